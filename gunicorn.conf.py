@@ -19,10 +19,10 @@ from gunicorn.workers.gthread import ThreadWorker
 from common import startup
 from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
 from common.logs import logging_config
+from inference_api.core.status import Hooks, Phase
 from inference_api.errors import StartupError
 from inference_api.inference_api_server import server_of
 from inference_api.preflight import check_start
-from inference_api.scheduling.backend_status import Hooks, Phase
 from inference_api.settings import load_settings
 from optimizer.settings import load_settings as load_optimizer_settings
 from weights.settings import load_settings as load_weights_settings

@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 from flask import Flask
 
-from inference_api.engine.runner import Draw, Drawn, RowResult, RowStep
+from inference_api.core.decode_backend import DecodeBackend
 from inference_api.inference_api_server import create_server, server_of
+from inference_api.model_loading import loaded_alone
 from inference_api.request import TokenLogprobs
-from inference_api.scheduling.decode_backend import DecodeBackend
-from inference_api.scheduling.model_loading import loaded_alone
+from inference_api.runner import Draw, Drawn, RowResult, RowStep
 from inference_api.settings import Settings
 from inference_api.text.chat_prompts import (
     NO_EXTRAS,
@@ -70,6 +70,7 @@ class EchoRunner:
     is_batch_invariant = True
     hidden_size = 0
     has_medusa_heads = False
+    eos_token_ids = frozenset({END_TOKEN})
     medusa = None
     facts = None
 

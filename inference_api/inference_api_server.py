@@ -10,46 +10,48 @@ from flask import Flask
 
 from common.disconnects import DisconnectWatcher
 from common.web_pages import PageRules, register_page_check
-from inference_api.bodies.left_aside import ReadingRules
-from inference_api.generation.streaming import Generations
-from inference_api.live_state import LiveState
-from inference_api.observe.bundle_metrics import BundleCollector, ExpertFigures
-from inference_api.observe.cluster_state import ClusterState
-from inference_api.observe.log_lines import LogLines
-from inference_api.observe.metrics import ServerMetrics, ServerState
-from inference_api.observe.recent_requests import RecentRequests
-from inference_api.observe.record import Observer
-from inference_api.observe.step_times import StepTimes
-from inference_api.observe.telemetry import Tracing
-from inference_api.routes import (
-    bundle,
-    bundle_validation,
-    dashboard,
-    embeddings,
-    generate,
-    health,
-    messages,
-    models,
-    openai,
-    responses,
-    speed,
-    tokenize,
-)
-from inference_api.routes import metrics as metrics_routes
-from inference_api.routes.auth import needs_token, register_token_check
-from inference_api.routes.body import WholeBodyRequest
-from inference_api.routes.caller import register_requests
-from inference_api.routes.chats import Chats
-from inference_api.routes.chosen_model import ModelChoice
-from inference_api.routes.errors import register_error_handlers
-from inference_api.routes.openapi import register_openapi
-from inference_api.scheduling.backend_status import Hooks
-from inference_api.scheduling.decode_backend import DecodeBackend
-from inference_api.scheduling.experts import State
-from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.output_queues import OutputQueues
+from inference_api.apis import models
+from inference_api.apis.answering import Chats
+from inference_api.apis.anthropic import route as messages
+from inference_api.apis.choosing import ModelChoice
+from inference_api.apis.embeddings import route as embeddings
+from inference_api.apis.native import route as generate
+from inference_api.apis.openai import route as openai
+from inference_api.apis.openapi import register_openapi
+from inference_api.apis.responses import route as responses
+from inference_api.apis.tokenize import route as tokenize
+from inference_api.bundle import routes as bundle
+from inference_api.bundle import validation_route as bundle_validation
+from inference_api.bundle.members import State
+from inference_api.bundle.residents import bring_up as bring_up_bundle
+from inference_api.bundle.residents import bundle_of
+from inference_api.bundle.router import ExpertRouter
+from inference_api.core.decode_backend import BringUp, DecodeBackend
+from inference_api.core.generations import Generations
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
+from inference_api.core.record import Observer
+from inference_api.core.status import Hooks
+from inference_api.core.step_times import StepTimes
+from inference_api.model_loading import bring_up as bring_up_models
+from inference_api.pipeline.model import bring_up as bring_up_split
 from inference_api.settings import ModelSettings, Settings, load_settings
-from inference_api.text.expert_router import ExpertRouter
+from inference_api.watch import dashboard_route as dashboard
+from inference_api.watch import health_route as health
+from inference_api.watch import metrics_route as metrics_routes
+from inference_api.watch import speed_route as speed
+from inference_api.watch.bundle_metrics import BundleCollector, ExpertFigures
+from inference_api.watch.cluster_state import ClusterState
+from inference_api.watch.live_state import LiveState
+from inference_api.watch.log_lines import LogLines
+from inference_api.watch.metrics import ServerMetrics, ServerState
+from inference_api.watch.recent_requests import RecentRequests
+from inference_api.watch.telemetry import Tracing
+from inference_api.web.auth import needs_token, register_token_check
+from inference_api.web.caller import register_requests
+from inference_api.web.errors import register_error_handlers
+from inference_api.web.left_aside import ReadingRules
+from inference_api.web.whole_body import WholeBodyRequest
 from optimizer.app import create_service
 from optimizer.metrics import ReplicaGauges
 from optimizer.routes import create_blueprint as create_optimizer_blueprint
@@ -116,7 +118,9 @@ def create_server(
         settings.vllm_metrics,
         with_experts=settings.bundle is not None,
     )
-    backend = DecodeBackend(settings, input_queue, output_queues, on_decoded=metrics.rows_decoded)
+    backend = DecodeBackend(
+        settings, input_queue, output_queues, _bring_up(settings), on_decoded=metrics.rows_decoded
+    )
     watcher = DisconnectWatcher()
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
     if settings.bundle is not None:
@@ -125,12 +129,9 @@ def create_server(
         )
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     recent = RecentRequests()
-    observers: list[Observer] = [
-        metrics,
-        recent,
-        *([tracing] if tracing else []),
-        LogLines(len(by_name) > 1),
-    ]
+    observers: list[Observer] = [metrics, recent, LogLines(names_model=len(by_name) > 1)]
+    if tracing is not None:
+        observers.append(tracing)
     generations = Generations(
         backend, input_queue, output_queues, watcher, observers, metrics.token_gap
     )
@@ -205,6 +206,12 @@ def _input_queue(settings: Settings) -> InputQueue:
     return InputQueue(settings.queue_capacity, rows, shared_rows=settings.all_user_rows)
 
 
+def _bring_up(settings: Settings) -> BringUp:
+    if settings.bundle is not None:
+        return bring_up_bundle
+    return bring_up_models if settings.split is None else bring_up_split
+
+
 def _router(settings: Settings) -> ExpertRouter | None:
     """Learns from the experts' descriptions. Raises StartupError."""
     bundle = settings.bundle
@@ -235,7 +242,7 @@ def _state(
 
 
 def _expert_figures(backend: DecodeBackend, input_queue: InputQueue) -> Mapping[str, ExpertFigures]:
-    if backend.bundle is None:  # nothing is known of the experts yet
+    if (residents := bundle_of(backend)) is None:  # nothing is known of the experts yet
         return {}
     waiting, now_s = input_queue.all_waiting(), time.monotonic()
     return {
@@ -251,7 +258,7 @@ def _expert_figures(backend: DecodeBackend, input_queue: InputQueue) -> Mapping[
             failures={str(reason): count for reason, count in each.failures.items()},
             oldest_wait_s=now_s - waiting[name].oldest_came_s if name in waiting else 0.0,
         )
-        for name, each in backend.bundle.snapshot.experts.items()
+        for name, each in residents.snapshot.experts.items()
     }
 
 

@@ -5,13 +5,13 @@ Runs in gunicorn's arbiter, so it loads no torch there.
 
 import socket
 
-from inference_api.engine.loading.config import LayerRange
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.pipeline.settings import load_rank_settings
-from inference_api.engine.pipeline.splits import layers_of, resolved
 from inference_api.errors import StartupError
-from inference_api.observe import telemetry
+from inference_api.loading.config import LayerRange
+from inference_api.loading.options import EngineOptions
+from inference_api.pipeline.ranks import load_rank_settings
+from inference_api.pipeline.splits import layers_of, resolved
 from inference_api.settings import Settings
+from inference_api.watch import telemetry
 
 
 def check_start(settings: Settings, with_model: bool) -> None:
@@ -24,8 +24,7 @@ def check_start(settings: Settings, with_model: bool) -> None:
 
 
 def _model_faults(settings: Settings) -> list[str]:
-    from inference_api.engine import hardware
-    from inference_api.engine.loading import checkpoint
+    from inference_api.loading import checkpoint, hardware
 
     models = settings.served_models
     faults = []
@@ -47,7 +46,7 @@ def _model_faults(settings: Settings) -> list[str]:
 
 def _first_layers(settings: Settings) -> LayerRange | None:
     """Those that this process has of a model that is split. Raises StartupError."""
-    from inference_api.engine.loading import checkpoint
+    from inference_api.loading import checkpoint
 
     if settings.split is None:
         return None
@@ -61,8 +60,8 @@ def _first_layers(settings: Settings) -> LayerRange | None:
 
 
 def _bundle_faults(settings: Settings) -> list[str]:
-    from inference_api.engine import hardware
-    from inference_api.engine.loading.bundle_check import check_bundle
+    from inference_api.bundle.check import check_bundle
+    from inference_api.loading import hardware
 
     assert settings.bundle is not None
     if settings.split is not None:

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Literal, NamedTuple, NewType, Protocol
 
 from inference_api.errors import HearthError
-from inference_api.model_settings import Speculation
+from inference_api.settings.model import Speculation
 
 SessionId = NewType("SessionId", str)
 """A label that the client may choose, for headers, logs and people. Nothing is looked up by it."""

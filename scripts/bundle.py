@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from inference_api.bundle_file import Bundle, read_bundle
-from inference_api.engine.loading.bundle_check import (
+from inference_api.bundle.check import (
     ExpertBytes,
     Utilization,
     Validation,
@@ -20,6 +19,7 @@ from inference_api.engine.loading.bundle_check import (
 )
 from inference_api.errors import StartupError
 from inference_api.settings import load_settings
+from inference_api.settings.bundle_file import Bundle, read_bundle
 
 INVALID = 2  # exit status
 

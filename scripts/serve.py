@@ -27,9 +27,9 @@ import jwt
 import proxy
 from common.fetch import answers_ok
 from common.files import OWNER_ALONE, write_whole
-from inference_api.engine.loading.checkpoint import describe
-from inference_api.engine.pipeline.splits import resolved
 from inference_api.errors import StartupError
+from inference_api.loading.checkpoint import describe
+from inference_api.pipeline.splits import resolved
 from inference_api.settings import Settings, load_settings
 from inference_api.shipped_files import SHIPPED
 from scripts.fetch_smollm2 import fetch_smollm2
@@ -182,7 +182,7 @@ def _ranks(settings: Settings) -> list[str]:
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)),
         *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
         *("--max-restarts", str(MAX_RESTARTS), "--shutdown-timeout", str(shutdown_s)),
-        *("-m", "inference_api.engine.pipeline"),
+        *("-m", "inference_api.pipeline"),
     ]
 
 

@@ -10,42 +10,41 @@ from pathlib import Path
 
 import torch
 
-from inference_api.engine import hardware
-from inference_api.engine.attention import TorchAttentions
-from inference_api.engine.decoder import Decoder
+from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.cpu.medusa import MedusaHeads
+from inference_api.engine.cuda.attention import TorchAttentions
+from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.fixed_step import FixedStepDecoder, step_lengths
+from inference_api.engine.cuda.medusa import TorchMedusaHeads
+from inference_api.engine.cuda.padding import least_rows_multiple
 from inference_api.engine.facts import facts_of
-from inference_api.engine.fixed_step import FixedStepDecoder, step_lengths
-from inference_api.engine.kernel_decoder import KernelDecoder
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.config import SPARE_SLOTS, ModelConfig
-from inference_api.engine.loading.layout import (
+from inference_api.engine.rope import Rope
+from inference_api.engine.sampler import sample
+from inference_api.engine.step_decoder import StepDecoder
+from inference_api.engine.weight_form import DTYPES, WeightForm, weight_form
+from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels
+from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
+from inference_api.loading import checkpoint, hardware
+from inference_api.loading.config import SPARE_SLOTS, ModelConfig
+from inference_api.loading.files import read_headers, shape_faults
+from inference_api.loading.heads import read_heads, tokenizer_sha256
+from inference_api.loading.heads_folder import find_heads, heads_bytes
+from inference_api.loading.layout import (
     HEAD,
     decodes_by_kernels,
     linear_weights,
     num_parameters,
     num_stacked,
 )
-from inference_api.engine.loading.medusa_files import read_heads, tokenizer_sha256
-from inference_api.engine.loading.medusa_folder import find_heads, heads_bytes
-from inference_api.engine.loading.memory import Footprint, memory_faults
-from inference_api.engine.loading.packed_files import PackedModel
-from inference_api.engine.loading.packed_folder import PackedFolder
-from inference_api.engine.loading.weight_files import read_headers, shape_faults
-from inference_api.engine.loading.weights import Parameters, load_parameters
-from inference_api.engine.medusa import MedusaHeads
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.padding import least_rows_multiple
-from inference_api.engine.rope import Rope
-from inference_api.engine.runner import DraftHeads, Draw, RowResult, RowStep, RunnerFacts
-from inference_api.engine.sampler import sample
-from inference_api.engine.step_decoder import StepDecoder
-from inference_api.engine.torch_medusa import TorchMedusaHeads
-from inference_api.engine.weight_form import DTYPES, WeightForm, weight_form
-from inference_api.errors import StartupError
-from inference_api.kernels.library import Kernels
-from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
+from inference_api.loading.memory import Footprint, memory_faults
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.files import PackedModel
+from inference_api.loading.packing.folder import PackedFolder
+from inference_api.loading.weights import Parameters, load_parameters
 from inference_api.request import SamplingParams
+from inference_api.runner import DraftHeads, Draw, RowResult, RowStep, RunnerFacts
 
 logger = logging.getLogger(__name__)
 

@@ -2,11 +2,11 @@
 
 import torch
 
-from inference_api.engine.loading.config import ModelConfig
-from inference_api.engine.loading.layout import num_parameters
-from inference_api.engine.loading.memory import Footprint
-from inference_api.engine.runner import RunnerFacts
 from inference_api.engine.weight_form import WeightForm
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.layout import num_parameters
+from inference_api.loading.memory import Footprint
+from inference_api.runner import RunnerFacts
 
 
 def facts_of(

@@ -11,9 +11,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from inference_api.engine.loading.config import ModelConfig, cache_capacity
-from inference_api.engine.loading.pages import anonymous
 from inference_api.kernels.packing import cache_slot
+from inference_api.loading.config import ModelConfig, cache_capacity
+from inference_api.loading.packing.pages import anonymous
 
 LayerSlices = tuple[Tensor, ...]  # per layer [1, kv_heads, positions, head_dim]
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from heapq import nlargest
 from math import prod
 
-from inference_api.engine.loading.config import ModelConfig
-from inference_api.engine.loading.medusa_files import MedusaFile, TreePath
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.heads import MedusaFile, TreePath
 
 DEFAULT_PATHS = 63  # of the tree where the heads' files have none,
 DEFAULT_RANKS = 8

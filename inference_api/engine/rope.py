@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from inference_api.engine.loading.config import ModelConfig, RopeConfig
+from inference_api.loading.config import ModelConfig, RopeConfig
 
 Turns = tuple[Tensor, Tensor]  # cosines and sines [n, 1, rotary_dim]
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference_api.engine.random_numbers import MASK_64, uniforms
-from inference_api.engine.runner import Draw, Drawn
 from inference_api.kernels.library import Kernels
 from inference_api.request import TokenLogprobs
+from inference_api.runner import Draw, Drawn
 
 Change = tuple[int, int, float]  # batch index, token id, amount
 Numbers = NDArray[np.float64]  # in (0, 1], one per draw

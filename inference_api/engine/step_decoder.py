@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from inference_api.engine.runner import RowStep
+from inference_api.runner import RowStep
 
 
 class Outputs(NamedTuple):

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from inference_api.engine.linear import Packing
-from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.config import ModelConfig
-from inference_api.engine.loading.layout import Tensors
-from inference_api.engine.loading.weight_files import read_headers, weight_files
-from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable
 from inference_api.kernels.packing import FLOAT_BITS, Bits
+from inference_api.loading import checkpoint
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.files import read_headers, weight_files
+from inference_api.loading.layout import Tensors
+from inference_api.loading.linear import Packing
+from inference_api.loading.options import EngineOptions
 
 logger = logging.getLogger(__name__)
 

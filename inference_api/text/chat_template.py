@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from inference_api.engine.loading.gguf_files import is_gguf
 from inference_api.errors import StartupError
+from inference_api.loading.gguf.files import is_gguf
 
 if TYPE_CHECKING:
     from transformers import TokenizersBackend

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from inference_api.engine.loading import gguf_tokenizer
-from inference_api.engine.loading.checkpoint import CONFIG
-from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
-from inference_api.engine.loading.json_files import read_json
 from inference_api.errors import StartupError
+from inference_api.loading.checkpoint import CONFIG
+from inference_api.loading.gguf import tokenizer as gguf_tokenizer
+from inference_api.loading.gguf.files import is_gguf, read_gguf
+from inference_api.loading.json_files import read_json
 from inference_api.text.chat_prompts import (
     NO_EXTRAS,
     ChatPrompts,

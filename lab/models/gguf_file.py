@@ -22,8 +22,9 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from common.files import whole_file
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.config import (
+from inference_api.engine.rope import frequencies
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.config import (
     LatentConfig,
     MixtureConfig,
     ModelConfig,
@@ -31,19 +32,18 @@ from inference_api.engine.loading.config import (
     SwiGluConfig,
     TensorNames,
 )
-from inference_api.engine.loading.gguf_config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from inference_api.engine.loading.gguf_names import ARCHITECTURES, gguf_names, row_order
-from inference_api.engine.loading.gguf_tokenizer import PRE_TOKENIZERS
-from inference_api.engine.loading.layout import (
+from inference_api.loading.files import Place, tensor_places, weight_files
+from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_order
+from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
+from inference_api.loading.layout import (
     Part,
     is_router,
     weight_plan,
 )
-from inference_api.engine.loading.stacks import of_expert
-from inference_api.engine.loading.tensor_bytes import opened, read_tensor
-from inference_api.engine.loading.weight_files import Place, tensor_places, weight_files
-from inference_api.engine.loading.weights import converted
-from inference_api.engine.rope import frequencies
+from inference_api.loading.safetensors import opened, read_tensor
+from inference_api.loading.stacks import of_expert
+from inference_api.loading.weights import converted
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4")
 NORMAL, CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL

@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import Draw, RowStep
+from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
+from inference_api.runner import Draw, RowStep
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
 from lab.kit.servers import ROOT, environment

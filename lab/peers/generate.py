@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from inference_api.engine.hardware import physical_cores
+from inference_api.loading.hardware import physical_cores
 
 
 def main() -> None:

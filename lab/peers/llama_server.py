@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from common.fetch import answers_ok
-from inference_api.engine.hardware import physical_cores
+from inference_api.loading.hardware import physical_cores
 from lab.kit.servers import ROOT, STOP_TIMEOUT_S, environment, eventually, free_port
 from lab.peers.install import LLAMA_CPP, PREBUILT_LLAMA
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from common.files import whole_file
-from inference_api.engine.runner import Draw, ModelRunner, RowResult, RowStep
 from inference_api.request import SamplingParams
+from inference_api.runner import Draw, ModelRunner, RowResult, RowStep
 
 PREFILL_CHUNK_TOKENS = 256
 ANSWERS_PER_SHARD = 64

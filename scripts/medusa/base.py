@@ -10,14 +10,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.loading.checkpoint import load_config, locate
-from inference_api.engine.loading.gguf_blocks import GgufTensor
-from inference_api.engine.loading.gguf_files import is_gguf, read_gguf
-from inference_api.engine.loading.layout import HEAD, linear_weights
-from inference_api.engine.loading.tokenizer_files import TOKENIZER
-from inference_api.engine.loading.weight_files import weight_files
-from inference_api.engine.options import EngineOptions
 from inference_api.kernels.library import Kernels
+from inference_api.loading.checkpoint import load_config, locate
+from inference_api.loading.files import weight_files
+from inference_api.loading.gguf.blocks import GgufTensor
+from inference_api.loading.gguf.files import is_gguf, read_gguf
+from inference_api.loading.layout import HEAD, linear_weights
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.tokenizer_files import TOKENIZER
 from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 
 MAX_PROMPT_TOKENS = 512

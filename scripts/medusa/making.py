@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inference_api.engine.loading.checkpoint import load_config, locate
+from inference_api.loading.checkpoint import load_config, locate
 from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 
 from .answers import IGNORED, Job, Positions, Shards, answers_to

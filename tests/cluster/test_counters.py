@@ -13,9 +13,9 @@ from cluster.controller.demand import Demand, Load
 from cluster.controller.loads import Traffic, between, traffic_of, with_door
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, State
-from inference_api.observe.metrics import ServerMetrics, ServerState
-from inference_api.observe.record import EndedGeneration, GenerationRecord
+from inference_api.core.record import EndedGeneration, GenerationRecord
 from inference_api.request import Caller
+from inference_api.watch.metrics import ServerMetrics, ServerState
 
 STATE = ServerState(
     busy_rows=3, user_rows=32, queued=2, sessions=5, steps=0, prefilled_tokens=0, reused_tokens=0,

@@ -94,8 +94,8 @@ OTHERWISE = {
     "cluster/controller/journal.py": "appends a line at a time",
     "cluster/actuators/api_process.py": "locks, which are empty",
     "cluster/actuators/local.py": "a lock, which is empty",
-    "inference_api/engine/loading/packed_folder.py": "locks, and moves its files itself",
-    "inference_api/engine/loading/packed_files.py": "what packed_folder.py moves to its place",
+    "inference_api/loading/packing/folder.py": "locks, and moves its files itself",
+    "inference_api/loading/packing/files.py": "what packed_folder.py moves to its place",
     "scripts/init.py": "does the same, and needs nothing but Python",
 }
 PACKAGES = (

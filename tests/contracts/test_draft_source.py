@@ -15,24 +15,24 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, LlamaForCausalLM
 
+from inference_api.core.drafts import DraftSource, Outcome
+from inference_api.core.plan import StepPlanner
+from inference_api.core.rows import Draft, RowTable, UserRow
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.options import EngineOptions
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
-from inference_api.model_settings import Speculation
+from inference_api.loading.options import EngineOptions
 from inference_api.request import (
     GenerationRequest,
     OutputQueue,
     SamplingParams,
     SessionId,
 )
-from inference_api.scheduling.rows import Draft, RowTable, UserRow
-from inference_api.scheduling.speculation.draft_model import ModelDrafts
-from inference_api.scheduling.speculation.drafts import DraftSource, Outcome
-from inference_api.scheduling.speculation.medusa import MedusaDrafts
-from inference_api.scheduling.speculation.ngram import NgramDrafts
-from inference_api.scheduling.speculation.scheduler import DraftScheduler
-from inference_api.scheduling.step_plan import StepPlanner
 from inference_api.settings import EMBEDDED_MODEL, Settings
+from inference_api.settings.model import Speculation
+from inference_api.speculation.draft_model import ModelDrafts
+from inference_api.speculation.medusa import MedusaDrafts
+from inference_api.speculation.ngram import NgramDrafts
+from inference_api.speculation.scheduler import DraftScheduler
 from inference_api.text.tokens import load_tokenizer
 
 try:

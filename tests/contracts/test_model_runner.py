@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import Draw, Drawn, ModelRunner, RowStep
+from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
+from inference_api.runner import Draw, Drawn, ModelRunner, RowStep
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0.0)
@@ -40,9 +40,9 @@ def make_engine_runner(folder: Path, options: EngineOptions = OPTIONS) -> tuple[
 
 def make_fixed_step_runner(folder: Path) -> tuple[ModelRunner, int]:
     """On the CPU, but with the decode steps that CUDA has, not captured."""
-    from inference_api.engine.decoder import Decoder
+    from inference_api.engine.cuda.decoder import Decoder
+    from inference_api.engine.cuda.fixed_step import FixedStepDecoder
     from inference_api.engine.engine_runner import EngineRunner
-    from inference_api.engine.fixed_step import FixedStepDecoder
 
     runner, vocab_size = make_engine_runner(folder, replace(OPTIONS, kernels=False))
     assert isinstance(runner, EngineRunner)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from inference_api.agents import agents, table
-from inference_api.routes.openapi import API
+from inference_api.apis.openapi import API
 
 TOP = Path(__file__).parents[2]
 FOLDER = TOP / "docs" / "agents"

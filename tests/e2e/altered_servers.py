@@ -9,9 +9,9 @@ from unittest.mock import patch
 from flask import Flask
 
 from inference_api._mock_inference_api_server import create_test_server
+from inference_api.bundle.loader import ExpertLoader, LoaderEvent
+from inference_api.core.status import Phase
 from inference_api.inference_api_server import create_server, server_of
-from inference_api.scheduling.backend_status import Phase
-from inference_api.scheduling.expert_loader import ExpertLoader, LoaderEvent
 
 FATAL_TEXT = "crash!"
 POLL_S = 0.005

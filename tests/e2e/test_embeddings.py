@@ -14,10 +14,10 @@ import requests
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from inference_api.apis.embeddings.body import EmbeddingsBody
+from inference_api.apis.embeddings.route import check_numbers
 from inference_api.errors import InvalidRequest
-from inference_api.model_settings import EMBEDDED_MODEL
-from inference_api.openai.embeddings import EmbeddingsBody
-from inference_api.routes.embeddings import check_numbers
+from inference_api.settings.model import EMBEDDED_MODEL
 from lab.kit.servers import ServedApi, served
 from tests.proxy.support import bearer, running_proxy
 

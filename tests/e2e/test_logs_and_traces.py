@@ -15,8 +15,8 @@ import requests
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from inference_api.observe.telemetry import faults
 from inference_api.settings import Settings
+from inference_api.watch.telemetry import faults
 from lab.kit.servers import MOCK_APP, ServedApi, eventually, served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 

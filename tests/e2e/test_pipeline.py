@@ -41,7 +41,7 @@ def ranks(stack: Stack) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(stack.process.pid).children(recursive=True):
         words = process.cmdline()
-        if words[-2:] == ["-m", "inference_api.engine.pipeline"] and "run" not in " ".join(words):
+        if words[-2:] == ["-m", "inference_api.pipeline"] and "run" not in " ".join(words):
             found.append(process)
     return found
 

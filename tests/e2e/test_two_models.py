@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from inference_api.engine.hardware import available_memory_bytes
+from inference_api.loading.hardware import available_memory_bytes
 from inference_api.settings import EMBEDDED_MODEL
 from lab.kit.servers import ServedApi, eventually, served
 from lab.models.random_model import Shape, make_random_model

@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from transformers import TokenizersBackend
 
-from inference_api.engine.loading.gguf_tokenizer import (
+from inference_api.loading.gguf.tokenizer import (
     BYTE,
     CONTROL,
     NORMAL,

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from inference_api.bundle_file import (
+from inference_api.errors import StartupError
+from inference_api.settings.bundle_file import (
     MAX_FILE_BYTES,
     Bundle,
     Expert,
@@ -20,7 +21,6 @@ from inference_api.bundle_file import (
     parse_bundle,
     read_bundle,
 )
-from inference_api.errors import StartupError
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "bundle.md"
 LIMITS = {"version": 1, "memory_limit": "6GiB", "fast_memory_limit": "2GiB"}

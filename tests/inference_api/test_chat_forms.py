@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from inference_api.anthropic.answers import MessageWriter, _input
-from inference_api.generation.chat import ChatAnswer
-from inference_api.openai.response_answers import ResponseWriter
-from inference_api.openai.responses import ResponsesBody
+from inference_api.apis.anthropic.answer import MessageWriter, _input
+from inference_api.apis.chat import ChatAnswer
+from inference_api.apis.responses.answer import ResponseWriter
+from inference_api.apis.responses.body import ResponsesBody
 from inference_api.request import FinishReason
 from inference_api.tools.answers import AnswerReader, Thought
 from inference_api.tools.formats import hermes

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference_api.bundle_file import Bundle
-from inference_api.engine import hardware
 from inference_api.errors import StartupError
-from inference_api.model_settings import EMBEDDED_MODEL
+from inference_api.loading import hardware
 from inference_api.preflight import check_start
 from inference_api.settings import Settings
+from inference_api.settings.bundle_file import Bundle
+from inference_api.settings.model import EMBEDDED_MODEL
 from tests.ports import free_port
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from inference_api.bundle_file import Expert
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.settings import ModelSettings, Settings, load_settings
+from inference_api.settings.bundle_file import Expert
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 

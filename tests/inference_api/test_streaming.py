@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from inference_api.core import generations as streaming
 from inference_api.errors import ContextTooLong, InvalidRequest, QueueFull
-from inference_api.generation import streaming
 from inference_api.request import Caller, GenerationParams
 from tests.inference_api.scheduling.test_session_reuse import NAME, Server
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from inference_api.model_settings import EMBEDDED_MODEL
+from inference_api.settings.model import EMBEDDED_MODEL
 from scripts.bundle import main
 
 SOUND = f"""

@@ -26,7 +26,7 @@ from random import Random
 from typing import Any
 
 from benchmarking.machine import describe_machine
-from inference_api.bundle_file import Expert, RowBounds
+from inference_api.settings.bundle_file import Expert, RowBounds
 from lab.benches.bundle.itl import measure_itl
 from lab.benches.bundle.mix import measure_alternatives, measure_mix
 from lab.benches.bundle.servers import experts_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from threading import Event
 
-from inference_api.bundle_file import Expert
+from inference_api.settings.bundle_file import Expert
 from lab.benches.bundle.client import Ask, Reply, Span, send
 from lab.benches.bundle.figures import Spread, merged, spread_of_gaps, touches
 from lab.benches.bundle.servers import BundleServer, Policy, bundle_server

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from inference_api.bundle_file import Expert
+from inference_api.settings.bundle_file import Expert
 from lab.benches.bundle.client import Ask, PortOf, Reply, arriving, in_turn, send
 from lab.benches.bundle.figures import (
     MIB,

@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
-from inference_api.bundle_file import Expert, read_bundle
-from inference_api.engine.loading.bundle_check import check_bundle
+from inference_api.bundle.check import check_bundle
 from inference_api.errors import StartupError
 from inference_api.settings import load_settings
+from inference_api.settings.bundle_file import Expert, read_bundle
 from lab.benches.bundle.client import Ask, Reply, send
 from lab.benches.bundle.figures import room_bytes
 from lab.kit.servers import ROOT, ServedApi, eventually, served

@@ -8,7 +8,7 @@ from random import Random
 from statistics import median
 
 from benchmarking.analysis.switching import rotation, three_sigma_s
-from inference_api.bundle_file import Expert
+from inference_api.settings.bundle_file import Expert
 from lab.benches.bundle.client import Ask, Reply
 from lab.benches.bundle.figures import MIB, Spread, slope_per_100
 from lab.benches.bundle.servers import (

@@ -16,10 +16,10 @@ from time import monotonic, perf_counter
 from typing import NamedTuple
 
 from benchmarking.machine import describe_machine
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
 from inference_api.request import GenerationRequest, OutputQueue, SamplingParams, SessionId
-from inference_api.scheduling.decode_backend import DecodeBackend
-from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 from lab.benches.table.figures import Spread
 from lab.benches.table.models import TABLE_MODELS, Model
@@ -59,7 +59,7 @@ class DecodeLoop:
         self._name = settings.served_models[0].name
         self._users = users
         self._input_queue = InputQueue(2 * users, {self._name: settings.user_rows}, monotonic)
-        self._backend = DecodeBackend(settings, self._input_queue, OutputQueues(), monotonic)
+        self._backend = DecodeBackend(settings, self._input_queue, OutputQueues(), clock=monotonic)
         self._backend.load_model_and_tokenizer()
         self._model = self._backend.models[self._name]
         self._model.warm_up()

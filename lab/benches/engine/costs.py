@@ -10,13 +10,13 @@ from statistics import median
 
 from benchmarking.machine import describe_machine
 from inference_api._mock_inference_api_server import ByteTokenizer
+from inference_api.core.loaded_model import LoadedModel
+from inference_api.core.plan import Step
+from inference_api.core.rows import RowTable
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.options import EngineOptions
+from inference_api.loading.options import EngineOptions
+from inference_api.model_loading import loaded_alone
 from inference_api.request import GenerationRequest, OutputQueue, SessionId
-from inference_api.scheduling.loaded_model import LoadedModel
-from inference_api.scheduling.model_loading import loaded_alone
-from inference_api.scheduling.rows import RowTable
-from inference_api.scheduling.step_plan import Step
 from inference_api.settings import EMBEDDED_MODEL, Settings
 
 MAX_ROWS = 32

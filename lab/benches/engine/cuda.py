@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarking.machine import describe_machine
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import Draw, RowStep
+from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
+from inference_api.runner import Draw, RowStep
 from inference_api.settings import Settings
 from lab.benches.engine.step import (
     CONTEXT_TOKENS,

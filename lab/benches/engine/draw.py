@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from benchmarking.machine import describe_machine
-from inference_api.engine import hardware
-from inference_api.engine.runner import Draw
 from inference_api.engine.sampler import sample
 from inference_api.kernels.library import Kernels
+from inference_api.loading import hardware
 from inference_api.request import SamplingParams
+from inference_api.runner import Draw
 
 VOCABULARIES = (2_048, 32_000, 128_256)
 ROWS = 32

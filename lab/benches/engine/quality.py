@@ -24,10 +24,10 @@ from torch.nn.functional import kl_div
 
 from benchmarking.machine import describe_machine
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.loading.gguf_files import is_gguf
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import Draw, RowStep
+from inference_api.loading.gguf.files import is_gguf
+from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
+from inference_api.runner import Draw, RowStep
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import make_gguf

@@ -19,15 +19,15 @@ from statistics import median
 import torch
 
 from benchmarking.machine import describe_machine
-from inference_api.engine import hardware
+from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.kernel_decoder import KernelDecoder
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.layout import linear_weights, parameter_shape
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import Draw, RowStep
 from inference_api.kernels.packing import BITS, CACHE_BYTES, FLOAT_BITS, packed_bytes
+from inference_api.loading import hardware
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.layout import linear_weights, parameter_shape
+from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
+from inference_api.runner import Draw, RowStep
 from lab.kit.servers import ROOT
 from lab.models.random_model import SHAPES, make_random_model
 

@@ -22,7 +22,7 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import KNeighborsClassifier
 
 from benchmarking.machine import describe_machine
-from inference_api.text.expert_router import ExpertRouter
+from inference_api.bundle.router import ExpertRouter
 from lab.benches.router.hidden_states import mean_states
 from lab.kit.servers import ROOT
 

@@ -12,7 +12,7 @@ from cluster.controller.pages import PageReader
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, State
 from common.fetch import answers_ok
-from inference_api.observe.metrics import ServerMetrics, ServerState
+from inference_api.watch.metrics import ServerMetrics, ServerState
 from lab.kit.servers import eventually, free_port
 
 ROWS = 32

@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarking.machine import describe_machine
-from inference_api.engine.hardware import physical_cores
 from inference_api.kernels.packing import CACHE_BYTES
+from inference_api.loading.hardware import physical_cores
 from lab.models.random_model import SHAPES
 from lab.peers import report as peer_report
 from lab.peers.contest import Contestant, Prompts, hearth, peer

@@ -14,8 +14,8 @@ from heapq import nlargest
 from pathlib import Path
 
 from benchmarking.machine import describe_machine
-from inference_api.engine.pipeline.split_search import SplitSearch
-from inference_api.engine.pipeline.splits import equal_split
+from inference_api.pipeline.split_search import SplitSearch
+from inference_api.pipeline.splits import equal_split
 from lab.demo.split.engine import EngineFailed, Load, PipelineEngine
 from lab.demo.split.tune import (
     COMPARISONS,

@@ -2,7 +2,7 @@
 
 import sys
 
-from inference_api.engine.pipeline.split_search import SearchFailed
+from inference_api.pipeline.split_search import SearchFailed
 from lab.demo.split.engine import EngineFailed
 from lab.demo.split.tune import main
 from lab.kit.servers import exit_on_sigterm

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.pipeline.parts import part_runners
-from inference_api.engine.pipeline.pipeline_runner import PipelineRunner
-from inference_api.engine.pipeline.rank_worker import RankWorker
-from inference_api.engine.pipeline.ring import Ring
-from inference_api.engine.pipeline.settings import load_rank_settings
-from inference_api.engine.pipeline.splits import equal_split
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.options import EngineOptions
+from inference_api.pipeline.rank_runners import part_runners
+from inference_api.pipeline.rank_worker import RankWorker
+from inference_api.pipeline.ranks import load_rank_settings
+from inference_api.pipeline.ring import Ring
+from inference_api.pipeline.runner import PipelineRunner
+from inference_api.pipeline.splits import equal_split
 
 CONTEXT_TOKENS = 64
 SILENCE_S = 3600.0  # between two jobs: whoever measures is not hurried

@@ -25,7 +25,7 @@ from typing import Protocol
 from tqdm import tqdm
 from werkzeug.serving import make_server
 
-from inference_api.engine.pipeline.split_search import SplitSearch
+from inference_api.pipeline.split_search import SplitSearch
 from inference_api.settings import EMBEDDED_MODEL
 from lab.demo.split.engine import Load, PipelineEngine
 from lab.kit.shares import choose_limiter

@@ -5,10 +5,10 @@ from contextlib import suppress
 
 import pytest
 
-from inference_api.bodies.bounds import MAX_MEMBERS, MAX_VALUES, check_structure
-from inference_api.bodies.fields import parse
+from inference_api.apis.responses.body import ResponsesBody
 from inference_api.errors import InvalidRequest
-from inference_api.openai.responses import ResponsesBody
+from inference_api.web.bounds import MAX_MEMBERS, MAX_VALUES, check_structure
+from inference_api.web.fields import parse
 
 
 @pytest.mark.parametrize(

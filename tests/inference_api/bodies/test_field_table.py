@@ -6,9 +6,9 @@ from contextlib import suppress
 import pytest
 from pydantic import ValidationError
 
-from inference_api.bodies.fields import Body
-from inference_api.bodies.left_aside import LeftAside, places
-from inference_api.routes.field_table import BODIES, field_tables
+from inference_api.apis.field_table import BODIES, field_tables
+from inference_api.web.fields import Body
+from inference_api.web.left_aside import LeftAside, places
 from lab.kit.servers import ROOT
 
 
@@ -42,5 +42,5 @@ def test_no_field_that_is_known_is_taken_for_another(kind: type[Body]) -> None:
 
 def test_the_document_has_the_tables() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
-    _, _, begun = page.partition("<!-- fields: python -m inference_api.routes.field_table -->\n\n")
+    _, _, begun = page.partition("<!-- fields: python -m inference_api.apis.field_table -->\n\n")
     assert begun.partition("\n<!-- end of fields -->")[0] == "\n".join(field_tables())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inference_api.bodies.native import parse_native_body
+from inference_api.apis.native.body import parse_native_body
 from inference_api.errors import InvalidRequest
 
 

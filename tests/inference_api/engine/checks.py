@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from inference_api.engine.loading.checkpoint import Asked, check_all
-from inference_api.engine.options import EngineOptions
+from inference_api.loading.checkpoint import Asked, check_all
+from inference_api.loading.options import EngineOptions
 
 
 def check_one(model: Path | str, options: EngineOptions) -> list[str]:

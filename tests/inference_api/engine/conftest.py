@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.options import EngineOptions
+from inference_api.loading.options import EngineOptions
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model
 
 MAX_ROWS = 32

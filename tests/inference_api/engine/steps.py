@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from inference_api.engine.runner import Draw, Drawn, ModelRunner, RowStep
 from inference_api.engine.step_decoder import StepDecoder
 from inference_api.request import SamplingParams
+from inference_api.runner import Draw, Drawn, ModelRunner, RowStep
 
 GREEDY = SamplingParams(temperature=0.0)
 ANY_DRAW = Draw(GREEDY, (0,), ())

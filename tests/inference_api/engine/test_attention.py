@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference_api.engine import attention
-from inference_api.engine.attention import FixedAttention, Place, TorchAttentions
+from inference_api.engine.cuda import attention
+from inference_api.engine.cuda.attention import FixedAttention, Place, TorchAttentions
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.loading.families import read_config
+from inference_api.loading.families.read import read_config
 
 CONFIG = read_config(
     {

@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inference_api.engine import engine_runner, hardware
+from inference_api.engine import engine_runner
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.layout import weight_bytes
-from inference_api.engine.options import EngineOptions
 from inference_api.kernels.library import (
     PORTABLE,
     Kernels,
     KernelsUnavailable,
     supported_variants,
 )
+from inference_api.loading import checkpoint, hardware
+from inference_api.loading.layout import weight_bytes
+from inference_api.loading.options import EngineOptions
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel

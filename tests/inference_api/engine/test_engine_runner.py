@@ -10,12 +10,13 @@ from shutil import copytree
 import pytest
 import torch
 
-from inference_api.engine import engine_runner, hardware
+from inference_api.engine import engine_runner
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import RowStep
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
+from inference_api.loading import hardware
+from inference_api.loading.options import EngineOptions
+from inference_api.runner import RowStep
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import draw_next
 from tests.inference_api.engine.tiny_models import CONTEXT, EOS, VOCAB_SIZE

@@ -18,14 +18,14 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from inference_api.engine import fixed_step
-from inference_api.engine.cuda_graph import Forward, Step, captured, capturing
-from inference_api.engine.decoder import Decoder
+from inference_api.engine.cuda import fixed_step
+from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.fixed_step import CHUNK_SIZES, FixedStepDecoder, step_lengths
+from inference_api.engine.cuda.graphs import Forward, Step, captured, capturing
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.fixed_step import CHUNK_SIZES, FixedStepDecoder, step_lengths
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import MAX_TREE_TOKENS, RowStep
+from inference_api.loading.options import EngineOptions
+from inference_api.runner import MAX_TREE_TOKENS, RowStep
 from inference_api.settings import ModelSettings
 from tests.inference_api.engine import steps
 from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from inference_api.engine.hardware import (
+from inference_api.loading.hardware import (
     available_memory_bytes,
     physical_cores,
     resident_memory_bytes,

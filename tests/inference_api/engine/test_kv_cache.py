@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.config import ModelConfig
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.config import ModelConfig
 from inference_api.settings import EMBEDDED_MODEL
 
 ROWS = 5

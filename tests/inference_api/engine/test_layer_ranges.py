@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.kernel_decoder import KernelDecoder
-from inference_api.engine.loading.config import LayerRange
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import RowStep
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
+from inference_api.loading.config import LayerRange
+from inference_api.loading.options import EngineOptions
+from inference_api.runner import RowStep
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import ANY_DRAW

@@ -9,16 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference_api.engine.linear import Packing
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.config import ModelConfig
-from inference_api.engine.loading.layout import HEAD
-from inference_api.engine.loading.medusa_files import MAX_HEADS, MedusaFile
-from inference_api.engine.loading.weight_files import weight_files
-from inference_api.engine.loading.weights import load_parameters
-from inference_api.engine.medusa import MedusaHeads
+from inference_api.engine.cpu.medusa import MedusaHeads
+from inference_api.engine.cuda.medusa import TorchMedusaHeads
 from inference_api.engine.medusa_tree import DEFAULT_PATHS, default_paths
-from inference_api.engine.torch_medusa import TorchMedusaHeads
 from inference_api.kernels.library import (
     Kernels,
     KernelsUnavailable,
@@ -26,6 +19,13 @@ from inference_api.kernels.library import (
     supported_variants,
 )
 from inference_api.kernels.packing import BITS
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.files import weight_files
+from inference_api.loading.heads import MAX_HEADS, MedusaFile
+from inference_api.loading.layout import HEAD
+from inference_api.loading.linear import Packing
+from inference_api.loading.weights import load_parameters
 from inference_api.settings import EMBEDDED_MODEL
 
 try:

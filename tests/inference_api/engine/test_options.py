@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from inference_api.engine.options import EngineOptions
+from inference_api.loading.options import EngineOptions
 from inference_api.settings import Settings
 
 

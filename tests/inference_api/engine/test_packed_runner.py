@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference_api.engine import engine_runner, hardware
+from inference_api.engine import engine_runner
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.loading.packed_folder import PackedFolder
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import HeadGuesses
 from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
+from inference_api.loading import hardware
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.folder import PackedFolder
+from inference_api.runner import HeadGuesses
 from inference_api.settings import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
@@ -46,9 +47,9 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.loading.packed_folder import PackedFolder
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.runner import RowStep
+from inference_api.loading.packing.folder import PackedFolder
+from inference_api.loading.options import EngineOptions
+from inference_api.runner import RowStep
 
 def kilobytes():
     lines = Path("/proc/self/status").read_text().splitlines()

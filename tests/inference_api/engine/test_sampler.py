@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from inference_api.engine.random_numbers import uniforms
-from inference_api.engine.runner import Draw
 from inference_api.engine.sampler import MAX_PARTIAL_SORT, apply_penalties, sample
 from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
 from inference_api.request import SamplingParams
+from inference_api.runner import Draw
 
 VOCAB = 24
 # Quarters repeat, so that ties are common; they and their sums are exact in float32.

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.layout import weight_bytes
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.kernels.packing import BITS
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.layout import weight_bytes
 from lab.models.random_model import SHAPES, make_random_model
 
 SHARDS = 4
@@ -23,7 +23,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.options import EngineOptions
+from inference_api.loading.options import EngineOptions
 
 def peak_bytes():
     line = next(l for l in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in l)

@@ -16,16 +16,16 @@ from torch import Tensor
 from inference_api.engine import engine_runner
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.linear import Packing
-from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.layout import weight_bytes
-from inference_api.engine.loading.memory import Footprint, memory_faults
-from inference_api.engine.loading.weight_files import weight_files
-from inference_api.engine.loading.weights import load_parameters
-from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
 from inference_api.kernels.packing import Bits
+from inference_api.loading import checkpoint
+from inference_api.loading.files import weight_files
+from inference_api.loading.layout import weight_bytes
+from inference_api.loading.linear import Packing
+from inference_api.loading.memory import Footprint, memory_faults
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.weights import load_parameters
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill

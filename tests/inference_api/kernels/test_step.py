@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference_api.engine.attention import TorchAttentions
-from inference_api.engine.decoder import Decoder
-from inference_api.engine.kernel_decoder import KernelDecoder
+from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.cuda.attention import TorchAttentions
+from inference_api.engine.cuda.decoder import Decoder
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.linear import Packing
-from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.config import ModelConfig
-from inference_api.engine.loading.layout import EMBEDDING
-from inference_api.engine.loading.weight_files import weight_files
-from inference_api.engine.loading.weights import load_parameters
 from inference_api.engine.rope import Rope
-from inference_api.engine.runner import RowStep
 from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import Bits
+from inference_api.loading import checkpoint
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.files import weight_files
+from inference_api.loading.layout import EMBEDDING
+from inference_api.loading.linear import Packing
+from inference_api.loading.weights import load_parameters
+from inference_api.runner import RowStep
 from tests.inference_api.engine import tiny_models
 from tests.inference_api.engine.steps import ANY_DRAW, decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, GATED, MODELS, VOCAB_SIZE, make_model

@@ -8,8 +8,8 @@ import pytest
 
 from common.fetch import FetchBounds
 from inference_api.errors import Unavailable
-from inference_api.observe import cluster_state
-from inference_api.observe.cluster_state import ClusterState
+from inference_api.watch import cluster_state
+from inference_api.watch.cluster_state import ClusterState
 from tests.cluster.test_pages import HEAD, drips, floods, listening, sends
 
 STATE = b'{"replicas": []}'

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from inference_api.observe.draft_depths import DraftDepths
+from inference_api.core.draft_depths import DraftDepths
 
 
 def depths_of(*drafts: tuple[int, int]) -> DraftDepths:

@@ -8,12 +8,12 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from inference_api._mock_inference_api_server import create_test_server
+from inference_api.core.draft_depths import DraftDepths
+from inference_api.core.record import EndedGeneration, GenerationRecord
 from inference_api.inference_api_server import server_of
-from inference_api.observe.draft_depths import DraftDepths
-from inference_api.observe.metrics import ServerMetrics, ServerState
-from inference_api.observe.record import EndedGeneration, GenerationRecord
 from inference_api.request import Caller, GenerationRequest, OutputQueue, SessionId
 from inference_api.settings import Settings
+from inference_api.watch.metrics import ServerMetrics, ServerState
 from lab.kit.servers import eventually
 
 LABELS = '{model_name="hearth-tiny"}'

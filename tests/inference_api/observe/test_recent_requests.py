@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from inference_api.errors import QueueFull
-from inference_api.observe.recent_requests import MAX_REQUESTS, MAX_TEAM, RecentRequests
+from inference_api.watch.recent_requests import MAX_REQUESTS, MAX_TEAM, RecentRequests
 from tests.inference_api.observe.test_metrics import ENDED, RECORD
 
 

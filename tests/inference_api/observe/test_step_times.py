@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from inference_api.observe.metrics import ServerMetrics
-from inference_api.observe.step_times import BUCKETS_S, StepTimes
+from inference_api.core.step_times import BUCKETS_S, StepTimes
+from inference_api.watch.metrics import ServerMetrics
 from tests.inference_api.observe.test_metrics import STATE
 
 

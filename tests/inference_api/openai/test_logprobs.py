@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer
-from inference_api.openai.logprobs import Logprobs
+from inference_api.apis.openai.logprobs import Logprobs
 from inference_api.request import ScoredToken, TokenLogprobs
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import REPLACEMENT, Tokenizer, load_tokenizer

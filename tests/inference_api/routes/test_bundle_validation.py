@@ -12,17 +12,17 @@ from openapi_spec_validator import validate
 
 from common.openapi import rules_of
 from common.openapi_document import describe
-from inference_api.bodies.left_aside import DEFAULT_RULES
-from inference_api.bundle_file import read_bundle
-from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.bundle_check import check_bundle
-from inference_api.model_settings import EMBEDDED_MODEL
-from inference_api.routes import bundle_validation
-from inference_api.routes.body import WholeBodyRequest
-from inference_api.routes.caller import register_requests
-from inference_api.routes.errors import register_error_handlers
-from inference_api.routes.openapi import API
+from inference_api.apis.openapi import API
+from inference_api.bundle import validation_route as bundle_validation
+from inference_api.bundle.check import check_bundle
+from inference_api.loading import checkpoint
 from inference_api.settings import Settings
+from inference_api.settings.bundle_file import read_bundle
+from inference_api.settings.model import EMBEDDED_MODEL
+from inference_api.web.caller import register_requests
+from inference_api.web.errors import register_error_handlers
+from inference_api.web.left_aside import DEFAULT_RULES
+from inference_api.web.whole_body import WholeBodyRequest
 
 LIMITS = "version: 1\nmemory_limit: 1GiB\nfast_memory_limit: 1GiB\n"
 SERVED = f"{LIMITS}experts:\n  - {{name: a, source: {EMBEDDED_MODEL}}}\n"

@@ -14,8 +14,8 @@ from pydantic import BaseModel, SecretStr
 from common import __version__
 from common.openapi_document import Rule, describe
 from common.operations import Operation, operation_of
+from inference_api.apis.openapi import API
 from inference_api.inference_api_server import create_server
-from inference_api.routes.openapi import API
 from inference_api.settings import Settings
 from lab.kit.servers import ROOT
 from optimizer.settings import Settings as OptimizerSettings

@@ -19,13 +19,13 @@ from pydantic import SecretStr
 
 from common import __version__
 from inference_api._mock_inference_api_server import create_test_server
-from inference_api.bodies.native import NativeBody
+from inference_api.apis.native.body import NativeBody
+from inference_api.apis.openai.bodies import ChatBody
+from inference_api.apis.openai.field_kinds import UNSERVED
 from inference_api.errors import RequestTooLarge
 from inference_api.inference_api_server import create_server, server_of
-from inference_api.openai.field_kinds import UNSERVED
-from inference_api.openai.requests import ChatBody
-from inference_api.routes.body import decompressed
 from inference_api.settings import Settings
+from inference_api.web.whole_body import decompressed
 from lab.kit.servers import eventually
 from tests.recorded_turns import recorded_turns
 

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 import pytest
 
 from inference_api._mock_inference_api_server import ByteTokenizer, EchoRunner
+from inference_api.core.step_costs import Contents
 from inference_api.inference_api_server import create_server, server_of
-from inference_api.scheduling.model_loading import loaded_alone
-from inference_api.scheduling.step_costs import Contents
+from inference_api.model_loading import loaded_alone
 from inference_api.settings import Settings
 
 NAME = "hearth-tiny"

@@ -7,8 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inference_api.request import Switch
-from inference_api.scheduling.experts import (
+from inference_api.bundle.members import (
     Effect,
     EndRows,
     Eviction,
@@ -20,8 +19,9 @@ from inference_api.scheduling.experts import (
     State,
     Unload,
 )
-from inference_api.scheduling.input_queue import Waiting
-from inference_api.scheduling.residency import RESIDENCE_LOADS, Residency
+from inference_api.bundle.residency import RESIDENCE_LOADS, Residency
+from inference_api.core.input_queue import Waiting
+from inference_api.request import Switch
 
 NEEDS = Needs(
     weights_bytes=90, other_bytes=8, cache_bytes_per_row=1, rows_min=2, rows_max=16

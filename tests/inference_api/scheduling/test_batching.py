@@ -7,10 +7,10 @@ from threading import Event, Thread
 
 import pytest
 
+from inference_api.core.batching import Batching
+from inference_api.core.decode_backend import IDLE_WAIT_S
+from inference_api.core.input_queue import InputQueue, Waiting
 from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
-from inference_api.scheduling.batching import Batching
-from inference_api.scheduling.decode_backend import IDLE_WAIT_S
-from inference_api.scheduling.input_queue import InputQueue, Waiting
 from inference_api.settings import Settings
 from tests.inference_api.scheduling.test_decode_backend import NAME, Loop, drained
 
@@ -163,12 +163,12 @@ def test_draining_waits_for_no_batch_to_be_full(loop: Loop) -> None:
 
 
 def test_rest_ends_when_the_oldest_has_waited(loop: Loop) -> None:
-    assert loop.backend._residents.idle_s(loop.now_s) == math.inf
+    assert loop.backend.residents.idle_s(loop.now_s) == math.inf
     loop.submit("abc")
     loop.now_s = 0.03
-    assert loop.backend._residents.idle_s(loop.now_s) == pytest.approx(0.07)
+    assert loop.backend.residents.idle_s(loop.now_s) == pytest.approx(0.07)
     loop.now_s = 0.2
-    assert loop.backend._residents.idle_s(loop.now_s) == 0.0
+    assert loop.backend.residents.idle_s(loop.now_s) == 0.0
 
 
 def test_loop_rests_until_then_and_no_longer_than_usual(

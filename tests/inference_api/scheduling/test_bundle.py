@@ -12,6 +12,12 @@ from unittest.mock import patch
 
 import pytest
 
+from inference_api.bundle.members import State, UnloadMode
+from inference_api.bundle.residents import BundleResidents, bring_up, bundle_of
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
+from inference_api.core.status import Phase
 from inference_api.errors import (
     BackendFailed,
     ExpertBusy,
@@ -28,11 +34,6 @@ from inference_api.request import (
     Switch,
     TokenEvent,
 )
-from inference_api.scheduling.backend_status import Phase
-from inference_api.scheduling.decode_backend import DecodeBackend
-from inference_api.scheduling.experts import State, UnloadMode
-from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import EMBEDDED_MODEL, Settings
 
 NAMES = ("eight", "four", "plain")
@@ -80,7 +81,13 @@ class Serving:
         self.input_queue = InputQueue(settings.queue_capacity, rows, shared_rows=shared)
         self.output_queues = OutputQueues()
         self.requests: dict[OutputQueue, GenerationRequest] = {}
-        self.backend = DecodeBackend(settings, self.input_queue, self.output_queues)
+        self.backend = DecodeBackend(settings, self.input_queue, self.output_queues, bring_up)
+
+    @property
+    def bundle(self) -> BundleResidents:
+        bundle = bundle_of(self.backend)
+        assert bundle is not None
+        return bundle
 
     def start(self) -> None:
         self.backend.start()
@@ -102,16 +109,13 @@ class Serving:
         return drained(self.submit(name, prompt, max_tokens))
 
     def state(self, name: str) -> State:
-        assert self.backend.bundle is not None
-        return self.backend.bundle.snapshot.experts[name].state
+        return self.bundle.snapshot.experts[name].state
 
     def unload(self, name: str, mode: UnloadMode = UnloadMode.IDLE) -> None:
-        assert self.backend.bundle is not None
-        self.backend.bundle.ask(lambda residency, now_s: residency.ask_unload(name, mode, now_s))
+        self.bundle.ask(lambda residency, now_s: residency.ask_unload(name, mode, now_s))
 
     def load(self, name: str) -> bool:
-        assert self.backend.bundle is not None
-        return self.backend.bundle.ask(lambda residency, now_s: residency.ask_load(name, now_s))
+        return self.bundle.ask(lambda residency, now_s: residency.ask_load(name, now_s))
 
 
 def drained(queue: OutputQueue) -> Answer:
@@ -202,8 +206,7 @@ def test_mixed_requests_get_the_answers_of_their_own_expert(
     with ThreadPoolExecutor(8) as users:
         answers = list(users.map(lambda each: serving.ask(*each), asked))
     assert [answer.token_ids for answer in answers] == [alone[each] for each in asked]
-    assert serving.backend.bundle is not None
-    snapshot = serving.backend.bundle.snapshot
+    snapshot = serving.bundle.snapshot
     assert sum(each.num_loads for each in snapshot.experts.values()) > 3
     assert snapshot.used_bytes <= 16 * 2**20
 

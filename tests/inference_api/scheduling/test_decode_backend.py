@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer, EchoRunner
+from inference_api.core import decode_backend
+from inference_api.core.decode_backend import FEW_EVENTS, DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
+from inference_api.core.status import Hooks, Phase
 from inference_api.errors import BackendFailed, Draining, NotReady, QueueFull
+from inference_api.model_loading import loaded_alone
 from inference_api.request import FinishReason, GenerationRequest, OutputQueue
-from inference_api.scheduling import decode_backend
-from inference_api.scheduling.backend_status import Hooks, Phase
-from inference_api.scheduling.decode_backend import FEW_EVENTS, DecodeBackend
-from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.model_loading import loaded_alone
-from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
 NAME = "hearth-tiny"
@@ -48,7 +48,7 @@ class Loop:
             ),
             self.input_queue,
             self.output_queues,
-            self.now,
+            clock=self.now,
         )
         self.backend.take(
             loaded_alone(name, EchoRunner(rows, context), ByteTokenizer(), self.backend.settings)

@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from inference_api.scheduling.expert_loader import ExpertLoader, LoadFailed
-from inference_api.scheduling.loaded_model import LoadedModel
-from inference_api.scheduling.model_loading import LoadableModel
+from inference_api.bundle.loader import ExpertLoader, LoadFailed
+from inference_api.core.loaded_model import LoadedModel
+from inference_api.model_loading import LoadableModel
 
 
 class Broken:

@@ -3,13 +3,13 @@
 import pytest
 
 from inference_api._mock_inference_api_server import ByteTokenizer, EchoRunner
-from inference_api.scheduling.loaded_model import LoadedModel
-from inference_api.scheduling.model_loading import loaded, loaded_alone
-from inference_api.scheduling.served_model import ServedModel
-from inference_api.scheduling.speculation.scheduler import DraftScheduler
-from inference_api.scheduling.step_costs import Contents
-from inference_api.scheduling.step_plan import Step
+from inference_api.core.loaded_model import LoadedModel
+from inference_api.core.plan import Step
+from inference_api.core.served_model import ServedModel
+from inference_api.core.step_costs import Contents
+from inference_api.model_loading import loaded, loaded_alone
 from inference_api.settings import Settings
+from inference_api.speculation.scheduler import DraftScheduler
 from tests.inference_api.scheduling.speculation.rows import rows_of
 
 NAME = "m"

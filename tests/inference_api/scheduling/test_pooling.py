@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_api.core.pooling import PooledStates
 from inference_api.request import Pooling
-from inference_api.scheduling.pooling import PooledStates
 
 STATES = torch.randn(40, 24, generator=torch.Generator().manual_seed(1)) * 100
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
 from inference_api.request import GenerationRequest, OutputQueue, SamplingParams
-from inference_api.scheduling.decode_backend import DecodeBackend
-from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
 NAME = "hearth-tiny"

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from inference_api.scheduling.prompt_costs import PromptCosts
+from inference_api.core.prompt_costs import PromptCosts
 
 
 def test_nothing_is_known_before_the_first_prompt() -> None:

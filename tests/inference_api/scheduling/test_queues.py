@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
 from inference_api.errors import Draining, QueueFull
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.request import (
@@ -13,8 +15,6 @@ from inference_api.request import (
     SessionId,
     TokenEvent,
 )
-from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
 
 NAME = "m"

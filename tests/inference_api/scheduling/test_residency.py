@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from inference_api.scheduling.experts import (
+from inference_api.bundle.members import (
     Eviction,
     Load,
     State,

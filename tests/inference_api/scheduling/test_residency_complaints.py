@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from inference_api.scheduling.experts import (
+from inference_api.bundle.members import (
     Eviction,
     Load,
     Refuse,

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from inference_api.errors import ExpertBusy, ExpertLoading, ExpertPinned, HearthError
-from inference_api.scheduling.experts import (
+from inference_api.bundle.members import (
     EndRows,
     Eviction,
     Failure,
@@ -16,6 +15,7 @@ from inference_api.scheduling.experts import (
     Unload,
     UnloadMode,
 )
+from inference_api.errors import ExpertBusy, ExpertLoading, ExpertPinned, HearthError
 from tests.inference_api.scheduling.simulated_bundle import (
     NEEDS,
     POLICY,

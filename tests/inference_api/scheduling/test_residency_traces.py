@@ -9,8 +9,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inference_api.bundle.members import Failure, Needs, Policy, UnloadMode
 from inference_api.errors import UnloadRefused
-from inference_api.scheduling.experts import Failure, Needs, Policy, UnloadMode
 from tests.inference_api.scheduling.simulated_bundle import LoadOutcome, SimulatedBundle
 
 TURNS = 400

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from inference_api.scheduling.experts import (
+from inference_api.bundle.members import (
     Unload,
 )
 from tests.inference_api.scheduling.simulated_bundle import (

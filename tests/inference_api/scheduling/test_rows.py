@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_api.engine.runner import Drawn
+from inference_api.core.rows import MIN_REUSED_TOKENS, RowTable, Tokens, UserRow
 from inference_api.request import GenerationRequest, OutputQueue, SessionId
-from inference_api.scheduling.rows import MIN_REUSED_TOKENS, RowTable, Tokens, UserRow
+from inference_api.runner import Drawn
 
 CONTEXT = 100
 SYSTEM = tuple(range(100, 130))

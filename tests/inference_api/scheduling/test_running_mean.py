@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from inference_api.scheduling.running_mean import RunningMean
+from inference_api.core.running_mean import RunningMean
 
 
 def test_the_first_values_count_alike() -> None:

@@ -13,16 +13,16 @@ import pytest
 
 from common.disconnects import DisconnectWatcher
 from inference_api._mock_inference_api_server import ByteTokenizer, EchoRunner
-from inference_api.generation.streaming import Generations, TextGeneration
-from inference_api.live_state import LiveState
-from inference_api.observe.metrics import ServerMetrics
-from inference_api.observe.recent_requests import RecentRequests
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.generations import Generations, TextGeneration
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
+from inference_api.model_loading import loaded_alone
 from inference_api.request import Caller, FinishReason, GenerationParams
-from inference_api.scheduling.decode_backend import DecodeBackend
-from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.model_loading import loaded_alone
-from inference_api.scheduling.output_queues import OutputQueues
 from inference_api.settings import Settings
+from inference_api.watch.live_state import LiveState
+from inference_api.watch.metrics import ServerMetrics
+from inference_api.watch.recent_requests import RecentRequests
 
 NAME = "hearth-tiny"
 PROMPTS = {"alpha": "aaaaaa", "beta": "bbb"}  # the mock model says them again

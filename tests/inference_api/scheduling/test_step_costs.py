@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from inference_api._mock_inference_api_server import EchoRunner
-from inference_api.engine.runner import RowResult, RowStep
-from inference_api.scheduling.step_costs import (
+from inference_api.core.step_costs import (
     MEASURING_S,
     PROMPT_TOKENS,
     PUBLISH_PERIOD_S,
@@ -15,6 +14,7 @@ from inference_api.scheduling.step_costs import (
     StepCosts,
     _sizes,
 )
+from inference_api.runner import RowResult, RowStep
 
 
 class TimedRunner(EchoRunner):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from inference_api.scheduling.step_costs import Contents
-from inference_api.scheduling.step_plan import MIN_CHUNK_TOKENS, StepPlanner
+from inference_api.core.plan import MIN_CHUNK_TOKENS, StepPlanner
+from inference_api.core.step_costs import Contents
 from tests.inference_api.scheduling.test_decode_backend import NAME, Loop
 
 CHUNK = 64

@@ -1,7 +1,7 @@
 """The server's own account of one generation, on times written by hand."""
 
-from inference_api.generation.timeline import Timeline
-from inference_api.openai.choices import usage
+from inference_api.apis.openai.choices import usage
+from inference_api.core.timeline import Timeline
 from inference_api.request import GenerationRequest, OutputQueue, SessionId
 
 REQUEST = GenerationRequest(OutputQueue(SessionId("s"), "m"), "m", tuple(range(7)), max_tokens=9)

@@ -14,8 +14,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import TokenizersBackend
 
+from inference_api.apis.chat import answer_reader, chat_params
 from inference_api.errors import InvalidRequest
-from inference_api.generation.chat import answer_reader, chat_params
 from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.text.call_grammars import text_rule
 from inference_api.text.constraints import GrammarCompiler, GuidedConstraint

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from inference_api.engine.runner import Drawn
+from inference_api.core.rows import Draft, RowTable, UserRow
 from inference_api.errors import ConstraintFailed, InvalidRequest
 from inference_api.request import (
     Constraint,
@@ -19,7 +19,7 @@ from inference_api.request import (
     OutputQueue,
     SessionId,
 )
-from inference_api.scheduling.rows import Draft, RowTable, UserRow
+from inference_api.runner import Drawn
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.constraints import GrammarCompiler
 from inference_api.text.tokens import load_tokenizer

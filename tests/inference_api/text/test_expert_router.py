@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_api.bundle.router import MAX_CHARACTERS, MAX_MESSAGES, ExpertRouter, Route
 from inference_api.errors import StartupError
-from inference_api.text.expert_router import MAX_CHARACTERS, MAX_MESSAGES, ExpertRouter, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def test_examples_without_a_word_are_refused() -> None:
 
 def test_scikit_learn_is_imported_for_a_router_only() -> None:
     program = (
-        "import sys, inference_api.text.expert_router; "
+        "import sys, inference_api.bundle.router; "
         "sys.exit('sklearn' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from inference_api.engine.loading.gguf_tokenizer import tokenizer_json
+from inference_api.loading.gguf.tokenizer import tokenizer_json
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.prompt_bounds import CANONICAL_SHRINKAGE, bytes_per_token
 from tests.inference_api.sentence_pieces import METADATA

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from inference_api.model_settings import EMBEDDED_MODEL
+from inference_api.settings.model import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
 
 TEXT = "  Ein Satz, a naïve one:\n\t12345 tokens <|user|> 日本"

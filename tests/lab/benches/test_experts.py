@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inference_api.engine.loading.checkpoint import load_config
+from inference_api.loading.checkpoint import load_config
 from lab.benches.engine import experts
 from lab.benches.serve.peers import Load
 from lab.models.random_model import Shape, make_random_model

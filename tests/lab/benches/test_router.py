@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from inference_api.text.expert_router import ExpertRouter
+from inference_api.bundle.router import ExpertRouter
 from lab.benches.router.bench import BUNDLES, experts_of, labelled_messages
 from lab.kit.servers import ROOT
 

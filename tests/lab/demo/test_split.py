@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
+from inference_api.pipeline.split_search import SearchFailed, SplitSearch
 from lab.demo.split import tune as tune_partition
 from lab.demo.split.engine import EngineFailed, Load, PipelineEngine
 from lab.demo.split.tune import Layers, every_split, tune, weights_service

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from inference_api.bundle_file import Bundle
+from inference_api.bundle.check import Finding, Validation, check_bundle
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.loading import hub
-from inference_api.engine.loading.bundle_check import Finding, Validation, check_bundle
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.medusa_folder import heads_bytes
-from inference_api.engine.loading.memory import scratch_bytes
-from inference_api.engine.loading.weight_files import read_headers
-from inference_api.engine.options import EngineOptions
-from inference_api.model_settings import EMBEDDED_MODEL
+from inference_api.loading import hub
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.files import read_headers
+from inference_api.loading.heads_folder import heads_bytes
+from inference_api.loading.memory import scratch_bytes
+from inference_api.loading.options import EngineOptions
 from inference_api.settings import Settings
+from inference_api.settings.bundle_file import Bundle
+from inference_api.settings.model import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 
@@ -105,9 +105,9 @@ def test_bytes_are_those_that_the_loader_counts_with(
 
 def test_check_loads_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from inference_api.bundle_file import Bundle;"
+        "import sys; from inference_api.settings.bundle_file import Bundle;"
         "from inference_api.settings import Settings, EMBEDDED_MODEL;"
-        "from inference_api.engine.loading.bundle_check import check_bundle;"
+        "from inference_api.bundle.check import check_bundle;"
         "keys = dict(version=1, memory_limit=2**30, fast_memory_limit=2**30);"
         "experts = [dict(name='a', source=str(EMBEDDED_MODEL), speculation='auto')];"
         "bundle = Bundle.model_validate({**keys, 'experts': experts});"

@@ -1,6 +1,6 @@
 """What experts take together, by hand, and what to drop to keep a limit."""
 
-from inference_api.engine.loading.bundle_sums import (
+from inference_api.bundle.sums import (
     FAST_MEMORY,
     MEMORY,
     Piece,

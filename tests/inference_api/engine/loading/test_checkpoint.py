@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from inference_api.engine import hardware
 from inference_api.engine.engine_runner import EngineRunner, check_memory
-from inference_api.engine.loading import checkpoint, hub
-from inference_api.engine.loading.checkpoint import load_config, locate
-from inference_api.engine.loading.weight_files import read_headers
-from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
+from inference_api.loading import checkpoint, hardware, hub
+from inference_api.loading.checkpoint import load_config, locate
+from inference_api.loading.files import read_headers
+from inference_api.loading.options import EngineOptions
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel
@@ -87,8 +86,8 @@ def test_faults_of_one_of_several_models_name_it(tmp_path: Path) -> None:
 
 def test_check_loads_neither_torch_nor_transformers(folder: Path) -> None:
     code = (
-        "import sys; from inference_api.engine.options import EngineOptions;"
-        "from inference_api.engine.loading.checkpoint import Asked, check_all;"
+        "import sys; from inference_api.loading.options import EngineOptions;"
+        "from inference_api.loading.checkpoint import Asked, check_all;"
         f"model = {str(folder)!r};"
         "check_all([Asked(model, model, EngineOptions(device='cpu', max_rows=1))]);"
         "sys.exit(bool({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))"

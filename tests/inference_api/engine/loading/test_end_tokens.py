@@ -8,9 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.engine.loading import checkpoint, gguf_tokenizer
-from inference_api.engine.loading.end_tokens import END_TEXTS
-from inference_api.engine.loading.tokenizer_files import eos_token_ids
+from inference_api.loading import checkpoint
+from inference_api.loading.end_tokens import END_TEXTS
+from inference_api.loading.gguf import tokenizer as gguf_tokenizer
+from inference_api.loading.tokenizer_files import eos_token_ids
 from inference_api.settings import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.loading.gguf_copies import rewritten

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from inference_api.engine.loading.config import (
+from inference_api.engine.rope import frequencies
+from inference_api.errors import StartupError
+from inference_api.loading.config import (
     ExpertGroups,
     LatentConfig,
     LayerRange,
     MixtureConfig,
     SwiGluConfig,
 )
-from inference_api.engine.loading.families import read_config
-from inference_api.engine.rope import frequencies
-from inference_api.errors import StartupError
+from inference_api.loading.families.read import read_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

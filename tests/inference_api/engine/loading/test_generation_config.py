@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inference_api.engine.loading.generation_config import read_defaults
 from inference_api.errors import StartupError
+from inference_api.loading.generation_config import read_defaults
 
 
 def folder_with(tmp_path: Path, text: str) -> Path:

@@ -13,27 +13,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.linear import Packing
-from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.config import RopeConfig
-from inference_api.engine.loading.gguf_blocks import GgufTensor
-from inference_api.engine.loading.gguf_config import llama3_rope
-from inference_api.engine.loading.gguf_files import TYPES as STORED_TYPES
-from inference_api.engine.loading.gguf_files import read_gguf
-from inference_api.engine.loading.gguf_names import row_order
-from inference_api.engine.loading.layout import (
+from inference_api.engine.rope import frequencies
+from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
+from inference_api.kernels.packing import Bits
+from inference_api.loading import checkpoint
+from inference_api.loading.config import RopeConfig
+from inference_api.loading.files import weight_files
+from inference_api.loading.gguf.blocks import GgufTensor
+from inference_api.loading.gguf.config import llama3_rope
+from inference_api.loading.gguf.files import TYPES as STORED_TYPES
+from inference_api.loading.gguf.files import read_gguf
+from inference_api.loading.gguf.names import row_order
+from inference_api.loading.layout import (
     Part,
     is_router,
     linear_weights,
     weight_bytes,
     weight_plan,
 )
-from inference_api.engine.loading.weight_files import weight_files
-from inference_api.engine.loading.weights import Parameters, load_parameters
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.rope import frequencies
-from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
-from inference_api.kernels.packing import Bits
+from inference_api.loading.linear import Packing
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.weights import Parameters, load_parameters
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import TYPES, make_gguf
 from lab.models.random_model import SHAPES, make_random_model

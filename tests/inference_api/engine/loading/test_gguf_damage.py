@@ -13,14 +13,14 @@ from gguf import GGMLQuantizationType, GGUFReader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.gguf_config import llama3_rope
-from inference_api.engine.loading.gguf_files import read_gguf
-from inference_api.engine.loading.gguf_tokenizer import vocabulary
-from inference_api.engine.loading.weight_files import read_headers, shape_faults, weight_files
-from inference_api.engine.loading.weights import load_parameters
-from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
+from inference_api.loading import checkpoint
+from inference_api.loading.files import read_headers, shape_faults, weight_files
+from inference_api.loading.gguf.config import llama3_rope
+from inference_api.loading.gguf.files import read_gguf
+from inference_api.loading.gguf.tokenizer import vocabulary
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.weights import load_parameters
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.checks import check_one

@@ -12,12 +12,12 @@ from gguf import GGMLQuantizationType
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.gguf_files import read_gguf
-from inference_api.engine.loading.gguf_tokenizer import PRE_TOKENIZERS
-from inference_api.engine.loading.weight_files import weight_files
-from inference_api.engine.loading.weights import load_parameters
 from inference_api.errors import StartupError
+from inference_api.loading import checkpoint
+from inference_api.loading.files import weight_files
+from inference_api.loading.gguf.files import read_gguf
+from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
+from inference_api.loading.weights import load_parameters
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.loading.gguf_copies import Metadata, rewritten

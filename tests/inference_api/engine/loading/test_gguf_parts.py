@@ -8,9 +8,9 @@ from gguf import GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_api.engine.loading.gguf_files import read_gguf
-from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
+from inference_api.loading.gguf.files import read_gguf
+from inference_api.loading.options import EngineOptions
 from inference_api.settings import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.checks import check_one

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from inference_api.engine.loading import checkpoint, hub
-from inference_api.engine.loading.layout import EMBEDDING, StoredTensor, is_router, linear_weights
-from inference_api.engine.loading.weight_files import read_entries
-from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import Bits
+from inference_api.loading import checkpoint, hub
+from inference_api.loading.files import read_entries
+from inference_api.loading.layout import EMBEDDING, StoredTensor, is_router, linear_weights
+from inference_api.loading.options import EngineOptions
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel, make_runner

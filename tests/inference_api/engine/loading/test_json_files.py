@@ -7,9 +7,9 @@ from shutil import copytree
 
 import pytest
 
-from inference_api.engine.loading.json_files import MAX_JSON_BYTES
-from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
+from inference_api.loading.json_files import MAX_JSON_BYTES
+from inference_api.loading.options import EngineOptions
 from inference_api.text.tokens import load_tokenizer
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.config import ModelConfig
-from inference_api.engine.loading.medusa_files import read_heads, tokenizer_sha256
-from inference_api.engine.loading.medusa_folder import find_heads
 from inference_api.errors import StartupError
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.heads import read_heads, tokenizer_sha256
+from inference_api.loading.heads_folder import find_heads
 from inference_api.settings import EMBEDDED_MODEL
 
 Tensors = dict[str, Tensor]

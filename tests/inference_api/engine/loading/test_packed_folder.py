@@ -13,16 +13,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference_api.engine.linear import Packing
-from inference_api.engine.loading import packed_files, packed_folder, pages, source_hashes
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.packed_files import PackedModel, read_packed
-from inference_api.engine.loading.packed_folder import PackedFolder
-from inference_api.engine.loading.packed_layout import PREAMBLE, UnusablePackedFile
-from inference_api.engine.loading.weight_files import weight_files
-from inference_api.engine.loading.weights import Parameters, load_parameters
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.files import weight_files
+from inference_api.loading.linear import Packing
+from inference_api.loading.packing import files as packed_files
+from inference_api.loading.packing import folder as packed_folder
+from inference_api.loading.packing import hashes as source_hashes
+from inference_api.loading.packing import pages
+from inference_api.loading.packing.files import PackedModel, read_packed
+from inference_api.loading.packing.folder import PackedFolder
+from inference_api.loading.packing.layout import PREAMBLE, UnusablePackedFile
+from inference_api.loading.weights import Parameters, load_parameters
 from tests.inference_api.engine.conftest import TinyModel
 
 try:
@@ -38,11 +41,11 @@ LOAD = """
 import logging, resource, sys, time
 from pathlib import Path
 import torch
-from inference_api.engine.linear import Packing
-from inference_api.engine.loading import packed_folder
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.packed_files import PackedModel
-from inference_api.engine.loading.weight_files import weight_files
+from inference_api.loading.linear import Packing
+from inference_api.loading.packing import folder as packed_folder
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.packing.files import PackedModel
+from inference_api.loading.files import weight_files
 from inference_api.kernels.library import Kernels
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
@@ -60,7 +63,7 @@ def pause():
     if is_first:
         is_first = False
         wait("packing")
-from inference_api.engine.loading import source_hashes
+from inference_api.loading.packing import hashes as source_hashes
 packed_folder.PackedFolder(target).has(model)
 folder = packed_folder.PackedFolder(target, pause=pause)
 folder._sources._pause = lambda: None

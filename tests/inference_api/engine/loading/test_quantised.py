@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inference_api.engine import engine_runner
-from inference_api.engine.loading import checkpoint
-from inference_api.engine.loading.layout import linear_weights
-from inference_api.engine.options import EngineOptions
 from inference_api.engine.weight_form import WeightForm, weight_form
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import Bits
-from inference_api.model_settings import ModelSettings
+from inference_api.loading import checkpoint
+from inference_api.loading.layout import linear_weights
+from inference_api.loading.options import EngineOptions
+from inference_api.settings.model import ModelSettings
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.stacks import singles
-from inference_api.engine.loading.weight_files import read_header, shape_faults
-from inference_api.engine.loading.weights import load_parameters
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.files import read_header, shape_faults
+from inference_api.loading.stacks import singles
+from inference_api.loading.weights import load_parameters
 from tests.inference_api.engine.conftest import TinyModel
 
 WEIGHTS = "model.safetensors"

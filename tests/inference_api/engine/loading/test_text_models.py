@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.weight_files import read_headers, weight_files
-from inference_api.engine.loading.weights import load_parameters
-from inference_api.engine.options import EngineOptions
 from inference_api.errors import StartupError
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.files import read_headers, weight_files
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.weights import load_parameters
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.conftest import TinyModel

@@ -8,12 +8,12 @@ from shutil import copytree
 import pytest
 import torch
 
-from inference_api.engine.linear import Packing
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.loading.weight_files import weight_files
-from inference_api.engine.loading.weights import load_parameters
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.files import weight_files
+from inference_api.loading.linear import Packing
+from inference_api.loading.weights import load_parameters
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.conftest import TinyModel
 

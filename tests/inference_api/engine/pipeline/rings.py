@@ -4,13 +4,13 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 
-from inference_api.engine.loading.checkpoint import load_config
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.pipeline.parts import part_runners
-from inference_api.engine.pipeline.pipeline_runner import PipelineRunner
-from inference_api.engine.pipeline.rank_worker import RankWorker
-from inference_api.engine.pipeline.ring import Ring
-from inference_api.engine.pipeline.splits import Split
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.options import EngineOptions
+from inference_api.pipeline.rank_runners import part_runners
+from inference_api.pipeline.rank_worker import RankWorker
+from inference_api.pipeline.ring import Ring
+from inference_api.pipeline.runner import PipelineRunner
+from inference_api.pipeline.splits import Split
 from tests.ports import free_port
 
 TIMEOUT_S = 60.0

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.engine.pipeline.messages import BadMessage, read_step, step_numbers
-from inference_api.engine.runner import RowStep
+from inference_api.pipeline.messages import BadMessage, read_step, step_numbers
+from inference_api.runner import RowStep
 from tests.inference_api.engine.steps import ANY_DRAW
 
 ROWS, CONTEXT = 4, 64

@@ -6,18 +6,18 @@ from threading import Thread
 
 import pytest
 
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.pipeline.parts import part_runners
-from inference_api.engine.pipeline.pipeline_runner import PipelineRunner
-from inference_api.engine.pipeline.rank_worker import RankWorker
-from inference_api.engine.pipeline.ring import Ring
-from inference_api.engine.pipeline.splits import equal_split, resolved
-from inference_api.engine.runner import RowStep
 from inference_api.errors import StartupError
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
-from inference_api.model_settings import EMBEDDED_MODEL
+from inference_api.loading.options import EngineOptions
+from inference_api.pipeline.rank_runners import part_runners
+from inference_api.pipeline.rank_worker import RankWorker
+from inference_api.pipeline.ring import Ring
+from inference_api.pipeline.runner import PipelineRunner
+from inference_api.pipeline.splits import equal_split, resolved
 from inference_api.preflight import check_start
+from inference_api.runner import RowStep
 from inference_api.settings import Settings
+from inference_api.settings.model import EMBEDDED_MODEL
 from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.pipeline.rings import make_pipeline
 from tests.ports import free_port

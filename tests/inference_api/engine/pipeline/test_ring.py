@@ -11,22 +11,22 @@ from threading import Thread
 import pytest
 import torch
 
-from inference_api.engine.pipeline import ring as ring_module
-from inference_api.engine.pipeline.messages import (
+from inference_api.pipeline import ring as ring_module
+from inference_api.pipeline.messages import (
     MAX_NUMBERS,
     PART_TOKENS,
     BadMessage,
     Kind,
     Message,
 )
-from inference_api.engine.pipeline.ring import Ring, RingBroken
+from inference_api.pipeline.ring import Ring, RingBroken
 from tests.ports import free_port
 
 HIDDEN = 32
 WORKER = """
 import sys
-from inference_api.engine.pipeline.messages import Kind
-from inference_api.engine.pipeline.ring import Ring
+from inference_api.pipeline.messages import Kind
+from inference_api.pipeline.ring import Ring
 
 ring = Ring.join(sys.argv[1], 32, 60)
 while (message := ring.hear()).kind is not Kind.STOP:

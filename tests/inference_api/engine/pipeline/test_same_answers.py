@@ -6,9 +6,9 @@ from functools import cache, partial
 
 import pytest
 
-from inference_api.engine.pipeline.pipeline_runner import PipelineRunner
-from inference_api.engine.pipeline.splits import Split
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
+from inference_api.pipeline.runner import PipelineRunner
+from inference_api.pipeline.splits import Split
 from inference_api.request import GenerationRequest, SamplingParams
 from tests.inference_api.engine.pipeline.rings import make_pipeline
 from tests.inference_api.scheduling.speculation.decoding import (

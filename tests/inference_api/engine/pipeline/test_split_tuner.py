@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from werkzeug.serving import make_server
 
-from inference_api.engine.pipeline.split_search import SearchFailed, SplitSearch
-from inference_api.engine.pipeline.split_tuner import (
+from inference_api.inference_api_server import create_server
+from inference_api.pipeline.split_search import SearchFailed, SplitSearch
+from inference_api.pipeline.split_tuner import (
     BRIEF_MEASURE_S,
     MAX_TRIALS,
     PATIENCE_S,
@@ -19,8 +20,7 @@ from inference_api.engine.pipeline.split_tuner import (
     RETRY_S,
     SplitTuner,
 )
-from inference_api.engine.pipeline.splits import Split, equal_split
-from inference_api.inference_api_server import create_server
+from inference_api.pipeline.splits import Split, equal_split
 from inference_api.settings import Settings
 from lab.demo.split.tune import weights_service
 from lab.kit.servers import eventually

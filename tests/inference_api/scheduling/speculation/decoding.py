@@ -12,10 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.drafts import DraftSource
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
+from inference_api.core.plan import StepPlanner
+from inference_api.core.rows import Tokens
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.options import EngineOptions
-from inference_api.engine.pipeline.pipeline_runner import PipelineRunner
-from inference_api.engine.runner import DraftHeads, Draw, RowStep
+from inference_api.loading.options import EngineOptions
+from inference_api.model_loading import loaded_alone
+from inference_api.pipeline.runner import PipelineRunner
 from inference_api.request import (
     FinishReason,
     GenerationRequest,
@@ -24,15 +30,9 @@ from inference_api.request import (
     SessionId,
     TokenEvent,
 )
-from inference_api.scheduling.decode_backend import DecodeBackend
-from inference_api.scheduling.input_queue import InputQueue
-from inference_api.scheduling.model_loading import loaded_alone
-from inference_api.scheduling.output_queues import OutputQueues
-from inference_api.scheduling.rows import Tokens
-from inference_api.scheduling.speculation.drafts import DraftSource
-from inference_api.scheduling.speculation.scheduler import DraftScheduler
-from inference_api.scheduling.step_plan import StepPlanner
+from inference_api.runner import DraftHeads, Draw, RowStep
 from inference_api.settings import EMBEDDED_MODEL, Settings
+from inference_api.speculation.scheduler import DraftScheduler
 from inference_api.text.tokens import Tokenizer, load_tokenizer
 
 NAME = EMBEDDED_MODEL.name

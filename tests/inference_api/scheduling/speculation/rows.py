@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from inference_api.core.rows import RowTable, UserRow
 from inference_api.request import GenerationRequest, OutputQueue, SessionId
-from inference_api.scheduling.rows import RowTable, UserRow
 
 
 def rows_of(*prompts: Sequence[int], max_tokens: int = 1000) -> list[UserRow]:

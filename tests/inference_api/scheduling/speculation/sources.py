@@ -4,11 +4,11 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from inference_api.core.drafts import DraftSource, Outcome
+from inference_api.core.rows import Draft, Tokens, UserRow
 from inference_api.request import FinishReason, GenerationRequest
-from inference_api.scheduling.rows import Draft, Tokens, UserRow
-from inference_api.scheduling.speculation.drafts import DraftSource, Outcome
-from inference_api.scheduling.speculation.medusa import MedusaDrafts
-from inference_api.scheduling.speculation.ngram import NgramDrafts
+from inference_api.speculation.medusa import MedusaDrafts
+from inference_api.speculation.ngram import NgramDrafts
 from tests.inference_api.scheduling.speculation.decoding import Answer, Model
 
 CHAIN_TOKENS = 3

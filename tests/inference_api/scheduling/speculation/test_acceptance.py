@@ -2,7 +2,7 @@
 
 import pytest
 
-from inference_api.scheduling.speculation.acceptance import OPTIMISM, AcceptanceRates
+from inference_api.speculation.acceptance import OPTIMISM, AcceptanceRates
 
 
 def test_nothing_known_is_taken_to_be_good() -> None:

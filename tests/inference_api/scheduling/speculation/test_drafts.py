@@ -10,22 +10,22 @@ from flask.testing import FlaskClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inference_api import model_loading
 from inference_api._mock_inference_api_server import (
     END_TOKEN,
     ByteTokenizer,
     EchoRunner,
     create_test_server,
 )
-from inference_api.engine.runner import Draw, Drawn, RowStep
+from inference_api.core.drafts import Outcome, accepted
+from inference_api.core.plan import StepPlanner
+from inference_api.core.rows import Draft, RowTable, UserRow
 from inference_api.inference_api_server import server_of
+from inference_api.model_loading import loaded_alone
 from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
-from inference_api.scheduling import model_loading
-from inference_api.scheduling.model_loading import loaded_alone
-from inference_api.scheduling.rows import Draft, RowTable, UserRow
-from inference_api.scheduling.speculation.drafts import Outcome, accepted
-from inference_api.scheduling.speculation.scheduler import DraftScheduler
-from inference_api.scheduling.step_plan import StepPlanner
+from inference_api.runner import Draw, Drawn, RowStep
 from inference_api.settings import Settings
+from inference_api.speculation.scheduler import DraftScheduler
 from lab.kit.servers import eventually
 from tests.inference_api.scheduling.test_decode_backend import Loop, drained
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from inference_api.engine.runner import RowResult, RowStep
 from inference_api.request import FinishReason, SamplingParams
+from inference_api.runner import RowResult, RowStep
 from tests.inference_api.scheduling.speculation.decoding import (
     Answer,
     Decoding,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from inference_api.core.drafts import Outcome
 from inference_api.engine.medusa_tree import default_paths
-from inference_api.engine.runner import HeadGuesses, Hidden
-from inference_api.scheduling.speculation.drafts import Outcome
-from inference_api.scheduling.speculation.medusa import MedusaDrafts
+from inference_api.runner import HeadGuesses, Hidden
+from inference_api.speculation.medusa import MedusaDrafts
 from tests.inference_api.scheduling.speculation.rows import rows_of
 
 HEADS = 3

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.scheduling.rows import Draft
-from inference_api.scheduling.speculation.merging import merged
+from inference_api.core.rows import Draft
+from inference_api.speculation.merging import merged
 
 Branch = tuple[int, ...]
 

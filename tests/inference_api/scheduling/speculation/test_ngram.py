@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.scheduling.speculation import ngram
-from inference_api.scheduling.speculation.drafts import Outcome
-from inference_api.scheduling.speculation.ngram import NO_MATCH, NgramDrafts, NgramIndex
+from inference_api.core.drafts import Outcome
+from inference_api.speculation import ngram
+from inference_api.speculation.ngram import NO_MATCH, NgramDrafts, NgramIndex
 from tests.inference_api.scheduling.speculation.rows import rows_of
 
 WORDS = st.lists(st.integers(0, 3), min_size=1, max_size=40)

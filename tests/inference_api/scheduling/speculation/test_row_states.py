@@ -1,7 +1,7 @@
 """What is known of a row is of its request."""
 
-from inference_api.scheduling.rows import UserRow
-from inference_api.scheduling.speculation.drafts import RowStates
+from inference_api.core.drafts import RowStates
+from inference_api.core.rows import UserRow
 from tests.inference_api.scheduling.speculation.rows import rows_of
 
 

@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from inference_api.engine.runner import Drawn, RowStep
+from inference_api.core import plan as step_plan
+from inference_api.core.drafts import Accepted
+from inference_api.core.rows import Tokens
 from inference_api.request import SamplingParams
-from inference_api.scheduling import step_plan
-from inference_api.scheduling.rows import Tokens
-from inference_api.scheduling.speculation.drafts import Accepted
+from inference_api.runner import Drawn, RowStep
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model
 from tests.inference_api.scheduling.speculation.decoding import Answer, Decoding, Model, request_of
 from tests.inference_api.scheduling.speculation.sources import SOURCES, Known

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from inference_api.engine.runner import Draw, RowStep
-from inference_api.model_settings import Speculation
+from inference_api.core.drafts import Outcome
+from inference_api.core.plan import Step
+from inference_api.core.rows import Draft, UserRow
+from inference_api.core.step_costs import StepCosts
 from inference_api.request import SamplingParams
-from inference_api.scheduling.rows import Draft, UserRow
-from inference_api.scheduling.speculation.acceptance import AcceptanceRates
-from inference_api.scheduling.speculation.drafts import Outcome
-from inference_api.scheduling.speculation.paces import Paces
-from inference_api.scheduling.speculation.scheduler import DraftScheduler
-from inference_api.scheduling.speculation.source_choice import ASKED_SHARE, SourceChoice
-from inference_api.scheduling.step_costs import StepCosts
-from inference_api.scheduling.step_plan import Step
+from inference_api.runner import Draw, RowStep
+from inference_api.settings.model import Speculation
+from inference_api.speculation.acceptance import AcceptanceRates
+from inference_api.speculation.paces import Paces
+from inference_api.speculation.scheduler import DraftScheduler
+from inference_api.speculation.source_choice import ASKED_SHARE, SourceChoice
 from tests.inference_api.scheduling.speculation.rows import rows_of
 
 MAX_TOKENS = 8

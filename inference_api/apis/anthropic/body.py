@@ -1,0 +1,218 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's fields, and `seed`."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+
+from inference_api.apis.anthropic.client_tools import plain_tools
+from inference_api.apis.anthropic.contents import (
+    CACHED,
+    InputMessage,
+    Text,
+    ToolResultBlock,
+    ToolUseBlock,
+    text_of,
+)
+from inference_api.apis.chat import Chat
+from inference_api.errors import ThreadUnserved
+from inference_api.request import ConstraintSpec, GenerationParams
+from inference_api.text.chat_prompts import Ending
+from inference_api.tools.events import Tool
+from inference_api.web.constraints import Schema, schema_constraint
+from inference_api.web.entries import aside_of
+from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, Body, fault
+from inference_api.web.sampling import SampledBody
+from inference_api.web.thinking import Effort, Thinking, effort_options
+from inference_api.web.tools import (
+    MAX_TOOLS,
+    Choice,
+    Description,
+    FunctionName,
+    ToolBody,
+    check_schema,
+    tool_of,
+)
+
+MAX_STOP_SEQUENCES = 8
+
+
+class ToolDefinition(Body):
+    """A tool that the client runs. With `defer_loading` it is not offered until a search of the
+    client's has found it."""
+
+    advisory: ClassVar[frozenset[str]] = CACHED | {
+        *("allowed_callers", "eager_input_streaming", "input_examples", "max_characters")
+    }
+
+    type: Literal["custom"] = "custom"
+    name: FunctionName
+    description: Description | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+    @model_validator(mode="after")
+    def _schema_in_bounds(self) -> "ToolDefinition":
+        check_schema("input_schema", self.input_schema)
+        return self
+
+    def as_tool(self) -> Tool:
+        return tool_of(self.name, self.description, self.input_schema, self.strict)
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _name_where_it_belongs(self) -> "ToolChoice":
+        if (self.type == "tool") != (self.name is not None):
+            raise fault("name", "comes with type tool; give both or neither")
+        return self
+
+    def said(self) -> Choice:
+        if self.type in ("none", "auto"):
+            return Choice(self.type)
+        names = () if self.name is None else (self.name,)
+        return Choice("required", names, is_named=self.type == "tool")
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: Schema = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    advisory: ClassVar[frozenset[str]] = frozenset({"task_budget"})
+
+    effort: Effort | None = None
+    format: OutputFormat | None = None
+
+
+def _run_by_clients(tools: Any, info: ValidationInfo) -> Any:
+    """Leaves out the tools that only Anthropic's servers run."""
+    if not isinstance(tools, list):
+        return tools
+    kept = []
+    for tool, type_ in plain_tools(tools):
+        if tool is None:
+            aside_of(info, ToolDefinition).add(ToolDefinition, type_)
+        else:
+            kept.append(tool)
+    return kept
+
+
+class CountBody(ToolBody):
+    """What makes a prompt."""
+
+    advisory: ClassVar[frozenset[str]] = CACHED | {
+        *("betas", "container", "context_management", "diagnostics", "fallbacks", "inference_geo"),
+        *("mcp_servers", "metadata", "service_tier", "speed", "user_profile_id", "workspace_id"),
+    }
+
+    model: str | None = None
+    messages: Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)]
+    system: Text | None = None
+    tools: (
+        Annotated[
+            list[ToolDefinition],
+            Field(max_length=MAX_TOOLS, fail_fast=True),
+            BeforeValidator(_run_by_clients),
+        ]
+        | None
+    ) = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_thread(cls, body: Any) -> Any:
+        """Raises ThreadUnserved: answered without it, a client would leave out its history."""
+        if isinstance(body, dict) and body.get("thread") is not None:
+            raise ThreadUnserved
+        return body
+
+    @model_validator(mode="after")
+    def _open_message_is_text(self) -> "CountBody":
+        last = self.messages[-1]
+        if last.role == "assistant" and not last.ends_with_text:
+            raise fault(
+                "messages",
+                "the last is the assistant's and does not end with a text to go on with; end with "
+                "a text or a user's message",
+            )
+        return self
+
+    @property
+    def offered(self) -> list[Tool]:
+        tools = self.tools or ()
+        found = self._found_tools() if any(tool.defer_loading for tool in tools) else set[str]()
+        return [t.as_tool() for t in tools if not t.defer_loading or t.name in found]
+
+    def _found_tools(self) -> set[str]:
+        """Returns the names that a search has found so far, that were called, or have to be."""
+        names = {self.tool_choice.name or ""} if self.tool_choice else set[str]()
+        for block in (block for message in self.messages for block in message.blocks):
+            if isinstance(block, ToolResultBlock):
+                names.update(block.found_tools)
+            elif isinstance(block, ToolUseBlock):
+                names.add(block.name)
+        return names
+
+    @property
+    def choice(self) -> Choice:
+        return Choice() if self.tool_choice is None else self.tool_choice.said()
+
+    @property
+    def allows_several(self) -> bool:
+        return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
+
+    def chat(self) -> Chat:
+        turns = [turn for message in self.messages for turn in message.turns()]
+        if self.system:
+            turns.insert(0, {"role": "system", "content": text_of(self.system)})
+        effort = None if self.output_config is None else self.output_config.effort
+        ending: Ending = "open" if self.messages[-1].role == "assistant" else "answer"
+        return Chat(
+            model=self.model,
+            turns=turns,
+            use=self.tool_use(),
+            params=[self.params()],
+            options={
+                **effort_options("output_config.effort", effort),
+                **(self.thinking.options() if self.thinking else {}),
+            },
+            ending=ending,
+        )
+
+    def params(self) -> GenerationParams:
+        return GenerationParams(constraint=self.constraint())
+
+    def constraint(self) -> ConstraintSpec | None:
+        form = None if self.output_config is None else self.output_config.format
+        if form is None:
+            return None
+        return schema_constraint("output_config", form.schema_)
+
+
+class MessagesBody(SampledBody, CountBody):
+    max_tokens: int = Field(ge=1, le=MAX_INTEGER)
+    stop_sequences: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_SEQUENCES)]
+        | None
+    ) = None
+    temperature: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
+    top_k: int | None = Field(None, ge=0, le=MAX_INTEGER)
+    stream: bool | None = None
+
+    def params(self) -> GenerationParams:
+        return GenerationParams(
+            max_tokens=self.max_tokens,
+            stop_strings=tuple(self.stop_sequences or ()),
+            speculation=self.speculation or "auto",
+            constraint=self.constraint(),
+            sampling=self.sampling(),
+            unsaid=self.unsaid,
+        )

@@ -1,0 +1,225 @@
+"""Messages of `/v1/messages`, as clients write them and as they keep answers in their history."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from inference_api.tools.history import Message
+from inference_api.web.entries import ENCRYPTED, read_parts
+from inference_api.web.fields import Body, fault
+from inference_api.web.tools import CalledName, CallId
+
+# Says what to keep, and changes no answer: prefixes are kept anyway.
+CACHED = frozenset({"cache_control"})
+# What Anthropic's servers have run, or keep, of an answer in the history.
+FOREIGN = ENCRYPTED | {
+    *("code_execution_tool_result", "bash_code_execution_tool_result", "container_upload"),
+    *("fallback", "mcp_tool_result", "mcp_tool_use", "server_tool_use", "tool_search_tool_result"),
+    *("text_editor_code_execution_tool_result", "web_fetch_tool_result", "web_search_tool_result"),
+}
+
+
+class TextBlock(Body):
+    advisory: ClassVar[frozenset[str]] = CACHED
+    of_answers: ClassVar[frozenset[str]] = frozenset({"citations", "parsed_output"})
+
+    type: Literal["text"]
+    text: str
+
+
+def _form_of_content(content: Any) -> str | None:
+    if isinstance(content, str):
+        return "<text>"
+    return "<blocks>" if isinstance(content, list) else None
+
+
+Text = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[TextBlock], read_parts(TextBlock), Tag("<blocks>")],
+    Discriminator(
+        _form_of_content,
+        custom_error_type="text",
+        custom_error_message="give a text or a list of blocks of type text",
+    ),
+]
+
+
+class ToolReference(Body):
+    """What a search has found: a tool of `defer_loading`, which may be called from here on."""
+
+    advisory: ClassVar[frozenset[str]] = CACHED
+
+    type: Literal["tool_reference"]
+    tool_name: CalledName
+
+    @property
+    def text(self) -> str:
+        return f"The tool {self.tool_name} can be called now.\n"
+
+
+def _form_of_part(part: Any) -> str:
+    is_reference = isinstance(part, dict) and part.get("type") == "tool_reference"
+    return "<reference>" if is_reference else "<text>"
+
+
+ResultPart = Annotated[
+    Annotated[TextBlock, Tag("<text>")] | Annotated[ToolReference, Tag("<reference>")],
+    Discriminator(_form_of_part),
+]
+Result = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[ResultPart], read_parts(TextBlock), Tag("<blocks>")],
+    Discriminator(
+        _form_of_content,
+        custom_error_type="text",
+        custom_error_message="give a text or a list of blocks of type text or tool_reference",
+    ),
+]
+
+
+class ThinkingBlock(Body):
+    """Nobody checks the signature, as nobody else's thoughts are told by it."""
+
+    advisory: ClassVar[frozenset[str]] = CACHED
+    of_answers: ClassVar[frozenset[str]] = frozenset({"signature"})
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class ToolUseBlock(Body):
+    advisory: ClassVar[frozenset[str]] = CACHED | {"toolset_name"}
+    of_answers: ClassVar[frozenset[str]] = frozenset({"caller"})
+
+    type: Literal["tool_use"]
+    id: CallId
+    name: CalledName
+    input: dict[str, Any]
+
+    def as_json(self) -> Message:
+        arguments = json.dumps(self.input, ensure_ascii=False)
+        function = {"name": self.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class ToolResultBlock(Body):
+    advisory: ClassVar[frozenset[str]] = CACHED | {"toolset_name"}
+
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: Result | None = None
+    is_error: bool | None = None
+
+    @property
+    def found_tools(self) -> Iterator[str]:
+        for part in self.content or ():
+            if isinstance(part, ToolReference):
+                yield part.tool_name
+
+    def as_turn(self) -> Message:
+        text = text_of(self.content or "")
+        content = f"Error: {text}" if self.is_error else text
+        return {"role": "tool", "content": content, "tool_call_id": self.tool_use_id}
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+_TYPES = ("text", "thinking", "tool_use", "tool_result")
+
+
+def _type_of_block(block: Any) -> str | None:
+    kind = block.get("type") if isinstance(block, dict) else None
+    return f"<{kind}>" if kind in _TYPES else None
+
+
+AnyBlock = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    Discriminator(
+        _type_of_block,
+        custom_error_type="block",
+        custom_error_message=f"is of a type that is not served; give {', '.join(_TYPES)}",
+    ),
+]
+Content = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[
+        list[AnyBlock], Field(fail_fast=True), read_parts(TextBlock, FOREIGN), Tag("<blocks>")
+    ],
+    Discriminator(
+        _form_of_content,
+        custom_error_type="content",
+        custom_error_message="give a text or a list of blocks",
+    ),
+]
+
+
+class InputMessage(Body):
+    """Of an answer that was kept whole, only role and content say something to a model."""
+
+    of_answers: ClassVar[frozenset[str]] = frozenset(
+        {"container", "diagnostics", "id", "model", "stop_details", "stop_reason", "stop_sequence"}
+        | {"type", "usage"}
+    )
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @model_validator(mode="after")
+    def _blocks_of_its_role(self) -> "InputMessage":
+        other = {"user": ThinkingBlock | ToolUseBlock, "assistant": ToolResultBlock}
+        misplaced = other.get(self.role, ThinkingBlock | ToolUseBlock | ToolResultBlock)
+        for block in self.blocks:
+            if isinstance(block, misplaced):
+                raise fault("content", f"{block.type} is no block of role {self.role}")
+        return self
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)]
+        return self.content
+
+    @property
+    def ends_with_text(self) -> bool:
+        blocks = self.blocks
+        is_called = any(isinstance(block, ToolUseBlock) for block in blocks)
+        return bool(blocks) and isinstance(blocks[-1], TextBlock) and not is_called
+
+    def turns(self) -> Iterator[Message]:
+        """Yields a turn for each result of a call, and one for the texts between."""
+        if self.role == "assistant":
+            yield self._own_turn()
+            return
+        texts: list[str] = []
+        for block in self.blocks:
+            if isinstance(block, TextBlock):
+                texts.append(block.text)
+            elif isinstance(block, ToolResultBlock):
+                yield from self._said(texts)
+                texts = []
+                yield block.as_turn()
+        yield from self._said(texts)
+
+    def _said(self, texts: Sequence[str]) -> Iterator[Message]:
+        if texts:
+            yield {"role": self.role, "content": "".join(texts)}
+
+    def _own_turn(self) -> Message:
+        blocks = self.blocks
+        fields: Message = {
+            "reasoning_content": "".join(
+                b.thinking for b in blocks if isinstance(b, ThinkingBlock)
+            ),
+            "tool_calls": [b.as_json() for b in blocks if isinstance(b, ToolUseBlock)],
+        }
+        given = {name: value for name, value in fields.items() if value}
+        said = "".join(b.text for b in blocks if isinstance(b, TextBlock))
+        return {"role": "assistant", "content": said, **given}
+
+
+def text_of(text: str | Sequence[TextBlock | ToolReference]) -> str:
+    return text if isinstance(text, str) else "".join(block.text for block in text)

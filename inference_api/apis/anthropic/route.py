@@ -1,0 +1,52 @@
+"""Anthropic's `/v1/messages`, for its clients."""
+
+from flask import Blueprint, Response, g, jsonify
+
+from common.errors import Error, MessagesError, error_body
+from common.operations import operation
+from inference_api.apis.answering import Chats, prompt_is_called
+from inference_api.apis.anthropic.answer import MessageAnswer, MessageWriter, TokenCount
+from inference_api.apis.anthropic.body import CountBody, MessagesBody
+from inference_api.apis.choosing import Chosen
+from inference_api.core.served_model import ServedModel
+from inference_api.web.caller import read
+from inference_api.web.errors import REFUSALS, ROW_REFUSALS
+
+
+def create_blueprint(chats: Chats) -> Blueprint:
+    blueprint = Blueprint("messages", __name__)
+
+    @blueprint.post("/v1/messages")
+    @operation(
+        "Answer a conversation in blocks, as Anthropic's API does: texts, thoughts, calls.",
+        {200: (MessageAnswer, "text/event-stream"), **dict.fromkeys(ROW_REFUSALS, MessagesError)},
+        MessagesBody,
+    )
+    def messages() -> Response:
+        body = read(MessagesBody)
+
+        def writer_of(chosen: Chosen, model: ServedModel) -> MessageWriter:
+            return MessageWriter(g.request_id, chosen.shown)
+
+        return chats.respond(body.chat(), writer_of, bool(body.stream))
+
+    @blueprint.post("/v1/messages/count_tokens")
+    @operation(
+        "The number of tokens that a conversation takes, tools included.",
+        {200: TokenCount, **dict.fromkeys(REFUSALS, MessagesError)},
+        CountBody,
+    )
+    def count_tokens() -> Response:
+        chat = read(CountBody).chat()
+        _, model = chats.model_of(chat)
+        with prompt_is_called(chat.prompt_field):
+            token_ids = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
+        return jsonify(TokenCount(input_tokens=len(token_ids)))
+
+    @blueprint.post("/api/event_logging/<path:name>")
+    @operation("What clients of Anthropic tell of themselves; it is not read.", {404: Error})
+    def event_logging(name: str) -> tuple[Response, int]:
+        """No failure: nothing is logged or counted."""
+        return jsonify(error_body(404, f"{name}: nothing is kept here.", "not_found")), 404
+
+    return blueprint

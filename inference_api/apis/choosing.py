@@ -1,0 +1,59 @@
+"""The model of a request: the one it names or, for `auto`, the expert that fits its text."""
+
+from collections.abc import Sequence
+from string import punctuation
+from typing import NamedTuple
+from urllib.parse import quote
+
+from inference_api.bundle.router import ExpertRouter, Route
+from inference_api.errors import InvalidRequest
+from inference_api.settings import Settings
+from inference_api.settings.bundle_file import ROUTED
+
+_AS_IT_IS = punctuation.replace("%", " ")  # in headers, beside letters and digits
+
+
+class Chosen(NamedTuple):
+    """`shown` is its name in the answer; `route` is set if a router chose it."""
+
+    name: str
+    shown: str
+    route: Route | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Characters that are not ASCII, and `%`, are percent-encoded in the name of an expert."""
+        return {} if self.route is None else {"X-Routed-To": quote(self.name, _AS_IT_IS)}
+
+
+class ModelChoice:
+    """Immutable; any request thread."""
+
+    def __init__(self, settings: Settings, router: ExpertRouter | None) -> None:
+        self._settings = settings
+        self._router = router
+
+    def check(self, asked: str) -> None:
+        """Raises what `of` would raise, whatever the text."""
+        if asked != ROUTED or self._settings.bundle is None:
+            self._settings.name_of(asked)
+        elif self._router is None:
+            raise InvalidRequest(
+                f"model: {ROUTED} needs a router, and the bundle has none; name an expert: "
+                f"{', '.join(self._settings.served_names)}.",
+                "model",
+            )
+
+    def of(self, asked: str | None, messages: Sequence[str]) -> Chosen:
+        """None is the default model. `messages` are the user's, oldest first. Raises UnknownModel,
+        and InvalidRequest for `auto` without a router or without text."""
+        asked = self._settings.default_model.name if asked is None else asked
+        self.check(asked)
+        if asked != ROUTED or self._router is None:
+            return Chosen(self._settings.name_of(asked), asked)
+        if not messages:
+            raise InvalidRequest(
+                f"model: {ROUTED} needs text of a user, and there is none; name an expert.", "model"
+            )
+        route = self._router.route(messages)
+        return Chosen(route.expert, route.expert, route)

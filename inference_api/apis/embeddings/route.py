@@ -1,0 +1,95 @@
+"""`/v1/embeddings`: a vector for each text, of the served model's hidden states."""
+
+from contextlib import ExitStack
+
+from flask import Blueprint, Response, jsonify
+
+from common.operations import operation
+from inference_api.apis.answering import encoded, prompt_is_called
+from inference_api.apis.choosing import ModelChoice
+from inference_api.apis.embeddings.body import (
+    MAX_NUMBERS,
+    Embedding,
+    Embeddings,
+    EmbeddingsBody,
+    EmbeddingsUsage,
+)
+from inference_api.apis.events import switch_headers
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.generations import Generations, TextGeneration
+from inference_api.core.served_model import ServedModel
+from inference_api.errors import InvalidRequest
+from inference_api.web.caller import caller_of_request, read
+from inference_api.web.errors import ROW_REFUSALS
+
+
+def create_blueprint(
+    generations: Generations, backend: DecodeBackend, choice: ModelChoice
+) -> Blueprint:
+    blueprint = Blueprint("embeddings", __name__)
+
+    @blueprint.post("/v1/embeddings")
+    @operation(
+        "Vectors of texts, by the model's hidden states: their mean, or the last token's.",
+        {200: Embeddings, **ROW_REFUSALS},
+        EmbeddingsBody,
+    )
+    def embeddings() -> Response:
+        body = read(EmbeddingsBody)
+        inputs = body.inputs()
+        chosen = choice.of(body.model, [each for each in inputs[:1] if isinstance(each, str)])
+        backend.check_admission()
+        model = backend.served[chosen.name]
+        check_dimensions(body.dimensions, model)
+        check_numbers(body, len(inputs) * (body.dimensions or model.hidden_size))
+        params = body.params()
+        with ExitStack() as stack:
+            with (
+                generations.admitted(model.name, caller_of_request()) as admitted,
+                prompt_is_called("input"),
+            ):
+                requests = [(encoded(each, model, "input"), params) for each in inputs]
+                running = generations.begin_all(admitted, requests)
+            for each in running:
+                stack.callback(each.close)
+            response = jsonify(_answer(body, chosen.shown, running))
+            response.headers.update(chosen.headers | switch_headers(running))
+            return response
+
+    return blueprint
+
+
+def check_dimensions(dimensions: int | None, model: ServedModel) -> None:
+    """Raises InvalidRequest above the model's own, or where it has none."""
+    if not model.hidden_size:
+        raise InvalidRequest(
+            f"model: {model.name} has no hidden states, as it is a mock; ask a server of a model.",
+            "model",
+        )
+    if dimensions is not None and dimensions > model.hidden_size:
+        raise InvalidRequest(
+            f"dimensions: is {dimensions}, above the {model.hidden_size} that {model.name} has; "
+            "lower it or leave it out.",
+            "dimensions",
+        )
+
+
+def check_numbers(body: EmbeddingsBody, num_numbers: int) -> None:
+    """Raises InvalidRequest for figures that would take gigabytes."""
+    if body.encoding_format != "base64" and num_numbers > MAX_NUMBERS:
+        raise InvalidRequest(
+            f"input: its vectors are {num_numbers} numbers, above {MAX_NUMBERS}; give fewer texts, "
+            "fewer dimensions, or encoding_format: base64.",
+            "input",
+        )
+
+
+def _answer(body: EmbeddingsBody, model: str, running: list[TextGeneration]) -> Embeddings:
+    data = []
+    for index, generation in enumerate(running):
+        assert generation.embedding is not None, "its first event has come"
+        shown = body.shown(generation.embedding)
+        data.append(Embedding(object="embedding", index=index, embedding=shown))
+    num_tokens = sum(len(each.prompt_tokens) for each in running)
+    usage = EmbeddingsUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+    return Embeddings(object="list", data=data, model=model, usage=usage)

@@ -1,0 +1,25 @@
+"""Server-sent events, and the headers of answers."""
+
+import json
+from collections.abc import Iterable, Mapping
+
+from inference_api.core.generations import TextGeneration
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+_dumped = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def named_event(content: Mapping[str, object]) -> bytes:
+    """Returns the event; its `type` is its name, too."""
+    return f"event: {content['type']}\ndata: {_dumped(content)}\n\n".encode()
+
+
+def switch_headers(generations: Iterable[TextGeneration]) -> dict[str, str]:
+    """Returns how long the model had to be waited for, if it had to be brought into memory."""
+    switches = [each.switch for each in generations if each.switch is not None]
+    if not switches:
+        return {}
+    switching_time_s = max(each.switching_time_s for each in switches)
+    return {"X-Switching-Time-Ms": str(round(1000 * switching_time_s))}

@@ -1,0 +1,99 @@
+"""`/v1/models`, in OpenAI's form and in Anthropic's."""
+
+import time
+from typing import Literal, NotRequired
+
+from flask import Blueprint, Response, jsonify, request
+
+from common.errors import VERSION_HEADER, Error
+from common.operations import operation
+from inference_api.apis.anthropic.model_page import ModelInfo, ModelPage, info_of, page_of
+from inference_api.bundle.cards import ExpertCard, expert_card
+from inference_api.bundle.residents import bundle_of
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.settings import Settings
+from inference_api.settings.bundle_file import ROUTED
+from inference_api.web.wire import WireDict
+
+BY_VERSION = {VERSION_HEADER: {"type": "string", "description": "Asks for Anthropic's form."}}
+
+
+class ModelCard(WireDict):
+    """Once the model is known: `max_model_len`, its context in tokens, and how tokens are drawn for
+    requests that say nothing of it, where the model says so itself. `auto` has neither."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: NotRequired[int]
+    default_sampling_params: NotRequired[dict[str, float]]
+
+
+class ExpertModelCard(ModelCard, ExpertCard):
+    """Of an expert, by its name or another that means it."""
+
+
+class ModelList(WireDict):
+    object: Literal["list"]
+    data: list[ModelCard | ExpertModelCard]
+
+
+def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
+    blueprint = Blueprint("models", __name__)
+    views = _Views(backend, settings)
+    blueprint.get("/v1/models")(views.models)
+    blueprint.get("/v1/models/<path:model>")(views.model)
+    return blueprint
+
+
+class _Views:
+    """Immutable; any request thread."""
+
+    def __init__(self, backend: DecodeBackend, settings: Settings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._started_at = int(time.time())
+
+    @operation(
+        "The models served; of a bundle's experts also their state.",
+        {200: ModelList | ModelPage},
+        headers=BY_VERSION,
+    )
+    def models(self) -> Response:
+        routed = (ROUTED,) if self._settings.has_router else ()
+        cards = [self._card(name) for name in (*self._settings.served_names, *routed)]
+        return _by_version(ModelList(object="list", data=cards), page_of(cards))
+
+    @operation(
+        "One of the models served.",
+        {200: ModelCard | ExpertModelCard | ModelInfo, 404: Error},
+        headers=BY_VERSION,
+    )
+    def model(self, model: str) -> Response:
+        if model != ROUTED or not self._settings.has_router:
+            self._settings.name_of(model)
+        card = self._card(model)
+        return _by_version(card, info_of(card))
+
+    def _card(self, name: str) -> ModelCard | ExpertModelCard:
+        card = ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
+        if name != ROUTED and (served := self._backend.served):
+            model = served[self._settings.name_of(name)]
+            card["max_model_len"] = model.max_seq_len
+            if model.sampling_defaults:
+                card["default_sampling_params"] = dict(model.sampling_defaults)
+        bundle, residents = self._settings.bundle, bundle_of(self._backend)
+        if bundle is None or residents is None or name == ROUTED:
+            return card
+        expert = bundle.expert(self._settings.name_of(name))
+        context = self._backend.served[expert.name].max_seq_len
+        rows_max = expert.rows.max or self._settings.user_rows
+        state = residents.snapshot.experts[expert.name]
+        return {**card, **expert_card(expert, context, rows_max, state)}
+
+
+def _by_version(openais: object, anthropics: object) -> Response:
+    response = jsonify(anthropics if VERSION_HEADER in request.headers else openais)
+    response.vary.add(VERSION_HEADER)
+    return response

@@ -1,0 +1,1 @@
+"""The native routes: text in, a stream of text out."""

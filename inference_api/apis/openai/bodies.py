@@ -1,0 +1,352 @@
+"""The bodies of the `/v1` routes as pydantic models: OpenAI's fields, and vLLM's beside them."""
+
+import re
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from inference_api.apis.chat import Chat
+from inference_api.apis.openai.conversation import ConversationFields, check_open
+from inference_api.apis.openai.field_kinds import (
+    ADVISORY,
+    UNSERVED,
+    UNSERVED_OF_CHAT,
+    UNSERVED_TOOLS,
+)
+from inference_api.apis.openai.formats import Constrained
+from inference_api.apis.openai.messages import Messages, turns_of
+from inference_api.errors import InvalidRequest
+from inference_api.request import GenerationParams
+from inference_api.web.fields import (
+    ANY_SIZE,
+    MAX_INTEGER,
+    Body,
+    Unserved,
+    fault,
+)
+from inference_api.web.json_object import shortened
+from inference_api.web.sampling import SampledBody
+from inference_api.web.thinking import Effort, Thinking, effort_options, thinking_options
+
+MAX_CHOICES = 32
+MAX_GENERATIONS = 256  # prompts times choices of one call
+MAX_STOP_STRINGS = 8
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGPROBS = 20
+MAX_SCORES = 1024  # at each place of prompts and answers
+MAX_PRIORITY = 1000
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
+
+TOKEN_ID = re.compile("[0-9]{1,10}")
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+def _form_of_prompt(prompt: Any) -> str | None:
+    """By the first element, so that a refusal of mixed forms names the first that differs."""
+    if isinstance(prompt, str):
+        return "<text>"
+    if not isinstance(prompt, list) or not prompt:
+        return None
+    forms = {str: "<texts>", int: "<ids>", list: "<lists of ids>"}
+    return forms.get(type(prompt[0]))
+
+
+def _form_of_stop(stop: Any) -> str | None:
+    if isinstance(stop, str):
+        return "<text>"
+    return "<texts>" if isinstance(stop, list) else None
+
+
+BY_FORM_OF_PROMPT = Discriminator(
+    _form_of_prompt,
+    custom_error_type="prompt",
+    custom_error_message="give a text, token ids, or a list of one or more of either",
+)
+Prompt = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[Ids, Tag("<ids>")]
+    | Annotated[list[Text], Field(max_length=MAX_GENERATIONS, fail_fast=True), Tag("<texts>")]
+    | Annotated[
+        list[Ids], Field(max_length=MAX_GENERATIONS, fail_fast=True), Tag("<lists of ids>")
+    ],
+    BY_FORM_OF_PROMPT,
+]
+Stop = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("<texts>")],
+    Discriminator(
+        _form_of_stop,
+        custom_error_type="stop",
+        custom_error_message=f"give a text or a list of {MAX_STOP_STRINGS} texts at most",
+    ),
+]
+
+
+def prompts_of(prompt: Prompt) -> list[str | list[int]]:
+    """Returns the prompts, each a text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if all(isinstance(item, int) for item in prompt):
+        return [[item for item in prompt if isinstance(item, int)]]
+    return [item for item in prompt if not isinstance(item, int)]
+
+
+class RequestBody(Body):
+    advisory: ClassVar[frozenset[str]] = ADVISORY
+    unserved: ClassVar[Unserved] = UNSERVED
+
+
+class StreamOptions(Body):
+    advisory: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(Constrained, SampledBody, RequestBody):
+    """The fields that completions and chat share."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100), ANY_SIZE]] | None = None
+    stop: Stop | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
+    ) = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=MAX_INTEGER)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of likeliest tokens to report with each token; None: no log probabilities."""
+        return None
+
+    @property
+    def wants_echo(self) -> bool:
+        """True if the answer begins with the prompt."""
+        return False
+
+    @property
+    def is_named_call(self) -> bool:
+        """True if the client chose the function to call."""
+        return False
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def asked_limit(self) -> tuple[str, int | None]:
+        """The field that limits the tokens to generate, and its value."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens to generate; None: to the end of the context."""
+        return self.asked_limit[1]
+
+    def _num_prompt_logprobs(self, choice: int) -> int | None:
+        """Every choice echoes the prompt, and the first one also tells of it for the others."""
+        of_echo = self.num_logprobs if self.wants_echo else None
+        asked = (of_echo, self.prompt_logprobs if choice == 0 else None)
+        return max((each for each in asked if each is not None), default=None)
+
+    def params(self) -> list[GenerationParams]:
+        """Returns the parameters of each choice, which draws from a seed of its own.
+
+        Raises InvalidRequest.
+        """
+        return [self._params(choice) for choice in range(self.num_choices)]
+
+    def _params(self, choice: int) -> GenerationParams:
+        sampling = replace(
+            self.sampling(choice),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self._biases(),
+            num_logprobs=self.num_logprobs,
+        )
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return GenerationParams(
+            max_tokens=self.token_limit,
+            stop_strings=stop,
+            ignore_eos=bool(self.ignore_eos),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            min_tokens=self.min_tokens or 0,
+            includes_stop=bool(self.include_stop_str_in_output),
+            num_prompt_logprobs=self._num_prompt_logprobs(choice),
+            priority=self.priority or 0,
+            speculation=self.speculation or "auto",
+            constraint=self.constraint(),
+            sampling=sampling,
+            unsaid=self.unsaid,
+        )
+
+    @model_validator(mode="after")
+    def _constraint_needs_its_end(self) -> "GenerationBody":
+        for field in ("ignore_eos", "min_tokens"):
+            if getattr(self, field) and self.constraint() is not None:
+                raise fault(field, "a constrained answer has an end; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _prompt_is_scored_in_one_piece(self) -> "GenerationBody":
+        if self.prompt_logprobs is not None and self.stream:
+            raise fault("prompt_logprobs", "come with whole answers; leave out stream")
+        return self
+
+    @model_validator(mode="after")
+    def _no_more_than_at_most(self) -> "GenerationBody":
+        limit = self.token_limit
+        if limit is not None and (self.min_tokens or 0) > limit:
+            field, _ = self.asked_limit
+            raise fault("min_tokens", f"is {self.min_tokens}, above {field}, {limit}; lower it")
+        return self
+
+    def _biases(self) -> tuple[tuple[int, float], ...]:
+        for token_id in self.logit_bias or ():
+            if not TOKEN_ID.fullmatch(token_id):
+                raise InvalidRequest(
+                    f"logit_bias: {shortened(token_id)!r} is no token id; give numbers.",
+                    "logit_bias",
+                )
+        return tuple((int(token_id), bias) for token_id, bias in (self.logit_bias or {}).items())
+
+
+class CompletionBody(GenerationBody):
+    unserved: ClassVar[Unserved] = {
+        **UNSERVED,
+        **UNSERVED_TOOLS,
+        "add_special_tokens": (True,),
+        "prompt_embeds": (),
+    }
+
+    prompt: Prompt
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INTEGER)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def wants_echo(self) -> bool:
+        return bool(self.echo)
+
+    @property
+    def token_limit(self) -> int | None:
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @model_validator(mode="after")
+    def _no_tokens_only_with_echo(self) -> "CompletionBody":
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise fault(
+                "max_tokens", "is 0, which needs echo: true or prompt_logprobs; give 1 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> "CompletionBody":
+        num_prompts, num_choices = len(self.prompts()), self.num_choices
+        if num_prompts * num_choices > MAX_GENERATIONS:
+            raise fault(
+                "n",
+                f"is {num_choices} for each of {num_prompts} prompts; give prompts times choices "
+                f"of {MAX_GENERATIONS} or fewer",
+            )
+        for field in ("prompt_logprobs", "logprobs"):
+            num_shown = (getattr(self, field) or 0) + 1
+            if getattr(self, field) is not None and (
+                num_prompts * num_choices * num_shown > MAX_SCORES
+            ):
+                raise fault(
+                    field,
+                    f"are {num_shown} with each token's own, for {num_prompts} prompts in "
+                    f"{num_choices} choices; give a product of {MAX_SCORES} or less",
+                )
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        return prompts_of(self.prompt)
+
+
+class ChatBody(ConversationFields, GenerationBody):
+    unserved: ClassVar[Unserved] = {
+        **UNSERVED,
+        **UNSERVED_OF_CHAT,
+        "add_special_tokens": (False,),
+        "echo": (False,),
+    }
+
+    messages: Messages
+    enable_thinking: bool | None = None
+    thinking: Thinking | None = None
+    reasoning_effort: Effort | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def is_named_call(self) -> bool:
+        return self.tool_use().is_named
+
+    def chat(self) -> Chat:
+        return Chat(
+            model=self.model,
+            turns=turns_of(self.messages),
+            use=self.tool_use(),
+            params=self.params(),
+            options={
+                **effort_options("reasoning_effort", self.reasoning_effort),
+                **thinking_options("enable_thinking", self.enable_thinking),
+                **(self.thinking.options() if self.thinking else {}),
+                **{
+                    f"chat_template_kwargs.{name}": {name: value}
+                    for name, value in (self.chat_template_kwargs or {}).items()
+                },
+            },
+            ending=self.ending,
+        )
+
+    @property
+    def asked_limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return super().asked_limit
+        return "max_completion_tokens", self.max_completion_tokens
+
+    @model_validator(mode="after")
+    def _open_message_is_text(self) -> "ChatBody":
+        if self.continue_final_message:
+            check_open(self.messages[-1])
+        return self
+
+    @model_validator(mode="after")
+    def _calls_need_their_end(self) -> "ChatBody":
+        for field in ("ignore_eos", "min_tokens"):
+            if getattr(self, field) and self.tool_use().mode == "required":
+                raise fault(field, "calls that are required have an end; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _top_only_with_logprobs(self) -> "ChatBody":
+        if self.top_logprobs and not self.logprobs:
+            raise fault("top_logprobs", "needs logprobs: true; give both or neither")
+        return self

@@ -1,0 +1,253 @@
+"""The answers of OpenAI's two generation routes, whole or streamed."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from inference_api.apis.chat import ChatAnswer
+from inference_api.apis.openai.bodies import ChatBody, GenerationBody, StreamOptions
+from inference_api.apis.openai.logprobs import Logprobs, LogprobsAnswer, first_of, prompt_logprobs
+from inference_api.apis.openai.shapes import CHAT, COMPLETION, Form
+from inference_api.apis.openai.wire import PromptTokensDetails, Usage
+from inference_api.bundle.router import Route
+from inference_api.core.record import GenerationRecord
+from inference_api.errors import HearthError
+from inference_api.request import FinishReason, ScoredToken
+from inference_api.text.tokens import Tokenizer
+from inference_api.tools.events import CallEnd, Event, TextDelta, whole
+
+DONE = b"data: [DONE]\n\n"
+
+Json = dict[str, Any]
+
+_dumped = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Choice:
+    """One of the answer's choices: a generation, its echo and its log probabilities."""
+
+    def __init__(
+        self, index: int, answer: ChatAnswer, body: GenerationBody, tokenizer: Tokenizer
+    ) -> None:
+        prompt_tokens = answer.generation.prompt_tokens
+        self.index = index
+        self.answer = answer
+        self._echo = tokenizer.decode(prompt_tokens) if body.wants_echo else ""
+        self._is_named_call = body.is_named_call
+        self._logprobs: Logprobs | None = None
+        self._ahead: list[ScoredToken] = []  # of what the generation has scored
+        if body.num_logprobs is not None:
+            scored = answer.generation.scored_prompt if body.wants_echo else ()
+            self._ahead = first_of(scored, body.num_logprobs)
+            is_chat = isinstance(body, ChatBody)
+            kept = answer.generation.kept_token_ids
+            self._logprobs = Logprobs(tokenizer, is_chat, len(self._ahead), kept)
+        self._num_chars = 0
+
+    @property
+    def finish_reason(self) -> str:
+        """Of the whole answer, once it has ended."""
+        reason = self.answer.generation.record().finish_reason
+        calls = reason == FinishReason.STOP and self.answer.has_calls
+        return "tool_calls" if calls and not self._is_named_call else reason
+
+    def pieces(self) -> Iterator[tuple[Event | None, LogprobsAnswer | None]]:
+        """Yields events and log probabilities as they come; the last may be without an event.
+
+        Raises HearthError.
+        """
+        if self._echo:
+            yield TextDelta(self._echo), None
+        for events in self._counted():
+            shown = [event for event in events if not isinstance(event, CallEnd)]
+            for number, event in enumerate(shown):
+                yield event, None if number else self._next_logprobs()
+        if self._logprobs is not None and (rest := self._take_scored()):
+            yield None, self._shaped(rest)
+
+    def whole(self, form: Form) -> Json:
+        """Returns the choice in one piece, once its generation has ended."""
+        events = [event for found in self._counted() for event in found]
+        return {
+            "index": self.index,
+            **form.content(whole([TextDelta(self._echo), *events])),
+            "logprobs": self._next_logprobs(),
+            "finish_reason": self.finish_reason,
+        }
+
+    def _counted(self) -> Iterator[list[Event]]:
+        """Yields the answer's events, and counts the characters of the texts they are of."""
+        self._num_chars = len(self._echo)
+        for piece, events in self.answer.pieces():
+            self._num_chars += len(piece)
+            yield events
+
+    def _next_logprobs(self) -> LogprobsAnswer | None:
+        return None if self._logprobs is None else self._shaped(self._take_scored())
+
+    def _take_scored(self) -> list[ScoredToken]:
+        ahead, self._ahead = self._ahead, []
+        return ahead + self.answer.generation.take_scored()
+
+    def _shaped(self, tokens: Sequence[ScoredToken]) -> LogprobsAnswer:
+        assert self._logprobs is not None
+        is_cut = self.answer.generation.is_cut
+        return self._logprobs.shape(tokens, self._num_chars if is_cut else None)
+
+
+class ChoicesWriter:
+    """Of one request. `model` is the name to show, `route` how it was chosen if not by name;
+    `created_at` is in seconds since 1970."""
+
+    def __init__(
+        self,
+        body: GenerationBody,
+        tokenizer: Tokenizer,
+        model: str,
+        route: Route | None,
+        request_id: str,
+        created_at: int,
+    ) -> None:
+        self._body = body
+        self._tokenizer = tokenizer
+        self._route = route
+        self._form = CHAT if isinstance(body, ChatBody) else COMPLETION
+        request_id = self._form.id_prefix + request_id
+        self._identity: Json = {"id": request_id, "created": created_at, "model": model}
+
+    def whole(self, answers: Sequence[ChatAnswer]) -> Json:
+        """A prompt counts once, however many choices it has."""
+        choices = self._choices(answers)
+        shapes = [choice.whole(self._form) for choice in choices]
+        of_prompts = [self._prompt_logprobs(answers, choice.index) for choice in choices]
+        whole_answer = {**self._identity, "object": self._form.object, "choices": shapes}
+        if not self._form.is_chat:  # vLLM has them in the choice; of a chat, beside the choices
+            whole_answer["choices"] = [
+                shape | about for shape, about in zip(shapes, of_prompts, strict=True)
+            ]
+        beside = of_prompts[0] if self._form.is_chat else {}
+        return {**whole_answer, "usage": self._usage(answers), **beside}
+
+    def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
+        """Yields server-sent events: one per piece, one for the finish of each choice, one for
+        usage if asked, `[DONE]`."""
+        choices, options = self._choices(answers), self._body.stream_options or StreamOptions()
+        head = {**self._identity, "object": self._form.chunk_object}
+        # Everything but the choice is the same in every event, and not worth encoding again.
+        prefix = f'data: {_dumped(head)[:-1]},"choices":['
+        suffix = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
+        try:
+            for shape in self._shapes(choices):
+                if options.continuous_usage_stats:
+                    yield sse({**head, "choices": [shape], "usage": self._usage(answers)})
+                else:
+                    yield (prefix + _dumped(shape) + suffix).encode()
+        except HearthError as error:
+            yield sse(error.body())
+            raise
+        if options.include_usage:
+            yield sse({**head, "choices": [], "usage": self._usage(answers)})
+        yield DONE
+
+    def _shapes(self, choices: Sequence[Choice]) -> Iterator[Json]:
+        begun: set[int] = set()
+        for choice, piece in _in_turn(choices):
+            event, logprobs = piece or (None, None)
+            yield {
+                "index": choice.index,
+                **self._form.delta(event, choice.index not in begun),
+                "logprobs": logprobs,
+                "finish_reason": choice.finish_reason if piece is None else None,
+            }
+            begun.add(choice.index)
+
+    def _choices(self, answers: Sequence[ChatAnswer]) -> list[Choice]:
+        return [
+            Choice(index, answer, self._body, self._tokenizer)
+            for index, answer in enumerate(answers)
+        ]
+
+    def _prompt_logprobs(self, answers: Sequence[ChatAnswer], index: int) -> Json:
+        """The first choice of a prompt has scored it for the others."""
+        shown = self._body.prompt_logprobs
+        if shown is None:
+            return {}
+        scored = answers[index - index % self._body.num_choices].generation.scored_prompt
+        return {"prompt_logprobs": prompt_logprobs(first_of(scored, shown), self._tokenizer)}
+
+    def _usage(self, answers: Sequence[ChatAnswer]) -> Usage:
+        records = [answer.generation.record() for answer in answers]
+        counts = usage(records, records[:: self._body.num_choices])
+        if self._route is not None:
+            counts["router"] = {
+                "expert": self._route.expert,
+                "confidence": self._route.confidence,
+                "method": self._route.method,
+            }
+        return counts
+
+
+def _in_turn(
+    choices: Sequence[Choice],
+) -> Iterator[tuple[Choice, tuple[Event | None, LogprobsAnswer | None] | None]]:
+    """Yields a piece of each choice in turn, None at its end.
+
+    Waiting for one holds up the others no longer than a step: all of them run, and a step brings
+    each a token.
+    """
+    running = [(choice, choice.pieces()) for choice in choices]
+    while running:
+        for each in list(running):
+            choice, pieces = each
+            piece = next(pieces, None)
+            if piece is None:
+                running.remove(each)
+            yield choice, piece
+
+
+def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRecord]) -> Usage:
+    """Returns OpenAI's counts; for a single generation also the server's own times, in seconds."""
+    prompt_tokens = sum(record.prompt_tokens for record in of_prompts)
+    completion_tokens = sum(record.completion_tokens for record in records)
+    total_tokens = prompt_tokens + completion_tokens
+    cached_tokens = sum(record.reused_tokens for record in of_prompts)
+    counts = Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=total_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+    )
+    if len(records) > 1:
+        return counts
+    (record,) = records
+    own_times: Usage = {
+        **counts,
+        "time_to_first_token": record.ttft_s,
+        "queue_time": record.queue_s,
+        "total_latency": record.e2e_s,
+        "completion_tokens_after_first_per_sec": record.tokens_per_s,
+        "completion_tokens_after_first_per_sec_first_ten": record.early_tokens_per_s,
+        "total_tokens_per_sec": total_tokens / record.e2e_s if record.e2e_s > 0 else None,
+        "batch_size_used": round(record.mean_batch_size),
+        "acceptance_rate": None,
+        "switching_time": 0.0,
+    }
+    if record.switch is not None:
+        own_times["switching_time"] = record.switch.switching_time_s
+        own_times["switch"] = {
+            "wait_s": record.switch.wait_s,
+            "evict_s": record.switch.evict_s,
+            "load_s": record.switch.load_s,
+            "initiator": record.switch.is_initiator,
+            "from": record.switch.from_name,
+        }
+    if record.drafted_tokens and record.tokens_per_step is not None:
+        own_times["acceptance_rate"] = record.accepted_tokens / record.drafted_tokens
+        own_times["tokens_per_step"] = record.tokens_per_step
+        own_times["acceptance_by_depth"] = list(record.acceptance_by_depth)
+    return own_times
+
+
+def sse(content: Mapping[str, object]) -> bytes:
+    """Returns one server-sent event."""
+    return f"data: {_dumped(content)}\n\n".encode()

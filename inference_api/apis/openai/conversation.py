@@ -1,0 +1,40 @@
+"""What a body may say of how its messages become a prompt."""
+
+from pydantic import model_validator
+
+from inference_api.apis.openai.messages import ChatMessage
+from inference_api.apis.openai.tools import TemplateOptions, ToolFields
+from inference_api.text.chat_prompts import Ending
+from inference_api.web.fields import fault
+
+
+class ConversationFields(ToolFields):
+    """`continue_final_message` has the answer go on with the last message, without
+    `add_generation_prompt`, which begins an answer."""
+
+    chat_template_kwargs: TemplateOptions | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def ending(self) -> Ending:
+        if self.continue_final_message:
+            return "open"
+        return "closed" if self.add_generation_prompt is False else "answer"
+
+    @model_validator(mode="after")
+    def _one_ending(self) -> "ConversationFields":
+        if self.continue_final_message and self.add_generation_prompt:
+            raise fault(
+                "continue_final_message", "comes without add_generation_prompt; give one of the two"
+            )
+        return self
+
+
+def check_open(message: ChatMessage) -> None:
+    """Raises the fault of a last message that has no text to go on with."""
+    if message.content is None or message.tool_calls or message.role == "tool":
+        raise fault(
+            "continue_final_message",
+            "goes on with a text, which the last message is not; end with a text and without calls",
+        )

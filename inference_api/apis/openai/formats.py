@@ -1,0 +1,125 @@
+"""Constraints on an answer in requests: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+
+import json
+from dataclasses import replace
+from typing import ClassVar, Final, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from inference_api.errors import InvalidRequest
+from inference_api.request import ConstraintSpec
+from inference_api.web.constraints import (
+    Choices,
+    ClientGrammar,
+    Regex,
+    Schema,
+    SchemaOrText,
+    schema_constraint,
+)
+from inference_api.web.fields import Body, Unserved, fault
+
+
+class JsonSchema(Body):
+    name: str | None = None
+    description: str | None = None
+    schema_: Schema = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """`json_schema` needs a schema; `json_object` is any object, or one of the `schema` that some
+    clients put beside it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema_: Schema | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> "ResponseFormat":
+        if self.type == "json_schema" and self.json_schema is None:
+            raise fault("json_schema", "is missing; give it with type json_schema")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise fault("json_schema", "comes with type json_schema only; leave it out")
+        return self
+
+    def as_constraint(self) -> ConstraintSpec | None:
+        if self.type == "text":
+            return None
+        schema = {"type": "object"} if self.schema_ is None else self.schema_
+        schema = schema if self.json_schema is None else self.json_schema.schema_
+        return schema_constraint("response_format", schema)
+
+
+class StructuredOutputs(Body):
+    """One of the four; vLLM's field."""
+
+    model_config = ConfigDict(protected_namespaces=())
+    advisory: ClassVar[frozenset[str]] = frozenset(
+        {"disable_any_whitespace", "disable_fallback", "whitespace_pattern"}
+    )
+    unserved: ClassVar[Unserved] = {
+        "disable_additional_properties": (False,),
+        "json_object": (False,),
+        "structural_tag": (),
+    }
+
+    json_: SchemaOrText | None = Field(None, alias="json")
+    regex: Regex | None = None
+    choice: Choices | None = None
+    grammar: ClientGrammar | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "StructuredOutputs":
+        parts = (self.json_, self.regex, self.choice, self.grammar)
+        num_given = sum(each is not None for each in parts)
+        if num_given != 1:
+            raise fault(
+                "json", f"{num_given} of json, regex, choice and grammar are given; give one"
+            )
+        return self
+
+    def as_constraint(self) -> ConstraintSpec:
+        field: Final = "structured_outputs"
+        if self.regex is not None:
+            return ConstraintSpec(field, "regex", self.regex)
+        if self.choice is not None:
+            return ConstraintSpec(field, "choice", json.dumps(self.choice))
+        if self.grammar is not None:
+            return ConstraintSpec(field, "grammar", self.grammar)
+        return schema_constraint(field, self.json_ or {})
+
+
+class Constrained(Body):
+    """What a body may say of its answer's form: one of these, the last four by vLLM's older
+    names."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: ClientGrammar | None = None
+
+    def constraint(self) -> ConstraintSpec | None:
+        """Raises InvalidRequest where several are given."""
+        form, outputs = self.response_format, self.structured_outputs
+        asked = {
+            "response_format": None if form is None else form.as_constraint(),
+            "structured_outputs": None if outputs is None else outputs.as_constraint(),
+            "guided_json": _guided("json", self.guided_json),
+            "guided_regex": _guided("regex", self.guided_regex),
+            "guided_choice": _guided("choice", self.guided_choice),
+            "guided_grammar": _guided("grammar", self.guided_grammar),
+        }
+        given = {field: each for field, each in asked.items() if each is not None}
+        if len(given) > 1:
+            *_, last = given
+            raise InvalidRequest(f"Give only one of {' and '.join(given)}.", last)
+        return next(iter(given.values()), None)
+
+
+def _guided(kind: str, part: object) -> ConstraintSpec | None:
+    if part is None:
+        return None
+    constraint = StructuredOutputs.model_validate({kind: part}).as_constraint()
+    return replace(constraint, field=f"guided_{kind}")

@@ -1,0 +1,154 @@
+"""Log probabilities in the shapes of OpenAI's two routes.
+
+`bytes` are a token's own, so that those of all tokens together are the text's: a part of a
+character has some of the character's, a special token, which adds nothing to a text, has none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from inference_api.apis.openai.wire import (
+    ChatLogprob,
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    ScoredText,
+)
+from inference_api.request import ScoredToken
+from inference_api.text.tokens import TextStream, Tokenizer
+
+LogprobsAnswer = CompletionLogprobs | ChatLogprobs
+
+
+class TokenTexts:
+    """The texts and bytes of single tokens. Belongs to one request."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, tuple[str, bytes]] = {}
+
+    def of(self, token_id: int) -> tuple[str, bytes]:
+        """Returns a token's text and bytes. A special token's text is its name; a part of a
+        character reads as the replacement character."""
+        if token_id not in self._known:
+            own = self._tokenizer.token_bytes(token_id)
+            name = self._tokenizer.special_token(token_id)
+            self._known[token_id] = (own.decode(errors="replace") if name is None else name, own)
+        return self._known[token_id]
+
+
+def first_of(tokens: Sequence[ScoredToken], num_top: int) -> list[ScoredToken]:
+    """The tokens with no more than so many of the likeliest."""
+    return [
+        ScoredToken(id_, found and replace(found, top=found.top[:num_top])) for id_, found in tokens
+    ]
+
+
+def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> PromptLogprobs:
+    """Returns a prompt's tokens, each with the likeliest in its place, in vLLM's shape."""
+    texts = TokenTexts(tokenizer)
+    shown: PromptLogprobs = []
+    for token_id, found in tokens:
+        if found is None:
+            shown.append(None)
+            continue
+        own = (found.rank, token_id, found.logprob)
+        best = [(rank, id_, logprob) for rank, (id_, logprob) in enumerate(found.top, 1)]
+        shown.append(
+            {
+                str(id_): PromptLogprob(logprob=logprob, rank=rank, decoded_token=texts.of(id_)[0])
+                for rank, id_, logprob in [own, *(each for each in best if each[1] != token_id)]
+            }
+        )
+    return shown
+
+
+class TextOffsets:
+    """Offsets of tokens in the text they make, in characters. Belongs to one request."""
+
+    def __init__(self, tokenizer: Tokenizer, kept: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._kept = kept
+        self._text = TextStream(tokenizer, kept)
+        self._num_chars = 0  # whose text is certain
+        self._held = b""  # of the tokens after that: the beginning of a character
+
+    def push(self, token_id: int, own: bytes) -> int:
+        """Returns the next token's offset; inside a character, where that character begins."""
+        # The last character of this is the one that the token's first byte is in.
+        begun = (self._held + own[:1]).decode(errors="replace")
+        offset = self._num_chars + max(0, len(begun) - 1)
+        piece = self._text.push([token_id])
+        self._num_chars += len(piece)
+        self._held = b"" if piece else self._held + own
+        return offset
+
+    def begin_answer(self) -> None:
+        """The tokens from here on are decoded by themselves."""
+        self._num_chars += len(self._text.finish())
+        self._text, self._held = TextStream(self._tokenizer, self._kept), b""
+
+
+class Logprobs:
+    """The log probabilities of one choice, as they come. Belongs to one request."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        is_chat: bool,
+        num_prompt_tokens: int = 0,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
+        """`num_prompt_tokens` are scored before the answer's; `kept` are special tokens whose names
+        are text."""
+        self._texts = TokenTexts(tokenizer)
+        self._offsets = TextOffsets(tokenizer, kept)
+        self._is_chat = is_chat
+        self._prompt_tokens_left = num_prompt_tokens
+
+    def shape(self, tokens: Sequence[ScoredToken], end: int | None = None) -> LogprobsAnswer:
+        """Returns those of the tokens that came next; with `end`, of the ones that begin before
+        it."""
+        kept: list[ScoredToken] = []
+        offsets: list[int] = []
+        for token in tokens:
+            if self._prompt_tokens_left == 0:
+                self._offsets.begin_answer()
+            self._prompt_tokens_left -= 1
+            offset = self._offsets.push(token.token_id, self._texts.of(token.token_id)[1])
+            if end is not None and offset >= end:
+                break
+            kept.append(token)
+            offsets.append(offset)
+        return self._of_chat(kept) if self._is_chat else self._of_completion(kept, offsets)
+
+    def _of_completion(
+        self, tokens: Sequence[ScoredToken], offsets: list[int]
+    ) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            tokens=[self._texts.of(token.token_id)[0] for token in tokens],
+            token_logprobs=[token.logprobs.logprob if token.logprobs else None for token in tokens],
+            top_logprobs=[self._likeliest(token) for token in tokens],
+            text_offset=offsets,
+        )
+
+    def _likeliest(self, token: ScoredToken) -> dict[str, float] | None:
+        """Returns the likeliest tokens and the token itself, as OpenAI has it; of several tokens
+        with the same text the likeliest."""
+        if token.logprobs is None:
+            return None
+        pairs = [(token.token_id, token.logprobs.logprob), *reversed(token.logprobs.top)]
+        return {self._texts.of(token_id)[0]: logprob for token_id, logprob in pairs}
+
+    def _of_chat(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs:
+        content: list[ChatLogprob] = []
+        for token_id, logprobs in tokens:
+            assert logprobs is not None, "an answer's tokens have their log probabilities"
+            top = [self._entry(*each) for each in logprobs.top]
+            content.append({**self._entry(token_id, logprobs.logprob), "top_logprobs": top})
+        return ChatLogprobs(content=content, refusal=None)
+
+    def _entry(self, token_id: int, logprob: float) -> ScoredText:
+        text, own = self._texts.of(token_id)
+        return ScoredText(token=text, logprob=logprob, bytes=list(own) or None)

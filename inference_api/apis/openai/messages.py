@@ -1,0 +1,134 @@
+"""Chat messages, as clients write them and as they keep answers in their history."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from inference_api.tools.history import Message
+from inference_api.web.entries import read_parts
+from inference_api.web.fields import Body, Unserved, fault
+from inference_api.web.tools import MAX_CALLS_OF_A_TURN, CalledName, CallId
+
+
+def form_of_content(content: Any) -> str | None:
+    if isinstance(content, str):
+        return "<text>"
+    return "<parts>" if isinstance(content, list) else None
+
+
+class TextPart(Body):
+    """A part of a content."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset({"cache_control", "prompt_cache_breakpoint"})
+    of_answers: ClassVar[frozenset[str]] = frozenset({"annotations", "provider_specific_fields"})
+
+    type: Literal["text"]
+    text: str
+
+
+def as_text(arguments: Any) -> Any:
+    """Returns the arguments of a call, which some clients keep as the object they are."""
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[TextPart], Field(fail_fast=True), read_parts(TextPart), Tag("<parts>")],
+    Discriminator(
+        form_of_content,
+        custom_error_type="content",
+        custom_error_message="give a text or a list of parts of type text",
+    ),
+]
+
+
+class CalledFunction(Body):
+    of_answers: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})
+
+    name: CalledName
+    arguments: Annotated[str, BeforeValidator(as_text)] = ""
+
+
+class ToolCall(Body):
+    of_answers: ClassVar[frozenset[str]] = frozenset({"extra_content", "index"}) | {
+        "provider_specific_fields"
+    }
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def as_json(self) -> Message:
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class ChatMessage(Body):
+    """Fields that clients add to an answer in their history are accepted. So is an answer without
+    any text, as they put one together of a stream that had none, and a list of no parts, which is
+    how LangChain and MCP write a call, or a tool's result, that has no text."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset(
+        {"audio", "cache_control", "images", "metadata", "reasoning_details", "thinking_blocks"}
+    )
+    of_answers: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "id", "parsed", "provider_specific_fields", "timestamp"}
+    )
+    unserved: ClassVar[Unserved] = {"function_call": ()}
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    refusal: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(max_length=MAX_CALLS_OF_A_TURN, fail_fast=True)] | None
+    ) = None
+    tool_call_id: CallId | None = None
+
+    @model_validator(mode="after")
+    def _one_text(self) -> "ChatMessage":
+        if self.content is None and self.role != "assistant":
+            raise fault("content", "is missing; give a text")
+        if self.content == [] and self.role not in ("assistant", "tool"):
+            raise fault("content", "is an empty list; give a text or one part or more")
+        if self.refusal and (self.content or self.role != "assistant"):
+            raise fault("refusal", "is an assistant's, in place of content; leave out one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_of_its_role(self) -> "ChatMessage":
+        for field in ("tool_calls", "reasoning_content", "reasoning"):
+            if getattr(self, field) and self.role != "assistant":
+                raise fault(field, "is an assistant's; leave it out")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise fault("tool_call_id", "is missing; give the id of the call")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise fault("tool_call_id", "is of messages of role tool; leave it out")
+        return self
+
+    def as_turn(self) -> Message:
+        """Returns the message as chat templates take it: one text; a developer is a system."""
+        content = self.content or self.refusal or ""
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        thoughts = self.reasoning_content or self.reasoning
+        fields: Message = {
+            "name": self.name,
+            "tool_calls": [call.as_json() for call in self.tool_calls or ()],
+            "reasoning_content": thoughts,
+        }
+        given = {name: value for name, value in fields.items() if value}
+        of_result = {"tool_call_id": self.tool_call_id} if role == "tool" else {}
+        return {"role": role, "content": content, **given, **of_result}
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+
+
+def turns_of(messages: Sequence[ChatMessage]) -> list[Message]:
+    return [message.as_turn() for message in messages]

@@ -1,0 +1,79 @@
+"""OpenAI's generation routes under `/v1`, for clients of OpenAI and vLLM.
+
+A completion is one or several generations; the answer is made of their texts.
+"""
+
+import time
+from contextlib import ExitStack
+
+from flask import Blueprint, Response, g
+
+from common.operations import operation
+from inference_api.apis.answering import Chats, encoded, prompt_is_called, responded
+from inference_api.apis.chat import ChatAnswer, plain_reader
+from inference_api.apis.choosing import Chosen, ModelChoice
+from inference_api.apis.openai.bodies import ChatBody, CompletionBody, GenerationBody
+from inference_api.apis.openai.choices import ChoicesWriter
+from inference_api.apis.openai.wire import ChatCompletion, Completion
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.generations import Generations
+from inference_api.core.served_model import ServedModel
+from inference_api.web.caller import caller_of_request, read
+from inference_api.web.errors import ROW_REFUSALS
+
+
+def create_blueprint(
+    generations: Generations, backend: DecodeBackend, choice: ModelChoice, chats: Chats
+) -> Blueprint:
+    blueprint = Blueprint("openai", __name__)
+
+    @blueprint.post("/v1/chat/completions")
+    @operation(
+        "Answer a conversation.",
+        {200: (ChatCompletion, "text/event-stream"), **ROW_REFUSALS},
+        ChatBody,
+    )
+    def chat_completions() -> Response:
+        body = read(ChatBody)
+        created_at = int(time.time())
+
+        def writer_of(chosen: Chosen, model: ServedModel) -> ChoicesWriter:
+            return _writer(body, chosen, model, created_at)
+
+        return chats.respond(body.chat(), writer_of, bool(body.stream))
+
+    @blueprint.post("/v1/completions")
+    @operation(
+        "Continue prompts.",
+        {200: (Completion, "text/event-stream"), **ROW_REFUSALS},
+        CompletionBody,
+    )
+    def completions() -> Response:
+        body = read(CompletionBody)
+        prompts, params = body.prompts(), body.params()
+        chosen = choice.of(body.model, [each for each in prompts[:1] if isinstance(each, str)])
+        backend.check_admission()
+        model = backend.served[chosen.name]
+        writer = _writer(body, chosen, model, int(time.time()))
+        with ExitStack() as stack:
+            with (
+                generations.admitted(model.name, caller_of_request()) as admitted,
+                prompt_is_called("prompt"),
+            ):
+                token_ids = [encoded(prompt, model, "prompt") for prompt in prompts]
+                requests = [(prompt, each) for prompt in token_ids for each in params]
+                begun = generations.begin_all(admitted, requests)
+            for generation in begun:
+                stack.callback(generation.close)
+            answers = [ChatAnswer(generation, plain_reader()) for generation in begun]
+            num_tokens = sum(map(len, token_ids))
+            return responded(stack, writer, answers, num_tokens, chosen.headers, bool(body.stream))
+
+    return blueprint
+
+
+def _writer(
+    body: GenerationBody, chosen: Chosen, model: ServedModel, created_at: int
+) -> ChoicesWriter:
+    shown, route = chosen.shown, chosen.route
+    return ChoicesWriter(body, model.tokenizer, shown, route, g.request_id, created_at)

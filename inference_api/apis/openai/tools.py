@@ -1,0 +1,149 @@
+"""Tools in requests: what may be called, and what has to be."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Protocol
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+
+from inference_api.tools.events import Mode, Tool
+from inference_api.web.entries import only
+from inference_api.web.fields import Body, fault
+from inference_api.web.json_object import shortened
+from inference_api.web.tools import (
+    MAX_TOOLS,
+    Choice,
+    Description,
+    FunctionName,
+    ToolBody,
+    check_schema,
+    tool_of,
+)
+
+MAX_OPTIONS = 32
+
+# What is the server's to say when it renders.
+RESERVED_OPTIONS = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation"}
+    | {"documents", "max_length", "messages", "padding", "return_assistant_tokens_mask"}
+    | {"return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation"}
+    | {"additional_special_tokens", "raise_exception", "self", "strftime_now", "xml_tools"}
+)
+_OPTION = re.compile("[a-z][a-z0-9_]{0,63}")
+
+
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    for name in options:
+        if name in RESERVED_OPTIONS or name.endswith("_token") or not _OPTION.fullmatch(name):
+            raise fault(shortened(name), "is not an option of a template; leave it out")
+    return options
+
+
+TemplateOptions = Annotated[
+    dict[str, Any], Field(max_length=MAX_OPTIONS), AfterValidator(_check_options)
+]
+
+
+class Function(Body):
+    name: FunctionName
+    description: Description | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _schema_in_bounds(self) -> "Function":
+        check_schema("parameters", self.parameters)
+        return self
+
+    def as_tool(self, name: str | None = None) -> Tool:
+        return tool_of(name or self.name, self.description, self.parameters, self.strict)
+
+
+class FunctionTool(Body):
+    advisory: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+    def said(self) -> Choice:
+        return Choice("required", (self.function.name,), is_named=True)
+
+
+class AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    def said(self) -> Choice:
+        names = tuple(tool.function.name for tool in self.allowed_tools.tools)
+        return Choice(self.allowed_tools.mode, names)
+
+
+def _form_of_choice(choice: Any) -> str | None:
+    if isinstance(choice, str):
+        return "<mode>"
+    if not isinstance(choice, dict):
+        return None
+    return "<allowed>" if choice.get("type") == "allowed_tools" else "<named>"
+
+
+ChosenMode = Annotated[Mode, Tag("<mode>")]
+BY_FORM_OF_CHOICE = Discriminator(
+    _form_of_choice,
+    custom_error_type="tool_choice",
+    custom_error_message="give none, auto, required, or an object that names a function",
+)
+ToolChoice = Annotated[
+    ChosenMode
+    | Annotated[NamedTool, Tag("<named>")]
+    | Annotated[AllowedToolsChoice, Tag("<allowed>")],
+    BY_FORM_OF_CHOICE,
+]
+
+
+class SaysChoice(Protocol):
+    def said(self) -> Choice: ...
+
+
+def choice_of(given: Mode | SaysChoice | None) -> Choice:
+    """Returns what a `tool_choice` says, in whatever form."""
+    return Choice(given or "auto") if given is None or isinstance(given, str) else given.said()
+
+
+class ToolFields(ToolBody):
+    """What a body of a chat may say of tools."""
+
+    tools: (
+        Annotated[
+            list[FunctionTool],
+            Field(max_length=MAX_TOOLS, fail_fast=True),
+            only(("function",), FunctionTool),
+        ]
+        | None
+    ) = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def offered(self) -> list[Tool]:
+        return [tool.function.as_tool() for tool in self.tools or ()]
+
+    @property
+    def choice(self) -> Choice:
+        return choice_of(self.tool_choice)
+
+    @property
+    def allows_several(self) -> bool:
+        return self.parallel_tool_calls is not False

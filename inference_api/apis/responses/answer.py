@@ -1,0 +1,367 @@
+"""The answers of `/v1/responses`, whole or as events."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import Any, Literal, NotRequired
+
+from inference_api.apis.chat import ChatAnswer
+from inference_api.apis.events import named_event
+from inference_api.apis.responses.body import ResponsesBody
+from inference_api.apis.responses.tools import Called, object_of
+from inference_api.errors import HearthError
+from inference_api.tools.parts import Part, PartDelta, PartEnd, PartEvent, PartStart, parts_of
+from inference_api.web.wire import WireDict
+
+Json = dict[str, Any]
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(WireDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Json]
+
+
+class OutputMessage(WireDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: Status
+    content: list[OutputText]
+
+
+class ReasoningText(WireDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(WireDict):
+    id: str
+    type: Literal["reasoning"]
+    status: Status
+    summary: list[Json]
+    content: list[ReasoningText]
+
+
+class OutputCall(WireDict):
+    id: str
+    type: Literal["function_call"]
+    status: Status
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+    arguments: str
+
+
+class OutputCustomCall(WireDict):
+    id: str
+    type: Literal["custom_tool_call"]
+    status: Status
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+    input: str
+
+
+class OutputShellCall(WireDict):
+    id: str
+    type: Literal["local_shell_call"]
+    status: Status
+    call_id: str
+    action: Json
+
+
+class OutputSearchCall(WireDict):
+    id: str
+    type: Literal["tool_search_call"]
+    status: Status
+    execution: Literal["client"]
+    call_id: str
+    arguments: Json
+
+
+Item = (
+    OutputMessage
+    | OutputReasoning
+    | OutputCall
+    | OutputCustomCall
+    | OutputShellCall
+    | OutputSearchCall
+)
+
+
+class InputTokensDetails(WireDict):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(WireDict):
+    reasoning_tokens: int
+
+
+class ResponseUsage(WireDict):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(WireDict):
+    code: str
+    message: str
+
+
+class IncompleteDetails(WireDict):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseAnswer(WireDict):
+    """What was asked, and `output`. `usage` is last: who counts tokens reads it at the end."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: Json
+    store: bool
+    temperature: float
+    text: Json
+    tool_choice: str | Json
+    tools: list[Json]
+    top_p: float
+    truncation: Literal["disabled"]
+    output: list[Item]
+    usage: NotRequired[ResponseUsage | None]
+
+
+@dataclass(frozen=True)
+class ResponseWriter:
+    """Of one response. `created_at`: seconds since 1970."""
+
+    response_id: str
+    model: str
+    created_at: int
+    body: ResponsesBody
+
+    @cached_property
+    def called_tools(self) -> Mapping[str, Called]:
+        return self.body.called_tools()
+
+    def whole(self, answers: Sequence[ChatAnswer]) -> ResponseAnswer:
+        (answer,) = answers
+        ends = [each for each in parts_of(answer.events()) if isinstance(each, PartEnd)]
+        items = [self._item(end.part, _status(end, answer)) for end in ends]
+        return self._ended(answer, items or [self._nothing(answer)])
+
+    def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
+        """Yields the events. An error is an event and the end of the response."""
+        (answer,) = answers
+        numbers = count()
+
+        def event(content: Json) -> bytes:
+            return named_event({**content, "sequence_number": next(numbers)})
+
+        items: list[Item] = []
+        yield event({"type": "response.created", "response": self._response("in_progress", [])})
+        yield event({"type": "response.in_progress", "response": self._response("in_progress", [])})
+        try:
+            for part_event in parts_of(answer.events()):
+                yield from map(event, self._events(part_event, answer, items))
+        except HearthError as error:
+            told = {"code": error.code, "message": str(error)}
+            yield event({"type": "error", **told, "param": error.param})
+            failed = self._response("failed", items) | {"error": told}
+            yield event({"type": "response.failed", "response": failed})
+            raise
+        ended = self._ended(answer, items or [self._nothing(answer)])
+        yield event({"type": f"response.{ended['status']}", "response": ended})
+
+    def _events(self, event: PartEvent, answer: ChatAnswer, items: list[Item]) -> Iterator[Json]:
+        """Yields what a stream tells of a part; what has ended is added to the items."""
+        part = event.part
+        place = {"output_index": part.index}
+        match event:
+            case PartStart():
+                item: Item = self._item(part, "in_progress")
+                yield {"type": "response.output_item.added", **place, "item": item}
+                if part.kind != "call":
+                    yield self._told(part, "content_part.added", part=_content(part))
+            case PartDelta(_, text):
+                if self._streams(part):
+                    yield self._told(part, f"{self._kind(part)}.delta", delta=text, **_more(part))
+            case PartEnd():
+                yield from self._ends(part)
+                item = self._item(part, _status(event, answer))
+                items.append(item)
+                yield {"type": "response.output_item.done", **place, "item": item}
+
+    def _ends(self, part: Part) -> Iterator[Json]:
+        kind, called = self._kind(part), self._called(part)
+        if part.kind != "call":
+            yield self._told(part, f"{kind}.done", text=part.text, **_more(part))
+            yield self._told(part, "content_part.done", part=_content(part))
+        elif called.kind == "custom":
+            said = called.input_of(part.text)
+            if not called.is_raw:
+                yield self._told(part, f"{kind}.delta", delta=said)
+            yield self._told(part, f"{kind}.done", input=said)
+        elif called.kind == "function":
+            yield self._told(part, f"{kind}.done", arguments=part.text)
+
+    def _told(self, part: Part, kind: str, /, **more: Any) -> Json:
+        """Returns an event of a part."""
+        of_item = {"item_id": self._item_id(part), "output_index": part.index}
+        of_part = of_item if part.kind == "call" else {**of_item, "content_index": 0}
+        return {"type": f"response.{kind}", **of_part, **more}
+
+    def _kind(self, part: Part) -> str:
+        return _KINDS[self._called(part).kind if part.kind == "call" else part.kind]
+
+    def _streams(self, part: Part) -> bool:
+        """Whether what the model writes is what is shown."""
+        called = self._called(part)
+        return called.kind == "function" or called.is_raw
+
+    def _called(self, part: Part) -> Called:
+        return self.called_tools.get(part.name) or Called(part.name)
+
+    def _item_id(self, part: Part) -> str:
+        prefix = _PREFIXES[self._called(part).kind if part.kind == "call" else part.kind]
+        return f"{prefix}{self.response_id.removeprefix('resp_')}-{part.index}"
+
+    def _item(self, part: Part, status: Status) -> Item:
+        """A part that has just begun has no content yet."""
+        item_id = self._item_id(part)
+        has_content = status != "in_progress"
+        if part.kind == "text":
+            shown: list[OutputText] = [_output_text(part.text)] if has_content else []
+            return {"id": item_id, "type": "message", "role": "assistant", "status": status,
+                    "content": shown}  # fmt: skip
+        if part.kind == "thought":
+            thought: ReasoningText = {"type": "reasoning_text", "text": part.text}
+            return {"id": item_id, "type": "reasoning", "status": status, "summary": [],
+                    "content": [thought] if has_content else []}  # fmt: skip
+        return self._call(part, item_id, status)
+
+    def _call(self, part: Part, item_id: str, status: Status) -> Item:
+        called, call_id = self._called(part), part.call_id
+        if called.kind == "shell":
+            action = {"type": "exec", "command": [], "env": {}} | object_of(part.text)
+            return {"id": item_id, "type": "local_shell_call", "status": status,
+                    "call_id": call_id, "action": action}  # fmt: skip
+        if called.kind == "search":
+            return {"id": item_id, "type": "tool_search_call", "status": status,
+                    "execution": "client", "call_id": call_id,
+                    "arguments": object_of(part.text)}  # fmt: skip
+        item: OutputCall | OutputCustomCall
+        if called.kind == "custom":
+            said = "" if status == "in_progress" else called.input_of(part.text)
+            item = {"id": item_id, "type": "custom_tool_call", "status": status,
+                    "call_id": call_id, "name": called.name, "input": said}  # fmt: skip
+        else:
+            item = {"id": item_id, "type": "function_call", "status": status,
+                    "call_id": call_id, "name": called.name, "arguments": part.text}  # fmt: skip
+        if called.namespace is not None:
+            item["namespace"] = called.namespace
+        return item
+
+    def _nothing(self, answer: ChatAnswer) -> Item:
+        """What an answer without a token of text consists of."""
+        part = Part(0, "text")
+        return self._item(part, "incomplete" if answer.is_cut else "completed")
+
+    def _ended(self, answer: ChatAnswer, items: list[Item]) -> ResponseAnswer:
+        response = self._response("incomplete" if answer.is_cut else "completed", items)
+        if answer.is_cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        record = answer.generation.record()
+        response["usage"] = {
+            "input_tokens": record.prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": record.reused_tokens,
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": record.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": answer.thought_tokens},
+            "total_tokens": record.prompt_tokens + record.completion_tokens,
+        }
+        return response
+
+    def _response(
+        self,
+        status: Literal["in_progress", "completed", "incomplete", "failed"],
+        items: list[Item],
+    ) -> ResponseAnswer:
+        body = self.body
+        asked = body.model_dump(by_alias=True, exclude_none=True)
+        return {
+            "id": self.response_id,
+            "object": "response",
+            "created_at": self.created_at,
+            "status": status,
+            "model": self.model,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": body.effort, "summary": None},
+            "store": False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": {"format": {"type": "text"}} | asked.get("text", {}),
+            "tool_choice": asked.get("tool_choice", "auto"),
+            "tools": asked.get("tools", []),
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "output": items,
+            "usage": None,
+        }
+
+
+_PREFIXES = {
+    "text": "msg_",
+    "thought": "rs_",
+    "function": "fc_",
+    "custom": "ctc_",
+    "shell": "lsh_",
+    "search": "tsc_",
+}
+_KINDS = {
+    "text": "output_text",
+    "thought": "reasoning_text",
+    "function": "function_call_arguments",
+    "custom": "custom_tool_call_input",
+    **dict.fromkeys(("shell", "search"), ""),  # no event tells of them before they are whole
+}
+
+
+def _status(end: PartEnd, answer: ChatAnswer) -> Status:
+    return "incomplete" if end.is_last and answer.is_cut else "completed"
+
+
+def _output_text(text: str) -> OutputText:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def _content(part: Part) -> OutputText | ReasoningText:
+    if part.kind == "text":
+        return _output_text(part.text)
+    return {"type": "reasoning_text", "text": part.text}
+
+
+def _more(part: Part) -> Json:
+    """What clients want of a text beside it."""
+    return {"logprobs": []} if part.kind == "text" else {}

@@ -1,0 +1,138 @@
+"""The body of `/v1/responses`: OpenAI's fields, `seed` and `top_k` beside them.
+
+It keeps nothing: a conversation is sent whole each time, the items of answers among it as they are.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from inference_api.apis.chat import Chat
+from inference_api.apis.openai.field_kinds import ADVISORY
+from inference_api.apis.openai.tools import choice_of
+from inference_api.apis.responses.input import Input, tools_of, turns_of
+from inference_api.apis.responses.tools import Called, ToolChoice, Tools, flattened
+from inference_api.request import ConstraintSpec, GenerationParams
+from inference_api.tools.events import Tool
+from inference_api.web.constraints import Schema, schema_constraint
+from inference_api.web.fields import MAX_INTEGER, Body, Unserved, fault
+from inference_api.web.sampling import SampledBody
+from inference_api.web.thinking import Effort, effort_options
+from inference_api.web.tools import Choice, ToolBody
+
+MAX_METADATA = 16  # OpenAI's bounds
+MAX_METADATA_CHARS = 512
+
+UNSERVED: Unserved = {
+    "background": (False,),
+    "conversation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "top_logprobs": (0,),
+}
+
+
+class TextFormat(Body):
+    """`json_schema` needs a schema; `json_object` is any object."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Schema | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise fault("schema", "comes with type json_schema; give both or neither")
+        return self
+
+
+class TextOptions(Body):
+    advisory: ClassVar[frozenset[str]] = frozenset({"verbosity"})
+
+    format: TextFormat | None = None
+
+    def constraint(self) -> ConstraintSpec | None:
+        if self.format is None or self.format.type == "text":
+            return None
+        return schema_constraint("text", self.format.schema_ or {"type": "object"})
+
+
+class Reasoning(Body):
+    """Thoughts come whole, so that there is no need for a summary."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset(
+        {"context", "generate_summary", "mode", "summary"}
+    )
+
+    effort: Effort | None = None
+
+
+MetadataText = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
+
+
+class ResponsesBody(ToolBody, SampledBody):
+    advisory: ClassVar[frozenset[str]] = (ADVISORY - {"metadata", "reasoning"}) | {
+        *("context_management", "include", "moderation", "stream_options", "truncation"),
+        "max_tool_calls",  # of tools that the server itself would call
+    }
+    unserved: ClassVar[Unserved] = UNSERVED
+
+    model: str | None = None
+    instructions: str | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    input: Input
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    metadata: Annotated[dict[str, MetadataText], Field(max_length=MAX_METADATA)] | None = None
+    stream: bool | None = None
+
+    @property
+    def offered(self) -> list[Tool]:
+        found = {tool.name: tool for tool, _ in flattened(tools_of(self.input))}
+        own = [tool for tool, _ in flattened(self.tools or ())]
+        names = {tool.name for tool in own}
+        return [*own, *(tool for name, tool in found.items() if name not in names)]
+
+    def called_tools(self) -> dict[str, Called]:
+        """Returns how calls are shown, by the names in the prompt."""
+        tools = [*tools_of(self.input), *(self.tools or ())]
+        return {tool.name: called for tool, called in flattened(tools)}
+
+    @property
+    def choice(self) -> Choice:
+        return choice_of(self.tool_choice)
+
+    @property
+    def allows_several(self) -> bool:
+        return self.parallel_tool_calls is not False
+
+    @property
+    def effort(self) -> Effort | None:
+        return None if self.reasoning is None else self.reasoning.effort
+
+    def chat(self) -> Chat:
+        turns = turns_of(self.input)
+        if self.instructions:
+            turns.insert(0, {"role": "system", "content": self.instructions})
+        return Chat(
+            model=self.model,
+            turns=turns,
+            use=self.tool_use(),
+            params=[self._params()],
+            prompt_field="input",
+            options=effort_options("reasoning.effort", self.effort),
+        )
+
+    def _params(self) -> GenerationParams:
+        return GenerationParams(
+            max_tokens=self.max_output_tokens,
+            speculation=self.speculation or "auto",
+            constraint=None if self.text is None else self.text.constraint(),
+            sampling=self.sampling(),
+            unsaid=self.unsaid,
+        )

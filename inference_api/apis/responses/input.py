@@ -1,0 +1,285 @@
+"""The `input` of `/v1/responses`: a text, or items, those of earlier answers among them."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from inference_api.apis.openai.messages import form_of_content
+from inference_api.apis.responses.tools import SEARCH, SHELL, AnyTool, Tools, flat_name, flattened
+from inference_api.tools.history import Message
+from inference_api.web.entries import ENCRYPTED, read_parts, type_of
+from inference_api.web.fields import Body
+from inference_api.web.tools import CalledName, CallId
+
+# Of items that were answered: what says nothing to a model.
+KEPT = frozenset({"created_by", "id", "phase", "status"})
+
+
+# What other servers have run, or keep, of an answer in the history.
+FOREIGN = ENCRYPTED | {
+    *("code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
+    *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call"),
+    *("mcp_list_tools", "web_search_call"),
+}
+
+
+class Part(Body):
+    """A part of a content."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset({"prompt_cache_breakpoint"})
+    of_answers: ClassVar[frozenset[str]] = frozenset({"annotations", "logprobs", "parsed"})
+
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+
+
+class Refusal(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _form_of_part(part: Any) -> str:
+    return "<refusal>" if isinstance(part, dict) and part.get("type") == "refusal" else "<part>"
+
+
+AnyPart = Annotated[
+    Annotated[Part, Tag("<part>")] | Annotated[Refusal, Tag("<refusal>")],
+    Discriminator(_form_of_part),
+]
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[AnyPart], Field(fail_fast=True), read_parts(Part), Tag("<parts>")],
+    Discriminator(
+        form_of_content,
+        custom_error_type="content",
+        custom_error_message="give a text or a list of parts of text",
+    ),
+]
+
+
+class InputMessage(Body):
+    of_answers: ClassVar[frozenset[str]] = KEPT
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class Call(Body):
+    """A call of a tool, whatever its type: a function's for a model."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset({"async", "caller"})
+    of_answers: ClassVar[frozenset[str]] = KEPT | {"parsed_arguments"}
+
+    call_id: CallId
+
+    @property
+    @abstractmethod
+    def function(self) -> dict[str, str]:
+        """Its name and its arguments as JSON."""
+
+    def as_json(self) -> Message:
+        return {"id": self.call_id, "type": "function", "function": self.function}
+
+
+class FunctionCall(Call):
+    type: Literal["function_call"]
+    name: CalledName
+    namespace: CalledName | None = None
+    arguments: str
+
+    @property
+    def function(self) -> dict[str, str]:
+        return {"name": flat_name(self.namespace, self.name), "arguments": self.arguments}
+
+
+class CustomToolCall(Call):
+    type: Literal["custom_tool_call"]
+    name: CalledName
+    namespace: CalledName | None = None
+    input: str
+
+    @property
+    def function(self) -> dict[str, str]:
+        arguments = json.dumps({"input": self.input}, ensure_ascii=False)
+        return {"name": flat_name(self.namespace, self.name), "arguments": arguments}
+
+
+class LocalShellCall(Call):
+    type: Literal["local_shell_call"]
+    action: dict[str, Any]
+
+    @property
+    def function(self) -> dict[str, str]:
+        said = {key: value for key, value in self.action.items() if key != "type"}
+        return {"name": SHELL, "arguments": json.dumps(said, ensure_ascii=False)}
+
+
+class ToolSearchCall(Call):
+    advisory: ClassVar[frozenset[str]] = frozenset({"execution"})
+
+    type: Literal["tool_search_call"]
+    arguments: dict[str, Any]
+
+    @property
+    def function(self) -> dict[str, str]:
+        return {"name": SEARCH, "arguments": json.dumps(self.arguments, ensure_ascii=False)}
+
+
+class AdditionalTools(Body):
+    """Tools that may be called from here on."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset({"execution", "role"})
+    of_answers: ClassVar[frozenset[str]] = KEPT
+
+    type: Literal["additional_tools"]
+    tools: Tools
+
+
+class ToolSearchOutput(AdditionalTools):
+    type: Literal["tool_search_output"]  # type: ignore[assignment]
+    call_id: CallId
+
+    @property
+    def output(self) -> str:
+        names = ", ".join(tool.name for tool, _ in flattened(self.tools))
+        return f"These tools can be called now: {names}" if names else "No tool was found."
+
+
+class CallOutput(Body):
+    advisory: ClassVar[frozenset[str]] = frozenset({"caller", "namespace"})
+    of_answers: ClassVar[frozenset[str]] = KEPT | {"name"}
+
+    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
+    call_id: CallId
+    output: Content
+
+
+class ReasoningItem(Body):
+    """Thoughts of an answer, or where they were not told, their summary."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset({"encrypted_content"})
+    of_answers: ClassVar[frozenset[str]] = KEPT
+
+    type: Literal["reasoning"]
+    summary: list[Part] | None = None
+    content: list[Part] | None = None
+
+
+Item = InputMessage | Call | CallOutput | ReasoningItem | AdditionalTools
+_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+_OUTPUTS = tuple(f"{each}_output" for each in _CALLS)
+_SEARCHES = ("tool_search_call", "tool_search_output", "additional_tools")
+_TYPES = ("message", *_CALLS, *_OUTPUTS, *_SEARCHES, "reasoning")
+
+
+def _type_of_item(item: Any) -> str | None:
+    kind = type_of(item) or "message"
+    if not isinstance(item, dict) or kind not in _TYPES:
+        return None
+    return "<call_output>" if kind in _OUTPUTS else f"<{kind}>"
+
+
+AnyItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[FunctionCall, Tag("<function_call>")]
+    | Annotated[CustomToolCall, Tag("<custom_tool_call>")]
+    | Annotated[LocalShellCall, Tag("<local_shell_call>")]
+    | Annotated[CallOutput, Tag("<call_output>")]
+    | Annotated[ToolSearchCall, Tag("<tool_search_call>")]
+    | Annotated[ToolSearchOutput, Tag("<tool_search_output>")]
+    | Annotated[AdditionalTools, Tag("<additional_tools>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")],
+    Discriminator(
+        _type_of_item,
+        custom_error_type="item",
+        custom_error_message=f"is of a type that is not served; give {', '.join(_TYPES)}. Nothing "
+        "is kept between calls, so that no item can refer to another",
+    ),
+]
+
+
+def _form_of_input(given: Any) -> str | None:
+    if isinstance(given, str):
+        return "<text>"
+    return "<items>" if isinstance(given, list) else None
+
+
+Input = Annotated[
+    Annotated[str, Field(min_length=1), Tag("<text>")]
+    | Annotated[
+        list[AnyItem],
+        Field(min_length=1, fail_fast=True),
+        read_parts(InputMessage, FOREIGN),
+        Tag("<items>"),
+    ],
+    Discriminator(
+        _form_of_input,
+        custom_error_type="input",
+        custom_error_message="give a text or a list of items",
+    ),
+]
+
+
+def tools_of(given: str | Sequence[Item]) -> list[AnyTool]:
+    """Returns the tools that items bring."""
+    items = () if isinstance(given, str) else given
+    return [tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools]
+
+
+def turns_of(given: str | Sequence[Item]) -> list[Message]:
+    """Returns the turns as chat templates take them. What an assistant thought, said and called in
+    a row is one turn."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    return list(_turns(given))
+
+
+def _turns(items: Sequence[Item]) -> Iterator[Message]:
+    own: list[Item] = []  # the assistant's, in a row
+    for item in items:
+        if _is_own(item):
+            own.append(item)
+            continue
+        yield from _turn_of(own)
+        own = []
+        if isinstance(item, InputMessage):
+            role = "system" if item.role == "developer" else item.role
+            yield {"role": role, "content": _text(item.content)}
+        elif isinstance(item, CallOutput | ToolSearchOutput):
+            yield {"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id}
+    yield from _turn_of(own)
+
+
+def _is_own(item: Item) -> bool:
+    if isinstance(item, InputMessage):
+        return item.role == "assistant"
+    return isinstance(item, Call | ReasoningItem)
+
+
+def _turn_of(items: Sequence[Item]) -> Iterator[Message]:
+    if not items:
+        return
+    texts = [_text(item.content) for item in items if isinstance(item, InputMessage)]
+    thoughts = [
+        _text(item.content or item.summary or ())
+        for item in items
+        if isinstance(item, ReasoningItem)
+    ]
+    calls = [item.as_json() for item in items if isinstance(item, Call)]
+    fields: Message = {"reasoning_content": "\n".join(thoughts), "tool_calls": calls}
+    given = {name: value for name, value in fields.items() if value}
+    yield {"role": "assistant", "content": "\n".join(texts), **given}
+
+
+def _text(content: str | Sequence[Part | Refusal]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

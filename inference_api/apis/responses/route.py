@@ -1,0 +1,35 @@
+"""OpenAI's `/v1/responses`, which keeps nothing between calls."""
+
+import time
+
+from flask import Blueprint, Response, g
+
+from common.operations import operation
+from inference_api.apis.answering import Chats
+from inference_api.apis.choosing import Chosen
+from inference_api.apis.responses.answer import ResponseAnswer, ResponseWriter
+from inference_api.apis.responses.body import ResponsesBody
+from inference_api.core.served_model import ServedModel
+from inference_api.web.caller import read
+from inference_api.web.errors import ROW_REFUSALS
+
+
+def create_blueprint(chats: Chats) -> Blueprint:
+    blueprint = Blueprint("responses", __name__)
+
+    @blueprint.post("/v1/responses")
+    @operation(
+        "Answer a conversation in items: texts, thoughts and calls of tools. Nothing is kept.",
+        {200: (ResponseAnswer, "text/event-stream"), **ROW_REFUSALS},
+        ResponsesBody,
+    )
+    def responses() -> Response:
+        body = read(ResponsesBody)
+        created_at = int(time.time())
+
+        def writer_of(chosen: Chosen, model: ServedModel) -> ResponseWriter:
+            return ResponseWriter(f"resp_{g.request_id}", chosen.shown, created_at, body)
+
+        return chats.respond(body.chat(), writer_of, bool(body.stream))
+
+    return blueprint

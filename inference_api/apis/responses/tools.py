@@ -1,0 +1,208 @@
+"""The tools of `/v1/responses`, which are functions for a model whatever their type: what they are
+called in a prompt, and how a call of each is shown."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from inference_api.apis.openai.tools import BY_FORM_OF_CHOICE, ChosenMode, Function
+from inference_api.request import ConstraintSpec
+from inference_api.text.call_grammars import text_rule
+from inference_api.text.client_grammars import CLIENT_GRAMMAR
+from inference_api.tools.events import Tool
+from inference_api.web.constraints import ClientGrammar, Regex
+from inference_api.web.entries import only, type_of
+from inference_api.web.fields import Body, fault
+from inference_api.web.tools import MAX_TOOLS, Choice, Description, FunctionName, tool_of
+
+SHELL = "local_shell"
+SEARCH = "tool_search"
+_TEXT = {"type": "string"}
+_INPUT = {"type": "object", "properties": {"input": _TEXT}, "required": ["input"]}
+_COMMAND = {  # as OpenAI documents the action of a `local_shell_call`
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": _TEXT},
+        "working_directory": _TEXT,
+        "timeout_ms": {"type": "integer"},
+    },
+    "required": ["command"],
+}
+
+Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """Returns what a tool of a namespace is called in a prompt."""
+    return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """How calls of a tool are shown. The input of a custom tool with a grammar is what the model
+    writes; without one it is a text in JSON, `{"input": ...}`."""
+
+    name: str
+    kind: Literal["function", "custom", "shell", "search"] = "function"
+    namespace: str | None = None
+    is_raw: bool = False
+
+    def input_of(self, written: str) -> str:
+        """Returns the input of a custom tool."""
+        try:
+            said = written if self.is_raw else json.loads(written)["input"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            said = written
+        return said if isinstance(said, str) else written
+
+
+class FlatTool(Function):
+    advisory: ClassVar[frozenset[str]] = frozenset(
+        {"allowed_callers", "async", "defer_loading", "output_schema"}
+    )
+
+    type: Literal["function"]
+
+
+class CustomFormat(Body):
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: ClientGrammar | Regex | None = None
+
+    @model_validator(mode="after")
+    def _grammar_is_whole(self) -> "CustomFormat":
+        if self.type == "grammar" and None in (self.syntax, self.definition):
+            raise fault("definition", "comes with syntax and type grammar; give all three")
+        return self
+
+    def rule(self) -> str | None:
+        """Returns the rule of an input; None where any text is one."""
+        if self.type == "text" or self.definition is None:
+            return None
+        if self.syntax == "lark":
+            return f"{CLIENT_GRAMMAR} {{\n{self.definition}\n}}"
+        return text_rule(ConstraintSpec("tools", "regex", self.definition))
+
+
+class CustomTool(Body):
+    """A tool whose input is a text: any, or one that a grammar allows."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset({"defer_loading"})
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: Description | None = None
+    format: CustomFormat | None = None
+
+    def as_tool(self, name: str | None = None) -> Tool:
+        rule = None if self.format is None else self.format.rule()
+        return Tool(name or self.name, self.description, _INPUT, input_rule=rule)
+
+
+class ShellTool(Body):
+    type: Literal["local_shell"]
+
+    def as_tool(self) -> Tool:
+        return Tool(SHELL, "Run a command on the user's machine.", _COMMAND)
+
+
+class SearchTool(Body):
+    """A search for further tools that the client does; its output has those that it has found."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    description: Description | None = None
+    parameters: dict[str, Any] | None = None
+
+    def as_tool(self) -> Tool:
+        return tool_of(SEARCH, self.description, self.parameters, strict=False)
+
+
+PlainTool = Annotated[
+    Annotated[FlatTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
+    Discriminator(lambda tool: "<custom>" if type_of(tool) == "custom" else "<function>"),
+]
+
+
+class Namespace(Body):
+    """Tools of one origin, such as an MCP server."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: Description | None = None
+    tools: Annotated[
+        list[PlainTool],
+        Field(max_length=MAX_TOOLS, fail_fast=True),
+        only(("function", "custom"), FlatTool),
+    ]
+
+
+AnyTool = Annotated[
+    Annotated[FlatTool, Tag("<function>")]
+    | Annotated[CustomTool, Tag("<custom>")]
+    | Annotated[ShellTool, Tag("<local_shell>")]
+    | Annotated[SearchTool, Tag("<tool_search>")]
+    | Annotated[Namespace, Tag("<namespace>")],
+    Discriminator(lambda tool: f"<{type_of(tool)}>" if type_of(tool) else "<function>"),
+]
+Tools = Annotated[
+    list[AnyTool],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+    only(("function", "custom", SHELL, SEARCH, "namespace"), FlatTool),
+]
+
+
+def flattened(tools: Sequence[AnyTool]) -> Iterator[tuple[Tool, Called]]:
+    """Yields each tool as the model is told of it, and how its calls are shown."""
+    for tool in tools:
+        if isinstance(tool, Namespace):
+            for each in tool.tools:
+                yield _named(each, tool.name)
+        elif isinstance(tool, ShellTool):
+            yield tool.as_tool(), Called(SHELL, "shell")
+        elif isinstance(tool, SearchTool):
+            yield tool.as_tool(), Called(SEARCH, "search")
+        else:
+            yield _named(tool, None)
+
+
+def _named(tool: FlatTool | CustomTool, namespace: str | None) -> tuple[Tool, Called]:
+    plain = tool.as_tool(flat_name(namespace, tool.name))
+    kind: Literal["function", "custom"] = "custom" if tool.type == "custom" else "function"
+    return plain, Called(tool.name, kind, namespace, is_raw=plain.input_rule is not None)
+
+
+class NamedTool(Body):
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+    def said(self) -> Choice:
+        return Choice("required", (flat_name(self.namespace, self.name),), is_named=True)
+
+
+class AllowedTools(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+    def said(self) -> Choice:
+        return Choice(self.mode, tuple(name for tool in self.tools for name in tool.said().names))
+
+
+ToolChoice = Annotated[
+    ChosenMode | Annotated[NamedTool, Tag("<named>")] | Annotated[AllowedTools, Tag("<allowed>")],
+    BY_FORM_OF_CHOICE,
+]
+
+
+def object_of(written: str) -> dict[str, Any]:
+    """Returns the arguments that a model wrote, where these are shown as an object."""
+    try:
+        said = json.loads(written)
+    except (ValueError, RecursionError):
+        said = None
+    return said if isinstance(said, dict) else {}

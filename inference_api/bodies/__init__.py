@@ -1,1 +1,0 @@
-"""Request bodies: bounds before parsing, fields, refusals."""

@@ -1,0 +1,1 @@
+"""Bundles: many experts behind one server, of which those in use are in memory."""

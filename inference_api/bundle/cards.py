@@ -1,0 +1,149 @@
+"""The experts of a bundle, in `/bundle` and in `/v1/models`."""
+
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from inference_api.bundle.members import ExpertSnapshot, State
+from inference_api.bundle.residents import bundle_of
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.settings import Settings
+from inference_api.settings.bundle_file import Expert
+from inference_api.web.wire import WireDict
+
+Status = Literal["unloaded", "loading", "loaded"]
+STATUS: Mapping[State, Status] = {  # in llama.cpp's words
+    State.ABSENT: "unloaded",
+    State.PACKING: "loading",
+    State.ON_DISK: "unloaded",
+    State.LOADING: "loading",
+    State.RESIDENT: "loaded",
+    State.DRAINING: "loaded",
+    State.FAILED: "unloaded",
+}
+
+
+class ExpertStatus(WireDict):
+    value: Status
+    failed: bool
+
+
+class ExpertBytes(WireDict):
+    """What it takes now: nothing while it is not in memory."""
+
+    weights: int
+    other: int
+    cache: int
+
+
+class ExpertRows(WireDict):
+    min: int
+    max: int
+
+
+class ExpertCard(WireDict):
+    """`last_used` is in seconds since 1970; null: not since start."""
+
+    description: str
+    state: State
+    status: ExpertStatus
+    context: int
+    rows: ExpertRows
+    bytes: ExpertBytes
+    last_used: float | None
+    draft: str | None
+    pinned: bool
+
+
+class ExpertState(ExpertCard):
+    """`queue` requests wait, `running` are served; `switches`: how often it was loaded; `reason`:
+    why it failed, else empty."""
+
+    name: str
+    queue: int
+    running: int
+    switches: int
+    evictions: dict[str, int]
+    failures: dict[str, int]
+    reason: str
+
+
+class Limits(WireDict):
+    """Of bytes, rows and requests."""
+
+    memory_limit: int
+    fast_memory_limit: int
+    user_rows: int
+    max_queue: int
+
+
+class Used(WireDict):
+    fast_memory: int
+    rows: int
+    queue: int
+
+
+class BundleState(WireDict):
+    """`loading`: the expert that is loaded, or will be as soon as there is room."""
+
+    limits: Limits
+    used: Used
+    loading: str | None
+    experts: list[ExpertState]
+
+
+def expert_card(expert: Expert, context: int, rows_max: int, state: ExpertSnapshot) -> ExpertCard:
+    is_failed = state.state is State.FAILED
+    last_used = None
+    if state.last_used_s is not None:
+        last_used = time.time() - (time.monotonic() - state.last_used_s)
+    return ExpertCard(
+        description=expert.description,
+        state=state.state,
+        status=ExpertStatus(value=STATUS[state.state], failed=is_failed),
+        context=context,
+        rows=ExpertRows(min=expert.rows.min, max=rows_max),
+        bytes=ExpertBytes(
+            weights=state.weights_bytes, other=state.other_bytes, cache=state.cache_bytes
+        ),
+        last_used=last_used,
+        draft=None if expert.draft is None else expert.draft.source,
+        pinned=expert.pinned,
+    )
+
+
+def bundle_state(
+    backend: DecodeBackend, input_queue: InputQueue, settings: Settings
+) -> BundleState | None:
+    """Returns None where no bundle is served, or nothing is known of its experts yet."""
+    bundle, residents = settings.bundle, bundle_of(backend)
+    if bundle is None or residents is None:
+        return None
+    state = residents.snapshot
+    experts = []
+    for each in bundle.experts:
+        own, context = state.experts[each.name], backend.served[each.name].max_seq_len
+        experts.append(
+            ExpertState(
+                **expert_card(each, context, each.rows.max or settings.user_rows, own),
+                name=each.name,
+                queue=input_queue.num_waiting(each.name),
+                running=own.num_running,
+                switches=own.num_loads,
+                evictions={str(kind): count for kind, count in own.evictions.items()},
+                failures={str(kind): count for kind, count in own.failures.items()},
+                reason=own.reason,
+            )
+        )
+    return BundleState(
+        limits=Limits(
+            memory_limit=bundle.memory_limit,
+            fast_memory_limit=bundle.fast_memory_limit,
+            user_rows=settings.user_rows,
+            max_queue=bundle.max_queue,
+        ),
+        used=Used(fast_memory=state.used_bytes, rows=state.num_running, queue=len(input_queue)),
+        loading=state.loading_next,
+        experts=experts,
+    )

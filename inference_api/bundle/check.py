@@ -1,0 +1,321 @@
+"""Whether the experts of a bundle can be served here, and the memory that they take.
+
+It reads only the headers of their files and, like `checkpoint`, does not load torch. The memory of
+tokenizers and grammars is known only once they are loaded, and is in no total.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from inference_api.bundle.sums import (
+    FAST_MEMORY,
+    MEMORY,
+    Limit,
+    Piece,
+    Taken,
+    excess,
+)
+from inference_api.errors import StartupError
+from inference_api.kernels.packing import BITS, GROUP, MAX_HEAD_DIM
+from inference_api.loading import checkpoint
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.heads_folder import find_heads, heads_bytes
+from inference_api.loading.hub import is_hub_id
+from inference_api.loading.layout import Tensors, decodes_by_kernels, shown
+from inference_api.loading.memory import scratch_bytes
+from inference_api.loading.options import EngineOptions
+from inference_api.settings import Settings
+from inference_api.settings.bundle_file import Bundle, Expert
+from inference_api.settings.model import ModelSettings
+
+Level = Literal["ERROR", "INFO"]
+Reason = Literal[
+    "FileInvalid",
+    "SourceInvalid",
+    "ArchitectureNotSupported",
+    "ContextTooLong",
+    "HeadsNotFound",
+    "VocabulariesDiffer",
+    "SpeculativeDecodingPairCompatible",
+    "RowsExceeded",
+    "RowsSufficient",
+    "MemoryExceeded",
+    "MemorySufficient",
+    "FastMemoryExceeded",
+    "FastMemorySufficient",
+]
+
+
+REASONS: Mapping[tuple[str, bool], Reason] = {  # by limit, and whether it is kept
+    ("memory_limit", True): "MemorySufficient",
+    ("memory_limit", False): "MemoryExceeded",
+    ("fast_memory_limit", True): "FastMemorySufficient",
+    ("fast_memory_limit", False): "FastMemoryExceeded",
+}
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Finding(_Value):
+    level: Level
+    reason: Reason
+    expert: str | None = Field(None, description="Set if it concerns a single expert.")
+    message: str
+    need_bytes: int | None = None
+    limit_bytes: int | None = None
+
+
+class Share(_Value):
+    need_bytes: int
+    limit_bytes: int
+
+
+class ExpertBytes(_Value):
+    """Memory of one loaded expert with its guaranteed rows."""
+
+    name: str
+    weights_bytes: int
+    cache_bytes_per_row: int
+    need_bytes: int
+
+
+class Utilization(_Value):
+    """Use of the limits, by the experts whose files could be read."""
+
+    memory: Share
+    fast_memory: Share = Field(
+        description="For the pinned experts, the largest other one and `scratch_bytes`."
+    )
+    scratch_bytes: int = Field(description="Scratch memory of a step, at most.")
+    rows_needed: int
+    rows_limit: int
+    experts: list[ExpertBytes]
+
+
+class Validation(_Value):
+    valid: bool
+    validations: list[Finding]
+    utilization: Utilization | None = Field(description="null if the file cannot be read.")
+
+    @property
+    def errors(self) -> list[str]:
+        return [each.message for each in self.validations if each.level == "ERROR"]
+
+
+def invalid_file(error: StartupError) -> Validation:
+    """The result for a bundle that could not be read."""
+    found = [Finding(level="ERROR", reason="FileInvalid", message=each) for each in error.faults]
+    return Validation(valid=False, validations=found, utilization=None)
+
+
+def check_bundle(bundle: Bundle, settings: Settings) -> Validation:
+    """Every reason why this bundle cannot be served, and how much of its limits its experts use.
+
+    `settings` are the server's, whatever bundle it serves itself.
+    """
+    check = _Check(settings)
+    taken = [each for expert in bundle.experts if (each := check.expert(expert)) is not None]
+    check.rows(bundle)
+    check.limits(bundle, taken)
+    return Validation(
+        valid=all(each.level != "ERROR" for each in check.found),
+        validations=check.found,
+        utilization=_utilization(bundle, settings, taken),
+    )
+
+
+def _utilization(bundle: Bundle, settings: Settings, taken: list[Taken]) -> Utilization:
+    return Utilization(
+        memory=Share(need_bytes=MEMORY.need(taken), limit_bytes=bundle.memory_limit),
+        fast_memory=Share(need_bytes=FAST_MEMORY.need(taken), limit_bytes=bundle.fast_memory_limit),
+        scratch_bytes=max((each.scratch_bytes for each in taken), default=0),
+        rows_needed=sum(each.rows.min for each in bundle.experts),
+        rows_limit=settings.user_rows,
+        experts=[
+            ExpertBytes(
+                name=each.name,
+                weights_bytes=each.weights_bytes,
+                cache_bytes_per_row=each.cache_bytes_per_row,
+                need_bytes=each.need_bytes,
+            )
+            for each in taken
+        ],
+    )
+
+
+class _Model(NamedTuple):
+    """A model that can be served."""
+
+    folder: Path
+    config: ModelConfig
+    tensors: Tensors
+
+
+class _Check:
+    """Collects findings in `found`. A source that several experts share is read once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.found: list[Finding] = []
+        self._settings = settings
+        self._look_at = cache(_look_at)
+
+    def expert(self, expert: Expert) -> Taken | None:
+        """The memory it takes; None if its files do not say, or it cannot be served."""
+        before = len(self.found)
+        settings = self._settings.of_expert(expert)
+        model = self._model(expert, settings.model)
+        draft = None
+        if settings.used_draft_model is not None:
+            draft = self._model(expert, settings.used_draft_model)
+            if model is not None and draft is not None:
+                self._compare(expert, model, draft)
+        if model is None:
+            return None
+        if expert.context is not None and expert.context > model.config.max_positions:
+            fault = f"context {expert.context} > {model.config.max_positions}"
+            self._error("ContextTooLong", expert.name, f"{fault}; lower it or leave it out.")
+        heads = self._heads(expert, model)
+        if any(each.level == "ERROR" for each in self.found[before:]):
+            return None
+        return _taken(expert, settings, model, draft, heads)
+
+    def rows(self, bundle: Bundle) -> None:
+        faults = bundle.row_faults(self._settings.user_rows)
+        for fault in faults:
+            self._error("RowsExceeded", None, fault)
+        if not faults:
+            needed = sum(each.rows.min for each in bundle.experts)
+            limit = f"limit USER_ROWS={self._settings.user_rows}"
+            self._info("RowsSufficient", f"rows.min: need {needed} rows, {limit}.")
+
+    def limits(self, bundle: Bundle, taken: list[Taken]) -> None:
+        """Checks the experts that could be read. One that is too large by itself is in no total."""
+        if taken:
+            self.found.append(_against(MEMORY, taken, bundle.memory_limit))
+        limit_bytes = bundle.fast_memory_limit
+        alone = {each.name: _against(FAST_MEMORY, [each], limit_bytes, each.name) for each in taken}
+        self.found += [each for each in alone.values() if each.level == "ERROR"]
+        if others := [each for each in taken if alone[each.name].level != "ERROR"]:
+            self.found.append(_against(FAST_MEMORY, others, limit_bytes))
+
+    def _model(self, expert: Expert, source: str) -> _Model | None:
+        """The model at `source`; None, with a finding, if it cannot be served."""
+        model, faults = self._look_at(source)
+        for reason, fault in faults:
+            self._error(reason, expert.name, fault)
+        return model
+
+    def _compare(self, expert: Expert, model: _Model, draft: _Model) -> None:
+        differing = checkpoint.vocabulary_difference(model.folder, draft.folder)
+        if differing is None:
+            message = f"{expert.name}: {draft.folder.name} can draft for {model.folder.name}."
+            self._info("SpeculativeDecodingPairCompatible", message, expert.name)
+            return
+        sizes = f"{model.config.vocab_size}, {draft.config.vocab_size}"
+        self._error(
+            "VocabulariesDiffer",
+            expert.name,
+            f"vocabularies differ: {sizes}, {differing}; name a draft of the same family.",
+        )
+
+    def _heads(self, expert: Expert, model: _Model) -> Path | None:
+        """The folder of the Medusa heads; None if it has none, or if they are on a hub. Those are
+        downloaded when they are loaded, and count from then on."""
+        heads = expert.medusa_heads
+        if expert.speculation not in ("auto", "medusa"):
+            return None
+        if heads is not None and is_hub_id(heads) and not Path(heads).is_dir():
+            return None
+        try:
+            folder = find_heads(model.folder, heads)
+        except StartupError:
+            folder = None
+        if folder is None and (heads is not None or expert.speculation == "medusa"):
+            fault = f"no Medusa heads in {heads or model.folder}; correct medusa_heads"
+            self._error("HeadsNotFound", expert.name, f"{fault}, or set speculation: off.")
+        return folder
+
+    def _error(self, reason: Reason, name: str | None, fault: str) -> None:
+        message = fault if name is None else f"{name}: {fault}"
+        self.found.append(Finding(level="ERROR", reason=reason, expert=name, message=message))
+
+    def _info(self, reason: Reason, message: str, name: str | None = None) -> None:
+        self.found.append(Finding(level="INFO", reason=reason, expert=name, message=message))
+
+
+def _against(
+    limit: Limit, taken: list[Taken], limit_bytes: int, name: str | None = None
+) -> Finding:
+    """Whether experts keep a limit; `name`: set if it concerns a single expert."""
+    need_bytes = limit.need(taken)
+    fault = excess(limit, taken, limit_bytes)
+    message = fault or f"{limit.key}: need {need_bytes} bytes, limit {limit_bytes}."
+    return Finding(
+        level="INFO" if fault is None else "ERROR",
+        reason=REASONS[limit.key, fault is None],
+        expert=name,
+        message=message if name is None else f"{name}: {message}",
+        need_bytes=need_bytes,
+        limit_bytes=limit_bytes,
+    )
+
+
+def _look_at(source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
+    """A model whose experts can be packed, or why there is none."""
+    try:
+        described = checkpoint.describe(source, "source")
+    except StartupError as error:
+        return None, [("SourceInvalid", fault) for fault in error.faults]
+    if described.faults or described.config is None:
+        return None, [("SourceInvalid", fault) for fault in described.faults]
+    if (fault := _kernel_fault(described.config)) is not None:
+        return None, [("ArchitectureNotSupported", fault)]
+    return _Model(described.folder, described.config, described.tensors), []
+
+
+def _kernel_fault(config: ModelConfig) -> str | None:
+    """Why the kernels, for which experts are packed, cannot decode this model."""
+    if not decodes_by_kernels(config, BITS["int8"]):
+        return f"head_dim {config.head_dim} > {MAX_HEAD_DIM}, the kernels' limit; choose another."
+    uneven = [f"{part.name} {part.shape}" for part in checkpoint.uneven_weights(config)]
+    if not uneven:
+        return None
+    return (
+        f"the kernels need weights with a multiple of {GROUP} columns; these differ: "
+        f"{shown(uneven)}; choose another model."
+    )
+
+
+def _taken(
+    expert: Expert,
+    settings: ModelSettings,
+    model: _Model,
+    draft: _Model | None,
+    heads: Path | None,
+) -> Taken:
+    options = EngineOptions.from_settings(settings)
+    pieces = [_piece(model, options)]
+    if heads is not None:
+        pieces.append(Piece((str(heads.resolve()), "heads"), heads_bytes(heads), 0))
+    guesses = 0 if settings.speculation == "off" else settings.speculation_tokens
+    outputs = settings.user_rows * (1 + guesses)
+    scratch = scratch_bytes(model.config, outputs)
+    if draft is not None:
+        context = min(model.config.context(options.max_seq_len), draft.config.max_positions)
+        pieces.append(_piece(draft, replace(options, max_seq_len=context)))
+        scratch = max(scratch, scratch_bytes(draft.config, outputs))
+    return Taken(expert.name, tuple(pieces), expert.rows.min, expert.pinned, scratch)
+
+
+def _piece(model: _Model, options: EngineOptions) -> Piece:
+    options = checkpoint.settled(model.config, replace(options, max_rows=1), model.tensors)
+    footprint = checkpoint.footprint_on_cpu(model.config, options, model.tensors)
+    key = (str(model.folder.resolve()), options.quantization)
+    return Piece(key, footprint.weights_bytes, footprint.cache_bytes)

@@ -1,0 +1,116 @@
+"""The loader thread of a bundle: loads and unloads experts, one at a time.
+
+The decode thread requests a load and takes the result from the events at the start of a later turn;
+nothing else is shared. Residents decode meanwhile, so the thread runs at a low priority.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread, get_native_id
+
+from inference_api.bundle.members import Failure
+from inference_api.core.loaded_model import LoadedModel
+from inference_api.errors import StartupError
+from inference_api.model_loading import LoadableModel, Stamp
+
+logger = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 5.0
+NICENESS = 10  # of the thread, so that decoding goes first
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    name: str
+    model: LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    name: str
+    reason: str
+    failure: Failure
+    stamp: Stamp  # of the files that were there then
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    name: str
+
+
+LoaderEvent = Packing | Loaded | LoadFailed | Unloaded
+
+
+class ExpertLoader:
+    """`start` it once; `stop` joins its thread. Only the decode thread calls the rest."""
+
+    def __init__(self, experts: Mapping[str, LoadableModel], on_event: Callable[[], None]) -> None:
+        """`on_event` is called by the loader thread for each new event."""
+        self._experts = experts
+        self._on_event = on_event
+        self._asked: SimpleQueue[Callable[[], LoaderEvent] | None] = SimpleQueue()
+        self._events: SimpleQueue[LoaderEvent] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="loader", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when the current job is done, or after JOIN_TIMEOUT_S."""
+        self._asked.put(None)
+        if self._thread.is_alive():
+            self._thread.join(JOIN_TIMEOUT_S)
+
+    def load(self, name: str) -> None:
+        self._asked.put(lambda: self._load(name))
+
+    def unload(self, name: str) -> None:
+        self._asked.put(lambda: self._unload(name))
+
+    def next_event(self) -> LoaderEvent | None:
+        """The next event, or None. Never waits."""
+        try:
+            return self._events.get_nowait()
+        except Empty:
+            return None
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
+        while (job := self._asked.get()) is not None:
+            self._tell(job())
+
+    def _tell(self, event: LoaderEvent) -> None:
+        self._events.put(event)
+        self._on_event()
+
+    def _load(self, name: str) -> LoaderEvent:
+        expert = self._experts[name]
+        started_s, stamp = time.monotonic(), expert.stamp()
+        try:
+            if not expert.is_packed():
+                self._tell(Packing(name))
+            model = expert.load()
+        except Exception as error:
+            expert.unload()
+            known = error.faults if isinstance(error, StartupError) else []
+            unknown = f"{type(error).__name__}; the server's log has the details"
+            reason = "; ".join(known) or unknown  # clients read it
+            cause = None if known else error
+            logger.error("%s cannot be loaded: %s", name, reason, exc_info=cause)
+            is_memory = isinstance(error, MemoryError)
+            return LoadFailed(name, reason, Failure.MEMORY if is_memory else Failure.LOAD, stamp)
+        logger.info("%s is in memory after %.3f s", name, time.monotonic() - started_s)
+        return Loaded(name, model)
+
+    def _unload(self, name: str) -> LoaderEvent:
+        self._experts[name].unload()
+        return Unloaded(name)

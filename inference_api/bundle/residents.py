@@ -1,0 +1,256 @@
+"""The experts of a bundle that are in memory; carries out what `residency` decides.
+
+Decode thread only, except where marked. A loader thread loads and unloads experts meanwhile.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from inference_api.bundle.check import check_bundle
+from inference_api.bundle.loader import (
+    ExpertLoader,
+    Loaded,
+    LoaderEvent,
+    LoadFailed,
+    Packing,
+    Unloaded,
+)
+from inference_api.bundle.members import (
+    Effect,
+    EndRows,
+    Load,
+    Needs,
+    Policy,
+    Refuse,
+    State,
+    Unload,
+)
+from inference_api.bundle.residency import Residency
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.loaded_model import LoadedModel
+from inference_api.core.rows import UserRow
+from inference_api.errors import ExpertFailed, ExpertUnloaded, StartupError
+from inference_api.model_loading import LoadableModel, Stamp, describe_models
+from inference_api.request import FinishReason, TokenEvent
+from inference_api.settings import Settings
+from inference_api.settings.bundle_file import Bundle, Expert
+
+logger = logging.getLogger(__name__)
+
+TIMER_S = 0.05  # how exact times of patience and residence are while nobody runs
+FAILED_RETRY_AFTER_S = 30
+ANSWER_TIMEOUT_S = 30.0  # of what operators ask: the turn of the decode loop that it falls into
+
+Answer = TypeVar("Answer")
+
+
+class BundleResidents:
+    """`Residents` of a bundle."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        policy: Policy,
+        experts: Mapping[str, LoadableModel],
+        input_queue: InputQueue,
+    ) -> None:
+        """`experts` are those of the bundle, by name."""
+        self.models: Mapping[str, LoadedModel] = {}
+        self.served = {name: expert.served for name, expert in experts.items()}
+        needs = {each.name: needs_of(each, experts[each.name]) for each in bundle.experts}
+        self._at_start = [each.name for each in bundle.experts if each.is_loaded_at_start]
+        self._residency = Residency(needs, policy)
+        self.snapshot = self._residency.snapshot()  # any thread may read it
+        self._needs = needs
+        self._num_started = 0
+        self._input_queue = input_queue
+        self._experts = experts
+        self._failed: dict[str, Stamp] = {}  # files that could not be loaded as they were
+        self._loader = ExpertLoader(experts, input_queue.wake)
+        self._asked: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
+
+    # --- any thread -----------------------------------------------------------------------
+
+    def ask(self, question: Callable[[Residency, float], Answer]) -> Answer:
+        """Make the decode thread call `question` in its next turn; `snapshot` has the effect when
+        this returns. Raises what `question` raises, and TimeoutError if no turn comes."""
+        answer: Future[Answer] = Future()
+
+        def settle() -> Callable[[], None]:
+            try:
+                result = question(self._residency, time.monotonic())
+            except Exception as error:
+                return partial(answer.set_exception, error)
+            return partial(answer.set_result, result)
+
+        self._asked.put(settle)
+        self._input_queue.wake()
+        return answer.result(ANSWER_TIMEOUT_S)
+
+    def start(self, now_s: float) -> None:
+        """Begin to load the experts that are loaded at start."""
+        self._loader.start()
+        for name in self._at_start:
+            self._residency.ask_load(name, now_s)
+
+    def stop(self) -> None:
+        """Stop loading. Call it after joining the decode thread."""
+        self._loader.stop()
+
+    # --- decode thread --------------------------------------------------------------------
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the experts loaded at start are there. Raises StartupError if all failed."""
+        states = [self.snapshot.experts[name] for name in self._at_start]
+        failed = [each for each in states if each.state is State.FAILED]
+        if failed and len(failed) == len(states):
+            raise StartupError([each.reason for each in failed])
+        return all(each.state in (State.RESIDENT, State.FAILED) for each in states)
+
+    def turn(self, now_s: float) -> None:
+        while (event := self._loader.next_event()) is not None:
+            self._hear(event, now_s)
+        settled = [settle() for settle in self._questions()]
+        for effect in self._residency.advance(now_s, self._input_queue.all_waiting()):
+            self._do(effect)
+        self.snapshot = self._residency.snapshot()
+        for tell in settled:
+            tell()
+
+    def to_start(self, now_s: float) -> Iterator[LoadedModel]:
+        while names := self._residency.order():
+            num_started = self._num_started
+            yield self.models[names[0]]
+            if self._num_started == num_started:
+                return  # who waited has just left: what the order comes from is out of date
+
+    def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:
+        self._num_started += 1
+        self._residency.started(model.name, now_s)
+        row.switch = self._residency.switch_of(model.name, row.request.came_s)
+        self._give_back_memory(model)
+
+    def ended(self, model: LoadedModel, now_s: float) -> None:
+        self._residency.ended(model.name, now_s)
+        self._give_back_memory(model)
+
+    def idle_s(self, now_s: float) -> float:
+        return math.inf if self._residency.is_settled else TIMER_S
+
+    def _give_back_memory(self, model: LoadedModel) -> None:
+        """Frees caches of free rows beyond the guaranteed ones; the others stay for prompts that
+        continue them."""
+        rows, rows_min = model.rows, self._needs[model.name].rows_min
+        holding = rows.holding()
+        for index in holding[: max(0, min(len(holding), len(rows) + len(holding) - rows_min))]:
+            rows.forget(index)
+            model.runner.release_memory(index)
+
+    def _hear(self, event: LoaderEvent, now_s: float) -> None:
+        match event:
+            case Packing(name):
+                self._residency.packing(name)
+            case Loaded(name, model):
+                self.models = {**self.models, name: model}
+                self._residency.loaded(name, now_s)
+            case LoadFailed(name, reason, failure, stamp):
+                self._failed[name] = stamp
+                self._residency.load_failed(name, reason, now_s, failure)
+            case Unloaded(name):
+                self._residency.unloaded(name, now_s)
+
+    def _questions(self) -> Iterator[Callable[[], Callable[[], None]]]:
+        while True:
+            try:
+                yield self._asked.get_nowait()
+            except Empty:
+                return
+
+    def _is_mended(self, name: str) -> bool:
+        """Whether the files of a failed expert have changed."""
+        return name in self._failed and self._failed[name] != self._experts[name].stamp()
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Load(name):
+                self._failed.pop(name, None)
+                self._loader.load(name)
+            case Unload(name):
+                self.models = {each: model for each, model in self.models.items() if each != name}
+                self._loader.unload(name)
+            case Refuse(name) if self._is_mended(name):
+                self._residency.source_changed(name)
+                self._input_queue.wake()  # the next turn loads it
+            case Refuse(name, reason):
+                error = ExpertFailed(name, reason, FAILED_RETRY_AFTER_S)
+                ended = TokenEvent((), FinishReason.ERROR, error)
+                for request in self._input_queue.take_all(name):
+                    request.output.put(ended)
+            case EndRows(name):
+                ended = TokenEvent((), FinishReason.ERROR, ExpertUnloaded(name))
+                for row in self.models[name].rows.busy():
+                    row.finish_reason = FinishReason.ERROR
+                    row.request.output.put(ended)
+
+
+def needs_of(expert: Expert, model: LoadableModel) -> Needs:
+    """Returns what a model takes in memory as this expert. Its tokenizer is there in any case."""
+    quantization = model.runner.facts.quantization
+    return Needs(
+        weights_bytes=sum(each.weights_bytes for each in model.footprints),
+        other_bytes=0,
+        cache_bytes_per_row=sum(each.cache_bytes_per_row for each in model.footprints),
+        rows_min=expert.rows.min,
+        rows_max=model.runner.max_rows,
+        is_pinned=expert.pinned,
+        shared_key=f"{quantization} {expert.source}" if model.is_one_file else None,
+    )
+
+
+def bundle_of(backend: DecodeBackend) -> BundleResidents | None:
+    """Returns the bundle that is served, once something is known of its experts. Any thread."""
+    residents = backend.residents
+    return residents if isinstance(residents, BundleResidents) else None
+
+
+def bring_up(backend: DecodeBackend) -> None:
+    """Serve the bundle of the settings. Raises StartupError."""
+    settings, bundle = backend.settings, backend.settings.bundle
+    assert bundle is not None
+    input_queue, pause = backend.input_queue, backend.let_decode
+    backend.take_residents(bundle_residents(bundle, settings, input_queue, pause))
+
+
+def bundle_residents(
+    bundle: Bundle,
+    settings: Settings,
+    input_queue: InputQueue,
+    pause: Callable[[], None],
+) -> BundleResidents:
+    """Describes the experts; none is in memory yet. `pause` is called repeatedly during a load.
+    Imports torch. Raises StartupError."""
+    from inference_api.loading.packing.folder import PackedFolder
+
+    checked = check_bundle(bundle, settings)
+    if not checked.valid:
+        raise StartupError([f"BUNDLE: {error}" for error in checked.errors])
+    assert checked.utilization is not None
+    policy = Policy(
+        bundle.fast_memory_limit - checked.utilization.scratch_bytes,
+        settings.user_rows,
+        bundle.patience_s,
+        bundle.min_residence_s,
+        bundle.load_timeout_s,
+    )
+    packed = PackedFolder(Path(settings.packed_folder), pause)
+    experts = {each.served.name: each for each in describe_models(settings, packed)}
+    return BundleResidents(bundle, policy, experts, input_queue)

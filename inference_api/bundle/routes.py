@@ -1,0 +1,126 @@
+"""Routes to watch and operate the experts of a bundle."""
+
+from concurrent.futures import TimeoutError as NoAnswer
+
+from flask import Blueprint, Response, jsonify, request
+
+from common.errors import Error
+from common.operations import operation
+from inference_api.bundle.cards import BundleState, ExpertState, bundle_state
+from inference_api.bundle.members import UnloadMode
+from inference_api.bundle.residents import BundleResidents, bundle_of
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.errors import InvalidRequest, NoBundle, Unavailable, UnknownModel
+from inference_api.settings import Settings
+from inference_api.settings.bundle_file import Bundle
+
+UNLOAD_QUERY = {
+    "drain": {"type": "string", "description": "Let its rows finish first.", "enum": [""]},
+    "force": {"type": "string", "description": "End its rows at once.", "enum": [""]},
+}
+BUSY_RETRY_AFTER_S = 5
+
+
+def create_blueprint(
+    backend: DecodeBackend, input_queue: InputQueue, settings: Settings
+) -> Blueprint:
+    blueprint = Blueprint("bundle", __name__)
+    views = _Views(backend, input_queue, settings)
+    blueprint.get("/bundle")(views.state)
+    blueprint.post("/bundle/load/<path:name>")(views.load)
+    blueprint.post("/bundle/unload/<path:name>")(views.unload)
+    return blueprint
+
+
+class _Views:
+    """Immutable; any request thread."""
+
+    def __init__(self, backend: DecodeBackend, input_queue: InputQueue, settings: Settings) -> None:
+        self._backend = backend
+        self._input_queue = input_queue
+        self._settings = settings
+
+    @operation(
+        "The experts of the bundle, and the memory and rows they share.",
+        {200: BundleState, 404: Error, 503: Error},
+    )
+    def state(self) -> Response:
+        """Also answers while experts are being loaded at start, and while the server drains."""
+        return jsonify(self._state())
+
+    @operation(
+        "Load an expert into memory, also one that failed: 200 if it is resident, else 202.",
+        {200: ExpertState, 202: ExpertState, 404: Error, 503: Error},
+    )
+    def load(self, name: str) -> tuple[Response, int]:
+        """Idempotent."""
+        residents = self._admitted(name)
+        try:
+            is_there = residents.ask(lambda residency, now_s: residency.ask_load(name, now_s))
+        except NoAnswer:
+            raise _no_turn() from None
+        return jsonify(self._expert(name)), 200 if is_there else 202
+
+    @operation(
+        "Unload an expert: if it is idle, after its rows have ended, or at once.",
+        {202: ExpertState, 400: Error, 404: Error, 409: Error, 503: Error},
+        query=UNLOAD_QUERY,
+    )
+    def unload(self, name: str) -> tuple[Response, int]:
+        """Idempotent. Requests that wait for the expert have it loaded again."""
+        mode = _unload_mode()
+        residents = self._admitted(name)
+        try:
+            residents.ask(lambda residency, now_s: residency.ask_unload(name, mode, now_s))
+        except NoAnswer:
+            raise _no_turn() from None
+        return jsonify(self._expert(name)), 202
+
+    def _admitted(self, name: str) -> BundleResidents:
+        """Raises NoBundle, UnknownModel, and whatever a new request would get."""
+        residents = self._residents()
+        names = [expert.name for expert in self._bundle().experts]
+        if name not in names:
+            raise UnknownModel(name, names)
+        self._backend.check_admission()
+        return residents
+
+    def _residents(self) -> BundleResidents:
+        """Raises NoBundle, and NotReady before anything is known about the experts."""
+        self._bundle()
+        residents = bundle_of(self._backend)
+        if residents is None:
+            self._backend.check_admission()
+            raise NoBundle(is_mock=True)
+        return residents
+
+    def _bundle(self) -> Bundle:
+        if self._settings.bundle is None:
+            raise NoBundle
+        return self._settings.bundle
+
+    def _state(self) -> BundleState:
+        self._residents()
+        state = bundle_state(self._backend, self._input_queue, self._settings)
+        assert state is not None
+        return state
+
+    def _expert(self, name: str) -> ExpertState:
+        return next(each for each in self._state()["experts"] if each["name"] == name)
+
+
+def _unload_mode() -> UnloadMode:
+    """Raises InvalidRequest."""
+    asked = list(request.args)
+    if not asked:
+        return UnloadMode.IDLE
+    if len(asked) > 1 or asked[0] not in UNLOAD_QUERY:
+        raise InvalidRequest(f"Unloading takes ?drain or ?force, not ?{'&'.join(asked)[:100]}.")
+    return UnloadMode(asked[0])
+
+
+def _no_turn() -> Unavailable:
+    return Unavailable(
+        "The decode thread is busy with a long step; try again later.", BUSY_RETRY_AFTER_S
+    )

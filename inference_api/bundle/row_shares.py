@@ -1,0 +1,92 @@
+"""Whose request takes a row. Residents share the user rows; each always has its `rows_min`.
+
+They borrow the rest row by row: the next row goes to the resident that uses the smallest part of
+its `rows_max`. Running requests are never interrupted. Decode thread only.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from inference_api.bundle.fast_memory import FastMemory
+from inference_api.bundle.members import Expert, State
+from inference_api.core.input_queue import Waiting
+
+
+class RowShares:
+    """`may_borrow`: may anybody start rows beyond those it is sure of?"""
+
+    def __init__(self, experts: Mapping[str, Expert], user_rows: int, memory: FastMemory) -> None:
+        self.num_running = 0
+        self.may_borrow = True
+        self.last_to_start: str | None = None
+        self._experts = experts
+        self._user_rows = user_rows
+        self._memory = memory
+        self._waiting: Mapping[str, Waiting] = {}
+        self._num_started: dict[str, int] = {}  # of those
+        self._num_owed = 0  # rows that nobody may borrow, as others are sure of them
+
+    def begin_turn(self, waiting: Mapping[str, Waiting]) -> None:
+        self._waiting = waiting
+        self._num_started.clear()
+
+    def owe(self, experts: Iterable[Expert]) -> None:
+        """From now on these, and no others, are sure of rows."""
+        self._num_owed = sum([each.num_owed for each in experts])
+
+    def num_waiting(self, name: str) -> int:
+        waiting = self._waiting.get(name)
+        return 0 if waiting is None else waiting.num_requests - self._num_started.get(name, 0)
+
+    def order(self) -> list[str]:
+        names = [name for name in self._waiting if self.may_start(name) and self.num_waiting(name)]
+        return sorted(names, key=self._turn) if len(names) > 1 else names
+
+    def may_start(self, name: str) -> bool:
+        expert = self._experts[name]
+        needs, num_running = expert.needs, expert.num_running
+        if (
+            expert.state is not State.RESIDENT
+            or num_running >= needs.rows_max
+            or self.num_running >= self._user_rows
+        ):
+            return False
+        if num_running < needs.rows_min:
+            return True
+        return (
+            self.may_borrow
+            and self.num_running + self._num_owed < self._user_rows
+            and self._memory.used_bytes + needs.cache_bytes_per_row <= self._memory.limit_bytes
+        )
+
+    def started(self, name: str) -> None:
+        assert self.may_start(name), "a row is taken only by whom it is given"
+        expert = self._experts[name]
+        if expert.num_running < expert.needs.rows_min:
+            self._num_owed -= 1
+        else:
+            self._memory.borrowed_bytes += expert.needs.cache_bytes_per_row
+        expert.num_running += 1
+        self.num_running += 1
+        self._num_started[name] = self._num_started.get(name, 0) + 1
+        self.last_to_start = name
+
+    def ended(self, name: str) -> None:
+        expert = self._experts[name]
+        assert expert.num_running > 0, "a row is given back once"
+        expert.num_running -= 1
+        self.num_running -= 1
+        if expert.num_running >= expert.needs.rows_min:
+            self._memory.borrowed_bytes -= expert.needs.cache_bytes_per_row
+        elif expert.state is State.RESIDENT:
+            self._num_owed += 1
+
+    def _turn(self, name: str) -> tuple[bool, float, float]:
+        """First the rows that experts are sure of, by who waits longest: so nobody who came later
+        passes the oldest. Then who uses least."""
+        expert, came_s = self._experts[name], self._waiting[name].oldest_came_s
+        if expert.num_running >= expert.needs.rows_min:
+            return True, expert.num_running / expert.needs.rows_max, came_s
+        # When the next of those that waited came is not known: only whom it was loaded for stay
+        # together, the others take turns.
+        num_started = 0 if came_s < expert.ready_s else self._num_started.get(name, 0)
+        return False, num_started, came_s

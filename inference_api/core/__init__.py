@@ -1,0 +1,1 @@
+"""The life of a request: queues, user rows, steps, tokens, the decode thread."""

@@ -1,0 +1,42 @@
+"""When requests may leave the queue for a user row: continuous or dynamic batching."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from inference_api.core.input_queue import Waiting
+from inference_api.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """Immutable. Each model is asked about by itself; times are of the input queue's clock.
+
+    Whoever waits takes a row as soon as one is free. Where it `gathers`, requests wait until there
+    are `max_batch` or the oldest has waited `timeout_s`, and nobody joins them before the last one
+    has ended. Once the queue is closed there is nobody to gather for.
+    """
+
+    gathers: bool
+    max_batch: int
+    timeout_s: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        timeout_s = settings.batch_timeout_ms / 1000
+        return cls(settings.batching == "dynamic", settings.max_batch, timeout_s)
+
+    def num_admitted(self, waiting: Waiting, num_busy: int, now_s: float) -> int:
+        """Returns how many requests may take a row now, if that many are free."""
+        if now_s < self.opens_at_s(waiting, num_busy):
+            return 0
+        return self.max_batch if self.gathers else waiting.num_requests
+
+    def opens_at_s(self, waiting: Waiting, num_busy: int) -> float:
+        """Returns from when on some may, as long as nobody comes, leaves or ends: at once where
+        that is past, `inf` where it takes one of these."""
+        if not waiting.num_requests or (self.gathers and num_busy):
+            return math.inf
+        if not self.gathers or waiting.num_requests >= self.max_batch or waiting.is_closed:
+            return -math.inf
+        return waiting.oldest_came_s + self.timeout_s

@@ -1,0 +1,397 @@
+"""The decode thread: a loop over the user rows, and the only caller of the model.
+
+Prompts come in through the input queue, tokens go out through the output queues, once per step.
+Only two things come back from request threads: `cancel` and `drain`. Everybody may read
+`snapshot`; what a method's docstring does not open to any thread belongs to the decode thread.
+"""
+
+import ctypes
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from threading import Lock, Thread
+
+from inference_api.core.batching import Batching
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.loaded_model import LoadedModel
+from inference_api.core.output_queues import OutputQueues
+from inference_api.core.plan import Step
+from inference_api.core.residents import FixedModels, Residents
+from inference_api.core.rows import RowTable, UserRow
+from inference_api.core.served_model import ServedModel
+from inference_api.core.status import Hooks, ModelSnapshot, Phase, Snapshot
+from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
+from inference_api.request import FinishReason, GenerationRequest, OutputQueue, TokenEvent
+from inference_api.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.5  # how long an idle loop waits for a prompt before it looks around
+JOIN_TIMEOUT_S = 5.0
+LOADER_PAUSE_S = 0.002  # after a few milliseconds of work
+STALLED_PERIODS = 5
+LOADING_RETRY_AFTER_S = 5
+DRAINING_RETRY_AFTER_S = 10
+FEW_EVENTS = 4  # of a step: whoever writes them delays the next one by little
+
+yield_processor = ctypes.CDLL(None).sched_yield  # `os.sched_yield` would keep the interpreter
+
+
+BringUp = Callable[["DecodeBackend"], None]
+
+
+class DecodeBackend:
+    """Batches of requests over the rows of every model. `start` it once; `stop` joins its thread.
+
+    `served` has all models by name, the default first, from READY on; `models` those that are in
+    memory. `bring_up` is called on the decode thread, and calls `take` or `take_residents`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        input_queue: InputQueue,
+        output_queues: OutputQueues,
+        bring_up: BringUp | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_decoded: Callable[[str, int], None] = lambda model, batch_size: None,
+    ) -> None:
+        self.settings = settings
+        self.max_users = settings.all_user_rows
+        self.served: Mapping[str, ServedModel] = {}
+        self.hooks = Hooks()
+        self.phase = Phase.LOADING
+        self.snapshot = Snapshot(
+            clock(), {each.name: ModelSnapshot() for each in settings.served_models}
+        )
+        self.input_queue = input_queue
+        self._output_queues = output_queues
+        self._bring_up = bring_up
+        self._clock = clock
+        self._on_decoded = on_decoded
+        self.residents: Residents = self._fixed(())
+        self._events: list[tuple[OutputQueue, TokenEvent]] = []  # of this turn
+        self._stepped: list[tuple[LoadedModel, Step, float]] = []  # in this turn, in seconds
+        self._failure = ""
+        self._lock = Lock()  # guards the three below and changes of the phase
+        self._drain_until_s: float | None = None
+        self._on_drained: Callable[[], None] | None = None
+        self._is_stopping = False
+        self._thread = Thread(target=self._run, name="decode", daemon=True)
+
+    @property
+    def models(self) -> Mapping[str, LoadedModel]:
+        return self.residents.models
+
+    @property
+    def users(self) -> list[UserRow | None]:
+        """The user rows of all models; None is a free one."""
+        users = [user for model in self.models.values() for user in model.rows.users]
+        return users or [None] * self.max_users
+
+    # --- any thread -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop after the current step, fail what still runs, join the thread."""
+        with self._lock:
+            self._is_stopping = True
+        self.input_queue.wake()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_TIMEOUT_S)
+        self.residents.stop()
+
+    def drain(self, on_drained: Callable[[], None] | None = None) -> None:
+        """Admit nothing more and let what was admitted finish, until the drain timeout.
+
+        `on_drained` is called once no request is left: from the decode thread, or at once when
+        that thread serves nobody. Idempotent; the last callback given is the one called.
+        """
+        with self._lock:
+            is_serving = self.phase in (Phase.READY, Phase.DRAINING)
+            if self._drain_until_s is None:
+                self._drain_until_s = self._clock() + self.settings.drain_timeout_s
+            if self.phase in (Phase.LOADING, Phase.READY):
+                self.phase = Phase.DRAINING
+                self.input_queue.refuse(_draining)
+            if is_serving:
+                self._on_drained = on_drained or self._on_drained
+        self.input_queue.wake()
+        if on_drained is not None and not is_serving:
+            on_drained()
+
+    def cancel(self, request: GenerationRequest) -> None:
+        """End a request whose client is gone or has all it wants, wherever it is by now."""
+        self._output_queues.close(request.output)
+        self.input_queue.remove(request)
+
+    def check_admission(self) -> None:
+        """Raises what a new request would be told: NotReady, Draining or BackendFailed."""
+        if self.phase is Phase.LOADING:
+            raise NotReady("The model is still loading, try again later.", LOADING_RETRY_AFTER_S)
+        if self.phase is Phase.DRAINING:
+            raise _draining()
+        if self.phase is not Phase.READY:
+            raise _failed()
+
+    def unhealthy_reason(self) -> str | None:
+        """Why this process should be replaced, or None while it is well."""
+        if self.phase in (Phase.FAILED, Phase.STOPPED):
+            return f"decode thread has {self.phase}: {self._failure}"
+        silent_s = self._clock() - self.snapshot.stepped_at_s  # while loading: since the start
+        state, limit_s = "has finished no step", STALLED_PERIODS * self.settings.keepalive_period_s
+        if self.phase is Phase.LOADING:
+            state, limit_s = "is still loading", self.settings.load_timeout_s
+        if silent_s <= limit_s:
+            return None
+        return f"decode thread {state} after {silent_s:.0f} s, limit {limit_s:.0f} s"
+
+    # --- decode thread --------------------------------------------------------------------
+
+    def load_model_and_tokenizer(self) -> None:
+        """Bring the models into memory. Torch is imported here, off the serving threads."""
+        assert self._bring_up is not None, "whoever makes a backend without it calls `take`"
+        self._bring_up(self)
+
+    def take(self, models: Iterable[LoadedModel]) -> None:
+        """Serve these, in this order."""
+        self.take_residents(self._fixed(models))
+
+    def take_residents(self, residents: Residents) -> None:
+        """Serve these, as soon as those that are loaded at start are there."""
+        self.served = residents.served
+        self.residents = residents
+        residents.start(self._clock())
+        while not (residents.has_started or self._is_stopping):
+            residents.turn(self._clock())
+            self.input_queue.wait_for_request(IDLE_WAIT_S)
+
+    def let_decode(self) -> None:
+        """For a loader thread: leave the processor to the decode thread where that has work."""
+        if self._num_busy():
+            time.sleep(LOADER_PAUSE_S)
+
+    def _fixed(self, models: Iterable[LoadedModel]) -> FixedModels:
+        return FixedModels(models, self.input_queue, Batching.of(self.settings))
+
+    def _post_init_compile(self) -> None:
+        """Prepare the device, so that the first request is as fast as the next."""
+        for model in self.models.values():
+            model.warm_up()
+
+    def _run(self) -> None:
+        try:
+            self.load_model_and_tokenizer()
+            self._post_init_compile()
+            self.hooks.on_loaded()
+            self._become_ready()
+        except Exception as error:
+            self._fail(error)
+            self.hooks.on_load_failed()
+            return
+        try:
+            while not self._is_stopping:
+                self.step()
+        except Exception as error:
+            self._fail(error)
+            self.hooks.on_failed()
+            return
+        self._failure = "the server was stopped"
+        self._end_all(Phase.STOPPED, _draining)
+        for model in self.models.values():
+            model.runner.close()
+
+    def step(self) -> None:
+        """One turn of the loop."""
+        started_s = self._clock()
+        self._drop_closed()
+        self.residents.turn(started_s)
+        self._pick_prompts()
+        self.decode()
+        has_first_token = self._has_first_token()
+        self._push_outputs()
+        self._evict()
+        self._report_status(started_s)
+        # Linux may leave a thread that this one wakes on its processor, though another is idle, and
+        # both there until the next tick: a first token would come milliseconds late.
+        if has_first_token:
+            yield_processor()
+        self._rest()
+
+    def _busy(self) -> Iterator[tuple[LoadedModel, UserRow]]:
+        for model in self.models.values():
+            for row in model.rows.busy():
+                yield model, row
+
+    def _num_busy(self) -> int:
+        return sum(len(model.rows) for model in self.models.values())
+
+    def _num_rows(self, name: str) -> int:
+        """Busy rows of a model, which has none while it is not in memory."""
+        return len(self.models[name].rows) if name in self.models else 0
+
+    def _drop_closed(self) -> None:
+        """Free the rows of requests whose answer nobody reads any more."""
+        for _, row in self._busy():
+            if row.request.output.is_closed:
+                row.finish_reason = FinishReason.CANCELLED
+        self._evict()
+
+    def _pick_prompts(self) -> None:
+        now_s = self._clock()
+        for model in self.residents.to_start(now_s):
+            request = self.input_queue.get(model.name)
+            if request is None:  # who waited has just left
+                continue
+            row = model.rows.assign(request, model.runner.max_seq_len, now_s)
+            self.residents.started(model, row, now_s)
+            model.served.totals.reused_tokens += row.reused_tokens
+
+    def decode(self) -> None:
+        """One step of every model; what its rows drew becomes this step's events."""
+        for model in self.models.values():
+            self._decode(model)
+
+    def _decode(self, model: LoadedModel) -> None:
+        step, totals = model.planner.plan(), model.served.totals
+        if step.is_empty:
+            return
+        started_s = self._clock()
+        for copy in step.copies:
+            model.runner.copy_prefix(*copy)
+        results = model.runner.step(step.rows)
+        self._stepped.append((model, step, self._clock() - started_s))
+        events = step.accept(results)
+        for drafted, accepted in step.kept:
+            model.runner.keep(drafted, accepted)
+        self._events += events
+        totals.generated_tokens += sum([len(event.token_ids) or 1 for _, event in events])
+        totals.prefilled_tokens += step.prefilled_tokens
+        totals.reused_tokens += step.reused_tokens
+        if step.kept:
+            totals.drafts += len(step.kept)
+            totals.drafted_tokens += sum([event.drafted_tokens for _, event in events])
+            totals.accepted_tokens += sum([event.accepted_tokens for _, event in events])
+            for _, event in events:
+                if event.drafted_tokens:
+                    model.served.depths.add(event.drafted_tokens, event.accepted_tokens)
+        if model.speculation is not None:
+            model.speculation.learn(step.outcomes)
+        model.planner.draft()
+        if step.decoding:
+            self._on_decoded(model.name, len(step.decoding))
+
+    def _push_outputs(self) -> None:
+        for queue, event in self._events:
+            queue.put(event)
+        self._events.clear()
+
+    def _has_first_token(self) -> bool:
+        """Whether this turn brings somebody the first token, and few others any."""
+        if len(self._events) > FEW_EVENTS:
+            return False
+        decoded = (row for _, step, _ in self._stepped for row, _ in step.decoding)
+        return any(len(row.generated) == 1 for row in decoded)
+
+    def _evict(self) -> None:
+        for model, row in self._busy():
+            if row.finish_reason is not None:
+                model.rows.free(row)
+                model.runner.release(row.index)
+                self.input_queue.row_is_free(model.name)
+                self.residents.ended(model, self._clock())
+
+    def _report_status(self, started_s: float) -> None:
+        """The models that stepped in this turn share the time outside of them."""
+        now_s = self._clock()
+        stepped, self._stepped = self._stepped, []
+        loop_s = now_s - started_s - sum([model_s for _, _, model_s in stepped])
+        for model, step, model_s in stepped:
+            totals = model.served.totals
+            totals.steps += 1
+            totals.model_s += model_s
+            totals.loop_s += loop_s / len(stepped)
+            model.took(step, model_s, loop_s / len(stepped))
+        for each in self.models.values():
+            each.served.costs.publish(time.time())
+        self._publish(now_s)
+
+    def _publish(self, now_s: float) -> None:
+        """The snapshot that other threads see."""
+        models = {
+            name: ModelSnapshot(self._num_rows(name), replace(model.totals), model.depths.copy())
+            for name, model in self.served.items()
+        }
+        self.snapshot = Snapshot(now_s, models or self.snapshot.models)
+
+    def _rest(self) -> None:
+        """With no row busy, wait for a prompt; when draining, see whether that was the last."""
+        if self._drain_until_s is not None:
+            self._go_on_draining(self._drain_until_s)
+        if not self._num_busy() and not self._is_stopping:
+            if not len(self.input_queue):
+                for model in self.models.values():
+                    model.idle()
+            idle_s = self.residents.idle_s(self._clock())
+            self.input_queue.wait_for_request(min(IDLE_WAIT_S, idle_s))
+
+    def _go_on_draining(self, until_s: float) -> None:
+        if self._clock() >= until_s:
+            self._drop_all(_draining())
+        if not self._num_busy() and not len(self.input_queue):
+            self._tell_drained()
+
+    def _tell_drained(self) -> None:
+        with self._lock:
+            on_drained, self._on_drained = self._on_drained, None
+        if on_drained is not None:
+            on_drained()
+
+    def _drop_all(self, error: HearthError) -> None:
+        """End every session with `error`, whether it runs, waits or is just about to."""
+        self.input_queue.clear()
+        for _, row in self._busy():
+            row.finish_reason = FinishReason.ERROR
+        self._evict()
+        self._output_queues.put_to_all(TokenEvent((), FinishReason.ERROR, error))
+
+    def _become_ready(self) -> None:
+        with self._lock:
+            if self.phase is Phase.LOADING:
+                self.phase = Phase.READY
+        self._publish(self._clock())
+        for model in self.models.values():
+            of_model = f"{model.name}: " if len(self.models) > 1 else ""
+            num_rows, context_tokens = model.runner.max_rows, model.runner.max_seq_len
+            logger.info("%sready: %d user rows of %d tokens", of_model, num_rows, context_tokens)
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, StartupError):
+            logger.critical("%s", error)
+        else:
+            logger.critical("the decode thread died", exc_info=error)
+        self._failure = f"{type(error).__name__}: {error}"
+        # The runners may be broken: release nothing in them, and load none any more.
+        self.residents = self._fixed(
+            replace(each, rows=RowTable(each.runner.max_rows)) for each in self.models.values()
+        )
+        self._end_all(Phase.FAILED, _failed)
+        self._tell_drained()
+
+    def _end_all(self, phase: Phase, refusal: Callable[[], HearthError]) -> None:
+        with self._lock:
+            self.phase = phase
+        self.input_queue.refuse(refusal)
+        self._drop_all(refusal())
+        self._publish(self.snapshot.stepped_at_s)
+
+
+def _draining() -> Draining:
+    return Draining("The server is about to stop, try again later.", DRAINING_RETRY_AFTER_S)
+
+
+def _failed() -> BackendFailed:
+    return BackendFailed("The decode thread has failed and the server restarts, try again later.")

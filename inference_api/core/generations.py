@@ -1,0 +1,298 @@
+"""One generation seen from its request thread: from a valid body to pieces of text.
+
+`Generations.admitted` lets a request in, `begin` puts it on its way with its prompt; the
+`TextGeneration` that it returns belongs to that request's thread until `close`, which leaves
+nothing of it behind.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+
+from common.disconnects import DisconnectWatcher
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
+from inference_api.core.record import EndedGeneration, GenerationRecord, Observer
+from inference_api.core.requests import Admitted, Prompt, check_fits, request_of
+from inference_api.core.timeline import Timeline
+from inference_api.errors import HearthError, QueueFull
+from inference_api.request import (
+    Caller,
+    FinishReason,
+    GenerationParams,
+    GenerationRequest,
+    ScoredToken,
+    Switch,
+    TokenEvent,
+)
+from inference_api.text.tokens import StopMatcher, TextStream
+
+EVENT_WAIT_S = 5.0  # one wait for the next event; repeated until it comes
+
+Clock = Callable[[], float]
+
+
+class TextGeneration:
+    """The text of one session as it comes. Used by one thread, except `abandon`."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        text: TextStream,
+        stop: StopMatcher,
+        timeline: Timeline,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.session_id = request.output.session_id
+        self.finish_reason: FinishReason | None = None
+        self.error: HearthError | None = None  # that it ended with
+        self.is_abandoned = False
+        self.kept_token_ids = text.kept
+        self._request = request
+        self._events = request.output
+        self._text = text
+        self._stop = stop
+        self._timeline = timeline
+        self._clock = clock
+        self._at_end = ExitStack()
+        self._first_piece: str | None = None
+        self._scored: list[ScoredToken] = []
+        self.scored_prompt: Sequence[ScoredToken] = ()  # once started, where asked for
+        self.embedding: bytes | None = None  # of the prompt, once started, where asked for
+
+    def at_end(self, action: Callable[[], None]) -> None:
+        """Register what `close` has to do; the last registered is done first."""
+        self._at_end.callback(action)
+
+    def wait_until_started(self) -> None:
+        """Block until the first event, so that a failure before it still has its own status."""
+        self._first_piece = self._next_piece()
+
+    def pieces(self) -> Iterator[str]:
+        """Text up to the stop string or the end; never an empty piece. Raises HearthError."""
+        assert self._first_piece is not None, "wait_until_started comes first"
+        piece = self._first_piece
+        while self.finish_reason is None:
+            if piece:
+                yield piece
+            piece = self._next_piece()
+        if piece:
+            yield piece
+
+    def take_scored(self) -> list[ScoredToken]:
+        """The tokens that came since the last call, if their log probabilities were asked for."""
+        scored, self._scored = self._scored, []
+        return scored
+
+    @property
+    def is_cut(self) -> bool:
+        """The text ends before a stop string; the tokens of that came nevertheless."""
+        return self._stop.has_matched
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._stop.matched
+
+    @property
+    def completion_tokens(self) -> int:
+        """So far."""
+        return self._timeline.completion_tokens
+
+    @property
+    def switch(self) -> Switch | None:
+        """What it waited for because its model was not in memory, once started."""
+        return self._timeline.switch
+
+    @property
+    def prompt_tokens(self) -> Sequence[int]:
+        return self._request.prompt_tokens
+
+    def abandon(self) -> None:
+        """The client is gone: wake the thread that waits here. Any thread may call it."""
+        self.is_abandoned = True
+        self._events.put(TokenEvent((), FinishReason.CANCELLED))
+
+    def close(self) -> None:
+        """Give back row, queue and watch, in whatever state they are. Idempotent. What one action
+        raises is raised once all are done."""
+        self._at_end.close()
+
+    def record(self) -> GenerationRecord:
+        """Returns the account of the generation so far."""
+        reason = self.finish_reason or FinishReason.CANCELLED
+        return self._timeline.record(self._request, str(reason))
+
+    @property
+    def has_started(self) -> bool:
+        return self._first_piece is not None
+
+    def _next_piece(self) -> str:
+        event = self._next_event()
+        now_s = self._clock()
+        piece, num_tokens = self._push(event.token_ids)
+        if num_tokens:
+            self._timeline.tokens(now_s, num_tokens, event.batch_size)
+        if event.drafted_tokens:
+            accepted_tokens = min(event.accepted_tokens, num_tokens)
+            self._timeline.drafted(event.drafted_tokens, accepted_tokens)
+        if event.admitted_at_s is not None:
+            self._timeline.admitted(event.admitted_at_s, event.reused_tokens, event.switch)
+        self.embedding = event.embedding or self.embedding
+        self.finish_reason = event.finish_reason
+        self.error = event.error
+        if event.error is not None:
+            raise event.error
+        if self._first_piece is None and self._request.num_prompt_logprobs is not None:
+            pairs = zip(self._request.prompt_tokens, (None, *event.prompt_logprobs), strict=True)
+            self.scored_prompt = list(map(ScoredToken._make, pairs))
+        self._scored += map(ScoredToken, event.token_ids[:num_tokens], event.logprobs)
+        if event.finish_reason is not None:
+            piece += self._stop.push(self._text.finish()) + self._stop.finish()
+        if self._stop.has_matched:
+            self.finish_reason = FinishReason.STOP
+        return piece
+
+    def _push(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """The text of an event, and how many of its tokens are of the answer: none after the one
+        that completes a stop string."""
+        piece = ""
+        for num_tokens, token_id in enumerate(token_ids, 1):
+            piece += self._stop.push(self._text.push((token_id,)), num_tokens=1)
+            if self._stop.has_matched:
+                return piece, num_tokens
+        return piece, len(token_ids)
+
+    def _next_event(self) -> TokenEvent:
+        while (event := self._events.get(EVENT_WAIT_S)) is None:
+            continue
+        return event
+
+
+class Generations:
+    """Puts requests on their way, and knows whose they are. Any request thread may call it."""
+
+    def __init__(
+        self,
+        backend: DecodeBackend,
+        input_queue: InputQueue,
+        output_queues: OutputQueues,
+        watcher: DisconnectWatcher,
+        observers: Sequence[Observer],
+        on_token_gap: Callable[[str, float], None],
+    ) -> None:
+        """`on_token_gap` is told every inter-token latency in seconds, by the model."""
+        self._backend = backend
+        self._input_queue = input_queue
+        self._output_queues = output_queues
+        self._watcher = watcher
+        self._observers = observers
+        self._on_token_gap = on_token_gap
+
+    @contextmanager
+    def admitted(self, model: str, caller: Caller) -> Iterator[Admitted]:
+        """Let a request in to `model`, one of `Settings.served_models` by its name, before the work
+        of encoding its prompt. Encode and begin inside: a refusal is then written down.
+
+        Raises NotReady, Draining, BackendFailed and QueueFull.
+        """
+        came_s = time.monotonic()
+        try:
+            self._backend.check_admission()
+            self._input_queue.check_room(model)
+            yield Admitted(self._backend.served[model], caller, came_s)
+        except HearthError as error:
+            for observer in self._observers:
+                observer.refused(caller, model, error)
+            raise
+
+    def begin(self, admitted: Admitted, prompt: Prompt, params: GenerationParams) -> TextGeneration:
+        """Queue a request and return once it has its first event, or its failure, which is raised.
+
+        Raises NotReady, Draining, BackendFailed, ContextTooLong and QueueFull.
+        """
+        (generation,) = self.begin_all(admitted, [(prompt, params)])
+        return generation
+
+    def begin_all(
+        self, admitted: Admitted, requests: Sequence[tuple[Prompt, GenerationParams]]
+    ) -> list[TextGeneration]:
+        """Queue requests, as room comes, and return once each has its first event. See `begin`:
+        the first must find room, and when one fails, all are ended."""
+        generations: list[TextGeneration] = []
+        for prompt, _ in requests:
+            check_fits(prompt, admitted.model)  # all of them, so that nobody works on some in vain
+        with ExitStack() as unless_started:
+            for prompt, params in requests:
+                before = generations[-1] if generations else None
+                generations.append(self._queue_after(before, admitted, prompt, params))
+                unless_started.callback(generations[-1].close)
+            for generation in generations:
+                generation.wait_until_started()
+            unless_started.pop_all()
+        return generations
+
+    def _queue_after(
+        self,
+        before: TextGeneration | None,
+        admitted: Admitted,
+        prompt: Prompt,
+        params: GenerationParams,
+    ) -> TextGeneration:
+        """Wait for room while the caller, who has been queued before, is still there."""
+        while before is not None:
+            now = replace(admitted, came_s=time.monotonic())
+            try:
+                return self._queue(now, prompt, params, is_first=False)
+            except QueueFull:
+                if before.is_abandoned:
+                    raise
+            self._input_queue.wait_for_room(admitted.model.name, EVENT_WAIT_S)
+        return self._queue(admitted, prompt, params, is_first=True)
+
+    def _queue(
+        self, admitted: Admitted, prompt: Prompt, params: GenerationParams, is_first: bool
+    ) -> TextGeneration:
+        model, caller = admitted.model, admitted.caller
+        self._backend.check_admission()
+        self._input_queue.check_room(model.name, is_first)  # before the work of compiling
+        timeline = Timeline(admitted.came_s, partial(self._on_token_gap, model.name))
+        text = TextStream(model.tokenizer, params.kept_token_ids)
+        stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
+        with ExitStack() as unless_queued:
+            output = self._output_queues.open(model.name, params.session_id)
+            unless_queued.callback(self._output_queues.close, output)
+            request = request_of(admitted, output, prompt, params)
+            generation = TextGeneration(request, text, stop, timeline)
+            unless_queued.callback(generation.close)
+            self._submit(generation, request, caller, is_first)
+            unless_queued.pop_all()
+        return generation
+
+    def _submit(
+        self,
+        generation: TextGeneration,
+        request: GenerationRequest,
+        caller: Caller,
+        is_first: bool,
+    ) -> None:
+        def hang_up() -> None:
+            self._backend.cancel(request)
+            generation.abandon()
+
+        generation.at_end(lambda: self._tell_end(generation, caller))
+        generation.at_end(lambda: self._backend.cancel(request))
+        self._input_queue.put(request, is_first)
+        if caller.connection is not None:
+            generation.at_end(self._watcher.watch(caller.connection, hang_up))
+
+    def _tell_end(self, generation: TextGeneration, caller: Caller) -> None:
+        """Of each generation that started."""
+        if generation.has_started:
+            record, session_id = generation.record(), generation.session_id
+            ended = EndedGeneration(record, caller, session_id, generation.error)
+            for observer in self._observers:
+                observer.ended(ended)

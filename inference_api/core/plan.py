@@ -1,0 +1,214 @@
+"""What the next step of the model carries: prompt tokens, and what the rows that decode bring.
+
+Decode thread only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from inference_api.core.drafts import DraftSource, Outcome, accepted
+from inference_api.core.rows import NO_DRAFT, Draft, RowTable, UserRow
+from inference_api.core.step_costs import Contents, StepCosts
+from inference_api.request import OutputQueue, TokenEvent
+from inference_api.runner import ModelRunner, RowResult, RowStep
+from inference_api.settings import Settings
+
+MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
+
+
+def budget_tokens(settings: Settings, max_rows: int) -> int:
+    """Returns the most tokens of a step while rows decode, theirs and prompts', by ITL_BUDGET."""
+    return round(settings.itl_budget * max_rows)
+
+
+class Copy(NamedTuple):
+    """Cached tokens that one row takes over from another, before the step."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class Step:
+    """What rows bring to it: prompt tokens, or their next token and what is drafted after it."""
+
+    copies: list[Copy] = field(default_factory=list)
+    prompts: list[tuple[UserRow, RowStep]] = field(default_factory=list)
+    decoding: list[tuple[UserRow, RowStep]] = field(default_factory=list)
+    kept: list[tuple[RowStep, Sequence[int]]] = field(default_factory=list)  # of drafts, once drawn
+    outcomes: list[Outcome] = field(default_factory=list)  # of rows that decode, once drawn
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0  # by the copies
+
+    @property
+    def rows(self) -> list[RowStep]:
+        return [each for _, each in self.prompts + self.decoding]
+
+    @property
+    def contents(self) -> Contents:
+        num_tokens = sum([len(each.token_ids) for _, each in self.decoding])
+        prompt_tokens = 0
+        if self.prompts:
+            prompt_tokens = sum([len(each.token_ids) for _, each in self.prompts])
+        return Contents(len(self.decoding), num_tokens, prompt_tokens)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.prompts or self.decoding)
+
+    def accept(self, results: Sequence[RowResult]) -> list[tuple[OutputQueue, TokenEvent]]:
+        """Hand what was drawn to the rows; what their readers get to see."""
+        for (row, _), result in zip(self.prompts, results, strict=False):
+            row.prompt_logprobs += [each.logprobs for each in result.drawn if each.logprobs]
+            if row.pooled is not None and result.hidden is not None:
+                row.pooled.add(result.hidden)
+        batch_size = len(self.decoding)
+        events = []
+        for (row, step), result in zip(self.decoding, results[len(self.prompts) :], strict=True):
+            drawn, drafted_tokens, right = result.drawn, 0, []
+            if row.pooled is not None and result.hidden is not None:
+                row.pooled.add(result.hidden[:1])
+            num_tried = len(drawn) - 1
+            if num_tried:
+                drafted_tokens = max(step.positions) - step.start  # of a tree, its depth
+                tokens, drawn = accepted(step, drawn)
+                self.kept.append((step, tokens))
+                right = [token - 1 for token in tokens[1:]]
+            hidden = None if result.hidden is None else result.hidden[right[-1] + 1 if right else 0]
+            self.outcomes.append(Outcome(row, range(num_tried), right, hidden))
+            event = row.accept(drawn, batch_size, drafted_tokens)
+            events.append((row.request.output, event))
+        return events
+
+
+class StepPlanner:
+    """Plans over the rows of one runner."""
+
+    def __init__(
+        self,
+        rows: RowTable,
+        runner: ModelRunner,
+        settings: Settings,
+        drafts: DraftSource | None = None,
+        costs: StepCosts | None = None,
+    ) -> None:
+        """`costs`: what the runner's steps take, for a budget in time."""
+        self._rows = rows
+        self._max_rows = len(rows.users)
+        self._is_batch_invariant = runner.is_batch_invariant
+        self._chunk_tokens = settings.prefill_chunk_tokens
+        self._budget_tokens = budget_tokens(settings, self._max_rows)
+        self._itl_budget_ms = settings.itl_budget_ms
+        self._costs = costs
+        self._drafts = drafts
+        self._guessable: Sequence[UserRow] = ()  # rows of the step that will want guesses after it
+        self._drafted: tuple[Sequence[UserRow], Mapping[int, Draft]] = (), {}
+
+    def plan(self) -> Step:
+        """As much of the prompts as there is room for, the oldest first, a token of each row that
+        is prefilled by then, and what is drafted: of that, beside prompts, what they leave room
+        for. A prompt that waits is a row that does not decode."""
+        step, decoding = Step(), self._rows.decoding()
+        drafts = self._taken_drafts(decoding)
+        room_tokens = self.room_tokens(len(decoding))
+        if prompts := self._next_to_prefill(room_tokens, step):
+            for row in prompts:
+                room_tokens -= self._take_prompt(row, room_tokens, step)
+            decoding = self._rows.decoding()
+            if drafts:
+                share_tokens = max(room_tokens, 0) // len(drafts)
+                drafts = {index: each.first(share_tokens) for index, each in drafts.items()}
+        # While prompts wait nothing is guessed after the step.
+        has_waiting = bool(prompts and self._rows.prefilling())
+        self._guessable = () if has_waiting or self._drafts is None else decoding
+        wants_hidden = not has_waiting and self._drafts is not None and self._drafts.wants_hidden
+        step.decoding = [
+            (row, row.take_step(drafts.get(row.index, NO_DRAFT), wants_hidden)) for row in decoding
+        ]
+        return step
+
+    def draft(self) -> None:
+        """Have guesses made for the next step, of the rows that will be decoding then, unless
+        prompts will take their room.
+
+        To be called before events are published: what publishing wakes would have the interpreter
+        while the guesses are made.
+        """
+        if self._drafts is not None and self._guessable:
+            rows = [row for row in self._guessable if row.finish_reason is None]
+            self._drafted = rows, self._drafts.propose(rows)
+
+    def _taken_drafts(self, decoding: Sequence[UserRow]) -> Mapping[int, Draft]:
+        """The guesses for those of the rows they were made for that still decode."""
+        rows, drafts = self._drafted
+        self._drafted = (), {}
+        if not drafts:
+            return {}
+        there = {row.index: row for row in decoding}
+        return {
+            row.index: drafts[row.index]
+            for row in rows
+            if row.index in drafts and there.get(row.index) is row
+        }
+
+    def room_tokens(self, num_decoding: int) -> int:
+        """Prompt tokens that fit into a step beside those of rows that decode.
+
+        While rows decode, theirs may take ITL_BUDGET_MS or, as a step takes about as long as it has
+        tokens, prompt or not, ITL_BUDGET times what it takes when all rows do. A runner that
+        computes chunks by themselves has to have them whole: always the same cuts, whatever the
+        load.
+        """
+        if not num_decoding or not self._is_batch_invariant:
+            return self._chunk_tokens
+        left_tokens = self._tokens_in_time(num_decoding)
+        if left_tokens is None:
+            left_tokens = self._budget_tokens - num_decoding
+        return min(self._chunk_tokens, max(left_tokens, MIN_CHUNK_TOKENS))
+
+    def _tokens_in_time(self, num_decoding: int) -> int | None:
+        """What ITL_BUDGET_MS leaves room for; None without it, or until a prompt was timed."""
+        if self._itl_budget_ms is None or self._costs is None:
+            return None
+        token_s = self._costs.prompt_token_s(num_decoding)
+        if token_s is None:
+            return None
+        left_s = self._itl_budget_ms / 1000 - self._costs.turn_s(num_decoding)
+        return int(min(left_s / token_s, self._chunk_tokens) if token_s else self._chunk_tokens)
+
+    def _next_to_prefill(self, room_tokens: int, step: Step) -> list[UserRow]:
+        """The rows whose turn it is. What others hold of their prompts is looked for now: once
+        chunks are planned, rows count as holding what is not written yet."""
+        rows = []
+        for row in self._rows.prefilling():
+            if not row.has_begun and not row.request.needs_whole_prompt:
+                self._reuse_prefix(row, step)
+            rows.append(row)
+            room_tokens -= row.chunk_tokens(room_tokens)
+            if room_tokens == 0:
+                break
+        return rows
+
+    def _reuse_prefix(self, row: UserRow, step: Step) -> None:
+        """Take over what another row holds of this row's prompt, if that is more than it has."""
+        source, num_tokens = self._rows.longest_prefix(row)
+        if source != row.index:
+            step.copies.append(Copy(source, row.index, num_tokens))
+            step.reused_tokens += num_tokens - row.reused_tokens
+            row.reuse(num_tokens)
+
+    def _take_prompt(self, row: UserRow, room_tokens: int, step: Step) -> int:
+        """Chunks of one prompt, up to its end or that of the room; how many tokens they have."""
+        taken_tokens = 0
+        while not row.is_prefilled:
+            size_tokens = row.chunk_tokens(self._chunk_tokens)
+            if self._is_batch_invariant:
+                size_tokens = min(size_tokens, room_tokens - taken_tokens)
+            if not 0 < size_tokens <= room_tokens - taken_tokens:
+                break
+            step.prompts.append((row, row.take_prompt(size_tokens)))
+            taken_tokens += size_tokens
+        step.prefilled_tokens += taken_tokens
+        return taken_tokens

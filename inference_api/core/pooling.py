@@ -1,0 +1,35 @@
+"""One vector for a prompt, of its tokens' hidden states. Decode thread only."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.request import Pooling
+from inference_api.runner import Hidden
+
+
+class PooledStates:
+    """The mean of the hidden states of a prompt's tokens, or the last one."""
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._is_mean = pooling == "mean"
+        self._num_tokens = 0
+        self._vector: NDArray[np.float64] | None = None
+
+    def add(self, hidden: Hidden) -> None:
+        """Go on by these tokens' [tokens, hidden size]. Sums are made token by token, so that the
+        bits of a mean do not depend on how the prompt was cut."""
+        states = hidden.cpu().numpy().astype(np.float64)
+        self._num_tokens += len(states)
+        if not self._is_mean:
+            self._vector = states[-1]
+        elif self._vector is None:
+            self._vector = states.sum(axis=0)
+        else:
+            self._vector = np.vstack([self._vector, states]).sum(axis=0)
+
+    def embedding(self) -> bytes:
+        """Returns the vector, of unit length, as float32."""
+        assert self._vector is not None, "states were added"
+        # Neither a mean's divisor nor any other factor is left of it at unit length.
+        length = float(np.linalg.norm(self._vector)) or 1.0
+        return (self._vector / length).astype("<f4").tobytes()

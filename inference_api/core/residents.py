@@ -1,0 +1,96 @@
+"""Which models are in memory, and whose requests may take a row. Decode thread only.
+
+A server of fixed models always has all of them in memory; for a bundle see `bundle`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from inference_api.core.batching import Batching
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.loaded_model import LoadedModel
+from inference_api.core.rows import UserRow
+from inference_api.core.served_model import ServedModel
+
+
+class Residents(Protocol):
+    @property
+    def models(self) -> Mapping[str, LoadedModel]:
+        """Those in memory, by name; replaced, never changed, so that any thread may read it."""
+
+    @property
+    def served(self) -> Mapping[str, ServedModel]:
+        """All that are served, by name, in memory or not; the default first."""
+
+    def start(self, now_s: float) -> None:
+        """Begin to load what is loaded at start."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether what is loaded at start is there. Raises StartupError."""
+
+    def stop(self) -> None:
+        """Stop loading. Call it after joining the decode thread."""
+
+    def turn(self, now_s: float) -> None:
+        """Once at the beginning of every turn of the decode loop."""
+
+    def to_start(self, now_s: float) -> Iterator[LoadedModel]:
+        """Yields the model that may start a request now, again and again until none may.
+
+        Whoever asks for the next has started one, and has said so.
+        """
+
+    def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:
+        """A request has taken a row."""
+
+    def ended(self, model: LoadedModel, now_s: float) -> None:
+        """A request has given its row back."""
+
+    def idle_s(self, now_s: float) -> float:
+        """With no row busy: how long nothing will happen unless the input queue wakes the loop."""
+
+
+class FixedModels:
+    """All models stay in memory, where they are from the start."""
+
+    has_started = True
+
+    def __init__(
+        self, models: Iterable[LoadedModel], input_queue: InputQueue, batching: Batching
+    ) -> None:
+        self.models = {model.name: model for model in models}
+        self.served = {name: model.served for name, model in self.models.items()}
+        self._input_queue = input_queue
+        self._batching = batching
+
+    def start(self, now_s: float) -> None:
+        """They are there."""
+
+    def stop(self) -> None:
+        """Nothing is being loaded."""
+
+    def turn(self, now_s: float) -> None:
+        """Nothing changes."""
+
+    def to_start(self, now_s: float) -> Iterator[LoadedModel]:
+        for name, model in self.models.items():
+            waiting, num_busy = self._input_queue.waiting(name), len(model.rows)
+            for _ in range(self._batching.num_admitted(waiting, num_busy, now_s)):
+                if not model.rows.has_free_row():
+                    break
+                yield model
+
+    def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:
+        """Its rows are its own."""
+
+    def ended(self, model: LoadedModel, now_s: float) -> None:
+        """Its rows are its own."""
+
+    def idle_s(self, now_s: float) -> float:
+        """How long until requests that wait already may take rows."""
+        opens_at_s = min(
+            self._batching.opens_at_s(self._input_queue.waiting(name), num_busy=0)
+            for name in self.models
+        )
+        return max(0.0, opens_at_s - now_s)

@@ -1,0 +1,301 @@
+"""The fixed user rows: which row runs whom, how far each one is, and what its cache holds.
+
+Decode thread only.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from inference_api.core.pooling import PooledStates
+from inference_api.errors import ConstraintFailed, HearthError
+from inference_api.request import (
+    Constraint,
+    FinishReason,
+    GenerationRequest,
+    SessionId,
+    Switch,
+    TokenEvent,
+    TokenLogprobs,
+)
+from inference_api.runner import Draw, Drawn, RowStep
+
+MIN_REUSED_TOKENS = 8  # a shorter prefix is as soon prefilled as copied
+
+Tokens = tuple[int, ...]
+
+
+class Draft(NamedTuple):
+    """Guessed tokens that may follow a row's next one: a chain or, with `parents`, a tree.
+
+    `parents` are indices of earlier guesses, -1 for the row's next token; siblings differ.
+    `likelihoods` say of each guess how likely it is drawn, with all it follows. They never rise, so
+    that the first guesses of a draft are its best ones, and a draft.
+    """
+
+    token_ids: Sequence[int] = ()
+    parents: Sequence[int] | None = None
+    likelihoods: Sequence[float] = ()
+
+    def first(self, count: int) -> "Draft":
+        parents = None if self.parents is None else self.parents[:count]
+        if parents is not None and all(parent == at - 1 for at, parent in enumerate(parents)):
+            parents = None
+        return Draft(self.token_ids[:count], parents, self.likelihoods[:count])
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(slots=True)
+class UserRow:
+    """One request in its row. The prompt's last token is never prefilled: it starts decoding."""
+
+    index: int
+    request: GenerationRequest
+    token_limit: int  # tokens this row may produce, bounded by max_tokens and the context
+    admitted_at_s: float
+    constraint: Constraint | None = None
+    num_cached: int = 0  # leading tokens of prompt and answer that the row's cache holds
+    reused_tokens: int = 0  # how many of them it held, or another row did, before any prefill
+    switch: Switch | None = None  # what brought its model into memory
+    generated: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first event
+    pooled: PooledStates | None = None  # until the first event
+    finish_reason: FinishReason | None = None
+    _plain_draw: Draw = field(init=False)  # the same in every step
+
+    def __post_init__(self) -> None:
+        request = self.request
+        if request.pooling is not None:
+            self.pooled = PooledStates(request.pooling)
+        self._plain_draw = Draw(request.sampling, request.prompt_tokens, self.generated)
+
+    @property
+    def session_id(self) -> SessionId:
+        return self.request.output.session_id
+
+    @property
+    def is_prefilled(self) -> bool:
+        return self.num_cached >= len(self.request.prompt_tokens) - 1
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the prompt had to be prefilled yet."""
+        return self.num_cached > self.reused_tokens
+
+    def reuse(self, num_tokens: int) -> None:
+        """The first tokens of the prompt are in the row's cache already."""
+        self.num_cached = self.reused_tokens = num_tokens
+
+    def chunk_tokens(self, max_tokens: int) -> int:
+        """How many of the next `max_tokens` tokens are still of the prompt."""
+        return min(max_tokens, len(self.request.prompt_tokens) - 1 - self.num_cached)
+
+    def take_prompt(self, num_tokens: int) -> RowStep:
+        """The next prompt tokens to prefill or, where that is asked for, to score: how likely was
+        the token after each of them?"""
+        start = self.num_cached
+        self.num_cached += num_tokens
+        prompt = self.request.prompt_tokens
+        draws: Sequence[Draw] = ()
+        if (num_logprobs := self.request.num_prompt_logprobs) is not None:
+            sampling = replace(self.request.sampling, num_logprobs=num_logprobs)
+            following = prompt[start + 1 : self.num_cached + 1]
+            draws = [Draw(sampling, prompt, (), known_id=token) for token in following]
+        token_ids, wants_hidden = prompt[start : self.num_cached], self.request.pooling == "mean"
+        return RowStep(self.index, start, token_ids, draws, None, wants_hidden)
+
+    def take_step(self, draft: Draft = NO_DRAFT, wants_hidden: bool = False) -> RowStep:
+        """The last token, which is not in the cache, and of a draft what there is room for."""
+        start = self.num_cached
+        self.num_cached += 1
+        token_id = self.generated[-1] if self.generated else self.request.prompt_tokens[-1]
+        wants_hidden = wants_hidden or self.pooled is not None
+        if not draft.token_ids or (room := self.token_limit - len(self.generated) - 1) < 1:
+            return RowStep(self.index, start, (token_id,), (self._draw(),), None, wants_hidden)
+        guesses, parents, _ = draft.first(room)
+        if parents is not None:
+            parents = (-1, *(each + 1 for each in parents))
+        branches: list[Tokens] = [()]
+        for place, guess in enumerate(guesses):
+            parent = place if parents is None else parents[place + 1]
+            branches.append((*branches[parent], guess))
+        draws = [self._draw(branch) for branch in branches]
+        return RowStep(self.index, start, (token_id, *guesses), draws, parents, wants_hidden)
+
+    def accept(
+        self, drawn: Sequence[Drawn], batch_size: int, drafted_tokens: int = 0
+    ) -> TokenEvent:
+        """Take what a step drew along the accepted branch, up to where the answer ends, and say
+        what the session gets to see."""
+        generated, num_before = self.generated, len(self.generated)
+        logprobs: list[TokenLogprobs] = []
+        error: HearthError | None = None
+        for token_id, of_token in drawn:
+            if token_id in self.request.stop_token_ids:
+                self.finish_reason = FinishReason.STOP
+            elif len(generated) < self.token_limit:
+                generated.append(token_id)
+                if of_token is not None:
+                    logprobs.append(of_token)
+                if self.constraint is not None:
+                    error = self._follow(self.constraint, token_id)
+            if self.finish_reason is None and len(generated) >= self.token_limit:
+                self.finish_reason = FinishReason.LENGTH
+            if self.finish_reason is not None:
+                break
+        self.num_cached += len(drawn) - 1  # all but the last were drafted, and are written
+        prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        pooled, self.pooled = self.pooled, None
+        return TokenEvent(
+            tuple(generated[num_before:]),
+            self.finish_reason,
+            error,
+            admitted_at_s=self.admitted_at_s,
+            reused_tokens=self.reused_tokens,
+            batch_size=batch_size,
+            drafted_tokens=drafted_tokens,
+            accepted_tokens=min(len(drawn) - 1, len(generated) - num_before),
+            logprobs=tuple(logprobs),
+            prompt_logprobs=prompt_logprobs,
+            switch=self.switch,
+            embedding=None if pooled is None else pooled.embedding(),
+        )
+
+    def _follow(self, constraint: Constraint, token_id: int) -> ConstraintFailed | None:
+        try:
+            constraint.accept(token_id)
+        except ConstraintFailed as error:
+            self.finish_reason = FinishReason.ERROR
+            return error
+        if constraint.is_complete:
+            self.finish_reason = FinishReason.STOP
+        return None
+
+    def _draw(self, branch: Tokens = ()) -> Draw:
+        """What follows the answer so far, and a draft's tokens after it."""
+        request = self.request
+        has_to_go_on = len(self.generated) + len(branch) < request.min_tokens
+        if self.constraint is None and not branch and not has_to_go_on:
+            return self._plain_draw
+        allowed = request.not_stopping if has_to_go_on else None
+        if self.constraint is not None:
+            allowed = (
+                self.constraint.allowed if not branch else self.constraint.allowed_after(branch)
+            )
+        return Draw(
+            request.sampling, request.prompt_tokens, self.generated, branch, allowed=allowed
+        )
+
+
+class RowTable:
+    """`users[i]` is the request in row i, or None while the row is free.
+
+    A row that is free, or runs another request, may hold the beginning of a new prompt: that much
+    need not be prefilled. `reuse_unit_tokens` is what prefixes are reused in multiples of: 1 for a
+    runner that is batch invariant; for any other the size of its chunks, since only whole chunks
+    of prompts were computed alike. 0 reuses nothing.
+    """
+
+    def __init__(self, max_rows: int, reuse_unit_tokens: int = 0) -> None:
+        self.users: list[UserRow | None] = [None] * max_rows
+        self._unit_tokens = reuse_unit_tokens
+        self._free = deque(range(max_rows))  # the longest free first
+        self._held: list[Tokens] = [()] * max_rows  # what the caches of free rows hold
+
+    def has_free_row(self) -> bool:
+        return bool(self._free)
+
+    def assign(self, request: GenerationRequest, max_seq_len: int, now_s: float) -> UserRow:
+        """Put a request into a free row; the caller has asked `has_free_row`.
+
+        That is the row whose last request it continues, or else the one that was free longest.
+        """
+        prompt = request.prompt_tokens
+        common = {index: self._num_common(prompt, self._held[index]) for index in self._free}
+        index = max(common, key=lambda each: common[each])
+        if 2 * common[index] <= len(self._held[index]):  # most of it would be lost
+            index = self._free[0]
+        self._free.remove(index)
+        room = max_seq_len - len(prompt)
+        constraint = None if request.grammar is None else request.grammar.start()
+        row = UserRow(index, request, min(request.max_tokens, room), now_s, constraint)
+        if not request.needs_whole_prompt:
+            row.reuse(common[index])
+        self.users[index] = row
+        return row
+
+    def longest_prefix(self, row: UserRow) -> tuple[int, int]:
+        """The row that holds most of the beginning of `row`'s prompt, and how many tokens."""
+        prompt, best = row.request.prompt_tokens, (row.index, row.num_cached)
+        for index, user in enumerate(self.users):
+            held = self._held[index] if user is None else self._reusable(user)
+            num_tokens = self._num_common(prompt, held)
+            if num_tokens > best[1]:
+                best = (index, num_tokens)
+        return best
+
+    def free(self, row: UserRow) -> None:
+        assert self.users[row.index] is row, "a row is freed once, by the request that holds it"
+        self.users[row.index] = None
+        self._free.append(row.index)
+        self._held[row.index] = self._reusable(row, tuple(row.generated))
+
+    def cached_tokens(self) -> tuple[int, int]:
+        """How many tokens busy rows have in their caches, and how many free ones keep for prompts
+        that begin alike. Any thread: a row may move on meanwhile."""
+        rows = list(zip(self.users, self._held, strict=True))
+        busy = sum(user.num_cached for user, _ in rows if user is not None)
+        return busy, sum(len(held) for user, held in rows if user is None)
+
+    def holding(self) -> list[int]:
+        """The free rows whose caches hold something, the longest free first."""
+        return [index for index in self._free if self._held[index]]
+
+    def forget(self, index: int) -> None:
+        """The cache of this free row has been given up."""
+        self._held[index] = ()
+
+    def busy(self) -> list[UserRow]:
+        return [user for user in self.users if user is not None]
+
+    def prefilling(self) -> list[UserRow]:
+        """Busy rows with prompt tokens still to prefill, the longest waiting first."""
+        rows = [user for user in self.users if user is not None and not user.is_prefilled]
+        return sorted(rows, key=lambda row: row.admitted_at_s)
+
+    def decoding(self) -> list[UserRow]:
+        return [user for user in self.users if user is not None and user.is_prefilled]
+
+    def __len__(self) -> int:
+        """How many rows are busy."""
+        return len(self.users) - len(self._free)
+
+    def _reusable(self, row: UserRow, answer: Tokens = ()) -> Tokens:
+        """What of the row's prompt and `answer` can be reused, before it is cut to whole units."""
+        if self._unit_tokens == 0:
+            return ()
+        prompt = row.request.prompt_tokens
+        tokens = prompt + answer if self._unit_tokens == 1 else prompt[:-1]  # what chunks wrote
+        return tokens[: row.num_cached]
+
+    def _num_common(self, prompt: Tokens, held: Tokens) -> int:
+        """How many leading tokens of `prompt` can be taken from a cache that holds `held`."""
+        if not held or prompt[:MIN_REUSED_TOKENS] != held[:MIN_REUSED_TOKENS]:
+            return 0
+        num_tokens = num_common(prompt[:-1], held) // self._unit_tokens * self._unit_tokens
+        return num_tokens if num_tokens >= MIN_REUSED_TOKENS else 0
+
+
+def num_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading tokens are the same; both are tuples, or lists."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:  # comparing slices is faster than comparing tokens
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,81 @@
+"""What is known of a model whether or not its weights are in memory: what request threads need."""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from inference_api.core.draft_depths import DraftDepths
+from inference_api.core.step_costs import StepCosts
+from inference_api.core.step_times import StepTimes
+from inference_api.loading.generation_config import NO_DEFAULTS, Defaults
+from inference_api.runner import ModelRunner, RunnerFacts
+from inference_api.text.constraints import GrammarCompiler
+from inference_api.text.prompt_encoder import ByteBudget, PromptEncoder
+from inference_api.text.tokens import Tokenizer
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over all steps since start: what they made and where their time went."""
+
+    steps: int = 0
+    prefilled_tokens: int = 0
+    reused_tokens: int = 0  # prompt tokens that needed no prefill
+    generated_tokens: int = 0
+    model_s: float = 0.0  # inside ModelRunner.step
+    loop_s: float = 0.0  # the rest of each step
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of those that were drafted
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Any thread; only the decode thread touches `totals` and `depths`, which are since start, and
+    what it has learned of the model's steps and requests, which outlives its being in memory."""
+
+    name: str
+    tokenizer: Tokenizer
+    prompt_encoder: PromptEncoder
+    grammars: GrammarCompiler
+    max_seq_len: int
+    max_rows: int
+    is_batch_invariant: bool
+    vocab_size: int
+    hidden_size: int  # 0: steps have no hidden states
+    costs: StepCosts
+    facts: RunnerFacts | None
+    draft_sources: tuple[str, ...] = ()  # names of who may guess; see `Speculation`
+    sampling_defaults: Defaults = field(default_factory=dict)
+    totals: StepTotals = field(default_factory=StepTotals)
+    depths: DraftDepths = field(default_factory=DraftDepths)
+    step_times: StepTimes = field(default_factory=StepTimes)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        runner: ModelRunner,
+        tokenizer: Tokenizer,
+        draft_sources: tuple[str, ...] = (),
+        prompt_budget: ByteBudget | None = None,
+        max_guesses: int = 0,
+        sampling_defaults: Defaults = NO_DEFAULTS,
+    ) -> Self:
+        """Describes a runner, loaded or not. `prompt_budget`: bytes that prompts of all models
+        share; `max_guesses`: of a row in a step."""
+        max_rows = runner.max_rows
+        return cls(
+            name,
+            tokenizer,
+            PromptEncoder(tokenizer, runner.max_seq_len, prompt_budget),
+            GrammarCompiler(tokenizer, runner.vocab_size),
+            runner.max_seq_len,
+            max_rows,
+            runner.is_batch_invariant,
+            runner.vocab_size,
+            runner.hidden_size,
+            StepCosts({}, max_rows * (1 + max_guesses), max_rows),
+            runner.facts,
+            draft_sources,
+            sampling_defaults,
+        )

@@ -1,0 +1,384 @@
+"""What a step costs by what is in it: measured at warm-up, kept true by the steps themselves."""
+
+import math
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.core.prompt_costs import PRIOR_ERROR, Point, PromptCosts
+from inference_api.core.running_mean import RunningMean
+from inference_api.request import SamplingParams
+from inference_api.runner import Draw, ModelRunner, RowStep
+
+SINGLE_SIZES = 8  # up to so many tokens every number is measured, then four of each doubling
+RUNS = 5
+RUNS_S = 0.05  # after which a size is not run again
+MEASURING_S = 1.5  # after which no further size is measured
+CONTEXT_TOKENS = 64  # in the cache of each row, where there is room
+PROMPT_TOKENS = 64
+PROMPT_RUNS = 2
+TIMED_STEPS = 3  # of a size that was not measured, of which the fastest counts
+
+SCALE_RATE = 0.1  # how fast the speed of all steps is learned,
+PUBLISH_PERIOD_S = 0.25
+SPEED_S = 5.0  # of steps, whose mean speed is published: that of the last few is of their moment
+SIZE_RATE = 0.02  # and how fast what is special about those of one size
+MAX_RATIO = 2.0  # a step that took more or less than expected by this says nothing of its size
+FORGET_STEPS = 64  # after which what was learned about sizes counts `FORGET` as much
+FORGET = 0.9
+HELD_UP_RATE = 0.01  # how fast it is learned how much longer steps are for being held up
+MAX_HELD_UP = 20.0
+NOISE_RATE = 0.02  # how fast it is learned how far steps of a size miss what is expected
+SIZE_STEPS = 2 / SIZE_RATE - 1  # that a mean learned at SIZE_RATE is worth
+LOOP_RATE = 0.05  # how fast the time of a turn outside the step is learned
+MAX_LOOP_RATIO = 4.0  # of that time to what it was: more says that something else took the core
+
+
+class Contents(NamedTuple):
+    """What is in a step."""
+
+    rows: int  # that decode
+    tokens: int  # that draw: one of each of these rows, and their drafts'
+    prompt_tokens: int
+
+
+class StepCount(NamedTuple):
+    """How many steps drew about so many tokens, at least one, and the prompt tokens beside them."""
+
+    tokens: int
+    steps: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpeed:
+    """What steps take at the speed of the last seconds in which there were any, for others to read.
+
+    A step of n rows and p prompt tokens takes `decode` at n (at 0 what it takes at 1) and p times
+    `prompt_token` at n. `speed`: steps per second beside when they were first measured.
+    """
+
+    decode: Sequence[Point] = ()
+    prompt_token: Sequence[Point] = ()
+    speed: float = 1.0
+    steps: int = 0
+    steps_s: float = 0.0  # since start
+    counts: Sequence[StepCount] = ()  # of the same steps, by ascending tokens
+    measured_at_s: float | None = None  # since 1970
+
+
+@dataclass(slots=True)
+class MeanScale:
+    """The mean over the last SPEED_S of steps, by time. Of one thread."""
+
+    mean: float = 0.0
+    seconds: float = 0.0
+
+    def learn(self, scale: float, seconds: float) -> None:
+        self.seconds = min(self.seconds + seconds, SPEED_S)
+        self.mean += min(seconds / self.seconds, 1.0) * (scale - self.mean)
+
+
+class StepCosts:
+    """Seconds of a step by its number of tokens, of prompt tokens beside them, and of a turn of the
+    loop outside the step. Decode thread only, but for `speed`, which is replaced.
+
+    All steps get slower together as contexts grow or a neighbour takes the cores, so that a step
+    of one size says most about all of them, and the rest about sizes near its own. Sizes that were
+    not measured are by the first steps that have them.
+    """
+
+    def __init__(
+        self, seconds: Mapping[int, float], max_tokens: int, max_rows: int | None = None
+    ) -> None:
+        """`seconds` of some sizes, or none; of larger ones than those as the last two go on.
+        `max_rows`: at most so many tokens without drafts; default: all."""
+        self.prompts = PromptCosts()
+        self.speed = StepSpeed()
+        self._max_rows = max_rows or max_tokens
+        self._sizes = _sizes(max_tokens)
+        self._place_of = [bisect_right(self._sizes, n) - 1 for n in range(max_tokens + 1)]
+        self._seconds = np.ones(max_tokens + 1)  # as measured,
+        self._learned = array("d", self._seconds)  # and as learned since
+        self._view = np.frombuffer(self._learned)
+        ends = [*self._sizes[1:], max_tokens + 1]
+        self._places = [range(*each) for each in zip(self._sizes, ends, strict=True)]
+        self._scale = 1.0
+        self._mean_scale = MeanScale()
+        self._held_up = 1.0  # mean ratio of what steps take to what is learned of them
+        self._num_learned = 0
+        self._num_steps = 0
+        self._steps_s = 0.0
+        self._steps = [0] * len(self._sizes)
+        self._prompt_tokens = [0] * len(self._sizes)
+        self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of misses, relative
+        self._counts = [0.0] * len(self._sizes)  # steps, forgotten with what they said
+        num_places = self._max_rows.bit_length() + 1
+        self._loop = [RunningMean(LOOP_RATE) for _ in range(num_places)]
+        self._whole_loop = [RunningMean(HELD_UP_RATE) for _ in range(num_places)]
+        self._timed: dict[int, list[tuple[float, int]]] = {}  # sizes that were not measured
+        self._measured: dict[int, float] = {}
+        self._untimed = set(range(len(self._sizes)))
+        self._start(seconds)
+
+    def measure(self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Time steps of this runner. Overwrites the cache of all rows."""
+        seconds: dict[int, float] = {}
+        begun_s = clock()
+        for num_tokens in sorted(self._sizes, key=_is_between_powers):
+            rows = _step_of(runner, num_tokens)
+            if rows is None:
+                continue
+            times: list[float] = []
+            while len(times) < RUNS and sum(times) < RUNS_S:
+                started_s = clock()
+                runner.step(rows)
+                times.append(clock() - started_s)
+            seconds[num_tokens] = min(times)
+            if clock() - begun_s > MEASURING_S:
+                break
+        self.warmed_up(seconds)
+
+    def warmed_up(self, seconds: Mapping[int, float]) -> None:
+        """Start from steps of these sizes. What was held up shows in larger ones that
+        took less."""
+        least_s, of_size = math.inf, {}
+        for num_tokens in sorted(seconds, reverse=True):
+            least_s = of_size[num_tokens] = min(least_s, seconds[num_tokens])
+        self._start(of_size)
+
+    def measure_prompt(
+        self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Time a prompt by itself, once the size 1 is known. Overwrites the cache of a row."""
+        if not self._measured:
+            return
+        num_tokens = min(PROMPT_TOKENS, runner.max_seq_len - 1)
+        times = []
+        for _ in range(PROMPT_RUNS):
+            started_s = clock()
+            runner.step([RowStep(0, 0, [0] * num_tokens)])
+            times.append(clock() - started_s)
+        self.prompts.learn(0, num_tokens, (min(times) - self.of(1)) / self._scale)
+
+    def of(self, num_tokens: int) -> float:
+        """Seconds that a step of so many tokens takes."""
+        learned = self._learned
+        return self._scale * (learned[num_tokens] if num_tokens < len(learned) else learned[-1])
+
+    def up_to(self, num_tokens: int, more_tokens: int) -> NDArray[np.float64]:
+        """Seconds of steps of `num_tokens` to `num_tokens + more_tokens`."""
+        return self._scale * self._view[num_tokens : num_tokens + more_tokens + 1]
+
+    def loop_s(self, rows: int) -> float:
+        """Seconds of a turn outside of its step, where nothing holds it up; of as near a number of
+        rows as was seen."""
+        return _nearest(self._loop, rows)
+
+    def turn_s(self, rows: int) -> float:
+        """Seconds of a turn in which so many rows decode: a mean over all, also those that
+        something held up."""
+        return self._held_up * self.of(max(rows, 1)) + _nearest(self._whole_loop, rows)
+
+    def prompt_token_s(self, rows: int) -> float | None:
+        """Seconds that each prompt token adds to a step; None until there was a prompt."""
+        relative_s = self.prompts.of(rows)
+        return None if relative_s is None else self._scale * relative_s
+
+    def took(self, contents: Contents, model_s: float, loop_s: float) -> None:
+        """How long a turn took, inside the model and outside."""
+        rows, tokens, prompt_tokens = contents
+        self._num_steps += 1
+        self._count(contents, model_s)
+        if prompt_tokens:
+            if self._measured and model_s > 0.0:
+                self._learn_prompt(contents, model_s + loop_s)
+            return
+        self.learn(tokens, model_s)
+        loop = self._loop[rows.bit_length()]
+        loop.learn(min(loop_s, MAX_LOOP_RATIO * loop.mean) if loop.count else loop_s)
+        self._whole_loop[rows.bit_length()].learn(min(loop_s, MAX_HELD_UP * (model_s + loop.mean)))
+
+    def learn(self, num_tokens: int, seconds: float) -> None:
+        """A step has taken so long."""
+        if seconds <= 0.0 or not 0 < num_tokens < len(self._learned):
+            return
+        place = self._place_of[num_tokens]
+        if place in self._untimed:
+            self._time(place, num_tokens, seconds)
+            return
+        self._num_learned += 1
+        if self._num_learned == 1:
+            self._scale = seconds / self._learned[num_tokens]
+        learned = self._learned
+        ratio = bounded = seconds / (self._scale * learned[num_tokens])
+        if not 1 / MAX_RATIO <= ratio <= MAX_RATIO:
+            bounded = MAX_RATIO if ratio > 1 else 1 / MAX_RATIO
+        self._held_up += HELD_UP_RATE * (min(ratio, MAX_HELD_UP) - self._held_up)
+        of_all = 1 + max(SCALE_RATE, 1 / self._num_learned) * (bounded - 1)
+        self._scale *= of_all
+        self._mean_scale.learn(self._scale, seconds)
+        self._noise[place] += NOISE_RATE * ((bounded - 1) ** 2 - self._noise[place])
+        if ratio == bounded:
+            correction = 1 + SIZE_RATE * (ratio / of_all - 1)
+            for size in self._places[place]:
+                learned[size] *= correction
+            self._counts[place] += 1
+        if self._num_learned % FORGET_STEPS == 0:
+            self._view[:] = self._seconds + FORGET * (self._view - self._seconds)
+            self._counts = [FORGET * count for count in self._counts]
+
+    def publish(self, now_s: float) -> None:
+        """Replace `speed`; `now_s` since 1970. Does nothing where no step was taken since, or too
+        soon: it would cost every step."""
+        last_s = self.speed.measured_at_s
+        if last_s is not None:
+            is_soon = abs(now_s - last_s) < PUBLISH_PERIOD_S
+            if is_soon or self._num_steps == self.speed.steps:
+                return
+        sizes = [
+            (place, size)
+            for place, size in enumerate(self._sizes)
+            if size <= self._max_rows and place not in self._untimed
+        ]
+        scale = self._mean_scale.mean or self._scale
+        whole = self._held_up * scale
+        self.speed = StepSpeed(
+            [
+                Point(
+                    size,
+                    whole * self._learned[size] + _nearest(self._whole_loop, size),
+                    self._error_s(place),
+                )
+                for place, size in sizes
+            ],
+            [
+                Point(rows, scale * seconds, scale * error_s)
+                for rows, seconds, error_s in self.prompts.points()
+            ],
+            1 / scale if self._measured else 1.0,
+            self._num_steps,
+            self._steps_s,
+            [
+                StepCount(*each)
+                for each in zip(self._sizes, self._steps, self._prompt_tokens, strict=True)
+                if each[1]
+            ],
+            now_s,
+        )
+
+    def _count(self, contents: Contents, model_s: float) -> None:
+        place = self._place_of[min(max(contents.tokens, 1), len(self._place_of) - 1)]
+        self._steps_s += model_s
+        self._steps[place] += 1
+        self._prompt_tokens[place] += contents.prompt_tokens
+
+    def _learn_prompt(self, contents: Contents, turn_s: float) -> None:
+        """A turn with prompts says most about these; where they are known, about all steps too."""
+        rows, tokens, prompt_tokens = contents
+        own_s = self.of(max(tokens, 1)) + self.loop_s(rows)
+        if self.prompts.knows(rows):
+            expected_s = own_s + prompt_tokens * (self.prompt_token_s(rows) or 0.0)
+            ratio = min(max(turn_s / expected_s, 1 / MAX_RATIO), MAX_RATIO)
+            self._scale *= 1 + SCALE_RATE * (ratio - 1)
+            self._mean_scale.learn(self._scale, turn_s)
+        self.prompts.learn(rows, prompt_tokens, (turn_s - own_s) / self._scale)
+
+    def _error_s(self, place: int) -> float:
+        """Standard error of the time of a turn: of the speed, of the size, of the loop."""
+        size = self._sizes[place]
+        weights = SCALE_RATE / (2 - SCALE_RATE) + 1 / (1 + min(self._counts[place], SIZE_STEPS))
+        loop = self._whole_loop[size.bit_length()]
+        loop_error_s = loop.error if loop.count > 1 else self.loop_s(size)
+        return math.hypot(self.of(size) * math.sqrt(self._noise[place] * weights), loop_error_s)
+
+    def _time(self, place: int, num_tokens: int, seconds: float) -> None:
+        """One of the first steps of a size that was not measured."""
+        if not self._measured:
+            self._scale = seconds / num_tokens  # until some size is known
+        of_place = self._timed.setdefault(place, [])
+        of_place.append((seconds / self._scale if self._measured else seconds, num_tokens))
+        if len(of_place) == TIMED_STEPS:
+            least_s, size = min(of_place)
+            if not self._measured:
+                self._scale = 1.0
+            self._untimed.discard(place)
+            del self._timed[place]
+            self._measure({**self._measured, size: least_s})
+
+    def _start(self, seconds: Mapping[int, float]) -> None:
+        """Know these sizes, and all others from them."""
+        if seconds:
+            self._scale, self._num_learned = 1.0, 0
+            self._mean_scale = MeanScale()
+            self._untimed.clear()
+            self._timed.clear()
+        self._learned[:] = array("d", self._seconds)
+        self._measure(seconds)
+
+    def _measure(self, seconds: Mapping[int, float]) -> None:
+        """Keeps what was learned since of each size."""
+        self._measured = dict(seconds)
+        corrections = self._view[1:] / self._seconds[1:]
+        self._seconds = np.array(_interpolated(seconds or {1: 1.0}, len(self._seconds) - 1))
+        self._view[1:] = self._seconds[1:] * corrections
+        self._view[0] = 0.0
+
+
+def _nearest(means: Sequence[RunningMean], rows: int) -> float:
+    """Of as many rows, up to a power of two, or of as near as was seen."""
+    place = rows.bit_length()
+    if means[place].count:
+        return means[place].mean
+    seen = [each for each, of_rows in enumerate(means) if of_rows.count]
+    return means[min(seen, key=lambda each: abs(each - place))].mean if seen else 0.0
+
+
+def _is_between_powers(size: int) -> bool:
+    """Whether it lies between two powers of two, from which it can be told if time is short."""
+    return size.bit_count() > 1
+
+
+def _sizes(max_tokens: int) -> list[int]:
+    sizes = list(range(1, min(SINGLE_SIZES, max_tokens) + 1))
+    while sizes[-1] < max_tokens:
+        step = 2 ** (sizes[-1].bit_length() - 3)
+        sizes.append(min(sizes[-1] + step, max_tokens))
+    return sizes
+
+
+def _step_of(runner: ModelRunner, num_tokens: int) -> list[RowStep] | None:
+    """Tokens shared out among all rows; None where these are too short for them."""
+    num_rows = min(num_tokens, runner.max_rows)
+    most_tokens = -(-num_tokens // num_rows)
+    if most_tokens > runner.max_seq_len:
+        return None
+    start = min(CONTEXT_TOKENS, runner.max_seq_len - most_tokens)
+    draw = Draw(SamplingParams(temperature=0.0), (0,), ())
+    steps = []
+    for row in range(num_rows):
+        own_tokens = num_tokens // num_rows + (row < num_tokens % num_rows)
+        steps.append(RowStep(row, start, [0] * own_tokens, [draw] * own_tokens))
+    return steps
+
+
+def _interpolated(seconds: Mapping[int, float], max_tokens: int) -> list[float]:
+    """For 0 to `max_tokens` tokens, and never less for more; more than nothing from 1 on."""
+    known = {0: 0.0, **seconds} if len(seconds) == 1 else dict(seconds)
+    sizes = sorted(known)
+    values = [0.0]
+    for num_tokens in range(1, max_tokens + 1):
+        place = min(max(bisect_right(sizes, num_tokens), 1), len(sizes) - 1)
+        low, high = sizes[place - 1], sizes[place]
+        slope = (known[high] - known[low]) / (high - low)
+        value = known[low] + slope * (num_tokens - low)
+        if num_tokens < low:
+            value = max(value, known[low] * num_tokens / low)
+        values.append(max(value, values[-1]))
+    return values

@@ -1,0 +1,85 @@
+"""When the tokens of one generation came. Belongs to the request thread of that generation."""
+
+from collections.abc import Callable
+
+from inference_api.core.draft_depths import DraftDepths
+from inference_api.core.record import GenerationRecord
+from inference_api.request import GenerationRequest, Switch
+
+FIRST_TOKENS = 10  # how many tokens after the first make up the early rate
+
+
+class Timeline:
+    """Seconds on one monotonic clock; `on_gap` is told every inter-token latency."""
+
+    def __init__(self, now_s: float, on_gap: Callable[[float], None]) -> None:
+        self._begun_s = now_s
+        self._on_gap = on_gap
+        self._admitted_s = now_s
+        self._first_s: float | None = None
+        self._last_s = now_s
+        self._early_s: float | None = None  # when the last of the early tokens came
+        self._batch_sizes = 0
+        self._reused_tokens = 0
+        self.switch: Switch | None = None  # that the request waited for
+        self._num_steps = 0  # that brought tokens
+        self._depths = DraftDepths()
+        self.completion_tokens = 0
+
+    def tokens(self, now_s: float, num_tokens: int, batch_size: int) -> None:
+        """`num_tokens` came at once, from a step that decoded `batch_size` rows: each of them took
+        its share of the time since the ones before."""
+        num_gaps = num_tokens
+        if self._first_s is None:
+            self._first_s = self._last_s = now_s
+            num_gaps -= 1
+        for _ in range(num_gaps):
+            self._on_gap((now_s - self._last_s) / num_tokens)
+        self._last_s = now_s
+        self._num_steps += 1
+        self._batch_sizes += batch_size * num_tokens
+        self.completion_tokens += num_tokens
+        if self._early_s is None and self.completion_tokens > FIRST_TOKENS:
+            self._early_s = now_s
+
+    def admitted(self, at_s: float, reused_tokens: int, switch: Switch | None = None) -> None:
+        """The request left the queue for a user row; so much of its prompt was cached already."""
+        self._admitted_s = at_s
+        self._reused_tokens = reused_tokens
+        self.switch = switch
+
+    def drafted(self, drafted_tokens: int, accepted_tokens: int) -> None:
+        """A step tried tokens, and so many of them are of the answer."""
+        self._depths.add(drafted_tokens, accepted_tokens)
+
+    def record(self, request: GenerationRequest, finish_reason: str) -> GenerationRecord:
+        first_s = self._last_s if self._first_s is None else self._first_s
+        num_tokens = self.completion_tokens
+        early_tokens = min(num_tokens - 1, FIRST_TOKENS)
+        early_end_s = self._last_s if self._early_s is None else self._early_s
+        return GenerationRecord(
+            model=request.model,
+            prompt_tokens=len(request.prompt_tokens),
+            reused_tokens=self._reused_tokens,
+            completion_tokens=num_tokens,
+            begun_s=self._begun_s,
+            queue_s=self._admitted_s - self._begun_s,
+            prefill_s=max(0.0, first_s - self._admitted_s),
+            decode_s=self._last_s - first_s,
+            ttft_s=first_s - self._begun_s,
+            e2e_s=self._last_s - self._begun_s,
+            finish_reason=finish_reason,
+            tokens_per_s=_rate(num_tokens - 1, self._last_s - first_s),
+            early_tokens_per_s=_rate(early_tokens, early_end_s - first_s),
+            mean_batch_size=self._batch_sizes / max(1, num_tokens),
+            drafted_tokens=self._depths.drafted_tokens,
+            accepted_tokens=self._depths.accepted_tokens,
+            acceptance_by_depth=tuple(self._depths.acceptance_by_depth),
+            tokens_per_step=num_tokens / self._num_steps if self._num_steps else None,
+            switch=self.switch,
+        )
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    """Tokens after the first per second; None when there is no such time."""
+    return tokens / seconds if tokens > 0 and seconds > 0 else None

@@ -1,0 +1,1 @@
+"""Steps by the kernels."""

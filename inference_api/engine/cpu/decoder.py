@@ -1,0 +1,237 @@
+"""The decoder by the kernels: all layers of a step in one call. Decode thread only.
+
+A `StepDecoder` for packed weights on the CPU. Every token is
+computed on its own and in a fixed order of sums: its numbers are the same bits whatever shares the
+step, however a prompt is cut and on however many threads.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.rope import Rope
+from inference_api.engine.step_decoder import Outputs
+from inference_api.kernels.interface import ffi, pointer
+from inference_api.kernels.library import (
+    CACHE_TYPES,
+    PackedWeight,
+    StepStates,
+    StepTokens,
+)
+from inference_api.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
+from inference_api.loading.layout import EMBEDDING, HEAD, ROUTER
+from inference_api.loading.weights import Parameters
+from inference_api.runner import RowStep
+
+Fields = dict[str, Any]  # of a struct
+LINEARS = (  # of a layer, in which some of them are
+    *("qkv", "q_a", "q_b", "kv_a", "kv_b", "out"),
+    *("router", "up", "down", "shared_up", "shared_down"),
+)
+NORMS = ("rms", "layer")  # by their numbers in kernels.h, as are the config's ACTIVATIONS
+
+
+class KernelDecoder:
+    """Runs steps, or of a step the layers that this process has. Tokens, rows and positions are
+    trusted to be in range."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: Parameters,
+        cache: KVCache,
+        rope: Rope,
+        max_seq_len: int,
+    ) -> None:
+        """`rope` turns float32 for `max_seq_len` positions. The weights are packed."""
+        assert parameters.packing is not None
+        self._config = config
+        self._packed = parameters.packed
+        self._tensors = parameters.tensors
+        self._kernels = parameters.packing.kernels
+        self._bits = parameters.packing.bits
+        self._floats: list[Tensor] = []  # what the model points to, kept alive
+        turns = self._turns(rope, max_seq_len)
+        layers = [
+            self._layer(index, cache, parameters.qk_norm(config, index)) | turns[index]
+            for index in range(config.num_layers)
+        ]
+        self._layers = ffi.new("HearthLayer[]", layers)
+        self._model = ffi.new("HearthModel *", self._describe(cache))
+        self._head = ffi.new("HearthModel *", self._model[0])
+        self._head.num_layers = 0
+        self._cache = cache
+        self._logits = torch.empty(0, config.vocab_size)
+
+    def warm_up(self) -> None:
+        """Nothing is prepared by shapes."""
+
+    def forward(self, rows: Sequence[RowStep]) -> Outputs:
+        """See `StepDecoder`. The logits' memory is written again by the next call."""
+        return self._run(self._model, rows)
+
+    def layers(self, rows: Sequence[RowStep], before: Tensor | None = None) -> Tensor:
+        """What these layers make of the residual [tokens, hidden size], which is the embedding's
+        where `before` is None. Nothing is drawn."""
+        tokens = _flattened(rows)._replace(outputs=array("q"))
+        after = torch.empty(len(tokens.ids), self._config.hidden_size)
+        self._kernels.step(self._model, tokens, StepStates(before=before, after=after))
+        return after
+
+    def head(self, rows: Sequence[RowStep], before: Tensor) -> Outputs:
+        """What follows once all layers are done: `before` is the residual of all tokens of
+        `rows`."""
+        return self._run(self._head, rows, before)
+
+    def _run(self, model: Any, rows: Sequence[RowStep], before: Tensor | None = None) -> Outputs:
+        tokens = _flattened(rows)
+        num_outputs = len(tokens.outputs)
+        if len(self._logits) < num_outputs:
+            self._logits = torch.empty(num_outputs, self._config.vocab_size)
+        logits, hidden = self._logits[:num_outputs], None
+        if any(each.wants_hidden for each in rows):
+            hidden = torch.empty(len(tokens.ids), self._config.hidden_size)
+        self._kernels.step(model, tokens, StepStates(logits, hidden, before))
+        if hidden is None:
+            return Outputs(logits, [None] * len(rows))
+        parts = hidden.split_with_sizes([len(each.token_ids) for each in rows])
+        wanted = zip(rows, parts, strict=True)
+        return Outputs(logits, [part if each.wants_hidden else None for each, part in wanted])
+
+    def _turns(self, rope: Rope, max_seq_len: int) -> list[Fields]:
+        """Of each layer."""
+        layers = rope.at(torch.arange(max_seq_len))
+        pointers = {
+            id(turns): {"cos": self._pointer(turns[0]), "sin": self._pointer(turns[1])}
+            for turns in layers
+            if turns is not None
+        }
+        return [pointers.get(id(turns), {}) for turns in layers]
+
+    def _describe(self, cache: KVCache) -> Fields:
+        config = self._config
+        ends: Fields = {}
+        if config.has_ends:
+            embedding = self._packed[EMBEDDING]
+            ends = {
+                "embedding": pointer(embedding.blocks.data_ptr()),
+                "embedding_bits": embedding.bits,
+                "final_norm": self._norm("final_norm"),
+                "head": self._linear(HEAD),
+            }
+        return ends | {
+            "layers": self._layers,
+            "num_layers": config.num_layers,
+            "hidden": config.hidden_size,
+            "ffn": config.max_ffn_size,
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "value_dim": config.value_dim,
+            "rotary_dim": config.rotary_dim,
+            "row_stride": cache.keys.stride(1),
+            "head_stride": cache.keys.stride(2),
+            "bits": self._bits,
+            "cache_type": CACHE_TYPES[cache.keys.dtype],
+            "norm": NORMS.index(config.norm),
+            "activation": ACTIVATIONS.index(config.activation),
+            "is_gated": config.is_mlp_gated,
+            "is_parallel": config.is_parallel,
+            "is_qk_norm_whole": config.is_qk_norm_whole,
+            "norm_eps": config.norm_eps,
+            "attention_scale": config.attention_scale,
+            "embedding_multiplier": config.embedding_multiplier,
+            "residual_multiplier": config.residual_multiplier,
+            "logits_divisor": config.logits_divisor,
+            "logits_softcap": config.logits_softcap or 0.0,
+            "swiglu_limit": config.swiglu.limit if config.swiglu else 0.0,
+            "swiglu_alpha": config.swiglu.alpha if config.swiglu else 0.0,
+            "mixture": self._mixture(),
+        }
+
+    def _mixture(self) -> Fields:
+        mixture = self._config.mixture
+        if mixture is None:
+            return {}
+        groups = mixture.groups or ExpertGroups(1, 1, 1)
+        return {
+            "experts_per_token": mixture.experts_per_token,
+            **groups._asdict(),
+            "scale": mixture.scale,
+            "is_sigmoid": mixture.scoring == "sigmoid",
+            "is_renormalised": mixture.is_renormalised,
+        }
+
+    def _layer(self, index: int, cache: KVCache, qk_norm: Tensor | None) -> Fields:
+        name = f"layers.{index}"
+        weights = {each: f"{name}.{each}.weight" for each in LINEARS}
+        linears = {
+            each: self._linear(weight, f"{name}.{each}.bias")
+            for each, weight in weights.items()
+            if weight in self._packed
+        }
+        norms = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
+        return (
+            {each: self._norm(f"{name}.{each}") for each in norms}
+            | linears
+            | {
+                "qk_norm": ffi.NULL if qk_norm is None else self._pointer(qk_norm),
+                "q_a_norm": self._optional(f"{name}.q_a_norm.weight"),
+                "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
+                "sinks": self._optional(f"{name}.sinks"),
+                "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
+                "keys": pointer(cache.keys[index].data_ptr()),
+                "values": pointer(cache.values[index].data_ptr()),
+                "window": self._config.windows[index] or 0,
+            }
+        )
+
+    def _norm(self, name: str) -> Fields:
+        return {
+            "weight": self._optional(f"{name}.weight"),
+            "bias": self._optional(f"{name}.bias"),
+        }
+
+    def _linear(self, weight: str, bias: str = "") -> Fields:
+        packed: PackedWeight = self._packed[weight]
+        return {
+            "packed": pointer(packed.blocks.data_ptr()),
+            "bias": self._optional(bias),
+            "outputs": packed.outputs,
+            "inputs": packed.inputs,
+        }
+
+    def _optional(self, name: str) -> Any:
+        tensor = self._tensors.get(name)
+        return ffi.NULL if tensor is None else self._pointer(tensor)
+
+    def _pointer(self, tensor: Tensor) -> Any:
+        """The address of the tensor's numbers as float32, which stay there."""
+        self._floats.append(tensor.float().contiguous())
+        return pointer(self._floats[-1].data_ptr(), "float")
+
+
+def _flattened(rows: Sequence[RowStep]) -> StepTokens:
+    ids: list[int] = []
+    cache_rows: list[int] = []
+    positions: list[int] = []
+    outputs: list[int] = []
+    for each in rows:
+        ids += each.token_ids
+        cache_rows += [each.row] * len(each.token_ids)
+        positions += each.positions
+        outputs += range(len(ids) - len(each.draws), len(ids))
+    tokens = StepTokens(*(array("q", values) for values in (ids, cache_rows, positions, outputs)))
+    if all(each.parents is None for each in rows):
+        return tokens
+    slots, parents = array("q"), array("q")
+    for each in rows:
+        begin, num_tokens = len(slots), len(each.token_ids)
+        slots.extend(range(each.start, each.start + num_tokens))
+        own = range(-1, num_tokens - 1) if each.parents is None else each.parents
+        parents.extend(-1 if parent < 0 else begin + parent for parent in own)
+    return tokens._replace(slots=slots, parents=parents)

@@ -1,0 +1,113 @@
+"""Medusa heads by the kernels: guesses of a model's next tokens from its last hidden state.
+
+Cai et al. 2024, arXiv 2401.10774: head k is `W_k (h + SiLU(A_k h + b_k))`, where `h` is what the
+model's own output head takes, and guesses the token k + 1 places after the one that `h` drew.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from inference_api.engine.medusa_tree import tree_paths
+from inference_api.kernels.library import Kernels, PackedWeight
+from inference_api.kernels.packing import BITS, PANEL, Bits, packed_bytes
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.heads import MedusaFile
+from inference_api.loading.layout import HEAD
+from inference_api.loading.packing.pages import anonymous
+from inference_api.loading.weights import Parameters
+from inference_api.runner import HeadGuesses
+
+LAYER_BITS, OUTPUT_BITS = BITS["int8"], BITS["int4"]
+UNPACKED_ROWS = 64 * PANEL  # at a time, of the model's own head
+
+
+class MedusaHeads:
+    """`DraftHeads` of a model that the kernels decode. Decode thread only.
+
+    Guesses change no answer, only how often they are right: layers are packed to 8 bits, and output
+    matrices, which are most of what has to be read, to 4.
+    """
+
+    def __init__(
+        self,
+        file: MedusaFile,
+        config: ModelConfig,
+        parameters: Parameters,
+        packer: Kernels | None = None,
+    ) -> None:
+        """`parameters` are the model's, packed. `packer`: packs the heads, instead of the model's
+        kernels, whose thread may be another one."""
+        assert parameters.packing is not None
+        self._kernels = parameters.packing.kernels
+        kernels = packer or self._kernels
+        self.paths = tree_paths(file, config)
+        self._num_heads = num_heads = max(map(len, self.paths))  # others would guess for nobody
+        self._num_ranks = 1 + max(map(max, self.paths))
+        self._token_ids = None if file.token_ids is None else file.token_ids.numpy()
+        weights, biases = file.weights[:num_heads], file.biases[:num_heads]
+        first = _packed(kernels, torch.cat([layers[0] for layers in weights]), LAYER_BITS)
+        later = [
+            (_packed(kernels, own_weights[at], LAYER_BITS), own_biases[at])
+            for at in range(1, len(weights[0]))
+            for own_weights, own_biases in zip(weights, biases, strict=True)
+        ]
+        if file.outputs is not None:
+            chosen = slice(None) if file.token_ids is None else file.token_ids
+            outputs = [
+                _packed(kernels, each[chosen], OUTPUT_BITS) for each in file.outputs[:num_heads]
+            ]
+        else:
+            outputs = [_rows_of(kernels, parameters.packed[HEAD], file.token_ids)]
+        self._description = self._kernels.heads(
+            (first, torch.cat([layers[0] for layers in biases])),
+            later,
+            outputs,
+            num_heads,
+            self._num_ranks,
+            config.logits_divisor,
+            config.logits_softcap or 0.0,
+        )
+
+    @torch.inference_mode()
+    def guess(self, hidden: Sequence[Tensor]) -> HeadGuesses:
+        states = torch.stack(list(hidden))
+        shape = len(states), self._num_heads, self._num_ranks
+        token_ids, probabilities = np.empty(shape, np.int64), np.empty(shape, np.float32)
+        self._kernels.guess(self._description, states, token_ids, probabilities)
+        if self._token_ids is not None:
+            token_ids = self._token_ids[token_ids]
+        return HeadGuesses(token_ids, probabilities)
+
+
+def _packed(kernels: Kernels, weights: Tensor, bits: Bits) -> PackedWeight:
+    packed = _empty(bits, *weights.shape)
+    kernels.pack(weights, packed)
+    return packed
+
+
+def _empty(bits: Bits, outputs: int, inputs: int) -> PackedWeight:
+    """In pages of its own, which the system has back with the heads."""
+    pages = anonymous(packed_bytes(bits, outputs, inputs))
+    blocks = torch.frombuffer(pages, dtype=torch.uint8)
+    return PackedWeight.empty(bits, outputs, inputs, blocks)
+
+
+def _rows_of(kernels: Kernels, weight: PackedWeight, rows: Tensor | None) -> PackedWeight:
+    """Some outputs of a packed matrix, in 4 bits; bounded in what is unpacked at a time."""
+    if rows is None:
+        rows = torch.arange(weight.outputs)
+        if weight.bits in BITS.values():
+            return weight
+    packed = _empty(OUTPUT_BITS, len(rows), weight.inputs)
+    first_output = 0
+    for begin in range(0, weight.outputs, UNPACKED_ROWS):
+        end = min(begin + UNPACKED_ROWS, weight.outputs)
+        wanted = rows[(rows >= begin) & (rows < end)]
+        if len(wanted):
+            part = weight.part(begin, end).unpack()
+            kernels.pack(part[wanted - begin], packed, first_output)
+            first_output += len(wanted)
+    return packed

@@ -1,0 +1,137 @@
+"""What follows attention in a layer: one MLP for all tokens, or a mixture of experts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
+from torch import Tensor
+
+from inference_api.loading.config import ExpertGroups, MixtureConfig, ModelConfig
+from inference_api.loading.layout import ROUTER
+from inference_api.loading.linear import Linear
+from inference_api.loading.weights import Parameters
+
+LEAST_SUM = 1e-20  # is added to a sum that is divided by: of sigmoids it may be 0
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class Mlp(Protocol):
+    """[n, hidden] to [n, hidden]."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """One for all tokens. `activate`: from what `up` makes to what `down` takes."""
+
+    up: Linear
+    down: Linear
+    activate: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.activate(self.up(x)))
+
+
+def _activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
+    """[n, ffn] to the same; gated: [n, 2 ffn] to [n, ffn], the first half lets the second pass."""
+    activation, swiglu = ACTIVATIONS[config.activation], config.swiglu
+
+    def pass_gates(gates_and_up: Tensor) -> Tensor:
+        gate, up = gates_and_up.chunk(2, dim=-1)
+        if swiglu is None:
+            return activation(gate) * up
+        gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
+        return gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
+
+    return pass_gates if config.is_mlp_gated else activation
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A few of many experts for each token, and the shared ones: see `MixtureConfig`.
+
+    A token's experts are added in the order of their numbers, and each is given `rows_multiple`
+    rows or a multiple, the rest of them padding: a token's numbers depend on that token alone.
+    """
+
+    config: MixtureConfig
+    router: Linear  # float32
+    experts: Sequence[Mlp]
+    rows_multiple: int
+    selection_bias: Tensor | None = None  # [experts] float32
+    shared: Mlp | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        chosen, shares = self._choose(x)
+        out = torch.zeros_like(x) if self.shared is None else self.shared(x)
+        for expert in chosen.unique().tolist():
+            rows, ranks = torch.where(chosen == expert)
+            given = F.pad(x[rows], (0, 0, 0, -len(rows) % self.rows_multiple))
+            out[rows] += self.experts[expert](given)[: len(rows)] * shares[rows, ranks, None]
+        return out
+
+    def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers of experts [n, experts_per_token] and their shares, the best first."""
+        config, logits = self.config, self.router(x.float())
+        scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(-1)
+        preferences = logits if self.selection_bias is None else scores + self.selection_bias
+        if config.groups is not None:
+            preferences = _of_best_groups(preferences, config.groups)
+        experts = _best_first(preferences)[:, : config.experts_per_token]
+        shares = scores.gather(-1, experts)
+        if config.is_renormalised:
+            shares = shares / (shares.sum(-1, keepdim=True) + LEAST_SUM)
+        return experts, (shares * config.scale).to(x.dtype)
+
+
+def _of_best_groups(preferences: Tensor, groups: ExpertGroups) -> Tensor:
+    """[n, experts] to the same, with minus infinity for the experts of other groups."""
+    by_group = preferences.view(len(preferences), groups.num_groups, -1)
+    best = by_group.sort(dim=-1, descending=True).values[..., : groups.num_scored]
+    others = _best_first(best.sum(-1))[:, groups.groups_per_token :, None]
+    others = others.expand(-1, -1, by_group.shape[-1])
+    return by_group.scatter(1, others, -torch.inf).flatten(1)
+
+
+def _best_first(preferences: Tensor) -> Tensor:
+    """By a sort and not topk, which may choose either of two equals."""
+    return torch.argsort(preferences, dim=-1, descending=True, stable=True)
+
+
+def make_mlp(config: ModelConfig, parameters: Parameters, layer: int, rows_multiple: int) -> Mlp:
+    """`rows_multiple`: see `Mixture`."""
+    name, activate = f"layers.{layer}", _activation(config)
+    mixture = config.mixture_of(layer)
+
+    def dense(prefix: str = "") -> Mlp:
+        up, down = (
+            parameters.linear(f"{name}.{prefix}{each}.weight", f"{name}.{prefix}{each}.bias")
+            for each in ("up", "down")
+        )
+        return DenseMlp(up, down, activate)
+
+    if mixture is None:
+        return dense()
+    ups, downs = (
+        parameters.linears(f"{name}.{each}.weight", f"{name}.{each}.bias", mixture.num_experts)
+        for each in ("up", "down")
+    )
+    experts = [DenseMlp(up, down, activate) for up, down in zip(ups, downs, strict=True)]
+    router = parameters.linear(f"{name}{ROUTER}.weight", f"{name}{ROUTER}.bias")
+    return Mixture(
+        mixture,
+        router,
+        experts,
+        rows_multiple,
+        parameters.tensors.get(f"{name}{ROUTER}.selection_bias"),
+        dense("shared_") if mixture.shared_ffn_size else None,
+    )

@@ -1,1 +1,0 @@
-"""From files and hubs to checked weights: safetensors, GGUF, tokenizers, configurations."""

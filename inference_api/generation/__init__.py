@@ -1,1 +1,0 @@
-"""A generation seen from its request thread: from a valid body to pieces of text."""

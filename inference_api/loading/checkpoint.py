@@ -1,0 +1,373 @@
+"""Finding a model and every reason why it cannot be served here.
+
+Runs before any worker exists, so it loads no torch and reads headers, not weights. The loader
+uses the same functions: what passes `check` also loads.
+"""
+
+import reprlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from inference_api.errors import StartupError
+from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, Bits
+from inference_api.loading import hardware, hub, tokenizer_files
+from inference_api.loading.config import ModelConfig, TensorNames
+from inference_api.loading.families.read import read_config
+from inference_api.loading.files import (
+    read_headers,
+    shape_faults,
+    unstacked,
+    weight_files,
+)
+from inference_api.loading.generation_config import GENERATION_CONFIG
+from inference_api.loading.gguf import tokenizer as gguf_tokenizer
+from inference_api.loading.gguf.files import SUFFIX, is_gguf, read_gguf
+from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
+from inference_api.loading.layout import (
+    Part,
+    Tensors,
+    decodes_by_kernels,
+    is_router,
+    linear_weights,
+    matrices,
+    shown,
+)
+from inference_api.loading.memory import Footprint, memory_faults
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.quantised.formats import FLOATS
+
+CONFIG = "config.json"
+MAX_TEMPLATE_BYTES = 1_000_000  # of a chat template; the longest have some 20,000
+# What the tokenizer's library may read besides, and at most how many bytes of it.
+DESCRIPTIONS = {
+    "*.json": MAX_JSON_BYTES,
+    "*.jinja": MAX_TEMPLATE_BYTES,
+    "*/*.jinja": MAX_TEMPLATE_BYTES,
+}
+
+
+class Asked(NamedTuple):
+    """A model to serve: the name it is to have, where it is, and how to serve it."""
+
+    name: str
+    model: str
+    options: EngineOptions
+
+
+def check_all(models: Sequence[Asked]) -> list[str]:
+    """Every reason why these cannot be served together; empty when they can.
+
+    A model is a folder, a GGUF file or a hub id; of a hub model only configuration, tokenizer and
+    the headers of its weights are fetched. Memory is checked here for the CPU; the loader asks a
+    CUDA device, because only torch can.
+    """
+    faults, footprints = [], {}
+    for name, model, options in models:
+        found, footprint = _examined(model, options)
+        faults += found if len(models) == 1 else [f"{name}: {fault}" for fault in found]
+        if footprint is not None:
+            footprints[name] = footprint
+    return faults + memory_faults(footprints, hardware.available_memory_bytes())
+
+
+Examined = tuple[list[str], Footprint | None]  # faults, and what it takes of the CPU's memory
+
+
+class Described(NamedTuple):
+    """What the files of a model say of it. Where `config` is None, `faults` has why."""
+
+    folder: Path
+    config: ModelConfig | None
+    tensors: Tensors
+    faults: list[str]
+
+
+def describe(model: str, setting: str = "MODEL") -> Described:
+    """Reads configuration, tokenizer and the headers of the weights, whatever is to be done with
+    them. Raises StartupError, naming the setting, when there is no such model."""
+    try:
+        folder = _folder_of(model, with_weights=False, setting=setting)
+        return _described(folder, model)
+    except (OSError, ValueError) as error:  # names that are too long, folders that are closed
+        raise StartupError(
+            [f"{setting}={reprlib.repr(model)} cannot be read ({error}); correct it."]
+        ) from None
+
+
+def _described(folder: Path, model: str) -> Described:
+    faults = _size_faults(folder)
+    if faults:
+        return Described(folder, None, {}, faults)
+    try:
+        config = load_config(folder)
+    except StartupError as error:
+        faults = [*error.faults, *_tokenizer_faults(folder, None)]
+        return Described(folder, None, {}, list(dict.fromkeys(faults)))
+    tensors: Tensors = {}
+    try:
+        tensors = _stored_tensors(folder, model, config.tensor_names)
+        faults += shape_faults(tensors, config)
+    except StartupError as error:
+        faults += error.faults
+    faults += _tokenizer_faults(folder, config)
+    return Described(folder, config, tensors, faults)
+
+
+def _examined(model: str, options: EngineOptions) -> Examined:
+    try:
+        described = describe(model)
+    except StartupError as error:
+        return list(error.faults), None
+    config, faults = described.config, described.faults
+    if config is None:
+        return faults, None
+    options = settled(config, options, described.tensors)
+    unquantisable = quantization_faults(config, options)
+    faults = [*faults, *context_faults(config, options.max_seq_len), *unquantisable]
+    if _is_for_cuda(options):
+        return faults, None
+    return faults, footprint_on_cpu(config, options, described.tensors, not unquantisable)
+
+
+def footprint_on_cpu(
+    config: ModelConfig, options: EngineOptions, tensors: Tensors, can_pack: bool = True
+) -> Footprint:
+    """What the model takes of the CPU's memory. `can_pack`: whether the kernels may have it."""
+    options = options.on("cpu", keeps_bfloat16(config, options, tensors))
+    bits = weight_bits(config, options) if can_pack else None
+    return Footprint.of(options.part_of(config), options, bits)
+
+
+def locate(model: str, setting: str = "MODEL") -> Path:
+    """The folder of a model, or its GGUF file; a hub model is downloaded first, unless the hub's
+    cache has it.
+
+    Raises StartupError, naming the setting, when there is no such model.
+    """
+    return _folder_of(model, with_weights=True, setting=setting)
+
+
+def load_config(folder: Path) -> ModelConfig:
+    """Read config.json, with the EOS ids that any of the folder's files name, or the metadata of a
+    GGUF file. Raises StartupError.
+    """
+    if is_gguf(folder):
+        return read_gguf(folder).config
+    raw = read_json(folder / CONFIG)
+    return read_config({**raw, "eos_token_id": sorted(tokenizer_files.eos_token_ids(folder, raw))})
+
+
+def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
+    """Whether the model can look back as far as MAX_SEQ_LEN asks."""
+    if max_seq_len is None or max_seq_len <= config.max_positions:
+        return []
+    return [
+        f"MAX_SEQ_LEN={max_seq_len} exceeds the model's {config.max_positions} positions; "
+        "lower it or unset it."
+    ]
+
+
+def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
+    """With what QUANTIZATION=auto means for a checkpoint: int8 where some matrix is quantised and
+    nothing is against it, else none."""
+    if options.quantization != "auto":
+        return options
+    is_int8 = is_quantised(config, tensors) and obstacle(config, options) is None
+    return replace(options, quantization="int8" if is_int8 else "none")
+
+
+def is_quantised(config: ModelConfig, tensors: Tensors) -> bool:
+    """Whether some matrix of the checkpoint is."""
+    return config.quantisation is not None or any(
+        tensors[part.name].dtype not in FLOATS for part in matrices(config) if part.name in tensors
+    )
+
+
+def obstacle(config: ModelConfig, options: EngineOptions) -> str | None:
+    """Returns why QUANTIZATION=auto leaves quantised weights to torch, if it does."""
+    if not options.kernels:
+        return "KERNELS=false"
+    faults = quantization_faults(config, replace(options, quantization="int8"))
+    return " ".join(faults) or None
+
+
+def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
+    """Returns how many matrices of layers QUANTIZATION=int4 rounds: all that the file has not in
+    groups of 4 bits without zeros, which is what the kernels have."""
+    names = [
+        part.name
+        for name, parts in linear_weights(config).items()
+        if name.startswith("layers.") and not is_router(name)
+        for part in parts
+    ]
+    own = config.quantisation
+    is_kept = own is not None and own.is_plain_int4
+    return sum(tensors[name].dtype != "Q4_0" if name in tensors else not is_kept for name in names)
+
+
+def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
+    """Whether the weights can be quantised, and multiplied on the device."""
+    quantization = options.quantization
+    if quantization == "none":
+        return []
+    faults = []
+    if options.device == "cuda":
+        faults.append(
+            f"QUANTIZATION={quantization} is not there yet for CUDA; unset it or set DEVICE=cpu."
+        )
+    uneven = [f"{part.name} {part.shape}" for part in uneven_weights(config)]
+    if uneven:
+        faults.append(
+            f"QUANTIZATION={quantization} needs weights with a multiple of {GROUP} columns, which "
+            f"these are not: {shown(uneven)}; set QUANTIZATION=none."
+        )
+    return faults
+
+
+def vocabulary_faults(model_dir: Path, draft_dir: Path) -> list[str]:
+    """Whether the second of two models can draft for the first: what a token id means for one it
+    has to mean for the other."""
+    differing = vocabulary_difference(model_dir, draft_dir)
+    if differing is None:
+        return []
+    return [
+        f"DRAFT_MODEL={draft_dir} cannot draft for {model_dir}: the vocabularies differ, "
+        f"{differing}; name a model of the same family or unset DRAFT_MODEL."
+    ]
+
+
+def vocabulary_difference(model_dir: Path, draft_dir: Path) -> str | None:
+    """Returns the first token id that means something else for the second model; None where both
+    mean the same. Raises StartupError."""
+    tokens, drafted = _vocabulary(model_dir), _vocabulary(draft_dir)
+    differing = {*tokens.items()} ^ {*drafted.items()}
+    if not differing:
+        return None
+    first = min(token_id for _, token_id in differing)
+    of_model, of_draft = (
+        shown([repr(token) for token, token_id in sorted(each.items()) if token_id == first])
+        for each in (tokens, drafted)
+    )
+    return (
+        f"first in token {first}, which is {of_draft or 'none'} there and {of_model or 'none'} here"
+    )
+
+
+def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
+    """The form in which the kernels multiply by the weights on the CPU; None where torch does.
+
+    It does where `kernels` is false or weights that are not quantised do not fit the kernels.
+    `options.dtype` is not auto.
+    """
+    if options.quantization != "none":
+        return BITS[options.quantization]
+    bits = FLOAT_BITS[options.dtype]
+    fits = decodes_by_kernels(config, bits) and not uneven_weights(config)
+    return bits if options.kernels and fits else None
+
+
+def keeps_bfloat16(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> bool:
+    """Whether the checkpoint's matrices are bfloat16 and the kernels can have them as they are.
+
+    They widen each weight to float32, which is exact; torch would compute in bfloat16. Vectors are
+    always float32 beside the kernels.
+    """
+    bits = weight_bits(config, replace(options, dtype="bfloat16"))
+    return decodes_by_kernels(config, bits) and all(
+        part.name in tensors and tensors[part.name].dtype == "BF16" for part in matrices(config)
+    )
+
+
+def uneven_weights(config: ModelConfig) -> list[Part]:
+    """Weights that do not fill groups."""
+    parts = [part for parts in linear_weights(config).values() for part in parts]
+    return [part for part in parts if part.shape[1] % GROUP]
+
+
+def _is_for_cuda(options: EngineOptions) -> bool:
+    """Whether the model is to be on a GPU, as far as can be known without torch."""
+    return options.device == "cuda" or (options.device == "auto" and hardware.has_nvidia_driver())
+
+
+def _folder_of(model: str, *, with_weights: bool, setting: str = "MODEL") -> Path:
+    try:
+        folder = Path(model).expanduser()
+    except RuntimeError:  # ~somebody whom nobody knows
+        folder = Path(model)
+    if folder.is_dir():
+        return _gguf_file_in(folder) or folder
+    if is_gguf(folder) and folder.is_file():
+        return folder
+    if hub.is_hub_id(model):
+        patterns = hub.DESCRIPTION_FILES + (hub.WEIGHT_FILES if with_weights else [])
+        return hub.fetch(model, patterns, setting=setting)
+    raise StartupError(
+        [
+            f"{setting}={model} is no folder; give the folder of a model, a GGUF file or a hub id, "
+            "owner/name."
+        ]
+    )
+
+
+def _gguf_file_in(folder: Path) -> Path | None:
+    """The GGUF file of a folder that holds nothing else to load. Raises StartupError."""
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files or (folder / CONFIG).exists():
+        return None
+    if len(files) > 1:
+        names = shown([file.name for file in files])
+        raise StartupError([f"{folder} has several GGUF files ({names}); name one in MODEL."])
+    return files[0]
+
+
+def _stored_tensors(folder: Path, model: str, names: TensorNames) -> Tensors:
+    try:
+        return read_headers(weight_files(folder), names)
+    except StartupError:
+        if Path(model).expanduser().exists():
+            raise
+        return unstacked(hub.stored_tensors(model), names)  # described, but not downloaded yet
+
+
+def _size_faults(folder: Path) -> list[str]:
+    if is_gguf(folder):
+        return []
+    return [
+        f"{file} has {file.stat().st_size} bytes, more than {most}; get the file again."
+        for pattern, most in DESCRIPTIONS.items()
+        for file in sorted(folder.glob(pattern))
+        if file.is_file() and file.stat().st_size > most
+    ]
+
+
+def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
+    """Faults of the tokenizer; of its fit to the model when there is a `config` to fit."""
+    try:
+        vocabulary = _vocabulary(folder)
+    except StartupError as error:
+        return list(error.faults)
+    if config is None:
+        return []
+    faults = []
+    if not config.eos_token_ids:
+        faults.append(
+            f"{folder} has a tokenizer without EOS, so answers would never end; set eos_token_id "
+            f"in {GENERATION_CONFIG} or {CONFIG}, or get another GGUF file."
+        )
+    largest = max(vocabulary.values(), default=0)
+    if largest >= config.vocab_size:
+        faults.append(
+            f"The tokenizer of {folder} has token ids up to {largest}, the model only "
+            f"vocab_size={config.vocab_size}; get the tokenizer that belongs to the model."
+        )
+    return faults
+
+
+def _vocabulary(folder: Path) -> dict[str, int]:
+    """Ids by token. Raises StartupError when tokenizer.json is not one of the tokenizers library,
+    or the GGUF file has no tokenizer that we can read."""
+    if is_gguf(folder):
+        return gguf_tokenizer.vocabulary(read_gguf(folder).metadata)
+    return tokenizer_files.read_tokenizer(folder).ids

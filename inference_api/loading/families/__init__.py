@@ -1,0 +1,1 @@
+"""Families of models: how each names its fields and tensors."""

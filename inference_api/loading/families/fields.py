@@ -1,0 +1,114 @@
+"""Typed access to a config.json. Loads no torch."""
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any, Self
+
+from inference_api.loading.config import ACTIVATIONS
+
+# Beyond every published model, and small enough to plan with: there are objects for every layer.
+MAX_LAYERS = 1024
+MAX_COUNT = 2**30
+MIN_NUMBER, MAX_NUMBER = 1e-30, 1e12  # as float32 has them
+
+ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+class ConfigFields:
+    """Typed access to a config.json; what is wrong with it gathers in `faults`."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.raw = raw
+        self.faults: list[str] = []
+
+    def under(self, raw: Mapping[str, Any]) -> Self:
+        """Access to an object inside it; `faults` are the same."""
+        inner = type(self)(raw)
+        inner.faults = self.faults
+        return inner
+
+    def or_else(self, defaults: Mapping[str, Any]) -> Self:
+        """With these values for keys that are absent or null."""
+        given = {name: value for name, value in self.raw.items() if value is not None}
+        return self.under({**defaults, **given})
+
+    def count(
+        self, name: str, default: int | None = None, most: int = MAX_COUNT, least: int = 1
+    ) -> int:
+        """An integer from `least` to `most`. Without a default the key must be there."""
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+            return value
+        self.faults.append(
+            f"{name}={reprlib.repr(value)} in config.json is not an integer from {least} to "
+            f"{most}; get the model again."
+        )
+        return 1
+
+    def number(self, name: str, default: float) -> float:
+        value = self.raw.get(name)
+        value = default if value is None else value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and MIN_NUMBER <= value <= MAX_NUMBER:
+            return float(value)
+        self.faults.append(
+            f"{name}={reprlib.repr(value)} in config.json is not a number from {MIN_NUMBER:g} to "
+            f"{MAX_NUMBER:g}; get the model again."
+        )
+        return 1.0
+
+    def numbers(self, name: str, length: int) -> tuple[float, ...]:
+        """A list of `length` numbers."""
+        values = self.raw.get(name)
+        if isinstance(values, list) and len(values) == length:
+            return tuple(self.under({name: value}).number(name, math.nan) for value in values)
+        self.faults.append(
+            f"{name}={reprlib.repr(values)} in config.json is no list of {length} numbers; get the "
+            "model again."
+        )
+        return (1.0,) * length
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.raw.get(name)
+        if value is None or isinstance(value, bool):
+            return default if value is None else value
+        self.faults.append(
+            f"{name}={reprlib.repr(value)} in config.json is neither true nor false; get the model "
+            "again."
+        )
+        return default
+
+    def refuse(self, name: str, value: object, supported: str) -> None:
+        self.faults.append(
+            f"{name}={reprlib.repr(value)} in config.json is not supported; choose a model with "
+            f"{supported}."
+        )
+
+    def activation(self, name: str, default: str) -> str:
+        given = str(self.raw.get(name) or default)
+        activation = ACTIVATION_ALIASES.get(given, given)
+        if activation not in ACTIVATIONS:
+            self.refuse(name, given, " or ".join((*ACTIVATIONS, *ACTIVATION_ALIASES)))
+        return activation
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self.raw.get(name) or {}
+        if isinstance(value, Mapping):
+            return value
+        self.refuse(name, value, "an object or nothing there")
+        return {}
+
+    def eos_token_ids(self, vocab_size: int) -> frozenset[int]:
+        return frozenset(i for i in token_ids(self.raw.get("eos_token_id")) if i < vocab_size)
+
+
+def token_ids(value: object) -> frozenset[int]:
+    """The ids in an `eos_token_id`, which may be absent, one id or a list of them."""
+    values = value if isinstance(value, list) else [value]
+    return frozenset(
+        item
+        for item in values
+        if isinstance(item, int) and not isinstance(item, bool) and item >= 0
+    )

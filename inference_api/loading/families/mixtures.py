@@ -1,0 +1,114 @@
+"""Reads what a config.json says of a mixture of experts. Loads no torch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from inference_api.loading.config import ExpertGroups, MixtureConfig, Scoring
+from inference_api.loading.families.fields import ConfigFields
+
+MAX_EXPERTS = 1024  # of a layer
+# Of all layers together: there are objects for every one. Published models have some 20,000.
+MAX_ALL_EXPERTS = 65_536
+
+# By how experts are chosen, `topk_method`: the scores that they are chosen by.
+_SCORINGS: Mapping[str, Scoring] = {
+    "greedy": "softmax",
+    "group_limited_greedy": "softmax",
+    "noaux_tc": "sigmoid",
+}
+
+ReadMixture = Callable[[ConfigFields, int], MixtureConfig | None]
+
+
+def no_mixture(fields: ConfigFields, num_layers: int) -> None:
+    """One MLP in every layer."""
+
+
+def read_mixtral(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+    """Experts in every layer; their size is that of an MLP elsewhere."""
+    num_experts = _num_experts(fields, "num_local_experts", num_layers)
+    return MixtureConfig(
+        num_experts,
+        fields.count("num_experts_per_tok", most=num_experts),
+        fields.count("intermediate_size"),
+        is_renormalised=True,
+        dense_layers=frozenset(),
+    )
+
+
+def read_gpt_oss_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+    """Mixtral's, with biases."""
+    return replace(read_mixtral(fields, num_layers), has_biases=True)
+
+
+def read_qwen3_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+    """Experts in every `decoder_sparse_step`th layer that `mlp_only_layers` does not name."""
+    name = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
+    num_experts = _num_experts(fields, name, num_layers)
+    step = fields.count("decoder_sparse_step", 1)
+    named = fields.raw.get("mlp_only_layers") or []
+    if not isinstance(named, list) or not all(type(layer) is int for layer in named):
+        fields.refuse("mlp_only_layers", named, "a list of layers")
+        named = []
+    return MixtureConfig(
+        num_experts,
+        fields.count("num_experts_per_tok", most=num_experts),
+        fields.count("moe_intermediate_size"),
+        is_renormalised=fields.flag("norm_topk_prob"),
+        dense_layers=frozenset(
+            {layer for layer in range(num_layers) if (layer + 1) % step} | {*named}
+        ),
+    )
+
+
+def read_deepseek_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+    """DeepSeek and GLM-4.5: experts from some layer on, beside others that all tokens share."""
+    num_experts = _num_experts(fields, "n_routed_experts", num_layers)
+    experts_per_token = fields.count("num_experts_per_tok", most=num_experts)
+    ffn_size = fields.count("moe_intermediate_size")
+    num_shared = fields.count("n_shared_experts", 0, most=MAX_EXPERTS, least=0)
+    method = str(fields.raw.get("topk_method"))
+    scoring = _SCORINGS.get(method)
+    if scoring is None:
+        fields.refuse("topk_method", method, " or ".join(_SCORINGS))
+    elif fields.raw.get("scoring_func", scoring) != scoring:
+        supported = f"scoring_func={scoring} beside topk_method={method}"
+        fields.refuse("scoring_func", fields.raw["scoring_func"], supported)
+    return MixtureConfig(
+        num_experts,
+        experts_per_token,
+        ffn_size,
+        is_renormalised=fields.flag("norm_topk_prob"),
+        dense_layers=_dense_layers(fields, num_layers),
+        scoring=scoring or "softmax",
+        has_selection_bias=method == "noaux_tc",
+        groups=None if method == "greedy" else _groups(fields, num_experts, experts_per_token),
+        scale=fields.number("routed_scaling_factor", 1.0),
+        shared_ffn_size=num_shared * ffn_size,
+    )
+
+
+def _dense_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
+    first = fields.count("first_k_dense_replace", 0, least=0)
+    step = fields.count("moe_layer_freq", 1)
+    return frozenset(layer for layer in range(num_layers) if layer < first or layer % step)
+
+
+def _groups(fields: ConfigFields, num_experts: int, experts_per_token: int) -> ExpertGroups | None:
+    """None where there is one group."""
+    num_groups = fields.count("n_group", 1, most=num_experts)
+    groups_per_token = fields.count("topk_group", 1, most=num_groups)
+    if num_groups == 1:
+        return None
+    num_scored = 2 if fields.raw["topk_method"] == "noaux_tc" else 1
+    group_size = num_experts // num_groups
+    if num_experts % num_groups or group_size < num_scored:
+        fields.refuse("n_group", num_groups, f"groups of {num_scored} or more experts, all alike")
+    elif groups_per_token * group_size < experts_per_token:
+        supported = f"as many experts in them as num_experts_per_tok={experts_per_token}"
+        fields.refuse("topk_group", groups_per_token, supported)
+    return ExpertGroups(num_groups, groups_per_token, num_scored)
+
+
+def _num_experts(fields: ConfigFields, name: str, num_layers: int) -> int:
+    return fields.count(name, most=min(MAX_EXPERTS, MAX_ALL_EXPERTS // num_layers))

@@ -1,0 +1,383 @@
+"""Reads a Hugging Face config.json: all differences between the supported families end here.
+
+The rest of the engine asks a `ModelConfig` only for properties ("is the MLP gated?"), never for a
+family. Loads no torch.
+"""
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from inference_api.errors import StartupError
+from inference_api.loading.config import (
+    DEFAULT_MAX_SEQ_LEN,
+    LatentConfig,
+    ModelConfig,
+    RopeConfig,
+    SwiGluConfig,
+)
+from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
+from inference_api.loading.families.llama_like import read_llama_like
+from inference_api.loading.families.mixtures import (
+    read_deepseek_mixture,
+    read_gpt_oss_mixture,
+    read_mixtral,
+    read_qwen3_mixture,
+)
+from inference_api.loading.families.ropes import (
+    PHI_KINDS,
+    read_rope,
+    read_rotary_dim,
+    read_score_magnitude,
+    rope_of,
+)
+from inference_api.loading.families.windows import (
+    GLOBAL,
+    LOCAL,
+    alternating_windows,
+    are_local_layers,
+    same_window,
+    switched_window,
+    windows_by_layer,
+)
+from inference_api.loading.quantised.formats import read_quantisation
+
+
+def read_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Understand the contents of a config.json.
+
+    Raises StartupError naming every value that cannot be served.
+    """
+    family = raw.get("model_type")
+    reader = _READERS.get(family) if isinstance(family, str) else None
+    if reader is None:
+        raise StartupError(
+            [
+                f"model_type={reprlib.repr(family)} in config.json is not supported; choose a "
+                f"model of one of these: {', '.join(sorted(_READERS))}."
+            ]
+        )
+    fields = ConfigFields(raw)
+    quantisation = read_quantisation(fields)
+    config = replace(reader(fields), quantisation=quantisation, family=str(family))
+    if fields.faults:
+        raise StartupError(list(dict.fromkeys(fields.faults)))
+    _check_shape(config)
+    return config
+
+
+def _check_shape(config: ModelConfig) -> None:
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise StartupError(
+            [
+                f"config.json has {config.num_heads} heads of {config.head_dim} over "
+                f"{config.num_kv_heads} key-value heads; heads must divide evenly and be even "
+                "in size: get the model again."
+            ]
+        )
+
+
+def _read_falcon(fields: ConfigFields) -> ModelConfig:
+    """Falcon: 7B (one key-value head), 40B and 180B (grouped), and the old sequential layers."""
+    if fields.flag("alibi"):
+        fields.refuse("alibi", True, "rotary positions (alibi=false)")
+    is_new = fields.flag("new_decoder_architecture")
+    hidden_size = fields.count("hidden_size")
+    num_heads = fields.count("num_attention_heads")
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+    max_positions = fields.count("max_position_embeddings", DEFAULT_MAX_SEQ_LEN)
+    vocab_size = fields.count("vocab_size")
+    num_kv_heads = fields.count("num_kv_heads", num_heads)
+    if not is_new:
+        num_kv_heads = 1 if fields.flag("multi_query", True) else num_heads
+    head_dim = max(1, hidden_size // num_heads)
+    is_parallel = is_new or fields.flag("parallel_attn", True)
+    has_bias = fields.flag("bias")
+    return ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        ffn_size=fields.count("ffn_hidden_size", 4 * hidden_size),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_positions=max_positions,
+        norm="layer",
+        norm_eps=fields.number("layer_norm_epsilon", 1e-5),
+        activation=fields.activation("activation", "gelu"),
+        is_mlp_gated=False,
+        has_qkv_bias=has_bias,
+        has_out_bias=has_bias,
+        has_mlp_bias=has_bias,
+        has_qk_norm=False,
+        is_parallel=is_parallel,
+        has_mlp_norm=not is_parallel
+        or (is_new and fields.count("num_ln_in_parallel_attn", 2) == 2),
+        is_head_tied=fields.flag("tie_word_embeddings", True),
+        windows=(None,) * num_layers,
+        attention_scale=head_dim**-0.5,
+        embedding_multiplier=1.0,
+        residual_multiplier=1.0,
+        logits_divisor=1.0,
+        ropes=(read_rope(fields, max_positions, head_dim),) * num_layers,
+        rotary_dim=read_rotary_dim(fields, head_dim, usual_share=None),
+        tensor_names="falcon",
+        eos_token_ids=fields.eos_token_ids(vocab_size),
+    )
+
+
+def _read_smollm3(fields: ConfigFields) -> ModelConfig:
+    """Llama, but every few layers turn nothing; unless it is said, these alone have the window."""
+    fields = fields.or_else(
+        {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True}
+    )
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+    are_turned = _are_turned(fields, num_layers)
+    fields = fields.or_else({"layer_types": [GLOBAL if turned else LOCAL for turned in are_turned]})
+    config = read_llama_like(fields, windows=windows_by_layer)
+    ropes = zip(config.ropes, are_turned, strict=True)
+    return replace(config, ropes=tuple(rope if turned else None for rope, turned in ropes))
+
+
+def _are_turned(fields: ConfigFields, num_layers: int) -> Sequence[bool]:
+    """Whether each layer has rope."""
+    interval = fields.count("no_rope_layer_interval", 4)
+    usual = [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    named = fields.raw.get("no_rope_layers")
+    if named is None:
+        return usual
+    if (
+        not isinstance(named, list)
+        or len(named) < num_layers
+        or any(n not in (0, 1) for n in named)
+    ):
+        fields.refuse("no_rope_layers", named, f"0 or 1 for each of its {num_layers} layers")
+        return usual
+    return [bool(turned) for turned in named[:num_layers]]
+
+
+def _read_gemma3(fields: ConfigFields) -> ModelConfig:
+    """The text model of one that sees too."""
+    text = {"tie_word_embeddings": fields.raw.get("tie_word_embeddings")}
+    text |= fields.mapping("text_config")
+    if fields.raw.get("eos_token_id"):  # those of all its files: see `checkpoint.load_config`
+        text["eos_token_id"] = fields.raw["eos_token_id"]
+    return _read_gemma3_text(fields.under(text))
+
+
+def _read_gemma3_text(fields: ConfigFields) -> ModelConfig:
+    """Norms before and after attention and MLP; most layers have a window, and rope of their own.
+
+    What is left out has the values of transformers' Gemma3TextConfig.
+    """
+    fields = fields.under({"sliding_window": 4096, **fields.raw}).or_else(_GEMMA3_DEFAULTS)
+    for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
+        if fields.raw.get(name):
+            fields.refuse(name, fields.raw[name], f"no {name}")
+    config = read_llama_like(
+        fields.under({**fields.raw, "hidden_act": fields.raw["hidden_activation"]}),
+        has_qk_norm=True,
+        tensor_names="gemma3",
+    )
+    num_layers, pattern = config.num_layers, fields.count("sliding_window_pattern")
+    usual = [LOCAL if (layer + 1) % pattern else GLOBAL for layer in range(num_layers)]
+    are_local = are_local_layers(fields, fields.raw.get("layer_types", usual), num_layers)
+    [window, *_] = same_window(fields, num_layers)
+    of_all, of_local = _gemma3_ropes(fields, config)
+    return replace(
+        config,
+        windows=tuple(window if is_local else None for is_local in are_local),
+        ropes=tuple(of_local if is_local else of_all for is_local in are_local),
+        attention_scale=fields.number("query_pre_attn_scalar", 1.0) ** -0.5,
+        embedding_multiplier=math.sqrt(config.hidden_size),
+        logits_softcap=_logits_softcap(fields),
+        has_output_norms=True,
+    )
+
+
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "rope_local_base_freq": 10_000.0,
+    "rope_theta": 1e6,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}
+
+
+def _gemma3_ropes(fields: ConfigFields, config: ModelConfig) -> tuple[RopeConfig, RopeConfig]:
+    """Of the layers that see everything, and of those that have a window."""
+    by_kind = fields.under(fields.mapping("rope_parameters"))
+
+    def rope(kind: str, theta: str) -> RopeConfig:
+        scaling = by_kind.under(by_kind.mapping(kind))
+        return rope_of(scaling, fields.number(theta, 1.0), config.max_positions, config.rotary_dim)
+
+    of_all = rope(GLOBAL, "rope_theta") if GLOBAL in by_kind.raw else config.ropes[0]
+    assert of_all is not None
+    return of_all, rope(LOCAL, "rope_local_base_freq")
+
+
+def _logits_softcap(fields: ConfigFields) -> float | None:
+    name = "final_logit_softcapping"
+    return None if fields.raw.get(name) is None else fields.number(name, 1.0)
+
+
+def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
+    """Experts behind clamped gates, biases everywhere, attention sinks, and a window in every other
+    layer. What is left out has the values of transformers' GptOssConfig."""
+    fields = fields.under({"sliding_window": 128, **fields.raw}).or_else(_GPT_OSS_DEFAULTS)
+    if not any(map(fields.mapping, ("rope_scaling", "rope_parameters"))):
+        fields = fields.under({**fields.raw, "rope_scaling": _GPT_OSS_ROPE})
+    config = read_llama_like(
+        fields,
+        windows=alternating_windows,
+        tensor_names="gpt_oss",
+        mixture=read_gpt_oss_mixture,
+    )
+    if config.activation != "silu":
+        fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which its gates are made of")
+    limit, alpha = fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702)
+    return replace(config, has_sinks=True, swiglu=SwiGluConfig(limit, alpha))
+
+
+_GPT_OSS_DEFAULTS = {
+    "attention_bias": True,
+    "head_dim": 64,
+    "max_position_embeddings": 131_072,
+    "num_experts_per_tok": 4,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150_000.0,
+}
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+
+
+def _read_phi3(fields: ConfigFields) -> ModelConfig:
+    """Llama, with a window in all layers if any, and rope of a part of each head, or of long
+    contexts."""
+    return read_llama_like(
+        fields.or_else({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
+        windows=same_window,
+        tensor_names="phi3",
+        rope_kinds=PHI_KINDS,
+        usual_rotary_share=1.0,
+    )
+
+
+def _read_olmo2(fields: ConfigFields) -> ModelConfig:
+    """Norms after attention and MLP only, and of all heads of the queries or keys as one."""
+    fields = fields.or_else({"rms_norm_eps": 1e-5})
+    if fields.raw.get("sliding_window"):  # as GGUF says of OLMo 3
+        fields.refuse("sliding_window", fields.raw["sliding_window"], "no sliding_window")
+    return replace(
+        read_llama_like(fields, has_qk_norm=True, tensor_names="olmo2"),
+        is_qk_norm_whole=True,
+        has_attention_norm=False,
+        has_mlp_norm=False,
+        has_output_norms=True,
+    )
+
+
+def _read_glm4(fields: ConfigFields) -> ModelConfig:
+    """Norms before and after attention and MLP, and rope of a part of each head."""
+    fields = fields.or_else({"attention_bias": True, "rms_norm_eps": 1.5625e-7})
+    config = read_llama_like(fields, tensor_names="glm4", usual_rotary_share=0.5)
+    return replace(config, has_out_bias=False, has_output_norms=True)
+
+
+def _read_deepseek_v2(fields: ConfigFields) -> ModelConfig:
+    return _read_deepseek(fields.or_else({"topk_method": "greedy"}))
+
+
+def _read_deepseek_v3(fields: ConfigFields) -> ModelConfig:
+    if not fields.flag("rope_interleave", True):
+        fields.refuse("rope_interleave", False, "rope_interleave=true")
+    return _read_deepseek(fields.or_else({"topk_method": "noaux_tc", "norm_topk_prob": True}))
+
+
+def _read_deepseek(fields: ConfigFields) -> ModelConfig:
+    """Latent attention, and a mixture of experts."""
+    rotary_dim = fields.count("qk_rope_head_dim")
+    head_dim = fields.count("qk_nope_head_dim") + rotary_dim
+    if rotary_dim % 2:
+        fields.refuse("qk_rope_head_dim", rotary_dim, "an even one")
+    if fields.flag("mlp_bias"):
+        fields.refuse("mlp_bias", True, "mlp_bias=false")
+    # There `head_dim` is what of a head is turned.
+    heads = {"head_dim": head_dim, "num_key_value_heads": fields.raw.get("num_attention_heads")}
+    config = read_llama_like(fields.under({**fields.raw, **heads}), mixture=read_deepseek_mixture)
+    rope = config.ropes[0]
+    assert rope is not None
+    query_rank = None if fields.raw.get("q_lora_rank") is None else fields.count("q_lora_rank")
+    return replace(
+        config,
+        rotary_dim=rotary_dim,
+        attention_scale=config.attention_scale * read_score_magnitude(fields, rope),
+        latent=LatentConfig(
+            query_rank,
+            kv_rank=fields.count("kv_lora_rank"),
+            value_dim=fields.count("v_head_dim", most=head_dim),
+        ),
+    )
+
+
+def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
+    """Llama with DeepSeek's mixture of experts, and rope of a part of each head. What is left out
+    has the values of transformers' Glm4MoeConfig."""
+    fields = fields.or_else(_GLM4_MOE_DEFAULTS)
+    config = read_llama_like(
+        fields,
+        has_qk_norm=fields.flag("use_qk_norm"),
+        mixture=read_deepseek_mixture,
+        usual_rotary_share=0.5,
+    )
+    return replace(config, has_out_bias=False)
+
+
+_GLM4_MOE_DEFAULTS = {
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-5,
+    "topk_method": "noaux_tc",
+}
+
+
+_READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
+    "deepseek_v2": _read_deepseek_v2,
+    "deepseek_v3": _read_deepseek_v3,
+    "falcon": _read_falcon,
+    "gemma3": _read_gemma3,
+    "gemma3_text": _read_gemma3_text,
+    "glm4": _read_glm4,
+    "glm4_moe": _read_glm4_moe,
+    "gpt_oss": _read_gpt_oss,
+    "granite": read_llama_like,
+    "llama": read_llama_like,
+    "mistral": partial(read_llama_like, windows=same_window),
+    "mixtral": partial(
+        read_llama_like, windows=same_window, tensor_names="mixtral", mixture=read_mixtral
+    ),
+    "olmo2": _read_olmo2,
+    "phi3": _read_phi3,
+    "qwen2": partial(read_llama_like, has_qkv_bias=True, windows=windows_by_layer),
+    "qwen3": partial(read_llama_like, has_qk_norm=True, windows=windows_by_layer),
+    "qwen3_moe": partial(
+        read_llama_like, has_qk_norm=True, windows=switched_window, mixture=read_qwen3_mixture
+    ),
+    "smollm3": _read_smollm3,
+}

@@ -1,0 +1,137 @@
+"""Reads the rotary embedding of a config.json, in both spellings. Loads no torch.
+
+`rope_parameters` is transformers' word since its version 5; `rope_theta`, `rope_scaling` and
+`partial_rotary_factor` are the ones before. What is wrong gathers in the fields' faults.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from inference_api.loading.config import RopeConfig, RopeKind
+from inference_api.loading.families.fields import ConfigFields
+
+KINDS: Mapping[str, RopeKind] = {
+    "default": "default",
+    "linear": "linear",
+    "llama3": "llama3",
+    "yarn": "yarn",
+}
+PHI_KINDS: Mapping[str, RopeKind] = {  # two of them are older names of the third
+    "default": "default",
+    "longrope": "longrope",
+    "su": "longrope",
+    "yarn": "longrope",
+}
+PARTIAL = "partial_rotary_factor"
+ALL_DIMENSIONS = "mscale_all_dim"
+ORIGINAL_POSITIONS = "original_max_position_embeddings"
+DEFAULT_THETA = 10_000.0
+ROUNDING = 1e-6  # more than there is in a share of dimensions
+
+
+def read_rotary_dim(fields: ConfigFields, head_dim: int, usual_share: float | None) -> int:
+    """How many of a head's dimensions are turned. `usual_share`: where nothing is said of it; None
+    for a family that turns whole heads."""
+    scaling = fields.under({PARTIAL: fields.raw.get(PARTIAL)} | _given(fields))
+    share = scaling.number(PARTIAL, usual_share or 1.0)
+    if share == 1.0:
+        return head_dim
+    if usual_share is None:
+        fields.refuse(PARTIAL, share, "rope over the whole head")
+        return head_dim
+    rotary_dim = int(head_dim * min(share, 2.0) + ROUNDING)
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        fields.refuse(PARTIAL, share, f"rope over an even number of a head's {head_dim} dimensions")
+        return head_dim
+    return rotary_dim
+
+
+def read_rope(
+    fields: ConfigFields,
+    max_positions: int,
+    rotary_dim: int,
+    kinds: Mapping[str, RopeKind] = KINDS,
+) -> RopeConfig:
+    """The one rotary embedding of a model."""
+    context = fields.raw.get(ORIGINAL_POSITIONS)
+    given = _given(fields) | ({} if context is None else {ORIGINAL_POSITIONS: context})
+    theta = fields.number("rope_theta", DEFAULT_THETA)
+    return rope_of(fields.under(given), theta, max_positions, rotary_dim, kinds)
+
+
+def rope_of(
+    scaling: ConfigFields,
+    theta: float,
+    max_positions: int,
+    rotary_dim: int,
+    kinds: Mapping[str, RopeKind] = KINDS,
+) -> RopeConfig:
+    """What an object of `rope_parameters` says; `theta` where it names none."""
+    given_kind = scaling.raw.get("rope_type") or scaling.raw.get("type") or "default"
+    kind = kinds.get(str(given_kind))
+    if kind is None:
+        scaling.refuse("rope_type", given_kind, f"{', '.join(kinds)} rope")
+    original_max_positions = scaling.count(ORIGINAL_POSITIONS, max_positions)
+    rope = RopeConfig(
+        kind or "default",
+        theta=scaling.number("rope_theta", theta),
+        factor=scaling.number("factor", 1.0),
+        original_max_positions=original_max_positions,
+    )
+    if scaling.raw.get("factor") is None and kind in ("longrope", "yarn"):
+        rope = replace(rope, factor=max_positions / original_max_positions)
+    read = {"llama3": _read_llama3, "longrope": _read_longrope, "yarn": _read_yarn}.get(rope.kind)
+    return rope if read is None else read(scaling, rope, rotary_dim // 2)
+
+
+def read_score_magnitude(fields: ConfigFields, rope: RopeConfig) -> float:
+    """By how much DeepSeek's yarn multiplies scores, besides what comes of turned queries and
+    keys."""
+    scaling = fields.under(_given(fields))
+    if rope.kind != "yarn" or not scaling.raw.get(ALL_DIMENSIONS):
+        return 1.0
+    return _yarn_magnitude(rope, scaling.number(ALL_DIMENSIONS, 1.0)) ** 2
+
+
+def _yarn_magnitude(rope: RopeConfig, share: float) -> float:
+    return 1.0 + 0.1 * share * math.log(max(rope.factor, 1.0))
+
+
+def _given(fields: ConfigFields) -> dict[str, Any]:
+    return {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
+
+
+def _read_llama3(scaling: ConfigFields, rope: RopeConfig, num_pairs: int) -> RopeConfig:
+    low = scaling.number("low_freq_factor", 1.0)
+    high = scaling.number("high_freq_factor", 4.0)
+    if low >= high:
+        scaling.refuse("low_freq_factor", low, "one below its high_freq_factor")
+    return replace(rope, low_freq_factor=low, high_freq_factor=high)
+
+
+def _read_longrope(scaling: ConfigFields, rope: RopeConfig, num_pairs: int) -> RopeConfig:
+    share = math.log(max(rope.factor, 1.0)) / math.log(max(rope.original_max_positions, 2))
+    return replace(
+        rope,
+        short_factors=scaling.numbers("short_factor", num_pairs),
+        long_factors=scaling.numbers("long_factor", num_pairs),
+        magnitude=scaling.number("attention_factor", math.sqrt(1.0 + share)),
+    )
+
+
+def _read_yarn(scaling: ConfigFields, rope: RopeConfig, num_pairs: int) -> RopeConfig:
+    usual = _yarn_magnitude(rope, 1.0)
+    if scaling.raw.get("mscale") and scaling.raw.get(ALL_DIMENSIONS):
+        usual = _yarn_magnitude(rope, scaling.number("mscale", 1.0))
+        usual /= _yarn_magnitude(rope, scaling.number(ALL_DIMENSIONS, 1.0))
+    if rope.theta <= 1.0:
+        scaling.refuse("rope_theta", rope.theta, "one above 1")
+    return replace(
+        rope,
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        is_truncated=scaling.flag("truncate", True),
+        magnitude=scaling.number("attention_factor", usual),
+    )

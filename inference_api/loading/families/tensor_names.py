@@ -1,0 +1,99 @@
+"""What checkpoints call their tensors, by naming scheme. Loads no torch."""
+
+from dataclasses import dataclass, replace
+
+from inference_api.loading.config import TensorNames
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A naming scheme: prefix of everything, what modules are called below it, and what their
+    tensors hold where that is not the same for all: see `Part` in `layout`."""
+
+    embedding: str
+    final_norm: str
+    layer: str
+    attention_norm: str
+    mlp_norm: str
+    qkv: tuple[str, ...]
+    out: str
+    up: tuple[str, ...]
+    down: str
+    attention_output_norm: str = ""
+    mlp_output_norm: str = ""
+    is_qkv_grouped: bool = False
+    is_interleaved: bool = False
+    norm_offset: float = 0.0
+    router: str = ""  # of a mixture
+    selection_bias: str = ""
+    shared: str = ""  # below it the names of an expert's
+    experts: str = ""  # below it their numbers, and below these the two that follow
+    expert_up: tuple[str, ...] = ()
+    expert_down: str = ""
+    sinks: str = ""
+
+
+_LLAMA = Names(
+    embedding="model.embed_tokens",
+    final_norm="model.norm",
+    layer="model.layers",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.o_proj",
+    up=("mlp.gate_proj", "mlp.up_proj"),
+    down="mlp.down_proj",
+    router="mlp.gate",
+    selection_bias="mlp.gate.e_score_correction_bias",
+    shared="mlp.shared_experts",
+    experts="mlp.experts",
+    expert_up=("gate_proj", "up_proj"),
+    expert_down="down_proj",
+)
+_MIXTRAL = replace(
+    _LLAMA,
+    router="block_sparse_moe.gate",
+    experts="block_sparse_moe.experts",
+    expert_up=("w1", "w3"),
+    expert_down="w2",
+)
+_GPT_OSS = replace(_LLAMA, router="mlp.router", sinks="self_attn.sinks")
+_FALCON = Names(
+    embedding="transformer.word_embeddings",
+    final_norm="transformer.ln_f",
+    layer="transformer.h",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    qkv=("self_attention.query_key_value",),
+    out="self_attention.dense",
+    up=("mlp.dense_h_to_4h",),
+    down="mlp.dense_4h_to_h",
+    is_qkv_grouped=True,
+)
+SCHEMES: dict[TensorNames, Names] = {
+    "falcon": _FALCON,
+    "gemma3": replace(
+        _LLAMA,
+        mlp_norm="pre_feedforward_layernorm",
+        attention_output_norm="post_attention_layernorm",
+        mlp_output_norm="post_feedforward_layernorm",
+        norm_offset=1.0,
+    ),
+    "glm4": replace(
+        _LLAMA,
+        up=("mlp.gate_up_proj",),
+        attention_output_norm="post_self_attn_layernorm",
+        mlp_output_norm="post_mlp_layernorm",
+        is_interleaved=True,
+    ),
+    "gpt_oss": _GPT_OSS,
+    "llama": _LLAMA,
+    "mixtral": _MIXTRAL,
+    "olmo2": replace(
+        _LLAMA,
+        attention_output_norm="post_attention_layernorm",
+        mlp_output_norm="post_feedforward_layernorm",
+    ),
+    "phi3": replace(_LLAMA, qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
+}
+FALCON_PARALLEL_NORMS = ("ln_attn", "ln_mlp")  # when a parallel layer has two

@@ -1,0 +1,218 @@
+"""The weights of a model: which files they are in and what the files' headers say.
+
+Loads no torch and reads no weights.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from operator import index
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from inference_api.errors import StartupError
+from inference_api.loading.config import ModelConfig, TensorNames
+from inference_api.loading.gguf.files import is_gguf, read_gguf
+from inference_api.loading.json_files import (
+    MAX_JSON_BYTES,
+    UnusableJson,
+    parse_json,
+    read_json,
+)
+from inference_api.loading.layout import (
+    StoredTensor,
+    Tensors,
+    name_of_text_model,
+    num_layers_in,
+    shown,
+    weight_plan,
+)
+from inference_api.loading.quantised.formats import Wanted, wants
+from inference_api.loading.stacks import Rows, singles
+
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+SHARDS = "model-*-of-*.safetensors"  # which the index names
+LENGTH_BYTES = 8  # a file begins with the length of its JSON header
+MAX_DIMENSIONS = 8
+# Of what is read.
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "F8_E4M3": 1, "I8": 1, "U8": 1}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that make up the model in a folder, or in one GGUF file.
+
+    Raises StartupError when some are missing.
+    """
+    if is_gguf(folder):
+        return [folder]
+    files = [folder / name for name in _file_names(folder)]
+    missing = [file.name for file in files if not file.is_file()]
+    if not missing:
+        return files
+    if missing == [WEIGHTS] and any(folder.glob(SHARDS)):
+        missing = [WEIGHTS_INDEX]
+    if any(folder.glob("*.bin")):
+        raise StartupError(
+            [
+                f"{folder} has only .bin weights, which can run code when they are read; convert "
+                "them to safetensors with transformers: load the model, then save_pretrained."
+            ]
+        )
+    raise StartupError(
+        [f"{folder} lacks weights: {shown(missing)}; get the model again, in safetensors format."]
+    )
+
+
+def read_header(file: Path, names: TensorNames) -> Tensors:
+    """The tensors in one file, by the names that safetensors have.
+
+    Raises StartupError when it is cut short or not what its name says.
+    """
+    if is_gguf(file):
+        return read_gguf(file).stored
+    return {name: place.stored for name, place in tensor_places(file, names).items()}
+
+
+class Place(NamedTuple):
+    """A tensor of a safetensors file, and the bytes of the file that it is in: all of them, or
+    those of `rows`."""
+
+    stored: StoredTensor
+    begin: int
+    end: int
+    rows: Rows | None = None
+
+
+def tensor_places(file: Path, names: TensorNames) -> dict[str, Place]:
+    """The tensors of a safetensors file. Raises StartupError when it is cut short or damaged."""
+    try:
+        start, entries = read_entries(file)
+        places = {
+            name_of_text_model(name): _place(name, entry, start) for name, entry in entries.items()
+        }
+        if len(places) < len(entries):
+            raise ValueError("two tensors would have the same name")
+    except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
+        raise StartupError(
+            [f"{file} is damaged or incomplete ({error}); get the file again."]
+        ) from None
+    return dict(_unstacked(places, names))
+
+
+def unstacked(tensors: Tensors, names: TensorNames) -> Tensors:
+    """Those of experts singly, where only headers are there."""
+    places = {name: Place(stored, 0, prod(stored.shape)) for name, stored in tensors.items()}
+    return {name: place.stored for name, place in _unstacked(places, names)}
+
+
+def _unstacked(places: Mapping[str, Place], names: TensorNames) -> Iterator[tuple[str, Place]]:
+    """Those of experts singly, whether they are stacked or not."""
+    for name, (stored, begin, end, _) in places.items():
+        stacked = singles(name, stored.shape, end - begin, names)
+        if stacked is None:
+            yield name, places[name]
+            continue
+        for each in stacked:
+            single = StoredTensor(each.shape, stored.dtype)
+            yield each.name, Place(single, begin + each.begin, begin + each.end, each.rows)
+
+
+def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
+    """Where the tensors of a safetensors file begin, in bytes, and its header's entry of each.
+
+    Raises OSError, UnusableJson, ValueError, LookupError or TypeError.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        if not 2 <= header_bytes <= min(size - LENGTH_BYTES, MAX_JSON_BYTES):
+            raise UnusableJson(
+                f"its header should have {header_bytes} bytes, at byte 0, and the file has {size}"
+            )
+        try:
+            header = parse_json(stream.read(header_bytes))
+        except UnusableJson as error:
+            raise UnusableJson(f"its header, at byte {LENGTH_BYTES}: {error}") from None
+    header.pop("__metadata__", None)
+    start = LENGTH_BYTES + header_bytes
+    end = start + max(entry["data_offsets"][1] for entry in header.values())
+    if size != end:
+        raise UnusableJson(f"its tensors should end at byte {end}, and it ends at byte {size}")
+    return start, header
+
+
+def _place(name: str, entry: Any, start: int) -> Place:
+    """Raises ValueError, LookupError or TypeError when a header's entry makes no sense."""
+    shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"a tensor of {len(shape)} dimensions")
+    begin, end = map(index, entry["data_offsets"])
+    if not 0 <= begin <= end:
+        raise ValueError(f"{name[:100]}: a tensor from byte {begin} to {end}")
+    if dtype in DTYPE_BYTES and prod(shape) * DTYPE_BYTES[dtype] != end - begin:
+        raise ValueError(
+            f"{name[:100]}: {end - begin} bytes cannot be {dtype} of {list(shape)}, at byte "
+            f"{start + begin}"
+        )
+    return Place(StoredTensor(shape, dtype), start + begin, start + end)
+
+
+def read_headers(files: Sequence[Path], names: TensorNames) -> Tensors:
+    """All tensors in `files`. Raises StartupError."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        tensors.update(read_header(file, names))
+    return tensors
+
+
+def shape_faults(tensors: Tensors, config: ModelConfig) -> list[str]:
+    """Tensors the decoder needs that are missing or not of the shape config.json implies."""
+    num_layers = num_layers_in(tensors, config)
+    if config.num_layers > num_layers:
+        return [
+            f"num_hidden_layers={config.num_layers} in config.json, but the weights have only "
+            f"{num_layers} layers; get the model again."
+        ]
+    parts = [part for parts in weight_plan(config).values() for part in parts]
+    wanted = [each for part in parts for each in wants(part, config.quantisation, tensors) if each]
+    return tensor_faults(wanted, tensors)
+
+
+def tensor_faults(wanted: Sequence[Wanted], tensors: Tensors) -> list[str]:
+    """Those that are missing, or not of the shape or type that config.json implies."""
+    missing = [each.name for each in wanted if each.name not in tensors]
+    found = [(each, tensors[each.name]) for each in wanted if each.name in tensors]
+    misshapen = [
+        f"{each.name} is {list(stored.shape)} instead of {list(each.shapes[0])}"
+        for each, stored in found
+        if stored.shape not in each.shapes
+    ]
+    mistyped = [
+        f"{each.name} is {stored.dtype} instead of {' or '.join(each.dtypes)}"
+        for each, stored in found
+        if each.dtypes and stored.dtype not in each.dtypes
+    ]
+    faults = []
+    if missing:
+        faults.append(f"The weights lack {shown(missing)}; get the model again.")
+    if misshapen:
+        faults.append(
+            f"The weights do not fit config.json: {shown(misshapen)}; get the model again."
+        )
+    if mistyped:
+        faults.append(
+            "The weights are not as quantization_config in config.json says: "
+            f"{shown(mistyped)}; get the model again."
+        )
+    return faults
+
+
+def _file_names(folder: Path) -> list[str]:
+    index = folder / WEIGHTS_INDEX
+    if not index.exists():
+        return [WEIGHTS]
+    by_tensor = read_json(index).get("weight_map")
+    names = list(by_tensor.values()) if isinstance(by_tensor, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise StartupError([f"{index} names no weights; get the file again."])
+    return sorted(set(names))

@@ -1,0 +1,131 @@
+"""Tensors of GGUF files: to numbers, and where the formats allow, straight to the kernels' blocks.
+
+Q8_0, Q4_0, IQ4_NL and MXFP4 are groups of 32 with one scale, which is what the kernels have too:
+such weights move without being rounded again, to int4 those of Q4_0 alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, ReaderTensor
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inference_api.kernels.library import PackedWeight, UnusableWeight
+from inference_api.kernels.packing import GROUP
+from inference_api.loading.packing.blocks import (
+    INT4_OFFSET,
+    INT8_VALUES,
+    BlockTensor,
+    Scales,
+    Values,
+)
+
+ROWS_AT_A_TIME = 2048  # bounds the memory that conversion takes
+_Q8_0 = np.dtype([("scale", np.uint16), ("values", np.int8, (GROUP,))])
+# The low halves of all bytes come before the high ones.
+_Q4_0 = np.dtype([("scale", np.uint16), ("values", np.uint8, (GROUP // 2,))])
+_MXFP4 = np.dtype([("exponent", np.uint8), ("values", np.uint8, (GROUP // 2,))])
+_IQ4_NL_VALUES = np.array(gguf.quants.IQ4_NL.kvalues, np.int8)
+MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be integers
+MXFP4_BIAS = 128  # of exponents, for values that are doubled
+_HALF_EXPONENTS = (-24, 15)  # of the powers of two that half precision has
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor(BlockTensor):
+    """One tensor as it lies in the file. `data` is [rows, …] in the package's own form."""
+
+    kind: GGMLQuantizationType
+    data: NDArray[Any]
+
+    @staticmethod
+    def of(tensor: ReaderTensor) -> "GgufTensor":
+        return GgufTensor(tensor.tensor_type, tensor.data)
+
+    @staticmethod
+    def read(file: Path, tensor: ReaderTensor) -> "GgufTensor":
+        """A copy, which is there whatever becomes of the file. Raises OSError or ValueError."""
+        view = tensor.data
+        data = np.fromfile(file, view.dtype, view.size, offset=int(tensor.data_offset))
+        return GgufTensor(tensor.tensor_type, data.reshape(view.shape))
+
+    def reordered(self, order: Sequence[int]) -> "GgufTensor":
+        """Of every head the rows in this order."""
+        heads = self.data.reshape(-1, len(order), *self.data.shape[1:])
+        return GgufTensor(self.kind, heads[:, order].reshape(self.data.shape))
+
+    def numbers(self) -> Tensor:
+        """Returns [rows of all it stacks, columns]. Raises UnusableWeight."""
+        rows = GgufTensor(self.kind, self.data.reshape(-1, self.data.shape[-1]))
+        return torch.cat([numbers for _, numbers in rows._numbers()])
+
+    def _fits(self, packed: PackedWeight) -> bool:
+        match self.kind:
+            case GGMLQuantizationType.Q4_0:
+                return packed.bits in (8, 4)
+            case GGMLQuantizationType.Q8_0:
+                values = self.data.view(_Q8_0)["values"]
+                return packed.bits == 8 and bool((values >= INT8_VALUES[0]).all())
+            case GGMLQuantizationType.IQ4_NL:
+                return packed.bits == 8
+            case GGMLQuantizationType.MXFP4:
+                exponents = self.data.view(_MXFP4)["exponent"].astype(np.int16) - MXFP4_BIAS
+                least, largest = _HALF_EXPONENTS
+                is_half = (exponents >= least) & (exponents <= largest)
+                return packed.bits == 8 and bool(is_half.all())
+        return False
+
+    def _numbers(self) -> Iterator[tuple[int, Tensor]]:
+        for first in range(0, len(self.data), ROWS_AT_A_TIME):
+            rows = self.data[first : first + ROWS_AT_A_TIME]
+            numbers = gguf.quants.dequantize(rows, self.kind)
+            _check_finite(numbers)
+            yield first, torch.from_numpy(np.array(numbers, np.float32))
+
+    def _groups(self) -> Iterator[tuple[int, Values, Scales]]:
+        for first in range(0, len(self.data), ROWS_AT_A_TIME):
+            values, scales = _groups(self.kind, self.data[first : first + ROWS_AT_A_TIME])
+            _check_finite(scales.view(np.float16))
+            yield first, values, scales
+
+
+def joined(keys: GgufTensor, values: GgufTensor) -> Tensor:
+    """Returns [heads (unturned + value_dim), rank]: see `Halves`. Raises UnusableWeight."""
+    num_heads, value_dim = values.data.shape[:2]
+    of_keys = keys.numbers().view(num_heads, keys.data.shape[1], -1).transpose(1, 2)
+    of_values = values.numbers().view(num_heads, value_dim, -1)
+    return torch.cat((of_keys, of_values), 1).flatten(0, 1)
+
+
+def _check_finite(numbers: NDArray[Any]) -> None:
+    if not np.isfinite(numbers).all():
+        raise UnusableWeight("it has weights that are not finite")
+
+
+def _groups(kind: GGMLQuantizationType, data: NDArray[np.uint8]) -> tuple[Values, Scales]:
+    """Values [rows, groups, 32] and scales [rows, groups]."""
+    data = np.ascontiguousarray(data)
+    if kind == GGMLQuantizationType.Q8_0:
+        groups = data.view(_Q8_0)
+        return groups["values"], np.ascontiguousarray(groups["scale"])
+    if kind == GGMLQuantizationType.MXFP4:
+        groups = data.view(_MXFP4)
+        exponents = groups["exponent"].astype(np.int32) - MXFP4_BIAS
+        powers = np.ldexp(np.float32(1), exponents).astype(np.float16)
+        return MXFP4_VALUES[_halves(groups["values"])], powers.view(np.uint16)
+    groups = data.view(_Q4_0)
+    halves, scales = _halves(groups["values"]), np.ascontiguousarray(groups["scale"])
+    if kind == GGMLQuantizationType.IQ4_NL:
+        return _IQ4_NL_VALUES[halves], scales
+    return halves.view(np.int8) - np.int8(INT4_OFFSET), scales
+
+
+def _halves(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Of bytes [..., 16] the 32 halves."""
+    return np.concatenate((pairs & 0x0F, pairs >> 4), axis=-1)

@@ -1,0 +1,249 @@
+"""Converts the metadata of a GGUF file to the fields of a config.json."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.errors import StartupError
+from inference_api.loading.families.ropes import ORIGINAL_POSITIONS
+from inference_api.loading.families.windows import GLOBAL, LOCAL
+
+LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # of llama3's rope; GGUF files do not name them
+FACTOR_TOLERANCE = 1e-3
+
+Metadata = Mapping[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+Factors = Mapping[str, NDArray[np.float64]]
+
+ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
+    f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short")
+)
+_LAYERS_OF_27B = 62  # of Gemma 3's sizes the only one whose queries have a scale of their own
+
+
+def raw_config(
+    architecture: str, metadata: Metadata, shapes: Shapes, factors: Factors
+) -> dict[str, Any]:
+    """The keys that `read_config` asks for. `factors`: by how much each rotary pair is slowed, in
+    tensors of these names.
+
+    Raises StartupError when the rotary embedding is none that we have.
+    """
+
+    def value(key: str) -> Any:
+        return metadata.get(f"{architecture}.{key}")
+
+    kv_heads = value("attention.head_count_kv")
+    raw: dict[str, Any] = {
+        "model_type": _model_type(architecture, has_experts=bool(value("expert_count"))),
+        "vocab_size": shapes.get("token_embd.weight", (0,))[0],
+        "hidden_size": value("embedding_length"),
+        "num_hidden_layers": value("block_count") - (value("nextn_predict_layers") or 0),
+        "num_attention_heads": value("attention.head_count"),
+        "max_position_embeddings": value("context_length"),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        **_rope(value, factors, is_truncated=architecture != "gpt-oss"),
+    }
+    if architecture == "falcon":
+        return raw | {
+            "ffn_hidden_size": value("feed_forward_length"),
+            "num_kv_heads": kv_heads,
+            "layer_norm_epsilon": value("attention.layer_norm_epsilon"),
+            "new_decoder_architecture": kv_heads != 1,
+            "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in shapes else 1,
+        }
+    return raw | {
+        "intermediate_size": value("feed_forward_length"),
+        "num_key_value_heads": kv_heads,
+        "head_dim": value("attention.key_length"),
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "attention_bias": "blk.0.attn_output.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_down.bias" in shapes,
+        "attention_multiplier": value("attention.scale"),
+        "embedding_multiplier": value("embedding_scale"),
+        "residual_multiplier": value("residual_scale"),
+        "logits_scaling": value("logit_scale"),
+        "num_local_experts": value("expert_count"),
+        "num_experts_per_tok": value("expert_used_count"),
+        "moe_intermediate_size": value("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # of qwen3moe; there is no key for it
+        **_own_fields(architecture, value, shapes),
+    }
+
+
+def _model_type(architecture: str, has_experts: bool) -> str:
+    if architecture == "llama" and has_experts:
+        return "mixtral"
+    return _MODEL_TYPES.get(architecture, architecture)
+
+
+_MODEL_TYPES = {
+    "glm4moe": "glm4_moe",
+    "gpt-oss": "gpt_oss",
+    "qwen3moe": "qwen3_moe",
+}
+
+
+def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]:
+    """What some families have besides."""
+    if architecture == "gemma3":
+        return _gemma3(value)
+    if architecture == "gpt-oss":
+        return _gpt_oss(value)
+    if architecture == "deepseek2":
+        return _deepseek(value)
+    if architecture == "glm4":
+        return {"attention_bias": "blk.0.attn_q.bias" in shapes}
+    if architecture == "glm4moe":
+        return {
+            "attention_bias": "blk.0.attn_q.bias" in shapes,
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
+            **_deepseek_mixture(value, usual_gating=_SIGMOID),
+        }
+    if architecture in ("olmo2", "phi3"):
+        return {"sliding_window": value("attention.sliding_window")}
+    return {}
+
+
+def _gemma3(value: Any) -> dict[str, Any]:
+    pattern = value("attention.sliding_window_pattern")
+    is_by_layer = isinstance(pattern, list)
+    kinds = [LOCAL if is_local else GLOBAL for is_local in pattern] if is_by_layer else None
+    scalar = value("attention.key_length")
+    if value("block_count") == _LAYERS_OF_27B:
+        scalar = value("embedding_length") / value("attention.head_count")
+    return {
+        "model_type": "gemma3_text",
+        "sliding_window": value("attention.sliding_window"),
+        "sliding_window_pattern": None if is_by_layer else pattern,
+        "layer_types": kinds,
+        "query_pre_attn_scalar": scalar,
+        "rope_local_base_freq": value("rope.freq_base_swa"),
+        "final_logit_softcapping": value("final_logit_softcapping"),
+        "attn_logit_softcapping": value("attn_logit_softcapping"),
+    }
+
+
+def _gpt_oss(value: Any) -> dict[str, Any]:
+    return {
+        "intermediate_size": value("expert_feed_forward_length"),
+        "sliding_window": value("attention.sliding_window"),
+    }
+
+
+def _deepseek(value: Any) -> dict[str, Any]:
+    """Of latent attention. The lengths called MLA's are those of heads, where files have them:
+    the others are then those of what llama.cpp caches."""
+    rotary_dim = value("rope.dimension_count")
+    head_dim = value("attention.key_length_mla") or value("attention.key_length")
+    mixture = _deepseek_mixture(value, usual_gating=_SOFTMAX)
+    return {
+        **mixture,
+        "model_type": "deepseek_v3" if mixture["topk_method"] == "noaux_tc" else "deepseek_v2",
+        "partial_rotary_factor": None,
+        "qk_rope_head_dim": rotary_dim,
+        "qk_nope_head_dim": head_dim - rotary_dim,
+        "v_head_dim": value("attention.value_length_mla") or value("attention.value_length"),
+        "q_lora_rank": value("attention.q_lora_rank") or None,
+        "kv_lora_rank": value("attention.kv_lora_rank"),
+    }
+
+
+_SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
+
+
+def _deepseek_mixture(value: Any, usual_gating: int) -> dict[str, Any]:
+    """`usual_gating`: where files do not say it, as older ones do not."""
+    num_groups = value("expert_group_count") or 1
+    gating = value("expert_gating_func") or usual_gating
+    of_softmax = "greedy" if num_groups == 1 else "group_limited_greedy"
+    methods = {_SOFTMAX: of_softmax, _SIGMOID: "noaux_tc"}
+    return {
+        "topk_method": methods.get(gating, f"expert_gating_func {gating}"),
+        "n_group": num_groups,
+        "topk_group": value("expert_group_used_count") or 1,
+        "n_routed_experts": value("expert_count"),
+        "n_shared_experts": value("expert_shared_count") or 0,
+        "first_k_dense_replace": value("leading_dense_block_count") or 0,
+        "routed_scaling_factor": value("expert_weights_scale") or 1.0,
+        "norm_topk_prob": bool(value("expert_weights_norm")),
+    }
+
+
+def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
+    """`is_truncated`: whether yarn's bounds are in whole pairs; there is no key for it."""
+    theta = value("rope.freq_base")
+    turned, head_dim = value("rope.dimension_count"), value("attention.key_length")
+    if head_dim is None and value("attention.head_count"):
+        head_dim = value("embedding_length") // value("attention.head_count")
+    partial = turned / head_dim if turned and head_dim else None
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    kind = value("rope.scaling.type")
+    if kind not in (None, "none"):
+        scaling = {
+            "rope_type": kind,
+            "factor": value("rope.scaling.factor"),
+            "beta_fast": value("rope.scaling.yarn_beta_fast"),
+            "beta_slow": value("rope.scaling.yarn_beta_slow"),
+            "truncate": is_truncated,
+            **_magnitudes(value("rope.scaling.yarn_log_multiplier")),
+        }
+    if ROPE_FACTORS in factors:
+        scaling = llama3_rope(factors[ROPE_FACTORS], float(theta or 10_000.0))
+    elif LONG_FACTORS in factors or SHORT_FACTORS in factors:
+        scaling = {
+            "rope_type": "longrope",
+            "long_factor": factors.get(LONG_FACTORS, np.empty(0)).tolist(),
+            "short_factor": factors.get(SHORT_FACTORS, np.empty(0)).tolist(),
+            "attention_factor": value("rope.scaling.attn_factor"),
+        }
+    context = scaling.get(ORIGINAL_POSITIONS, value("rope.scaling.original_context_length"))
+    return {
+        "rope_theta": theta,
+        "partial_rotary_factor": partial,
+        "rope_scaling": scaling,
+        ORIGINAL_POSITIONS: context,
+    }
+
+
+def _magnitudes(log_multiplier: float | None) -> dict[str, Any]:
+    """Of DeepSeek's yarn: what is turned keeps its size, scores do not."""
+    share = 10 * (log_multiplier or 0)
+    return {"mscale": share, "mscale_all_dim": share} if share else {}
+
+
+def llama3_rope(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:
+    """The llama3 scaling that these factors came of. Raises StartupError when none did.
+
+    Between the pairs that keep their frequency and those that are slowed by the whole factor, the
+    share that is kept grows linearly with the turns over the original context (see `rope`): one
+    such pair gives the context away, and all the others then have to fit.
+    """
+    factor = float(factors.max())
+    base = theta ** -(np.arange(len(factors)) / len(factors))
+    between = np.flatnonzero((factors > 1 + FACTOR_TOLERANCE) & (factors < factor * 0.99))
+    if factor > 1 and len(between):
+        pair = between[0]
+        kept = (1 / factors[pair] - 1 / factor) / (1 - 1 / factor)
+        turns = LOW_FREQ_FACTOR + kept * (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)
+        context = round(turns * 2 * math.pi / base[pair])
+        all_turns = context * base / (2 * math.pi)
+        shares = (all_turns - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)
+        shares = np.clip(shares, 0, 1)
+        if np.allclose(1 / (shares + (1 - shares) / factor), factors, rtol=FACTOR_TOLERANCE):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": LOW_FREQ_FACTOR,
+                "high_freq_factor": HIGH_FREQ_FACTOR,
+                "original_max_position_embeddings": context,
+            }
+    raise StartupError(
+        [
+            "The GGUF file's rope_freqs.weight is no llama3 scaling; choose the model's "
+            "safetensors or another model."
+        ]
+    )

@@ -1,0 +1,338 @@
+"""A GGUF file: its configuration, its tokenizer's metadata and where its tensors lie.
+
+The `gguf` package reads the container through a memory map. Everything it says is checked before it
+is believed: what is damaged, or not understood to the last tensor, is refused. Loads no torch.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
+
+from inference_api.errors import StartupError
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.families.read import read_config
+from inference_api.loading.gguf import tokenizer as gguf_tokenizer
+from inference_api.loading.gguf.config import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    raw_config,
+)
+from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, halves_of
+from inference_api.loading.layout import StoredTensor, Tensors, shown, weight_plan
+from inference_api.loading.stacks import of_expert
+
+SUFFIX = ".gguf"
+MAX_VALUES = 4_000_000  # of metadata's lists; vocabularies and merges have some 100,000
+MAX_TEXT_BYTES = 64 * 1024**2  # of one value of metadata
+MAX_ENTRIES = 100_000  # of metadata, and tensors
+ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
+EMBEDDING = "token_embd.weight"
+# Of the kernels' blocks that hold what these types store, unchanged; see `gguf_blocks`.
+BLOCK_BITS: Mapping[GGMLQuantizationType, Literal[8, 4]] = {
+    GGMLQuantizationType.Q8_0: 8,
+    GGMLQuantizationType.IQ4_NL: 8,
+    GGMLQuantizationType.Q4_0: 4,
+}
+LAYER = re.compile(r"blk\.(\d{1,9})\.")
+PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
+MAX_PARTS = 65_535  # of a model: their number has 16 bits
+
+# What the package turns back into numbers.
+TYPES = frozenset(
+    GGMLQuantizationType[name]
+    for name in (
+        *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "NVFP4"),
+        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M"),
+        *("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+    )
+)
+
+
+class Halves(NamedTuple):
+    """What makes keys and values of DeepSeek's latents, in the two tensors of newer files."""
+
+    keys: ReaderTensor  # [heads, rank, what is not turned of a key]
+    values: ReaderTensor  # [heads, value_dim, rank]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """The contents of a file. `tensors` are views of it, by the names of `weight_plan`."""
+
+    architecture: str
+    config: ModelConfig
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, ReaderTensor]
+    halves: Mapping[str, Halves]
+
+    @property
+    def stored(self) -> Tensors:
+        whole = {
+            name: StoredTensor(_shape(tensor), tensor.tensor_type.name)
+            for name, tensor in self.tensors.items()
+        }
+        return whole | {name: _stored(halves) for name, halves in self.halves.items()}
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == SUFFIX
+
+
+def read_gguf(path: Path) -> GgufModel:
+    """Raises StartupError when the file is damaged or no model that can be served.
+
+    Kept for as long as the file stays as it is: some of its lists take a second to read.
+    """
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise StartupError([f"{path} cannot be read ({error}); correct MODEL."]) from None
+    return _read(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
+    try:
+        reader = _Reader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+        _check_whole(path, metadata)
+        _check_extent(reader, size)
+    except _Unreadable as error:
+        raise StartupError([f"{path}: {error}."]) from None
+    except Exception as error:  # of numpy, struct and codecs: whatever bytes lead the package to
+        raise StartupError(
+            [f"{path} is damaged or incomplete ({type(error).__name__}: {error}); get it again."]
+        ) from None
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    architecture = str(metadata.get("general.architecture"))
+    if architecture not in ARCHITECTURES.values():
+        raise StartupError(
+            [
+                f"{path} has the architecture {architecture!r}, which is not supported; choose a "
+                f"model of one of these: {', '.join(sorted(set(ARCHITECTURES.values())))}."
+            ]
+        )
+    config = _config(path, architecture, metadata, tensors)
+    names = gguf_names(architecture, config)
+    halves = _halves(names, tensors)
+    _check_tensors(path, config, _wanted(config, names, halves), tensors)
+    whole = {
+        ours: _single(ours, tensors[theirs]) for ours, theirs in names.items() if ours not in halves
+    }
+    return GgufModel(architecture, config, metadata, whole, halves)
+
+
+class _Unreadable(Exception):
+    """A fault of a file, in words of our own."""
+
+
+class _Reader(GGUFReader):
+    """The package's reader, which trusts what it reads a little less."""
+
+    _num_values = 0  # of the lists read so far
+
+    def _get_str(self, offset: int) -> Any:
+        num_bytes = int(self._get(offset, np.uint64)[0])
+        if num_bytes > MAX_TEXT_BYTES:
+            raise ValueError(f"a text of {num_bytes} bytes")
+        return super()._get_str(offset)
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == GGUFValueType.ARRAY:
+            if self._get(orig_offs, np.uint32)[0] == GGUFValueType.ARRAY:
+                raise ValueError("a list of lists")
+            length = int(self._get(orig_offs + 4, np.uint64)[0])
+            self._num_values += length
+            if self._num_values > MAX_VALUES:
+                raise ValueError(f"a list of {length} values")
+        return super()._get_field_parts(orig_offs, raw_type)
+
+    def _build_fields(self, offs: int, count: int) -> int:
+        if count > MAX_ENTRIES:
+            raise ValueError(f"{count} entries of metadata")
+        return super()._build_fields(offs, count)
+
+    def _build_tensor_info(self, offs: int, count: int) -> tuple[int, list[ReaderField]]:
+        if count > MAX_ENTRIES:
+            raise ValueError(f"{count} tensors")
+        return super()._build_tensor_info(offs, count)
+
+    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
+        for field in fields:
+            number = int(field.parts[4][0])
+            if number not in TYPES:
+                known = {int(kind): kind.name for kind in GGMLQuantizationType}
+                names = ", ".join(kind.name for kind in sorted(TYPES))
+                raise _Unreadable(
+                    f"tensor {field.name} has quantisation type {known.get(number, number)}, which "
+                    f"is none of {names}; choose a file of one of these types"
+                )
+        super()._build_tensors(start_offs, fields)
+
+
+def _check_extent(reader: GGUFReader, size: int) -> None:
+    """Tensors must follow each other to the end of the file, without gaps and overlaps."""
+    expected = reader.data_offset
+    end = expected
+    for tensor in reader.tensors:
+        if tensor.data_offset != expected:
+            raise _Unreadable(
+                f"tensor {tensor.name} begins at byte {tensor.data_offset} instead of {expected}; "
+                "the file is damaged, get it again"
+            )
+        end = expected + tensor.n_bytes
+        expected = -(-end // int(reader.alignment)) * int(reader.alignment)
+    if not end <= size <= expected:
+        raise _Unreadable(
+            f"it has {size} bytes, its tensors end at {end}; the file is damaged, get it again"
+        )
+
+
+def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Refuses a part of a model that was split over several files, and says what is to be done."""
+    index, count = metadata.get("split.no", 0), metadata.get("split.count", 1)
+    if count in (0, 1):  # 0: of parts that were merged
+        return
+    if not (isinstance(count, int) and isinstance(index, int) and 0 <= index < count <= MAX_PARTS):
+        raise _Unreadable(f"it says split.no={index!r} and split.count={count!r}; get it again")
+    named = PART.fullmatch(path.name)
+    model = named["model"] if named else path.stem
+    names = [f"{model}-{part:05}-of-{count:05}{SUFFIX}" for part in range(1, count + 1)]
+    part = f"part {index + 1} of {count} of a model"
+    if path.name != names[index]:
+        raise _Unreadable(f"split.no and split.count say {part}; name it {names[index]}")
+    missing = [name for name in names if not path.with_name(name).is_file()]
+    lacking = f"it needs {shown(missing)} beside it: get what is missing, then " if missing else ""
+    raise _Unreadable(
+        f"it is {part}; {lacking}merge all parts by `llama-gguf-split --merge {names[0]} "
+        f"{model}{SUFFIX}` and give that file"
+    )
+
+
+def _config(
+    path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor]
+) -> ModelConfig:
+    num_layers = 1 + max(map(_layer, tensors), default=-1)
+    factors = {
+        name: np.asarray(tensors[name].data, np.float64) for name in ROPE_TENSORS if name in tensors
+    }
+    shapes = {name: _shape(tensor) for name, tensor in tensors.items()}
+    try:
+        raw = raw_config(architecture, metadata, shapes, factors)
+        raw["eos_token_id"] = gguf_tokenizer.eos_token_ids(metadata)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise StartupError(
+            [f"{path} has metadata of the wrong type ({error}); get the file again."]
+        ) from None
+    if not raw["num_hidden_layers"] <= num_layers <= metadata[f"{architecture}.block_count"]:
+        raise StartupError(
+            [
+                f"{path}: {architecture}.block_count={metadata[f'{architecture}.block_count']!r}, "
+                f"but its tensors make {num_layers} layers; get the file again."
+            ]
+        )
+    try:
+        config = read_config(raw)
+    except StartupError as error:
+        faults = [fault.replace("config.json", path.name) for fault in error.faults]
+        raise StartupError(faults) from None
+    embedding = tensors.get(EMBEDDING)
+    bits = None if embedding is None else BLOCK_BITS.get(embedding.tensor_type)
+    return replace(config, embedding_bits=bits)
+
+
+def _halves(names: Mapping[str, str], tensors: Mapping[str, ReaderTensor]) -> dict[str, Halves]:
+    """What the file has in two tensors, by our name of the one."""
+    split = {ours: halves_of(theirs) for ours, theirs in names.items() if theirs not in tensors}
+    return {
+        ours: Halves(*(tensors[name] for name in theirs))
+        for ours, theirs in split.items()
+        if theirs and tensors.keys() >= {*theirs}
+    }
+
+
+def _wanted(
+    config: ModelConfig, names: Mapping[str, str], halves: Mapping[str, Halves]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of all that the decoder needs, by the file's names."""
+    stack = () if config.mixture is None else (config.mixture.num_experts,)
+    wanted: dict[str, tuple[int, ...]] = {}
+    for part in (part for parts in weight_plan(config).values() for part in parts):
+        if part.name in halves:
+            rank, unturned = part.shape[-1], config.head_dim - config.rotary_dim
+            keys, values = halves[part.name]
+            wanted[keys.name] = (config.num_heads, rank, unturned)
+            wanted[values.name] = (config.num_heads, config.value_dim, rank)
+        else:
+            is_single = of_expert(part.name) is None
+            wanted[names[part.name]] = part.shape if is_single else stack + part.shape
+    return wanted
+
+
+def _check_tensors(
+    path: Path,
+    config: ModelConfig,
+    wanted: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, ReaderTensor],
+) -> None:
+    """All that is wanted, in its shape, and nothing else: a tensor that would not be used means a
+    model that is not understood. Layers after the last predict further tokens, and are left out."""
+    missing = [name for name in wanted if name not in tensors]
+    misshapen = [
+        f"{name} is {list(_shape(tensors[name]))} instead of {list(shape)}"
+        for name, shape in wanted.items()
+        if name in tensors and _shape(tensors[name]) != shape
+    ]
+    further = {name for name in tensors if _layer(name) >= config.num_layers}
+    unknown = sorted(tensors.keys() - wanted.keys() - ROPE_TENSORS - further)
+    faults = []
+    if missing:
+        faults.append(f"{path} lacks the tensors {shown(missing)}; get the file again.")
+    if misshapen:
+        faults.append(f"{path} has tensors that do not fit: {shown(misshapen)}; get it again.")
+    if unknown:
+        faults.append(
+            f"{path} has tensors that its architecture should not have: {shown(unknown)}; choose "
+            "the model's safetensors or another model."
+        )
+    if faults:
+        raise StartupError(faults)
+
+
+def _layer(name: str) -> int:
+    """The layer of a tensor, -1 when it is of none."""
+    found = LAYER.match(name)
+    return int(found[1]) if found else -1
+
+
+def _single(name: str, tensor: ReaderTensor) -> ReaderTensor:
+    """Of a stack of experts' tensors, the part that has our name."""
+    found = of_expert(name)
+    if found is None:
+        return tensor
+    num_experts = int(tensor.shape[-1])
+    num_bytes = tensor.n_bytes // num_experts
+    return tensor._replace(
+        shape=tensor.shape[:-1],
+        n_elements=tensor.n_elements // num_experts,
+        n_bytes=num_bytes,
+        data_offset=tensor.data_offset + found.expert * num_bytes,
+        data=tensor.data[found.expert],
+    )
+
+
+def _stored(halves: Halves) -> StoredTensor:
+    num_heads, value_dim, rank = _shape(halves.values)
+    unturned = int(halves.keys.shape[0])
+    return StoredTensor((num_heads * (unturned + value_dim), rank), halves.values.tensor_type.name)
+
+
+def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
+    return tuple(int(size) for size in reversed(tensor.shape))

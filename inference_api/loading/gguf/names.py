@@ -1,0 +1,70 @@
+"""GGUF's names of architectures and tensors, by Hugging Face's."""
+
+from collections.abc import Sequence
+
+import gguf
+
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.layout import Part, rotary_order, weight_plan
+from inference_api.loading.stacks import of_expert
+
+# By `model_type` of a config.json. GGUF has no word for Mistral: its tensors are Llama's.
+ARCHITECTURES = {
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "falcon": "falcon",
+    "gemma3": "gemma3",
+    "gemma3_text": "gemma3",
+    "glm4": "glm4",
+    "glm4_moe": "glm4moe",
+    "gpt_oss": "gpt-oss",
+    "granite": "granite",
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "smollm3": "smollm3",
+}
+_INTERLEAVED = ("glm4", "granite", "llama", "smollm3")
+_SUFFIXES = (".weight", ".bias")
+_SELECTION_BIAS = "e_score_correction"
+_BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+
+
+def gguf_names(architecture: str, config: ModelConfig) -> dict[str, str]:
+    """Returns GGUF's names of the tensors of `weight_plan`, by their names there. Those of all
+    experts of a layer share one: see `stacks`."""
+    known = gguf.get_tensor_name_map(_BY_VALUE[architecture], config.num_layers)
+    parts = [part for parts in weight_plan(config).values() for part in parts]
+    names = {}
+    for part in parts:
+        single = of_expert(part.name)
+        name = part.name if single is None else single.stack
+        name = name.replace(f"{_SELECTION_BIAS}_bias", f"{_SELECTION_BIAS}.bias")
+        theirs = known.get_name(name, try_suffixes=_SUFFIXES) or part.name
+        names[part.name] = theirs if theirs.endswith(_SUFFIXES) else f"{theirs}{_SUFFIXES[0]}"
+    return names
+
+
+def halves_of(name: str) -> tuple[str, ...]:
+    """The two names of what newer files have instead of this tensor of GGUF's; none for most."""
+    keys_and_values = ".attn_kv_b."
+    if keys_and_values not in name:
+        return ()
+    return tuple(name.replace(keys_and_values, f".attn_{half}_b.") for half in "kv")
+
+
+def row_order(architecture: str, part: Part, config: ModelConfig) -> Sequence[int]:
+    """Of the rows of a head in GGUF, the one that each of ours is; empty where they are the same.
+
+    Our rotary pairs are half a head apart, as Hugging Face mostly stores them (see `rope`), and
+    those of some architectures lie side by side.
+    """
+    if architecture == "deepseek2":
+        return part.head_order  # as in its safetensors
+    is_turned = ".q_proj." in part.name or ".k_proj." in part.name
+    return rotary_order(config) if architecture in _INTERLEAVED and is_turned else ()

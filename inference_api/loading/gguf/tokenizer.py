@@ -1,0 +1,294 @@
+"""The tokenizer in a GGUF file's metadata, as the tokenizers library describes one in JSON.
+
+Two kinds are read: byte-level BPE ("gpt2"), whose way of cutting text into words GGUF gives a name,
+and SentencePiece's BPE ("llama"), whose merges follow from the scores of its pieces. Pure data: no
+torch, no transformers.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from inference_api.errors import StartupError
+from inference_api.loading.end_tokens import known_ends
+
+Json = dict[str, Any]
+Metadata = Mapping[str, Any]
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # GGUF's types of tokens
+SPACE = "▁"  # what SentencePiece writes for a space
+MAX_PIECE_CHARACTERS = 256  # of SentencePiece, which learns up to 16: each is cut everywhere
+
+_BYTES: Json = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+_BYTES_OF_PIECES: Json = {**_BYTES, "use_regex": False}
+_DIGITS: Json = {"type": "Digits", "individual_digits": True}
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _split(pattern: str) -> Json:
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+def _sequence(*steps: Json) -> Json:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+def _words_and_numbers(digits: str) -> Json:
+    """The pattern of GPT-4 and its descendants, which differ in how many digits stay together."""
+    pattern = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|{_REST}"
+    return _sequence(_split(pattern), _BYTES_OF_PIECES)
+
+
+_MARK = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
+_CASED_WORDS = (  # GPT-4o's: a word ends where capitals begin, and has its contraction with it
+    rf"{_MARK}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_MARK}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# Of the first DeepSeeks: capital and small letters, as Unicode had them then.
+_CASED = (
+    "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 "
+    "388-38a 38c 38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba "
+    "1cbd-1cbf 1d00-1d2b 1d6b-1d77 1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 "
+    "1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc 1fd0-1fd3 1fd6-1fdb "
+    "1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2102 2107 210a-2113 2115 2119-211d 2124 2126 2128 212a-212d "
+    "212f-2134 2139 213c-213f 2145-2149 214e 2183 2184 2c00-2c7b 2c7e-2ce4 2ceb-2cee 2cf2 2cf3 "
+    "a640-a66d a680-a69b a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a "
+    "ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943"
+)
+_MARKS = "21-2f 3a-7e ff01-ff0f ff1a-ff5e 2018-201f 3000-3002"
+_ASIAN = "4e00-9fa5 800-4e00 ac00-d7ff"
+_CHINESE_AND_JAPANESE = "4e00-9fa5 3040-309f 30a0-30ff"
+
+
+def _class(ranges: str) -> str:
+    """A class of characters, from hexadecimal code points."""
+    return (
+        "["
+        + re.sub(r"[0-9a-f]+", lambda found: rf"\x{{{found[0]}}}", ranges).replace(" ", "")
+        + "]"
+    )
+
+
+# By the value of tokenizer.ggml.pre.
+PRE_TOKENIZERS: dict[str, Json] = {
+    "gpt-2": _BYTES,
+    "smollm": _sequence(_DIGITS, _BYTES),
+    "starcoder": _sequence(_DIGITS, _BYTES),
+    "refact": _sequence(_DIGITS, _BYTES),
+    "llama-bpe": _words_and_numbers("{1,3}"),
+    "dbrx": _words_and_numbers("{1,3}"),
+    "smaug-bpe": _words_and_numbers("{1,3}"),
+    "chatglm-bpe": _words_and_numbers("{1,3}"),
+    "glm4": _words_and_numbers("{1,3}"),
+    "gpt-4o": _sequence(_split(_CASED_WORDS), _BYTES_OF_PIECES),
+    "qwen2": _words_and_numbers(""),
+    "deepseek-llm": _sequence(
+        _split(r"[\r\n]"),
+        _split(rf"\s?{_class(_CASED)}+"),
+        _split(rf"\s?{_class(_MARKS)}+"),
+        _split(r"\s+$"),
+        _split(f"{_class(_ASIAN)}+"),
+        _DIGITS,
+        _BYTES_OF_PIECES,
+    ),
+    "deepseek-v3": _sequence(
+        _split(r"\p{N}{1,3}"),
+        _split(f"{_class(_CHINESE_AND_JAPANESE)}+"),
+        _split(
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+            r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+        ),
+        _BYTES_OF_PIECES,
+    ),
+    "falcon": _sequence(
+        {"type": "Punctuation", "behavior": "Contiguous"},
+        _BYTES,
+        {"type": "Digits", "individual_digits": False},
+        _split("[0-9][0-9][0-9]"),
+    ),
+}
+_WHOLE_WORDS_FIRST = ("llama-bpe",)  # a word that is a token needs no merges
+_COMPOSED = ("qwen2",)  # characters are composed (NFC) first
+
+
+def vocabulary(metadata: Metadata) -> dict[str, int]:
+    """Ids by token. Raises StartupError when the file has no tokenizer that we can read."""
+    _check(metadata)
+    return {token: number for number, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+
+
+def eos_token_ids(metadata: Metadata) -> list[int]:
+    """Every token that the file says an answer, a turn or a message ends with, and the control
+    tokens that are known to. Raises TypeError when the vocabulary is none."""
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    named = [metadata[key] for key in keys if isinstance(metadata.get(key), int)]
+    lists = (metadata.get(f"tokenizer.ggml.{name}") or () for name in ("tokens", "token_type"))
+    numbered = enumerate(zip(*lists, strict=False))
+    control = {token: number for number, (token, kind) in numbered if kind == CONTROL}
+    return [*named, *known_ends(control)]
+
+
+def special_token(metadata: Metadata, name: str) -> str | None:
+    """The text of the token called "bos", "eos" or "unknown", if the file has one."""
+    number = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    return tokens[number] if isinstance(number, int) and 0 <= number < len(tokens) else None
+
+
+def tokenizer_json(metadata: Metadata) -> Json:
+    """Returns the contents of a tokenizer.json. Raises StartupError."""
+    vocab = vocabulary(metadata)
+    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(vocab)
+    is_byte_level = metadata["tokenizer.ggml.model"] == "gpt2"
+    describe = _byte_level if is_byte_level else _sentence_pieces
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            _added(token, number, is_special=types[number] != USER_DEFINED)
+            for token, number in vocab.items()
+            if types[number] in (CONTROL, UNKNOWN, USER_DEFINED)
+        ],
+        "post_processor": _post_processor(metadata, is_byte_level),
+        **describe(metadata, vocab),
+    }
+
+
+def _check(metadata: Metadata) -> None:
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    tokens: Any = metadata.get("tokenizer.ggml.tokens")
+    types: Any = metadata.get("tokenizer.ggml.token_type")
+    scores: Any = metadata.get("tokenizer.ggml.scores")
+    fault = None
+    if kind not in ("gpt2", "llama"):
+        fault = f"tokenizer.ggml.model={kind!r} is neither 'gpt2' nor 'llama'"
+    elif kind == "gpt2" and not (isinstance(pre, str) and pre in PRE_TOKENIZERS):
+        fault = f"tokenizer.ggml.pre={pre!r} is none of {', '.join(PRE_TOKENIZERS)}"
+    elif not _are(tokens, str) or len(set(tokens)) != len(tokens):
+        fault = "tokenizer.ggml.tokens is no list of different tokens"
+    elif kind == "gpt2" and not _are(metadata.get("tokenizer.ggml.merges"), str):
+        fault = "tokenizer.ggml.merges is no list of merges"
+    elif kind == "llama" and not (_are(scores, float) and len(scores) == len(tokens)):
+        fault = "tokenizer.ggml.scores has not one score for each token"
+    elif kind == "llama" and max(map(len, tokens), default=0) > MAX_PIECE_CHARACTERS:
+        fault = f"tokenizer.ggml.tokens has one of more than {MAX_PIECE_CHARACTERS} characters"
+    elif types is not None and (not _are(types, int) or len(types) != len(tokens)):
+        fault = "tokenizer.ggml.token_type has not one type for each token"
+    if fault is not None:
+        raise StartupError(
+            [
+                f"The GGUF file has no tokenizer that can be read: {fault}; choose another file or "
+                "the model's safetensors."
+            ]
+        )
+
+
+def _are(values: object, kind: type) -> bool:
+    return isinstance(values, list) and all(isinstance(value, kind) for value in values)
+
+
+def _byte_level(metadata: Metadata, vocab: dict[str, int]) -> Json:
+    pre = metadata["tokenizer.ggml.pre"]
+    merges = [merge.split(" ", 1) for merge in metadata["tokenizer.ggml.merges"]]
+    known = [
+        merge for merge in merges if len(merge) == 2 and {*merge, "".join(merge)} <= vocab.keys()
+    ]
+    return {
+        "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
+        "pre_tokenizer": PRE_TOKENIZERS[pre],
+        "decoder": {**_BYTES, "add_prefix_space": True},
+        "model": _bpe(vocab, known, ignore_merges=pre in _WHOLE_WORDS_FIRST),
+    }
+
+
+def _sentence_pieces(metadata: Metadata, vocab: dict[str, int]) -> Json:
+    scores = metadata["tokenizer.ggml.scores"]
+    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    prefix: list[Json] = [{"type": "Prepend", "prepend": SPACE}] if has_prefix else []
+    spaces: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    back: Json = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    strip: list[Json] = (
+        [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
+    )
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
+        },
+        "model": _bpe(
+            vocab,
+            list(merges_from_scores(_text_pieces(metadata, vocab), scores)),
+            unk_token=special_token(metadata, "unknown"),
+            fuse_unk=True,
+            byte_fallback=True,
+        ),
+    }
+
+
+def _text_pieces(metadata: Metadata, vocab: dict[str, int]) -> dict[str, int]:
+    """Without the tokens that SentencePiece never makes of text, whatever the text says."""
+    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(vocab)
+    return {
+        token: number for token, number in vocab.items() if types[number] in (NORMAL, USER_DEFINED)
+    }
+
+
+def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> Iterator[list[str]]:
+    """SentencePiece joins the two neighbours whose union has the best score, so the merges are all
+    ways to cut a piece into two others, the best pieces first."""
+    pieces = sorted(vocab, key=lambda piece: (-scores[vocab[piece]], vocab[piece]))
+    for piece in pieces:
+        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        known = [cut for cut in cuts if cut[0] in vocab and cut[1] in vocab]
+        for left, right in sorted(known, key=lambda cut: (vocab[cut[0]], vocab[cut[1]])):
+            yield [left, right]
+
+
+def _bpe(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> Json:
+    return {"type": "BPE", "vocab": vocab, "merges": merges, **options}
+
+
+def _added(token: str, number: int, is_special: bool) -> Json:
+    return {
+        "id": number,
+        "content": token,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": is_special,
+    }
+
+
+def _post_processor(metadata: Metadata, is_byte_level: bool) -> Json | None:
+    """Puts BOS before a prompt; SentencePiece models expect it unless they say otherwise."""
+    bos = special_token(metadata, "bos")
+    if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", not is_byte_level):
+        return None
+    first: list[Json] = [
+        {"SpecialToken": {"id": bos, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    number = metadata["tokenizer.ggml.bos_token_id"]
+    return {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": [*first, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {bos: {"id": bos, "ids": [number], "tokens": [bos]}},
+    }

@@ -1,0 +1,39 @@
+"""Where a model's Medusa heads are, and how large. Loads no torch."""
+
+from pathlib import Path
+
+from inference_api.errors import StartupError
+from inference_api.loading.hub import fetch, is_hub_id
+
+FOLDER = "medusa"  # inside a model's
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+CONFIG = "config.json"
+
+
+def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
+    """Returns the folder that MEDUSA_HEADS names, or the model's own; None where it has none.
+
+    Raises StartupError when there is no such folder.
+    """
+    if medusa_heads is None:
+        own = model_dir / FOLDER
+        return own if heads_file(own) is not None else None
+    folder = Path(medusa_heads).expanduser()
+    if folder.is_dir():
+        return folder
+    if is_hub_id(medusa_heads):
+        return fetch(medusa_heads, [CONFIG, *FILES], setting="MEDUSA_HEADS")
+    raise StartupError(
+        [f"MEDUSA_HEADS={medusa_heads} is no folder here and no name on the hub; correct it."]
+    )
+
+
+def heads_bytes(folder: Path) -> int:
+    """At least the memory that heads take: that of their file, whose weights are packed."""
+    file = heads_file(folder)
+    return 0 if file is None else file.stat().st_size
+
+
+def heads_file(folder: Path) -> Path | None:
+    """Returns the file with the heads' weights; None where the folder has none."""
+    return next((folder / name for name in FILES if (folder / name).is_file()), None)

@@ -1,0 +1,59 @@
+"""Models on the Hugging Face hub. Downloads go to the hub's own cache (HF_HOME). Loads no torch."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from inference_api.errors import StartupError
+from inference_api.loading.layout import StoredTensor, Tensors, name_of_text_model
+
+DESCRIPTION_FILES = ["*.json", "*.jinja"]  # configuration and tokenizer: small
+WEIGHT_FILES = ["*.safetensors"]
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether `model` could be the name of a model on the hub: owner/name."""
+    return HUB_ID.fullmatch(model) is not None
+
+
+def fetch(model: str, patterns: Sequence[str], setting: str = "MODEL") -> Path:
+    """The folder of a hub model, downloaded unless the cache has it: the files that match.
+
+    Raises StartupError, which names the setting that has `model`.
+    """
+    from huggingface_hub import snapshot_download
+
+    with _faults_named(model, setting):
+        return Path(snapshot_download(model, allow_patterns=[*patterns]))
+
+
+def stored_tensors(model: str) -> Tensors:
+    """A hub model's tensors, by fetching only the headers of its files.
+
+    Raises StartupError.
+    """
+    from huggingface_hub import get_safetensors_metadata
+
+    with _faults_named(model):
+        files = get_safetensors_metadata(model).files_metadata.values()
+    return {
+        name_of_text_model(name): StoredTensor(tuple(tensor.shape), tensor.dtype)
+        for file in files
+        for name, tensor in file.tensors.items()
+    }
+
+
+@contextmanager
+def _faults_named(model: str, setting: str = "MODEL") -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of many libraries: the network's, the hub's, the disk's
+        reason = str(error).strip().split("\n")[0]
+        raise StartupError(
+            [
+                f"{setting}={model} is no folder here and cannot be fetched from the hub "
+                f"({reason}); correct it, or set HF_TOKEN if the model is gated."
+            ]
+        ) from error

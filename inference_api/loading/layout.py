@@ -1,0 +1,342 @@
+"""The layout of parameters: the checkpoint tensors that make up each. Loads no torch.
+
+Query, key and value projections are one parameter here, and so are the gate and up projections
+of an MLP: one matrix product instead of three or two. A parameter's parts are stacked by rows.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import NamedTuple
+
+from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits, packed_bytes
+from inference_api.loading.config import (
+    LatentConfig,
+    MixtureConfig,
+    ModelConfig,
+)
+from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, SCHEMES, Names
+
+EMBEDDING, HEAD = "embedding", "head"
+ROUTER = ".router"
+NAMES_SHOWN = 5
+VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # of an element
+_FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # by the bytes of a dtype
+
+
+class StoredTensor(NamedTuple):
+    """A tensor as a file has it; `dtype` is what safetensors and GGUF call it: F32, BF16, Q8_0 …"""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+Tensors = Mapping[str, StoredTensor]  # by name
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a checkpoint. Where it is not as ours is, that holds for safetensors only.
+
+    `is_grouped_qkv`: its rows hold, for each key-value head in turn, that head's queries, key
+    and value (all of Falcon's fused layouts are this one, with 1, some or all heads as groups);
+    ours are all queries, then all keys, then all values. `head_order`: of the rows of a head, the
+    one there that each of ours is; see `rotary_order`. `offset`: ours are so much more.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    is_grouped_qkv: bool = False
+    head_order: Sequence[int] = ()
+    offset: float = 0.0
+
+
+Plan = dict[str, tuple[Part, ...]]  # parts by parameter name
+
+
+class Form(NamedTuple):
+    """How a parameter lies in memory: packed in `bits`, or as a tensor."""
+
+    shape: tuple[int, ...]
+    bits: Bits | None
+    element_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        if self.bits is None:
+            return prod(self.shape) * self.element_bytes
+        outputs, inputs = self.shape
+        return packed_bytes(self.bits, outputs, inputs)
+
+
+def name_of_text_model(name: str) -> str:
+    """What a tensor of a model that sees too is called where there is its text model alone."""
+    inner = name.removeprefix("language_model.")
+    return inner if inner != name else name.replace("model.language_model.", "model.", 1)
+
+
+def weight_plan(config: ModelConfig) -> Plan:
+    """Every parameter of the decoder and the checkpoint tensors it is made of.
+
+    Layers are counted from the first that this process has.
+    """
+    names = SCHEMES[config.tensor_names]
+    vocab = (config.vocab_size, config.hidden_size)
+    plan: Plan = {}
+    if config.has_ends:
+        plan[EMBEDDING] = (Part(f"{names.embedding}.weight", vocab),)
+    for index in range(config.num_layers):
+        plan.update(_layer_plan(config, names, index))
+    if not config.has_ends:
+        return plan
+    plan.update(_norm(config, names, "final_norm", names.final_norm))
+    if not config.is_head_tied:
+        plan[HEAD] = (Part("lm_head.weight", vocab),)
+    return plan
+
+
+def parameter_shape(parts: tuple[Part, ...]) -> tuple[int, ...]:
+    """The shape of the parameter that `parts` make up when stacked by rows."""
+    return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+
+def linear_weights(config: ModelConfig) -> Plan:
+    """The weights of all linear maps, the output head's among them even when it is tied."""
+    plan = weight_plan(config)
+    weights = {
+        name: parts
+        for name, parts in plan.items()
+        if name.endswith(".weight") and len(parts[0].shape) == 2
+    }
+    if config.has_ends:
+        weights[HEAD] = plan[EMBEDDING if config.is_head_tied else HEAD]
+    return weights
+
+
+def matrices(config: ModelConfig) -> list[Part]:
+    """Returns the parts of a checkpoint that are matrices, without routers: see `is_router`."""
+    plan = weight_plan(config)
+    parts = [part for name in plan if not is_router(name) for part in plan[name]]
+    return [part for part in parts if len(part.shape) > 1]
+
+
+def is_router(name: str) -> bool:
+    """Whether a parameter, by its name here, chooses experts. It is float32 in every form: it is
+    small, and a slightly different choice makes another model."""
+    return f"{ROUTER}." in name
+
+
+def num_stacked(config: ModelConfig, name: str) -> int:
+    """How many matrices a parameter stacks: one for each expert, else it is one."""
+    found = re.fullmatch(r"layers\.(\d+)\.(up|down)\.weight", name)
+    mixture = None if found is None else config.mixture_of(int(found[1]))
+    return 1 if mixture is None else mixture.num_experts
+
+
+def rotary_order(config: ModelConfig, begin: int = 0, end: int | None = None) -> tuple[int, ...]:
+    """Of a head whose rotary pairs lie side by side, the dimension that each of ours is there: the
+    pairs begin there at `begin`, and the head, or other rows that are ordered so, ends at `end`."""
+    after = begin + config.rotary_dim
+    pairs = (*range(begin, after, 2), *range(begin + 1, after, 2))
+    return (*pairs, *range(begin), *range(after, end or config.head_dim))
+
+
+def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
+    """Layers of which there is any tensor, up to the last."""
+    scheme = SCHEMES[config.tensor_names]
+    layer = re.compile(rf"{re.escape(scheme.layer)}\.(\d{{1,9}})\.")
+    return 1 + max((int(found[1]) for name in names if (found := layer.match(name))), default=-1)
+
+
+def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
+    """Whether the kernels run whole steps: of all that a config can say they only limit heads."""
+    return bits is not None and config.head_dim <= MAX_HEAD_DIM
+
+
+def parameter_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> dict[str, Form]:
+    """Every parameter that is loaded, by name; a tied head only where it is packed otherwise than
+    the embedding.
+
+    Linear maps are packed in `bits` or not at all, routers then as float32. Where the kernels run
+    whole steps, vectors are float32 whatever the dtype is: they read no others; and the embedding
+    is packed in as few bits as the checkpoint has it, for nothing of it is to be rounded.
+    """
+    packed = {} if bits is None else linear_weights(config)
+    has_kernels = decodes_by_kernels(config, bits)
+    vector_bytes = VECTOR_BYTES if has_kernels else dtype_bytes
+    embedding_bits: Bits = config.embedding_bits or _FLOAT_BITS[dtype_bytes]
+    if has_kernels and config.is_head_tied and embedding_bits == bits:
+        packed.pop(HEAD, None)
+    forms = {}
+    for name, parts in (weight_plan(config) | packed).items():
+        shape = parameter_shape(parts)
+        if is_router(name):
+            packed_bits = FLOAT_BITS["float32"] if name in packed else None
+            forms[name] = Form(shape, packed_bits, VECTOR_BYTES)
+        elif name == EMBEDDING and has_kernels:
+            forms[name] = Form(shape, embedding_bits, element_bytes=1)
+        elif name in packed:
+            forms[name] = Form(shape, bits, element_bytes=1)
+        else:
+            forms[name] = Form(shape, None, vector_bytes if len(shape) == 1 else dtype_bytes)
+    return forms
+
+
+def weight_bytes(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> int:
+    """Memory that the parameters take once they are loaded, packed in `bits` or not at all."""
+    return sum(form.num_bytes for form in parameter_forms(config, dtype_bytes, bits).values())
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Elements of all parameters together."""
+    return sum(prod(part.shape) for parts in weight_plan(config).values() for part in parts)
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _layer_plan(config: ModelConfig, names: Names, index: int) -> Plan:
+    theirs, ours = f"{names.layer}.{config.first_layer + index}", f"layers.{index}"
+    hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
+    kv = config.num_kv_heads * head
+    queries, values = config.num_heads * head, config.num_heads * config.value_dim
+    qkv_rows = (queries, kv, kv) if len(names.qkv) == 3 else (queries + 2 * kv,)
+    attention_norm, mlp_norm = names.attention_norm, names.mlp_norm
+    if config.is_parallel and config.has_mlp_norm:
+        attention_norm, mlp_norm = FALCON_PARALLEL_NORMS
+
+    plan: Plan = {}
+
+    def norm(name: str, its_name: str) -> Plan:
+        return _norm(config, names, f"{ours}.{name}", f"{theirs}.{its_name}")
+
+    if config.has_attention_norm:
+        plan.update(norm("attention_norm", attention_norm))
+    if config.latent is None:
+        qkv = _linear(f"{ours}.qkv", theirs, names.qkv, qkv_rows, hidden, config.has_qkv_bias)
+        order = rotary_order(config) if names.is_interleaved else ()
+        plan.update(
+            {n: tuple(_qkv_part(names, part, order) for part in parts) for n, parts in qkv.items()}
+        )
+    else:
+        plan.update(_latent_plan(config, config.latent, ours, theirs))
+    if config.has_qk_norm:
+        sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
+        for name, size in zip(("q_norm", "k_norm"), sizes, strict=True):
+            weight = f"{theirs}.self_attn.{name}.weight"
+            plan[f"{ours}.{name}"] = (Part(weight, (size,), offset=names.norm_offset),)
+    plan.update(
+        _linear(f"{ours}.out", theirs, (names.out,), (hidden,), values, config.has_out_bias)
+    )
+    if config.has_sinks:
+        plan[f"{ours}.sinks"] = (Part(f"{theirs}.{names.sinks}", (config.num_heads,)),)
+    if config.has_output_norms:
+        plan.update(norm("attention_output_norm", names.attention_output_norm))
+    if config.has_mlp_norm:
+        plan.update(norm("mlp_norm", mlp_norm))
+    if config.has_output_norms:
+        plan.update(norm("mlp_output_norm", names.mlp_output_norm))
+    mixture = config.mixture_of(index)
+    if mixture is not None:
+        return plan | _mixture_plan(mixture, names, ours, theirs, hidden)
+    all_up = 2 * ffn if config.is_mlp_gated else ffn
+    up_rows = (all_up // len(names.up),) * len(names.up)
+    plan.update(_linear(f"{ours}.up", theirs, names.up, up_rows, hidden, config.has_mlp_bias))
+    plan.update(_linear(f"{ours}.down", theirs, (names.down,), (hidden,), ffn, config.has_mlp_bias))
+    return plan
+
+
+def _mixture_plan(
+    mixture: MixtureConfig, names: Names, ours: str, theirs: str, hidden: int
+) -> Plan:
+    """Experts follow each other, each as an MLP has it: gates, then what passes them; then all
+    their ways down. So do their biases. The shared ones are an MLP of their own."""
+    count, ffn = mixture.num_experts, mixture.ffn_size
+    experts = [f"{names.experts}.{expert}" for expert in range(count)]
+    ups = tuple(f"{expert}.{name}" for expert in experts for name in names.expert_up)
+    downs = tuple(f"{expert}.{names.expert_down}" for expert in experts)
+    has_biases = mixture.has_biases
+    plan = {
+        **_linear(f"{ours}{ROUTER}", theirs, (names.router,), (count,), hidden, has_biases),
+        **_linear(f"{ours}.up", theirs, ups, (ffn,) * len(ups), hidden, has_biases),
+        **_linear(f"{ours}.down", theirs, downs, (hidden,) * count, ffn, has_biases),
+    }
+    if mixture.has_selection_bias:
+        bias = Part(f"{theirs}.{names.selection_bias}", (count,))
+        plan[f"{ours}{ROUTER}.selection_bias"] = (bias,)
+    shared = mixture.shared_ffn_size
+    if shared:
+        ups = tuple(f"{names.shared}.{name}" for name in names.expert_up)
+        down = f"{names.shared}.{names.expert_down}"
+        plan.update(_linear(f"{ours}.shared_up", theirs, ups, (shared,) * len(ups), hidden, False))
+        plan.update(_linear(f"{ours}.shared_down", theirs, (down,), (hidden,), shared, False))
+    return plan
+
+
+def _qkv_part(names: Names, part: Part, order: Sequence[int]) -> Part:
+    is_turned = ".v_proj." not in part.name
+    return replace(part, is_grouped_qkv=names.is_qkv_grouped, head_order=order if is_turned else ())
+
+
+def _latent_plan(config: ModelConfig, latent: LatentConfig, ours: str, theirs: str) -> Plan:
+    """Heads of queries, and what makes keys, end with what is turned; ours begin with it."""
+    hidden, heads, kv_rank = config.hidden_size, config.num_heads, latent.kv_rank
+    unturned = config.head_dim - config.rotary_dim
+
+    def linear(name: str, its_name: str, rows: int, columns: int, has_bias: bool = False) -> Plan:
+        return _linear(
+            f"{ours}.{name}", f"{theirs}.self_attn", (its_name,), (rows,), columns, has_bias
+        )
+
+    def ordered(plan: Plan, begin: int, end: int) -> Plan:
+        order = rotary_order(config, begin, end)
+        return {name: (replace(part, head_order=order),) for name, (part,) in plan.items()}
+
+    def norm(name: str, its_name: str, rank: int) -> Plan:
+        return {f"{ours}.{name}.weight": (Part(f"{theirs}.self_attn.{its_name}.weight", (rank,)),)}
+
+    plan: Plan = {}
+    queries_of, its_name = hidden, "q_proj"
+    if latent.query_rank is not None:
+        queries_of, its_name = latent.query_rank, "q_b_proj"
+        plan.update(linear("q_a", "q_a_proj", queries_of, hidden, config.has_qkv_bias))
+        plan.update(norm("q_a_norm", "q_a_layernorm", queries_of))
+    queries = linear("q_b", its_name, heads * config.head_dim, queries_of)
+    plan.update(ordered(queries, unturned, config.head_dim))
+    rows = kv_rank + config.rotary_dim
+    kv_a = linear("kv_a", "kv_a_proj_with_mqa", rows, hidden, config.has_qkv_bias)
+    plan.update(ordered(kv_a, kv_rank, rows))
+    plan.update(norm("kv_a_norm", "kv_a_layernorm", kv_rank))
+    plan.update(linear("kv_b", "kv_b_proj", heads * (unturned + latent.value_dim), kv_rank))
+    return plan
+
+
+def _linear(
+    ours: str,
+    theirs: str,
+    names: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    has_bias: bool,
+) -> Plan:
+    def parts(kind: str, *tail: int) -> Iterator[Part]:
+        for name, num_rows in zip(names, rows, strict=True):
+            yield Part(f"{theirs}.{name}.{kind}", (num_rows, *tail))
+
+    plan = {f"{ours}.weight": tuple(parts("weight", columns))}
+    if has_bias:
+        plan[f"{ours}.bias"] = tuple(parts("bias"))
+    return plan
+
+
+def _norm(config: ModelConfig, names: Names, ours: str, theirs: str) -> Plan:
+    shape = (config.hidden_size,)
+    weight = Part(f"{theirs}.weight", shape, offset=names.norm_offset)
+    plan: Plan = {f"{ours}.weight": (weight,)}
+    if config.norm == "layer":
+        plan[f"{ours}.bias"] = (Part(f"{theirs}.bias", shape),)
+    return plan

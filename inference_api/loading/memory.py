@@ -1,0 +1,119 @@
+"""Whether models fit into memory. Computed from their descriptions: nothing is allocated."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype, cache_slot
+from inference_api.loading.config import SPARE_SLOTS, ModelConfig
+from inference_api.loading.layout import decodes_by_kernels, weight_bytes
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.layout import PackedLayout
+
+STEP_TOKENS = 512  # of which the kernels take a part of a step at once; see `src/step.cpp`
+EXPERT_ROWS = 4096  # the same of tokens' experts; see `src/experts.cpp`
+FLOAT_BYTES = 4
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of one model once it is loaded."""
+
+    weights_bytes: int
+    cache_bytes: int  # of all rows
+    rows: int
+    context_tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        options: EngineOptions,
+        bits: Bits | None,
+        is_packed_file: bool = False,
+    ) -> Self:
+        """`options.dtype` is not auto. Of weights that are mapped, the packed file."""
+        max_rows, context = options.max_rows, config.context(options.max_seq_len)
+        dtype_bytes = FLOAT_BITS[options.dtype] // 8
+        if bits is not None and decodes_by_kernels(config, bits):
+            element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
+            num_slots = context
+        else:
+            element_bytes, num_slots = dtype_bytes, context + SPARE_SLOTS
+        vector_bytes = element_bytes * cache_slot(element_bytes, config.head_dim)
+        cache_bytes = config.kv_cache_bytes(max_rows, num_slots, vector_bytes)
+        weights_bytes = weight_bytes(config, dtype_bytes, bits)
+        if is_packed_file and bits is not None:
+            weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
+        return cls(weights_bytes, cache_bytes, max_rows, context)
+
+    @property
+    def cache_bytes_per_row(self) -> int:
+        return self.cache_bytes // self.rows
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.cache_bytes
+
+
+def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
+    """At most what the kernels need for a step besides weights and cache, with `num_outputs` rows
+    of logits. Models of one process step in turns and share it."""
+    queries = config.num_heads * config.head_dim
+    token_floats = (
+        config.num_qkv_heads * config.head_dim  # queries, keys and values
+        + 2 * queries  # attended, then as products take it
+        + 3 * config.hidden_size  # the residual, and its norm for attention and for the MLP
+        + config.has_output_norms * config.hidden_size  # what is normalised before it is added
+        + config.max_ffn_size
+    )
+    latent = config.latent
+    if latent is not None:  # latents, also as products take them, and what is made of them
+        ranks = max(latent.query_rank or 0, latent.kv_rank + config.rotary_dim)
+        made = config.num_heads * (config.head_dim - config.rotary_dim + latent.value_dim)
+        token_floats += 2 * ranks + queries + made
+    floats = STEP_TOKENS * token_floats + num_outputs * config.vocab_size
+    mixture = config.mixture
+    if mixture is not None:
+        rows = max(EXPERT_ROWS, mixture.experts_per_token)
+        routed = 2 * config.hidden_size + 2 * mixture.num_experts  # norms, logits and their powers
+        floats += STEP_TOKENS * routed + rows * (config.hidden_size + mixture.ffn_size)
+    return FLOAT_BYTES * floats
+
+
+def memory_faults(footprints: Mapping[str, Footprint], available_bytes: int | None) -> list[str]:
+    """Whether all these models, by name, fit into what is free together."""
+    needed_bytes = sum(each.total_bytes for each in footprints.values())
+    if available_bytes is None or needed_bytes <= available_bytes:
+        return []
+    if len(footprints) == 1:
+        [footprint] = footprints.values()
+        return [_fault_of_one(footprint, available_bytes)]
+    shares = [
+        f"{name} {each.weights_bytes / GIB:.2f} GiB of weights and {each.cache_bytes / GIB:.2f} "
+        f"GiB of KV cache ({each.rows} rows x {each.context_tokens} tokens)"
+        for name, each in footprints.items()
+    ]
+    return [
+        f"Memory: {', '.join(shares)} take {needed_bytes / GIB:.2f} GiB together, but only "
+        f"{available_bytes / GIB:.2f} GiB are free, {(needed_bytes - available_bytes) / GIB:.2f} "
+        "GiB too few; in MODELS lower user_rows or max_seq_len, set quantization to int8, or serve "
+        "fewer models."
+    ]
+
+
+def _fault_of_one(needed: Footprint, available_bytes: int) -> str:
+    rows, context = needed.rows, needed.context_tokens
+    remedy = "choose a smaller model or, if not yet set, QUANTIZATION=int8 or DTYPE=bfloat16"
+    if needed.weights_bytes < available_bytes:
+        share = (available_bytes - needed.weights_bytes) / needed.cache_bytes
+        remedy = (
+            f"lower USER_ROWS or MAX_SEQ_LEN (there is room for {int(rows * share)} rows of "
+            f"{context} tokens, or {rows} rows of {int(context * share)})"
+        )
+    return (
+        f"Memory: the weights take {needed.weights_bytes / GIB:.2f} GiB and the KV cache of "
+        f"USER_ROWS={rows} x MAX_SEQ_LEN={context} tokens {needed.cache_bytes / GIB:.2f} GiB, but "
+        f"only {available_bytes / GIB:.2f} GiB are free; {remedy}."
+    )

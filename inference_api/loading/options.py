@@ -1,0 +1,72 @@
+"""`EngineOptions`: the settings that the engine has to know. Loads no torch."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from inference_api.loading.config import LayerRange, ModelConfig
+from inference_api.settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Immutable.
+
+    `device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None is the
+    model's context, at most 2048; `quantization` auto, none, int8 or int4; `kv_cache_dtype` auto,
+    float32, float16 or int8, which matters where the kernels decode; `kernels` false leaves weights
+    that are not quantised to torch. `has_medusa`: with the Medusa heads of `medusa_heads` or, where
+    that is None, of the model's folder, if there are some. `layers`: those of them that this
+    process has, where it is not all.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    max_rows: int
+    max_seq_len: int | None = None
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
+    kernels: bool = True
+    has_medusa: bool = False
+    medusa_heads: str | None = None
+    layers: LayerRange | None = None
+
+    @classmethod
+    def from_settings(cls, settings: ModelSettings) -> Self:
+        return cls(
+            device=settings.device,
+            dtype=settings.dtype,
+            max_rows=settings.user_rows,
+            max_seq_len=settings.max_seq_len,
+            quantization=settings.quantization,
+            kv_cache_dtype=settings.kv_cache_dtype,
+            kernels=settings.kernels,
+            has_medusa=settings.speculation in ("auto", "medusa"),
+            medusa_heads=settings.medusa_heads,
+        )
+
+    def with_layers(self, layers: LayerRange | None) -> Self:
+        """For one of several processes, of which the first has the Medusa heads; None: for all."""
+        has_medusa = self.has_medusa and (layers is None or layers.begin == 0)
+        return replace(self, layers=layers, has_medusa=has_medusa)
+
+    def part_of(self, config: ModelConfig) -> ModelConfig:
+        """What this process has of a model."""
+        return config if self.layers is None else config.part(self.layers)
+
+    def on(self, device: str, keeps_bfloat16: bool = False) -> Self:
+        """With `device`, cpu or cuda, and the dtype that auto means there.
+
+        `keeps_bfloat16`: see `checkpoint`. A cache that nobody chose is then float32, as beside the
+        same weights in float32: the answers of both are the same bits, because what was not asked
+        for is not rounded.
+        """
+        if self.dtype != "auto":
+            return replace(self, device=device)
+        is_bfloat16 = device == "cuda" or keeps_bfloat16
+        is_exact = self.kv_cache_dtype == "auto" and self.quantization == "none"
+        return replace(
+            self,
+            device=device,
+            dtype="bfloat16" if is_bfloat16 else "float32",
+            kv_cache_dtype="float32" if is_exact else self.kv_cache_dtype,
+        )

@@ -1,0 +1,147 @@
+"""A packed file: a model's weights as they lie in memory, written once, then mapped."""
+
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from zlib import crc32
+
+import torch
+
+from inference_api.kernels.library import Kernels
+from inference_api.kernels.packing import LAYOUT_VERSION, Bits
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.layout import weight_plan
+from inference_api.loading.linear import Packing
+from inference_api.loading.packing.layout import PackedLayout, UnusablePackedFile
+from inference_api.loading.packing.pages import SLICE_BYTES, Pause, mapped, slices, touch
+from inference_api.loading.weights import (
+    Memory,
+    Parameters,
+    empty_parameters,
+    load_parameters,
+)
+
+Identity = tuple[int, ...]
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A model that the kernels decode, and the form of its weights."""
+
+    name: str
+    files: Sequence[Path]
+    config: ModelConfig
+    dtype: torch.dtype
+    bits: Bits
+
+    @cached_property
+    def layout(self) -> PackedLayout:
+        return PackedLayout.of(self.config, self.dtype.itemsize, self.bits)
+
+    @cached_property
+    def form(self) -> bytes:
+        """All that decides what is made of the files' bytes."""
+        config = self.config
+        heads = (
+            config.num_kv_heads,
+            config.num_groups,
+            config.head_dim,
+        )  # by these rows are ordered
+        made_of = (LAYOUT_VERSION, weight_plan(config), heads, config.quantisation)
+        return self.layout.head() + repr(made_of).encode()
+
+    def parameters(self, memory: mmap.mmap, packing: Packing) -> Parameters:
+        """Those of a packed file in memory, which is kept for as long as any of them."""
+        return empty_parameters(self.config, CPU, self.dtype, packing, self._views(memory))
+
+    def pack_into(self, memory: mmap.mmap, pause: Pause) -> None:
+        """Read the model's weights into memory of zeros. Raises StartupError.
+
+        By kernels of one thread: those of the server belong to its decode thread.
+        """
+        packing = Packing(Kernels(1), self.bits)
+        views = self._views(memory)
+        load_parameters(self.files, self.config, CPU, self.dtype, packing, views, pause)
+
+    def _views(self, memory: mmap.mmap) -> Memory:
+        return {
+            each.name: torch.frombuffer(
+                memory, dtype=torch.uint8, count=each.form.num_bytes, offset=each.begin
+            )
+            for each in self.layout.tensors
+        }
+
+
+def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> Identity:
+    """Pack a model into a new file, in memory that is the file's own: that of the process holds no
+    more than the tensor being read. Returns which file that is.
+
+    Raises StartupError, and OSError where there is no room for the file: it is made sure of first,
+    since a mapped page without any ends the process.
+    """
+    layout = model.layout
+    with path.open("w+b", buffering=0) as file:
+        os.posix_fallocate(file.fileno(), 0, layout.file_bytes)
+        memory = mmap.mmap(file.fileno(), layout.file_bytes)
+        model.pack_into(memory, pause)
+        names = [each.name for each in layout.tensors]
+        found = _crcs(layout, memory, pause)
+        head = layout.head(key, dict(zip(names, found, strict=True)))
+        memory[: len(head)] = head
+        memory.flush()
+        os.fsync(file.fileno())
+        return _identity(os.fstat(file.fileno()))
+
+
+def read_packed(
+    path: Path,
+    key: str,
+    layout: PackedLayout,
+    checked: set[Identity],
+    pause: Pause,
+) -> mmap.mmap:
+    """Bring a packed file into memory, to the last page.
+
+    Its checksums are compared the first time, and its identity added to `checked`. Raises OSError,
+    MemoryError, and UnusablePackedFile when it is not what `layout` says.
+    """
+    with path.open("rb", buffering=0) as file:
+        crcs = layout.read_crcs(file.fileno(), key)
+        state = os.fstat(file.fileno())
+        memory = mapped(file.fileno(), layout.file_bytes)
+    identity = _identity(state)
+    if identity not in checked:
+        _compare(layout, _crcs(layout, memory, pause), crcs)
+        checked.add(identity)
+    else:
+        touch(memory, pause)
+    return memory
+
+
+def _identity(state: os.stat_result) -> Identity:
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _compare(layout: PackedLayout, found: Iterable[int], crcs: Mapping[str, int]) -> None:
+    for each, crc in zip(layout.tensors, found, strict=True):
+        if crc != crcs[each.name]:
+            raise UnusablePackedFile(f"{each.name} does not match its checksum", each.begin)
+
+
+def _crcs(layout: PackedLayout, memory: mmap.mmap, pause: Pause) -> Iterator[int]:
+    """Of every tensor. Other threads run meanwhile."""
+    view = memoryview(memory)
+    num_bytes = 0  # since the last pause
+    for each in layout.tensors:
+        crc = 0
+        for begin, end in slices(each.begin, each.end):
+            crc = crc32(view[begin:end], crc)
+            num_bytes += end - begin
+            if num_bytes >= SLICE_BYTES:
+                num_bytes = 0
+                pause()
+        yield crc

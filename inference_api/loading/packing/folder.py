@@ -1,0 +1,174 @@
+"""The packed files of models, made once and brought into memory ever after.
+
+`<key>.hearth` is of one model in one form: the key changes with the bytes of its weights and with
+all that decides what is made of them. A file is never changed once it has its name.
+"""
+
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from weakref import WeakValueDictionary
+
+from inference_api.errors import StartupError
+from inference_api.loading.linear import Packing
+from inference_api.loading.packing.files import (
+    Identity,
+    PackedModel,
+    read_packed,
+    write_packed,
+)
+from inference_api.loading.packing.hashes import SourceHashes
+from inference_api.loading.packing.layout import UnusablePackedFile
+from inference_api.loading.packing.pages import Pause
+from inference_api.loading.weights import Parameters
+
+logger = logging.getLogger(__name__)
+
+SUFFIX, LOCK_SUFFIX, TEMPORARY_SUFFIX = ".hearth", ".lock", ".tmp"
+LOCK_TIMEOUT_S = 600.0  # for another process to have packed the same model
+LOCK_POLL_S = 0.05
+
+
+class PackedFolder:
+    """Any thread, any process: a file is made under its key's lock.
+
+    Checksums are compared when this object first brings a file into memory that it has not made.
+    One that is unusable is named in the log and made anew.
+    """
+
+    def __init__(self, folder: Path, pause: Pause = lambda: None) -> None:
+        """`pause` is called after every few milliseconds of work, and may wait."""
+        self._folder = folder
+        self._pause = pause
+        self._sources = SourceHashes(folder, pause)
+        self._checked: set[Identity] = set()
+        self._memories: WeakValueDictionary[str, mmap.mmap] = WeakValueDictionary()  # by key
+
+    def has(self, model: PackedModel) -> bool:
+        """Whether the weights, as they are now, are packed. Raises StartupError."""
+        key = self._known_key(model)
+        return key is not None and self._path(key).exists()
+
+    def load(self, model: PackedModel, packing: Packing) -> Parameters:
+        """Bring the weights into memory, packed first if they are not yet.
+
+        Those of one key share it for as long as any of them is held, then it is given back.
+        `packing` is held and not used. Raises StartupError and MemoryError.
+        """
+        with _faults_named(model, self._folder):
+            key = self._key(model)
+            memory = self._memories.get(key) or self._read(model, key)
+            self._memories[key] = memory
+        return model.parameters(memory, packing)
+
+    def _key(self, model: PackedModel) -> str:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return _key(model, [self._sources.of(file) for file in model.files])
+
+    def _known_key(self, model: PackedModel) -> str | None:
+        """Returns None where the sources have not been hashed as they are now."""
+        hashes = [self._sources.known(file) for file in model.files]
+        known = [each for each in hashes if each is not None]
+        return _key(model, known) if len(known) == len(hashes) else None
+
+    def _path(self, key: str) -> Path:
+        return self._folder / (key + SUFFIX)
+
+    def _read(self, model: PackedModel, key: str) -> mmap.mmap:
+        path = self._path(key)
+        if path.exists():
+            try:
+                return self._brought(model, key)
+            except UnusablePackedFile as fault:
+                logger.warning("%s: %s; %s is packed anew", path, fault, model.name)
+                path.unlink(missing_ok=True)
+        self._pack(model, key)
+        return self._brought(model, key)
+
+    def _brought(self, model: PackedModel, key: str) -> mmap.mmap:
+        return read_packed(self._path(key), key, model.layout, self._checked, self._pause)
+
+    def _pack(self, model: PackedModel, key: str) -> None:
+        """Make the file, unless somebody has made it meanwhile."""
+        path = self._path(key)
+        temporary = path.with_suffix(TEMPORARY_SUFFIX)
+        self._remove_leftovers()
+        with self._locked(key):
+            if path.exists():
+                return
+            started_s = time.monotonic()
+            try:
+                identity = write_packed(temporary, key, model, self._pause)
+                if self._key(model) != key:
+                    raise StartupError([f"{model.name} changes while it is packed; load it again."])
+                temporary.replace(path)
+                self._checked.add(identity)
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync(self._folder)
+        logger.info("packed %s in %.1f s: %s", model.name, time.monotonic() - started_s, path)
+
+    def _remove_leftovers(self) -> None:
+        """Those of processes that have died: nobody holds their keys' locks."""
+        for temporary in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
+            with temporary.with_suffix(LOCK_SUFFIX).open("w") as lock:
+                if _is_locked(lock):
+                    temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        path = self._folder / (key + LOCK_SUFFIX)
+        until_s = time.monotonic() + LOCK_TIMEOUT_S
+        with path.open("w") as lock:
+            while not _is_locked(lock):
+                if time.monotonic() > until_s:
+                    raise StartupError(
+                        [
+                            f"{path} has been held for {LOCK_TIMEOUT_S:g} s by another process "
+                            "that packs the same model; end it, or set another PACKED_FOLDER."
+                        ]
+                    )
+                time.sleep(LOCK_POLL_S)
+            yield
+
+
+def _key(model: PackedModel, source_hashes: Sequence[str]) -> str:
+    return hashlib.sha256(model.form + "".join(source_hashes).encode()).hexdigest()
+
+
+def _is_locked(lock: IO[str]) -> bool:
+    """Whether the lock is ours now; it is until the file is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync(folder: Path) -> None:
+    """Make names in a folder outlast a crash."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _faults_named(model: PackedModel, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnusablePackedFile) as error:
+        raise StartupError(
+            [
+                f"{model.name} cannot be packed in {folder} ({error}): it takes "
+                f"{model.layout.file_bytes} bytes there; make room, or set another PACKED_FOLDER."
+            ]
+        ) from error

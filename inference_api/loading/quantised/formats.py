@@ -1,0 +1,293 @@
+"""Quantised safetensors: what their config.json says, and the tensors that make up a matrix.
+
+Formats: FP8 as Qwen and DeepSeek publish it, compressed-tensors (float, int and packed), AWQ's gemm
+layout, GPTQ and GPTQv2, and MXFP4 as gpt-oss has it. `quantised_weights` turns the tensors into
+numbers. Loads no torch.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from inference_api.loading.config import Quantisation
+from inference_api.loading.families.fields import MAX_COUNT, ConfigFields
+from inference_api.loading.layout import Part, Tensors
+
+WORD_BITS = 32
+FLOATS = ("F32", "F16", "BF16")
+WORDS = ("I32",)
+BYTES = ("U8",)
+MXFP4_BLOCK = 32  # inputs that share a scale; half as many bytes hold them
+WEIGHT = ".weight"
+WHOLE = 0  # of a block: all outputs, or all inputs
+MAX_NAME = 64  # of a group, in messages
+MAX_GROUPS = 16  # of a compressed-tensors config; published ones have one or two
+
+Shape = tuple[int, ...]
+Choice = TypeVar("Choice", str, int, bool)
+
+
+class Wanted(NamedTuple):
+    """A tensor that has to be in the files, in the first of these shapes or another one."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[str, ...] = ()  # empty: whatever can be read
+
+
+class Wants(NamedTuple):
+    """The tensors of one matrix: those that a form has not are None."""
+
+    weight: Wanted
+    scale: Wanted | None = None
+    zero: Wanted | None = None
+    order: Wanted | None = None
+
+
+def wants(part: Part, quantisation: Quantisation | None, tensors: Tensors) -> Wants:
+    """The tensors that make up `part`: the one of its name where the file left it as it was."""
+    plain = Wants(Wanted(part.name, (part.shape,)))
+    if quantisation is None or len(part.shape) != 2 or not part.name.endswith(WEIGHT):
+        return plain
+    quantised = _FORMS[quantisation.form](part, quantisation)
+    assert quantised.scale is not None
+    is_plain = part.name in tensors and tensors[part.name].dtype in FLOATS
+    if is_plain and quantised.scale.name not in tensors:
+        return plain
+    has_order = quantised.order is not None and quantised.order.name in tensors
+    if not (quantisation.has_order or has_order):  # some files have one that changes nothing
+        quantised = quantised._replace(order=None)
+    return quantised
+
+
+def read_quantisation(fields: ConfigFields) -> Quantisation | None:
+    """What `quantization_config` says. What is not understood is among the faults of `fields`."""
+    raw = fields.mapping("quantization_config")
+    if not raw:
+        return None
+    method = raw.get("quant_method")
+    reader = _READERS.get(method) if isinstance(method, str) else None
+    if reader is None:
+        known = ", ".join(sorted(_READERS))
+        fields.refuse(
+            "quantization_config: quant_method", method, f"one of {known}, or an unquantised one"
+        )
+        return None
+    return reader(_Description(fields, f"quantization_config ({method})", raw))
+
+
+class _Description:
+    """An object of a quantization_config; faults go to those of the whole config.json."""
+
+    def __init__(self, fields: ConfigFields, name: str, raw: Mapping[str, Any]) -> None:
+        self._fields = fields
+        self._name = name
+        self.raw = raw
+
+    def refuse(self, field: str, supported: str) -> None:
+        self._fields.refuse(f"{self._name}: {field}", self.raw.get(field), supported)
+
+    def choice(self, field: str, *allowed: Choice) -> Choice:
+        """The first one where the field is absent."""
+        value = self.raw.get(field)
+        for each in allowed:
+            if value is None or (value == each and type(value) is type(each)):
+                return each
+        self.refuse(field, " or ".join(map(str, allowed)))
+        return allowed[0]
+
+    def group_size(self, field: str) -> int:
+        """Inputs of a group: WHOLE where the file says -1, or nothing."""
+        value = self.raw.get(field)
+        if value in (None, -1):
+            return WHOLE
+        if _is_count(value):
+            return int(value)
+        self.refuse(field, f"an integer from 1 to {MAX_COUNT}, or -1")
+        return WHOLE
+
+    def block(self, field: str) -> tuple[int, int]:
+        match self.raw.get(field):
+            case [rows, columns] if _is_count(rows) and _is_count(columns):
+                return rows, columns
+        self.refuse(field, "two integers, like [128, 128]")
+        return WHOLE, WHOLE
+
+    def part(self, field: str) -> "_Description":
+        value = self.raw.get(field)
+        if not isinstance(value, Mapping):
+            self.refuse(field, "an object there")
+            value = {}
+        return _Description(self._fields, f"{self._name}: {field[:MAX_NAME]}", value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT
+
+
+def _read_fp8(given: _Description) -> Quantisation:
+    """Activations stay as they are here, so what says how to round those is not asked for."""
+    given.choice("fmt", "e4m3")
+    if given.raw.get("weight_block_size") is None:
+        return Quantisation("float8", 8, (WHOLE, WHOLE), "weight_scale")
+    return Quantisation("float8", 8, given.block("weight_block_size"), "weight_scale_inv")
+
+
+def _read_gptq(given: _Description) -> Quantisation:
+    if given.raw.get("dynamic"):
+        given.refuse("dynamic", "the same bits and groups in all layers")
+    form = given.choice("checkpoint_format", "gptq", "gptq_v2")
+    return Quantisation(
+        "gptq",
+        given.choice("bits", 4, 8),
+        (1, given.group_size("group_size")),
+        has_zeros=given.raw.get("sym") is False,  # else all of them are the middle
+        zero_offset=1 if form == "gptq" else 0,
+        has_order=given.choice("desc_act", False, True),
+    )
+
+
+def _read_awq(given: _Description) -> Quantisation:
+    given.choice("version", "gemm", "GEMM")
+    given.choice("zero_point", True)
+    bits = given.choice("bits", 4)
+    return Quantisation("awq", bits, (1, given.group_size("group_size")), has_zeros=True)
+
+
+def _read_mxfp4(given: _Description) -> Quantisation:
+    """Of gpt-oss' experts; what else is there is as it was, whatever the file calls it."""
+    return Quantisation("mxfp4", 4, (1, MXFP4_BLOCK))
+
+
+def _read_compressed_tensors(given: _Description) -> Quantisation | None:
+    sparsity = given.raw.get("sparsity_config")
+    if sparsity and given.part("sparsity_config").raw.get("format") != "dense":
+        given.refuse("sparsity_config", "weights that are not sparse")
+    groups = given.part("config_groups")
+    if not 1 <= len(groups.raw) <= MAX_GROUPS:
+        given.refuse("config_groups", f"1 to {MAX_GROUPS} groups")
+        return None
+    found = {_read_group(groups.part(name), given) for name in groups.raw}
+    if len(found) > 1:
+        given.refuse("config_groups", "groups whose weights are stored in one way")
+    return found.pop()
+
+
+def _read_group(group: _Description, whole: _Description) -> Quantisation:
+    described = group if group.raw.get("format") is not None else whole
+    form = described.choice(
+        "format", "pack-quantized", "float-quantized", "int-quantized", "naive-quantized"
+    )
+    weights = group.part("weights")
+    strategy = weights.choice("strategy", "tensor", "channel", "group", "block")
+    block = {"tensor": (WHOLE, WHOLE), "channel": (1, WHOLE)}.get(strategy)
+    if strategy == "group":
+        block = (1, weights.group_size("group_size"))
+    elif strategy == "block":
+        block = weights.block("block_structure")
+    assert block is not None
+    if form == "pack-quantized":
+        weights.choice("type", "int")
+        return Quantisation(
+            "packed",
+            weights.choice("num_bits", 4, 8),
+            block,
+            "weight_scale",
+            has_zeros=not weights.choice("symmetric", True, False),
+            has_order=weights.choice("actorder", "none", "group", "weight", "static") == "group",
+        )
+    weights.choice("num_bits", 8)
+    weights.choice("symmetric", True)
+    is_float = weights.choice("type", "int", "float") == "float"
+    if is_float != (form == "float-quantized") and form != "naive-quantized":
+        weights.refuse("type", f"the type that {form} has")
+    return Quantisation("float8" if is_float else "int8", 8, block, "weight_scale")
+
+
+_READERS: dict[str, Callable[[_Description], Quantisation | None]] = {
+    "awq": _read_awq,
+    "compressed-tensors": _read_compressed_tensors,
+    "fp8": _read_fp8,
+    "gptq": _read_gptq,
+    "mxfp4": _read_mxfp4,
+}
+
+
+def num_blocks(part: Part, quantisation: Quantisation) -> tuple[int, int]:
+    """Blocks over the outputs and over the inputs of a matrix."""
+    rows, columns = (
+        -(-size // (block or size))
+        for size, block in zip(part.shape, quantisation.block, strict=True)
+    )
+    return rows, columns
+
+
+def _words(num_values: int, quantisation: Quantisation) -> int:
+    return -(-num_values * quantisation.bits // WORD_BITS)
+
+
+def _bytes(part: Part, quantisation: Quantisation) -> Wants:
+    """A byte for each value: FP8 and int8."""
+    dtype = "F8_E4M3" if quantisation.form == "float8" else "I8"
+    return Wants(Wanted(part.name, (part.shape,), (dtype,)), _scale(part, quantisation))
+
+
+def _scale(part: Part, quantisation: Quantisation) -> Wanted:
+    """Where there is one scale to an output, or to the whole, files leave out dimensions of 1."""
+    rows, columns = num_blocks(part, quantisation)
+    shapes: list[Shape] = [(rows, columns)]
+    if columns == 1:
+        shapes.append((rows,))
+    if rows == columns == 1:
+        shapes.append(())
+    return Wanted(f"{_stem(part)}.{quantisation.scale_name}", tuple(shapes), FLOATS)
+
+
+def _mxfp4(part: Part, quantisation: Quantisation) -> Wants:
+    """By the names of `stacks`."""
+    outputs, blocks = num_blocks(part, quantisation)
+    stem = _stem(part)
+    return Wants(
+        Wanted(f"{stem}.blocks", ((outputs, blocks, MXFP4_BLOCK // 2),), BYTES),
+        Wanted(f"{stem}.{quantisation.scale_name}", ((outputs, blocks),), BYTES),
+    )
+
+
+def _packed(part: Part, quantisation: Quantisation) -> Wants:
+    outputs, inputs = part.shape
+    _, groups = num_blocks(part, quantisation)
+    stem, zeros = _stem(part), (_words(outputs, quantisation), groups)
+    return Wants(
+        Wanted(f"{stem}.weight_packed", ((outputs, _words(inputs, quantisation)),), WORDS),
+        _scale(part, quantisation),
+        Wanted(f"{stem}.weight_zero_point", (zeros,), WORDS) if quantisation.has_zeros else None,
+        Wanted(f"{stem}.weight_g_idx", ((inputs,),), WORDS),
+    )
+
+
+def _transposed(part: Part, quantisation: Quantisation) -> Wants:
+    """AWQ's words hold neighbouring outputs, GPTQ's neighbouring inputs."""
+    outputs, inputs = part.shape
+    _, groups = num_blocks(part, quantisation)
+    stem, words = _stem(part), _words(outputs, quantisation)
+    is_awq = quantisation.form == "awq"
+    values = (inputs, words) if is_awq else (_words(inputs, quantisation), outputs)
+    return Wants(
+        Wanted(f"{stem}.qweight", (values,), WORDS),
+        Wanted(f"{stem}.scales", ((groups, outputs),), FLOATS),
+        Wanted(f"{stem}.qzeros", ((groups, words),), WORDS),
+        None if is_awq else Wanted(f"{stem}.g_idx", ((inputs,),), WORDS),
+    )
+
+
+def _stem(part: Part) -> str:
+    return part.name.removesuffix(WEIGHT)
+
+
+_FORMS: dict[str, Callable[[Part, Quantisation], Wants]] = {
+    "float8": _bytes,
+    "int8": _bytes,
+    "packed": _packed,
+    "awq": _transposed,
+    "gptq": _transposed,
+    "mxfp4": _mxfp4,
+}

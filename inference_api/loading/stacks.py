@@ -1,0 +1,106 @@
+"""Tensors that hold something of all experts of a layer, seen as the single ones they stack.
+
+Safetensors mostly have experts singly; some have `experts.gate_up_proj` [experts, gates and then
+what passes them, hidden] and `experts.down_proj` [experts, hidden, ffn]. Those of gpt-oss have
+gates and what passes them by turns, and biases beside them; their matrices are transposed,
+[experts, inputs, outputs], or MXFP4: `_blocks` [experts, outputs, blocks, bytes] with `_scales`
+[experts, outputs, blocks]. GGUF has a stack for each of the three. Loads no torch.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from inference_api.loading.config import TensorNames
+from inference_api.loading.families.mixtures import MAX_EXPERTS
+
+_STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
+_SINGLE = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.*)")
+_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+# Of gpt-oss, by the end of a stack's name: the end of a single one's, and its dimensions.
+_ENDS = {
+    "": ("weight", 2),
+    "_bias": ("bias", 1),
+    "_blocks": ("blocks", 3),
+    "_scales": ("scales", 2),
+}
+
+
+class Rows(NamedTuple):
+    """Which rows of a matrix in a file belong to a tensor: every `step`th from `first` on, after
+    the matrix is transposed, if it is."""
+
+    first: int
+    step: int
+    is_transposed: bool
+
+
+class Single(NamedTuple):
+    """A part of a stack, and where it is: from one share of the stack's bytes to before another,
+    and of what is there `rows`, None for all."""
+
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    rows: Rows | None = None
+
+
+def singles(
+    name: str, shape: tuple[int, ...], num_bytes: int, names: TensorNames
+) -> Iterator[Single] | None:
+    """What a tensor of safetensors stacks; None when it is no stack, or one that makes no sense."""
+    found = _STACK.fullmatch(name)
+    if found is None or not shape or not 1 <= shape[0] <= MAX_EXPERTS:
+        return None
+    prefix, kinds, end = found[1], _STACKED[found[2]], found[3]
+    if names == "gpt_oss":
+        return _by_turns(prefix, kinds, end, shape, num_bytes)
+    if end or len(shape) != 3:
+        return None
+    num_experts, rows, columns = shape[0], shape[1] // len(kinds), shape[2]
+    count = num_experts * len(kinds)
+    if shape[1] % len(kinds) or num_bytes % count:
+        return None
+    ours = (f"{prefix}.{e}.{kind}.weight" for e in range(num_experts) for kind in kinds)
+    each = num_bytes // count
+    return (Single(n, (rows, columns), i * each, (i + 1) * each) for i, n in enumerate(ours))
+
+
+def _by_turns(
+    prefix: str, kinds: tuple[str, ...], end: str, shape: tuple[int, ...], num_bytes: int
+) -> Iterator[Single] | None:
+    """Of gpt-oss."""
+    ours, num_dimensions = _ENDS[end]
+    num_experts, *dimensions = shape
+    is_transposed, step = end == "", len(kinds)
+    if is_transposed:
+        dimensions.reverse()
+    if len(dimensions) != num_dimensions or dimensions[0] % step or num_bytes % num_experts:
+        return None
+    single = (dimensions[0] // step, *dimensions[1:])
+    each = num_bytes // num_experts
+    return (
+        Single(
+            f"{prefix}.{expert}.{kind}.{ours}",
+            single,
+            expert * each,
+            (expert + 1) * each,
+            Rows(first, step, is_transposed),
+        )
+        for expert in range(num_experts)
+        for first, kind in enumerate(kinds)
+    )
+
+
+class OfExpert(NamedTuple):
+    """The expert that a tensor belongs to, and its name without that number."""
+
+    expert: int
+    stack: str
+
+
+def of_expert(name: str) -> OfExpert | None:
+    """Of a single tensor's name in a checkpoint; None for one that is no expert's."""
+    found = _SINGLE.fullmatch(name)
+    return None if found is None else OfExpert(int(found[2]), f"{found[1]}.{found[3]}")

@@ -1,0 +1,64 @@
+"""The tokenizer's files in a model's folder: its vocabulary, and the tokens that end an answer.
+
+Loads neither torch nor transformers.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from inference_api.errors import StartupError
+from inference_api.loading.end_tokens import known_ends
+from inference_api.loading.families.fields import token_ids
+from inference_api.loading.generation_config import GENERATION_CONFIG
+from inference_api.loading.json_files import read_json
+
+TOKENIZER = "tokenizer.json"
+NAMES_OF_EOS = ("tokenizer_config.json", "special_tokens_map.json")
+
+
+class Vocabulary(NamedTuple):
+    """Ids by token."""
+
+    ids: dict[str, int]
+    special: dict[str, int]
+
+
+def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
+    """Returns the ids that any file of the folder names, and those of special tokens that are known
+    to end an answer. `config`: the contents of config.json. Raises StartupError."""
+    described = (
+        config,
+        config.get("text_config"),
+        read_json(folder / GENERATION_CONFIG, required=False),
+    )
+    named = [each.get("eos_token_id") for each in described if isinstance(each, dict)]
+    ids = frozenset[int]().union(*map(token_ids, named))
+    if not (folder / TOKENIZER).is_file():
+        return ids
+    vocabulary = read_tokenizer(folder)
+    tokens = [read_json(folder / name, required=False).get("eos_token") for name in NAMES_OF_EOS]
+    texts = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+    by_text = [vocabulary.ids.get(text) for text in texts if isinstance(text, str)]
+    return ids | token_ids(by_text) | known_ends(vocabulary.special)
+
+
+def read_tokenizer(folder: Path) -> Vocabulary:
+    """What tokenizer.json has. Raises StartupError when it is not one of the tokenizers library.
+
+    Unigram models list their tokens, the others map them to ids.
+    """
+    tokenizer = read_json(folder / TOKENIZER)
+    try:
+        vocabulary = tokenizer["model"]["vocab"]
+        if isinstance(vocabulary, list):
+            vocabulary = {entry[0]: index for index, entry in enumerate(vocabulary)}
+        entries = tokenizer.get("added_tokens") or []
+        ids = {**vocabulary, **{entry["content"]: entry["id"] for entry in entries}}
+        if not all(isinstance(number, int) for number in ids.values()):
+            raise TypeError("an id that is no integer")
+        special = {entry["content"]: entry["id"] for entry in entries if entry.get("special")}
+        return Vocabulary(ids, special)
+    except (LookupError, TypeError, AttributeError):
+        raise StartupError(
+            [f"{folder / TOKENIZER} is no tokenizer of the tokenizers library; get it again."]
+        ) from None

@@ -1,0 +1,184 @@
+"""From settings to models in memory. Imports torch when it is called."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.loaded_model import LoadedModel
+from inference_api.core.served_model import ServedModel
+from inference_api.errors import StartupError
+from inference_api.loading.generation_config import NO_DEFAULTS, read_defaults
+from inference_api.loading.options import EngineOptions
+from inference_api.runner import ModelRunner
+from inference_api.settings import ModelSettings, Settings
+from inference_api.speculation.sources import draft_sources, drafting_of
+from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
+from inference_api.text.tokens import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from inference_api.engine.engine_runner import EngineRunner
+    from inference_api.kernels.library import Kernels
+    from inference_api.loading.memory import Footprint
+    from inference_api.loading.packing.folder import PackedFolder
+
+Stamp = list[tuple[int, int, int] | None]  # of files: inode, size and time; None: none can be read
+
+
+@dataclass(frozen=True, slots=True)
+class LoadableModel:
+    """A model that is described; its weights may be brought into memory and let go again."""
+
+    served: ServedModel
+    settings: Settings
+    runner: "EngineRunner"
+    drafter: "EngineRunner | None"
+
+    def load(self) -> LoadedModel:
+        """Raises StartupError."""
+        self.runner.load()
+        if self.drafter is not None:
+            self.drafter.load()
+        return loaded(self.served, self.runner, self.settings, self.drafter)
+
+    def unload(self) -> None:
+        """Give the memory back. Nobody holds what `load` returned."""
+        for runner in self._runners:
+            runner.unload()
+
+    def is_packed(self) -> bool:
+        """Whether `load` finds the weights as it needs them. Raises StartupError."""
+        return all(runner.is_packed() for runner in self._runners)
+
+    def stamp(self) -> Stamp:
+        """Returns what is another once a file of its weights is."""
+        return [_stamp(file) for runner in self._runners for file in runner.files]
+
+    @property
+    def footprints(self) -> "Sequence[Footprint]":
+        return [runner.footprint for runner in self._runners]
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether its weights are one model's, without drafts or heads."""
+        return self.drafter is None and not self.runner.has_medusa_heads
+
+    @property
+    def _runners(self) -> "list[EngineRunner]":
+        return [self.runner] if self.drafter is None else [self.runner, self.drafter]
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        state = file.stat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def loaded(
+    served: ServedModel,
+    runner: ModelRunner,
+    settings: Settings,
+    drafter: ModelRunner | None = None,
+) -> LoadedModel:
+    """Makes one of loaded runners."""
+    drafting = drafting_of(served, runner, settings.of_model(served.name), drafter)
+    return LoadedModel.serving(served, runner, settings, drafter, drafting)
+
+
+def loaded_alone(
+    name: str, runner: ModelRunner, tokenizer: Tokenizer, settings: Settings
+) -> LoadedModel:
+    """Makes one of a runner that has no heads and no draft model."""
+    of_model = settings.of_model(name)
+    sources = draft_sources(name, runner, of_model)
+    max_guesses = of_model.speculation_tokens if sources else 0
+    served = ServedModel.of(name, runner, tokenizer, sources, max_guesses=max_guesses)
+    return loaded(served, runner, settings)
+
+
+def bring_up(backend: DecodeBackend) -> None:
+    """Serve the models of the settings. Raises StartupError."""
+    backend.take(load_models(backend.settings))
+
+
+def load_models(settings: Settings) -> list[LoadedModel]:
+    """Bring all models into memory, once it is known that all fit. Raises StartupError."""
+    from inference_api.engine.engine_runner import check_memory
+
+    models = describe_models(settings)
+    runners = {model.served.name: model.runner for model in models}
+    for model in models:
+        if model.drafter is not None:
+            runners[f"{model.served.name}'s draft model"] = model.drafter
+    check_memory(runners)
+    return [model.load() for model in models]
+
+
+def describe_models(
+    settings: Settings, packed: "PackedFolder | None" = None
+) -> Sequence[LoadableModel]:
+    """What files say of the models of these settings. `packed`: where their weights are packed, if
+    they will come and go.
+
+    They step one after another, so those of one number of threads share the kernels' threads.
+    Raises StartupError.
+    """
+    from inference_api.engine.engine_runner import EngineRunner
+    from inference_api.kernels.library import Kernels
+    from inference_api.loading.checkpoint import locate
+
+    kernels_of = cache(Kernels)
+    budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
+    models = []
+    for model in settings.served_models:
+        folder = locate(model.model)
+        runner = EngineRunner(folder, EngineOptions.from_settings(model), kernels_of, packed)
+        drafter = None
+        if model.used_draft_model is not None:
+            drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of, packed)
+        served = describe_model(model, folder, runner, drafter, budget)
+        models.append(LoadableModel(served, settings, runner, drafter))
+    return models
+
+
+def describe_model(
+    model: ModelSettings,
+    folder: Path,
+    runner: ModelRunner,
+    drafter: "EngineRunner | None",
+    budget: ByteBudget,
+) -> ServedModel:
+    """Describes a runner, loaded or not, by its settings and the folder of its model. `budget`:
+    bytes that prompts of all models share. Raises StartupError."""
+    tokenizer = load_tokenizer(folder, runner.eos_token_ids)
+    sources = draft_sources(model.name, runner, model, drafter)
+    max_guesses = model.speculation_tokens if sources else 0
+    defaults = read_defaults(folder) if model.generation_config == "auto" else NO_DEFAULTS
+    return ServedModel.of(model.name, runner, tokenizer, sources, budget, max_guesses, defaults)
+
+
+def make_drafter(
+    model: ModelSettings,
+    model_dir: Path,
+    max_seq_len: int,
+    kernels_of: "Callable[[int], Kernels]",
+    packed: "PackedFolder | None" = None,
+) -> "EngineRunner":
+    """Of DRAFT_MODEL: with as many rows as the model, and its context or as much of it as the draft
+    has. Raises StartupError when it cannot draft for this model."""
+    from inference_api.engine.engine_runner import EngineRunner
+    from inference_api.loading.checkpoint import load_config, locate, vocabulary_faults
+
+    assert model.used_draft_model is not None
+    folder = locate(model.used_draft_model, setting="DRAFT_MODEL")
+    if faults := vocabulary_faults(model_dir, folder):
+        raise StartupError(faults)
+    context_tokens = min(max_seq_len, load_config(folder).max_positions)
+    options = replace(
+        EngineOptions.from_settings(model), max_seq_len=context_tokens, has_medusa=False
+    )
+    return EngineRunner(folder, options, kernels_of, packed)

@@ -1,1 +1,0 @@
-"""Metrics, traces and logs: the server as people and machines see it."""

@@ -1,0 +1,76 @@
+"""One rank, as torchrun starts it: rank 0 becomes the API, the others work for it.
+
+    torchrun --nproc-per-node 3 -m inference_api.pipeline
+
+The settings are the API's, from the environment, and the same for all ranks.
+"""
+
+import ctypes
+import logging
+import logging.config
+import os
+import signal
+import sys
+
+from common.logs import logging_config
+from inference_api.errors import StartupError
+from inference_api.loading.options import EngineOptions
+from inference_api.pipeline.ranks import RankSettings, load_rank_settings
+from inference_api.settings import Settings, load_settings
+from inference_api.shipped_files import SHIPPED
+
+GUNICORN_CONFIG = SHIPPED / "gunicorn.conf.py"
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    try:
+        ranks, settings = load_rank_settings(), load_settings()
+        if settings.split is None:
+            raise StartupError(["SPLIT is not set; set it to auto, or to the layers of each rank."])
+    except StartupError as error:
+        sys.exit(str(error))
+    if ranks.rank == 0:
+        # It drains: torchrun's SIGTERM is for it.
+        _end_with_parent(signal.SIGTERM)
+        command = [sys.executable, "-m", "gunicorn", "--config", str(GUNICORN_CONFIG)]
+        os.execv(sys.executable, command)
+    _end_with_parent(signal.SIGKILL)
+    logging.config.dictConfig(logging_config(settings.log_level, settings.log_format))
+    sys.exit(_work(ranks, settings))
+
+
+def _work(ranks: RankSettings, settings: Settings) -> int:
+    """Returns the exit status."""
+    from inference_api.loading.checkpoint import load_config, locate
+    from inference_api.pipeline.messages import BadMessage
+    from inference_api.pipeline.rank_runners import part_runners
+    from inference_api.pipeline.rank_worker import RankWorker
+    from inference_api.pipeline.ring import Ring, RingBroken
+
+    model = settings.default_model
+    try:
+        options = EngineOptions.from_settings(model)
+        folder = locate(model.model)
+        hidden_size = load_config(folder).hidden_size
+        make_runner = part_runners(folder, options, ranks.local_world_size)
+        ring = Ring.join("env://", hidden_size, settings.split_timeout_s)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # rank 0 needs this one until it has drained
+        RankWorker(ring, make_runner).run()
+    except (StartupError, RingBroken, BadMessage, MemoryError) as error:
+        logger.critical("rank %d ends: %s", ranks.rank, error)
+        return 1
+    return 0
+
+
+def _end_with_parent(number: signal.Signals) -> None:
+    """Have Linux send this signal when the launcher ends, however that happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What rank 0 tells the others: a kind and some integers, never anything that is executed.
+
+Activations come with it. The network of the ranks is private, but numbers that would lead the
+kernels out of their memory are refused all the same. Loads no torch.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from inference_api.runner import RowStep
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PART_TOKENS = 128  # at most, of a step that is cut into parts
+ROW_NUMBERS = 5  # of a row, beside its tree
+MAX_NUMBERS = (ROW_NUMBERS + 1) * PART_TOKENS  # more than any other kind has
+
+
+class Kind(IntEnum):
+    LOAD = 1  # a model's fingerprint, then the split
+    STEP = 2  # see `step_numbers`; with the residual, and back at rank 0 with what it asked for
+    KEEP = 3  # row, start, accepted tokens
+    COPY = 4  # source row, target row, tokens
+    PING = 5  # comes back to rank 0 when all ranks have done what they were told before
+    STOP = 6
+
+
+class Message(NamedTuple):
+    kind: Kind
+    numbers: Sequence[int] = ()
+    states: "Tensor | None" = None  # [tokens, hidden size] float32
+
+
+class BadMessage(Exception):
+    """A message that no rank 0 of this version sends."""
+
+
+class Part(NamedTuple):
+    """Of a step, what goes round the ring at once. Tokens have no ids any more: the residual that
+    comes with them is in their place."""
+
+    rows: Sequence[RowStep]
+    returned: Sequence[int]
+    """Indices of the tokens, of all rows together, that the last rank gives back to the first."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(each.token_ids) for each in self.rows)
+
+
+def returned_tokens(row: RowStep) -> range:
+    """Those that draw, or all where their hidden states are wanted."""
+    return range(0 if row.wants_hidden else row.num_undrawn, len(row.token_ids))
+
+
+def step_numbers(rows: Sequence[RowStep]) -> list[int]:
+    """Of each row: its index, start, tokens, tokens that are not given back, whether it is a tree;
+    then the parents of a tree's tokens."""
+    numbers: list[int] = []
+    for each in rows:
+        num_tokens, is_tree = len(each.token_ids), each.parents is not None
+        numbers += (each.row, each.start, num_tokens, returned_tokens(each).start, is_tree)
+        numbers += each.parents or ()
+    return numbers
+
+
+def read_step(numbers: Sequence[int], max_rows: int, max_seq_len: int) -> Part:
+    """Raises BadMessage."""
+    rows: list[RowStep] = []
+    returned: list[int] = []
+    num_tokens, rest = 0, iter(numbers)
+    for row in rest:
+        start, count, first, is_tree = _taken(rest, ROW_NUMBERS - 1)
+        if not (0 <= row < max_rows and start >= 0 and 1 <= count <= max_seq_len - start):
+            raise BadMessage(f"{count} tokens at {start} of row {row}")
+        if not 0 <= first <= count:
+            raise BadMessage(f"{first} tokens of {count} are not given back")
+        parents = _parents(rest, count) if is_tree else None
+        rows.append(RowStep(row, start, range(count), parents=parents))
+        returned += range(num_tokens + first, num_tokens + count)
+        num_tokens += count
+    if not rows:
+        raise BadMessage("a step without rows")
+    return Part(rows, returned)
+
+
+def _parents(numbers: Iterator[int], count: int) -> Sequence[int]:
+    parents = _taken(numbers, count)
+    if any(not -1 <= parent < token for token, parent in enumerate(parents)):
+        raise BadMessage("a tree whose tokens follow later ones")
+    return parents
+
+
+def _taken(numbers: Iterator[int], count: int) -> Sequence[int]:
+    taken = [number for _, number in zip(range(count), numbers, strict=False)]
+    if len(taken) != count:
+        raise BadMessage("a step that is cut short")
+    return taken

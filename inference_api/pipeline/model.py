@@ -1,0 +1,65 @@
+"""The one model of a server that is over several ranks. Imports torch when it is called."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.loaded_model import LoadedModel
+from inference_api.loading.options import EngineOptions
+from inference_api.model_loading import describe_model, loaded, make_drafter
+from inference_api.pipeline.ranks import load_rank_settings
+from inference_api.pipeline.splits import resolved
+from inference_api.settings import Settings
+from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
+
+if TYPE_CHECKING:
+    from inference_api.pipeline.split_tuner import SplitTuner
+
+ANY_ADDRESS = ("0.0.0.0", "::")
+MAX_NAME = 200  # characters, of the 256 that a session's may have
+
+
+def bring_up(backend: DecodeBackend) -> None:
+    """Serve the model of the settings. Raises what `load_split_model` raises."""
+    backend.take([load_split_model(backend.settings)])
+
+
+def load_split_model(settings: Settings) -> LoadedModel:
+    """Waits for the other ranks. Raises StartupError, and RingBroken where they do not come."""
+    from inference_api.loading.checkpoint import load_config, locate
+    from inference_api.pipeline.rank_runners import kernels_of_ranks, part_runners
+    from inference_api.pipeline.ring import Ring
+    from inference_api.pipeline.runner import PipelineRunner
+
+    assert settings.split is not None
+    ranks, model = load_rank_settings(), settings.default_model
+    folder = locate(model.model)
+    split = resolved(settings.split, load_config(folder).num_layers, ranks.world_size)
+    kernels_of = kernels_of_ranks(ranks.local_world_size)
+    options = EngineOptions.from_settings(model)
+    make_runner = part_runners(folder, options, ranks.local_world_size, kernels_of)
+    join = partial(Ring.join, "env://", timeout_s=settings.split_timeout_s)
+    tuner = _tuner(settings, sum(split), len(split)) if settings.split == "auto" else None
+    runner = PipelineRunner(make_runner, split, join, tuner)
+    drafter = None
+    if model.used_draft_model is not None:
+        drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of)
+    served = describe_model(model, folder, runner, drafter, ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S))
+    runner.load()
+    if drafter is not None:
+        drafter.load()
+    return loaded(served, runner, settings, drafter)
+
+
+def _tuner(settings: Settings, num_layers: int, num_ranks: int) -> "SplitTuner":
+    """Asks a weights service, which this server is one of."""
+    from inference_api.pipeline.split_search import SplitSearch
+    from inference_api.pipeline.split_tuner import SplitTuner
+
+    host = "127.0.0.1" if settings.service_host in ANY_ADDRESS else settings.service_host
+    url = settings.weights_url or f"http://{host}:{settings.service_port}"
+    model = settings.default_model
+    session = f"split {model.name[:MAX_NAME]} {model.quantization} {num_ranks} ranks"
+    secret = settings.jwt_secret.get_secret_value() if settings.jwt_secret else None
+    search = SplitSearch(url.rstrip("/"), session, num_ranks, num_layers, jwt_secret=secret)
+    return SplitTuner(search)

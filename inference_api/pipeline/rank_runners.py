@@ -1,0 +1,28 @@
+"""Makes the runners of a rank: of whatever layers it is to have."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.kernels.library import Kernels
+from inference_api.loading.config import LayerRange
+from inference_api.loading.options import EngineOptions
+
+MakeRunner = Callable[[LayerRange], EngineRunner]
+
+
+def part_runners(
+    model_dir: Path,
+    options: EngineOptions,
+    local_ranks: int,
+    kernels_of: Callable[[int], Kernels] | None = None,
+) -> MakeRunner:
+    """`local_ranks` share this machine's cores. `kernels_of`: see `EngineRunner`."""
+    shared = kernels_of or kernels_of_ranks(local_ranks)
+    return lambda layers: EngineRunner(model_dir, options.with_layers(layers), shared)
+
+
+def kernels_of_ranks(local_ranks: int) -> Callable[[int], Kernels]:
+    """The kernels by the number of threads that one rank alone would have."""
+    return cache(lambda num_threads: Kernels(max(1, num_threads // local_ranks)))

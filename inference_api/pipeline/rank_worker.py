@@ -1,0 +1,109 @@
+"""A rank other than the first: does what comes round the ring, with the layers it is told to have.
+
+One thread, the main one. It ends when rank 0 says so, and fails when a neighbour is gone, when
+rank 0 has been silent for too long, or when it cannot do what it was told: its neighbours then see
+its connections close.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.engine_runner import EngineRunner
+from inference_api.errors import StartupError
+from inference_api.pipeline.messages import BadMessage, Kind, Message, read_step
+from inference_api.pipeline.rank_runners import MakeRunner
+from inference_api.pipeline.ring import LOAD_TIMEOUT_S, Ring
+from inference_api.pipeline.splits import layers_of
+from inference_api.runner import RowStep
+
+logger = logging.getLogger(__name__)
+
+
+class RankWorker:
+    """Owns weights and KV cache of its layers."""
+
+    def __init__(
+        self,
+        ring: Ring,
+        make_runner: MakeRunner,
+    ) -> None:
+        self._ring, self._make_runner = ring, make_runner
+        self._runner: EngineRunner | None = None
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Until rank 0 stops the ring. Raises RingBroken, BadMessage, StartupError."""
+        timeout_s = LOAD_TIMEOUT_S  # others may be loading
+        while True:
+            message = self._ring.hear(timeout_s)
+            timeout_s = LOAD_TIMEOUT_S if message.kind is Kind.LOAD else self._ring.timeout_s
+            if message.kind is Kind.STEP:
+                self._step(message)
+                continue
+            if not self._ring.is_last or message.kind is Kind.PING:
+                self._ring.tell(message)  # at once: all ranks load at the same time
+            if message.kind is Kind.STOP:
+                self._ring.settle()
+                return
+            self._do(message)
+
+    def _do(self, message: Message) -> None:
+        numbers = message.numbers
+        match message.kind:
+            case Kind.LOAD:
+                self._load(numbers)
+            case Kind.KEEP:
+                row, start, *accepted = numbers
+                self._check([row], [start, *(start + token for token in accepted)])
+                self._loaded.keep(RowStep(row, start, ()), accepted)
+            case Kind.COPY:
+                source, target, num_tokens = numbers
+                self._check([source, target], [num_tokens])
+                self._loaded.copy_prefix(source, target, num_tokens)
+
+    def _load(self, numbers: Sequence[int]) -> None:
+        """Raises StartupError where the layers do not fit, or are another model's than rank 0's."""
+        agreement, *split = numbers
+        if self._runner is not None:
+            self._runner.unload()
+        if len(split) != self._ring.num_ranks:
+            raise BadMessage(f"a split of {len(split)} for {self._ring.num_ranks} ranks")
+        self._runner = self._make_runner(layers_of(split, self._ring.rank))
+        if self._runner.agreement != agreement:
+            raise StartupError(
+                [
+                    f"Rank {self._ring.rank} has another model than rank 0, or other settings of "
+                    "it; give all ranks the same MODEL, DTYPE, QUANTIZATION, KV_CACHE_DTYPE, "
+                    "USER_ROWS and MAX_SEQ_LEN, and the same version of Hearth."
+                ]
+            )
+        self._runner.load()
+        logger.info("rank %d has its layers of %s", self._ring.rank, "-".join(map(str, split)))
+
+    def _step(self, message: Message) -> None:
+        runner = self._loaded
+        assert isinstance(runner.decoder, KernelDecoder)
+        part = read_step(message.numbers, runner.max_rows, runner.max_seq_len)
+        if message.states is None or len(message.states) != part.num_tokens:
+            raise BadMessage(f"{part.num_tokens} tokens without their residual")
+        after = runner.decoder.layers(part.rows, message.states)
+        if self._ring.is_last:
+            self._ring.tell(Message(Kind.STEP, (), after[list(part.returned)]))
+        else:
+            self._ring.tell(Message(Kind.STEP, message.numbers, after))
+
+    @property
+    def _loaded(self) -> EngineRunner:
+        if self._runner is None:
+            raise BadMessage("work before there are layers")
+        return self._runner
+
+    def _check(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        runner = self._loaded
+        if not all(0 <= row < runner.max_rows for row in rows):
+            raise BadMessage(f"rows {rows} of {runner.max_rows}")
+        if not all(0 <= slot <= runner.max_seq_len for slot in slots):
+            raise BadMessage(f"slots {slots} of {runner.max_seq_len}")

@@ -1,0 +1,83 @@
+"""The decoder of rank 0: its own layers, those of the ring, and the head. Decode thread only."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.step_decoder import Outputs
+from inference_api.pipeline.messages import (
+    BadMessage,
+    Kind,
+    Message,
+    returned_tokens,
+    step_numbers,
+)
+from inference_api.pipeline.micro_batches import cut, num_parts
+from inference_api.pipeline.ring import Ring
+from inference_api.runner import RowStep
+
+
+class RingDecoder:
+    """A `StepDecoder`. A step's parts leave one after another, and come back in that order."""
+
+    def __init__(self, own: KernelDecoder, ring: Ring, max_rows: int, hidden_size: int) -> None:
+        self.parts_at_all_rows = ring.num_ranks
+        """How many parts a step of all rows is best cut into; see `micro_batches`."""
+        self._own = own
+        self._ring = ring
+        self._max_rows = max_rows
+        self._no_states = torch.empty(0, hidden_size)
+
+    def warm_up(self) -> None:
+        self._own.warm_up()
+
+    def forward(self, rows: Sequence[RowStep]) -> Outputs:
+        """See `StepDecoder`. The head has done with what came back when the next part comes. Raises
+        RingBroken."""
+        num_tokens = sum(len(each.token_ids) for each in rows)
+        parts = cut(rows, num_parts(num_tokens, self.parts_at_all_rows, self._max_rows))
+        for part in parts:
+            self._ring.tell(Message(Kind.STEP, step_numbers(part), self._own.layers(part)))
+        logits: list[Tensor] = []
+        hidden: list[Tensor | None] = []
+        for part in parts:
+            outputs = self._own.head([_returned(each) for each in part], self._hear(part))
+            logits.append(outputs.logits.clone())  # the next part's are written to the same memory
+            hidden += outputs.hidden
+        pieces = [piece for part in parts for piece in part]
+        return Outputs(torch.cat(logits), _joined(rows, pieces, hidden))
+
+    def _hear(self, part: Sequence[RowStep]) -> Tensor:
+        """What all layers have made of a part's tokens, as far as there is something to say of
+        them."""
+        count = sum(len(returned_tokens(each)) for each in part)
+        message = self._ring.hear()
+        states = self._no_states if message.states is None else message.states
+        if message.kind is not Kind.STEP or len(states) != count:
+            raise BadMessage(f"{len(states)} tokens came back for {count}")
+        return states
+
+
+def _returned(row: RowStep) -> RowStep:
+    """The tokens of which there is something to say, in no order of a tree any more."""
+    return replace(row, token_ids=returned_tokens(row), parents=None)
+
+
+def _joined(
+    rows: Sequence[RowStep], pieces: Sequence[RowStep], hidden: Sequence[Tensor | None]
+) -> Sequence[Tensor | None]:
+    """Of every row the states of its pieces, which follow each other."""
+    rest = iter(zip(pieces, hidden, strict=True))
+    of_rows: list[Tensor | None] = []
+    for row in rows:
+        num_missing, states = len(row.token_ids), []
+        while num_missing:
+            piece, of_piece = next(rest)
+            num_missing -= len(piece.token_ids)
+            states.append(of_piece)
+        wanted = [each for each in states if each is not None]
+        of_rows.append(torch.cat(wanted) if wanted else None)
+    return of_rows

@@ -1,0 +1,187 @@
+"""`ModelRunner` of rank 0: a model whose layers are several ranks'. Decode thread only.
+
+Rank 0 has the embedding, its layers and, once a step has been round the ring, the final norm, the
+head and the draws: constraints, penalties, seeds and drafts stay where they are, and nothing but
+activations travels. Everything else that changes a cache is told to all ranks in the same order.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.errors import StartupError
+from inference_api.pipeline.messages import BadMessage, Kind, Message
+from inference_api.pipeline.rank_runners import MakeRunner
+from inference_api.pipeline.ring import LOAD_TIMEOUT_S, Ring, RingBroken
+from inference_api.pipeline.ring_decoder import RingDecoder
+from inference_api.pipeline.split_tuner import SplitTuner
+from inference_api.pipeline.splits import Split, checked, layers_of
+from inference_api.request import SamplingParams
+from inference_api.runner import DraftHeads, Draw, RowResult, RowStep, RunnerFacts
+
+logger = logging.getLogger(__name__)
+
+SILENCES_PER_TIMEOUT = 4  # pings keep ranks from taking a server without work for a dead one
+PARTS_TRIED = (1, 2, 3, 4, 6, 8)
+TRIALS = 2  # of each, of which the fastest counts
+
+
+class PipelineRunner:
+    """Constructed it is described, as an `EngineRunner` is; `load` waits for the other ranks."""
+
+    is_batch_invariant = True
+
+    def __init__(
+        self,
+        make_runner: MakeRunner,
+        split: Split,
+        join: Callable[[int], Ring],
+        tuner: SplitTuner | None = None,
+    ) -> None:
+        """`make_runner`: this rank's part of the model, of layers that begin with the first; `join`
+        takes the hidden size; `tuner` changes the split while no row has work.
+
+        Raises StartupError where the model cannot be split so.
+        """
+        self._make_runner, self._join, self._tuner = make_runner, join, tuner
+        self._ring: Ring | None = None
+        self.split = split
+        self._own = make_runner(layers_of(split, 0))
+        checked(split, self._own.num_layers, len(split))
+        if not self._own.is_batch_invariant:
+            raise StartupError(
+                [
+                    "SPLIT needs a model that the kernels decode, on the CPU; unset SPLIT, or see "
+                    "docs/pipeline.md."
+                ]
+            )
+        self.max_rows = self._own.max_rows
+        self.max_seq_len = self._own.max_seq_len
+        self.vocab_size = self._own.vocab_size
+        self.hidden_size = self._own.hidden_size
+        self.num_layers = self._own.num_layers
+        self.eos_token_ids = self._own.eos_token_ids
+        self.has_medusa_heads = self._own.has_medusa_heads
+        self.medusa: DraftHeads | None = None
+
+    @property
+    def facts(self) -> RunnerFacts:
+        return self._own.facts
+
+    def load(self) -> None:
+        """See `ModelRunner`. Raises RingBroken where another rank does not come, or does not load:
+        its log says why."""
+        ring = self._ring = self._join(self.hidden_size)
+        checked(self.split, self.num_layers, ring.num_ranks)
+        self._load(ring)
+        self.medusa = self._own.medusa
+
+    def set_split(self, split: Split) -> None:
+        """Have all ranks load the layers that are theirs now. No cache of any row is kept.
+
+        Raises StartupError, RingBroken.
+        """
+        checked(split, self.num_layers, len(self.split))
+        self._own.unload()
+        self._own = self._make_runner(layers_of(split, 0))
+        self.split = split
+        # Who guesses by the heads goes on with those that were there first: they are the same.
+        self._load(self._joined)
+        self.choose_parts()
+
+    def warm_up(self) -> None:
+        self.choose_parts()
+        self._own.warm_up()
+
+    def choose_parts(self, parts: int | None = None) -> None:
+        """That a step of all rows is cut into: so many, or those that take least time."""
+        if parts is not None:
+            self._decoder.parts_at_all_rows = parts
+            return
+        times = {}
+        for tried in PARTS_TRIED:
+            if tried <= self.max_rows:
+                self._decoder.parts_at_all_rows = tried
+                times[tried] = min(self._seconds_of(self.max_rows) for _ in range(TRIALS))
+        self._decoder.parts_at_all_rows = min(times, key=times.__getitem__)
+        logger.info("steps of all rows in %d parts", self._decoder.parts_at_all_rows)
+
+    def tokens_per_s(self, seconds: float, num_rows: int) -> float:
+        """Of so many rows, at their first token, which is written again and again."""
+        self._seconds_of(num_rows)
+        times: list[float] = []
+        while len(times) < TRIALS or sum(times) < seconds:
+            times.append(self._seconds_of(num_rows))
+        return num_rows * len(times) / sum(times)
+
+    def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
+        """Raises RingBroken."""
+        if self._tuner is not None:
+            self._tuner.worked()
+        return self._own.step(rows)
+
+    def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
+        self._own.keep(row, accepted)
+        if any(token != place for place, token in enumerate(accepted)):
+            self._joined.tell(Message(Kind.KEEP, (row.row, row.start, *accepted)))
+
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        self._own.copy_prefix(source, target, num_tokens)
+        self._joined.tell(Message(Kind.COPY, (source, target, num_tokens)))
+
+    def release(self, row: int) -> None:
+        """Nothing to free: see `EngineRunner`."""
+
+    def release_memory(self, row: int) -> None:
+        """All memory of a cache is taken at start."""
+
+    def idle(self) -> bool:
+        """Lets the ranks know that this one lives, sees whether they do, and may try a split.
+        Raises RingBroken."""
+        ring = self._joined
+        if time.monotonic() - ring.told_at_s > ring.timeout_s / SILENCES_PER_TIMEOUT:
+            self._ping(ring.timeout_s)
+        return self._tuner is not None and self._tuner.turn(self)
+
+    def close(self) -> None:
+        """Have the other ranks end, and the tuner. Idempotent."""
+        ring, self._ring = self._ring, None
+        if ring is not None:
+            with suppress(RingBroken):
+                ring.tell(Message(Kind.STOP))
+                ring.settle()
+        if self._tuner is not None:
+            self._tuner.close()
+
+    @property
+    def _joined(self) -> Ring:
+        assert self._ring is not None, "load comes first"
+        return self._ring
+
+    @property
+    def _decoder(self) -> RingDecoder:
+        assert isinstance(self._own.decoder, RingDecoder)
+        return self._own.decoder
+
+    def _load(self, ring: Ring) -> None:
+        """All ranks at the same time."""
+        ring.tell(Message(Kind.LOAD, (self._own.agreement, *self.split)))
+        self._own.load()
+        assert isinstance(self._own.decoder, KernelDecoder)
+        self._own.decoder = RingDecoder(self._own.decoder, ring, self.max_rows, self.hidden_size)
+        self._ping(LOAD_TIMEOUT_S)
+
+    def _ping(self, timeout_s: float) -> None:
+        """Wait until all ranks have done what they were told."""
+        self._joined.tell(Message(Kind.PING))
+        if self._joined.hear(timeout_s).kind is not Kind.PING:
+            raise BadMessage("no ping came back")
+
+    def _seconds_of(self, num_rows: int) -> float:
+        draws = [Draw(SamplingParams(temperature=0.0), (0,), ())]
+        rows = [RowStep(row, 0, (0,), draws) for row in range(num_rows)]
+        began_s = time.perf_counter()
+        self._own.step(rows)
+        return time.perf_counter() - began_s

@@ -1,0 +1,42 @@
+"""Splits: how many layers each rank has, in the ring's order. Loads no torch."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal, TypeAlias
+
+from inference_api.errors import StartupError
+from inference_api.loading.config import LayerRange
+
+Split: TypeAlias = tuple[int, ...]
+
+
+def equal_split(num_layers: int, num_ranks: int) -> Split:
+    """The first ranks have one more where it does not come out even. Raises StartupError."""
+    each, more = divmod(num_layers, num_ranks)
+    return checked(tuple(each + (rank < more) for rank in range(num_ranks)), num_layers, num_ranks)
+
+
+def resolved(asked: Split | Literal["auto"], num_layers: int, num_ranks: int) -> Split:
+    """What is asked for; auto begins with equal shares. Raises StartupError."""
+    if asked == "auto":
+        return equal_split(num_layers, num_ranks)
+    return checked(asked, num_layers, num_ranks)
+
+
+def checked(split: Split, num_layers: int, num_ranks: int) -> Split:
+    """Raises StartupError unless these ranks have all layers of the model, each one or more."""
+    shown = f"SPLIT={','.join(map(str, split))}"
+    if len(split) != num_ranks:
+        fault = f"{shown} is for {len(split)} ranks, but {num_ranks} were started"
+    elif sum(split) != num_layers:
+        fault = f"{shown} has {sum(split)} layers, but the model has {num_layers}"
+    elif min(split) < 1:
+        fault = f"{shown} leaves a rank without layers; start fewer ranks"
+    else:
+        return split
+    raise StartupError([f"{fault}; set as many numbers as ranks, with the model's sum, or auto."])
+
+
+def layers_of(split: Sequence[int], rank: int) -> LayerRange:
+    end = list(accumulate(split))[rank]
+    return LayerRange(end - split[rank], end)

@@ -1,1 +1,0 @@
-"""HTTP: what turns requests into calls and results, or errors, into responses."""

@@ -1,0 +1,194 @@
+"""The seam between the decode loop and a model: `ModelRunner`.
+
+The loop owns which row runs whom, every position and every draft; a runner owns weights and KV
+memory. All calls come from the decode thread. Importing this module loads no torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.request import SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_TREE_TOKENS = 33  # a row's own and as many as SPECULATION_TOKENS lets guess behind it
+Hidden: TypeAlias = "Tensor"
+"""[…, hidden size] float32: what the output head takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The draw of the token that follows one of a step's tokens.
+
+    `prompt_tokens` and `generated` are the loop's own lists, read and never kept or changed;
+    `branch` are drafted tokens that come after them, up to the one that is followed. Where the next
+    token is known already, as `known_id`, it is not drawn: only its log probability is wanted.
+    `allowed` has a bit per token id, lowest first, where not all of them may be drawn.
+    """
+
+    sampling: SamplingParams
+    prompt_tokens: Sequence[int]
+    generated: Sequence[int]
+    branch: Sequence[int] = ()
+    known_id: int | None = None
+    allowed: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """Tokens that one row brings to a step, written to slots `start`, `start + 1`, … of its cache.
+
+    They are a chain, or with `parents` a tree: for each token the index of the one it follows, an
+    earlier one, or -1 where it follows what the row holds before `start`. A token's position is
+    `start` plus how many of these tokens it has before it, so that siblings share a position and no
+    two tokens a slot. `draws` belong to the last tokens, one each; a prompt's chunk has none. What
+    a tree has before them is a chain.
+    """
+
+    row: int
+    start: int
+    token_ids: Sequence[int]
+    draws: Sequence[Draw] = ()
+    parents: Sequence[int] | None = None
+    wants_hidden: bool = False
+
+    @property
+    def num_undrawn(self) -> int:
+        """The first tokens, which draw nothing."""
+        return len(self.token_ids) - len(self.draws)
+
+    @property
+    def positions(self) -> Sequence[int]:
+        if self.parents is None:
+            return range(self.start, self.start + len(self.token_ids))
+        positions: list[int] = []
+        for parent in self.parents:
+            positions.append(self.start if parent < 0 else positions[parent] + 1)
+        return positions
+
+
+class Drawn(NamedTuple):
+    """The token that follows another; `logprobs` when its sampling asks for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+class RowResult(NamedTuple):
+    """The result of one `RowStep`."""
+
+    drawn: Sequence[Drawn]  # one for each of its draws
+    hidden: "Hidden | None" = None
+    """[tokens, hidden size] where wanted: of every token."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerFacts:
+    """What runs, where and how: for people who watch, nothing is decided by it.
+
+    Bytes are of the whole model, also where several processes share it, and of all user rows.
+    `kernels` is their variant, or torch.
+    """
+
+    family: str
+    num_parameters: int
+    num_layers: int
+    device: str
+    threads: int
+    kernels: str
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    weights_bytes: int
+    cache_bytes: int
+
+
+class HeadGuesses(NamedTuple):
+    """For each row and head its likeliest tokens, best first, and the head's probabilities."""
+
+    token_ids: NDArray[np.int64]  # [rows, heads, ranks]
+    probabilities: NDArray[np.float32]  # like token_ids
+
+
+class DraftHeads(Protocol):
+    """Heads that guess a model's next tokens from one hidden state. Decode thread only."""
+
+    paths: Sequence[tuple[int, ...]]
+    """The tree that guesses are taken from: for each depth the rank of that head's guess. A path is
+    behind all that it begins with."""
+
+    def guess(self, hidden: "Sequence[Hidden]") -> HeadGuesses:
+        """`hidden` [hidden size] of each row: what drew the row's next token."""
+
+
+class ModelRunner(Protocol):
+    """A model over `max_rows` user rows of at most `max_seq_len` tokens each.
+
+    A prompt is prefilled up to, not including, its last token; that one is the first that draws, so
+    that a chunk needs no output head.
+    """
+
+    max_rows: int
+    max_seq_len: int
+    vocab_size: int
+    hidden_size: int
+    """Of the states that `RowResult` has; 0 where there are none."""
+    is_batch_invariant: bool
+    """A token's numbers are the same bits whatever shares its step and however its prompt was cut.
+    Else that is true of prompts that are always cut alike. Tokens that draw have the same bits one
+    by one and drafted in any case."""
+    has_medusa_heads: bool
+    eos_token_ids: frozenset[int]
+    """Tokens that end an answer, by the model's own files."""
+
+    @property
+    def facts(self) -> RunnerFacts | None:
+        """None where no model runs."""
+
+    @property
+    def medusa(self) -> DraftHeads | None:
+        """The heads, once loaded."""
+
+    def load(self) -> None:
+        """Bring weights and KV cache into memory. Raises StartupError when they do not fit."""
+
+    def warm_up(self) -> None:
+        """Run every shape once, so that the first request does not pay for it."""
+
+    def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
+        """Write every token, each seeing its own row's earlier slots and, of the step's tokens, the
+        ones it follows; draw what is asked for. One result for each of `rows`.
+
+        A row may bring several, at slots that follow each other, in their order, those that draw
+        nothing first. What is drawn for
+        a row depends on that row alone: never on its neighbours, nor on which row it is. Randomness
+        is a function of (seed, position).
+        """
+
+    def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
+        """After a step: the row's sequence goes on with these of its tokens, indices of one branch
+        from its beginning, in slots that follow each other; the others are forgotten.
+
+        Without it a chain is kept whole. Slots behind what was kept are free to be written again.
+        """
+
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """Make the first positions of row `target`'s cache those of row `source`."""
+
+    def release(self, row: int) -> None:
+        """The row's request has ended; its cache stays as it is until the row is written again."""
+
+    def release_memory(self, row: int) -> None:
+        """Nobody will continue what a free row's cache holds: its memory may go."""
+
+    def idle(self) -> bool:
+        """Look after itself, while no row has work: called once or twice a second. Returns whether
+        what the rows' caches hold is lost by that. Raises what `step` would."""
+
+    def close(self) -> None:
+        """Nothing comes after this. Idempotent."""

@@ -1,0 +1,356 @@
+"""`Bundle`: many experts (models) behind one endpoint, as a file describes them.
+
+`docs/bundle.md` lists the same keys; a test compares the two. This module only reads the file.
+Whether its experts can be served here is decided by `engine.loading.bundle_check`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import ErrorDetails
+
+from common.faults import shown
+from common.key_files import Keys, KeysFaulty, float_of, parse_keys
+from inference_api.errors import StartupError
+from inference_api.settings.model import Speculation, readable
+
+MAX_FILE_BYTES = 256 * 1024
+MAX_EXPERTS = 32
+MAX_EXAMPLES = 256  # of an expert
+ROUTED = "auto"  # the model of requests that leave the choice to the router
+UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(KiB|MiB|GiB|TiB)")
+
+Quantisation = Literal["none", "auto", "int8", "int4"]
+
+
+def _bytes_of(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    size = SIZE.fullmatch(value)
+    if size is None:
+        raise ValueError("is not a size; give bytes, or a number of KiB, MiB, GiB or TiB: 2GiB")
+    return int(float(size[1]) * UNIT_BYTES[size[2]])
+
+
+def _can_be_asked_for(name: str) -> str:
+    if name == ROUTED:
+        raise ValueError("is the name of the router; choose another name")
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise ValueError("has '.', '..' or an empty part between slashes; remove it")
+    return name
+
+
+Size = Annotated[int, BeforeValidator(_bytes_of), Field(ge=2**10, le=2**50)]
+Seconds = Annotated[float, BeforeValidator(float_of), Field(allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=256), AfterValidator(readable)]
+Source = Annotated[str, Field(max_length=4096), AfterValidator(readable)]
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class RowBounds(Keys):
+    min: int = Field(1, ge=1, le=256, description="User rows reserved for it.")
+    max: int | None = Field(
+        None, ge=1, le=256, description="Most user rows it may have; default: USER_ROWS."
+    )
+
+    @field_validator("max")
+    @classmethod
+    def _check_order(cls, most: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get("min", 1)
+        if most is not None and most < least:
+            raise ValueError(f"{most} is below min, {least}; give min or more")
+        return most
+
+
+class ExpertTarget(Keys):
+    source: Source = Field(description="As `source` of an expert.")
+
+
+class ExpertDraft(Keys):
+    """A small model that drafts tokens for the expert."""
+
+    source: Source = Field(
+        description="Folder, GGUF file or hub id of a small model with the same vocabulary."
+    )
+    tokens: int | None = Field(
+        None,
+        ge=1,
+        le=32,
+        description="Most tokens drafted for a row in one step; default: SPECULATION_TOKENS.",
+    )
+
+
+class Expert(Keys):
+    """One model of a bundle. With `draft` it is a pair of models, under one name."""
+
+    name: Annotated[Name, AfterValidator(_can_be_asked_for)] = Field(
+        description=f"Its model name in requests: unique, and not `{ROUTED}`."
+    )
+    target: ExpertTarget | None = Field(
+        None, description="Another way to write `source`, for pairs: a mapping with `source`."
+    )
+    source: Source = Field(
+        "",
+        validate_default=True,
+        description="Folder or GGUF file, looked up in this file's folder first; or a hub id.",
+    )
+    description: str = Field("", max_length=1000, description="For people and for the router.")
+    examples: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
+        (),
+        max_length=MAX_EXAMPLES,
+        description="Requests that it should get, 1 to 1000 characters each; the router learns "
+        "from them.",
+    )
+    quantisation: Quantisation = Field(
+        "auto", description="Weights of linear layers, in groups of 32; auto: see QUANTIZATION."
+    )
+    context: int | None = Field(
+        None,
+        ge=16,
+        le=1_048_576,
+        description="Tokens per row; default: the model's own context, at most 2048.",
+    )
+    rows: RowBounds = Field(RowBounds(), description="A mapping with `min` and `max`.")
+    pinned: bool = Field(False, description="Loaded at start and never unloaded.")
+    load: Literal["start", "demand"] = Field(
+        "demand", description="When it is first loaded; a pinned expert always at start."
+    )
+    draft: ExpertDraft | None = Field(
+        None, validate_default=True, description="A mapping with `source` and `tokens`."
+    )
+    speculation: Speculation | None = Field(
+        None,
+        validate_default=True,
+        description="As SPECULATION; default: `draft` if it has one, else `off`.",
+    )
+    medusa_heads: Source | None = Field(
+        None, description="Folder or hub id of Medusa heads; default: the model's `medusa` folder."
+    )
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _of_target(cls, source: object, info: ValidationInfo) -> object:
+        if "target" not in info.data:
+            return "faulty"  # reported already
+        target: ExpertTarget | None = info.data["target"]
+        if target is None:
+            if source == "":
+                raise ValueError("is missing; give it, or target: {source: ...} with a draft")
+            return source
+        if source != "":
+            raise ValueError("is given next to target; give only one of them")
+        return target.source
+
+    @field_validator("draft")
+    @classmethod
+    def _check_pair(cls, draft: ExpertDraft | None, info: ValidationInfo) -> ExpertDraft | None:
+        if draft is None and info.data.get("target") is not None:
+            raise ValueError("is missing next to target; give it, or replace target by source")
+        return draft
+
+    @field_validator("speculation")
+    @classmethod
+    def _check_speculation(cls, asked: Speculation | None, info: ValidationInfo) -> Speculation:
+        if "draft" not in info.data:
+            return "off"
+        has_draft = info.data["draft"] is not None
+        if asked is None:
+            return "draft" if has_draft else "off"
+        if has_draft and asked not in ("draft", "auto"):
+            raise ValueError(f"{asked} does not use the draft; give draft or auto, or remove it")
+        if asked == "draft" and not has_draft:
+            raise ValueError("draft needs a draft model; give draft: {source: ...}")
+        return asked
+
+    @property
+    def is_loaded_at_start(self) -> bool:
+        return self.pinned or self.load == "start"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Everything that it is loaded from."""
+        draft = None if self.draft is None else self.draft.source
+        return tuple(each for each in (self.source, draft, self.medusa_heads) if each is not None)
+
+
+class RouterSettings(Keys):
+    """How the expert for requests to `auto` is chosen."""
+
+    method: Literal["tfidf"] = Field("tfidf", description="How texts are compared.")
+    threshold: Seconds = Field(
+        0.35, ge=0, le=1, description="Below this confidence, `fallback` answers."
+    )
+    fallback: Name | None = Field(None, description="Answers when unsure; default: `default`.")
+
+
+class Bundle(Keys):
+    """A valid file: names are unique, and `default` and `fallback` name experts."""
+
+    version: Literal[1] = Field(description="Version of this format.")
+    memory_limit: Size = Field(description="Disk space for the weights of all experts.")
+    fast_memory_limit: Size = Field(description="Memory for the experts that are loaded.")
+    patience_s: Seconds = Field(
+        10.0, ge=0, le=3600, description="Seconds of waiting after which experts in use must leave."
+    )
+    min_residence_s: Seconds = Field(
+        2.0, ge=0, le=3600, description="Seconds that a loaded expert stays at least."
+    )
+    load_timeout_s: Seconds = Field(
+        120.0, ge=1, le=86_400, description="Seconds after which a load counts as failed."
+    )
+    max_queue: int = Field(
+        256, ge=1, le=4096, description="Requests that may wait, for all experts together."
+    )
+    default: Name | None = Field(
+        None, description="The expert for requests that name no model; default: the first."
+    )
+    experts: Annotated[tuple[Expert, ...], Field(strict=False)] = Field(
+        max_length=MAX_EXPERTS, description=f"A list of 1 to {MAX_EXPERTS} mappings."
+    )
+    router: RouterSettings | None = Field(None, description=f"Routes requests to `{ROUTED}`.")
+
+    _folder: Path | None = PrivateAttr(None)
+
+    @field_validator("experts")
+    @classmethod
+    def _check_number(cls, experts: tuple[Expert, ...]) -> tuple[Expert, ...]:
+        if not experts:  # `min_length` would count sound ones only
+            raise ValueError("has no entries; give 1 or more")
+        return experts
+
+    @property
+    def default_expert(self) -> Expert:
+        return next((each for each in self.experts if each.name == self.default), self.experts[0])
+
+    def expert(self, name: str) -> Expert:
+        """The expert with this name. It must exist."""
+        return next(each for each in self.experts if each.name == name)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the file that it was read from."""
+        return self._folder
+
+    def from_folder(self, folder: Path) -> Self:
+        """As read from a file in `folder`: sources that exist there become absolute paths."""
+
+        def found(source: str) -> str:
+            path = folder / source
+            try:
+                return str(path) if path.exists() else source
+            except (OSError, ValueError):  # such as a hub id that is too long for a file name
+                return source
+
+        bundle = self.with_sources(found)
+        bundle._folder = folder
+        return bundle
+
+    def with_sources(self, change: Callable[[str], str]) -> Self:
+        """A copy with `change` applied to every source."""
+        experts = tuple(_with_sources(each, change) for each in self.experts)
+        return self.model_copy(update={"experts": experts})
+
+    def row_faults(self, user_rows: int) -> list[str]:
+        """Why `user_rows` rows are too few for all experts together; empty if they are enough."""
+        faults = []
+        guaranteed = sum(each.rows.min for each in self.experts)
+        if guaranteed > user_rows:
+            faults.append(
+                f"rows.min: need {guaranteed} rows, limit USER_ROWS={user_rows}, over by "
+                f"{guaranteed - user_rows}; lower rows.min or raise USER_ROWS."
+            )
+        for index, each in enumerate(self.experts):
+            if (each.rows.max or 0) > user_rows:
+                faults.append(
+                    f"experts[{index}].rows.max: {each.rows.max} is above USER_ROWS={user_rows}; "
+                    "lower it or raise USER_ROWS."
+                )
+        return faults
+
+
+def read_bundle(path: Path) -> Bundle:
+    """The file's bundle, with sources looked up in its folder first.
+
+    Raises StartupError with every fault of the file.
+    """
+    try:
+        if not path.is_file():
+            raise StartupError([f"{path} is not a file; give the path of a bundle's YAML file."])
+        with path.open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # a NUL in the path
+        raise StartupError([f"{path} cannot be read ({error}); correct the path."]) from None
+    return parse_bundle(content).from_folder(path.parent.resolve())
+
+
+def parse_bundle(content: bytes) -> Bundle:
+    """The bundle of a file with this content. Raises StartupError with every fault."""
+    if len(content) > MAX_FILE_BYTES:
+        raise StartupError([f"The file has more than {MAX_FILE_BYTES} bytes; shorten it."])
+    try:
+        return parse_keys(content, Bundle, _keys_at, _name_faults)
+    except KeysFaulty as error:
+        raise StartupError(error.faults) from None
+
+
+def _with_sources(expert: Expert, change: Callable[[str], str]) -> Expert:
+    draft, heads = expert.draft, expert.medusa_heads
+    return expert.model_copy(
+        update={
+            "source": change(expert.source),
+            "draft": draft and draft.model_copy(update={"source": change(draft.source)}),
+            "medusa_heads": heads and change(heads),
+        }
+    )
+
+
+def _name_faults(raw: Mapping[str, Any]) -> list[str]:
+    """Duplicate names of experts, and references to unknown ones. `raw` is any YAML mapping."""
+    experts = raw.get("experts")
+    entries = experts[:MAX_EXPERTS] if isinstance(experts, list) else []
+    names = [each.get("name") if isinstance(each, dict) else None for each in entries]
+    faults = [
+        f"experts[{index}].name: {shown(name)} is also the name of experts[{names.index(name)}]; "
+        "give each its own name."
+        for index, name in enumerate(names)
+        if isinstance(name, str) and names.index(name) < index
+    ]
+    router = raw.get("router")
+    meant = {
+        "default": raw.get("default"),
+        "router.fallback": router.get("fallback") if isinstance(router, dict) else None,
+    }
+    known = ", ".join(shown(name)[1:-1] for name in names if isinstance(name, str))
+    faults += [
+        f"{key}: no expert {shown(name)}; known: {known}."
+        for key, name in meant.items()
+        if isinstance(name, str) and name not in names
+    ]
+    return faults
+
+
+_PARTS: Mapping[str, type[Keys]] = {
+    "rows": RowBounds,
+    "target": ExpertTarget,
+    "draft": ExpertDraft,
+    "router": RouterSettings,
+}
+
+
+def _keys_at(detail: ErrorDetails) -> Iterable[str]:
+    """Returns the keys that the mapping at fault may have."""
+    path = detail["loc"][:-1] if detail["type"] == "extra_forbidden" else detail["loc"]
+    if not path:
+        return Bundle.model_fields
+    return _PARTS.get(str(path[-1]), Expert).model_fields

@@ -1,0 +1,361 @@
+"""Every setting of the API process: one frozen object, read from the environment once.
+
+`docs/settings.md` lists the same variables for people; a test holds the two together.
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AliasChoices,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from common.origins import LOCAL, ORIGIN, Hosts, split_at_commas
+from common.startup import read_settings
+from inference_api.errors import StartupError, UnknownModel
+from inference_api.settings.bundle_file import Bundle, Expert, read_bundle
+from inference_api.settings.client import ClientSettings
+from inference_api.settings.model import EMBEDDED_MODEL, ModelSettings
+from inference_api.settings.names import ANY, MAX_NAME_CHARS, is_match
+from inference_api.settings.pipeline import PipelineSettings
+from inference_api.settings.watch import WatchSettings
+
+__all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
+
+CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
+MAX_MODELS = 8
+MAX_ALIASES = 64
+Alias = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+# What a bundle's file says in their place: of each expert, or of all.
+SAID_BY_BUNDLE = (
+    *("model", "model_name", "models", "quantization", "max_seq_len", "speculation"),
+    *("medusa_heads", "draft_model", "max_input_qsize", "batching"),
+)
+
+
+class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, WatchSettings):
+    """Immutable; any thread may read it. Field descriptions are the documentation.
+
+    The variables of `ModelSettings` are those of the one model or, with MODELS, of every model
+    that does not say otherwise: read a model's from `served_models`.
+    """
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="ignore",
+        env_ignore_empty=True,
+        populate_by_name=True,
+        protected_namespaces=(),
+    )
+
+    models: Annotated[tuple[ModelSettings, ...], NoDecode] = Field(
+        (),
+        max_length=MAX_MODELS,
+        description=(
+            f"In place of MODEL, a JSON list of 1 to {MAX_MODELS} objects; their keys are the "
+            "variables of a model in lower case. The first model is the default."
+        ),
+    )
+    service_host: str = Field("127.0.0.1", description="Address the API listens on.")
+    service_port: int = Field(7000, ge=1, le=65535, description="Port the API listens on.")
+    model_aliases: Annotated[tuple[Alias, ...], NoDecode] = Field(
+        ("falcon40b",),
+        validation_alias=AliasChoices("MODEL_ALIASES", "ROUTE_ALIASES"),  # the older name
+        max_length=MAX_ALIASES,
+        description=(
+            "Further names of the default model, comma-separated; * in one stands for any "
+            "characters, as in claude-*."
+        ),
+    )
+    strict_bounds: Literal["aliases", "always", "never"] = Field(
+        "aliases",
+        description=(
+            "Where the native routes refuse temperature 0 as the Falcon server does: under "
+            "MODEL_ALIASES, its names without a *; else 0 is greedy."
+        ),
+    )
+    max_input_qsize: int = Field(
+        64, ge=1, le=4096, description="Requests waiting for a row of a model while none is free."
+    )
+    batching: Literal["continuous", "dynamic"] = Field(
+        "continuous",
+        description=(
+            "continuous: whoever waits takes a row as soon as one is free; dynamic: in batches "
+            "that nobody joins, to compare."
+        ),
+    )
+    bundle: Annotated[Bundle | None, NoDecode] = Field(
+        None,
+        description=(
+            "In place of MODEL, the YAML file of many experts, of which those in use are in memory."
+        ),
+    )
+    packed_folder: str = Field(
+        "var/packed",
+        min_length=1,
+        max_length=4096,
+        description="With BUNDLE, where weights lie as they are mapped: made once for each model.",
+    )
+    max_batch: int = Field(
+        4,
+        ge=1,
+        le=256,
+        validate_default=True,
+        description="With BATCHING=dynamic, most requests of a batch; at most USER_ROWS.",
+    )
+    batch_timeout_ms: float = Field(
+        100.0,
+        ge=0,
+        le=60_000,
+        description="With BATCHING=dynamic, longest that a request waits for a batch to be full.",
+    )
+    prefill_chunk_tokens: int = Field(
+        256, ge=1, le=65536, description="Most prompt tokens prefilled in one step."
+    )
+    itl_budget: float = Field(
+        1.4,
+        ge=1,
+        le=1000,
+        description="Longest step beside prefill, in steps of all rows decoding; with kernels.",
+    )
+    itl_budget_ms: float | None = Field(
+        None,
+        gt=0,
+        le=60_000,
+        description=(
+            "In place of ITL_BUDGET, longest that a step with prompts may take, as steps were "
+            "measured to; with kernels."
+        ),
+    )
+    prefix_reuse: bool = Field(
+        True, description="Take the beginning of a prompt from a row that holds it already."
+    )
+    keepalive_period_s: float = Field(
+        120.0,
+        alias="KEEPALIVE_PERIOD_SECONDS",
+        gt=0,
+        le=86_400,
+        description="A decode step that takes 5 times this long makes /health answer 500.",
+    )
+    load_timeout_s: float = Field(
+        3600.0,
+        alias="LOAD_TIMEOUT",
+        ge=1,
+        le=86_400,
+        description="Seconds after which /health answers 500 while models are still loading.",
+    )
+    drain_timeout_s: float = Field(
+        60.0,
+        alias="DRAIN_TIMEOUT",
+        ge=0,
+        le=3600,
+        description="Seconds that running streams have to finish once the server drains.",
+    )
+    stream_end_marker: str = Field(
+        "", description="Literal text sent as the last chunk of a raw stream."
+    )
+    mock_model: bool = Field(False, description="Serve the mock backend: an echo, no model.")
+    mock_tokens_per_second: float = Field(
+        3000.0, gt=0, le=1e6, description="Decode steps per second of the mock backend."
+    )
+    jwt_secret: SecretStr | None = Field(
+        None, description="When set, the API itself also checks bearer tokens (HS256)."
+    )
+    allowed_hosts: Hosts = Field(
+        (),
+        description=(
+            "Public names of this server, comma-separated; *: any. Addresses, names without a dot "
+            "and those of local networks need no entry."
+        ),
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (LOCAL,),
+        description=(
+            "Origins whose web pages may use the inference routes, comma-separated; local: "
+            "http://localhost and http://127.0.0.1 on any port; none; *: any."
+        ),
+    )
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _complete_models(cls, value: object, info: ValidationInfo) -> object:
+        """Give each entry of MODELS the variables that it does not set itself."""
+        if value == ():
+            return value
+        entries = _json_list(value)
+        own = {field: info.data[field] for field in ("model", "model_name") if field in info.data}
+        if own != {"model": str(EMBEDDED_MODEL), "model_name": None}:
+            raise ValueError("one of MODEL and MODEL_NAME is set too; give one model or a list")
+        shared = {
+            field: info.data[field]
+            for field in ModelSettings.model_fields
+            if field in info.data and field not in own
+        }
+        return tuple({**shared, **entry} if isinstance(entry, dict) else entry for entry in entries)
+
+    @field_validator("models")
+    @classmethod
+    def _check_names(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        names = [each.name for each in models]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two models have one name ({', '.join(names)}); set model_name")
+        return models
+
+    @field_validator("bundle", mode="before")
+    @classmethod
+    def _read_bundle(cls, value: object, info: ValidationInfo) -> object:
+        if value is None:
+            return None
+        faults = [
+            f"{field.upper()} is set too, and the file has a key for that; unset one of them."
+            for field in SAID_BY_BUNDLE
+            if info.data.get(field, cls.model_fields[field].default)
+            != cls.model_fields[field].default
+        ]
+        if info.data.get("device") == "cuda" or info.data.get("kernels") is False:
+            faults.append("Only the kernels serve experts; unset DEVICE and KERNELS.")
+        try:
+            bundle = value if isinstance(value, Bundle) else read_bundle(Path(str(value)))
+        except StartupError as error:
+            faults += error.faults
+        else:
+            faults += bundle.row_faults(info.data.get("user_rows", 256))
+            value = bundle
+        if faults:
+            raise PydanticCustomError("bundle", "cannot be served", {"faults": faults})
+        return value
+
+    @field_validator("max_batch")
+    @classmethod
+    def _check_batch(cls, max_batch: int, info: ValidationInfo) -> int:
+        models = info.data.get("models") or ()
+        rows = [each.user_rows for each in models] or [info.data.get("user_rows", max_batch)]
+        if info.data.get("batching") == "dynamic" and max_batch > min(rows):
+            raise ValueError(f"is above USER_ROWS={min(rows)}; lower it or raise USER_ROWS")
+        return max_batch
+
+    @field_validator("model_aliases", "cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return split_at_commas(value)
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"'{origin}' is no origin, which is scheme://host[:port] in lower case, and "
+                    "neither local, none nor *"
+                )
+        return origins
+
+    @cached_property
+    def served_models(self) -> tuple[ModelSettings, ...]:
+        """One or more, the default first."""
+        if self.bundle is None:
+            return self.models or (self,)
+        default = self.bundle.default_expert
+        others = [each for each in self.bundle.experts if each is not default]
+        return tuple(self.of_expert(each) for each in (default, *others))
+
+    def of_expert(self, expert: Expert) -> ModelSettings:
+        """Settings of a model that is an expert of a bundle, this server's own or another."""
+        draft = expert.draft
+        tokens = None if draft is None else draft.tokens
+        return ModelSettings(
+            model=expert.source,
+            model_name=expert.name,
+            device="cpu",
+            dtype=self.dtype,
+            quantization=expert.quantisation,
+            kernels=self.kernels,
+            kv_cache_dtype=self.kv_cache_dtype,
+            generation_config=self.generation_config,
+            user_rows=expert.rows.max or self.user_rows,
+            max_seq_len=expert.context,
+            speculation=expert.speculation or "off",
+            speculation_tokens=tokens or self.speculation_tokens,
+            medusa_heads=expert.medusa_heads,
+            draft_model=None if draft is None else draft.source,
+        )
+
+    def of_model(self, name: str) -> ModelSettings:
+        """Settings of a served model; of the default one for any other name."""
+        return next((each for each in self.served_models if each.name == name), self.default_model)
+
+    @property
+    def default_model(self) -> ModelSettings:
+        return self.served_models[0]
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Each once, patterns left out; an alias that is a model's own name is that model."""
+        aliases = (each for each in self.model_aliases if ANY not in each)
+        return tuple(dict.fromkeys((*(each.name for each in self.served_models), *aliases)))
+
+    def name_of(self, asked: str) -> str:
+        """The model that answers to this name, its own or an alias. Raises UnknownModel."""
+        if any(asked == each.name for each in self.served_models):
+            return asked
+        if any(is_match(asked, alias) for alias in self.model_aliases):
+            return self.default_model.name
+        raise UnknownModel(asked, self.served_names)
+
+    @property
+    def has_router(self) -> bool:
+        """Whether requests to `auto` are answered."""
+        return self.bundle is not None and self.bundle.router is not None
+
+    def has_strict_bounds(self, model: str) -> bool:
+        """Whether requests to the native routes under this name keep to the reference's bounds."""
+        if self.strict_bounds == "aliases":
+            return model in self.model_aliases and ANY not in model
+        return self.strict_bounds == "always"
+
+    @property
+    def all_user_rows(self) -> int:
+        """Of all models: of a bundle's together, else of each by itself."""
+        if self.bundle is not None:
+            return self.user_rows
+        return sum(each.user_rows for each in self.served_models)
+
+    @property
+    def queue_capacity(self) -> int:
+        """Requests that may wait, for all models together."""
+        if self.bundle is not None:
+            return self.bundle.max_queue
+        return self.max_input_qsize * len(self.served_models)
+
+    @property
+    def threads(self) -> int:
+        """Request threads: one for each row, each queued request, and some for control routes."""
+        return self.all_user_rows + self.queue_capacity + CONTROL_THREADS
+
+
+def load_settings(**given: Any) -> Settings:
+    """Read the environment; fields that are `given` go before their variables.
+
+    Raises StartupError naming every faulty variable at once.
+    """
+    return read_settings(Settings, StartupError, **given)
+
+
+def _json_list(value: object) -> list[object] | tuple[object, ...]:
+    """Raises ValueError for what is no list, or an empty one."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is no JSON ({error})") from None
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError('is no list of models, as in [{"model": "/models/a"}]')
+    return value

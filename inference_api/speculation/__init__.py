@@ -1,0 +1,1 @@
+"""Drafts: who guesses the next tokens, and when it pays."""

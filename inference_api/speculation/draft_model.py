@@ -1,0 +1,175 @@
+"""A small model with the same vocabulary drafts for the large one, token by token.
+
+Leviathan et al. 2022, arXiv 2211.17192. Tokens are accepted as for any other draft.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp
+
+from inference_api.core.drafts import Outcome
+from inference_api.core.rows import Draft, UserRow, num_common
+from inference_api.request import SamplingParams
+from inference_api.runner import Draw, Drawn, ModelRunner, RowStep
+from inference_api.speculation.calibration import Calibration, Proposed
+
+PREFILLED_TOKENS = 128  # in one step, for all rows that the draft's cache is far behind
+MIN_COPIED_TOKENS = 8  # fewer are as soon prefilled
+LEAST_LIKELIHOOD = 0.2  # of a whole chain, for another guess behind it
+GUESS = Draw(SamplingParams(temperature=0.0, num_logprobs=0), (0,), ())
+
+
+class ModelDrafts:
+    """A `DraftSource`: a greedy chain for each row that the draft's cache is up to date with.
+
+    The draft's tokens stay in its cache and are valid as far as the row continues with them.
+    """
+
+    name = "draft"
+    wants_hidden = False
+
+    def __init__(self, runner: ModelRunner, max_tokens: int, vocab_size: int) -> None:
+        """`runner` has as many rows as the model that it drafts for, whose vocabulary has
+        `vocab_size` tokens. Rows beyond the runner's context get no draft."""
+        self._runner = runner
+        self._max_tokens = max_tokens
+        self._vocab_size = vocab_size
+        self._caches = [_RowCache(index) for index in range(runner.max_rows)]
+        self._calibration = Calibration(num_kinds=2)  # greedy requests, and those that sample
+        self._proposed: dict[int, Proposed] = {}
+
+    def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
+        begun = self._first_steps(rows)
+        steps = [step for _, step in begun]
+        growing = chains = [chain for chain, step in begun if step.draws]
+        while steps:
+            results = self._runner.step(steps)
+            self._extend(growing, [each.drawn[0] for each in results if each.drawn])
+            growing = [chain for chain in growing if chain.room > 0]
+            steps = [self._next_step(chain) for chain in growing]
+        self._proposed = {chain.row.index: chain.proposed for chain in chains if chain.token_ids}
+        return {index: each.draft for index, each in self._proposed.items()}
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.tried:
+                self._calibration.learn(self._proposed[outcome.row.index], outcome)
+
+    def _first_steps(self, rows: Sequence[UserRow]) -> "list[tuple[_Chain, RowStep]]":
+        """What the cache lacks of each row: up to the last token, which begins a chain, or as much
+        as there is room for. Rows that lack least come first."""
+        behind = []
+        for row in rows:
+            if (room := self._room(row)) > 0:
+                cache = self._cache_of(row)
+                behind.append((_num_tokens(row) - len(cache.tokens), cache, _Chain(row, room)))
+        behind.sort(key=lambda each: each[0])
+        room_tokens, steps = PREFILLED_TOKENS, []
+        for num_missing, cache, chain in behind:
+            num_taken = num_missing
+            if num_missing > 1 + self._max_tokens:  # more than a step of the model makes
+                num_taken = min(num_missing, room_tokens)
+                room_tokens -= num_taken
+            start = len(cache.tokens)
+            tokens = _tokens(chain.row, start, start + num_taken)
+            if tokens and max(tokens) < self._runner.vocab_size:
+                cache.tokens += tokens
+                draws = (GUESS,) if num_taken == num_missing else ()
+                steps.append((chain, RowStep(cache.index, start, tokens, draws)))
+        return steps
+
+    def _room(self, row: UserRow) -> int:
+        """How many tokens may be guessed, of which the last one is not written to the cache."""
+        own_room = self._runner.max_seq_len - _num_tokens(row) + 1
+        return min(self._max_tokens, row.token_limit - len(row.generated) - 1, own_room)
+
+    def _cache_of(self, row: UserRow) -> "_RowCache":
+        """With what is right for the row; of another request's, what its prompt begins with."""
+        cache = self._caches[row.index]
+        if cache.owner is not row:
+            prompt = list(row.request.prompt_tokens)
+            held = [num_common(prompt, each.tokens) for each in self._caches]
+            longest = max(range(len(held)), key=lambda index: held[index])
+            num_tokens = held[row.index]
+            if held[longest] >= num_tokens + MIN_COPIED_TOKENS:
+                num_tokens = held[longest]
+                self._runner.copy_prefix(longest, row.index, num_tokens)
+            cache.owner, cache.tokens, cache.num_right = row, prompt[:num_tokens], num_tokens
+        cache.follow(row)
+        return cache
+
+    def _extend(self, chains: "Sequence[_Chain]", drawn: Sequence[Drawn]) -> None:
+        """Put what was drawn behind each chain, and end those that are not worth more."""
+        for chain, (token_id, logprobs) in zip(chains, drawn, strict=True):
+            # Nothing follows a stop token, so that guessing one would gain nothing.
+            if token_id in chain.row.request.stop_token_ids or token_id >= self._vocab_size:
+                chain.room = 0
+            elif logprobs is not None:
+                probability = exp(logprobs.logprob)
+                kind = int(not chain.row.request.sampling.is_greedy)
+                each, likelihood = self._calibration.of(kind, probability)
+                chain.add(token_id, each, probability, likelihood)
+
+    def _next_step(self, chain: "_Chain") -> RowStep:
+        """Of a chain's last guess."""
+        cache = self._caches[chain.row.index]
+        cache.tokens.append(chain.token_ids[-1])
+        return RowStep(cache.index, len(cache.tokens) - 1, cache.tokens[-1:], (GUESS,))
+
+
+@dataclass(slots=True)
+class _RowCache:
+    """What a row of the draft's cache holds: of the owner's tokens, and of guesses."""
+
+    index: int
+    owner: UserRow | None = None
+    tokens: list[int] = field(default_factory=list)
+    num_right: int = 0  # the first ones are known to be the owner's
+
+    def follow(self, row: UserRow) -> None:
+        """Drop the tokens that the row did not accept, and the last one, which must draw again."""
+        most = min(len(self.tokens), _num_tokens(row) - 1)
+        right = min(self.num_right, most)
+        while right < most and [self.tokens[right]] == _tokens(row, right, right + 1):
+            right += 1
+        del self.tokens[right:]
+        self.num_right = right
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Guesses behind a row's last token."""
+
+    row: UserRow
+    room: int  # for further ones
+    token_ids: list[int] = field(default_factory=list)
+    bins: list[int] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
+    likelihoods: list[float] = field(default_factory=list)
+
+    def add(self, token_id: int, own_bin: int, probability: float, likelihood: float) -> None:
+        """`likelihood`: of this guess, given that the guess before it is right."""
+        of_chain = likelihood * (self.likelihoods[-1] if self.likelihoods else 1.0)
+        self.token_ids.append(token_id)
+        self.bins.append(own_bin)
+        self.probabilities.append(probability)
+        self.likelihoods.append(of_chain)
+        self.room = self.room - 1 if of_chain >= LEAST_LIKELIHOOD else 0
+
+    @property
+    def proposed(self) -> Proposed:
+        return Proposed(
+            Draft(self.token_ids, None, self.likelihoods), self.bins, self.probabilities
+        )
+
+
+def _num_tokens(row: UserRow) -> int:
+    """Of prompt and answer."""
+    return len(row.request.prompt_tokens) + len(row.generated)
+
+
+def _tokens(row: UserRow, start: int, stop: int) -> list[int]:
+    """Some of prompt and answer."""
+    prompt = row.request.prompt_tokens
+    own = slice(max(start - len(prompt), 0), max(stop - len(prompt), 0))
+    return [*prompt[start:stop], *row.generated[own]]

@@ -1,0 +1,117 @@
+"""Medusa: heads trained for the model predict its next tokens from its last hidden state.
+
+Cai et al. 2024, arXiv 2401.10774. Head k predicts the token k + 1 places after the last accepted
+one, without knowing those between, so the guesses of all heads form a tree.
+"""
+
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+
+from inference_api.core.drafts import Outcome
+from inference_api.core.rows import Draft, UserRow
+from inference_api.runner import DraftHeads, Hidden
+from inference_api.speculation.calibration import Calibration, Proposed
+
+NOBODY = -1  # in place of a node
+
+
+class MedusaDrafts:
+    """A `DraftSource`: for each row a tree of the likeliest guesses, up to `max_tokens`."""
+
+    name = "medusa"
+    wants_hidden = True
+
+    def __init__(self, heads: DraftHeads, max_tokens: int) -> None:
+        self._heads = heads
+        self._max_tokens = max_tokens
+        self._tree = _Tree(heads.paths)
+        self._hidden: dict[int, tuple[UserRow, Hidden]] = {}  # by the index of the row
+        self._proposed: dict[int, Proposed] = {}
+        self._calibration = Calibration(num_kinds=self._tree.num_heads)
+
+    def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
+        known = [row for row in rows if self._has_state(row)]
+        self._proposed = {}
+        if not known:
+            return {}
+        guesses = self._heads.guess([self._hidden[row.index][1] for row in known])
+        columns = guesses.token_ids.tolist(), guesses.probabilities.tolist()
+        for row, token_ids, probabilities in zip(known, *columns, strict=True):
+            self._proposed[row.index] = self._tree.likeliest(
+                token_ids, probabilities, self._calibration, self._max_tokens
+            )
+        return {index: proposed.draft for index, proposed in self._proposed.items()}
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.hidden is not None:
+                self._hidden[outcome.row.index] = outcome.row, outcome.hidden
+            else:  # the state held is from an earlier step
+                self._hidden.pop(outcome.row.index, None)
+            if outcome.tried:
+                self._calibration.learn(self._proposed[outcome.row.index], outcome)
+
+    def _has_state(self, row: UserRow) -> bool:
+        held = self._hidden.get(row.index)
+        return held is not None and held[0] is row
+
+
+class _Tree:
+    """All paths that drafts are chosen from. A node knows its first child and next sibling."""
+
+    def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
+        ordered = sorted(paths)  # siblings by their rank
+        node_of = {path: node for node, path in enumerate(ordered)}
+        self.num_heads = max(map(len, paths))
+        self._head = [len(path) - 1 for path in ordered]
+        self._rank = [path[-1] for path in ordered]
+        self._first_child = [NOBODY] * len(ordered)
+        self._next_sibling = [NOBODY] * len(ordered)
+        last: dict[tuple[int, ...], int] = {}  # child of each path so far
+        for path in ordered:
+            before, node = path[:-1], node_of[path]
+            if before in last:
+                self._next_sibling[last[before]] = node
+            elif before:
+                self._first_child[node_of[before]] = node
+            last[before] = node
+
+    def likeliest(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        probabilities: Sequence[Sequence[float]],
+        calibration: Calibration,
+        max_tokens: int,
+    ) -> Proposed:
+        """The likeliest nodes, best first, from [heads, ranks] tokens and probabilities.
+
+        Considers only chosen nodes and their successors: a node's next sibling, which is at most as
+        likely, and its first child.
+        """
+        tokens: list[int] = []
+        parents: list[int] = []
+        likelihoods: list[float] = []
+        bins: list[int] = []
+        own: list[float] = []
+        waiting: list[tuple[float, int, int, float, int, float]] = []
+
+        def consider(node: int, parent: int, of_parent: float, most: float) -> None:
+            probability = probabilities[self._head[node]][self._rank[node]]
+            each, likelihood = calibration.of(self._head[node], probability)
+            likelihood = min(of_parent * likelihood, most)
+            heappush(waiting, (-likelihood, node, parent, of_parent, each, probability))
+
+        consider(0, NOBODY, 1.0, 1.0)
+        while waiting and len(tokens) < max_tokens:
+            minus_likelihood, node, parent, of_parent, each, probability = heappop(waiting)
+            place, likelihood = len(tokens), -minus_likelihood
+            tokens.append(token_ids[self._head[node]][self._rank[node]])
+            parents.append(parent)
+            likelihoods.append(likelihood)
+            bins.append(each)
+            own.append(probability)
+            if (sibling := self._next_sibling[node]) != NOBODY:
+                consider(sibling, parent, of_parent, likelihood)
+            if (child := self._first_child[node]) != NOBODY:
+                consider(child, place, likelihood, likelihood)
+        return Proposed(Draft(tokens, parents, likelihoods), bins, own)

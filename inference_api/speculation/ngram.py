@@ -1,0 +1,112 @@
+"""Prompt lookup: drafts what followed an earlier occurrence of the row's last tokens.
+
+It needs no model and no training, and helps if an answer copies from its prompt or repeats itself.
+The idea is Saxena's prompt lookup decoding (2023), known from transformers and vLLM.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise, repeat
+from operator import mul
+from typing import NamedTuple
+
+from inference_api.core.drafts import Outcome, RowStates
+from inference_api.core.rows import Draft, UserRow
+from inference_api.speculation.acceptance import AcceptanceRates
+
+MAX_PROMPT_TOKENS = 16_384  # the last ones of a prompt; each takes about 350 bytes
+MEMORY = 0.85  # weight of a row's draft once there is a newer one
+MEMORY_OF_ALL = 0.99
+
+Ngram = tuple[int, ...]
+
+
+class Match(NamedTuple):
+    """The tokens after an earlier occurrence of the last `size` tokens."""
+
+    token_ids: Sequence[int] = ()
+    size: int = 0
+
+
+NO_MATCH = Match()
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """One row's index, how often its drafts were right, and the match that is being tried."""
+
+    index: "NgramIndex"
+    rates: AcceptanceRates
+    match: Match = field(default=NO_MATCH)
+
+
+class NgramDrafts:
+    """A `DraftSource`: for each row with a match, a chain of up to `max_tokens`."""
+
+    name = "ngram"
+    wants_hidden = False
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        rates = AcceptanceRates(MEMORY_OF_ALL)
+        self._lookups = RowStates(
+            lambda row: _Lookup(NgramIndex(row), AcceptanceRates(MEMORY, rates))
+        )
+
+    def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
+        drafts = {}
+        for row, lookup in zip(rows, self._lookups.of(rows), strict=True):
+            lookup.match = match = lookup.index.match(self._max_tokens)
+            if match.size:
+                first, later = lookup.rates.likelihoods(match.size)
+                chain = accumulate(repeat(later, len(match.token_ids) - 1), mul, initial=first)
+                drafts[row.index] = Draft(match.token_ids, None, [*chain])
+        return drafts
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            lookup = self._lookups.get(outcome.row)
+            if lookup is not None and outcome.tried:
+                lookup.rates.learn(lookup.match.size, len(outcome.tried), len(outcome.accepted))
+
+
+class NgramIndex:
+    """The pairs and triples of one row's tokens, with the place after their last occurrence."""
+
+    def __init__(self, row: UserRow) -> None:
+        self._row = row
+        self._tokens = tokens = list(row.request.prompt_tokens[-MAX_PROMPT_TOKENS:])
+        self._num_generated = 0  # of the answer's tokens, those that are in `_tokens`
+        count = len(tokens)
+        pairs = pairwise(tokens)
+        triples = zip(tokens, tokens[1:], tokens[2:], strict=False)
+        self._after_pair: dict[Ngram, int] = dict(zip(pairs, range(2, count), strict=False))
+        self._after_triple: dict[Ngram, int] = dict(zip(triples, range(3, count), strict=False))
+        self._last_pair: Ngram = tuple(tokens[-2:])
+        self._last_triple: Ngram = tuple(tokens[-3:])
+
+    def match(self, max_tokens: int) -> Match:
+        """The tokens after the latest earlier occurrence of the last triple, or else pair."""
+        row = self._row
+        if len(row.generated) > self._num_generated:
+            self._extend()
+        at, size = self._after_pair.get(self._last_pair), 2
+        room = min(max_tokens, row.token_limit - len(row.generated) - 1)
+        if at is None or room < 1:
+            return NO_MATCH
+        if (after_triple := self._after_triple.get(self._last_triple)) is not None:
+            at, size = after_triple, 3
+        following = self._tokens[at : at + room]
+        repeated = following * -(-room // len(following))  # if the text is a loop
+        return Match(repeated[:room], size)
+
+    def _extend(self) -> None:
+        """Add the tokens that the row has generated since."""
+        tokens, generated = self._tokens, self._row.generated
+        for token_id in generated[self._num_generated :]:
+            self._after_pair[self._last_pair] = len(tokens)
+            self._after_triple[self._last_triple] = len(tokens)
+            tokens.append(token_id)
+            self._last_triple = (*self._last_pair, token_id)
+            self._last_pair = self._last_triple[-2:]
+        self._num_generated = len(generated)

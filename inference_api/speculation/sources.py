@@ -1,0 +1,70 @@
+"""Who drafts for a model: by its settings, and by what it comes with."""
+
+from inference_api.core.drafts import DraftSource
+from inference_api.core.served_model import ServedModel
+from inference_api.errors import StartupError
+from inference_api.runner import ModelRunner
+from inference_api.settings import ModelSettings
+from inference_api.speculation.draft_model import ModelDrafts
+from inference_api.speculation.medusa import MedusaDrafts
+from inference_api.speculation.ngram import NgramDrafts
+from inference_api.speculation.scheduler import DraftScheduler
+
+
+def draft_sources(
+    name: str,
+    runner: ModelRunner,
+    settings: ModelSettings,
+    drafter: ModelRunner | None = None,
+) -> tuple[str, ...]:
+    """Names of who guesses for a runner, loaded or not; those that take least time first.
+
+    Raises StartupError where the one that is asked for is not there.
+    """
+    mode = settings.speculation
+    if mode == "off":
+        return ()
+    if mode == "draft" and drafter is None:
+        raise StartupError(
+            [
+                f"SPECULATION=draft, but {name} has no draft model; name a small one of the same "
+                "vocabulary in DRAFT_MODEL, or set SPECULATION=auto."
+            ]
+        )
+    if mode == "medusa" and not runner.has_medusa_heads:
+        raise StartupError(
+            [
+                f"SPECULATION=medusa, but {name} has no Medusa heads; name their folder in "
+                "MEDUSA_HEADS, train some with scripts/train_medusa.py, or set SPECULATION=auto."
+            ]
+        )
+    there = {
+        NgramDrafts.name: mode in ("auto", "ngram"),
+        MedusaDrafts.name: runner.has_medusa_heads,
+        ModelDrafts.name: drafter is not None,
+    }
+    return tuple(source for source, is_there in there.items() if is_there)
+
+
+def drafting_of(
+    served: ServedModel,
+    runner: ModelRunner,
+    settings: ModelSettings,
+    drafter: ModelRunner | None,
+) -> DraftScheduler | None:
+    """Returns who drafts for a model that is loaded; None: nobody."""
+    sources: list[DraftSource] = []
+    max_tokens = settings.speculation_tokens
+    for source in served.draft_sources:
+        if source == NgramDrafts.name:
+            sources.append(NgramDrafts(max_tokens))
+        elif source == MedusaDrafts.name:
+            assert runner.medusa is not None
+            sources.append(MedusaDrafts(runner.medusa, max_tokens))
+        else:
+            assert drafter is not None
+            sources.append(ModelDrafts(drafter, max_tokens, runner.vocab_size))
+    if not sources:
+        return None
+    tries_all = settings.speculation != "auto"
+    return DraftScheduler(sources, max_tokens, runner.max_rows, tries_all, costs=served.costs)

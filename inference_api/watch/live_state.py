@@ -1,0 +1,163 @@
+"""The live state of the server as one small JSON value, for people who watch it.
+
+Built on the thread that asks, from published snapshots: the decode thread does nothing for it. A
+row may move on while it is read, so the rows of one answer can be a step apart.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.samples import Sample
+
+from inference_api.bundle.cards import bundle_state
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.rows import UserRow
+from inference_api.core.status import Phase
+from inference_api.loading.hardware import resident_memory_bytes
+from inference_api.settings import Settings
+
+LATENCIES = {
+    "ttft": "inference_time_to_first_token_seconds",
+    "itl": "inference_inter_token_latency_seconds",
+}
+BATCH_SIZES = "inference_batch_size_sum"
+REQUESTS = "inference_requests_total"
+ERRORS = "inference_errors_total"
+
+Json = dict[str, Any]
+
+
+class LiveState:
+    """Any thread; holds nothing but what it reads from."""
+
+    def __init__(
+        self,
+        backend: DecodeBackend,
+        input_queue: InputQueue,
+        registry: CollectorRegistry,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._input_queue = input_queue
+        self._registry = registry
+        self._settings = settings
+        self._clock = clock
+
+    def dump(self) -> Json:
+        now_s = self._clock()
+        totals = self._backend.snapshot.totals
+        return {
+            "at_s": now_s,
+            "server": self._server(),
+            "rows": self._rows(now_s),
+            "queue": {
+                "waiting": len(self._input_queue),
+                "capacity": self._settings.queue_capacity,
+            },
+            "totals": {
+                "steps": totals.steps,
+                "prefilled_tokens": totals.prefilled_tokens,
+                "generated_tokens": totals.generated_tokens,
+            },
+            "speculation": self._speculation(),
+            "kv_cache": self._kv_cache(),
+            "bundle": bundle_state(self._backend, self._input_queue, self._settings),
+            "latencies": {name: self._histogram(metric) for name, metric in LATENCIES.items()},
+            "finished": self._counts(REQUESTS, "finish_reason"),
+            "errors": self._counts(ERRORS, "code"),
+        }
+
+    def _server(self) -> Json:
+        backend = self._backend
+        default = self._settings.default_model
+        is_loaded = backend.phase in (Phase.READY, Phase.DRAINING)
+        return {
+            "phase": str(backend.phase),
+            "reason": backend.unhealthy_reason(),
+            "models": list(backend.served) if is_loaded else [],
+            "has_router": self._settings.has_router,
+            "context_tokens": backend.served[default.name].max_seq_len if is_loaded else None,
+            "resident_bytes": resident_memory_bytes(),
+        }
+
+    def _rows(self, now_s: float) -> list[Json | None]:
+        """Experts share theirs: of a bundle the busy ones come first, and none has a place."""
+        users = list(self._backend.users)
+        rows = [None if user is None else self._row(user, now_s) for user in users]
+        if self._settings.bundle is None:
+            return rows
+        busy = [row for row in rows if row]
+        return [*busy, *[None] * (self._backend.max_users - len(busy))]
+
+    def _row(self, row: UserRow, now_s: float) -> Json:
+        caller = row.request.caller
+        prompt_tokens = len(row.request.prompt_tokens)
+        model = {"model": row.request.model} if len(self._backend.served) > 1 else {}
+        return model | {
+            "session_id": row.session_id,
+            "request_id": caller and caller.request_id,
+            "team_id": caller and caller.team_id,
+            "phase": _phase(row),
+            "prompt_tokens": prompt_tokens,
+            "cached_tokens": min(row.num_cached, prompt_tokens),
+            "generated_tokens": len(row.generated),
+            "token_limit": row.token_limit,
+            "running_s": round(now_s - row.admitted_at_s, 3),
+        }
+
+    def _speculation(self) -> Json:
+        """By model, since start. `decoded_rows`: of all steps together."""
+        decoded_rows = self._counts(BATCH_SIZES, "model_name")
+        return {
+            model: {
+                "drafted_tokens": each.totals.drafted_tokens,
+                "accepted_tokens": each.totals.accepted_tokens,
+                "generated_tokens": each.totals.generated_tokens,
+                "decoded_rows": decoded_rows.get(model, 0),
+            }
+            for model, each in self._backend.snapshot.models.items()
+        }
+
+    def _kv_cache(self) -> Json:
+        """By model that is in memory: how many tokens its rows hold."""
+        models = dict(self._backend.models)  # copied at once: experts come and go meanwhile
+        tokens = {name: model.rows.cached_tokens() for name, model in models.items()}
+        return {
+            name: {"busy_tokens": busy, "kept_tokens": kept}
+            for name, (busy, kept) in tokens.items()
+        }
+
+    def _histogram(self, name: str) -> Json:
+        """Of all models, cumulative since start; the last upper bound is null, for infinity."""
+        numbers = Counter[str]()
+        sum_s = 0.0
+        for sample in self._samples([f"{name}_bucket", f"{name}_sum"]):
+            if sample.name.endswith("_sum"):
+                sum_s += sample.value
+            else:
+                numbers[sample.labels["le"]] += int(sample.value)
+        buckets = [[None if le == "+Inf" else float(le), numbers[le]] for le in numbers]
+        return {"buckets": buckets, "sum_s": sum_s}
+
+    def _counts(self, name: str, label: str) -> dict[str, int]:
+        """Of all models."""
+        counts = Counter[str]()
+        for sample in self._samples([name]):
+            counts[sample.labels[label]] += int(sample.value)
+        return counts
+
+    def _samples(self, names: list[str]) -> Iterable[Sample]:
+        for metric in self._registry.restricted_registry(names).collect():
+            yield from metric.samples
+
+
+def _phase(row: UserRow) -> str:
+    """`queued`: it has its row, and waits there for the first chunk of its prompt."""
+    if row.is_prefilled:
+        return "decode"
+    return "prefill" if row.has_begun else "queued"

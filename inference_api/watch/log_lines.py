@@ -1,0 +1,39 @@
+"""One log line for each generation."""
+
+import logging
+
+from inference_api.core.record import EndedGeneration, Observer
+
+logger = logging.getLogger(__name__)
+
+
+class LogLines(Observer):
+    """Immutable; any thread."""
+
+    def __init__(self, names_model: bool) -> None:
+        """`names_model`: whether a line says which model it was."""
+        self._names_model = names_model
+
+    def ended(self, ended: EndedGeneration) -> None:
+        record, caller = ended.record, ended.caller
+        fields = {
+            "request_id": caller.request_id,
+            "team_id": caller.team_id or "-",
+            "session_id": ended.session_id,
+            "prompt_tokens": record.prompt_tokens,
+            "completion_tokens": record.completion_tokens,
+            "queue_ms": _ms(record.queue_s),
+            "ttft_ms": _ms(record.ttft_s),
+            "itl_ms": _ms(1 / record.tokens_per_s if record.tokens_per_s else 0.0),
+            "finish_reason": record.finish_reason,
+        }
+        if self._names_model:
+            fields["model"] = record.model
+        if caller.left_aside:
+            fields["ignored"] = ",".join(caller.left_aside)
+        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        logger.info("generation %s", text, extra=fields)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)

@@ -1,0 +1,348 @@
+"""Every metric of the API process, declared here and nowhere else.
+
+Request threads record what they saw; the state of rows and queues is read at each scrape. What
+autoscalers and dashboards know from vLLM is the same numbers under vLLM's names: two tables of
+names, one record.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from inference_api.core.draft_depths import DraftDepths
+from inference_api.core.record import EndedGeneration, Observer
+from inference_api.core.step_times import BUCKETS_S, StepTimes
+
+MODEL = "model_name"
+LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
+ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+VLLM_REASONS = {"cancelled": "abort"}  # where vLLM has another word
+TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """Rows, queues and the decode loop's totals of one model at one moment."""
+
+    busy_rows: int
+    user_rows: int
+    queued: int
+    sessions: int
+    steps: int
+    prefilled_tokens: int
+    reused_tokens: int
+    generated_tokens: int
+    model_s: float
+    loop_s: float
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    depths: DraftDepths = field(default_factory=DraftDepths)
+    step_times: StepTimes = field(default_factory=StepTimes)
+    kv_cache_usage: float = 0.0
+
+
+StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # by name: help and value
+
+GAUGES: StateMetrics = {
+    "inference_rows_busy": ("User rows that run a request.", lambda state: state.busy_rows),
+    "inference_rows": ("User rows.", lambda state: state.user_rows),
+    "inference_queue_depth": ("Requests waiting for a row.", lambda state: state.queued),
+    "inference_sessions": ("Sessions with an open stream.", lambda state: state.sessions),
+}
+VLLM_GAUGES: StateMetrics = {
+    "vllm:num_requests_running": ("User rows that run a request.", lambda state: state.busy_rows),
+    "vllm:num_requests_waiting": ("Requests waiting for a row.", lambda state: state.queued),
+    "vllm:kv_cache_usage_perc": (
+        "Tokens that busy rows hold in the KV cache, of those it has room for; 0 to 1.",
+        lambda state: state.kv_cache_usage,
+    ),
+}
+COUNTERS: StateMetrics = {
+    "inference_steps": ("Steps that called the model.", lambda state: state.steps),
+    "inference_prefilled_tokens": (
+        "Prompt tokens prefilled.",
+        lambda state: state.prefilled_tokens,
+    ),
+    "inference_reused_tokens": (
+        "Prompt tokens taken from a row's cache instead of prefilled.",
+        lambda state: state.reused_tokens,
+    ),
+    "inference_generated_tokens": ("Tokens decoded.", lambda state: state.generated_tokens),
+    "inference_model_seconds": ("Time inside the model.", lambda state: state.model_s),
+    "inference_loop_seconds": ("Time of steps outside the model.", lambda state: state.loop_s),
+    "inference_drafts": ("Drafts verified.", lambda state: state.drafts),
+    "inference_drafted_tokens": ("Tokens drafted.", lambda state: state.drafted_tokens),
+    "inference_accepted_tokens": (
+        "Drafted tokens that were accepted.",
+        lambda state: state.accepted_tokens,
+    ),
+}
+VLLM_COUNTERS: StateMetrics = {
+    "vllm:spec_decode_num_drafts": ("Drafts verified.", lambda state: state.drafts),
+    "vllm:spec_decode_num_draft_tokens": ("Tokens drafted.", lambda state: state.drafted_tokens),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "Drafted tokens that were accepted.",
+        lambda state: state.accepted_tokens,
+    ),
+}
+
+
+class DepthMetric(NamedTuple):
+    """A counter with a series for each depth of drafts."""
+
+    help_text: str
+    label: str
+    first: int  # what the label says of the first depth
+    counts: Callable[[DraftDepths], Sequence[int]]
+
+
+DEPTH_COUNTERS = {
+    "inference_drafted_tokens_by_depth": DepthMetric(
+        "Drafts as deep as that.", "depth", 1, lambda depths: depths.drafted_by_depth
+    ),
+    "inference_accepted_tokens_by_depth": DepthMetric(
+        "Drafts accepted as deep as that.", "depth", 1, lambda depths: depths.accepted_by_depth
+    ),
+}
+VLLM_DEPTH_COUNTERS = {
+    "vllm:spec_decode_num_accepted_tokens_per_pos": DepthMetric(
+        "Drafts accepted up to a position.", "position", 0, lambda depths: depths.accepted_by_depth
+    ),
+}
+
+
+class ServerMetrics(Observer):
+    """Recorded by any thread; scraped through `registry`."""
+
+    def __init__(
+        self,
+        models: Sequence[str],
+        state: Callable[[str], ServerState],
+        with_vllm_names: bool = True,
+        with_experts: bool = False,
+    ) -> None:
+        """`models`: their names; `state` returns the state of one. `with_experts`: they come and
+        go, so that requests may wait for them."""
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "inference_requests",
+            "Generations that ended, by how.",
+            [MODEL, "finish_reason"],
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "inference_errors", "Requests answered with an error.", ["code"], registry=self.registry
+        )
+        self._ignored = Counter(
+            "inference_ignored_fields",
+            "Requests with a field that was left aside, by the field.",
+            ["field"],
+            registry=self.registry,
+        )
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "From request to first token.", LATENCY_BUCKETS_S
+        )
+        self._itl = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of a stream.", TOKEN_GAP_BUCKETS_S
+        )
+        self._queue = self._histogram(
+            "queue_time_seconds", "Waiting for a user row.", LATENCY_BUCKETS_S
+        )
+        self._prefill = self._histogram(
+            "prefill_time_seconds", "From leaving the queue to first token.", LATENCY_BUCKETS_S
+        )
+        self._decode = self._histogram(
+            "decode_time_seconds", "From first token to last token.", LATENCY_BUCKETS_S
+        )
+        self._e2e = self._histogram(
+            "e2e_latency_seconds", "From request to last token.", LATENCY_BUCKETS_S
+        )
+        self._prompt = self._histogram("prompt_tokens", "Tokens of a prompt.", TOKEN_BUCKETS)
+        self._completion = self._histogram(
+            "completion_tokens", "Tokens of an answer.", TOKEN_BUCKETS
+        )
+        batch_size = self._histogram(
+            "batch_size", "Rows decoded together in a step.", BATCH_BUCKETS
+        )
+        self._switch = Histogram(
+            "hearth:expert_switch_seconds",
+            "From a request for an expert that was not in memory until it was.",
+            [MODEL],
+            registry=self.registry if with_experts else None,
+            buckets=LATENCY_BUCKETS_S,
+        )
+        self._batch_sizes = {model: batch_size.labels(model) for model in models}
+        self.registry.register(_StateCollector(models, state, with_vllm_names))
+        if with_vllm_names:
+            self._register_vllm_names()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+
+    def _register_vllm_names(self) -> None:
+        self.registry.register(_Renamed(self._known_to_vllm()))
+        totals = {
+            "vllm:prompt_tokens": ("Tokens of prompts.", self._prompt),
+            "vllm:generation_tokens": ("Tokens of answers.", self._completion),
+        }
+        self.registry.register(_Totals(totals))
+
+    def token_gap(self, model: str, seconds: float) -> None:
+        self._itl.labels(model).observe(seconds)
+
+    def rows_decoded(self, model: str, batch_size: int) -> None:
+        """Once per step of the decode thread."""
+        self._batch_sizes[model].observe(batch_size)
+
+    def ended(self, ended: EndedGeneration) -> None:
+        record = ended.record
+        self._requests.labels(record.model, record.finish_reason).inc()
+        for histogram, value in (
+            (self._prompt, record.prompt_tokens),
+            (self._completion, record.completion_tokens),
+            (self._queue, record.queue_s),
+            (self._ttft, record.ttft_s),
+            (self._prefill, record.prefill_s),
+            (self._decode, record.decode_s),
+            (self._e2e, record.e2e_s),
+        ):
+            histogram.labels(record.model).observe(value)
+        if record.switch is not None:
+            self._switch.labels(record.model).observe(record.switch.switching_time_s)
+
+    def request_failed(self, code: str) -> None:
+        self._errors.labels(code).inc()
+
+    def field_ignored(self, field: str) -> None:
+        self._ignored.labels(field).inc()
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            f"inference_{name}", help_text, [MODEL], registry=self.registry, buckets=buckets
+        )
+
+    def _known_to_vllm(self) -> Mapping[str, Collector]:
+        return {
+            "vllm:request_success": self._requests,
+            "vllm:time_to_first_token_seconds": self._ttft,
+            "vllm:time_per_output_token_seconds": self._itl,  # its older name of the same
+            "vllm:inter_token_latency_seconds": self._itl,
+            "vllm:request_queue_time_seconds": self._queue,
+            "vllm:request_prefill_time_seconds": self._prefill,
+            "vllm:request_decode_time_seconds": self._decode,
+            "vllm:e2e_request_latency_seconds": self._e2e,
+            "vllm:request_prompt_tokens": self._prompt,
+            "vllm:request_generation_tokens": self._completion,
+        }
+
+
+class _StateCollector(Collector):
+    """Reads the server at each scrape, so that a gauge is never stale."""
+
+    def __init__(
+        self, models: Sequence[str], state: Callable[[str], ServerState], with_vllm_names: bool
+    ) -> None:
+        self._models = models
+        self._state = state
+        self._gauges = GAUGES | (VLLM_GAUGES if with_vllm_names else {})
+        self._counters = COUNTERS | (VLLM_COUNTERS if with_vllm_names else {})
+        self._by_depth = DEPTH_COUNTERS | (VLLM_DEPTH_COUNTERS if with_vllm_names else {})
+
+    def collect(self) -> Iterable[Metric]:
+        states = {model: self._state(model) for model in self._models}
+        kinds = ((self._gauges, GaugeMetricFamily), (self._counters, CounterMetricFamily))
+        for metrics, family_of in kinds:
+            for name, (help_text, value_of) in metrics.items():
+                family = family_of(name, help_text, labels=[MODEL])
+                for model, state in states.items():
+                    family.add_metric([model], value_of(state))
+                yield family
+        yield from self._of_drafts({model: state.depths for model, state in states.items()})
+        yield _of_steps({model: state.step_times for model, state in states.items()})
+
+    def _of_drafts(self, depths: Mapping[str, DraftDepths]) -> Iterable[Metric]:
+        """By depth, as deep as drafts have been; by how much of them was accepted."""
+        for name, metric in self._by_depth.items():
+            counter = CounterMetricFamily(name, metric.help_text, labels=[MODEL, metric.label])
+            for model, of_model in depths.items():
+                for depth, count in enumerate(metric.counts(of_model), metric.first):
+                    counter.add_metric([model, str(depth)], count)
+            yield counter
+        histogram = HistogramMetricFamily(
+            "inference_accepted_tokens_per_draft",
+            "Drafted tokens that a step accepted.",
+            labels=[MODEL],
+        )
+        for model, of_model in depths.items():
+            buckets = [(str(le), sum(of_model.right[: le + 1])) for le in ACCEPTED_BUCKETS]
+            buckets.append(("+Inf", sum(of_model.right)))
+            histogram.add_metric([model], buckets, of_model.accepted_tokens)
+        yield histogram
+
+
+def _of_steps(times: Mapping[str, StepTimes]) -> Metric:
+    histogram = HistogramMetricFamily(
+        "inference_step_seconds",
+        "Time of a step, by up to how many rows decoded in it.",
+        labels=[MODEL, "batch_size"],
+    )
+    for model, of_model in times.items():
+        for batch_size, counts, sum_s in of_model.by_batch_size():
+            bounds = [*map(str, BUCKETS_S), "+Inf"]
+            buckets = [*zip(bounds, accumulate(counts), strict=True)]
+            histogram.add_metric([model, str(batch_size)], buckets, sum_s)
+    return histogram
+
+
+class _Renamed(Collector):
+    """The same record under vLLM's names, with its label and word for how a request ended."""
+
+    def __init__(self, collectors: Mapping[str, Collector]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterable[Metric]:
+        for name, collector in self._collectors.items():
+            for family in collector.collect():
+                renamed = Metric(name, family.documentation, family.type)
+                for sample in family.samples:
+                    suffix = sample.name.removeprefix(family.name)
+                    labels = dict(sample.labels)
+                    if reason := labels.pop("finish_reason", None):
+                        labels["finished_reason"] = VLLM_REASONS.get(reason, reason)
+                    renamed.samples.append(sample._replace(name=name + suffix, labels=labels))
+                yield renamed
+
+
+class _Totals(Collector):
+    """The sums of histograms as counters: by name, with their help."""
+
+    def __init__(self, histograms: Mapping[str, tuple[str, Histogram]]) -> None:
+        self._histograms = histograms
+
+    def collect(self) -> Iterable[Metric]:
+        for name, (help_text, histogram) in self._histograms.items():
+            counter = CounterMetricFamily(name, help_text, labels=[MODEL])
+            for family in histogram.collect():
+                for sample in family.samples:
+                    if sample.name == f"{family.name}_sum":
+                        counter.add_metric([sample.labels[MODEL]], sample.value)
+            yield counter

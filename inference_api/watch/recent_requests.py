@@ -1,0 +1,108 @@
+"""The last requests to models, for people who watch the server: figures, and nothing of the texts.
+
+A request counts once its body was accepted. Whoever asks for several answers has an entry for each.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+
+from inference_api.core.record import EndedGeneration, Observer
+from inference_api.errors import HearthError
+from inference_api.request import Caller
+
+MAX_REQUESTS = 100
+MAX_TEAM = 128  # characters
+OK = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentRequest:
+    """`ended_at` is in seconds since 1970, `itl_ms` a mean, `total_ms` from the request to its last
+    token. `status` is that of the answer, or of the error that ended it, whose code is `error`.
+    Figures of what did not happen are null: a refused request has none."""
+
+    ended_at: float
+    request_id: str
+    team_id: str | None
+    route: str
+    model: str
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    queue_ms: float | None = None
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    total_ms: float | None = None
+    finish_reason: str | None = None
+    status: int
+    error: str | None
+    ignored: tuple[str, ...] = ()  # fields of the body that were left aside
+
+
+class RecentRequests(Observer):
+    """Any thread. Holds the last MAX_REQUESTS, each of bounded size."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = Lock()  # a deque is not read while it changes
+        self._requests: deque[RecentRequest] = deque(maxlen=MAX_REQUESTS)
+
+    def ended(self, ended: EndedGeneration) -> None:
+        record, caller, error = ended.record, ended.caller, ended.error
+        has_tokens = record.completion_tokens > 0
+        self._add(
+            RecentRequest(
+                ended_at=self._now(),
+                request_id=caller.request_id,
+                team_id=_cut(caller.team_id),
+                route=caller.route,
+                model=record.model,
+                prompt_tokens=record.prompt_tokens,
+                cached_tokens=record.reused_tokens,
+                completion_tokens=record.completion_tokens,
+                queue_ms=_ms(record.queue_s),
+                ttft_ms=_ms(record.ttft_s) if has_tokens else None,
+                itl_ms=_ms(1 / record.tokens_per_s) if record.tokens_per_s else None,
+                total_ms=_ms(record.e2e_s) if has_tokens else None,
+                finish_reason=record.finish_reason,
+                status=OK if error is None else error.status,
+                error=None if error is None else error.code,
+                ignored=caller.left_aside,
+            )
+        )
+
+    def refused(self, caller: Caller, model: str, error: HearthError) -> None:
+        self._add(
+            RecentRequest(
+                ended_at=self._now(),
+                request_id=caller.request_id,
+                team_id=_cut(caller.team_id),
+                route=caller.route,
+                model=model,
+                status=error.status,
+                error=error.code,
+                ignored=caller.left_aside,
+            )
+        )
+
+    def newest_first(self) -> list[RecentRequest]:
+        with self._lock:
+            return [*reversed(self._requests)]
+
+    def _add(self, request: RecentRequest) -> None:
+        with self._lock:
+            self._requests.append(request)
+
+    def _now(self) -> float:
+        return round(self._clock(), 3)
+
+
+def _cut(team_id: str | None) -> str | None:
+    return None if team_id is None else team_id[:MAX_TEAM]
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 2)

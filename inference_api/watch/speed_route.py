@@ -1,0 +1,85 @@
+"""What steps of each model take, for who plans with it."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from flask import Blueprint, Response, jsonify
+from pydantic import BaseModel
+
+from common.operations import operation
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.plan import budget_tokens
+from inference_api.core.prompt_costs import Point
+from inference_api.core.served_model import ServedModel
+from inference_api.settings import Settings
+
+Row = tuple[float, float, float]  # rows that decode, milliseconds, their standard error
+
+
+class ModelSpeed(BaseModel):
+    """Times at the speed of the last five seconds with steps, each as
+    `[rows, ms, standard_error_ms]`, by ascending rows.
+
+    A step of n rows that decode and p prompt tokens takes `decode_ms` at n (at 0 as at 1) and p
+    times `prefill_ms_per_token` at n. `speed`: steps per second beside when they were first
+    measured; `measured_at`: null while nothing is known. Since start, `steps` took `steps_s`;
+    `steps_by_tokens` has how many of them drew about so many tokens, at least one, and how many
+    prompt tokens they had: `[tokens, steps, prompt_tokens]`, by ascending tokens.
+
+    Of prompts at most `chunk_tokens` are in a step and, while rows decode, as many as they leave of
+    `budget_tokens`; null where that is no number of tokens.
+    """
+
+    decode_ms: list[Row]
+    prefill_ms_per_token: list[Row]
+    speed: float
+    measured_at: datetime | None
+    steps: int
+    steps_s: float
+    steps_by_tokens: list[tuple[int, int, int]]
+    chunk_tokens: int
+    budget_tokens: int | None
+
+    @classmethod
+    def of(cls, served: ServedModel, settings: Settings) -> "ModelSpeed":
+        known = served.costs.speed
+        at_s = known.measured_at_s
+        has_budget = served.is_batch_invariant and settings.itl_budget_ms is None
+        return cls(
+            decode_ms=_in_ms(known.decode),
+            prefill_ms_per_token=_in_ms(known.prompt_token),
+            speed=round(known.speed, 4),
+            measured_at=None if at_s is None else datetime.fromtimestamp(at_s, UTC),
+            steps=known.steps,
+            steps_s=round(known.steps_s, 6),
+            steps_by_tokens=[tuple(each) for each in known.counts],
+            chunk_tokens=settings.prefill_chunk_tokens,
+            budget_tokens=budget_tokens(settings, served.max_rows) if has_budget else None,
+        )
+
+
+def create_blueprint(backend: DecodeBackend) -> Blueprint:
+    blueprint = Blueprint("speed", __name__)
+
+    @blueprint.get("/speed")
+    @operation(
+        "What steps of each model take, by what is in them; models that are still loading at "
+        "start are missing.",
+        {200: dict[str, ModelSpeed]},
+    )
+    def speed() -> Response:
+        return jsonify(
+            {
+                name: ModelSpeed.of(served, backend.settings).model_dump(mode="json")
+                for name, served in backend.served.items()
+            }
+        )
+
+    return blueprint
+
+
+def _in_ms(points: Sequence[Point]) -> list[Row]:
+    return [
+        (round(rows, 2), round(1000 * seconds, 6), round(1000 * error_s, 6))
+        for rows, seconds, error_s in points
+    ]

@@ -1,0 +1,1 @@
+"""Bodies and errors of requests, whatever API they are of."""

@@ -1,0 +1,81 @@
+"""A request's caller: its id, the team that the proxy named, and the body sent.
+
+Every response carries an `X-Request-Id`: the client's own where it is usable, else a new one.
+Clients of `/v1/messages` look for it as `request-id`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from flask import Flask, Response, current_app, g, request
+
+from common.errors import is_of_messages
+from common.request_ids import request_id, usable_request_id
+from inference_api.errors import InvalidRequest
+from inference_api.request import Caller
+from inference_api.web.fields import Body, parse
+from inference_api.web.left_aside import ReadingRules
+
+TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
+RULES = "READING_RULES"  # key of the ReadingRules in app.config
+
+B = TypeVar("B", bound=Body)
+
+
+def register_requests(app: Flask, rules: ReadingRules, on_ignored: Callable[[str], None]) -> None:
+    """`on_ignored` is called with every field that a body left aside."""
+    app.config[RULES] = rules
+
+    @app.before_request
+    def begin_request() -> None:
+        g.left_aside = {}
+        g.request_id = usable_request_id(request.headers.get("X-Request-Id", ""))
+        request_id.set(g.request_id)
+
+    @app.after_request
+    def say_of_request(response: Response) -> Response:
+        if g.left_aside:
+            response.headers["X-Hearth-Ignored"] = ", ".join(g.left_aside)
+            for counted_as in g.left_aside.values():
+                on_ignored(counted_as)
+        response.headers["X-Request-Id"] = g.request_id
+        if is_of_messages(request.path):
+            response.headers["request-id"] = g.request_id
+        return response
+
+
+def caller_of_request() -> Caller:
+    """Returns the caller of the request that this thread is answering."""
+    team_id = request.headers.get("X-Team-Id")  # set by the proxy, which strips its clients' own
+    trace_context = {
+        name: request.headers[name] for name in TRACE_HEADERS if name in request.headers
+    }
+    assert request.url_rule is not None
+    return Caller(
+        g.request_id,
+        team_id,
+        request.url_rule.rule,
+        request.environ.get("gunicorn.socket"),
+        trace_context,
+        tuple(g.left_aside),
+    )
+
+
+def read(kind: type[B]) -> B:
+    """Returns the body of this request. What it leaves aside is said in the response, in the log
+    and in the dashboard. Raises InvalidRequest."""
+    body = parse(kind, json_body(), current_app.config[RULES])
+    leave_aside(body.left_aside)
+    return body
+
+
+def leave_aside(fields: Mapping[str, str]) -> None:
+    """`fields` as `Body.left_aside` has them."""
+    g.left_aside |= fields
+
+
+def json_body() -> bytes:
+    """The body of this request. Raises InvalidRequest when it is not declared to be JSON."""
+    if not request.is_json:
+        raise InvalidRequest("Request was not JSON")
+    return request.get_data(cache=False)

@@ -1,0 +1,89 @@
+"""What an answer is to be held to, and the bounds on it, which are checked before anything is
+compiled: a compiler follows what is nested, and what refers to each other, by recursion."""
+
+import json
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from inference_api.errors import InvalidRequest
+from inference_api.request import ConstraintSpec
+from inference_api.text.closed_objects import with_closed_objects
+from inference_api.tools.values import is_deeper_than
+from inference_api.web.json_object import has_infinity, parse_object, widest_object
+
+MAX_TEXT_BYTES = 64 * 1024  # of a regular expression, or of choices together
+MAX_GRAMMAR_BYTES = 32 * 1024
+MAX_RULES = 256  # of a grammar; a chain of a few thousand overruns the compiler's stack
+MAX_SCHEMA_BYTES = 256 * 1024
+MAX_SCHEMA_DEPTH = 64
+MAX_MEMBERS = 500  # of an object in a schema: compiling optional ones takes the square of it
+
+
+def schema_fault(schema: dict[str, Any]) -> str | None:
+    """Returns what of the schema is out of bounds."""
+    if is_deeper_than(schema, MAX_SCHEMA_DEPTH):
+        return f"is nested more than {MAX_SCHEMA_DEPTH} levels deep; flatten it"
+    if (widest := widest_object(schema)) > MAX_MEMBERS:
+        return f"has an object of {widest} members; give {MAX_MEMBERS} or fewer"
+    if has_infinity(schema):
+        return "has a number beyond any float; give one of at most 1e308"
+    return None
+
+
+def schema_constraint(field: str, schema: dict[str, Any]) -> ConstraintSpec:
+    """Returns the constraint to JSON of this schema, which `field` asks for."""
+    return ConstraintSpec(field, "json_schema", json.dumps(with_closed_objects(schema)))
+
+
+def _bounded(text: str, most: int = MAX_TEXT_BYTES) -> str:
+    if (num_bytes := len(text.encode())) > most:
+        raise _out_of_bounds(f"has {num_bytes} bytes; give {most} or fewer")
+    return text
+
+
+def _bounded_choices(texts: list[str]) -> list[str]:
+    _bounded("".join(texts))
+    return texts
+
+
+def _bounded_grammar(text: str) -> str:
+    _bounded(text, MAX_GRAMMAR_BYTES)
+    # In Lark and in GBNF each rule begins a line, and has a colon there.
+    num_rules = sum(":" in line for line in text.splitlines())
+    if num_rules > MAX_RULES:
+        raise _out_of_bounds(
+            f"has {num_rules} lines with colons, as rules begin; give {MAX_RULES} or fewer"
+        )
+    return text
+
+
+def _bounded_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    if (found := schema_fault(schema)) is not None:
+        raise _out_of_bounds(found)
+    _bounded(json.dumps(schema), MAX_SCHEMA_BYTES)
+    return schema
+
+
+def _parsed_schema(schema: object) -> object:
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return parse_object(_bounded(schema, MAX_SCHEMA_BYTES).encode())
+    except InvalidRequest:
+        raise _out_of_bounds("is a text and no JSON object; give a schema") from None
+
+
+def _out_of_bounds(message: str) -> PydanticCustomError:
+    return PydanticCustomError("out_of_bounds", "{message}", {"message": message})
+
+
+_Text = Annotated[str, Field(min_length=1)]
+Regex = Annotated[_Text, AfterValidator(_bounded)]
+Choices = Annotated[list[_Text], Field(min_length=1), AfterValidator(_bounded_choices)]
+ClientGrammar = Annotated[_Text, AfterValidator(_bounded_grammar)]
+Schema = Annotated[dict[str, Any], AfterValidator(_bounded_schema)]
+SchemaOrText = Annotated[
+    Schema, BeforeValidator(_parsed_schema, json_schema_input_type=dict[str, Any] | str)
+]

@@ -1,0 +1,81 @@
+"""Entries of a body's lists that nobody here can read, or run: they go, or a text takes their
+place, and either is said."""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from pydantic import BaseModel, BeforeValidator, ValidationInfo
+
+from inference_api.web.fields import fault
+from inference_api.web.left_aside import LeftAside
+
+# Types of parts, in whatever API, that are no text.
+MEDIA = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "image"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+    **dict.fromkeys(("document", "file", "input_file"), "file"),
+}
+ENCRYPTED = frozenset({"compaction", "encrypted_content", "redacted_thinking"})
+
+
+def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> BeforeValidator:
+    """Returns the validator of a list of parts. What is no text becomes a text that says so;
+    parts of the types in `left_out` go. Both are said as fields of `kind`."""
+
+    def read(parts: Any, info: ValidationInfo) -> Any:
+        return list(_read(parts, info)) if isinstance(parts, list) else parts
+
+    def _read(parts: list[Any], info: ValidationInfo) -> Iterator[Any]:
+        for part in parts:
+            type_ = type_of(part)
+            if (said := _text_of_document(part)) is not None:
+                yield {"type": "text", "text": said}
+            elif type_ in MEDIA:
+                aside = aside_of(info, kind)
+                if aside.rules.refuses_images:
+                    raise fault(type_, "is no text, which is all that is read here; leave it out")
+                aside.add(kind, type_)
+                text = f"[{MEDIA[type_]} left out: this model reads text only]"
+                yield {"type": "text", "text": text}
+            elif type_ in left_out:
+                aside_of(info, kind).add(kind, type_)
+            else:
+                yield part
+
+    return BeforeValidator(read)
+
+
+def only(types: Collection[str], kind: type[BaseModel]) -> BeforeValidator:
+    """Returns the validator of a list in which entries of other types go, said as fields of `kind`:
+    tools, for example, that only another server can run. One without a type stays."""
+
+    def read(entries: Any, info: ValidationInfo) -> Any:
+        if not isinstance(entries, list):
+            return entries
+        kept = []
+        for entry in entries:
+            if (type_ := type_of(entry)) in types or type_ == "":
+                kept.append(entry)
+            else:
+                aside_of(info, kind).add(kind, type_, is_known=False)
+        return kept
+
+    return BeforeValidator(read)
+
+
+def aside_of(info: ValidationInfo, kind: type[BaseModel]) -> LeftAside:
+    return info.context if isinstance(info.context, LeftAside) else LeftAside(kind)
+
+
+def type_of(entry: Any) -> str:
+    """Returns an entry's type; empty where it has none."""
+    type_ = entry.get("type") if isinstance(entry, dict) else None
+    return type_ if isinstance(type_, str) else ""
+
+
+def _text_of_document(part: Any) -> str | None:
+    """Returns the text of Anthropic's documents of plain text."""
+    source = part["source"] if type_of(part) == "document" and "source" in part else {}
+    text = source.get("data") if type_of(source) == "text" else None
+    return text if isinstance(text, str) else None

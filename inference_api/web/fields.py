@@ -1,0 +1,199 @@
+"""The base of the objects in request bodies, and refusals that name field, bound and remedy.
+
+Every field of a body is one of four kinds, at every depth, and the classes of bodies say which:
+
+* honoured: the fields of the model.
+* advisory: `advisory`. It does not change which answer is right: it is left aside, which is said.
+  What answers carry and clients send back with them, `of_answers`, is left aside without a word.
+* not served: `unserved`, by its values that ask for nothing. Any other value is refused.
+* unknown: any other. It is left aside and said too, but for one that looks like a slip of the pen.
+
+`null` counts as absent everywhere.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from inference_api.errors import InvalidRequest
+from inference_api.settings.model import Speculation
+from inference_api.web.json_object import parse_object, shortened, to_float
+from inference_api.web.left_aside import DEFAULT_RULES, LeftAside, ReadingRules
+
+MAX_INTEGER = 2**31 - 1  # of token ids and numbers of tokens
+MAX_FAULTS = 100  # of a body, to look at one by one: a body can have a million
+
+Json = dict[str, Any]
+Unserved = Mapping[str, tuple[Any, ...]]  # field -> its neutral values, which count as absent
+
+
+class Body(BaseModel):
+    """Base of every object in a body. Immutable."""
+
+    model_config = ConfigDict(
+        strict=True,
+        frozen=True,
+        json_schema_extra=lambda schema, kind: _add_known_fields(schema, kind),
+    )
+
+    advisory: ClassVar[frozenset[str]] = frozenset()
+    of_answers: ClassVar[frozenset[str]] = frozenset()
+    unserved: ClassVar[Unserved] = {}
+    also_called: ClassVar[Mapping[str, str]] = {}  # other servers' name -> the field
+
+    _left_aside: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def left_aside(self) -> Mapping[str, str]:
+        """Paths of what this body asked for and does not get, such as `thinking.display`; and what
+        metrics count each as."""
+        return self._left_aside
+
+    def leaving(self, aside: LeftAside) -> Self:
+        """Returns this body, which knows from here on what was left aside."""
+        self._left_aside = aside.paths
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_honoured_fields(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        aside = info.context if isinstance(info.context, LeftAside) else LeftAside(cls)
+        honoured = {field.alias or name for name, field in cls.model_fields.items()}
+        kept = {}
+        for name, given in value.items():
+            if given is None or name in cls.of_answers:
+                continue
+            if (field := cls.also_called.get(name, name)) in honoured:
+                kept[field] = given
+            elif name in cls.unserved:
+                if not any(_is_same(given, neutral) for neutral in cls.unserved[name]):
+                    raise fault(name, f"is not served; {_remedy(cls.unserved[name])}")
+            elif name in cls.advisory:
+                aside.add(cls, name, given)
+            elif (meant := aside.add_unknown(cls, name, honoured - value.keys())) is not None:
+                raise fault(shortened(name), meant)
+        return kept
+
+
+B = TypeVar("B", bound=Body)
+
+
+def parse(kind: type[B], body: bytes, rules: ReadingRules = DEFAULT_RULES) -> B:
+    """Returns the body, which knows what was left aside. Raises InvalidRequest naming the field at
+    fault."""
+    aside = LeftAside(kind, rules)
+    try:
+        return kind.model_validate(parse_object(body), context=aside).leaving(aside)
+    except ValidationError as error:
+        if error.error_count() > MAX_FAULTS:
+            raise InvalidRequest(
+                f"The body has {error.error_count()} faults, more than {MAX_FAULTS} are not looked "
+                "at; send the fields that /openapi.json describes."
+            ) from None
+        details = error.errors(include_url=False)
+        raise _refusal(details[0]) from None
+
+
+def fault(field: str, message: str) -> PydanticCustomError:
+    """Returns the error of a field, for validators of whole objects."""
+    return PydanticCustomError("fault", "{message}", {"field": field, "message": message})
+
+
+def _as_float(value: Any) -> Any:
+    return to_float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+# For a float with bounds: an integer beyond any float is beyond the bounds too.
+ANY_SIZE = BeforeValidator(_as_float)
+
+
+AskedSpeculation = Annotated[
+    Speculation | None,
+    Field(
+        description="Who drafts tokens: auto, as the server does it; off, nobody; else one of the "
+        "sources that the model is served with."
+    ),
+]
+
+
+def _is_same(given: object, neutral: object) -> bool:
+    return given == neutral and isinstance(given, bool) == isinstance(neutral, bool)
+
+
+def _remedy(neutral: tuple[Any, ...]) -> str:
+    return " or give ".join(["leave it out", *map(json.dumps, neutral)])
+
+
+def _add_known_fields(schema: Json, kind: type[BaseModel]) -> None:
+    """Adds to the JSON schema of a body what `parse` takes besides the model's own fields."""
+    assert issubclass(kind, Body)
+    fields = schema.setdefault("properties", {})
+    for name in sorted(kind.advisory | kind.of_answers):
+        fields[name] = {"description": "Taken and left aside."}
+    for name, neutral in kind.unserved.items():
+        fields[name] = {"enum": [*neutral, None], "description": "Not served."}
+
+
+# pydantic's types of error -> the message after the field's name.
+_MESSAGES = {
+    "missing": "is missing; give it",
+    "string_type": "is {given}; give a text",
+    "int_type": "is {given}; give an integer",
+    "float_type": "is {given}; give a number",
+    "bool_type": "is {given}; give true or false",
+    "list_type": "is {given}; give a list",
+    "dict_type": "is {given}; give an object",
+    "model_type": "is {given}; give an object",
+    "model_attributes_type": "is {given}; give an object",
+    "literal_error": "is {given}; give {expected}",
+    "greater_than": "is {given}; give more than {gt}",
+    "greater_than_equal": "is {given}; give {ge} or more",
+    "less_than_equal": "is {given}; give {le} or less",
+    "string_too_short": "is empty; give {min_length} character or more",
+    "too_short": "has {actual_length} entries; give {min_length} or more",
+    "too_long": "has {actual_length} entries; give {max_length} or fewer",
+}
+
+
+def _refusal(detail: ErrorDetails) -> InvalidRequest:
+    context = detail.get("ctx", {})
+    location = (*detail["loc"], *([context["field"]] if "field" in context else []))
+    path = _path(location)
+    said = _MESSAGES.get(detail["type"], detail["msg"])
+    value = detail["input"]  # 5.0 as it is where an integer is asked for
+    given = {"given": _shown(value if detail["type"] == "int_type" else _without_zeros(value))}
+    given |= {name: _without_zeros(value) for name, value in context.items()}
+    message = f"{path}: {said.format_map(given) if detail['type'] in _MESSAGES else said}."
+    return InvalidRequest(message, shortened(location[0]))
+
+
+def _without_zeros(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """Returns a path like `messages[0].content`, without the branches of unions, which have names
+    in angle brackets."""
+    steps = [step for step in location if not (isinstance(step, str) and step.startswith("<"))]
+    texts = [f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in steps]
+    return "".join(texts).removeprefix(".")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return shortened(json.dumps(value))

@@ -1,0 +1,107 @@
+"""The JSON object of a request body, checked as a whole before any of its fields.
+
+Pure: any thread.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import NoReturn
+
+from inference_api.errors import InvalidRequest
+from inference_api.tools.values import MAX_DEPTH, children, is_deeper_than
+from inference_api.web.bounds import check_structure
+
+ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse_object(body: bytes) -> dict[str, object]:
+    """Returns the object. Raises InvalidRequest where the body is not one, exceeds a bound, or has
+    half of a surrogate pair."""
+    check_structure(body)
+    try:
+        parsed = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _too_deep("The body") from None
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise InvalidRequest("Malformed JSON request body.")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        _check_depth(parsed)
+    if ESCAPED_SURROGATE.search(body):
+        _check_texts(parsed)
+    return parsed
+
+
+def to_float(number: float) -> float:
+    """Returns the number as a float; infinity for an integer beyond any float."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def shortened(value: object) -> str:
+    """Returns at most 40 characters, for messages: a client's value may be as long as a body."""
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _too_deep(name: str, param: str | None = None) -> InvalidRequest:
+    return InvalidRequest(f"{name} is nested more than {MAX_DEPTH} levels deep; flatten it.", param)
+
+
+def widest_object(value: object) -> int:
+    """Returns the most members that an object in the value has."""
+    return max(len(each) if isinstance(each, dict) else 0 for each in _values(value))
+
+
+def has_infinity(value: object) -> bool:
+    """Whether a number in the value was beyond any float: JSON can write it and not hold it."""
+    return any(isinstance(each, float) and math.isinf(each) for each in _values(value))
+
+
+def _values(value: object) -> Iterator[object]:
+    """Yields the value and all that is in it."""
+    waiting = [value]
+    while waiting:
+        yield (each := waiting.pop())
+        waiting.extend(children(each))
+
+
+def _check_depth(parsed: dict[str, object]) -> None:
+    for name, value in parsed.items():
+        if is_deeper_than(value, MAX_DEPTH):
+            raise _too_deep(shortened(name), shortened(name))
+
+
+def _check_texts(parsed: dict[str, object]) -> None:
+    """Half of a surrogate pair can be escaped in JSON, and is in no encoding."""
+    for path, text in _texts(parsed, ""):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"{shortened(path) or 'A name'} has half of a surrogate pair at character "
+                f"{error.start}; send whole characters.",
+                shortened(re.split(r"[.\[]", path)[0]) or None,
+            ) from None
+
+
+def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yields every text with its path; names in an object have the path of the object."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, child in value.items():
+            yield path, name
+            yield from _texts(child, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from _texts(child, f"{path}[{index}]")

@@ -1,0 +1,35 @@
+"""How tokens are drawn, as every body under `/v1` may say it."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from inference_api.request import DEFAULTED, SamplingParams
+from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, AskedSpeculation, Body
+
+
+class SampledBody(Body):
+    """Base of bodies that ask for tokens. What one leaves unsaid, its model may say."""
+
+    also_called: ClassVar[Mapping[str, str]] = {"repeat_penalty": "repetition_penalty"}
+
+    temperature: Annotated[float, Field(ge=0, le=2), ANY_SIZE] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1), ANY_SIZE] | None = None
+    top_k: int | None = Field(None, ge=-1, le=MAX_INTEGER)
+    min_p: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10), ANY_SIZE] | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    speculation: AskedSpeculation = None
+
+    @property
+    def unsaid(self) -> frozenset[str]:
+        return frozenset(name for name in DEFAULTED if getattr(self, name) is None)
+
+    def sampling(self, choice: int = 0) -> SamplingParams:
+        """Returns what the body says; each of several choices draws from a seed of its own."""
+        said = {name: getattr(self, name) for name in DEFAULTED if name not in self.unsaid}
+        said["top_k"] = max(0, self.top_k or 0)
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        return SamplingParams(**said, seed=(seed + choice) % 2**64)

@@ -1,0 +1,38 @@
+"""How much a model is to think, as bodies say it and as chat templates read it."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from inference_api.web.fields import MAX_INTEGER, Body
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+# Templates that read an effort know low, medium and high.
+_KNOWN = {"minimal": "low", "xhigh": "high", "max": "high"}
+
+Options = Mapping[str, Mapping[str, Any]]  # of a template, by the body's field
+
+
+def effort_options(field: str, effort: Effort | None) -> Options:
+    if effort is None or effort == "none":
+        return {}
+    return {field: {"reasoning_effort": _KNOWN.get(effort, effort)}}
+
+
+def thinking_options(field: str, is_on: bool | None) -> Options:
+    """By the names that templates have for it."""
+    return {} if is_on is None else {field: {"enable_thinking": is_on, "thinking": is_on}}
+
+
+class Thinking(Body):
+    """`budget_tokens` is not held: the bound of the answer is that of its thoughts, too."""
+
+    advisory: ClassVar[frozenset[str]] = frozenset({"clear_thinking", "display"})
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: int | None = Field(None, ge=0, le=MAX_INTEGER)
+
+    def options(self) -> Options:
+        is_said = self.type in ("enabled", "disabled")
+        return thinking_options("thinking", self.type == "enabled") if is_said else {}

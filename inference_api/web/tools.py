@@ -1,0 +1,112 @@
+"""What all bodies with tools share: their bounds, and what may be called of them."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from inference_api.tools.events import NO_TOOLS, Mode, Tool, ToolUse
+from inference_api.web.constraints import schema_fault
+from inference_api.web.fields import Body, fault
+from inference_api.web.json_object import shortened
+
+MAX_TOOLS = 128
+MAX_TOOL_BYTES = 256 * 1024  # of all tools, as JSON
+MAX_CALLS_OF_A_TURN = 128
+OBJECT = {"type": "object"}
+
+FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+Description = Annotated[str, Field(max_length=16_384)]
+CalledName = Annotated[str, Field(min_length=1, max_length=256)]  # perhaps by another server
+CallId = Annotated[str, Field(max_length=256)]
+
+
+class Choice(NamedTuple):
+    """What a `tool_choice` says: whether to call, and which of the tools; no names: any of them."""
+
+    mode: Mode = "auto"
+    names: tuple[str, ...] = ()
+    is_named: bool = False  # the client chose the one function to call
+
+
+class ToolBody(Body):
+    """Base of bodies with tools, each in its own API's form."""
+
+    @property
+    @abstractmethod
+    def offered(self) -> Sequence[Tool]: ...
+
+    @property
+    @abstractmethod
+    def choice(self) -> Choice: ...
+
+    @property
+    @abstractmethod
+    def allows_several(self) -> bool:
+        """Whether an answer may call more than once."""
+
+    @model_validator(mode="after")
+    def _tools_fit_each_other(self) -> Self:
+        check_tools(self.offered)
+        names = [tool.name for tool in self.offered]
+        if self.choice.mode == "required" or self.choice.names:
+            check_choice(names, self.choice.names or names)
+        return self
+
+    def tool_use(self) -> ToolUse:
+        tools, choice = tuple(self.offered), self.choice
+        if not tools or choice.mode == "none":
+            return NO_TOOLS
+        return ToolUse(
+            tools=tools,
+            mode=choice.mode,
+            callable_names=frozenset(choice.names or (tool.name for tool in tools)),
+            is_named=choice.is_named,
+            allows_several=self.allows_several,
+            field="tool_choice" if choice.mode == "required" else "tools",
+        )
+
+
+def tool_of(
+    name: str, description: str | None, schema: dict[str, Any] | None, strict: bool | None
+) -> Tool:
+    """Without a schema it has no arguments."""
+    parameters = Tool(name).parameters if schema is None else OBJECT | schema
+    return Tool(name, description, parameters, bool(strict))
+
+
+def check_schema(field: str, schema: dict[str, Any] | None) -> None:
+    """Raises the fault of a tool's schema, which `field` has."""
+    if schema is not None and schema.get("type", "object") != "object":
+        raise fault(field, "are no object's; give a schema of type object")
+    if schema is not None and (found := schema_fault(schema)):
+        raise fault(field, found)
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Raises the fault of tools that are not told apart, or too large together."""
+    if len(tools) > MAX_TOOLS:
+        raise fault("tools", f"are {len(tools)} in all; give {MAX_TOOLS} or fewer")
+    names = [tool.name for tool in tools]
+    schemas = [(tool.parameters, tool.input_rule) for tool in tools]
+    for name in [name for name in names if names.count(name) > 1]:
+        raise fault("tools", f"{shortened(name)!r} is there more than once; give each name once")
+    num_bytes = len(json.dumps(schemas, ensure_ascii=False).encode())
+    if num_bytes > MAX_TOOL_BYTES:
+        raise fault(
+            "tools", f"schemas of {num_bytes} bytes exceed {MAX_TOOL_BYTES}; give fewer or smaller"
+        )
+
+
+def check_choice(names: Sequence[str], chosen: Collection[str]) -> None:
+    """Raises the fault of a `tool_choice` that asks for calls of what is not there."""
+    if not names:
+        raise fault("tool_choice", "asks for calls, and there are no tools; give tools")
+    for name in chosen:
+        if name not in names:
+            known = shortened(", ".join(names))
+            raise fault(
+                "tool_choice", f"{shortened(name)!r} is none of the tools; give one of {known}"
+            )
