@@ -80,8 +80,8 @@ class ServerUsage:
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
-    """`code`: the HTTP status, `timeout`, `connection`, `protocol`, `server`, `empty` or
-    `interrupted`."""
+    """`code`: the HTTP status, `timeout`, `connection`, `protocol`, `server`, `empty`, `ignored`
+    (images, by a model that reads text only) or `interrupted`."""
 
     code: str
     message: str

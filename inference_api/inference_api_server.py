@@ -119,7 +119,7 @@ def create_server(
         with_experts=settings.bundle is not None,
     )
     backend = DecodeBackend(
-        settings, input_queue, output_queues, _bring_up(settings), on_decoded=metrics.rows_decoded
+        settings, input_queue, output_queues, bring_up_of(settings), on_decoded=metrics.rows_decoded
     )
     watcher = DisconnectWatcher()
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
@@ -206,7 +206,7 @@ def _input_queue(settings: Settings) -> InputQueue:
     return InputQueue(settings.queue_capacity, rows, shared_rows=settings.all_user_rows)
 
 
-def _bring_up(settings: Settings) -> BringUp:
+def bring_up_of(settings: Settings) -> BringUp:
     if settings.bundle is not None:
         return bring_up_bundle
     return bring_up_models if settings.split is None else bring_up_split

@@ -105,6 +105,8 @@ class StreamClient(asyncio.Protocol):
         coding = self.headers.get("content-encoding", "").lower()
         if self.status == 200 and coding not in ("", "identity"):
             self._end(RequestError("protocol", f"encoded as {coding}, which nobody asked for"))
+        if "image" in self.headers.get("x-hearth-ignored", ""):
+            self._end(RequestError("ignored", "it leaves images aside"))
 
     def on_body(self, body: bytes) -> None:
         if self.ended.done():

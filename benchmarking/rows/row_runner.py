@@ -148,7 +148,7 @@ class RowRunner:
         )  # the prompt itself stays unknown to caches
         result = run_load(self._job(0, probe, [question]), _ignore, stop)
         error = result.exchanges[0].error if result.exchanges else None
-        if error is not None and error.code.startswith("4"):
+        if error is not None and (error.code.startswith("4") or error.code == "ignored"):
             asked, remedy = f"multimodal_img_size={load.image_size}", "set it to na"
             if load.prompts_path is not None:
                 asked, remedy = "image_path", f"leave it out of {load.prompts_path}"

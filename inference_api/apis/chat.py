@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inference_api.core.generations import TextGeneration
+from inference_api.errors import InvalidRequest
 from inference_api.request import FinishReason, GenerationParams
 from inference_api.text.call_grammars import calls_constraint
 from inference_api.text.chat_prompts import Ending, Extras
@@ -37,6 +38,13 @@ class Chat:
     prompt_field: str = "messages"  # the body's, for messages
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     ending: Ending = "answer"
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest where what was taken of the body leaves no turn."""
+        if not self.turns:
+            raise InvalidRequest(
+                f"{self.prompt_field}: has nothing to answer; give a text.", self.prompt_field
+            )
 
     @property
     def user_texts(self) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Literal, NotRequired
 
 from flask import Blueprint, Response, jsonify, request
 
-from common.errors import VERSION_HEADER, Error
+from common.errors import VERSION_HEADER, Error, MessagesError
 from common.operations import operation
 from inference_api.apis.anthropic.model_page import ModelInfo, ModelPage, info_of, page_of
 from inference_api.bundle.cards import ExpertCard, expert_card
@@ -67,7 +67,7 @@ class _Views:
 
     @operation(
         "One of the models served.",
-        {200: ModelCard | ExpertModelCard | ModelInfo, 404: Error},
+        {200: ModelCard | ExpertModelCard | ModelInfo, 404: Error | MessagesError},
         headers=BY_VERSION,
     )
     def model(self, model: str) -> Response:

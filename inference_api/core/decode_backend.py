@@ -70,7 +70,8 @@ class DecodeBackend:
         self._bring_up = bring_up
         self._clock = clock
         self._on_decoded = on_decoded
-        self.residents: Residents = self._fixed(())
+        self.residents: Residents = self._fixed(())  # as they were brought up, for any thread
+        self._residents: Residents = self.residents  # whose rows are stepped: none after a failure
         self._events: list[tuple[OutputQueue, TokenEvent]] = []  # of this turn
         self._stepped: list[tuple[LoadedModel, Step, float]] = []  # in this turn, in seconds
         self._failure = ""
@@ -82,7 +83,7 @@ class DecodeBackend:
 
     @property
     def models(self) -> Mapping[str, LoadedModel]:
-        return self.residents.models
+        return self._residents.models
 
     @property
     def users(self) -> list[UserRow | None]:
@@ -163,7 +164,7 @@ class DecodeBackend:
     def take_residents(self, residents: Residents) -> None:
         """Serve these, as soon as those that are loaded at start are there."""
         self.served = residents.served
-        self.residents = residents
+        self.residents = self._residents = residents
         residents.start(self._clock())
         while not (residents.has_started or self._is_stopping):
             residents.turn(self._clock())
@@ -208,7 +209,7 @@ class DecodeBackend:
         """One turn of the loop."""
         started_s = self._clock()
         self._drop_closed()
-        self.residents.turn(started_s)
+        self._residents.turn(started_s)
         self._pick_prompts()
         self.decode()
         has_first_token = self._has_first_token()
@@ -242,12 +243,12 @@ class DecodeBackend:
 
     def _pick_prompts(self) -> None:
         now_s = self._clock()
-        for model in self.residents.to_start(now_s):
+        for model in self._residents.to_start(now_s):
             request = self.input_queue.get(model.name)
             if request is None:  # who waited has just left
                 continue
             row = model.rows.assign(request, model.runner.max_seq_len, now_s)
-            self.residents.started(model, row, now_s)
+            self._residents.started(model, row, now_s)
             model.served.totals.reused_tokens += row.reused_tokens
 
     def decode(self) -> None:
@@ -302,7 +303,7 @@ class DecodeBackend:
                 model.rows.free(row)
                 model.runner.release(row.index)
                 self.input_queue.row_is_free(model.name)
-                self.residents.ended(model, self._clock())
+                self._residents.ended(model, self._clock())
 
     def _report_status(self, started_s: float) -> None:
         """The models that stepped in this turn share the time outside of them."""
@@ -335,7 +336,7 @@ class DecodeBackend:
             if not len(self.input_queue):
                 for model in self.models.values():
                     model.idle()
-            idle_s = self.residents.idle_s(self._clock())
+            idle_s = self._residents.idle_s(self._clock())
             self.input_queue.wait_for_request(min(IDLE_WAIT_S, idle_s))
 
     def _go_on_draining(self, until_s: float) -> None:
@@ -375,7 +376,7 @@ class DecodeBackend:
             logger.critical("the decode thread died", exc_info=error)
         self._failure = f"{type(error).__name__}: {error}"
         # The runners may be broken: release nothing in them, and load none any more.
-        self.residents = self._fixed(
+        self._residents = self._fixed(
             replace(each, rows=RowTable(each.runner.max_rows)) for each in self.models.values()
         )
         self._end_all(Phase.FAILED, _failed)

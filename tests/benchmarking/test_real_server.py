@@ -154,4 +154,7 @@ def test_a_model_that_takes_no_images_says_so(api: ServedApi, tmp_path: Path) ->
         timeout=100,
     )
     assert finished.returncode == 1
-    assert "hearth-tiny does not take images (the server answered 400" in finished.stdout
+    assert (
+        "hearth-tiny does not take images (the server answered ignored: it leaves"
+        in finished.stdout
+    )

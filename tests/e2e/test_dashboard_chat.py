@@ -148,7 +148,7 @@ def test_an_example_is_asked_and_its_answer_can_be_had_again(page: Page) -> None
 def test_what_got_no_answer_is_not_sent_again(api: ServedApi, browser: Browser) -> None:
     with opened(browser, api.url, may_log="status of 400") as page:
         ask_by_enter(page, "x " * 4000)
-        expect(answer_of(page).get_by_role("alert")).to_contain_text("holds 2048")
+        expect(answer_of(page).get_by_role("alert")).to_contain_text("length is 2048")
         bodies = answer_with(page, "Yes.")
         ask_by_enter(page, "Are you there?")
         assert bodies[0]["messages"] == [{"role": "user", "content": "Are you there?"}]

@@ -153,3 +153,19 @@ def test_a_body_of_fields_that_nobody_knows_is_refused(mock_api: ServedApi) -> N
     assert "is one of more than 64 fields that are not known" in response.json()["message"]
     many = [HELLO[0] | {"colour": "blue"} for _ in range(100)]  # the same one, as often as it likes
     assert mock_api.post(PATHS["chat"], model=MODEL, messages=many).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("messages", {"messages": turn({"type": "redacted_thinking", "data": "x"})}),
+        ("messages", {"messages": [{"role": "user", "content": []}]}),
+        ("responses", {"input": [{"type": "compaction", "encrypted_content": "x"}]}),
+        ("responses", {"input": [{"type": "additional_tools", "tools": []}]}),
+    ],
+)
+def test_a_body_of_which_nothing_is_left_is_refused(
+    model_api: ServedApi, family: str, fields: dict[str, Any]
+) -> None:
+    response = model_api.post(PATHS[family], **{"model": MODEL, **BODIES[family], **fields})
+    assert response.status_code == 400, response.text

@@ -124,9 +124,8 @@ def test_lm_evals_256_prompts_in_one_call_need_no_256_places(
         assert [choice["text"] for choice in answer.json()["choices"]] == prompts
         body = json.dumps({"model": MODEL, "prompt": ["x" * 900] * 256, "max_tokens": 900}).encode()
         leaving = api.send_raw(post_bytes("/v1/completions", body))
-        eventually(lambda: api.state()["queued"] == 2)
-        refused = api.post("/v1/completions", model=MODEL, prompt=prompts)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+        eventually(lambda: api.state()["queued"] == 1)  # half of the places are others'
+        assert api.post("/v1/completions", model=MODEL, prompt="hi", max_tokens=1).ok
         leaving.close()
         eventually(api.is_idle)
 

@@ -26,6 +26,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     own = Reader(folder, {}).environment()
     with started(folder / "log", served_by(PAGE), folder, SPLIT_TIMEOUT=20, **own) as stack:
         yield stack
+        interrupt_ends_all_ranks(stack)  # last of all, whatever the order of the tests
+
+
+def interrupt_ends_all_ranks(stack: Stack) -> None:
+    children = psutil.Process(stack.process.pid).children(recursive=True)
+    stack.process.send_signal(signal.SIGINT)
+    assert stack.process.wait(END_TIMEOUT_S) == 0
+    assert psutil.wait_procs(children, END_TIMEOUT_S)[1] == []
 
 
 def answer(url: str) -> str:
@@ -93,10 +101,3 @@ def test_killed_rank_fails_its_streams_and_all_start_again(stack: Stack) -> None
     eventually(lambda: status(stack) == 200, RESTART_TIMEOUT_S)
     assert answer(stack.api) == expected
     assert not set(ranks(stack)) & set(victims)
-
-
-def test_interrupt_ends_all_ranks(stack: Stack) -> None:
-    children = psutil.Process(stack.process.pid).children(recursive=True)
-    stack.process.send_signal(signal.SIGINT)
-    assert stack.process.wait(END_TIMEOUT_S) == 0
-    assert psutil.wait_procs(children, END_TIMEOUT_S)[1] == []

@@ -40,6 +40,15 @@ def stack(folder: Path) -> Iterator[Stack]:
     own = Reader(folder, {}).environment()
     with started(folder / "log", served_by(TEAM), folder, **own) as stack:
         yield stack
+        interrupt_ends_both_processes(stack)  # last of all, whatever the order of the tests
+
+
+def interrupt_ends_both_processes(stack: Stack) -> None:
+    os.kill(stack.process.pid, signal.SIGINT)
+    assert stack.process.wait(END_TIMEOUT_S) == 0
+    for url in (stack.api, stack.proxy):
+        with pytest.raises(requests.ConnectionError):
+            requests.get(url, timeout=5)
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +146,3 @@ def test_drain_is_not_for_clients_of_the_proxy(stack: Stack) -> None:
     response = requests.post(f"{stack.proxy}/drain", headers=stack.authorization(), timeout=10)
     assert response.status_code == 403
     assert requests.get(f"{stack.api}/ready", timeout=10).json()["status"] == "ready"
-
-
-def test_interrupt_ends_both_processes(stack: Stack) -> None:
-    os.kill(stack.process.pid, signal.SIGINT)
-    assert stack.process.wait(END_TIMEOUT_S) == 0
-    for url in (stack.api, stack.proxy):
-        with pytest.raises(requests.ConnectionError):
-            requests.get(url, timeout=5)

@@ -163,12 +163,12 @@ def test_draining_waits_for_no_batch_to_be_full(loop: Loop) -> None:
 
 
 def test_rest_ends_when_the_oldest_has_waited(loop: Loop) -> None:
-    assert loop.backend.residents.idle_s(loop.now_s) == math.inf
+    assert loop.backend._residents.idle_s(loop.now_s) == math.inf
     loop.submit("abc")
     loop.now_s = 0.03
-    assert loop.backend.residents.idle_s(loop.now_s) == pytest.approx(0.07)
+    assert loop.backend._residents.idle_s(loop.now_s) == pytest.approx(0.07)
     loop.now_s = 0.2
-    assert loop.backend.residents.idle_s(loop.now_s) == 0.0
+    assert loop.backend._residents.idle_s(loop.now_s) == 0.0
 
 
 def test_loop_rests_until_then_and_no_longer_than_usual(

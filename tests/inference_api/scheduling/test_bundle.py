@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from inference_api.bundle.members import State, UnloadMode
-from inference_api.bundle.residents import BundleResidents, bring_up, bundle_of
+from inference_api.bundle.residents import BundleResidents, bundle_of
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
@@ -26,6 +26,7 @@ from inference_api.errors import (
     ExpertQueueFull,
     ExpertUnloaded,
 )
+from inference_api.inference_api_server import bring_up_of
 from inference_api.request import (
     FinishReason,
     GenerationRequest,
@@ -81,7 +82,9 @@ class Serving:
         self.input_queue = InputQueue(settings.queue_capacity, rows, shared_rows=shared)
         self.output_queues = OutputQueues()
         self.requests: dict[OutputQueue, GenerationRequest] = {}
-        self.backend = DecodeBackend(settings, self.input_queue, self.output_queues, bring_up)
+        self.backend = DecodeBackend(
+            settings, self.input_queue, self.output_queues, bring_up_of(settings)
+        )
 
     @property
     def bundle(self) -> BundleResidents:

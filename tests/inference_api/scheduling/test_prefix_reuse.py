@@ -5,6 +5,7 @@ import pytest
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
+from inference_api.inference_api_server import bring_up_of
 from inference_api.request import GenerationRequest, OutputQueue, SamplingParams
 from inference_api.settings import Settings
 
@@ -18,7 +19,9 @@ class Conversations:
 
     def __init__(self, settings: Settings) -> None:
         self.input_queue, self.output_queues = InputQueue(64, {NAME: 4}), OutputQueues()
-        self.backend = DecodeBackend(settings, self.input_queue, self.output_queues)
+        self.backend = DecodeBackend(
+            settings, self.input_queue, self.output_queues, bring_up_of(settings)
+        )
         self.backend.load_model_and_tokenizer()
         self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
         self.backend._become_ready()
