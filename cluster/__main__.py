@@ -1,11 +1,11 @@
 """`python -m cluster FILE`: the controller of the cluster described in the file."""
 
-import argparse
 import logging
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 from flask import Flask
 
 from cluster.actuators import Actuator
@@ -74,16 +74,18 @@ def _machines(keys: ActuatorKeys) -> Machines:
     return LocalMachine(keys.folder, keys.capacity or None, pins=keys.pins)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Start and stop replicas as the load requires.")
-    parser.add_argument("file", type=Path, help="the cluster's YAML (docs/controller.md)")
-    parser.add_argument("--dry-run", action="store_true", help="only plan; start and stop nothing")
-    arguments = parser.parse_args()
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Only plan; start and stop nothing.")
+def main(file: Path, dry_run: bool) -> None:
+    """Start and stop replicas as the load requires.
+
+    FILE is the cluster's YAML (docs/controller.md)."""
     try:
-        config, system = read_config(arguments.file)
+        config, system = read_config(file)
     except ConfigFaulty as error:
-        sys.exit(f"The cluster of {arguments.file} cannot start:\n{error}")
-    if arguments.dry_run:
+        sys.exit(f"The cluster of {file} cannot start:\n{error}")
+    if dry_run:
         config = config.model_copy(update={"dry_run": True})
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     service = Service(config, system)

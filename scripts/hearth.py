@@ -1,13 +1,10 @@
 #!/usr/bin/env python3
-"""The command `hearth`: what is run every day, under one name and from any directory.
+"""The command `hearth`: what is run every day, under one name and from any directory."""
 
-Each command is `python -m MODULE` with everything that follows its name.
-"""
-
-import runpy
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 
 import click
@@ -29,7 +26,7 @@ BENCH, OPTIMIZER, WEIGHTS = (Extra(name, "scipy") for name in ("bench", "optimiz
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    module: str
+    module: str  # whose `main` it is
     summary: str
     extra: Extra | None = None
 
@@ -37,50 +34,67 @@ class Command:
 COMMANDS = {
     "serve": Command("scripts.serve", "Serve the API and the proxy on this machine.", SERVE),
     "init": Command("scripts.init", "Write .env with the secrets for docker compose."),
-    "proxy": Command("proxy", "Serve the proxy alone."),
+    "proxy": Command("proxy.proxy", "Serve the proxy alone."),
     "optimizer": Command(
-        "optimizer", "Serve the optimizer alone; -F keeps a system between requests.", OPTIMIZER
+        "optimizer.__main__",
+        "Serve the optimizer alone; -F keeps a system between requests.",
+        OPTIMIZER,
     ),
     "plan": Command(
         "optimizer.plan", "Estimate how many accelerators a load needs, and their cost.", OPTIMIZER
     ),
-    "weights": Command("weights", "Serve the weights search alone.", WEIGHTS),
-    "cluster": Command("cluster", "Start and stop replicas as the load requires."),
+    "weights": Command("weights.__main__", "Serve the weights search alone.", WEIGHTS),
+    "cluster": Command("cluster.__main__", "Start and stop replicas as the load requires."),
     "bundle": Command("scripts.bundle", "Check a bundle of models before you serve it.", SERVE),
-    "bench": Command("benchmarking", "Measure any server with OpenAI's API.", BENCH),
+    "bench": Command("benchmarking.commands.cli", "Measure any server with OpenAI's API.", BENCH),
     "agent": Command("scripts.agent", "Print what to type so that an agent uses the server."),
     "token": Command("scripts.jwt_util", "Make and read tokens for the proxy."),
 }
 
 
-@click.group()
+class Commands(click.Group):
+    """Imports a command when it is run, and none to list them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.summary) for name, each in COMMANDS.items()])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        extra = COMMANDS[name].extra
+        if extra is not None and find_spec(extra.module) is None:
+            raise click.ClickException(
+                f"{extra.module} is not installed, and `hearth {name}` needs it: pip install "
+                f"'hearth[{extra.name}]', or the path of a wheel followed by [{extra.name}]"
+            )
+        command = import_module(COMMANDS[name].module).main
+        return command if isinstance(command, click.Command) else _script(name, command)
+
+
+def _script(name: str, main: Callable[[], int]) -> click.Command:
+    """Returns a script as a command. It has options of its own, as it runs without click too."""
+
+    def run(arguments: tuple[str, ...]) -> None:
+        sys.argv = [f"hearth {name}", *arguments]
+        sys.exit(main())
+
+    return click.Command(
+        name,
+        callback=run,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+        add_help_option=False,
+    )
+
+
+@click.group(cls=Commands)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
     """Serve language models, measure servers and plan their hardware."""
-
-
-def run(name: str, arguments: tuple[str, ...]) -> None:
-    extra = COMMANDS[name].extra
-    if extra is not None and find_spec(extra.module) is None:
-        raise click.ClickException(
-            f"{extra.module} is not installed, and `hearth {name}` needs it: "
-            f"pip install 'hearth[{extra.name}]', or the path of a wheel followed by [{extra.name}]"
-        )
-    sys.argv = [f"hearth {name}", *arguments]
-    runpy.run_module(COMMANDS[name].module, run_name="__main__")
-
-
-for name, command in COMMANDS.items():
-    main.add_command(
-        click.Command(
-            name,
-            callback=partial(run, name),
-            params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
-            context_settings={"ignore_unknown_options": True},
-            add_help_option=False,  # its own says more than we could
-            help=command.summary,
-        )
-    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ that a printed line stays good; the proxy alone gets it and checks tokens. MODEL
 for SmolLM2-135M-Instruct, which is fetched at first, with the heads that come with us.
 """
 
-import argparse
 import ctypes
 import math
 import os
@@ -22,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import click
 import jwt
 
 import proxy
@@ -51,10 +51,11 @@ QUESTION = "Have you been to Paris, France?"
 Process = subprocess.Popen[bytes]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Serve the API and the proxy on this machine.")
-    parser.add_argument("--mock", action="store_true", help="serve an echo instead of a model")
-    if parser.parse_args().mock:
+@click.command()
+@click.option("--mock", is_flag=True, help="Serve an echo instead of a model.")
+def main(mock: bool) -> None:
+    """Serve the API and the proxy on this machine."""
+    if mock:
         os.environ["MOCK_MODEL"] = "1"
     try:
         if os.environ.get("MODEL") == SMOLLM2_WORD:
@@ -79,9 +80,9 @@ def main() -> int:
             print(welcome(settings, proxy_port, secret), flush=True)
         while _are_running(processes):
             time.sleep(POLL_S)
-        return 1  # nobody asked for it to end
+        sys.exit(1)  # nobody asked for it to end
     except KeyboardInterrupt:
-        return 0
+        pass
     finally:
         end(processes)
 
@@ -225,4 +226,4 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

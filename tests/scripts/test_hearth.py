@@ -1,6 +1,7 @@
 """The command `hearth`: what it runs, and what it knows that the scripts do not."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -11,9 +12,6 @@ from click.testing import CliRunner, Result
 
 from common import __version__
 from scripts.hearth import COMMANDS, main
-
-# Another test has imported what is to run here: it runs afresh all the same.
-pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 
 SECRET = "the secret that serve has made in its directory"
 
@@ -42,6 +40,23 @@ def test_help_of_a_command_names_it_and_starts_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ["optimizer", "weights"])
 def test_an_argument_that_nobody_knows_starts_nothing(name: str) -> None:
     assert run(name, "--nope").exit_code == 2
+
+
+def test_what_follows_two_dashes_is_the_engines_own(tmp_path: Path) -> None:
+    drive = ("weights", "drive", "command", "--variable", "SPLIT", "--stages", "2", "--layers", "2")
+    server = str(tmp_path / "server")
+    result = run(*drive, "--model", "m", "--", server, "--stages", "3", WEIGHTS_DB=f"{server}.db")
+    assert result.exit_code == 1
+    assert f"weights drive command: {server} does not start" in result.output
+
+
+def test_listing_the_commands_imports_none() -> None:
+    code = (
+        "import sys; from scripts.hearth import COMMANDS, main;"
+        "main(['--help'], standalone_mode=False);"
+        "sys.exit(bool({each.module for each in COMMANDS.values()} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 @pytest.fixture
