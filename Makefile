@@ -80,7 +80,7 @@ fuzz: $(VENV)/dev.stamp
 	SCHEMATHESIS_EXAMPLES=$${SCHEMATHESIS_EXAMPLES:-200} RAW_FUZZ_EXAMPLES=$${RAW_FUZZ_EXAMPLES:-20000} \
 	  RANDOM_BODIES=$${RANDOM_BODIES:-20000} $(BIN)/python -m pytest \
 	  tests/e2e/test_schemathesis.py tests/e2e/test_raw_fuzz.py tests/proxy/test_raw_bytes.py \
-	  tests/inference_api/routes/test_routes.py
+	  tests/inference_api/apis/test_routes.py
 
 format: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/ruff format .

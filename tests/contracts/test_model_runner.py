@@ -58,8 +58,8 @@ def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
 
 
 def make_pipeline_runner(folder: Path, options: EngineOptions) -> tuple[ModelRunner, int]:
-    from tests.inference_api.engine.pipeline.rings import make_pipeline
     from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
+    from tests.inference_api.pipeline.rings import make_pipeline
 
     make_model("llama", folder)
     runner = make_pipeline(folder, options, (1, 1))

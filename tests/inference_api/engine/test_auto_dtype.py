@@ -21,8 +21,8 @@ from inference_api.loading import checkpoint, hardware
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.options import EngineOptions
 from lab.models.gguf_file import make_gguf
+from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
-from tests.inference_api.engine.conftest import TinyModel
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from inference_api.engine.cuda.decoder import Decoder
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.runner import RowStep
-from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel, make_runner
+from tests.inference_api.conftest import MAX_ROWS, TinyModel, make_runner
 from tests.inference_api.engine.steps import decode, draw_next
 from tests.inference_api.engine.tiny_models import CONTEXT, EOS, MODELS, VOCAB_SIZE
 

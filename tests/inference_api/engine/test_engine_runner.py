@@ -17,7 +17,7 @@ from inference_api.kernels.library import Kernels
 from inference_api.loading import hardware
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import RowStep
-from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.steps import draw_next
 from tests.inference_api.engine.tiny_models import CONTEXT, EOS, VOCAB_SIZE
 

@@ -27,8 +27,8 @@ from inference_api.engine.kv_cache import KVCache
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import MAX_TREE_TOKENS, RowStep
 from inference_api.settings import ModelSettings
+from tests.inference_api.conftest import MAX_ROWS, TinyModel
 from tests.inference_api.engine import steps
-from tests.inference_api.engine.conftest import MAX_ROWS, TinyModel
 from tests.inference_api.engine.steps import ANY_DRAW
 from tests.inference_api.engine.test_decoder import random_prompt
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE

@@ -14,7 +14,7 @@ from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import RowStep
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.steps import ANY_DRAW
 
 try:

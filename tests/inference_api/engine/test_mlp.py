@@ -12,7 +12,7 @@ from torch import Tensor
 from inference_api.engine.cuda.mlp import Mixture, Mlp
 from inference_api.loading.config import ExpertGroups, MixtureConfig
 from inference_api.loading.linear import TorchLinear
-from tests.inference_api.engine.conftest import TinyModel, make_runner
+from tests.inference_api.conftest import TinyModel, make_runner
 from tests.inference_api.engine.steps import decode
 
 HIDDEN = 4

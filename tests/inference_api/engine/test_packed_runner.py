@@ -24,7 +24,7 @@ from inference_api.loading.packing.folder import PackedFolder
 from inference_api.runner import HeadGuesses
 from inference_api.settings import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.engine.conftest import TinyModel
+from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT
 

@@ -1,0 +1,52 @@
+"""How many prompt tokens join a step."""
+
+import pytest
+
+from inference_api.core.plan import MIN_CHUNK_TOKENS, StepPlanner
+from inference_api.core.step_costs import Contents
+from tests.inference_api.core.test_decode_backend import NAME, Loop
+
+CHUNK = 64
+
+
+def planner_of(prompt_token_s: float | None, **settings: object) -> StepPlanner:
+    """A step of n rows takes 5 + n ms."""
+    loop = Loop(rows=16, chunk=CHUNK, settings=settings)
+    costs = loop.backend.served[NAME].costs
+    costs.warmed_up({rows: (5 + rows) / 1000 for rows in range(1, 17)})
+    if prompt_token_s is not None:
+        costs.took(Contents(0, 0, 10), costs.of(1) + 10 * prompt_token_s, 0.0)
+    return loop.backend.models[NAME].planner
+
+
+@pytest.mark.parametrize(
+    ("rows", "room_tokens"), [(0, CHUNK), (1, 48), (4, 42), (14, 22), (16, 18)]
+)
+def test_budget_in_time_is_what_the_rows_leave_of_it(rows: int, room_tokens: int) -> None:
+    planner = planner_of(0.0005, itl_budget_ms=30.1)
+    assert planner.room_tokens(rows) == room_tokens
+
+
+def test_prompts_get_on_whatever_the_budget_and_a_chunk_is_all_they_get() -> None:
+    assert planner_of(0.0005, itl_budget_ms=1).room_tokens(16) == MIN_CHUNK_TOKENS
+    assert planner_of(0.0005, itl_budget_ms=10_000).room_tokens(16) == CHUNK
+    assert planner_of(0.0, itl_budget_ms=30).room_tokens(16) == CHUNK
+
+
+def test_until_a_prompt_was_timed_and_without_that_budget_tokens_count_alike() -> None:
+    expected = round(1.5 * 16) - 3
+    assert planner_of(None, itl_budget=1.5, itl_budget_ms=30).room_tokens(3) == expected
+    assert planner_of(0.0005, itl_budget=1.5).room_tokens(3) == expected
+
+
+def test_prompt_beside_running_rows_is_cut_to_the_budget() -> None:
+    loop = Loop(rows=16, context=200, chunk=CHUNK, settings={"itl_budget_ms": 30.1})
+    costs = loop.backend.served[NAME].costs
+    costs.warmed_up({rows: (5 + rows) / 1000 for rows in range(1, 17)})
+    costs.took(Contents(0, 0, 10), costs.of(1) + 10 * 0.0005, 0.0)
+    loop.submit("x" * 20)
+    loop.step()
+    before = loop.backend.snapshot.totals.prefilled_tokens
+    loop.submit("y" * 120)
+    loop.step()
+    assert loop.backend.snapshot.totals.prefilled_tokens - before == 48

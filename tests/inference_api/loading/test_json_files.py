@@ -1,0 +1,135 @@
+"""The files of a model's folder, which nobody has checked: bounded, and named when they fail."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from inference_api.errors import StartupError
+from inference_api.loading.json_files import MAX_JSON_BYTES
+from inference_api.loading.options import EngineOptions
+from inference_api.text.tokens import load_tokenizer
+from tests.inference_api.conftest import TinyModel
+from tests.inference_api.engine.checks import check_one
+
+Tiny = Callable[[str], TinyModel]
+DEPTH = 100_000
+DEEP = '{"a":' * DEPTH + "1" + "}" * DEPTH
+SPARSE_BYTES = 3 * 1024**3
+
+
+@pytest.fixture
+def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
+    """A copy to spoil, in which every file is read."""
+    made = Path(copytree(tiny_model("llama")[0], tmp_path / "model"))
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((made / name).read_text())
+        content.pop("eos_token_id", None)
+        (made / name).write_text(json.dumps(content))
+    (made / "tokenizer_config.json").write_text('{"eos_token": "t2"}')
+    index = {"weight_map": {"a": "model.safetensors"}}
+    (made / "model.safetensors.index.json").write_text(json.dumps(index))
+    return made
+
+
+def check(folder: Path) -> list[str]:
+    return check_one(folder, EngineOptions(device="cpu", max_rows=1))
+
+
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "model.safetensors.index.json",
+)
+
+
+def test_a_sound_folder_has_no_faults(folder: Path) -> None:
+    assert check(folder) == []
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (DEEP, "nested too deep"),
+        ('{"a":' + "[" * DEPTH, "nested too deep"),
+        ("[1]", "not a JSON object"),
+    ],
+    ids=["deep", "deep and open", "list"],
+)
+def test_file_that_cannot_be_read_is_named(
+    folder: Path, name: str, content: str, reason: str
+) -> None:
+    (folder / name).write_text(content)
+    faults = check(folder)
+    assert faults
+    assert all(str(folder / name) in fault and reason in fault for fault in faults)
+
+
+def test_deep_header_of_weights_is_named(folder: Path) -> None:
+    header = DEEP.encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    [fault] = check(folder)
+    assert "model.safetensors is damaged or incomplete" in fault
+    assert "nested too deep" in fault
+
+
+@pytest.mark.parametrize("name", [*FILES, "vocab.json", "chat_template.jinja"])
+def test_file_too_large_to_read_is_not_read(folder: Path, name: str) -> None:
+    with (folder / name).open("ab") as stream:
+        stream.truncate(SPARSE_BYTES)
+    [fault] = check(folder)
+    assert str(folder / name) in fault
+    assert f"{SPARSE_BYTES} bytes, more than " in fault
+
+
+def test_header_longer_than_the_format_allows_is_not_read(folder: Path) -> None:
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write((MAX_JSON_BYTES + 1).to_bytes(8, "little"))
+        stream.truncate(SPARSE_BYTES)
+    [fault] = check(folder)
+    assert "model.safetensors is damaged or incomplete" in fault
+
+
+@pytest.mark.parametrize("name", [*FILES, "model.safetensors"])
+def test_folder_or_link_to_itself_in_the_place_of_a_file_is_no_traceback(
+    folder: Path, name: str
+) -> None:
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    as_folder = check(folder)
+    (folder / name).rmdir()
+    (folder / name).symlink_to(name)
+    as_loop = check(folder)
+    for faults in (as_folder, as_loop):
+        assert all(fault.endswith(".") for fault in faults)
+        if name in ("config.json", "tokenizer.json", "model.safetensors"):
+            assert any(name in fault for fault in faults)
+
+
+@pytest.mark.parametrize(
+    "model", ["x" * 5000, "a\0b", "~nobody-of-this-name/model", "/proc/1/root/x"]
+)
+def test_name_of_a_model_that_cannot_be_a_path_is_a_fault(model: str) -> None:
+    [fault] = check_one(model, EngineOptions(device="cpu", max_rows=1))
+    assert fault.startswith("MODEL=")
+
+
+def test_tokenizer_that_only_its_library_refuses_is_a_fault(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["pre_tokenizer"] = json.loads('{"a":' * 500 + "1" + "}" * 500)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert check(folder) == []
+    with pytest.raises(StartupError, match="the tokenizer cannot be loaded"):
+        load_tokenizer(folder, frozenset())
+
+
+def test_tokenizer_with_ids_that_are_no_numbers_is_a_fault(folder: Path) -> None:
+    tokenizer = {"model": {"type": "WordLevel", "vocab": {"a": 0, "t2": "2"}}}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    [fault] = check(folder)
+    assert "tokenizer.json is no tokenizer of the tokenizers library" in fault

@@ -1,0 +1,320 @@
+"""Quantised safetensors serve the numbers that their formats say, and are refused when damaged."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from inference_api.engine import engine_runner
+from inference_api.engine.weight_form import WeightForm, weight_form
+from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels, KernelsUnavailable
+from inference_api.kernels.packing import Bits
+from inference_api.loading import checkpoint
+from inference_api.loading.layout import linear_weights
+from inference_api.loading.options import EngineOptions
+from inference_api.settings.model import ModelSettings
+from lab.models.gguf_file import make_gguf
+from tests.inference_api.conftest import TinyModel
+from tests.inference_api.engine.checks import check_one
+from tests.inference_api.engine.quantised_models import QUANTISED, make_quantised
+from tests.inference_api.loading.test_gguf import logits, parameters
+
+Tiny = Callable[[str], TinyModel]
+Make = Callable[[str], tuple[Path, Path]]
+Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
+
+
+@pytest.fixture(scope="session")
+def quantised(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A quantised model, and one with the same numbers in float32, each made once."""
+
+    @cache
+    def make(name: str) -> tuple[Path, Path]:
+        return make_quantised(tiny_model("llama")[0], name, tmp_path_factory.mktemp(name))
+
+    return make
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_same_logits_as_the_numbers_in_float32(name: str, quantised: Make) -> None:
+    folder, plain = quantised(name)
+    options = EngineOptions(device="cpu", max_rows=4, quantization="auto")
+    assert check_one(folder, options) == []
+    assert torch.equal(logits(folder), logits(plain))
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        *(("packed-4", 4), ("packed-4", 8), ("packed-4-zeros", 8), ("packed-8", 8)),
+        *(("awq", 8), ("awq-whole", 8), ("gptq", 8), ("gptq-v2", 8)),
+    ],
+)
+def test_values_that_fit_are_not_rounded_again(name: str, bits: Bits, quantised: Make) -> None:
+    folder, plain = quantised(name)
+    packed, numbers = parameters(folder, bits).packed, parameters(plain).tensors
+    for parameter in linear_weights(checkpoint.load_config(plain)):
+        if parameter != "head":
+            assert torch.equal(packed[parameter].unpack(), numbers[parameter])
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        *(("fp8-blocks", 8), ("fp8-blocks", 4), ("gptq", 4), ("gptq-order", 8)),
+        *(("gptq-odd-groups", 8), ("packed-8-zeros", 8), ("fp8-blocks", 16)),
+    ],
+)
+def test_others_are_packed_as_their_numbers_are(name: str, bits: Bits, quantised: Make) -> None:
+    folder, plain = quantised(name)
+    packed, again = parameters(folder, bits).packed, parameters(plain, bits).packed
+    for parameter, weight in again.items():
+        assert torch.equal(packed[parameter].blocks, weight.blocks)
+
+
+def test_scales_of_float32_are_rounded_to_half(quantised: Make) -> None:
+    folder, plain = quantised("int-channel")
+    packed, numbers = parameters(folder, 8).packed, parameters(plain).tensors
+    least = 127 * 2**-25  # what a scale below half precision's normal ones can lose
+    for parameter in ("layers.0.qkv.weight", "layers.1.down.weight"):
+        unpacked = packed[parameter].unpack()
+        assert torch.allclose(unpacked, numbers[parameter], rtol=2**-11, atol=least)
+
+
+@pytest.mark.parametrize("family", ["falcon-40b", "glm4", "phi3", "deepseek-v3"])
+def test_fused_and_interleaved_rows_are_brought_into_order(
+    family: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    folder, plain = make_quantised(tiny_model(family)[0], "packed-8-zeros", tmp_path)
+    assert torch.equal(logits(folder), logits(plain))
+
+
+def test_tensors_of_a_matrix_may_be_in_several_files(quantised: Make, tmp_path: Path) -> None:
+    folder, plain = quantised("gptq")
+    copy = Path(copytree(folder, tmp_path / "model"))
+    tensors = load_file(copy / "model.safetensors")
+    (copy / "model.safetensors").unlink()
+    kinds = {name: name.rsplit(".", 1)[1] for name in tensors}
+    for kind in set(kinds.values()):
+        some = {name: tensors[name] for name in tensors if kinds[name] == kind}
+        save_file(some, copy / f"{kind}.safetensors")
+    index = {"weight_map": {name: f"{kind}.safetensors" for name, kind in kinds.items()}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(logits(copy), logits(plain))
+
+
+def spoiled(folder: Path, target: Path, change: Change) -> Path:
+    """A copy whose quantization_config and tensors were changed."""
+    copy = Path(copytree(folder, target / "model"))
+    config = json.loads((copy / "config.json").read_text())
+    tensors = load_file(copy / "model.safetensors")
+    change(config["quantization_config"], tensors)
+    (copy / "config.json").write_text(json.dumps(config))
+    save_file(tensors, copy / "model.safetensors")
+    return copy
+
+
+def form_of(model: Path, device: str = "cpu", **settings: Any) -> WeightForm:
+    """Of the weights as they are loaded where settings say nothing but these."""
+    asked = EngineOptions.from_settings(ModelSettings(model=str(model), **settings))
+    config = checkpoint.load_config(model)
+    return weight_form(model, config, replace(asked, device=device), lambda: Kernels(1))
+
+
+def quantised_files(quantised: Make, folder: Path) -> list[Path]:
+    """One of every form that a file can have its weights quantised in."""
+    made = [quantised(name)[0] for name in QUANTISED]
+    for kind in ("Q8_0", "Q4_0", "MXFP4"):
+        made.append(folder / f"{kind}.gguf")
+        make_gguf(quantised("awq")[1], made[-1], kind)
+    return made
+
+
+def test_who_names_no_form_gets_8_bits_of_what_is_quantised_and_the_rest_as_it_is(
+    quantised: Make, tmp_path: Path
+) -> None:
+    for file in quantised_files(quantised, tmp_path):
+        form = form_of(file)
+        assert (form.quantization, form.bits) == ("int8", 8), file
+    _, plain = quantised("awq")
+    make_gguf(plain, tmp_path / "F16.gguf", "F16")
+    for file in (plain, tmp_path / "F16.gguf"):
+        assert form_of(file).quantization == "none"
+
+
+def test_where_8_bits_cannot_be_auto_is_none_and_the_log_says_why(
+    quantised: Make, tiny_model: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = quantised("awq")
+    uneven, _ = make_quantised(tiny_model("falcon-sequential")[0], "fp8-tensor", tmp_path)
+    caplog.set_level(logging.INFO)
+    for form, reason in (
+        (form_of(folder, kernels=False), "KERNELS=false"),
+        (form_of(folder, device="cuda"), "QUANTIZATION=int8 is not there yet for CUDA"),
+        (form_of(uneven), "QUANTIZATION=int8 needs weights with a multiple"),
+    ):
+        assert form.quantization == "none"
+        [message] = [each for each in caplog.messages if reason in each]
+        assert "is quantised, yet QUANTIZATION=auto is none for it" in message
+    caplog.clear()
+    assert form_of(folder, quantization="none").quantization == "none"  # nobody asked for more
+    assert form_of(quantised("awq")[1]).quantization == "none"
+    assert caplog.messages == []
+
+
+def test_without_kernels_auto_serves_what_none_does(
+    quantised: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unavailable(num_threads: int) -> None:
+        raise KernelsUnavailable("there is no C++ compiler; install one")
+
+    folder, _ = quantised("awq")
+    monkeypatch.setattr(engine_runner, "Kernels", unavailable)
+    assert torch.equal(logits(folder, "auto"), logits(folder, "none"))
+    assert "QUANTIZATION=auto is ignored and torch multiplies" in caplog.messages[0]
+
+
+def test_int4_is_warned_of_where_it_rounds_and_nowhere_else(
+    quantised: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = quantised("awq")[1]
+    files = quantised_files(quantised, tmp_path)
+    for file in (plain, *files):
+        caplog.clear()
+        form_of(file, quantization="int4")
+        packed, numbers = parameters(file, 4).packed, parameters(file).tensors
+        is_rounded = any(
+            not torch.equal(packed[name].unpack(), numbers[name])
+            for name in packed
+            if name.startswith("layers.")
+        )
+        assert bool(caplog.messages) == is_rounded, file
+        assert all("QUANTIZATION=int4 rounds" in message for message in caplog.messages)
+
+
+def test_gguf_is_made_of_what_is_not_quantised(quantised: Make, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is quantised; choose the checkpoint that it was made of"):
+        make_gguf(quantised("gptq")[0], tmp_path / "model.gguf", "F32")
+
+
+QUERIES = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "fault"),
+    [
+        ("gptq", {"quant_method": "bitsandbytes"}, "quant_method='bitsandbytes' in config.json"),
+        ("gptq", {"quant_method": ["gptq"]}, "one of awq, compressed-tensors, fp8, gptq"),
+        (
+            "gptq",
+            {"bits": 3},
+            r"\(gptq\): bits=3 in config.json is not supported; choose .* 4 or 8",
+        ),
+        ("gptq", {"bits": True}, "bits=True"),
+        ("gptq", {"group_size": 0}, "group_size=0"),
+        ("gptq", {"group_size": 10**30}, "group_size=1000000"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
+        ("gptq", {"dynamic": {"-:lm_head": {}}}, "dynamic="),
+        ("awq", {"version": "gemv"}, r"\(awq\): version='gemv'"),
+        ("awq", {"zero_point": False}, "zero_point=False"),
+        ("fp8-blocks", {"weight_block_size": [128]}, "weight_block_size"),
+        ("fp8-blocks", {"weight_block_size": 128}, "weight_block_size=128"),
+        ("fp8-blocks", {"fmt": "e5m2"}, "fmt='e5m2'"),
+        ("packed-4", {"format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'"),
+        ("packed-4", {"format": "float-quantized"}, "type='int'"),
+        ("packed-4", {"config_groups": {}}, "config_groups={}"),
+        ("packed-4", {"config_groups": {"a": {"weights": None}}}, "weights=None"),
+        ("packed-4", {"config_groups": [1]}, "config_groups"),
+        ("packed-4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+    ],
+)
+def test_what_is_not_understood_is_refused(
+    name: str, values: dict[str, Any], fault: str, quantised: Make, tmp_path: Path
+) -> None:
+    copy = spoiled(quantised(name)[0], tmp_path, lambda config, _: config.update(values))
+    with pytest.raises(StartupError, match=fault):
+        checkpoint.load_config(copy)
+
+
+def cut(name: str) -> Change:
+    """Takes the last row of a tensor away."""
+
+    def change(_: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors[name] = tensors[name][:-1].contiguous()
+
+    return change
+
+
+def without(name: str) -> Change:
+    def change(_: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        del tensors[name]
+
+    return change
+
+
+def retyped(name: str, dtype: torch.dtype) -> Change:
+    return lambda _, tensors: tensors.update({name: tensors[name].to(dtype)})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "fault"),
+    [
+        ("gptq", without(f"{QUERIES}.qzeros"), f"lack {QUERIES}.qzeros"),
+        ("gptq-order", without(f"{QUERIES}.g_idx"), f"lack {QUERIES}.g_idx"),
+        ("gptq", cut(f"{QUERIES}.qweight"), r"qweight is \[7, 64\] instead of \[8, 64\]"),
+        ("gptq", retyped(f"{QUERIES}.qweight", torch.int64), "qweight is I64 instead of I32"),
+        ("awq", cut(f"{QUERIES}.scales"), r"scales is \[1, 64\] instead of \[2, 64\]"),
+        ("fp8-blocks", without(f"{QUERIES}.weight_scale_inv"), f"lack {QUERIES}.weight_scale_inv"),
+        ("fp8-blocks", retyped(f"{QUERIES}.weight", torch.bfloat16), "BF16 instead of F8_E4M3"),
+        ("packed-4-zeros", without(f"{QUERIES}.weight_zero_point"), "weight_zero_point"),
+        ("packed-4", without(f"{QUERIES}.weight_packed"), f"lack {QUERIES}.weight_packed"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    name: str, change: Change, fault: str, quantised: Make, tmp_path: Path
+) -> None:
+    copy = spoiled(quantised(name)[0], tmp_path, change)
+    faults = check_one(copy, EngineOptions(device="cpu", max_rows=1))
+    assert faults
+    with pytest.raises(StartupError, match=fault):
+        raise StartupError(faults)
+    with pytest.raises(StartupError, match=fault):
+        parameters(copy)
+
+
+@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize(
+    ("name", "tensor", "value", "fault"),
+    [
+        ("gptq", "g_idx", 2, "groups that are not among its 2"),
+        ("gptq", "g_idx", -1, "groups that are not among its 2"),
+        ("gptq", "scales", torch.inf, "scales that are not finite"),
+        ("fp8-blocks", "weight", torch.nan, "not finite"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(
+    name: str,
+    tensor: str,
+    value: float,
+    fault: str,
+    bits: Bits | None,
+    quantised: Make,
+    tmp_path: Path,
+) -> None:
+    def change(_: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        flat = tensors[f"{QUERIES}.{tensor}"].view(-1)
+        flat[0] = torch.tensor(value).to(flat.dtype)
+
+    copy = spoiled(quantised(name)[0], tmp_path, change)
+    with pytest.raises(StartupError, match=f"{QUERIES}.weight cannot be loaded: .*{fault}"):
+        parameters(copy, bits)

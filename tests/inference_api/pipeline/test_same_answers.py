@@ -1,0 +1,94 @@
+"""Fifty requests in 32 rows: over two and three ranks they are answered as by one process."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+
+import pytest
+
+from inference_api.kernels.library import KernelsUnavailable, supported_variants
+from inference_api.pipeline.runner import PipelineRunner
+from inference_api.pipeline.splits import Split
+from inference_api.request import GenerationRequest, SamplingParams
+from tests.inference_api.pipeline.rings import make_pipeline
+from tests.inference_api.speculation.decoding import (
+    GREEDY,
+    Answer,
+    Decoding,
+    Model,
+    request_of,
+)
+from tests.inference_api.speculation.sources import SOURCES, Known
+
+try:
+    supported_variants()
+except KernelsUnavailable as unavailable:
+    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
+
+NUM_PROMPTS = 50
+SYSTEM = "You are a friendly teller of stories for small children. Tell me about a"
+
+
+def requests(model: Model) -> Sequence[GenerationRequest]:
+    """Greedy and seeded, short and of several parts, of which many begin alike, so that rows take
+    each other's prefixes."""
+    dice = random.Random(0)
+    animals = ("fox", "owl", "bear and its three cubs", "snail", "whale")
+    made = []
+    for number in range(NUM_PROMPTS):
+        text = f"{SYSTEM} {dice.choice(animals)} number {dice.randrange(20)}." * dice.choice(
+            (1, 1, 1, 1, 10)
+        )
+        seeded = SamplingParams(temperature=0.9, top_k=50, top_p=0.95, seed=number)
+        sampling = dice.choice((GREEDY, seeded))
+        made.append(request_of(model.tokenizer.encode(text), dice.randint(8, 24), sampling))
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone() -> Callable[[str], Sequence[Answer]]:
+    """What one process says."""
+
+    @cache
+    def answers(form: str) -> Sequence[Answer]:
+        model = Model(form)
+        return Decoding(model).answers(requests(model))
+
+    return answers
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("float32", (2, 3)), ("int8", (2, 1, 2))],
+    ids=str,
+)
+def ranks(request: pytest.FixtureRequest) -> Iterator[tuple[str, Model]]:
+    form, split = request.param
+    model = Model(form, make_runner=partial(make_pipeline, split=split))
+    yield form, model
+    model.runner.close()
+
+
+@pytest.mark.parametrize("source", [None, "medusa", "random trees"])
+def test_answers_are_those_of_one_process(
+    alone: Callable[[str], Sequence[Answer]], ranks: tuple[str, Model], source: str | None
+) -> None:
+    form, model = ranks
+    expected = alone(form)
+    drafts = None if source is None else SOURCES[source](model, Known(expected))
+    decoding = Decoding(model, drafts)
+    answers = decoding.answers(requests(model))
+    assert [each.said for each in answers] == [each.said for each in expected]
+    assert decoding.backend.snapshot.totals.reused_tokens > 100
+    assert source is None or sum(each.accepted_tokens for each in answers) > 0
+
+
+def test_answers_stay_when_layers_have_moved(
+    alone: Callable[[str], Sequence[Answer]], ranks: tuple[str, Model]
+) -> None:
+    form, model = ranks
+    assert isinstance(model.runner, PipelineRunner)
+    splits: dict[int, Split] = {2: (4, 1), 3: (1, 3, 1)}
+    model.runner.set_split(splits[len(model.runner.split)])
+    answers = Decoding(model).answers(requests(model))
+    assert [each.said for each in answers] == [each.said for each in alone(form)]

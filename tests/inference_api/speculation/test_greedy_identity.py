@@ -1,0 +1,83 @@
+"""Greedy answers to questions in held-out wordings are those of single steps, whoever guesses:
+alone, and among 31 others that come and go."""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import cycle
+
+import pytest
+
+from inference_api.request import GenerationRequest, SamplingParams
+from lab.models.default.evaluation import Trial, draw_trials
+from tests.inference_api.speculation.decoding import (
+    FORMS,
+    Answer,
+    Decoding,
+    Model,
+    request_of,
+)
+from tests.inference_api.speculation.sources import SOURCES, Known
+
+NUM_PROMPTS = 128  # four for each row
+SERVED = ("medusa", "ngram")  # the other sources are for what these guess seldom
+TRIALS_SEED = 20261123
+LEAST_TOKENS, MOST_TOKENS = 8, 32
+SCORED = SamplingParams(temperature=0.0, num_logprobs=4)  # the adversary has to know
+
+
+def prompt_of(model: Model, trial: Trial) -> list[int]:
+    if not trial.is_chat:
+        return model.tokenizer.encode(trial.exchange.question)
+    turns = [(turn.question, turn.answer) for turn in trial.history]
+    said = [each for turn in turns for each in turn] + [trial.exchange.question]
+    roles = cycle(("user", "assistant"))
+    return model.tokenizer.encode_chat(
+        [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+    )
+
+
+def questions(model: Model) -> list[GenerationRequest]:
+    """Of all categories; as long as they are, or cut after a number of tokens of their own."""
+    dice = random.Random(TRIALS_SEED)
+    trials = dice.sample(draw_trials(TRIALS_SEED, per_category=14), NUM_PROMPTS)
+    stop = model.tokenizer.stop_token_ids
+    return [
+        request_of(prompt_of(model, each), dice.randint(LEAST_TOKENS, MOST_TOKENS), SCORED, stop)
+        for each in trials
+    ]
+
+
+def one_by_one(decoding: Decoding, requests: Sequence[GenerationRequest]) -> list[Answer]:
+    return [answer for each in requests for answer in decoding.answers([each])]
+
+
+@pytest.fixture(scope="module")
+def plain(model_of: Callable[[str], Model]) -> Callable[[str], list[Answer]]:
+    """What a form of the model says to each question alone, in single steps."""
+
+    def answers(form: str) -> list[Answer]:
+        return one_by_one(Decoding(model_of(form)), questions(model_of(form)))
+
+    return cache(answers)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_are_those_of_single_steps_alone_and_among_31_others(
+    model_of: Callable[[str], Model],
+    plain: Callable[[str], list[Answer]],
+    form: str,
+    source: str,
+) -> None:
+    model = model_of(form)
+    expected = plain(form)[: NUM_PROMPTS if source in SERVED else NUM_PROMPTS // 5]
+    requests = [answer.request for answer in expected]
+    for decode in (one_by_one, Decoding.answers):
+        drafts = SOURCES[source](model, Known(expected))
+        answers = decode(Decoding(model, drafts), requests)
+        assert [each.said for each in answers] == [each.said for each in expected]
+        num_drafted = sum(event.drafted_tokens for each in answers for event in each.events)
+        num_accepted = sum(each.accepted_tokens for each in answers)
+        assert num_drafted > 0
+        assert (num_accepted > 0) == (source != "adversary")

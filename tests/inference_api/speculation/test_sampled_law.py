@@ -1,0 +1,162 @@
+"""Sampled tokens are of the model's own distribution, whatever is drafted: chi-square of what was
+drawn, at every depth of accepted branches, against the likelihoods of plain steps."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+from inference_api.core import plan as step_plan
+from inference_api.core.drafts import Accepted
+from inference_api.core.rows import Tokens
+from inference_api.request import SamplingParams
+from inference_api.runner import Drawn, RowStep
+from tests.inference_api.engine.tiny_models import CONTEXT, make_model
+from tests.inference_api.speculation.decoding import Answer, Decoding, Model, request_of
+from tests.inference_api.speculation.sources import SOURCES, Known
+
+SEEDS_OF_A_PROMPT = 300
+MAX_TOKENS = 5
+MIN_EXPECTED = 5.0  # of a cell, for chi-square to hold
+LEAST_P_VALUE = 1e-4  # of numbers that are the same in every run
+NUM_LIKELY = 8
+LENIENCY = 0.1
+
+PROMPTS: Sequence[Tokens] = [(250, 1, 9, 12), (5, 6, 7, 8, 77), (100, 20, 31)]
+SAMPLINGS: Mapping[str, SamplingParams] = {
+    "temperature": SamplingParams(temperature=0.5),
+    "top-k": SamplingParams(temperature=0.9, top_k=4),
+    "top-p": SamplingParams(temperature=0.7, top_p=0.8),
+}
+
+LogLikelihoods = Callable[[Tokens], NDArray[np.float64]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Of random weights: whatever the context, several tokens are likely."""
+    folder = tmp_path_factory.mktemp("llama")
+    make_model("llama", folder)
+    return Model("float32", folder, CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def log_likelihoods(model: Model) -> LogLikelihoods:
+    return cache(model.log_likelihoods)
+
+
+@pytest.fixture(scope="module", params=SAMPLINGS)
+def plain(request: pytest.FixtureRequest, model: Model) -> list[Answer]:
+    """What every seed draws without a source."""
+    sampling = replace(SAMPLINGS[request.param], num_logprobs=NUM_LIKELY)
+    return Decoding(model).answers(
+        request_of(prompt, MAX_TOKENS, replace(sampling, seed=seed))
+        for prompt in PROMPTS
+        for seed in range(SEEDS_OF_A_PROMPT)
+    )
+
+
+def drafted(model: Model, plain: Sequence[Answer], source: str) -> list[Answer]:
+    """The same requests, with a source."""
+    drafts = SOURCES[source](model, Known(plain))
+    return Decoding(model, drafts).answers(answer.request for answer in plain)
+
+
+def target(log_likelihoods: NDArray[np.float64], sampling: SamplingParams) -> NDArray[np.float64]:
+    """The distribution that a token is drawn from: temperature, then top-k, then top-p."""
+    weights = np.exp(log_likelihoods / sampling.temperature)
+    order = np.argsort(-weights, kind="stable")
+    weights[order[sampling.top_k or len(weights) :]] = 0.0
+    weights /= weights.sum()
+    mass_before = np.cumsum(weights[order]) - weights[order]
+    weights[order[mass_before >= sampling.top_p]] = 0.0
+    distribution: NDArray[np.float64] = weights / weights.sum()
+    return distribution
+
+
+class Cells:
+    """Tokens by how many in their place were likelier, and how many of each were expected.
+
+    Expectations of several contexts add up; what is drawn then varies at most as much as in one.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._drawn = np.zeros(vocab_size)
+        self._expected = np.zeros(vocab_size)
+
+    def add(self, token: int, likelihoods: NDArray[np.float64]) -> None:
+        order = np.argsort(-likelihoods, kind="stable")
+        self._drawn[np.flatnonzero(order == token)] += 1
+        self._expected += likelihoods[order]
+
+    def p_value(self) -> float | None:
+        """By chi-square; ranks that few are expected of share the last cell. None of too few."""
+        assert self._expected.sum() == pytest.approx(self._drawn.sum())
+        if self._drawn[self._expected == 0.0].any():
+            return 0.0
+        starts = np.flatnonzero(self._expected >= MIN_EXPECTED)
+        if len(starts) < 3:
+            return None
+        drawn, expected = (np.add.reduceat(each, starts) for each in (self._drawn, self._expected))
+        return float(chi2.sf(((drawn - expected) ** 2 / expected).sum(), len(starts) - 1))
+
+
+def p_values(answers: Iterable[Answer], log_likelihoods: LogLikelihoods) -> dict[object, float]:
+    """Of the first tokens, by the prompt; of others, by how many guesses they came after."""
+    cells: dict[object, Cells] = {}
+    for answer in answers:
+        prompt, num_before = answer.request.prompt_tokens, 0
+        for event in answer.events:
+            for depth, token in enumerate(event.token_ids):
+                known = log_likelihoods(prompt + answer.tokens[: num_before + depth])
+                place = cells.setdefault(depth if num_before + depth else prompt, Cells(len(known)))
+                place.add(token, target(known, answer.request.sampling))
+            num_before += len(event.token_ids)
+    found = {place: each.p_value() for place, each in cells.items()}
+    return {place: p_value for place, p_value in found.items() if p_value is not None}
+
+
+@pytest.mark.parametrize(
+    ("source", "depths"),
+    [("oracle", [0, 1, 2, 3]), ("adversary", [0]), ("random trees", [0, 1, 2])],
+)
+def test_tokens_at_every_depth_are_of_the_models_distribution(
+    model: Model,
+    plain: Sequence[Answer],
+    log_likelihoods: LogLikelihoods,
+    source: str,
+    depths: Sequence[int],
+) -> None:
+    found = p_values(drafted(model, plain, source), log_likelihoods)
+    assert found.keys() >= {*PROMPTS, *depths}
+    assert min(found.values()) > LEAST_P_VALUE, found
+
+
+def leniently_accepted(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
+    """A wrong rule: takes a likely guess, whatever was drawn."""
+    first = step.num_undrawn
+    tokens, along = [*range(first + 1)], [drawn[0]]
+    for token in range(first + 1, len(step.token_ids)):
+        parent = token - 1 if step.parents is None else step.parents[token]
+        logprobs, guess = along[-1].logprobs, step.token_ids[token]
+        assert logprobs is not None
+        if parent == tokens[-1] and dict(logprobs.top).get(guess, -math.inf) > math.log(LENIENCY):
+            tokens.append(token)
+            along[-1:] = [Drawn(guess, logprobs), drawn[token - first]]
+    return Accepted(tokens, along)
+
+
+def test_wrong_rule_is_seen(
+    model: Model,
+    plain: Sequence[Answer],
+    log_likelihoods: LogLikelihoods,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_plan, "accepted", leniently_accepted)
+    found = p_values(drafted(model, plain, "adversary"), log_likelihoods)
+    assert min(found.values()) < LEAST_P_VALUE**2, found
