@@ -102,8 +102,8 @@ test-kernels: $(VENV)/dev.stamp
 	$(TIDY) 'src/(variant_a|test_driver)'
 	$(BIN)/python -m inference_api.kernels.sanitize
 
-# `make bench-serve`, and so on (lab/benches/__main__.py): each prints a table and the machine.
-# Time one alone; its options are listed by `python -m lab.benches serve --help`.
+# `make bench-serve`, and so on (lab/benches/__main__.py): each prints a table and the machine, and
+# leaves both in var/bench. Time one alone; `python -m lab.benches serve --help` lists its options.
 bench-%: $(VENV)/dev.stamp
 	$(BIN)/python -m lab.benches $*
 

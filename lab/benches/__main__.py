@@ -1,8 +1,13 @@
-"""`python -m lab.benches NAME [OPTION]...`, or `make bench-NAME`: each prints a table and the
-machine."""
+"""`python -m lab.benches NAME [--publish] [OPTION]...`, or `make bench-NAME`: each prints a table
+and the machine, and leaves both in files (`lab/kit/results.py`)."""
 
 import sys
 from importlib import import_module
+
+from lab.kit import results
+
+HELP = {"-h", "--help"}
+PUBLISH = "--publish"
 
 MODULES = {
     "answers": "engine.answers",
@@ -38,11 +43,14 @@ MODULES = {
 
 
 def main() -> None:
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    name, *arguments = sys.argv[1:] or [""]
     if name not in MODULES:
-        sys.exit(f"python -m lab.benches NAME [OPTION]...; NAME is one of: {', '.join(MODULES)}")
-    sys.argv[:2] = [f"bench-{name}"]
-    sys.exit(import_module(f"lab.benches.{MODULES[name]}").main())
+        usage = f"python -m lab.benches NAME [{PUBLISH}] [OPTION]..."
+        sys.exit(f"{usage}; NAME is one of: {', '.join(MODULES)}")
+    own = [each for each in arguments if each != PUBLISH]
+    sys.argv = [f"bench-{name}", *own]
+    bench = import_module(f"lab.benches.{MODULES[name]}").main
+    sys.exit(bench() if HELP & {*own} else results.run(name, bench, own, PUBLISH in arguments))
 
 
 if __name__ == "__main__":

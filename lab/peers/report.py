@@ -1,4 +1,4 @@
-"""Results of `bench-peers` so far: kept as JSON, shown as a table, published as a chart."""
+"""Results of `bench-peers` so far: kept as JSON, shown as a table and as a chart."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,9 +9,6 @@ from typing import Any
 from lab.kit.servers import ROOT
 
 RESULTS = ROOT / "var" / "bench" / "peers.json"
-CHART = ROOT / "docs" / "peers.svg"
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- peers -->\n", "<!-- end of peers -->"
 HEADINGS = ("model", "load", "contestant", "tokens/s, median (least to most)", "ours ÷ it")
 
 ROW_HEIGHT, CELL_GAP = 16, 14
@@ -69,19 +66,8 @@ def table() -> str:
     return "\n".join(["\n\n".join(machines + about), "", head, *rows])
 
 
-def publish() -> None:
-    """Write the chart, and the table into its place in docs/benchmarks.md."""
-    CHART.write_text(chart())
-    text = DOCUMENT.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    DOCUMENT.write_text(
-        f"{before}{BEGIN}\n![tokens/s beside peers](peers.svg)\n\n{table()}\n\n{END}{after}"
-    )
-
-
 def chart() -> str:
-    """Bars of tokens/s; within a cell they share a scale."""
+    """Returns an SVG: bars of tokens/s; within a cell they share a scale."""
     marks: list[str] = []
     y = CELL_GAP
     for entry in _results():

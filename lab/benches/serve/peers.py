@@ -83,8 +83,8 @@ OWN: dict[str, dict[str, str]] = {
 
 def main() -> None:
     arguments = _arguments()
-    if arguments.publish:
-        peer_report.publish()
+    if arguments.chart:
+        arguments.chart.write_text(peer_report.chart())
         return
     print(describe_machine("torch", "gunicorn"))
     recipes = list(_installed(arguments.peers))
@@ -128,7 +128,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--kv-cache-dtype", choices=("auto", *CACHE_BYTES), default="auto", help="of ours"
     )
-    parser.add_argument("--publish", action="store_true", help="only write what is kept to docs/")
+    parser.add_argument("--chart", type=Path, help="only draw what is kept, into this SVG file")
     return parser.parse_args()
 
 

@@ -54,26 +54,18 @@ def test_prompts_are_of_their_length_and_never_repeat(load: object) -> None:
     assert load.prompts(1) == turns[1]
 
 
-def test_results_gather_and_are_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = tmp_path / "benchmarks.md"
-    document.write_text(f"before\n{peer_report.BEGIN}old\n{peer_report.END}\nafter\n")
+def test_results_gather_and_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_report, "RESULTS", tmp_path / "bench" / "peers.json")
-    monkeypatch.setattr(peer_report, "CHART", tmp_path / "peers.svg")
-    monkeypatch.setattr(peer_report, "DOCUMENT", document)
     ours = Measurement("hearth int8", "int8", [20.0, 30.0, 40.0])
     theirs = Measurement("other Q8_0", "1.0; AVX", [10.0, 10.0, 16.0])
     peer_report.keep(Cell("110m", "int8", "1 user"), "a machine", [ours, ours])
     peer_report.keep(Cell("110m", "int8", "8 users"), "a machine", [ours, theirs])
     rows = peer_report.keep(Cell("110m", "int8", "1 user"), "a machine", [ours, theirs])
     assert "| 110m int8 | 1 user | other Q8_0 | 10.0 (10.0 to 16.0) | 3.00 (2.00 to 3.00) |" in rows
-    peer_report.publish()
-    text = document.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "old" not in text
+    text = peer_report.table()
     assert text.count("other Q8_0") == 2
     assert "other: 1.0; AVX" in text
-    assert (tmp_path / "peers.svg").read_text().count("<rect") == 4
+    assert peer_report.chart().count("<rect") == 4
 
 
 def test_windows_hold_every_token_once_after_bos() -> None:
