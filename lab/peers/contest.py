@@ -5,11 +5,12 @@ meanwhile is part of every result.
 """
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,20 @@ from lab.kit.servers import ROOT, environment, served
 from lab.peers.install import Recipe
 
 START_TIMEOUT_S = 900.0
+END_TIMEOUT_S = 60.0
+MAX_REASON_CHARACTERS = 200
+ERROR = re.compile(r"[\w.]+(Error|Exception): ")  # the end of a traceback, where libraries say more
 
 Prompts = Sequence[Sequence[Sequence[int]]]  # [user][request][token]
 Run = Callable[[Prompts, int], float]  # prompts and new tokens of each: seconds
+
+
+class PeerEnded(Exception):
+    """A peer that did not start or has ended. `name`: the contestant's; the message says why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(reason)
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +92,15 @@ def hearth(
 
 @contextmanager
 def peer(
-    name: str, recipe: Recipe, arguments: Sequence[str], log_path: Path
+    name: str, recipe: Recipe, arguments: Callable[[], Sequence[str]], log_path: Path
 ) -> Iterator[Contestant]:
-    """A peer's own loop, without any HTTP. See `process`."""
-    command = [str(recipe.python), "-m", recipe.check, *arguments]
+    """A peer's own loop, without any HTTP. See `process`. `arguments` may have to make its model.
+
+    Raises PeerEnded, as `run` does."""
+    try:
+        command = [str(recipe.python), "-m", recipe.check, *arguments()]
+    except subprocess.CalledProcessError as error:
+        raise PeerEnded(name, _reason(error.returncode, error.stderr.decode())) from None
     with (
         log_path.open("wb") as log,
         subprocess.Popen(
@@ -101,24 +118,43 @@ def peer(
         stdin, stdout = process.stdin, process.stdout
 
         def answer() -> dict[str, Any]:
-            line = stdout.readline()
-            assert line, f"{name} has ended: {log_path.read_text()[-500:]}"
-            parsed: dict[str, Any] = json.loads(line)
-            return parsed
+            if line := stdout.readline():
+                parsed: dict[str, Any] = json.loads(line)
+                return parsed
+            raise PeerEnded(name, _reason(_ended(process), log_path.read_text()))
 
         def run(prompts: Prompts, max_tokens: int) -> float:
-            print(
-                json.dumps({"prompts": prompts, "max_tokens": max_tokens}), file=stdin, flush=True
-            )
+            load = json.dumps({"prompts": prompts, "max_tokens": max_tokens})
+            with suppress(BrokenPipeError):  # of one that has ended, as its answer says
+                print(load, file=stdin, flush=True)
             result = answer()
             _check_tokens(result["tokens"], prompts, max_tokens)
             return float(result["seconds"])
 
-        about = answer()
-        yield Contestant(
-            name, f"{about['version']}; {about['system']}", run, psutil.Process(process.pid)
-        )
-        stdin.close()
+        try:
+            about = answer()
+            yield Contestant(
+                name, f"{about['version']}; {about['system']}", run, psutil.Process(process.pid)
+            )
+        finally:
+            with suppress(BrokenPipeError):
+                stdin.close()
+
+
+def _ended(process: "subprocess.Popen[str]") -> int:
+    """Returns the exit status of a process that has closed its output."""
+    try:
+        return process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait(END_TIMEOUT_S)
+
+
+def _reason(status: int, log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if ERROR.match(line)]
+    last = (errors or lines or ["it said nothing"])[-1]
+    return f"exit status {status}: {last}"[:MAX_REASON_CHARACTERS]
 
 
 def _check_tokens(tokens: int, prompts: Prompts, max_tokens: int) -> None:

@@ -27,13 +27,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A contestant's tokens/s, turn by turn."""
+    """A contestant's tokens/s, turn by turn; none of one that did not run, for the reason that
+    `about` says."""
 
     name: str
     about: str
     rates: list[float]
 
     def __str__(self) -> str:
+        if not self.rates:
+            return f"did not run: {self.about.replace('|', '¦')}"
         return f"{median(self.rates):.1f} ({min(self.rates):.1f} to {max(self.rates):.1f})"
 
 
@@ -58,7 +61,7 @@ def table() -> str:
         each["name"].partition(" ")[0]: each["about"]
         for entry in entries
         for each in entry["measurements"]
-        if not each["name"].startswith("hearth")
+        if each["rates"] and not each["name"].startswith("hearth")
     }
     about = [f"{name}: {text}" for name, text in sorted(peers.items())]
     head = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|"
@@ -74,7 +77,7 @@ def chart() -> str:
         cell = entry["cell"]
         title = f"{cell['model']} {cell['quantization']}, {cell['load']}"
         marks.append(f'<text x="0" y="{y + 12}" font-weight="bold">{title}</text>')
-        measured = _measurements(entry)
+        measured = [each for each in _measurements(entry) if each.rates]
         most = max(median(each.rates) for each in measured)
         for each in measured:
             y += ROW_HEIGHT
@@ -108,7 +111,9 @@ def _rows(entry: dict[str, Any]) -> Iterator[str]:
 
 
 def _ratio(ours: Measurement, other: Measurement) -> str:
-    """Ratio of the medians, and the range of the ratios of each turn."""
+    """Ratio of the medians, and the range of the ratios of each turn; nothing without turns."""
+    if not other.rates:
+        return ""
     turns = [mine / its for mine, its in zip(ours.rates, other.rates, strict=True)]
     of_medians = median(ours.rates) / median(other.rates)
     return f"{of_medians:.2f} ({min(turns):.2f} to {max(turns):.2f})"

@@ -5,15 +5,17 @@ contestants answer the same loads one after the other, A B A B. Ours is the real
 the peers are driven without one. Tokens/s are all new tokens, from the first request to the last
 token, prefill included. Time it alone: nothing else may use the cores.
 
-Results gather in var/bench/peers.json, so that a run of some cells completes an earlier one.
+A peer that does not install, does not start, or ends is named in the table with the reason, and
+the others go on. Results gather in var/bench/peers.json, so that a run of some cells completes an
+earlier one.
 """
 
 import argparse
 import random
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +25,7 @@ from inference_api.kernels.packing import CACHE_BYTES
 from inference_api.loading.hardware import physical_cores
 from lab.models.random_model import SHAPES
 from lab.peers import report as peer_report
-from lab.peers.contest import Contestant, Prompts, hearth, peer
+from lab.peers.contest import Contestant, PeerEnded, Prompts, hearth, peer
 from lab.peers.install import (
     LLAMA_CPP,
     OPENVINO,
@@ -87,23 +89,20 @@ def main() -> None:
         arguments.chart.write_text(peer_report.chart())
         return
     print(describe_machine("torch", "gunicorn"))
-    recipes = list(_installed(arguments.peers))
+    left_out: dict[str, str] = {}
+    recipes = list(_installed(arguments.peers, left_out))
     loads = [LOADS[name] for name in arguments.loads]
     # Ends by SIGTERM as by Ctrl-C: the servers that were started end too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for model in arguments.models:
         for quantization in arguments.quantizations:
             with TemporaryDirectory() as logs, ExitStack() as stack:
-                contestants = [
-                    stack.enter_context(each)
-                    for each in _contestants(
-                        model, quantization, recipes, loads, Path(logs), arguments
-                    )
-                ]
+                starts = _contestants(model, quantization, recipes, loads, Path(logs), arguments)
+                contest = Contest(stack, starts, left_out)
                 for load in loads:
                     times = 1 if load.name == LOADS["long"].name else arguments.times
                     cell = Cell(model, _form(quantization, arguments), load.name)
-                    measured = _measure(contestants, load, times)
+                    measured = contest.measure(load, times)
                     print(peer_report.keep(cell, describe_machine("torch"), measured), flush=True)
     print(peer_report.table())
 
@@ -132,13 +131,15 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _installed(names: Sequence[str]) -> Iterator[Recipe]:
+def _installed(names: Sequence[str], left_out: dict[str, str]) -> Iterator[Recipe]:
+    """`left_out`: gets the reason of each that does not install."""
     for name in names:
         try:
             print(f"{name}: {install(RECIPES[name])}", flush=True)
             yield RECIPES[name]
         except NotInstalled as error:
-            print(f"{name} is left out, it does not install: {error}", flush=True)
+            left_out[name] = f"it does not install: {error}"
+            print(f"{name} is left out, {left_out[name]}", flush=True)
 
 
 def _contestants(
@@ -163,19 +164,22 @@ def _contestants(
             yield hearth(name, *size, logs / name, settings)
     if LLAMA_CPP in recipes:
         gguf_type = GGUF_TYPES[quantization]
-        file = str(gguf_model(folder, gguf_type))
         flags = [*sizes, "--threads", threads, *arguments.llama_options.split()]
-        yield peer(f"llama.cpp {gguf_type}", LLAMA_CPP, [file, *flags], logs / "llama.cpp")
+        yield peer(
+            f"llama.cpp {gguf_type}",
+            LLAMA_CPP,
+            lambda: [str(gguf_model(folder, gguf_type)), *flags],
+            logs / "llama.cpp",
+        )
     if OPENVINO in recipes:
-        exported = str(openvino_model(folder, quantization))
         yield peer(
             f"OpenVINO {quantization}",
             OPENVINO,
-            [exported, "--threads", threads],
+            lambda: [str(openvino_model(folder, quantization)), "--threads", threads],
             logs / "openvino",
         )
     if VLLM in recipes:
-        yield peer("vLLM bfloat16", VLLM, [str(folder), *sizes], logs / "vllm")
+        yield peer("vLLM bfloat16", VLLM, lambda: [str(folder), *sizes], logs / "vllm")
 
 
 def _form(quantization: str, arguments: argparse.Namespace) -> str:
@@ -184,19 +188,50 @@ def _form(quantization: str, arguments: argparse.Namespace) -> str:
     return quantization if cache == "auto" else f"{quantization}, KV cache {cache}"
 
 
-def _measure(contestants: Sequence[Contestant], load: Load, times: int) -> list[Measurement]:
-    """In turn, `times` times; each has run a little before, so that all is in memory."""
-    rates: dict[str, list[float]] = {each.name: [] for each in contestants}
-    for each in contestants:
-        each.run([[list(range(16))]] * load.users, 2)
-    for turn in range(times):
-        prompts = load.prompts(turn)
-        for each in contestants:
-            others = [other for other in contestants if other is not each]
-            before_s = sum(other.cpu_s() for other in others)
-            seconds = each.run(prompts, load.max_tokens)
-            others_s = sum(other.cpu_s() for other in others) - before_s
-            if others_s > MOST_IDLE_SHARE * seconds:
-                print(f"not quiet: others took {others_s:.2f} s in {seconds:.2f} s of {each.name}")
-            rates[each.name].append(load.counted_tokens / seconds)
-    return [Measurement(each.name, each.about, rates[each.name]) for each in contestants]
+class Contest:
+    """Who runs, started in turn, and why others do not. A peer that ends takes no further part."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        starts: Iterable[AbstractContextManager[Contestant]],
+        left_out: Mapping[str, str],
+    ) -> None:
+        self._running: list[Contestant] = []
+        self._reasons = dict(left_out)
+        for each in starts:
+            with self._going_on():
+                self._running.append(stack.enter_context(each))
+
+    def measure(self, load: Load, times: int) -> list[Measurement]:
+        """In turn, `times` times; each has run a little before, so that all is in memory."""
+        rates: dict[str, list[float]] = {each.name: [] for each in self._running}
+        for each in [*self._running]:
+            with self._going_on():
+                each.run([[list(range(16))]] * load.users, 2)
+        for turn in range(times):
+            prompts = load.prompts(turn)
+            for each in [*self._running]:
+                with self._going_on():
+                    seconds = self._run(each, prompts, load.max_tokens)
+                    rates[each.name].append(load.counted_tokens / seconds)
+        measured = [Measurement(each.name, each.about, rates[each.name]) for each in self._running]
+        return measured + [Measurement(name, why, []) for name, why in self._reasons.items()]
+
+    def _run(self, each: Contestant, prompts: Prompts, max_tokens: int) -> float:
+        others = [other for other in self._running if other is not each]
+        before_s = sum(other.cpu_s() for other in others)
+        seconds = each.run(prompts, max_tokens)
+        others_s = sum(other.cpu_s() for other in others) - before_s
+        if others_s > MOST_IDLE_SHARE * seconds:
+            print(f"not quiet: others took {others_s:.2f} s in {seconds:.2f} s of {each.name}")
+        return seconds
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerEnded as error:
+            print(f"{error.name} takes no further part: {error}", flush=True)
+            self._reasons[error.name] = str(error)
+            self._running = [each for each in self._running if each.name != error.name]
