@@ -30,8 +30,10 @@ Main = Callable[[], int | None]
 
 def commit() -> str:
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    found = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    return found.stdout.strip() or "unknown"
+    try:
+        return subprocess.check_output(describe, cwd=ROOT, text=True, timeout=60).strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,17 @@ class Run:
         """Writes both files and returns the path of the Markdown."""
         path = (PUBLISHED if is_published else KEPT) / self.bench / f"{self.stem}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        numbered = (path.with_stem(f"{self.stem}-{number}") for number in count(2))
+        numbers = count(2)
         while is_published and path.exists():
-            path = next(numbered)
+            path = path.with_stem(f"{self.stem}-{next(numbers)}")
         path.write_text(f"{self._head()}\n{text}")
         figures = asdict(self) | {"tables": tables(text)}
         path.with_suffix(".json").write_text(json.dumps(figures, indent=1, ensure_ascii=False))
         return path
 
     def _head(self) -> str:
-        facts = (f"command: `{self.command}`", f"commit: {self.commit}", f"machine: {self.machine}")
-        return "\n".join(
-            [f"# bench-{self.bench}, {self.began}", "", *map("- {}".format, facts), ""]
-        )
+        facts = f"- command: `{self.command}`\n- commit: {self.commit}\n- machine: {self.machine}"
+        return f"# bench-{self.bench}, {self.began}\n\n{facts}\n"
 
 
 class _Copied(io.TextIOBase):
@@ -88,8 +88,7 @@ def run(bench: str, main: Main, arguments: Sequence[str], is_published: bool) ->
     """Runs a bench, writes what it prints, and returns its status. A bench that ends by an
     exception or refuses its arguments leaves no files."""
     begun = Run(bench, shlex.join(["python", "-m", "lab.benches", bench, *arguments]))
-    copied = _Copied(sys.stdout)
-    with redirect_stdout(copied):
+    with redirect_stdout(_Copied(sys.stdout)) as copied:
         status = _status(main)
     print(f"\nwritten to {begun.write(copied.copy.getvalue(), is_published)}")
     return status

@@ -122,14 +122,17 @@ def _measure(quantization: str, version: str | None, arguments: argparse.Namespa
     file = _file(GGUF_TYPES[quantization])
     file_mib = file.stat().st_size / MIB
     print(f"{file.name}: {file_mib:.0f} MiB; llama.cpp {version}; median tokens/s and all runs")
-    print("| server | users | tokens/s | runs | MiB |")
-    print("|---|---|---|---|---|")
     with TemporaryDirectory() as logs, ExitStack() as stack:
         with _hearth(EMBEDDED_MODEL, quantization, Path(logs) / "embedded") as embedded:
             base_mib = embedded.memory_bytes() / MIB
         servers = [stack.enter_context(_hearth(file, quantization, Path(logs) / "log"))]
-        counts = _thread_counts() if version else []
-        servers += [stack.enter_context(_llama(file, threads)) for threads in counts]
+        for threads in _thread_counts() if version else []:
+            try:
+                servers.append(stack.enter_context(_llama(file, threads)))
+            except AssertionError as error:
+                reason = str(error).strip()[-300:]
+                print(f"llama.cpp, {threads} threads, is left out, it does not start: {reason}\n")
+        print("| server | users | tokens/s | runs | MiB |\n|---|---|---|---|---|")
         for users in arguments.users:
             load = LOADS[users]
             stream = Stream(physical_cores()) if users == 1 else None

@@ -187,7 +187,7 @@ class Bench:
         health = asyncio.create_task(self._slowest_health(target, load.seconds))
         # A process of its own: this one must not be busy when a token comes.
         crowd = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "lab.benches", "proxy", "--crowd", str(target.port),
+            sys.executable, "-m", "lab.benches.proxy.bench", "--crowd", str(target.port),
             "--hostile", str(num_sockets), "--token", self._token,
         )  # fmt: skip
         await asyncio.gather(*(victim.ended for victim in victims))
@@ -300,3 +300,7 @@ def main() -> None:
         run(Targets(stack, Path(directory), secret), bench, arguments)
     if bench.num_faults:
         sys.exit(f"the proxy lost or reordered {bench.num_faults} tokens")
+
+
+if __name__ == "__main__":  # one of its other processes
+    main()

@@ -101,15 +101,25 @@ class Target:
         return [parent, *parent.children(recursive=True)]
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class NotListening(Exception):
+    """A process that does not come up."""
+
+
 @contextmanager
 def serving(command: list[str], port: int, env: dict[str, str]) -> Iterator[int]:
-    """A process that listens on `port`, stopped at the end of the block; yields its pid."""
+    """A process that listens on `port`, stopped at the end of the block; yields its pid. Raises
+    NotListening."""
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
     deadline_s = time.monotonic() + START_TIMEOUT_S
     try:
-        while socket.socket().connect_ex(("127.0.0.1", port)):
+        while not listens(port):
             if process.poll() is not None or time.monotonic() > deadline_s:
-                sys.exit(f"{command[0]} did not come up")
+                raise NotListening(f"{command[0]} did not come up: status {process.poll()}")
             time.sleep(0.05)
         yield process.pid
     finally:
@@ -126,7 +136,7 @@ class Targets:
         self._env = {"PATH": os.defpath, "HOME": str(directory)}
         self._secret = secret
         self._upstream_port = free_port()
-        command = [sys.executable, "-m", "lab.benches", "proxy"]
+        command = [sys.executable, "-m", "lab.benches.proxy.bench"]
         command += ["--upstream", str(self._upstream_port)]
         stack.enter_context(serving(command, self._upstream_port, self._env))
         self.direct = Target("direct", self._upstream_port)
@@ -150,7 +160,7 @@ class Targets:
         return Target(name, port, pid)
 
     def nginx(self) -> Target | None:
-        """None when it is not installed."""
+        """None when it is not installed or does not start."""
         program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin")
         if program is None:
             print("nginx is not installed (Debian: apt-get install nginx): measured without it")
@@ -165,11 +175,10 @@ class Targets:
                 num_files=min(num_files, 100_000),
             )
         )
-        pid = self._stack.enter_context(serving([program, "-c", str(config)], port, self._env))
-        return Target("nginx", port, pid)
+        return self._peer("nginx", [program, "-c", str(config)], port)
 
     def envoy(self) -> Target | None:
-        """None when it is not installed."""
+        """None when it is not installed or does not start."""
         beside_python = str(Path(sys.executable).parent)
         program = shutil.which("envoy", path=f"{beside_python}:{os.defpath}")
         if program is None:
@@ -186,4 +195,11 @@ class Targets:
         )
         command = [program, "-c", str(config), "--concurrency", "2", "--log-level", "off"]
         command += ["--disable-hot-restart"]
-        return Target("envoy", port, self._stack.enter_context(serving(command, port, self._env)))
+        return self._peer("envoy", command, port)
+
+    def _peer(self, name: str, command: list[str], port: int) -> Target | None:
+        try:
+            return Target(name, port, self._stack.enter_context(serving(command, port, self._env)))
+        except NotListening as error:
+            print(f"{name} is left out: {error}")
+            return None

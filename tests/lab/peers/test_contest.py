@@ -15,8 +15,6 @@ from lab.peers.contest import PeerEnded, peer
 from lab.peers.install import Recipe
 from lab.peers.report import Cell
 
-pytestmark = pytest.mark.slow
-
 LOAD = Load("2 users", 2, 4, 3)
 
 
