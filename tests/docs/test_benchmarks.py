@@ -34,7 +34,9 @@ def test_every_result_is_listed_and_named_for_its_bench_date_and_processor() -> 
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d-[a-z0-9-]+", path.stem) for path in RESULTS)
 
 
-@pytest.mark.parametrize("page", [DOCS / "benchmarks.md", *RESULTS], ids=lambda page: f"{page.parent.name}/{page.name}")
+@pytest.mark.parametrize(
+    "page", [DOCS / "benchmarks.md", *RESULTS], ids=lambda page: f"{page.parent.name}/{page.name}"
+)
 def test_every_link_leads_to_a_file(page: Path) -> None:
     links = [page.parent / link for link in LINK.findall(page.read_text())]
     assert [link for link in links if not link.is_file()] == []
