@@ -31,7 +31,7 @@ def test_a_wrong_setting_ends_the_start(module: str, variable: str, service: str
         timeout=60,
     )
     assert ended.returncode == 1
-    assert ended.stderr.startswith(f"{service} cannot start:\n  - {variable}: ")
+    assert ended.stderr.startswith(f"{service} cannot start:\n  - {variable}=")
     assert ended.stderr.count("\n") == 2
 
 

@@ -285,7 +285,7 @@ def test_a_client_that_asks_for_a_thread_goes_on_without(client: anthropic.Anthr
     calls: list[str] = []
 
     @anthropic.beta_tool  # type: ignore[untyped-decorator]
-    def look(place: str) -> str:
+    def look(place: Literal["here", "there"]) -> str:
         """Look.
 
         Args:

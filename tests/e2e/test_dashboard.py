@@ -25,7 +25,8 @@ from tests.e2e.pages import (
     solve_example,
 )
 
-EXAMPLE = Path(__file__).parents[2] / "inference_api" / "dashboard" / "example_system.json"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "inference_api" / "watch" / "dashboard" / "example_system.json"
 TIMEOUT_S = 60
 # Down to the rows and the conversation: what a page of the documentation has room for.
 FIRST_SCREEN: FloatRect = {"x": 0, "y": 0, "width": 1280, "height": 890}

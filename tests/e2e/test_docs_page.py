@@ -34,9 +34,9 @@ def test_page_shows_and_tries_routes_without_another_host(api: ServedApi, page: 
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(f"{api.url}/docs/")
     expect(page.locator("h1, h2").filter(has_text="Hearth")).to_be_visible(timeout=TIMEOUT_MS)
-    for tag in ("generate", "openai", "health", "optimizer", "weights"):
+    for tag in ("generate", "models", "openai", "health", "optimizer", "weights"):
         expect(page.locator(f"#operations-tag-{tag}")).to_be_visible()
-    models = page.locator("#operations-openai-get_v1_models")
+    models = page.locator("#operations-models-get_v1_models")
     models.click()
     models.get_by_role("button", name="Try it out").click()
     models.get_by_role("button", name="Execute").click()
