@@ -30,7 +30,7 @@ ImageSize = Literal["na", "small", "medium", "large"]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     """The load of one row. Exactly one of `concurrency` and `qps` is set.
 
     `concurrency`: closed loop, so many requests in flight, each followed by the next after
@@ -163,7 +163,7 @@ class ClientOverhead:
 class RowRecord:
     """One row as it was run. `start_s` to `end_s` is the measured part, without the warm-up."""
 
-    load: Load
+    load: Workload
     name: str  # stem of the row's files
     start_s: float
     end_s: float

@@ -39,7 +39,7 @@ PROBE = FetchBounds(connect_s=5.0, read_s=10.0, max_bytes=2**20)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Fetched:
     status: int
     content: bytes
 
@@ -75,7 +75,7 @@ def ask(
     verb: str = "GET",
     body: object = None,
     headers: Mapping[str, str] | None = None,
-) -> Answer:
+) -> Fetched:
     """Returns what is answered, whatever its status. `body` is sent as JSON.
 
     Follows no redirect and uses no proxy, whatever the environment says. Raises FetchFailed.
@@ -90,7 +90,7 @@ def ask(
         with _connected(parts, bounds) as connection:
             connection.request(verb, path, sent, all_headers)
             with connection.getresponse() as response:
-                return Answer(response.status, _body_of(response, bounds.max_bytes))
+                return Fetched(response.status, _body_of(response, bounds.max_bytes))
     except (HTTPException, OSError, ValueError) as error:
         kind = FetchLate if isinstance(error, TimeoutError) else FetchFailed
         raise kind(f"{url}: {error or type(error).__name__}"[:MAX_REASON]) from error

@@ -1,6 +1,6 @@
-"""Questions that take seconds of a core, asked one at a time: who asks many stops nobody.
+"""Admits one expensive request at a time, so that one client's many cannot hold every core.
 
-So are large bodies read: decoded, each may take many times its bytes.
+Large bodies are read one at a time, too: decoded, each may take many times its bytes.
 """
 
 from collections.abc import Iterator

@@ -45,7 +45,7 @@ def _model_faults(settings: Settings) -> list[str]:
 
 
 def _first_layers(settings: Settings) -> LayerRange | None:
-    """Those that this process has of a model that is split. Raises StartupError."""
+    """Returns the layers of a split model that this process holds. Raises StartupError."""
     from inference_api.loading import checkpoint
 
     if settings.split is None:

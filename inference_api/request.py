@@ -216,29 +216,29 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """Tokens that one decode step made for a session; the last event has a finish reason.
-
-    `error` is set exactly when the finish reason is `ERROR`. Stop tokens are not among `token_ids`.
-    `admitted_at_s` (monotonic clock) is when the request left the queue for a row, if it did, and
-    `reused_tokens` how much of its prompt needed no prefill because a row's cache held it;
-    `batch_size` is how many rows decoded together in the step. `drafted_tokens` are how many tokens
-    were tried after the one that was certain (of a tree, its depth), `accepted_tokens` how many of
-    `token_ids` came of it; `switch` is there where the model had to be brought into memory.
-    `logprobs` has one entry for each
-    token when the request asks for them; `prompt_logprobs`, in the first event only, one for each
-    token of the prompt but the first; `embedding`, too, where `pooling` asks for it: float32,
-    little-endian.
-    """
+    """What one step made for a session."""
 
     token_ids: tuple[int, ...] = ()
+    """Without stop tokens."""
     finish_reason: FinishReason | None = None
+    """Set on a session's last event."""
     error: HearthError | None = None
+    """Set exactly when the finish reason is `ERROR`."""
     admitted_at_s: float | None = None
+    """When the request left the queue for a row, by the monotonic clock; None before."""
     reused_tokens: int = 0
+    """Tokens of the prompt that needed no prefill because a row's cache held them."""
     batch_size: int = 0
+    """Rows that decoded together in the step."""
     drafted_tokens: int = 0
+    """Tokens tried after the certain one; the depth of a tree."""
     accepted_tokens: int = 0
+    """How many of the drafted tokens were kept."""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    """One entry a token, where the request asks for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """In the first event only: one entry a token of the prompt, without the first."""
     switch: Switch | None = None
+    """Set where the model had to be loaded for the request."""
     embedding: bytes | None = None
+    """In the first event only, where `pooling` asks for it: float32, little-endian."""

@@ -161,13 +161,11 @@ class ModelRunner(Protocol):
         """Run every shape once, so that the first request does not pay for it."""
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
-        """Write every token, each seeing its own row's earlier slots and, of the step's tokens, the
-        ones it follows; draw what is asked for. One result for each of `rows`.
+        """Run one step. Returns a result for each of `rows`.
 
-        A row may bring several, at slots that follow each other, in their order, those that draw
-        nothing first. What is drawn for
-        a row depends on that row alone: never on its neighbours, nor on which row it is. Randomness
-        is a function of (seed, position).
+        A token sees its row's earlier slots and its own ancestors within the step. The tokens of a
+        row are consecutive; those that draw come last. A row's result depends on that row alone,
+        not on its neighbours or its index. Randomness is a function of (seed, position).
         """
 
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:

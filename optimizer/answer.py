@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from optimizer.candidates.allocation import value_of
 from optimizer.inferno_json import JsonObject
-from optimizer.solver import Choice
+from optimizer.solver import SolverChoice
 from optimizer.spec import AllocationData, AllocationJson, AllocationPart, ServerSpec
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -92,7 +92,7 @@ class Allocation:
     """The allocation of one server: one part, or several of a heterogeneous solution."""
 
     server: ServerSpec
-    parts: tuple[Choice, ...]  # the one that carries most load first
+    parts: tuple[SolverChoice, ...]  # the one that carries most load first
     demand_per_s: float
     powers_w: tuple[float, ...]  # by part
     is_kept: bool = False  # by stabilisation, or as its load is not known
@@ -234,7 +234,7 @@ class Answer:
         return changes
 
 
-def _to_part(part: Choice, server: ServerSpec, power_w: float) -> AllocationPart:
+def _to_part(part: SolverChoice, server: ServerSpec, power_w: float) -> AllocationPart:
     return AllocationPart(
         accelerator=part.candidate.accelerator,
         num_replicas=part.replicas,
@@ -248,7 +248,7 @@ def _to_part(part: Choice, server: ServerSpec, power_w: float) -> AllocationPart
     )
 
 
-def _part_cost(part: Choice) -> float:
+def _part_cost(part: SolverChoice) -> float:
     if part.is_exact:
         return part.candidate.cost
     return float(np.float32(part.candidate.cost_per_replica) * np.float32(part.replicas))

@@ -12,7 +12,7 @@ import numpy as np
 from optimizer.answer import Allocation, Answer, CardUse
 from optimizer.candidates.allocation import Offers, offers
 from optimizer.candidates.replicas import Analysis, SizingCache
-from optimizer.solver import Candidate, Choice, Problem, Scarcity, Solution, Solver
+from optimizer.solver import Candidate, Problem, Scarcity, Solution, Solver, SolverChoice
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.prices import PriceSolver
 from optimizer.solver.saturation import Stock
@@ -104,7 +104,7 @@ def _allocations(
             yield name, Allocation(server, parts, demand_per_s[name], powers)
 
 
-def _power_w(system: System, model: str, part: Choice) -> float:
+def _power_w(system: System, model: str, part: SolverChoice) -> float:
     accelerator = system.accelerators.get(part.candidate.accelerator)
     if accelerator is None:
         return 0.0
@@ -113,8 +113,10 @@ def _power_w(system: System, model: str, part: Choice) -> float:
 
 
 def _reanalyzed(
-    offered: Offers, demand_per_s: Mapping[str, float], choices: Mapping[str, tuple[Choice, ...]]
-) -> dict[str, tuple[Choice, ...]]:
+    offered: Offers,
+    demand_per_s: Mapping[str, float],
+    choices: Mapping[str, tuple[SolverChoice, ...]],
+) -> dict[str, tuple[SolverChoice, ...]]:
     """Returns the choices with latencies at the load their replicas really get.
 
     A candidate's own hold for all its replicas. Fewer of them take the same load, more than they

@@ -14,7 +14,7 @@ from itertools import chain
 
 from optimizer.candidates.allocation import Offers, idle_candidate
 from optimizer.candidates.pairs import Option
-from optimizer.solver import Candidate, Choice, Contender, Solution
+from optimizer.solver import Candidate, Contender, Solution, SolverChoice
 from optimizer.solver.saturation import Stock
 from optimizer.spec import OptimizerSpec, ServerSpec
 from optimizer.system import System
@@ -69,7 +69,7 @@ def stabilize(
     return replace(solution, choices=choices), tuple(kept)
 
 
-def _current(system: System, server: ServerSpec, contender: Contender) -> Choice | None:
+def _current(system: System, server: ServerSpec, contender: Contender) -> SolverChoice | None:
     """Returns what the server runs on as a choice, if that is enough for its load."""
     current = server.current_alloc
     if current.parts or not current.accelerator or current.num_replicas == 0:
@@ -80,7 +80,7 @@ def _current(system: System, server: ServerSpec, contender: Contender) -> Choice
     candidate = _candidate_on(system, server, contender)
     if candidate is None or candidate.replicas > current.num_replicas or candidate.capped:
         return None
-    return Choice(candidate, current.num_replicas)
+    return SolverChoice(candidate, current.num_replicas)
 
 
 def _candidate_on(system: System, server: ServerSpec, contender: Contender) -> Candidate | None:
@@ -96,13 +96,13 @@ def _candidate_on(system: System, server: ServerSpec, contender: Contender) -> C
     return idle_candidate(server, Option(accelerator, perf), server.min_num_replicas)
 
 
-def _is_same(chosen: tuple[Choice, ...], current: Choice) -> bool:
+def _is_same(chosen: tuple[SolverChoice, ...], current: SolverChoice) -> bool:
     return [(part.candidate.accelerator, part.replicas) for part in chosen] == [
         (current.candidate.accelerator, current.replicas)
     ]
 
 
-def _swap(stock: Stock, chosen: tuple[Choice, ...], current: Choice) -> bool:
+def _swap(stock: Stock, chosen: tuple[SolverChoice, ...], current: SolverChoice) -> bool:
     """Gives back the chosen cards and takes the current ones. Returns False, with nothing done,
     where they do not fit."""
     for part in chosen:

@@ -1,16 +1,16 @@
 """The service curve of any server, from closed loops.
 
-Of n users with w prompt tokens before the last and o answered, some wait outside of steps, as
-connections are read and tokens sent; one that does not finds m = 1 + (n - 1) (1 - overhead / end
-to end) in service, itself among them. There prompts' work and steps fill the time:
+Symbols: n users, each with w prompt tokens before the last and o output tokens; m requests in
+service, the others being outside of steps while connections are read and tokens sent; a(m), the
+time of a step of m rows; c(m), the time that a prompt token adds to it. Then
 
+    m = 1 + (n - 1) (1 - overhead / end to end),
     end to end = overhead(m) + m c(m) w + o a(m),    TTFT of one user = overhead(1) + c(1) w + a(1).
 
-How c grows or falls with the rows is told by loops of as many users with prompts of several
-lengths; between a few numbers of users it is straight. These equations say one overhead for all n.
-How it grows with the users, as they share the processor and the interpreter, is what their first
-tokens need beyond a simulation of the same requests, which somebody else has to make. Pure: any
-thread.
+Loops of equally many users with prompts of several lengths show how c depends on the rows; it is
+linear between a few numbers of users. These equations give one overhead for all n. The caller
+finds how it grows with n, as users share the processor and the interpreter: their TTFT exceeds
+that of a simulation of the same requests. Pure: any thread.
 """
 
 import math

@@ -23,7 +23,7 @@ from benchmarking.analysis.intervals import (
     quantile,
 )
 from benchmarking.analysis.latency import E2E, ITL, TTFT
-from benchmarking.records import Load, Run
+from benchmarking.records import Run, Workload
 
 MIN_CHANGE = 0.02  # a smaller one is no finding, however sure
 
@@ -46,7 +46,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    load: Load
+    load: Workload
     measure: str
     before: float
     after: float
@@ -89,21 +89,21 @@ def compare(before: Run, after: Run) -> list[Change]:
     ]
 
 
-def unmatched(before: Run, after: Run) -> list[Load]:
+def unmatched(before: Run, after: Run) -> list[Workload]:
     """Loads that only one of the runs holds."""
     first, second = _by_load(before), _by_load(after)
     return [load for load in [*first, *second] if not (load in first and load in second)]
 
 
-def _by_load(run: Run) -> dict[Load, list[LoadPoint]]:
-    points: dict[Load, list[LoadPoint]] = defaultdict(list)
+def _by_load(run: Run) -> dict[Workload, list[LoadPoint]]:
+    points: dict[Workload, list[LoadPoint]] = defaultdict(list)
     for point in load_points(run):
         points[point.load].append(point)
     return dict(points)
 
 
 def _change(
-    load: Load, measure: Measure, before: Iterable[LoadPoint], after: Iterable[LoadPoint]
+    load: Workload, measure: Measure, before: Iterable[LoadPoint], after: Iterable[LoadPoint]
 ) -> Change | None:
     """None where a side has no value, or where there was nothing to grow from."""
     first = [values for point in before if (values := measure.values(point))]

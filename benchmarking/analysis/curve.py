@@ -10,7 +10,7 @@ from benchmarking.analysis.goodput import Goodput, Slo, goodput
 from benchmarking.analysis.in_flight import InFlight
 from benchmarking.analysis.intervals import Interval, mean_within_run
 from benchmarking.analysis.latency import E2E, ITL, TTFT, Metric, output_tokens, succeeded
-from benchmarking.records import Load, RequestRecord, RowRecord, Run
+from benchmarking.records import RequestRecord, RowRecord, Run, Workload
 
 PERCENTS = (5, 25, 50, 75, 90, 95, 99)
 
@@ -35,7 +35,7 @@ class LoadPoint:
     ClientOverhead's.
     """
 
-    load: Load
+    load: Workload
     measured: tuple[RequestRecord, ...]
     from_s: float
     to_s: float

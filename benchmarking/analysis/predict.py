@@ -24,7 +24,7 @@ from benchmarking.analysis.latency import (
     succeeded,
 )
 from benchmarking.errors import OptimizerUnusable
-from benchmarking.records import Load, RequestRecord
+from benchmarking.records import RequestRecord, Workload
 from common.fetch import OK, FetchBounds, FetchFailed, ask
 
 BOUNDS = FetchBounds(connect_s=10.0, read_s=30.0, max_bytes=2**20)
@@ -73,7 +73,7 @@ class Beside:
     many a request meets in service, itself included, as `fit_points.Point` counts.
     """
 
-    load: Load
+    load: Workload
     prediction: Prediction
     ttft: Interval
     itl: Interval
@@ -214,7 +214,7 @@ def predict(
 
     Rows of the same load are its parts: compared is the mean over all their requests.
     """
-    parts: dict[Load, list[LoadPoint]] = {}
+    parts: dict[Workload, list[LoadPoint]] = {}
     for point in filter(is_comparable, points):
         parts.setdefault(point.load, []).append(point)
     return [_beside(optimizer, perf, of_load) for of_load in parts.values()]

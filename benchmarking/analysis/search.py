@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.knee import Saturation, brings_no_more, saturation
-from benchmarking.records import Load
+from benchmarking.records import Workload
 
 MAX_PROBES = 12
 MIN_ARRIVALS = 10  # of an open loop: fewer say nothing
@@ -23,16 +23,16 @@ class Shape:
     input_tokens: int
     output_tokens: int
 
-    def at_concurrency(self, concurrency: int, requests_each: int) -> Load:
+    def at_concurrency(self, concurrency: int, requests_each: int) -> Workload:
         """A closed loop in which every user sends `requests_each`."""
         return self._load(concurrency * requests_each, concurrency, None)
 
-    def at_rate(self, qps: float, duration_s: float) -> Load:
+    def at_rate(self, qps: float, duration_s: float) -> Workload:
         """An open loop of Poisson arrivals for about `duration_s`, at least MIN_ARRIVALS."""
         return self._load(max(MIN_ARRIVALS, round(qps * duration_s)), None, qps)
 
-    def _load(self, num_requests: int, concurrency: int | None, qps: float | None) -> Load:
-        return Load(
+    def _load(self, num_requests: int, concurrency: int | None, qps: float | None) -> Workload:
+        return Workload(
             self.model,
             self.input_tokens,
             self.output_tokens,
@@ -53,7 +53,7 @@ class SweepEnd:
 
 def sweep_concurrency(
     shape: Shape, max_concurrency: int, requests_each: int
-) -> Generator[Load, LoadPoint, SweepEnd]:
+) -> Generator[Workload, LoadPoint, SweepEnd]:
     """1, 2, 4, ... users until more of them bring no more tokens, at most `max_concurrency`."""
     concurrency, previous = 1, None
     while concurrency <= max_concurrency:
@@ -68,7 +68,7 @@ def sweep_concurrency(
 
 def sweep_rate(
     shape: Shape, max_concurrency: int, shares: Sequence[float], duration_s: float
-) -> Generator[Load, LoadPoint, SweepEnd]:
+) -> Generator[Workload, LoadPoint, SweepEnd]:
     """Yields a closed loop of `max_concurrency` users, then open loops at ascending `shares` of
     its rate, until requests come due faster than they are answered. A row that is too short to
     tell ends nothing.
@@ -103,7 +103,7 @@ def search_max_rate(
     duration_s: float,
     step: float = 2.0,
     tolerance: float = 0.05,
-) -> Generator[Load, LoadPoint, MaxLoad]:
+) -> Generator[Workload, LoadPoint, MaxLoad]:
     """Goes from `start_qps` up or down by factors of `step` until the limit lies between two
     probes, then halves that gap, on a logarithmic scale, down to `tolerance` of the rate.
 

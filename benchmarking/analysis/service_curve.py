@@ -146,9 +146,11 @@ class ServiceCurve:
         )
 
     def of_requests(self, work_tokens: float, output_tokens: float) -> "ServiceCurve":
-        """Returns the curve of closed loops for requests of such lengths, which decode longer with
-        longer prompts. A token that costs more beside more rows does so in later steps, as they
-        attend to it: in its own step it costs no more than beside few."""
+        """Returns the curve of closed loops for requests of such lengths.
+
+        Longer prompts slow later decode steps, which attend to them, and not the prompt token's
+        own step: there it costs the same beside few rows and beside many.
+        """
         first_ms = self.prompt_token[0].ms
 
         def attended_ms(rows: float) -> float:

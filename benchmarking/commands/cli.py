@@ -37,7 +37,7 @@ from benchmarking.results.workbook import write_workbook
 from benchmarking.rows.config import read_config
 from benchmarking.rows.model_configs import read_model_configs
 from benchmarking.rows.run_folder import recompute
-from benchmarking.rows.runner import Plan, run_benchmark
+from benchmarking.rows.runner import RunPlan, run_benchmark
 from benchmarking.settings import load_settings
 
 
@@ -79,7 +79,7 @@ def run(config_path: Path, run_name: str | None, check: bool, headers: Headers) 
         click.echo(f"{len(configured.loads)} rows can be run")
         sys.exit(FAILURES if configured.faults else OK)
     loads, faults = configured.loads, configured.faults
-    plan = Plan(config, load_settings(), shown_argv(), loads, faults, headers).served(click.echo)
+    plan = RunPlan(config, load_settings(), shown_argv(), loads, faults, headers).served(click.echo)
     for fault in plan.refused_rows[len(configured.faults) :]:
         click.echo(f"{fault}; its rows are skipped", err=True)
     stop = Event()

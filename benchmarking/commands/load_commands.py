@@ -43,7 +43,7 @@ from benchmarking.load.preflight import agreed, unserved
 from benchmarking.load.progress import RunProgress
 from benchmarking.load.targets import Headers, Target
 from benchmarking.load.tokenizers import SERVER
-from benchmarking.records import Load, Run
+from benchmarking.records import Run, Workload
 from benchmarking.results.documented_runs import UNKNOWN
 from benchmarking.rows.driver import Driver, new_run_folder
 from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
@@ -154,7 +154,7 @@ class Climb:
     seconds: float
     requests_each: int
 
-    def plan(self, shape: Shape) -> Generator[Load, LoadPoint, SweepEnd]:
+    def plan(self, shape: Shape) -> Generator[Workload, LoadPoint, SweepEnd]:
         if self.by == "rate":
             return sweep_rate(shape, self.max_concurrency, SWEEP_SHARES, self.seconds)
         return sweep_concurrency(shape, self.max_concurrency, self.requests_each)
@@ -298,7 +298,7 @@ def switching(
         raise click.UsageError("name at least two models to switch between")
 
     loads = [
-        Load(model, input_tokens, output_tokens, num_requests, concurrency=1)
+        Workload(model, input_tokens, output_tokens, num_requests, concurrency=1)
         for model in rotation(models, laps)
     ]
 

@@ -29,7 +29,7 @@ from benchmarking.commands.load_commands import (
 )
 from benchmarking.errors import InvalidResults
 from benchmarking.load.preflight import only_model
-from benchmarking.records import Load, Run
+from benchmarking.records import Run, Workload
 from benchmarking.report.page import report_html
 from benchmarking.rows.driver import Driver
 from common.files import write_whole
@@ -94,7 +94,7 @@ def measure(
     sys.exit(OK if any(record.failure is None for record in run.records) else FAILURES)
 
 
-def _check_options(like: Path, loads: Sequence[Load], seed: int) -> None:
+def _check_options(like: Path, loads: Sequence[Workload], seed: int) -> None:
     """Raises InvalidResults where no loads were measured, and click.UsageError for an option of
     the command line that asks for others."""
     if not loads:
@@ -117,7 +117,7 @@ def _check_options(like: Path, loads: Sequence[Load], seed: int) -> None:
             )
 
 
-def _seconds(load: Load, asked: float) -> float:
+def _seconds(load: Workload, asked: float) -> float:
     """How long an open loop was to last: `asked` where that leads to as many requests."""
     assert load.qps is not None
     shape = Shape(load.model, load.input_tokens, load.output_tokens)

@@ -22,7 +22,7 @@ class AnswerFault(Exception):
         self.code = code
 
 
-class Answer(Protocol):
+class StreamReader(Protocol):
     chunk_s: list[float]  # one for each event that carried text
     chunk_texts: list[str]
     usage: dict[str, Any] | None

@@ -16,7 +16,7 @@ from typing import cast
 
 import httptools
 
-from benchmarking.load.answers import Answer, AnswerFault, error_text
+from benchmarking.load.answers import AnswerFault, StreamReader, error_text
 from benchmarking.records import INTERRUPTED, RequestError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -58,7 +58,7 @@ class Outcome:
 class StreamClient(asyncio.Protocol):
     """Sends `request` and feeds `answer` until either end says it is over: then `ended` is set."""
 
-    def __init__(self, request: bytes, answer: Answer, clock: Clock) -> None:
+    def __init__(self, request: bytes, answer: StreamReader, clock: Clock) -> None:
         self.status: int | None = None
         self.error: RequestError | None = None
         self.headers: dict[str, str] = {}
@@ -154,7 +154,7 @@ class Peer:
         self._host = _reachable_host(address)
         self._tls = ssl.create_default_context() if address.is_tls else None
 
-    async def send(self, request: bytes, answer: Answer) -> Outcome:
+    async def send(self, request: bytes, answer: StreamReader) -> Outcome:
         """Never raises: whatever goes wrong is the outcome, also when the task is cancelled."""
         client = StreamClient(request, answer, self._clock)
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarking.analysis.latency import tokens_that_came
-from benchmarking.load.answers import Answer
+from benchmarking.load.answers import StreamReader
 from benchmarking.load.client import CUT_OFF, Address, Outcome, Peer
 from benchmarking.load.usage import server_usage
 from benchmarking.machine import stolen_s
@@ -36,7 +36,7 @@ class LoadJob:
 
     address: Address
     requests: tuple[bytes, ...]
-    answer: type[Answer]
+    answer: type[StreamReader]
     origin_s: float
     row_timeout_s: float
     request_timeout_s: float
@@ -204,7 +204,7 @@ class _Sender:
         self.exchanges.append(exchange)
         self.progress.add(exchange)
 
-    async def _send_when_let(self, number: int) -> tuple[Answer, float, Outcome, int]:
+    async def _send_when_let(self, number: int) -> tuple[StreamReader, float, Outcome, int]:
         """The answer, when its request was sent, its end, and how often that had to wait.
 
         A server with a limit says with 429 when to ask again. That is done for as long as a request

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from benchmarking.errors import InvalidConfig
 from benchmarking.load.targets import Prompt
 from benchmarking.load.tokenizers import Tokenizer
-from benchmarking.records import Load
+from benchmarking.records import Workload
 from common.faults import fault_of
 
 
@@ -23,10 +23,10 @@ class Line(BaseModel):
     image_path: str | None = None
 
 
-def load_of(path: Path, model: str, max_tokens: int, concurrency: int) -> Load:
+def load_of(path: Path, model: str, max_tokens: int, concurrency: int) -> Workload:
     """A closed loop of the prompts of a file. Raises InvalidConfig, naming every wrong line."""
     num_prompts = len(_lines(path))
-    return Load(model, 0, max_tokens, num_prompts, concurrency, prompts_path=str(path))
+    return Workload(model, 0, max_tokens, num_prompts, concurrency, prompts_path=str(path))
 
 
 def own_prompts(path: Path, tokenizer: Tokenizer) -> list[Prompt]:

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
-from benchmarking.load.answers import Answer, ChatAnswer, TextAnswer
+from benchmarking.load.answers import ChatAnswer, StreamReader, TextAnswer
 from benchmarking.load.client import Address
 
 CHAT_PATH = "/chat/completions"
@@ -32,10 +32,10 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RequestForm:
     """The wire format of one kind of server: its requests and its answers."""
 
-    answer: type[Answer]
+    answer: type[StreamReader]
     path: Callable[[str], str]  # of a model
     body: Callable[[str, Prompt, int], Body]  # of model, prompt and max_tokens
 
@@ -64,8 +64,8 @@ def _text_body(model: str, prompt: Prompt, max_tokens: int) -> Body:
 
 
 FORMS = {
-    "openai": Form(ChatAnswer, lambda model: CHAT_PATH, _chat_body),
-    "hearth": Form(TextAnswer, lambda model: f"/predictions/{quote(model)}", _text_body),
+    "openai": RequestForm(ChatAnswer, lambda model: CHAT_PATH, _chat_body),
+    "hearth": RequestForm(TextAnswer, lambda model: f"/predictions/{quote(model)}", _text_body),
 }
 
 
@@ -93,7 +93,7 @@ class Target:
         return Address(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls)
 
     @property
-    def answer(self) -> type[Answer]:
+    def answer(self) -> type[StreamReader]:
         return FORMS[self.kind].answer
 
     @property

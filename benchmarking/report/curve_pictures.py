@@ -13,7 +13,7 @@ from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval, over_repeats
 from benchmarking.analysis.knee import knee
 from benchmarking.analysis.latency import E2E, ITL, LATENCIES, TTFT, Metric
-from benchmarking.records import Load
+from benchmarking.records import Workload
 from benchmarking.report.svg import COLORS, panels
 
 CDF_POINTS = 200
@@ -188,7 +188,7 @@ def load_labels(points: Sequence[LoadPoint]) -> list[str]:
     return labels
 
 
-def _load_name(load: Load) -> str:
+def _load_name(load: Workload) -> str:
     parts = [load.model, f"{load.input_tokens} in", f"{load.output_tokens} out"]
     if load.image_size != "na":
         parts.append(f"{load.image_size} image")

@@ -17,18 +17,18 @@ from benchmarking.errors import InvalidResults
 from benchmarking.records import (
     RUN_FILE,
     Environment,
-    Load,
     RequestError,
     RequestRecord,
     RowRecord,
     Run,
     ServerUsage,
+    Workload,
 )
 from benchmarking.results.responses import CLOCK_FORMAT, Response
 from benchmarking.results.result_files import SUMMARY, RowResult, read_rows
 
 DAY_S = timedelta(days=1).total_seconds()
-_LOAD = TypeAdapter(Load)
+_LOAD = TypeAdapter(Workload)
 UNKNOWN = Environment("unknown", {}, (), "unknown", "unknown")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from benchmarking.errors import InvalidResults
-from benchmarking.records import Load
+from benchmarking.records import Workload
 from benchmarking.results.responses import Response
 from benchmarking.results.summary import METRICS, Summary
 from common.files import write_whole
@@ -42,7 +42,7 @@ class RowResult:
         return fields[fields.index(IMAGE_MARK) + 1] if IMAGE_MARK in fields else None
 
 
-def file_stem(load: Load, model_idx: int = 0) -> str:
+def file_stem(load: Workload, model_idx: int = 0) -> str:
     """As documented, with a new uuid: what the names of a row's files begin with."""
     model = load.model.replace("_", "-")
     if load.prompts_path is not None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from benchmarking.analysis.curve import LoadPoint, load_point, load_points
 from benchmarking.load.progress import RunProgress
-from benchmarking.records import Load, Run
+from benchmarking.records import Run, Workload
 from benchmarking.rows.row_lines import row_lines
 from benchmarking.rows.row_runner import RowRunner
 from benchmarking.rows.run_folder import RunFolder, new_run
@@ -43,7 +43,7 @@ class Driver:
         """Load points of all rows so far that recorded something."""
         return load_points(self.run)
 
-    def measure(self, load: Load, texts_too: bool = False) -> LoadPoint | None:
+    def measure(self, load: Workload, texts_too: bool = False) -> LoadPoint | None:
         """None when the user stopped it before anything was measured."""
         number = len(self.run.rows)
         with self._progress.row(number, load.model) as show:
@@ -55,13 +55,13 @@ class Driver:
             return None
         return load_point(outcome.row, outcome.records)
 
-    def measure_all(self, loads: Iterable[Load]) -> None:
+    def measure_all(self, loads: Iterable[Workload]) -> None:
         """One after the other, until the user stops it."""
         for load in loads:
             if not self._stop.is_set():
                 self.measure(load)
 
-    def drive(self, plan: Generator[Load, LoadPoint, T]) -> T | None:
+    def drive(self, plan: Generator[Workload, LoadPoint, T]) -> T | None:
         """Measure what the plan asks for until it ends, and return its finding; None once the
         user has stopped it."""
         try:

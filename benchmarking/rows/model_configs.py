@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from benchmarking.errors import InvalidConfig
-from benchmarking.records import Distribution, ImageSize, Load
+from benchmarking.records import Distribution, ImageSize, Workload
 from common.faults import fault_of
 
 MIN_INPUT_TOKENS = 40
@@ -37,8 +37,8 @@ class Cells(BaseModel):
     qps_distribution: Distribution = "constant"
     multimodal_img_size: Annotated[ImageSize, BeforeValidator(_size_name)] = "na"
 
-    def load(self) -> Load:
-        return Load(
+    def load(self) -> Workload:
+        return Workload(
             model=self.model_name,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
@@ -54,7 +54,7 @@ class Cells(BaseModel):
 class ModelConfigs:
     """Loads that can run, in the order of the file, and the faults of the rest."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[Workload, ...]
     faults: tuple[str, ...]
 
 
@@ -66,7 +66,7 @@ def read_model_configs(path: Path, images_allowed: bool = True) -> ModelConfigs:
     loads, faults = [], []
     for line, cells in _lines(path):
         found = _row(cells, images_allowed)
-        if isinstance(found, Load):
+        if isinstance(found, Workload):
             loads.append(found)
         else:
             faults += [f"line {line}, {fault}" for fault in found]
@@ -107,7 +107,7 @@ def _written(row: dict[str, Any]) -> dict[str, str]:
     return cells | ({"": beyond} if beyond else {})
 
 
-def _row(cells: dict[str, str], images_allowed: bool) -> Load | list[str]:
+def _row(cells: dict[str, str], images_allowed: bool) -> Workload | list[str]:
     if "" in cells:
         return [f"more cells than columns: {cells['']!r}; quote cells that hold a comma"]
     try:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from benchmarking.analysis.remarks import remarks
-from benchmarking.records import Load, Run
+from benchmarking.records import Run, Workload
 from benchmarking.results.responses import responses
 from benchmarking.results.row_metrics import Metrics, row_metrics
 from benchmarking.results.summary import results
@@ -36,7 +36,7 @@ def row_lines(run: Run, number: int, with_statistics: bool) -> Iterator[str]:
             yield f"  {name}: {value}"
 
 
-def _shape(load: Load) -> str:
+def _shape(load: Workload) -> str:
     rate = f"{load.concurrency} at once"
     if not load.concurrency:
         rate = f"{load.qps:.4g} per second ({load.qps_distribution})"

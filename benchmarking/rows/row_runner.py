@@ -25,7 +25,7 @@ from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.load.targets import Prompt, Target
 from benchmarking.load.tokenizers import SERVER, Tokenizer, tokenizer_for
 from benchmarking.load.usage import server_usage
-from benchmarking.records import Load, RequestError, RequestRecord, RowRecord
+from benchmarking.records import RequestError, RequestRecord, RowRecord, Workload
 from benchmarking.results.result_files import file_stem
 from benchmarking.rows.model_configs import MIN_INPUT_TOKENS
 
@@ -75,7 +75,7 @@ class RowRunner:
     origin: Origin
 
     def run(
-        self, number: int, load: Load, stop: Event, on_progress: OnProgress | None = None
+        self, number: int, load: Workload, stop: Event, on_progress: OnProgress | None = None
     ) -> RowOutcome:
         """Raises RowRefused. Once `stop` is set, returns soon with what was measured by then."""
         tokenizer = tokenizer_for(self.options.tokenizer, self.target, load.model)
@@ -100,14 +100,14 @@ class RowRunner:
     def _without_secrets(self, error: RequestError | None) -> RequestError | None:
         return error and RequestError(error.code, self.target.without_secrets(error.message))
 
-    def _num_warmup(self, load: Load) -> int:
+    def _num_warmup(self, load: Workload) -> int:
         """As many as run at once, or one second's worth of an open loop."""
         if self.options.warmup_requests is not None:
             return self.options.warmup_requests
         return min(load.num_requests, load.concurrency or math.ceil(load.qps or 0))
 
     def _made_prompts(
-        self, number: int, load: Load, count: int, tokenizer: Tokenizer
+        self, number: int, load: Workload, count: int, tokenizer: Tokenizer
     ) -> list[Prompt]:
         num_tokens = load.input_tokens
         if load.prompts_path:  # these warm up only, and the user's own may be very short
@@ -133,7 +133,7 @@ class RowRunner:
             prompts.append(Prompt(name, text, num_tokens, image))
         return prompts
 
-    def _check_fit(self, load: Load, prompt: Prompt, tokenizer: Tokenizer) -> None:
+    def _check_fit(self, load: Workload, prompt: Prompt, tokenizer: Tokenizer) -> None:
         left = tokenizer.context_left(prompt.text)
         if left is not None and load.output_tokens > left:
             raise RowRefused(
@@ -141,7 +141,7 @@ class RowRunner:
                 f"in {load.model}; shorten it or lower output_tokens={load.output_tokens}"
             )
 
-    def _check_images(self, load: Load, prompt: Prompt, stop: Event) -> None:
+    def _check_images(self, load: Workload, prompt: Prompt, stop: Event) -> None:
         probe = replace(load, num_requests=1, output_tokens=1, concurrency=1, qps=None)
         question = replace(
             prompt, text="What is this?"
@@ -157,7 +157,7 @@ class RowRunner:
                 f"{error.message}); {remedy}"
             )
 
-    def _job(self, number: int, load: Load, prompts: Sequence[Prompt]) -> LoadJob:
+    def _job(self, number: int, load: Workload, prompts: Sequence[Prompt]) -> LoadJob:
         due_s: list[float] = []
         if load.qps and not load.concurrency:
             rng = Random(f"{self.options.seed} {number} schedule")
@@ -182,7 +182,7 @@ class RowRunner:
 
 def _records(
     number: int,
-    load: Load,
+    load: Workload,
     prompts: Sequence[Prompt],
     num_warmup: int,
     result: LoadResult,
@@ -229,7 +229,7 @@ def _completion_tokens(exchange: Exchange, tokenizer: Tokenizer) -> int | None:
 
 
 def _row(
-    load: Load, records: Sequence[RequestRecord], result: LoadResult, was_stopped: bool
+    load: Workload, records: Sequence[RequestRecord], result: LoadResult, was_stopped: bool
 ) -> RowRecord:
     measured = [record for record in records if record.is_measured]
     return RowRecord(

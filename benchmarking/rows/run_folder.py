@@ -21,9 +21,9 @@ from benchmarking.load.preflight import user_rows
 from benchmarking.machine import describe_machine
 from benchmarking.records import (
     Environment,
-    Load,
     RowRecord,
     Run,
+    Workload,
     append_records,
     read_run,
     write_run,
@@ -97,7 +97,7 @@ def new_run(
     argv: Sequence[str],
     config: dict[str, object],
     name: str | None = None,
-    loads: Sequence[Load] = (),
+    loads: Sequence[Workload] = (),
 ) -> Run:
     """A run that begins now, its rows waiting. `name`: default, the local time.
 
@@ -122,7 +122,7 @@ def new_run(
     )
 
 
-def waiting_row(load: Load) -> RowRecord:
+def waiting_row(load: Workload) -> RowRecord:
     """A row before its turn, and for good if that never comes."""
     return RowRecord(load, file_stem(load), 0.0, 0.0, time.time(), error="was not run")
 

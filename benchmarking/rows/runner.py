@@ -11,7 +11,7 @@ from benchmarking.errors import RowRefused, TargetUnusable
 from benchmarking.load.preflight import agreed, unserved
 from benchmarking.load.progress import RunProgress
 from benchmarking.load.targets import Headers, Target
-from benchmarking.records import Load, Run
+from benchmarking.records import Run, Workload
 from benchmarking.rows.config import LLM_APIS, BenchmarkConfig
 from benchmarking.rows.row_lines import row_lines
 from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
@@ -20,13 +20,13 @@ from benchmarking.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """Everything a run depends on. `refused_rows`: what was wrong with rows that are left out."""
 
     config: BenchmarkConfig
     settings: Settings
     argv: Sequence[str]
-    loads: Sequence[Load] = ()
+    loads: Sequence[Workload] = ()
     refused_rows: Sequence[str] = ()
     headers: Headers = ()
     agreed_target: Target | None = None  # once the server was asked
@@ -44,7 +44,7 @@ class Plan:
             own_headers=self.headers,
         )
 
-    def served(self, tell: Callable[[str], None]) -> "Plan":
+    def served(self, tell: Callable[[str], None]) -> "RunPlan":
         """Without the rows whose model the server does not serve, and with what it agrees to.
 
         Raises TargetUnusable when it does not answer, or serves none of them.
@@ -85,7 +85,7 @@ class Plan:
         return folder / f"{self.config.consolidated_name.format(run_name=run.name, date=date)}.xlsx"
 
 
-def run_benchmark(plan: Plan, stop: Event, tell: Callable[[str], None]) -> RunFolder:
+def run_benchmark(plan: RunPlan, stop: Event, tell: Callable[[str], None]) -> RunFolder:
     """Run every row; once `stop` is set, keep what was measured by then. Raises NotWritable.
 
     Rows run one after the other unless the configuration lets several run at once. `tell` is

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.config import ClusterConfig
-from cluster.controller.demand import Demand, Load
+from cluster.controller.demand import Demand, OfferedLoad
 from cluster.controller.loads import ServerTraffic, traffic_of, with_door
-from cluster.controller.optimizer import Answer, Optimizer
+from cluster.controller.optimizer import Optimizer, OptimizerReply
 from cluster.controller.pages import Reader, Readings
 from cluster.controller.question import Standing, as_it_is, groups_of, question
 from cluster.controller.rollout import Plan, running
@@ -35,7 +35,7 @@ class ServerCycle:
     the speeds known before the measurement."""
 
     plan: Plan
-    load: Load
+    load: OfferedLoad
     arrived_per_minute: float | None = None
     measured: Latencies = Latencies()
     predicted: Latencies = Latencies()
@@ -60,7 +60,7 @@ class Cycle:
     plan: Plan
     learned: Learned
     question: Json = field(default_factory=dict)
-    answer: Answer | None = None
+    answer: OptimizerReply | None = None
     fault: str = ""
     """Why there is no new plan at all."""
 
@@ -173,7 +173,7 @@ class Planner:
         loads = {name: demand.load for name, demand in self._demands.items()}
         for name, each in traffic.items():
             if each.all.ended:
-                loads[name] = Load.of(
+                loads[name] = OfferedLoad.of(
                     each.all.per_minute,
                     each.all.prompt_tokens / each.all.ended,
                     each.all.completion_tokens / each.all.ended,
@@ -208,7 +208,7 @@ class Planner:
         return held
 
     def _decide(
-        self, name: str, answer: Answer | None, held: Mapping[str, str], at_s: float
+        self, name: str, answer: OptimizerReply | None, held: Mapping[str, str], at_s: float
     ) -> ServerCycle:
         current = {g: n for g, n in self.plan.items() if g.server == name}
         load = self._demands[name].load
@@ -240,10 +240,10 @@ class Planner:
         )
 
 
-def _expected(spec: Json) -> Load:
+def _expected(spec: Json) -> OfferedLoad:
     """The load in the document, which is used until something has been measured."""
     load = (spec.get("currentAlloc") or {}).get("load") or {}
-    return Load(
+    return OfferedLoad(
         float(load.get("arrivalRate") or 0.0),
         int(load.get("avgInTokens") or 0),
         int(load.get("avgOutTokens") or 0),

@@ -19,7 +19,7 @@ MAX_PER_MINUTE, MAX_TOKENS = 1e9, 10**8
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """A load in the optimizer's terms."""
 
     per_minute: float
@@ -27,7 +27,7 @@ class Load:
     out_tokens: int
 
     @classmethod
-    def of(cls, per_minute: float, in_tokens: float, out_tokens: float) -> "Load":
+    def of(cls, per_minute: float, in_tokens: float, out_tokens: float) -> "OfferedLoad":
         """Of means, within what can be asked."""
         return cls(
             min(per_minute, MAX_PER_MINUTE),
@@ -53,7 +53,7 @@ class _Seen:
 class Demand:
     """The demand on one server."""
 
-    def __init__(self, expected: Load, scale_down_s: float) -> None:
+    def __init__(self, expected: OfferedLoad, scale_down_s: float) -> None:
         """`expected`: the load to plan for until something has been measured."""
         self._latest = expected
         self._scale_down_s = scale_down_s
@@ -61,7 +61,7 @@ class Demand:
         self._first_s: float | None = None
 
     @property
-    def load(self) -> Load:
+    def load(self) -> OfferedLoad:
         return self._latest
 
     def see(self, traffic: Traffic, at_s: float) -> None:
@@ -73,7 +73,7 @@ class Demand:
         self._seen.append(_Seen(at_s, traffic, per_minute))
         while self._seen[0].at_s < at_s - self._scale_down_s and len(self._seen) > 1:
             self._seen.popleft()
-        self._latest = Load.of(max(each.per_minute for each in self._seen), *self._tokens())
+        self._latest = OfferedLoad.of(max(each.per_minute for each in self._seen), *self._tokens())
 
     def is_known(self, at_s: float) -> bool:
         """Whether it was observed for as long as a lower load must last before it counts."""

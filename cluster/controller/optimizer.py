@@ -22,7 +22,7 @@ class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, extra="ignore")
 
 
-class Part(_Answer):
+class ReplicaShare(_Answer):
     """Replicas on one accelerator."""
 
     accelerator: str = ""
@@ -33,11 +33,11 @@ class Part(_Answer):
     ttft_average: Figure = 0.0
 
 
-class Allocation(Part):
-    parts: tuple[Part, ...] | None = None
+class Allocation(ReplicaShare):
+    parts: tuple[ReplicaShare, ...] | None = None
 
     @property
-    def each_part(self) -> tuple[Part, ...]:
+    def each_part(self) -> tuple[ReplicaShare, ...]:
         return tuple(each for each in self.parts or (self,) if each.num_replicas)
 
 
@@ -51,7 +51,7 @@ class Summary(_Answer):
     total_cost: Figure = 0.0
 
 
-class Answer(_Answer):
+class OptimizerReply(_Answer):
     """The answer of POST /optimizeOne, by server."""
 
     allocations: dict[str, Allocation]
@@ -84,7 +84,7 @@ class Tuned(_Answer):
 class Optimizer(Protocol):
     """Raises OptimizerUnusable."""
 
-    def solve(self, system: Json) -> Answer: ...
+    def solve(self, system: Json) -> OptimizerReply: ...
 
     def tune(self, question: Json) -> Tuned: ...
 
@@ -93,8 +93,8 @@ class OptimizerService:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def solve(self, system: Json) -> Answer:
-        return self._ask("/optimizeOne", {"system": system}, Answer)
+    def solve(self, system: Json) -> OptimizerReply:
+        return self._ask("/optimizeOne", {"system": system}, OptimizerReply)
 
     def tune(self, question: Json) -> Tuned:
         return self._ask("/tune", question, Tuned)

@@ -8,7 +8,7 @@ runs is planned with the rows it has.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from cluster.controller.demand import Load
+from cluster.controller.demand import OfferedLoad
 from cluster.controller.optimizer import Allocation
 from cluster.controller.rollout import Plan
 from cluster.replicas import Group
@@ -29,7 +29,7 @@ class Standing:
     fewer replicas."""
 
     plan: Plan
-    loads: Mapping[str, Load]
+    loads: Mapping[str, OfferedLoad]
     perf: Mapping[tuple[str, str], Json]
     held: Collection[str] = ()
     unsure: Collection[str] = ()

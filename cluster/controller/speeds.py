@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cluster.controller.demand import Load
+from cluster.controller.demand import OfferedLoad
 from cluster.controller.loads import ServerTraffic, Traffic
 from cluster.controller.optimizer import Factors, Optimizer, Tuned
 from cluster.errors import OptimizerUnusable
@@ -77,13 +77,13 @@ class Speeds:
         if base is None or not replicas or not seen.arrived or seen.ended < LEAST_ENDED:
             return None
         error = min(max(1 / math.sqrt(seen.ended), LEAST_ERROR), LARGEST_ERROR)
-        load = Load.of(
+        load = OfferedLoad.of(
             seen.per_minute / replicas,
             seen.prompt_tokens / seen.ended,
             seen.completion_tokens / seen.ended,
         )
-        # A queue that has begun to grow is shorter than the model, which knows only where it ends,
-        # says of such a load: the machine would be taken for a faster one.
+        # While a queue grows, waits are below the steady state that the model knows; using them
+        # would overrate the machine.
         is_saturated = _present(seen) >= SATURATED * group.user_rows * replicas
         observation = load.as_json() | {
             "at": at_s,

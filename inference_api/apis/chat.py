@@ -70,10 +70,10 @@ class Chat:
 
 
 def chat_params(params: GenerationParams, use: ToolUse, tokenizer: Tokenizer) -> GenerationParams:
-    """Returns the parameters with what the model's way to call and to think asks for: marks that
-    are kept in the text, tokens that end it, and a constraint that counts behind the thought.
+    """Returns the parameters with the dialect's marks to keep, the tokens that stop, and a
+    constraint that starts after the thought.
 
-    A constraint that is there already holds the text of an answer that calls nothing.
+    A constraint that `params` has already holds only for an answer without calls.
     """
     dialect = tokenizer.dialect
     constraint = calls_constraint(use, dialect, params.constraint)
@@ -117,7 +117,7 @@ class ChatAnswer:
 
     def __init__(self, generation: TextGeneration, reader: AnswerReader) -> None:
         self.generation = generation
-        self.thought_tokens = 0  # so far: of pieces whose text is not known to go on otherwise
+        self.thought_tokens = 0  # tokens of thought so far
         self._reader = reader
 
     @property

@@ -64,7 +64,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The limits of a bundle. Memory that is needed whoever is resident is already subtracted."""
+    """The limits of a bundle, without the memory that is used whatever is loaded."""
 
     fast_memory_limit_bytes: int
     user_rows: int
@@ -74,7 +74,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadMember:
     """Bring this expert into memory; pack it first if that has not been done."""
 
     name: str
@@ -102,7 +102,7 @@ class EndRows:
     name: str
 
 
-Effect = Load | Unload | Refuse | EndRows
+Effect = LoadMember | Unload | Refuse | EndRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from inference_api.bundle.members import (
     Eviction,
     Expert,
     Failure,
-    Load,
+    LoadMember,
     Needs,
     Policy,
     Refuse,
@@ -296,7 +296,7 @@ class Residency:
         expert.stay = Stay(ticket.head_came_s, ticket.issued_s, now_s, ticket.from_name)
         self._memory.hold(expert)
         self._states.become(expert, State.LOADING)
-        self._states.send(Load(expert.name), now_s)
+        self._states.send(LoadMember(expert.name), now_s)
 
     def _drop_ticket(self, expert: Expert) -> None:
         """If it is this expert's."""

@@ -25,7 +25,7 @@ from inference_api.bundle.loader import (
 from inference_api.bundle.members import (
     Effect,
     EndRows,
-    Load,
+    LoadMember,
     Needs,
     Policy,
     Refuse,
@@ -181,7 +181,7 @@ class BundleResidents:
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case Load(name):
+            case LoadMember(name):
                 self._failed.pop(name, None)
                 self._loader.load(name)
             case Unload(name):

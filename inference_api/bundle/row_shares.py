@@ -23,7 +23,7 @@ class RowShares:
         self._memory = memory
         self._waiting: Mapping[str, Waiting] = {}
         self._num_started: dict[str, int] = {}  # of those
-        self._num_owed = 0  # rows that nobody may borrow, as others are sure of them
+        self._num_owed = 0  # rows kept for members below their minimum
 
     def begin_turn(self, waiting: Mapping[str, Waiting]) -> None:
         self._waiting = waiting
@@ -81,12 +81,12 @@ class RowShares:
             self._num_owed += 1
 
     def _turn(self, name: str) -> tuple[bool, float, float]:
-        """First the rows that experts are sure of, by who waits longest: so nobody who came later
-        passes the oldest. Then who uses least."""
+        """Returns a sort key: first members below their minimum of rows, longest wait first, so
+        that no later request passes the oldest; then the others, least used first."""
         expert, came_s = self._experts[name], self._waiting[name].oldest_came_s
         if expert.num_running >= expert.needs.rows_min:
             return True, expert.num_running / expert.needs.rows_max, came_s
-        # When the next of those that waited came is not known: only whom it was loaded for stay
-        # together, the others take turns.
+        # The arrival times of later requests are unknown: the requests that the member was loaded
+        # for go first, then members take turns.
         num_started = 0 if came_s < expert.ready_s else self._num_started.get(name, 0)
         return False, num_started, came_s

@@ -12,7 +12,7 @@ from inference_api.bundle.members import (
     Eviction,
     Expert,
     Failure,
-    Load,
+    LoadMember,
     Needs,
     Policy,
     State,
@@ -73,7 +73,7 @@ class ExpertStates:
             expert.stay.left_s = math.inf
             self.become(expert, State.RESIDENT)
 
-    def send(self, effect: Load | Unload, now_s: float) -> None:
+    def send(self, effect: LoadMember | Unload, now_s: float) -> None:
         """To the loader."""
         if not self.at_loader:
             self._loader_since_s = now_s

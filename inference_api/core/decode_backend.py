@@ -33,7 +33,7 @@ LOADER_PAUSE_S = 0.002  # after a few milliseconds of work
 STALLED_PERIODS = 5
 LOADING_RETRY_AFTER_S = 5
 DRAINING_RETRY_AFTER_S = 10
-FEW_EVENTS = 4  # of a step: whoever writes them delays the next one by little
+FEW_EVENTS = 4  # waking so few threads hardly delays the next step
 
 yield_processor = ctypes.CDLL(None).sched_yield  # `os.sched_yield` would keep the interpreter
 
@@ -291,7 +291,7 @@ class DecodeBackend:
         self._events.clear()
 
     def _has_first_token(self) -> bool:
-        """Whether this turn brings somebody the first token, and few others any."""
+        """Returns whether this turn has somebody's first token and at most FEW_EVENTS events."""
         if len(self._events) > FEW_EVENTS:
             return False
         decoded = (row for _, step, _ in self._stepped for row, _ in step.decoding)

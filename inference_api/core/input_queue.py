@@ -19,7 +19,7 @@ RATE_WINDOW = 64  # takes over which the drain rate is measured
 MAX_RETRY_AFTER_S = 60
 PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
 
-Place = tuple[float, int]  # when a request came, by its priority, and its number
+QueueRank = tuple[float, int]  # order in line: arrival shifted by priority, then a running number
 
 
 class Waiting(NamedTuple):
@@ -180,14 +180,14 @@ class _Line:
         self._num_rows = num_rows
         self.num_running = 0
         self._waiting: dict[GenerationRequest, float] = {}  # as they came, when
-        self._places: list[tuple[Place, GenerationRequest]] = []  # a heap; some may have left
+        self._places: list[tuple[QueueRank, GenerationRequest]] = []  # a heap; some may have left
         self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
 
     @property
     def oldest_came_s(self) -> float:
         return next(iter(self._waiting.values()), 0.0)
 
-    def put(self, request: GenerationRequest, place: Place, now_s: float) -> None:
+    def put(self, request: GenerationRequest, place: QueueRank, now_s: float) -> None:
         self._waiting[request] = now_s
         heapq.heappush(self._places, (place, request))
 

@@ -30,6 +30,6 @@ class PooledStates:
     def embedding(self) -> bytes:
         """Returns the vector, of unit length, as float32."""
         assert self._vector is not None, "states were added"
-        # Neither a mean's divisor nor any other factor is left of it at unit length.
+        # Unit length removes any factor, so the sum serves as the mean.
         length = float(np.linalg.norm(self._vector)) or 1.0
         return (self._vector / length).astype("<f4").tobytes()

@@ -36,9 +36,9 @@ class Residents(Protocol):
         """Once at the beginning of every turn of the decode loop."""
 
     def to_start(self, now_s: float) -> Iterator[LoadedModel]:
-        """Yields the model that may start a request now, again and again until none may.
+        """Yields a model that may start a request, until none may.
 
-        Whoever asks for the next has started one, and has said so.
+        The caller starts the request and calls `started` before it asks for the next model.
         """
 
     def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:

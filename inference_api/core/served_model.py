@@ -30,8 +30,11 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Any thread; only the decode thread touches `totals` and `depths`, which are since start, and
-    what it has learned of the model's steps and requests, which outlives its being in memory."""
+    """A model as request threads see it, loaded or not. Any thread.
+
+    The counters since start (`totals`, `depths`) and the learned costs are the decode thread's;
+    they survive unloading.
+    """
 
     name: str
     tokenizer: Tokenizer

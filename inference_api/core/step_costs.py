@@ -23,21 +23,21 @@ MEASURING_S = 1.5  # after which no further size is measured
 CONTEXT_TOKENS = 64  # in the cache of each row, where there is room
 PROMPT_TOKENS = 64
 PROMPT_RUNS = 2
-TIMED_STEPS = 3  # of a size that was not measured, of which the fastest counts
+TIMED_STEPS = 3  # of a size that warm-up did not measure: the fastest counts
 
-SCALE_RATE = 0.1  # how fast the speed of all steps is learned,
+SCALE_RATE = 0.1  # learning rate of the speed that all steps share
 PUBLISH_PERIOD_S = 0.25
-SPEED_S = 5.0  # of steps, whose mean speed is published: that of the last few is of their moment
-SIZE_RATE = 0.02  # and how fast what is special about those of one size
-MAX_RATIO = 2.0  # a step that took more or less than expected by this says nothing of its size
-FORGET_STEPS = 64  # after which what was learned about sizes counts `FORGET` as much
+SPEED_S = 5.0  # seconds of step time that the published mean speed covers
+SIZE_RATE = 0.02  # learning rate of a size's own deviation
+MAX_RATIO = 2.0  # a step off by more than this factor is an outlier of its size
+FORGET_STEPS = 64  # learned deviations are multiplied by FORGET every so many steps
 FORGET = 0.9
-HELD_UP_RATE = 0.01  # how fast it is learned how much longer steps are for being held up
+HELD_UP_RATE = 0.01  # learning rate of the mean delay by interruptions
 MAX_HELD_UP = 20.0
-NOISE_RATE = 0.02  # how fast it is learned how far steps of a size miss what is expected
-SIZE_STEPS = 2 / SIZE_RATE - 1  # that a mean learned at SIZE_RATE is worth
-LOOP_RATE = 0.05  # how fast the time of a turn outside the step is learned
-MAX_LOOP_RATIO = 4.0  # of that time to what it was: more says that something else took the core
+NOISE_RATE = 0.02  # learning rate of the error of a size's estimate
+SIZE_STEPS = 2 / SIZE_RATE - 1  # steps that a mean at SIZE_RATE remembers
+LOOP_RATE = 0.05  # learning rate of the loop's time outside the step
+MAX_LOOP_RATIO = 4.0  # a loop time above this multiple of its mean is an interruption
 
 
 class Contents(NamedTuple):
@@ -58,7 +58,7 @@ class StepCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepSpeed:
-    """What steps take at the speed of the last seconds in which there were any, for others to read.
+    """How long steps take at the mean speed of the last SPEED_S of them, for other threads.
 
     A step of n rows and p prompt tokens takes `decode` at n (at 0 what it takes at 1) and p times
     `prompt_token` at n. `speed`: steps per second beside when they were first measured.
@@ -86,12 +86,11 @@ class MeanScale:
 
 
 class StepCosts:
-    """Seconds of a step by its number of tokens, of prompt tokens beside them, and of a turn of the
-    loop outside the step. Decode thread only, but for `speed`, which is replaced.
+    """Estimates a step's seconds from its tokens, and the loop's around it. Decode thread only;
+    other threads may read `speed`, which is replaced whole.
 
-    All steps get slower together as contexts grow or a neighbour takes the cores, so that a step
-    of one size says most about all of them, and the rest about sizes near its own. Sizes that were
-    not measured are by the first steps that have them.
+    A common factor follows the machine's speed: contexts grow, neighbours take the cores. Each size
+    has a slow correction of its own. The first steps of a size that warm-up left out measure it.
     """
 
     def __init__(
@@ -111,14 +110,16 @@ class StepCosts:
         self._places = [range(*each) for each in zip(self._sizes, ends, strict=True)]
         self._scale = 1.0
         self._mean_scale = MeanScale()
-        self._held_up = 1.0  # mean ratio of what steps take to what is learned of them
+        self._held_up = 1.0  # running mean of actual over expected time, interruptions included
         self._num_learned = 0
         self._num_steps = 0
         self._steps_s = 0.0
         self._steps = [0] * len(self._sizes)
         self._prompt_tokens = [0] * len(self._sizes)
         self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of misses, relative
-        self._counts = [0.0] * len(self._sizes)  # steps, forgotten with what they said
+        self._counts = [0.0] * len(
+            self._sizes
+        )  # steps seen per size, decayed like their corrections
         num_places = self._max_rows.bit_length() + 1
         self._loop = [RunningMean(LOOP_RATE) for _ in range(num_places)]
         self._whole_loop = [RunningMean(HELD_UP_RATE) for _ in range(num_places)]
@@ -146,8 +147,8 @@ class StepCosts:
         self.warmed_up(seconds)
 
     def warmed_up(self, seconds: Mapping[int, float]) -> None:
-        """Start from steps of these sizes. What was held up shows in larger ones that
-        took less."""
+        """Start from the seconds of these sizes. A step that took longer than a larger one was
+        interrupted: the larger one's time replaces its own."""
         least_s, of_size = math.inf, {}
         for num_tokens in sorted(seconds, reverse=True):
             least_s = of_size[num_tokens] = min(least_s, seconds[num_tokens])
@@ -177,13 +178,13 @@ class StepCosts:
         return self._scale * self._view[num_tokens : num_tokens + more_tokens + 1]
 
     def loop_s(self, rows: int) -> float:
-        """Seconds of a turn outside of its step, where nothing holds it up; of as near a number of
-        rows as was seen."""
+        """Returns the seconds of an uninterrupted turn outside its step, for the nearest number of
+        rows seen."""
         return _nearest(self._loop, rows)
 
     def turn_s(self, rows: int) -> float:
-        """Seconds of a turn in which so many rows decode: a mean over all, also those that
-        something held up."""
+        """Returns the mean seconds of a turn in which so many rows decode, interruptions
+        included."""
         return self._held_up * self.of(max(rows, 1)) + _nearest(self._whole_loop, rows)
 
     def prompt_token_s(self, rows: int) -> float | None:

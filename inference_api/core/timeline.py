@@ -49,7 +49,7 @@ class Timeline:
         self.switch = switch
 
     def drafted(self, drafted_tokens: int, accepted_tokens: int) -> None:
-        """A step tried tokens, and so many of them are of the answer."""
+        """Record a verified draft: tokens tried, tokens kept."""
         self._depths.add(drafted_tokens, accepted_tokens)
 
     def record(self, request: GenerationRequest, finish_reason: str) -> GenerationRecord:

@@ -72,9 +72,9 @@ class EngineRunner:
         kernels_of: Callable[[int], Kernels] | None = None,
         packed: PackedFolder | None = None,
     ) -> None:
-        """`kernels_of` has the kernels by their number of threads, so that runners of one thread
-        share these; None: this runner has its own. `packed`: has the weights of models that the
-        kernels decode, whose KV cache takes memory as it is written."""
+        """`kernels_of(n)` returns kernels with n threads, which runners of one thread share; None:
+        this runner makes its own. `packed`: the folder of packed weights; the KV cache then takes
+        memory as it is written."""
         self._model_dir = model_dir
         self._whole = checkpoint.load_config(model_dir)
         self._config = options.part_of(self._whole)

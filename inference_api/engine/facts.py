@@ -1,4 +1,4 @@
-"""What is told of a runner, by its configuration and the form of its weights."""
+"""Describes a runner for people."""
 
 import torch
 

@@ -26,7 +26,7 @@ from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.files import SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.layout import (
-    Part,
+    SourceTensor,
     Tensors,
     decodes_by_kernels,
     is_router,
@@ -280,7 +280,7 @@ def keeps_bfloat16(config: ModelConfig, options: EngineOptions, tensors: Tensors
     )
 
 
-def uneven_weights(config: ModelConfig) -> list[Part]:
+def uneven_weights(config: ModelConfig) -> list[SourceTensor]:
     """Weights that do not fill groups."""
     parts = [part for parts in linear_weights(config).values() for part in parts]
     return [part for part in parts if part.shape[1] % GROUP]

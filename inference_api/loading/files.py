@@ -73,7 +73,7 @@ def read_header(file: Path, names: TensorNames) -> Tensors:
     return {name: place.stored for name, place in tensor_places(file, names).items()}
 
 
-class Place(NamedTuple):
+class TensorLocation(NamedTuple):
     """A tensor of a safetensors file, and the bytes of the file that it is in: all of them, or
     those of `rows`."""
 
@@ -83,7 +83,7 @@ class Place(NamedTuple):
     rows: Rows | None = None
 
 
-def tensor_places(file: Path, names: TensorNames) -> dict[str, Place]:
+def tensor_places(file: Path, names: TensorNames) -> dict[str, TensorLocation]:
     """The tensors of a safetensors file. Raises StartupError when it is cut short or damaged."""
     try:
         start, entries = read_entries(file)
@@ -101,11 +101,15 @@ def tensor_places(file: Path, names: TensorNames) -> dict[str, Place]:
 
 def unstacked(tensors: Tensors, names: TensorNames) -> Tensors:
     """Those of experts singly, where only headers are there."""
-    places = {name: Place(stored, 0, prod(stored.shape)) for name, stored in tensors.items()}
+    places = {
+        name: TensorLocation(stored, 0, prod(stored.shape)) for name, stored in tensors.items()
+    }
     return {name: place.stored for name, place in _unstacked(places, names)}
 
 
-def _unstacked(places: Mapping[str, Place], names: TensorNames) -> Iterator[tuple[str, Place]]:
+def _unstacked(
+    places: Mapping[str, TensorLocation], names: TensorNames
+) -> Iterator[tuple[str, TensorLocation]]:
     """Those of experts singly, whether they are stacked or not."""
     for name, (stored, begin, end, _) in places.items():
         stacked = singles(name, stored.shape, end - begin, names)
@@ -114,7 +118,7 @@ def _unstacked(places: Mapping[str, Place], names: TensorNames) -> Iterator[tupl
             continue
         for each in stacked:
             single = StoredTensor(each.shape, stored.dtype)
-            yield each.name, Place(single, begin + each.begin, begin + each.end, each.rows)
+            yield each.name, TensorLocation(single, begin + each.begin, begin + each.end, each.rows)
 
 
 def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
@@ -141,7 +145,7 @@ def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
     return start, header
 
 
-def _place(name: str, entry: Any, start: int) -> Place:
+def _place(name: str, entry: Any, start: int) -> TensorLocation:
     """Raises ValueError, LookupError or TypeError when a header's entry makes no sense."""
     shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
     if len(shape) > MAX_DIMENSIONS:
@@ -154,7 +158,7 @@ def _place(name: str, entry: Any, start: int) -> Place:
             f"{name[:100]}: {end - begin} bytes cannot be {dtype} of {list(shape)}, at byte "
             f"{start + begin}"
         )
-    return Place(StoredTensor(shape, dtype), start + begin, start + end)
+    return TensorLocation(StoredTensor(shape, dtype), start + begin, start + end)
 
 
 def read_headers(files: Sequence[Path], names: TensorNames) -> Tensors:

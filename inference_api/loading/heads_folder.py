@@ -29,7 +29,7 @@ def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
 
 
 def heads_bytes(folder: Path) -> int:
-    """At least the memory that heads take: that of their file, whose weights are packed."""
+    """Returns a lower bound of the memory that heads take: the size of their file."""
     file = heads_file(folder)
     return 0 if file is None else file.stat().st_size
 

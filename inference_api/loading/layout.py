@@ -36,26 +36,26 @@ Tensors = Mapping[str, StoredTensor]  # by name
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One tensor of a checkpoint. Where it is not as ours is, that holds for safetensors only.
-
-    `is_grouped_qkv`: its rows hold, for each key-value head in turn, that head's queries, key
-    and value (all of Falcon's fused layouts are this one, with 1, some or all heads as groups);
-    ours are all queries, then all keys, then all values. `head_order`: of the rows of a head, the
-    one there that each of ours is; see `rotary_order`. `offset`: ours are so much more.
-    """
+class SourceTensor:
+    """One tensor of a checkpoint, and how its rows map to ours. Only tensors of safetensors need
+    mapping."""
 
     name: str
     shape: tuple[int, ...]
     is_grouped_qkv: bool = False
+    """Its rows hold each key-value head's queries, key and value in turn; ours are all queries,
+    then all keys, then all values. All of Falcon's fused layouts are this one, with 1, some or all
+    heads as groups."""
     head_order: Sequence[int] = ()
+    """For each of our rows of a head, the index of its row there; see `rotary_order`."""
     offset: float = 0.0
+    """Added to each value."""
 
 
-Plan = dict[str, tuple[Part, ...]]  # parts by parameter name
+ParameterSources = dict[str, tuple[SourceTensor, ...]]  # parts by parameter name
 
 
-class Form(NamedTuple):
+class TensorForm(NamedTuple):
     """How a parameter lies in memory: packed in `bits`, or as a tensor."""
 
     shape: tuple[int, ...]
@@ -76,32 +76,32 @@ def name_of_text_model(name: str) -> str:
     return inner if inner != name else name.replace("model.language_model.", "model.", 1)
 
 
-def weight_plan(config: ModelConfig) -> Plan:
+def weight_plan(config: ModelConfig) -> ParameterSources:
     """Every parameter of the decoder and the checkpoint tensors it is made of.
 
     Layers are counted from the first that this process has.
     """
     names = SCHEMES[config.tensor_names]
     vocab = (config.vocab_size, config.hidden_size)
-    plan: Plan = {}
+    plan: ParameterSources = {}
     if config.has_ends:
-        plan[EMBEDDING] = (Part(f"{names.embedding}.weight", vocab),)
+        plan[EMBEDDING] = (SourceTensor(f"{names.embedding}.weight", vocab),)
     for index in range(config.num_layers):
         plan.update(_layer_plan(config, names, index))
     if not config.has_ends:
         return plan
     plan.update(_norm(config, names, "final_norm", names.final_norm))
     if not config.is_head_tied:
-        plan[HEAD] = (Part("lm_head.weight", vocab),)
+        plan[HEAD] = (SourceTensor("lm_head.weight", vocab),)
     return plan
 
 
-def parameter_shape(parts: tuple[Part, ...]) -> tuple[int, ...]:
+def parameter_shape(parts: tuple[SourceTensor, ...]) -> tuple[int, ...]:
     """The shape of the parameter that `parts` make up when stacked by rows."""
     return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
 
-def linear_weights(config: ModelConfig) -> Plan:
+def linear_weights(config: ModelConfig) -> ParameterSources:
     """The weights of all linear maps, the output head's among them even when it is tied."""
     plan = weight_plan(config)
     weights = {
@@ -114,7 +114,7 @@ def linear_weights(config: ModelConfig) -> Plan:
     return weights
 
 
-def matrices(config: ModelConfig) -> list[Part]:
+def matrices(config: ModelConfig) -> list[SourceTensor]:
     """Returns the parts of a checkpoint that are matrices, without routers: see `is_router`."""
     plan = weight_plan(config)
     parts = [part for name in plan if not is_router(name) for part in plan[name]]
@@ -154,7 +154,9 @@ def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
     return bits is not None and config.head_dim <= MAX_HEAD_DIM
 
 
-def parameter_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> dict[str, Form]:
+def parameter_forms(
+    config: ModelConfig, dtype_bytes: int, bits: Bits | None
+) -> dict[str, TensorForm]:
     """Every parameter that is loaded, by name; a tied head only where it is packed otherwise than
     the embedding.
 
@@ -173,13 +175,13 @@ def parameter_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) ->
         shape = parameter_shape(parts)
         if is_router(name):
             packed_bits = FLOAT_BITS["float32"] if name in packed else None
-            forms[name] = Form(shape, packed_bits, VECTOR_BYTES)
+            forms[name] = TensorForm(shape, packed_bits, VECTOR_BYTES)
         elif name == EMBEDDING and has_kernels:
-            forms[name] = Form(shape, embedding_bits, element_bytes=1)
+            forms[name] = TensorForm(shape, embedding_bits, element_bytes=1)
         elif name in packed:
-            forms[name] = Form(shape, bits, element_bytes=1)
+            forms[name] = TensorForm(shape, bits, element_bytes=1)
         else:
-            forms[name] = Form(shape, None, vector_bytes if len(shape) == 1 else dtype_bytes)
+            forms[name] = TensorForm(shape, None, vector_bytes if len(shape) == 1 else dtype_bytes)
     return forms
 
 
@@ -199,7 +201,7 @@ def shown(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _layer_plan(config: ModelConfig, names: Names, index: int) -> Plan:
+def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSources:
     theirs, ours = f"{names.layer}.{config.first_layer + index}", f"layers.{index}"
     hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
     kv = config.num_kv_heads * head
@@ -209,9 +211,9 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> Plan:
     if config.is_parallel and config.has_mlp_norm:
         attention_norm, mlp_norm = FALCON_PARALLEL_NORMS
 
-    plan: Plan = {}
+    plan: ParameterSources = {}
 
-    def norm(name: str, its_name: str) -> Plan:
+    def norm(name: str, its_name: str) -> ParameterSources:
         return _norm(config, names, f"{ours}.{name}", f"{theirs}.{its_name}")
 
     if config.has_attention_norm:
@@ -228,12 +230,12 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> Plan:
         sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
         for name, size in zip(("q_norm", "k_norm"), sizes, strict=True):
             weight = f"{theirs}.self_attn.{name}.weight"
-            plan[f"{ours}.{name}"] = (Part(weight, (size,), offset=names.norm_offset),)
+            plan[f"{ours}.{name}"] = (SourceTensor(weight, (size,), offset=names.norm_offset),)
     plan.update(
         _linear(f"{ours}.out", theirs, (names.out,), (hidden,), values, config.has_out_bias)
     )
     if config.has_sinks:
-        plan[f"{ours}.sinks"] = (Part(f"{theirs}.{names.sinks}", (config.num_heads,)),)
+        plan[f"{ours}.sinks"] = (SourceTensor(f"{theirs}.{names.sinks}", (config.num_heads,)),)
     if config.has_output_norms:
         plan.update(norm("attention_output_norm", names.attention_output_norm))
     if config.has_mlp_norm:
@@ -252,7 +254,7 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> Plan:
 
 def _mixture_plan(
     mixture: MixtureConfig, names: Names, ours: str, theirs: str, hidden: int
-) -> Plan:
+) -> ParameterSources:
     """Experts follow each other, each as an MLP has it: gates, then what passes them; then all
     their ways down. So do their biases. The shared ones are an MLP of their own."""
     count, ffn = mixture.num_experts, mixture.ffn_size
@@ -266,7 +268,7 @@ def _mixture_plan(
         **_linear(f"{ours}.down", theirs, downs, (hidden,) * count, ffn, has_biases),
     }
     if mixture.has_selection_bias:
-        bias = Part(f"{theirs}.{names.selection_bias}", (count,))
+        bias = SourceTensor(f"{theirs}.{names.selection_bias}", (count,))
         plan[f"{ours}{ROUTER}.selection_bias"] = (bias,)
     shared = mixture.shared_ffn_size
     if shared:
@@ -277,29 +279,37 @@ def _mixture_plan(
     return plan
 
 
-def _qkv_part(names: Names, part: Part, order: Sequence[int]) -> Part:
+def _qkv_part(names: Names, part: SourceTensor, order: Sequence[int]) -> SourceTensor:
     is_turned = ".v_proj." not in part.name
     return replace(part, is_grouped_qkv=names.is_qkv_grouped, head_order=order if is_turned else ())
 
 
-def _latent_plan(config: ModelConfig, latent: LatentConfig, ours: str, theirs: str) -> Plan:
+def _latent_plan(
+    config: ModelConfig, latent: LatentConfig, ours: str, theirs: str
+) -> ParameterSources:
     """Heads of queries, and what makes keys, end with what is turned; ours begin with it."""
     hidden, heads, kv_rank = config.hidden_size, config.num_heads, latent.kv_rank
     unturned = config.head_dim - config.rotary_dim
 
-    def linear(name: str, its_name: str, rows: int, columns: int, has_bias: bool = False) -> Plan:
+    def linear(
+        name: str, its_name: str, rows: int, columns: int, has_bias: bool = False
+    ) -> ParameterSources:
         return _linear(
             f"{ours}.{name}", f"{theirs}.self_attn", (its_name,), (rows,), columns, has_bias
         )
 
-    def ordered(plan: Plan, begin: int, end: int) -> Plan:
+    def ordered(plan: ParameterSources, begin: int, end: int) -> ParameterSources:
         order = rotary_order(config, begin, end)
         return {name: (replace(part, head_order=order),) for name, (part,) in plan.items()}
 
-    def norm(name: str, its_name: str, rank: int) -> Plan:
-        return {f"{ours}.{name}.weight": (Part(f"{theirs}.self_attn.{its_name}.weight", (rank,)),)}
+    def norm(name: str, its_name: str, rank: int) -> ParameterSources:
+        return {
+            f"{ours}.{name}.weight": (
+                SourceTensor(f"{theirs}.self_attn.{its_name}.weight", (rank,)),
+            )
+        }
 
-    plan: Plan = {}
+    plan: ParameterSources = {}
     queries_of, its_name = hidden, "q_proj"
     if latent.query_rank is not None:
         queries_of, its_name = latent.query_rank, "q_b_proj"
@@ -322,10 +332,10 @@ def _linear(
     rows: tuple[int, ...],
     columns: int,
     has_bias: bool,
-) -> Plan:
-    def parts(kind: str, *tail: int) -> Iterator[Part]:
+) -> ParameterSources:
+    def parts(kind: str, *tail: int) -> Iterator[SourceTensor]:
         for name, num_rows in zip(names, rows, strict=True):
-            yield Part(f"{theirs}.{name}.{kind}", (num_rows, *tail))
+            yield SourceTensor(f"{theirs}.{name}.{kind}", (num_rows, *tail))
 
     plan = {f"{ours}.weight": tuple(parts("weight", columns))}
     if has_bias:
@@ -333,10 +343,10 @@ def _linear(
     return plan
 
 
-def _norm(config: ModelConfig, names: Names, ours: str, theirs: str) -> Plan:
+def _norm(config: ModelConfig, names: Names, ours: str, theirs: str) -> ParameterSources:
     shape = (config.hidden_size,)
-    weight = Part(f"{theirs}.weight", shape, offset=names.norm_offset)
-    plan: Plan = {f"{ours}.weight": (weight,)}
+    weight = SourceTensor(f"{theirs}.weight", shape, offset=names.norm_offset)
+    plan: ParameterSources = {f"{ours}.weight": (weight,)}
     if config.norm == "layer":
-        plan[f"{ours}.bias"] = (Part(f"{theirs}.bias", shape),)
+        plan[f"{ours}.bias"] = (SourceTensor(f"{theirs}.bias", shape),)
     return plan

@@ -69,7 +69,7 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         + config.max_ffn_size
     )
     latent = config.latent
-    if latent is not None:  # latents, also as products take them, and what is made of them
+    if latent is not None:  # latents before and after their norm, and the heads made of them
         ranks = max(latent.query_rank or 0, latent.kv_rank + config.rotary_dim)
         made = config.num_heads * (config.head_dim - config.rotary_dim + latent.value_dim)
         token_floats += 2 * ranks + queries + made

@@ -9,26 +9,26 @@ from inference_api.settings import ModelSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Immutable.
-
-    `device` is auto, cpu or cuda; `dtype` auto, float32 or bfloat16; `max_seq_len` None is the
-    model's context, at most 2048; `quantization` auto, none, int8 or int4; `kv_cache_dtype` auto,
-    float32, float16 or int8, which matters where the kernels decode; `kernels` false leaves weights
-    that are not quantised to torch. `has_medusa`: with the Medusa heads of `medusa_heads` or, where
-    that is None, of the model's folder, if there are some. `layers`: those of them that this
-    process has, where it is not all.
-    """
+    """How an engine loads a model. Immutable."""
 
     device: str = "auto"
+    """auto, cpu or cuda."""
     dtype: str = "auto"
+    """auto, float32 or bfloat16."""
     max_rows: int
     max_seq_len: int | None = None
+    """None: the model's context, at most 2048."""
     quantization: str = "none"
+    """auto, none, int8 or int4."""
     kv_cache_dtype: str = "auto"
+    """auto, float32, float16 or int8; used where the kernels decode."""
     kernels: bool = True
+    """False: torch multiplies by weights that are not quantised."""
     has_medusa: bool = False
     medusa_heads: str | None = None
+    """The folder of the Medusa heads; None: the model's own."""
     layers: LayerRange | None = None
+    """The layers that this process holds; None: all."""
 
     @classmethod
     def from_settings(cls, settings: ModelSettings) -> Self:

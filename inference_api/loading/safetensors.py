@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from inference_api.errors import StartupError
-from inference_api.loading.files import Place
+from inference_api.loading.files import TensorLocation
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 QUANTISED = {
@@ -31,7 +31,9 @@ def opened(file: Path) -> Iterator[FileIO]:
         raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
 
 
-def read_tensor(stream: FileIO, name: str, place: Place, is_quantised: bool = False) -> Tensor:
+def read_tensor(
+    stream: FileIO, name: str, place: TensorLocation, is_quantised: bool = False
+) -> Tensor:
     """Raises OSError, EOFError, and StartupError where it is not of a type that is served."""
     known = {**FLOATS, **QUANTISED} if is_quantised else FLOATS
     if place.stored.dtype not in known:
@@ -47,7 +49,7 @@ def read_tensor(stream: FileIO, name: str, place: Place, is_quantised: bool = Fa
     return _shaped(numbers.view(known[place.stored.dtype]), place)
 
 
-def _shaped(numbers: Tensor, place: Place) -> Tensor:
+def _shaped(numbers: Tensor, place: TensorLocation) -> Tensor:
     shape, rows = place.stored.shape, place.rows
     if rows is None:
         return numbers.view(shape)

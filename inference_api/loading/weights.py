@@ -21,8 +21,8 @@ from inference_api.loading.gguf.names import row_order
 from inference_api.loading.layout import (
     EMBEDDING,
     HEAD,
-    Form,
-    Part,
+    SourceTensor,
+    TensorForm,
     linear_weights,
     parameter_forms,
     weight_plan,
@@ -108,7 +108,7 @@ def load_parameters(
     """
     parameters = empty_parameters(config, device, dtype, packing, memory)
     targets: dict[str, list[Write]] = {}  # by name in the checkpoint; a tied embedding has two
-    parts: dict[str, Part] = {}
+    parts: dict[str, SourceTensor] = {}
     for part, write in (*_tensor_targets(parameters, config), *_packed_targets(parameters, config)):
         targets.setdefault(part.name, []).append(_converted(part, config, write))
         parts[part.name] = part
@@ -150,7 +150,7 @@ def empty_parameters(
     return Parameters(tensors, packed, packing)
 
 
-def _huge_pages(forms: Mapping[str, Form]) -> Memory:
+def _huge_pages(forms: Mapping[str, TensorForm]) -> Memory:
     """All in one piece, so that small ones have huge pages too: a step reads from nearly every
     page, and looking up where pages are takes time."""
     sizes = [-(-form.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for form in forms.values()]
@@ -159,7 +159,9 @@ def _huge_pages(forms: Mapping[str, Form]) -> Memory:
     return {name: part[: form.num_bytes] for (name, form), part in parts}
 
 
-def _tensor_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Part, Write]]:
+def _tensor_targets(
+    parameters: Parameters, config: ModelConfig
+) -> Iterator[tuple[SourceTensor, Write]]:
     for name, parts in weight_plan(config).items():
         if name in parameters.packed:
             continue
@@ -168,7 +170,9 @@ def _tensor_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tup
             yield part, partial(_copy, target=view)
 
 
-def _packed_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Part, Write]]:
+def _packed_targets(
+    parameters: Parameters, config: ModelConfig
+) -> Iterator[tuple[SourceTensor, Write]]:
     packing, plan = parameters.packing, weight_plan(config) | linear_weights(config)
     for name, weight in parameters.packed.items():
         assert packing is not None
@@ -181,7 +185,7 @@ def _packed_targets(parameters: Parameters, config: ModelConfig) -> Iterator[tup
 
 
 def _weights(
-    files: Sequence[Path], parts: Mapping[str, Part], config: ModelConfig
+    files: Sequence[Path], parts: Mapping[str, SourceTensor], config: ModelConfig
 ) -> Iterator[tuple[str, Weight]]:
     """Raises StartupError."""
     if config.quantisation is not None:
@@ -201,7 +205,7 @@ def _read(file: Path, wanted: Collection[str], names: TensorNames) -> Iterator[t
             yield name, read_tensor(stream, name, place)
 
 
-def _read_gguf(file: Path, parts: Mapping[str, Part]) -> Iterator[tuple[str, Weight]]:
+def _read_gguf(file: Path, parts: Mapping[str, SourceTensor]) -> Iterator[tuple[str, Weight]]:
     model = read_gguf(file)
 
     def read(tensor: ReaderTensor) -> GgufTensor:
@@ -226,7 +230,7 @@ def _joined(file: Path, keys: GgufTensor, values: GgufTensor) -> Tensor:
         raise StartupError([f"{file} cannot be loaded: {error}; get the file again."]) from error
 
 
-def _converted(part: Part, config: ModelConfig, write: Write) -> Write:
+def _converted(part: SourceTensor, config: ModelConfig, write: Write) -> Write:
     """`write`, after a tensor of safetensors has been made one of ours."""
     convert = partial(converted, part=part, config=config)
 
@@ -235,7 +239,7 @@ def _converted(part: Part, config: ModelConfig, write: Write) -> Write:
             return write(weight.with_rows(convert))
         return write(convert(weight) if isinstance(weight, Tensor) else weight)
 
-    return write_converted if part != Part(part.name, part.shape) else write
+    return write_converted if part != SourceTensor(part.name, part.shape) else write
 
 
 def _copy(weight: Weight, target: Tensor) -> None:
@@ -261,8 +265,8 @@ def _write(name: str, weight: Weight, writes: Sequence[Write]) -> None:
         raise StartupError([f"{name} cannot be loaded: {error}; get the {what} again."]) from error
 
 
-def converted(tensor: Tensor, part: Part, config: ModelConfig) -> Tensor:
-    """A tensor of safetensors as one of ours; see `Part`."""
+def converted(tensor: Tensor, part: SourceTensor, config: ModelConfig) -> Tensor:
+    """A tensor of safetensors as one of ours; see `SourceTensor`."""
     if part.is_grouped_qkv:
         tensor = _ungrouped(tensor, config)
     if part.head_order:

@@ -1,7 +1,7 @@
-"""How ranks find each other again: a part of the launcher's store for each time that they meet.
+"""How ranks find each other again after a restart.
 
-A launcher that starts ranks again may give them the store of those that are gone, whose addresses
-are still in it. Rank 0 therefore names every meeting, and goes ahead with those who came to it.
+Restarted ranks may get a store that still holds the addresses of dead ones. Rank 0 therefore opens
+a meeting under a new name each time and goes ahead with the ranks that came to it.
 """
 
 import time

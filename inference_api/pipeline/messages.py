@@ -37,7 +37,7 @@ class BadMessage(Exception):
     """A message that no rank 0 of this version sends."""
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """Of a step, what goes round the ring at once. Tokens have no ids any more: the residual that
     comes with them is in their place."""
 
@@ -66,7 +66,7 @@ def step_numbers(rows: Sequence[RowStep]) -> list[int]:
     return numbers
 
 
-def read_step(numbers: Sequence[int], max_rows: int, max_seq_len: int) -> Part:
+def read_step(numbers: Sequence[int], max_rows: int, max_seq_len: int) -> StepPart:
     """Raises BadMessage."""
     rows: list[RowStep] = []
     returned: list[int] = []
@@ -83,7 +83,7 @@ def read_step(numbers: Sequence[int], max_rows: int, max_seq_len: int) -> Part:
         num_tokens += count
     if not rows:
         raise BadMessage("a step without rows")
-    return Part(rows, returned)
+    return StepPart(rows, returned)
 
 
 def _parents(numbers: Iterator[int], count: int) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Makes the runners of a rank: of whatever layers it is to have."""
+"""Makes a rank's runner for a range of layers."""
 
 from collections.abc import Callable
 from functools import cache

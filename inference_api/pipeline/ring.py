@@ -51,8 +51,8 @@ class Ring:
         self._next, self._previous = (rank + 1) % num_ranks, (rank - 1) % num_ranks
         self._on_their_way: deque[tuple[Work, Tensor]] = deque()
         self._num_told = self._num_heard = 0
-        # Gloo takes what comes without asking back when it is expected already, and may be shorter
-        # than what is expected: that is eight times as fast.
+        # Gloo is eight times faster into a buffer that is posted already, which may be larger than
+        # the message.
         max_bytes = INT_BYTES * (HEAD + MAX_NUMBERS) + FLOAT_BYTES * PART_TOKENS * hidden_size
         self._memory, self._spare = (torch.empty(max_bytes, dtype=torch.uint8) for _ in range(2))
         self._expected = self._expect()

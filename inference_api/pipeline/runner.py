@@ -87,7 +87,7 @@ class PipelineRunner:
         self._own.unload()
         self._own = self._make_runner(layers_of(split, 0))
         self.split = split
-        # Who guesses by the heads goes on with those that were there first: they are the same.
+        # Draft sources keep the first heads: they do not depend on the split.
         self._load(self._joined)
         self.choose_parts()
 

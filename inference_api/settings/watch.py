@@ -1,4 +1,4 @@
-"""`WatchSettings`: of what this process tells to those who watch it, and whom it asks for them."""
+"""Settings of logs, metrics, traces and the cluster page."""
 
 from pydantic import BaseModel, Field
 

@@ -99,7 +99,7 @@ class ModelDrafts:
         return cache
 
     def _extend(self, chains: "Sequence[_Chain]", drawn: Sequence[Drawn]) -> None:
-        """Put what was drawn behind each chain, and end those that are not worth more."""
+        """Append each drawn token to its chain; close the chains not worth another step."""
         for chain, (token_id, logprobs) in zip(chains, drawn, strict=True):
             # Nothing follows a stop token, so that guessing one would gain nothing.
             if token_id in chain.row.request.stop_token_ids or token_id >= self._vocab_size:

@@ -44,15 +44,14 @@ RESTING = _Turn()  # nobody was asked, and there is nothing to learn
 
 
 class DraftScheduler:
-    """A `DraftSource` that combines all of a model's sources. Decode thread only.
+    """Combines a model's draft sources. Decode thread only.
 
-    From the guesses of all rows it takes the likeliest ones, as many as maximise the expected
-    tokens per second of the whole turn; t(tokens) is measured at warm-up and in every step. A row
-    may get nothing, a chain or a tree. A source is asked while that saves more time than it takes.
-    A small share of the time goes to options that seem to lose, in case that has changed. Measured
-    time decides whether all of this is faster than no drafts; see `SourceChoice` and `Paces`.
-    Turns for which nobody will be asked are let pass: a decision takes a few percent of a small
-    model's step.
+    Takes, over all rows, the guesses that raise expected tokens per second most; t(tokens) is
+    measured at warm-up and in every step. A row gets nothing, a chain or a tree. A source is asked
+    while that saves more time than it takes. A small share of the time tries options that seem to
+    lose, in case that has changed. Measured time decides whether drafts are faster than none; see
+    `SourceChoice` and `Paces`. Between decisions turns pass without one: a decision takes a few
+    percent of a small model's step.
     """
 
     name = "auto"

@@ -77,7 +77,7 @@ def _references_of_parts(schema: Schema, parts: frozenset[str]) -> frozenset[str
 
 
 def _with_children(schema: Schema, is_part: bool, parts: frozenset[str], visit: Visit) -> Schema:
-    """A copy whose schemas right inside are those that `visit` returns for them."""
+    """Returns a copy with `visit` applied to each direct subschema."""
 
     def each(child: Any, child_is_part: bool) -> Any:
         return visit(child, child_is_part) if isinstance(child, dict) else child

@@ -195,10 +195,10 @@ def _folder_tokenizer(model_dir: Path) -> Any:
 def _known_config(
     model_dir: Path, tokenizer: Mapping[str, Any], model: Mapping[str, Any]
 ) -> "PreTrainedConfig | None":
-    """All that AutoTokenizer asks of a model's config when the files name the tokenizer's class.
+    """Returns the fields that AutoTokenizer needs where the files name the tokenizer's class.
 
-    None where they do not: then it reads the config by the model's own class, whose import brings
-    in half of transformers and takes longer than that of torch.
+    Returns None where they do not: transformers then imports the model's whole class, which takes
+    longer than importing torch.
     """
     from transformers import PreTrainedConfig
 

@@ -107,8 +107,7 @@ def as_object(arguments: str) -> Any:
 
 
 def _short_id(call_id: str) -> str:
-    """Returns an id as it is if it is nine letters and digits; else nine of them, the same for the
-    call and its result."""
+    """Returns the id if it is nine letters and digits, else a stable hash of that length."""
     if _ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]

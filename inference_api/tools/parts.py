@@ -11,7 +11,7 @@ from inference_api.tools.events import CallEnd, CallStart, Event, TextDelta, Tho
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerPart:
     """A text, a thought or a call; `index` counts them all. `text` is there at its end: of a call
     it is the arguments, as the model wrote them."""
 
@@ -24,18 +24,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PartStart:
-    part: Part
+    part: AnswerPart
 
 
 @dataclass(frozen=True, slots=True)
 class PartDelta:
-    part: Part
+    part: AnswerPart
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartEnd:
-    part: Part
+    part: AnswerPart
     is_last: bool
 
 
@@ -45,7 +45,7 @@ PartEvent = PartStart | PartDelta | PartEnd
 def parts_of(events: Iterable[Event]) -> Iterator[PartEvent]:
     """Yields parts one after another. A part ends once something else begins, or the answer ends:
     what is cut in the middle of a call ends in it."""
-    part: Part | None = None
+    part: AnswerPart | None = None
     pieces: list[str] = []
     for event in events:
         next_part = _begun_by(event, part)
@@ -62,14 +62,14 @@ def parts_of(events: Iterable[Event]) -> Iterator[PartEvent]:
         yield PartEnd(replace(part, text="".join(pieces)), is_last=True)
 
 
-def _begun_by(event: Event, before: Part | None) -> Part | None:
+def _begun_by(event: Event, before: AnswerPart | None) -> AnswerPart | None:
     index = 0 if before is None else before.index + 1
     kind = None if before is None else before.kind
     match event:
         case TextDelta(text) if text and kind != "text":
-            return Part(index, "text")
+            return AnswerPart(index, "text")
         case ThoughtDelta(text) if text and kind != "thought":
-            return Part(index, "thought")
+            return AnswerPart(index, "thought")
         case CallStart(_, call_id, name):
-            return Part(index, "call", call_id, name)
+            return AnswerPart(index, "call", call_id, name)
     return None

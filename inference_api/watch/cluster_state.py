@@ -26,8 +26,11 @@ class ClusterAnswer:
 
 
 class ClusterState:
-    """Any thread. One at a time asks the controller; those that come meanwhile get what it said
-    last, so that a silent controller holds one request thread and not all of them."""
+    """The controller's last answer. Any thread.
+
+    One thread at a time asks the controller and the others get its last answer: a controller that
+    hangs blocks one request thread.
+    """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = f"{url.rstrip('/')}/state"

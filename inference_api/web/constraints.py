@@ -18,7 +18,7 @@ MAX_GRAMMAR_BYTES = 32 * 1024
 MAX_RULES = 256  # of a grammar; a chain of a few thousand overruns the compiler's stack
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 64
-MAX_MEMBERS = 500  # of an object in a schema: compiling optional ones takes the square of it
+MAX_MEMBERS = 500  # compile time grows with the square of optional properties
 
 
 def schema_fault(schema: dict[str, Any]) -> str | None:

@@ -23,7 +23,7 @@ CalledName = Annotated[str, Field(min_length=1, max_length=256)]  # perhaps by a
 CallId = Annotated[str, Field(max_length=256)]
 
 
-class Choice(NamedTuple):
+class ChosenTools(NamedTuple):
     """What a `tool_choice` says: whether to call, and which of the tools; no names: any of them."""
 
     mode: Mode = "auto"
@@ -40,7 +40,7 @@ class ToolBody(Body):
 
     @property
     @abstractmethod
-    def choice(self) -> Choice: ...
+    def choice(self) -> ChosenTools: ...
 
     @property
     @abstractmethod

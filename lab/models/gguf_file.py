@@ -32,12 +32,12 @@ from inference_api.loading.config import (
     SwiGluConfig,
     TensorNames,
 )
-from inference_api.loading.files import Place, tensor_places, weight_files
+from inference_api.loading.files import TensorLocation, tensor_places, weight_files
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_order
 from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
 from inference_api.loading.layout import (
-    Part,
+    SourceTensor,
     is_router,
     weight_plan,
 )
@@ -260,8 +260,8 @@ def _write_tensors(
 ) -> None:
     names = gguf_names(architecture, config)
     exact = GGMLQuantizationType.F32
-    kinds: dict[Part, GGMLQuantizationType] = {}
-    stacks: dict[str, list[Part]] = {}  # by GGUF's name
+    kinds: dict[SourceTensor, GGMLQuantizationType] = {}
+    stacks: dict[str, list[SourceTensor]] = {}  # by GGUF's name
     for ours, parts in weight_plan(config).items():
         for part in parts:
             kinds[part] = kind if len(part.shape) == 2 and not is_router(ours) else exact
@@ -291,7 +291,7 @@ def _write_tensors(
 
 
 def _reader(folder: Path, names: TensorNames) -> Callable[[str], torch.Tensor]:
-    homes: dict[str, tuple[Path, Place]] = {}
+    homes: dict[str, tuple[Path, TensorLocation]] = {}
     for file in weight_files(folder):
         homes |= {name: (file, place) for name, place in tensor_places(file, names).items()}
 
@@ -304,7 +304,7 @@ def _reader(folder: Path, names: TensorNames) -> Callable[[str], torch.Tensor]:
 
 
 def _as_gguf(
-    tensor: torch.Tensor, part: Part, config: ModelConfig, architecture: str
+    tensor: torch.Tensor, part: SourceTensor, config: ModelConfig, architecture: str
 ) -> torch.Tensor:
     order = row_order(architecture, part, config)
     if not order:

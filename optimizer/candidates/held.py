@@ -9,7 +9,7 @@ import numpy as np
 
 from optimizer.candidates.eligibility import negative_load
 from optimizer.measured import LoadSpec
-from optimizer.solver import Candidate, Choice
+from optimizer.solver import Candidate, SolverChoice
 from optimizer.spec import LEAST_RATE, AllocationPart, ServerSpec
 from optimizer.system import System
 
@@ -19,7 +19,7 @@ class LoadFault:
     """What is wrong with a load, and what stays; nothing of a server that does not run."""
 
     message: str
-    stays: tuple[Choice, ...]
+    stays: tuple[SolverChoice, ...]
 
 
 def load_fault(system: System, server: ServerSpec) -> LoadFault | None:
@@ -45,12 +45,12 @@ def _missing(load: LoadSpec) -> str | None:
     return next((name for name, value in tokens if value is None), None)
 
 
-def _within_maximum(system: System, server: ServerSpec) -> Iterator[Choice]:
+def _within_maximum(system: System, server: ServerSpec) -> Iterator[SolverChoice]:
     left = server.max_num_replicas
     for part in server.current_alloc.each_part():
         replicas = part.num_replicas if left is None else min(part.num_replicas, left)
         if replicas:
-            yield Choice(_as_it_runs(system, server.model, part, replicas), replicas)
+            yield SolverChoice(_as_it_runs(system, server.model, part, replicas), replicas)
         left = None if left is None else left - replicas
 
 

@@ -14,9 +14,9 @@ from optimizer.candidates.replicas import (
     DEFAULT_QUEUE,
     GEOMETRIC,
     ReplicaTable,
+    RequestTable,
     SizingCache,
     Speeds,
-    Workload,
 )
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.model.latency import BoolArray, FloatArray, IntArray
@@ -103,7 +103,7 @@ def size_pairs(servers: Sequence[Eligible], options: OptionTable, cache: SizingC
     numbers = [options.of_server(item.server) for item in servers]
     server = np.repeat(np.arange(len(servers)), [len(some) for some in numbers])
     option = np.array([number for some in numbers for number in some], dtype=np.int64)
-    work = Workload.from_rows([workload_row(item) for item in servers])
+    work = RequestTable.from_rows([workload_row(item) for item in servers])
     replica = ReplicaTable.of(options.speeds.take(option), work.take(server))
     is_valid = replica.is_valid()
     rows = np.flatnonzero(is_valid)
@@ -149,7 +149,7 @@ def check_pairs(servers: Iterable[Eligible], options: OptionTable) -> None:
 
 
 def workload_row(item: Eligible) -> tuple[float, ...]:
-    """Returns the fields of a `Workload`, in their order."""
+    """Returns the fields of a `RequestTable`, in their order."""
     server, target = item.server, item.target
     load = server.current_alloc.load
     return (

@@ -27,7 +27,7 @@ from optimizer.model.sizing import Sizing, Targets, size
 from optimizer.spec import PerfData
 
 QUEUE_PER_BATCH = 10  # places to wait per place in service, where no maxQueueSize is given
-DEFAULT_QUEUE = np.nan  # as `Workload.max_queue`
+DEFAULT_QUEUE = np.nan  # as `RequestTable.max_queue`
 MAX_CACHED = 200_000  # distinct parameter sets remembered, some 300 bytes each
 GEOMETRIC = 1.0  # squared coefficient of variation of output lengths, where none is given
 
@@ -76,7 +76,7 @@ def _speed(perf: PerfData) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload(Columns):
+class RequestTable(Columns):
     """The requests that replicas serve, the limits set for them and their targets."""
 
     in_tokens: FloatArray
@@ -135,7 +135,7 @@ class ReplicaTable(Columns):
     chains: dict[tuple[float, ...], CurveReplica] = field(default_factory=dict, metadata=SHARED)
 
     @classmethod
-    def of(cls, speed: Speeds, work: Workload) -> "ReplicaTable":
+    def of(cls, speed: Speeds, work: RequestTable) -> "ReplicaTable":
         """Joins the two, entry by entry, and fills in the default batch and queue sizes."""
         default_batch = np.maximum(speed.scaled_batch(work.out_tokens), 1)
         batch = np.where(work.max_batch > 0, work.max_batch, default_batch)

@@ -101,9 +101,9 @@ def _rates_at(
     beside_ms = curve.decode.at(decoding * others)  # a step of the others alone
     own_ms = (taken - 1) * beside_ms + decode_ms + prompt_ms
     full_ms = beside_ms + token_ms * np.minimum(room_tokens, shape.work_tokens)
-    # Prompts of which no two fit into a step take turns, as in M/D/1, of a step or of several.
-    # Shorter ones share the next step, which is the longer the more of them came during the last:
-    # a step's length feeds on itself.
+    # Long prompts, no two of which fit into a step, are served in turn (M/D/1), each in one step or
+    # several. Short ones share the next step, which grows with the number that came during the
+    # last: a step's length feeds on itself.
     takes_turns, is_long = filled > SHARED_STEP, filled > 1
     long_ms = filled * beside_ms + prompt_ms
     turn_ms = np.where(takes_turns, np.where(is_long, long_ms, full_ms), 0.0)

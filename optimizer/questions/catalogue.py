@@ -16,7 +16,7 @@ AcceleratorJson = Annotated[
 ]
 
 
-class Part(JsonObject):
+class CataloguePart(JsonObject):
     """Of a step. `times`: how many times the datasheet's time it takes; `ms`: what it takes where
     the datasheet says nothing."""
 
@@ -56,7 +56,7 @@ class CalibrationAnswer(JsonObject):
     """`denseError`, `expertsError`: standard and relative, of estimates of models without and with
     experts."""
 
-    parts: list[Part]
+    parts: list[CataloguePart]
     denseError: float
     expertsError: float
     leftOut: list[LeftOutPair]
@@ -94,7 +94,7 @@ def catalogue() -> CatalogueAnswer:
     }
 
 
-def _parts(calibration: Calibration) -> list[Part]:
+def _parts(calibration: Calibration) -> list[CataloguePart]:
     return [
         {
             "part": part,

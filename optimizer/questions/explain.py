@@ -14,7 +14,7 @@ from optimizer.answer import shortest
 from optimizer.candidates.allocation import offers
 from optimizer.candidates.eligibility import Eligible, Refusal, eligible
 from optimizer.candidates.pairs import OptionTable, workload_row
-from optimizer.candidates.replicas import ReplicaTable, SizingCache, Workload
+from optimizer.candidates.replicas import ReplicaTable, RequestTable, SizingCache
 from optimizer.inferno_json import JsonObject
 from optimizer.questions.queries import MaxRates, max_rates
 from optimizer.solver import Candidate
@@ -176,7 +176,7 @@ def _rates(system: System, item: Eligible | Refusal) -> dict[str, Rates]:
         return {}
     options = OptionTable(system)
     numbers = np.array(options.of_model(item.server.model), dtype=np.int64)
-    work = Workload.from_rows([workload_row(item)] * numbers.size)
+    work = RequestTable.from_rows([workload_row(item)] * numbers.size)
     table = ReplicaTable.of(options.speeds.take(numbers), work)
     rows = np.flatnonzero(table.is_valid())
     sizing = table.take(rows).size()

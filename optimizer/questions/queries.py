@@ -15,8 +15,8 @@ from optimizer.candidates.replicas import (
     GEOMETRIC,
     Analysis,
     ReplicaTable,
+    RequestTable,
     Speeds,
-    Workload,
 )
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, JsonObject, closed
@@ -78,7 +78,7 @@ class ReplicaQuery(Body):
             raise InvalidRequest([Fault("maxBatchSize", "give at least 1")])
         queue = DEFAULT_QUEUE if self.max_queue_size is None else self.max_queue_size
         spread = GEOMETRIC if self.out_tokens_scv is None else self.out_tokens_scv
-        work = Workload.from_rows([(*tokens, self.max_batch_size, queue, *targets, spread)])
+        work = RequestTable.from_rows([(*tokens, self.max_batch_size, queue, *targets, spread)])
         table = ReplicaTable.of(speed, work)
         if not table.is_valid()[0]:
             message = "the parameters give a service time of 0, or one place and no queue"

@@ -18,9 +18,9 @@ from optimizer.candidates.replicas import (
     DEFAULT_QUEUE,
     GEOMETRIC,
     ReplicaTable,
+    RequestTable,
     SizingCache,
     Speeds,
-    Workload,
 )
 from optimizer.catalogue.options import Demand, Option
 from optimizer.catalogue.speeds import slower
@@ -185,7 +185,7 @@ def _moved(demand: Demand, found: Sequence[Sized], sign: int) -> ReplicaTable:
     perfs = [slower(speed.perf, exp(sign * IN_95 * speed.error)) for speed in speeds]
     shape = (demand.in_tokens, demand.out_tokens)
     rows = [(*shape, speed.rows, DEFAULT_QUEUE, 0.0, 0.0, 0.0, GEOMETRIC) for speed in speeds]
-    return ReplicaTable.of(Speeds.of(perfs), Workload.from_rows(rows))
+    return ReplicaTable.of(Speeds.of(perfs), RequestTable.from_rows(rows))
 
 
 def _seen(

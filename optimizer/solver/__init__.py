@@ -57,7 +57,7 @@ class Problem:
     cards: Mapping[str, int]  # by type; a missing type has none
 
 
-class Choice(NamedTuple):
+class SolverChoice(NamedTuple):
     """`replicas` of a candidate: all it asks for, or fewer by best effort or as a part."""
 
     candidate: Candidate
@@ -81,7 +81,7 @@ class Choice(NamedTuple):
 class Solution:
     """Choices by server; more than one per server only from the heterogeneous solver."""
 
-    choices: Mapping[str, tuple[Choice, ...]]
+    choices: Mapping[str, tuple[SolverChoice, ...]]
     unserved: Mapping[str, str] = field(default_factory=dict)  # server -> why
     solver: str = ""
     notes: tuple[str, ...] = ()  # what a caller should know: fallbacks, limits hit

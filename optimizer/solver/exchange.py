@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import fsum, inf
 
-from optimizer.solver import Candidate, Choice, Contender
+from optimizer.solver import Candidate, Contender, SolverChoice
 
 ROUNDS = 5  # through all wishes
 MOST_MOVES = 4  # of others, for one wish
@@ -18,7 +18,7 @@ MOST_MOVES = 4  # of others, for one wish
 PRIORITY_STEP = 4.0  # by which a higher priority counts more than the next
 
 
-class Plan:
+class Assignment:
     """Which candidate every contender has, by index; the number of them where it is left out."""
 
     def __init__(
@@ -48,12 +48,12 @@ class Plan:
         values = [options[index].value for options, index in held if index < len(options)]
         return tuple(-priority for priority in self.left_out), fsum(values)
 
-    def choices(self) -> dict[str, Choice]:
+    def choices(self) -> dict[str, SolverChoice]:
         choices = {}
         for contender, index in zip(self._contenders, self._taken, strict=True):
             if index < len(contender.candidates):
                 candidate = contender.candidates[index]
-                choices[contender.server] = Choice(candidate, candidate.replicas)
+                choices[contender.server] = SolverChoice(candidate, candidate.replicas)
         return choices
 
     def improve(self, looks: int) -> int:

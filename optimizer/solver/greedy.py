@@ -13,7 +13,7 @@ from itertools import groupby
 
 import numpy as np
 
-from optimizer.solver import Choice, Contender, Problem, Scarcity, Solution
+from optimizer.solver import Contender, Problem, Scarcity, Solution, SolverChoice
 from optimizer.solver.saturation import Stock, best_effort
 
 NO_ALTERNATIVE = float(np.finfo(np.float32).max)  # delta of a last candidate: serve it now
@@ -36,7 +36,7 @@ class GreedySolver:
         else:
             groups = [list(g) for _, g in groupby(turns, key=lambda t: t.contender.priority)]
         stock = Stock(problem.cards)
-        choices: dict[str, Choice] = {}
+        choices: dict[str, SolverChoice] = {}
         for group in groups:
             leftovers = _allocate(group, stock, choices)
             choices |= best_effort(self._scarcity.policy, leftovers, stock)
@@ -66,7 +66,9 @@ class _Turn:
         self.rank: _Rank = (contender.priority, -delta, -value, contender.server)
 
 
-def _allocate(turns: Iterable[_Turn], stock: Stock, choices: dict[str, Choice]) -> list[Contender]:
+def _allocate(
+    turns: Iterable[_Turn], stock: Stock, choices: dict[str, SolverChoice]
+) -> list[Contender]:
     """Serves in order; returns those for whom no candidate fitted, in the order they gave up."""
     waiting = [(turn.rank, turn) for turn in turns]
     heapify(waiting)
@@ -76,7 +78,7 @@ def _allocate(turns: Iterable[_Turn], stock: Stock, choices: dict[str, Choice]) 
         candidate = turn.contender.candidates[turn.index]
         if stock.fits(candidate, candidate.replicas):
             stock.take(candidate, candidate.replicas)
-            choices[turn.contender.server] = Choice(candidate, candidate.replicas)
+            choices[turn.contender.server] = SolverChoice(candidate, candidate.replicas)
         elif turn.index + 1 < len(turn.contender.candidates):
             retry = _Turn(turn.contender, turn.index + 1)
             heappush(waiting, (retry.rank, retry))

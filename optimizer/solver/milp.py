@@ -25,11 +25,11 @@ from optimizer.model.latency import FloatArray
 from optimizer.solver import (
     MOVE_PENALTY,
     Candidate,
-    Choice,
     Contender,
     Problem,
     Scarcity,
     Solution,
+    SolverChoice,
 )
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.saturation import Stock, best_effort
@@ -67,7 +67,7 @@ class MilpSolver:
         for contender in problem.contenders:
             runs_nothing = all(c.replicas == 0 for c in contender.candidates)
             (idle if runs_nothing else contenders).append(contender)
-        settled = {c.server: (Choice(c.candidates[0], 0),) for c in idle}
+        settled = {c.server: (SolverChoice(c.candidates[0], 0),) for c in idle}
         if not contenders:
             return Solution(settled, solver=name)
         program = _Program(Problem(tuple(contenders), problem.cards), self._options)
@@ -102,7 +102,7 @@ def _served(contenders: list[Contender], choices: Mapping[str, object]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    choices: dict[str, tuple[Choice, ...]]
+    choices: dict[str, tuple[SolverChoice, ...]]
     gap: float
     notes: tuple[str, ...]
 
@@ -194,13 +194,15 @@ class _Program:
         """True if the rounded solution keeps within the cards; HiGHS's tolerance is per row."""
         return not Stock(self._cards, chain.from_iterable(self._choices(x).values())).is_overdrawn
 
-    def _choices(self, x: FloatArray) -> dict[str, tuple[Choice, ...]]:
+    def _choices(self, x: FloatArray) -> dict[str, tuple[SolverChoice, ...]]:
         """Returns candidates with replicas by server, the one that carries most load first."""
-        parts: dict[str, list[Choice]] = {}
+        parts: dict[str, list[SolverChoice]] = {}
         for (i, candidate), count in zip(self._columns, x[: self._first_y], strict=True):
             if count > 0:
                 replicas = int(count) if self._options.heterogeneous else candidate.replicas
-                parts.setdefault(self._contenders[i].server, []).append(Choice(candidate, replicas))
+                parts.setdefault(self._contenders[i].server, []).append(
+                    SolverChoice(candidate, replicas)
+                )
         kept = x[self._first_y : self._first_z] == 0
         servers = [self._contenders[i].server for i in np.flatnonzero(kept)]
         return {server: tuple(sorted(parts[server], key=_largest_first)) for server in servers}
@@ -298,7 +300,7 @@ class _Program:
         ]
 
 
-def _largest_first(part: Choice) -> tuple[float, str]:
+def _largest_first(part: SolverChoice) -> tuple[float, str]:
     return -part.replicas * part.candidate.max_rate_per_s, part.candidate.accelerator
 
 

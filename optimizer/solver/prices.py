@@ -14,8 +14,8 @@ from itertools import chain, compress
 from math import fsum
 from typing import NamedTuple
 
-from optimizer.solver import Choice, Contender, Problem, Scarcity, Solution
-from optimizer.solver.exchange import Plan
+from optimizer.solver import Contender, Problem, Scarcity, Solution, SolverChoice
+from optimizer.solver.exchange import Assignment
 from optimizer.solver.greedy import NO_ROOM, GreedySolver
 from optimizer.solver.market import Market
 from optimizer.solver.saturation import Stock, best_effort
@@ -35,7 +35,7 @@ class _Effort(NamedTuple):
 
 IN_SMALL, IN_LARGE = _Effort(plans=8, looks=100_000), _Effort(plans=1, looks=300)
 
-_Choices = dict[str, Choice]
+_Choices = dict[str, SolverChoice]
 
 
 class PriceSolver:
@@ -104,7 +104,7 @@ class PriceSolver:
 
 
 def _all_have_their_best(
-    contenders: Iterable[Contender], choices: Mapping[str, tuple[Choice, ...]]
+    contenders: Iterable[Contender], choices: Mapping[str, tuple[SolverChoice, ...]]
 ) -> bool:
     for contender in contenders:
         parts = choices.get(contender.server)
@@ -122,11 +122,12 @@ def _search(contenders: Sequence[Contender], cards: Mapping[str, int], start: _C
         return _search(list(compress(contenders, ~market.is_hopeless)), cards, start)
     effort = IN_SMALL if len(contenders) <= SMALL else IN_LARGE
     plans = [
-        Plan(contenders, cards, market.plan(prices)) for prices in market.best_prices(effort.plans)
+        Assignment(contenders, cards, market.plan(prices))
+        for prices in market.best_prices(effort.plans)
     ]
     if effort is IN_SMALL:
         taken = [_index(contender, start.get(contender.server)) for contender in contenders]
-        plans.append(Plan(contenders, cards, taken))
+        plans.append(Assignment(contenders, cards, taken))
     looks = effort.looks
     for plan in plans:
         looks = plan.improve(looks)
@@ -144,7 +145,7 @@ def _search(contenders: Sequence[Contender], cards: Mapping[str, int], start: _C
 
 def _without_the_rest(
     contenders: Sequence[Contender], cards: Mapping[str, int], left_out: Sequence[int]
-) -> Plan | None:
+) -> Assignment | None:
     """Returns a plan made for the priorities down to the highest that is left out, as if there were
     no others; None if there are none."""
     is_above = [bool(left_out) and c.priority <= left_out[0] for c in contenders]
@@ -156,10 +157,10 @@ def _without_the_rest(
         next(found) if above else len(contender.candidates)
         for contender, above in zip(contenders, is_above, strict=True)
     ]
-    return Plan(contenders, cards, taken)
+    return Assignment(contenders, cards, taken)
 
 
-def _index(contender: Contender, choice: Choice | None) -> int:
+def _index(contender: Contender, choice: SolverChoice | None) -> int:
     if choice is None:
         return len(contender.candidates)
     return contender.candidates.index(choice.candidate)

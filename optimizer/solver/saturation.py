@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
-from optimizer.solver import Candidate, Choice, Contender
+from optimizer.solver import Candidate, Contender, SolverChoice
 from optimizer.spec import SaturationPolicy
 
 
 class Stock:
     """Cards by type while a solver hands them out. Owned by one solve."""
 
-    def __init__(self, cards: Mapping[str, int], taken: Iterable[Choice] = ()) -> None:
+    def __init__(self, cards: Mapping[str, int], taken: Iterable[SolverChoice] = ()) -> None:
         """`cards`, less those of the choices that are `taken`."""
         self._cards = dict(cards)
         for choice in taken:
@@ -48,7 +48,7 @@ class Stock:
 
 def best_effort(
     policy: SaturationPolicy, leftovers: Iterable[Contender], stock: Stock
-) -> dict[str, Choice]:
+) -> dict[str, SolverChoice]:
     """Deals what `stock` has left to `leftovers`, in their order. Takes it from the stock."""
     match policy:
         case SaturationPolicy.NONE:
@@ -58,26 +58,26 @@ def best_effort(
         case SaturationPolicy.ROUND_ROBIN:
             return _deal_in_turns(leftovers, stock)
         case SaturationPolicy.PRIORITY_ROUND_ROBIN:
-            dealt: dict[str, Choice] = {}
+            dealt: dict[str, SolverChoice] = {}
             for _, group in groupby(leftovers, key=lambda contender: contender.priority):
                 dealt |= _deal_in_turns(group, stock)
             return dealt
 
 
-def _exhaust(leftovers: Iterable[Contender], stock: Stock) -> Iterator[tuple[str, Choice]]:
+def _exhaust(leftovers: Iterable[Contender], stock: Stock) -> Iterator[tuple[str, SolverChoice]]:
     for contender in leftovers:
         candidate = _first_with_room(contender, stock)
         if candidate is not None:
             replicas = stock.most_replicas(candidate)
             stock.take(candidate, replicas)
-            yield contender.server, Choice(candidate, replicas)
+            yield contender.server, SolverChoice(candidate, replicas)
 
 
-def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, Choice]:
+def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, SolverChoice]:
     """Deals one replica a turn. A server stays with the first candidate that had room on its first
     turn, as in the reference, and leaves when that has none left or is complete. Turns in which
     all get one are dealt at once, so that the work grows with servers and not with replicas."""
-    choices: dict[str, Choice] = {}
+    choices: dict[str, SolverChoice] = {}
     playing = list(leftovers)
     while playing:
         if turns := _whole_turns(playing, choices, stock):
@@ -93,13 +93,15 @@ def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, Ch
             if candidate is None or replicas == candidate.replicas or not stock.fits(candidate, 1):
                 continue
             stock.take(candidate, 1)
-            choices[contender.server] = Choice(candidate, replicas + 1)
+            choices[contender.server] = SolverChoice(candidate, replicas + 1)
             stay.append(contender)
         playing = stay
     return choices
 
 
-def _whole_turns(playing: Iterable[Contender], choices: Mapping[str, Choice], stock: Stock) -> int:
+def _whole_turns(
+    playing: Iterable[Contender], choices: Mapping[str, SolverChoice], stock: Stock
+) -> int:
     """Returns how many turns there are, from the second on, in which all get a replica."""
     asked: Counter[str] = Counter()
     turns = []

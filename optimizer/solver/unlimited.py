@@ -1,6 +1,6 @@
 """Without bounds on cards every server takes its best candidate. Pure: any thread."""
 
-from optimizer.solver import Choice, Problem, Solution
+from optimizer.solver import Problem, Solution, SolverChoice
 
 
 class UnlimitedSolver:
@@ -8,7 +8,9 @@ class UnlimitedSolver:
 
     def solve(self, problem: Problem) -> Solution:
         choices = {
-            contender.server: (Choice(contender.candidates[0], contender.candidates[0].replicas),)
+            contender.server: (
+                SolverChoice(contender.candidates[0], contender.candidates[0].replicas),
+            )
             for contender in problem.contenders
         }
         return Solution(choices, solver="unlimited")

@@ -20,7 +20,7 @@ from proxy.audit import Outcome
 from proxy.clients.crowd import Crowd, Wait
 from proxy.clients.exchange import Exchange
 from proxy.clients.inbound import RequestBody
-from proxy.clients.request_head import Part, RequestHead, RequestReader
+from proxy.clients.request_head import RequestHead, RequestPart, RequestReader
 from proxy.errors import ClientStalled, Draining, Overloaded, ProxyError
 
 MAX_PIPELINED_BYTES = 64 * 1024
@@ -279,7 +279,7 @@ class ClientConnection(asyncio.Protocol):
             if not is_begun:
                 self._await_head(Wait.REQUEST)
             return
-        if reader.part is Part.NONE:
+        if reader.part is RequestPart.NONE:
             self._will_close = self._will_close or reader.has_overrun
             self._reader = None
             self._pipelined = rest
@@ -318,7 +318,7 @@ class ClientConnection(asyncio.Protocol):
             self.deadline_s = self._since_s + self._patience.body_s + earned_s
 
     def _wait_for_ever(self) -> None:
-        """But for a reader that takes nothing."""
+        """Remove the deadline, unless the client has stopped reading."""
         if not self.is_congested:
             self.deadline_s = math.inf
 

@@ -67,7 +67,7 @@ class RequestHead:
         return "expect" in self.fields and not self.is_http_1_0
 
 
-class Part(Enum):
+class RequestPart(Enum):
     """The part of a request that the next byte belongs to."""
 
     HEAD = "head"
@@ -102,7 +102,7 @@ class RequestReader:
     def __init__(
         self, on_head: Callable[[RequestHead], None], on_body: Callable[[bytes], None]
     ) -> None:
-        self.part = Part.HEAD
+        self.part = RequestPart.HEAD
         self.has_overrun = False  # something came behind a chunked body that is lost with it
         self.num_missing_bytes = 0  # of a body of a known length
         self._on_head, self._on_body = on_head, on_body
@@ -129,24 +129,24 @@ class RequestReader:
         except HttpParserError as error:
             if isinstance(error.__context__, ProxyError):
                 raise error.__context__ from None
-            if self.part is Part.NONE:  # what came behind a chunked body is no request
+            if self.part is RequestPart.NONE:  # what came behind a chunked body is no request
                 self.has_overrun = True
                 return b""
             raise BadRequest("The request is malformed.", reason=repr(error)) from error
 
     def _feed(self, data: bytes) -> bytes:
-        while data and self._parser is not None and self.part is Part.HEAD:
+        while data and self._parser is not None and self.part is RequestPart.HEAD:
             data = self._feed_head(self._parser, data)
-        if self.part is Part.CHUNKED_BODY and self._parser is not None:
+        if self.part is RequestPart.CHUNKED_BODY and self._parser is not None:
             return self._feed_chunked_body(self._parser, data)
-        if self.part is not Part.HEAD:
+        if self.part is not RequestPart.HEAD:
             self._parser = None  # has done its work, and would keep us alive as we keep it
-        return self._feed_sized_body(data) if data and self.part is Part.SIZED_BODY else data
+        return self._feed_sized_body(data) if data and self.part is RequestPart.SIZED_BODY else data
 
     def _feed_chunked_body(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes:
         if data:
             self._feed_chunks(parser, data)
-        if self.part is Part.NONE:
+        if self.part is RequestPart.NONE:
             self._parser = None
         return b""
 
@@ -166,10 +166,10 @@ class RequestReader:
 
     def _expect_chunks(self) -> None:
         """With another parser: the first takes what follows for the other protocol's."""
-        self.part = Part.NONE  # nothing that it says of this head counts
+        self.part = RequestPart.NONE  # nothing that it says of this head counts
         self._parser = httptools.HttpRequestParser(self)
         self._parser.feed_data(HEAD_OF_CHUNKS)
-        self.part, self.has_overrun = Part.CHUNKED_BODY, False
+        self.part, self.has_overrun = RequestPart.CHUNKED_BODY, False
 
     def _end_of_head(self, data: bytes) -> int:
         seam = self._last_bytes + data[:3]
@@ -187,7 +187,7 @@ class RequestReader:
         self._on_body(data[:missing] if missing < len(data) else data)
         self.num_missing_bytes = max(0, missing - len(data))
         if not self.num_missing_bytes:
-            self.part = Part.NONE
+            self.part = RequestPart.NONE
         return data[missing:]
 
     def _feed_chunks(self, parser: httptools.HttpRequestParser, data: bytes) -> None:
@@ -200,7 +200,7 @@ class RequestReader:
             if pieces:
                 self._num_framing_bytes = 0
                 self._on_body(b"".join(pieces))
-        if self._num_framing_bytes > MAX_HEAD_BYTES and self.part is Part.CHUNKED_BODY:
+        if self._num_framing_bytes > MAX_HEAD_BYTES and self.part is RequestPart.CHUNKED_BODY:
             raise HeadTooLarge(f"Trailers or a chunk's extensions exceed {MAX_HEAD_BYTES} bytes.")
 
     # httptools calls these.
@@ -209,10 +209,10 @@ class RequestReader:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.part is Part.NONE:
+        if self.part is RequestPart.NONE:
             return
         key = name.decode("latin-1").lower()
-        if self.part is not Part.HEAD:
+        if self.part is not RequestPart.HEAD:
             if key in NO_TRAILERS:
                 raise BadRequest(f"A trailer may not be called '{key}'; send it with the head.")
             return
@@ -229,7 +229,7 @@ class RequestReader:
         self._fields[key] = text
 
     def on_headers_complete(self) -> None:
-        if self.part is not Part.HEAD:
+        if self.part is not RequestPart.HEAD:
             return
         assert self._parser is not None
         version = self._parser.get_http_version()
@@ -253,19 +253,19 @@ class RequestReader:
             raise ExpectationFailed(head.get("expect", "")[:64])
         self._is_chunked = head.is_chunked
         if head.is_chunked:
-            self.part = Part.CHUNKED_BODY
+            self.part = RequestPart.CHUNKED_BODY
         else:
             self.num_missing_bytes = head.content_length or 0
-            self.part = Part.SIZED_BODY if self.num_missing_bytes else Part.NONE
+            self.part = RequestPart.SIZED_BODY if self.num_missing_bytes else RequestPart.NONE
         self._on_head(head)
 
     def on_body(self, piece: bytes) -> None:
-        if self.part is Part.CHUNKED_BODY:
+        if self.part is RequestPart.CHUNKED_BODY:
             self._pieces.append(piece)
 
     def on_message_begin(self) -> None:
-        self.has_overrun = self.part is Part.NONE
+        self.has_overrun = self.part is RequestPart.NONE
 
     def on_message_complete(self) -> None:
-        if self.part is Part.CHUNKED_BODY:
-            self.part = Part.NONE
+        if self.part is RequestPart.CHUNKED_BODY:
+            self.part = RequestPart.NONE

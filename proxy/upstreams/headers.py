@@ -22,10 +22,9 @@ HOP_BY_HOP = frozenset(
         "upgrade",
     }
 )
-# What a client may not claim: who it is, where it comes from. Expect: the
-# connection has answered it. Accept-Encoding: what an answer used is read as it passes.
-# What browsers say of their pages has been judged here; cookies are ours, or of other services
-# on this host.
+# The proxy sets identity and origin; a client may not. `Expect` was answered here. The proxy reads
+# answers as they pass, so they may not be encoded. It has judged what browsers say of their pages.
+# Cookies are its own, or belong to other services on this host.
 NEVER_FORWARDED = HOP_BY_HOP | {
     "accept-encoding",
     "access-control-request-headers",

@@ -37,7 +37,7 @@ class Job:
         return SamplingParams(self.temperature, seed=self.number, num_logprobs=num_logprobs)
 
 
-class Answer(NamedTuple):
+class TrainingAnswer(NamedTuple):
     job: Job
     hidden: Tensor  # [positions, hidden size] float16
     drawn_ids: list[int]
@@ -76,15 +76,17 @@ class _Row:
         if drawn.logprobs is not None:
             self.likeliest.append(drawn.logprobs.top[0])
 
-    def answer(self) -> Answer:
+    def answer(self) -> TrainingAnswer:
         likeliest_ids = [token for token, _ in self.likeliest] or self.drawn_ids
         logprobs = [logprob for _, logprob in self.likeliest]
-        return Answer(self.job, torch.stack(self.hidden), self.drawn_ids, likeliest_ids, logprobs)
+        return TrainingAnswer(
+            self.job, torch.stack(self.hidden), self.drawn_ids, likeliest_ids, logprobs
+        )
 
 
 def answers_to(
     jobs: Iterable[Job], runner: ModelRunner, max_tokens: int, stop_ids: Collection[int]
-) -> Iterator[Answer]:
+) -> Iterator[TrainingAnswer]:
     """Answers in the order in which they end, every user row busy; stop tokens are positions too.
 
     Every prompt and `max_tokens` fit into a row.
@@ -120,9 +122,9 @@ class Shards:
         """Returns the jobs that are answered."""
         return {n for file in self._files() for n in load_file(file)["numbers"].tolist()}
 
-    def save(self, answers: Iterable[Answer]) -> Generator[Answer, None, None]:
+    def save(self, answers: Iterable[TrainingAnswer]) -> Generator[TrainingAnswer, None, None]:
         """Pass answers on, and write as many as a shard takes at a time."""
-        pending: list[Answer] = []
+        pending: list[TrainingAnswer] = []
         try:
             for answer in answers:
                 pending.append(answer)
@@ -156,7 +158,7 @@ class Shards:
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("*.safetensors"))
 
-    def _write(self, answers: Sequence[Answer]) -> None:
+    def _write(self, answers: Sequence[TrainingAnswer]) -> None:
         tensors = {
             "hidden": torch.cat([answer.hidden for answer in answers]),
             "drawn_ids": _ids(answer.drawn_ids for answer in answers),

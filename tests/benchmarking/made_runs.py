@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 from benchmarking.records import (
     Environment,
-    Load,
     RequestError,
     RequestRecord,
     RowRecord,
     Run,
     ServerUsage,
+    Workload,
 )
 
 ENVIRONMENT = Environment("a machine", {"hearth": "1"}, ("sweep",), "openai http://x", "server")
@@ -62,7 +62,9 @@ def made_record(
 
 
 def made_run(
-    rows: Sequence[Sequence[RequestRecord]], loads: Sequence[Load] | None = None, name: str = "made"
+    rows: Sequence[Sequence[RequestRecord]],
+    loads: Sequence[Workload] | None = None,
+    name: str = "made",
 ) -> Run:
     """Each list of records as one row of its own, lasting from its first due time to its end."""
     placed = [
@@ -70,7 +72,7 @@ def made_run(
         for row, records in enumerate(rows)
         for index, record in enumerate(records)
     ]
-    loads = loads or [Load(records[0].model, 100, 11, len(records), 1) for records in rows]
+    loads = loads or [Workload(records[0].model, 100, 11, len(records), 1) for records in rows]
     row_records = [
         RowRecord(
             load,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from benchmarking.analysis.curve import load_point, load_points
 from benchmarking.analysis.fit import Fit, fit_run
 from benchmarking.analysis.search import Shape
-from benchmarking.records import Load, Run
+from benchmarking.records import Run, Workload
 from optimizer.questions.prediction import analyze
 from optimizer.questions.queries import AnalyzeQuery
 from optimizer.system import System
@@ -26,12 +26,12 @@ SWEEP_S, SWEEP_SHARES = 10.0, (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 CONCURRENCIES = (1, 2, 4, 8, 16, 24, 32)
 
 
-def simulated(loads: Sequence[Load], seed: int, server: SimulatedServer = SERVER) -> Run:
+def simulated(loads: Sequence[Workload], seed: int, server: SimulatedServer = SERVER) -> Run:
     rows = [server.measure(load, seed + i)[1] for i, load in enumerate(loads)]
     return made_run(rows, loads)
 
 
-def saturated(shape: Shape, server: SimulatedServer) -> tuple[Load, float]:
+def saturated(shape: Shape, server: SimulatedServer) -> tuple[Workload, float]:
     """The closed loop of more users than rows, and the requests per second that they get."""
     load = shape.at_concurrency(2 * server.rows, 8)
     (point,) = load_points(simulated([load], 1, server))

@@ -12,7 +12,7 @@ from itertools import takewhile
 from random import Random
 
 from benchmarking.load.schedule import due_times_s, lengths
-from benchmarking.records import Load, RequestRecord, RowRecord, ServerUsage
+from benchmarking.records import RequestRecord, RowRecord, ServerUsage, Workload
 from tests.benchmarking.made_runs import made_record
 
 CHUNK_TOKENS, MIN_CHUNK_TOKENS = 256, 8
@@ -30,7 +30,7 @@ class SimulatedServer:
     handling_s: float = 0.0  # and for each other that comes at the same time
     budget_tokens: int | None = None  # of a step, those of rows that decode included
 
-    def measure(self, load: Load, seed: int) -> tuple[RowRecord, list[RequestRecord]]:
+    def measure(self, load: Workload, seed: int) -> tuple[RowRecord, list[RequestRecord]]:
         arrivals = _Arrivals(load, Random(seed), self.handling_s)
         queue: deque[_Request] = deque()
         serving: list[_Request] = []
@@ -91,7 +91,7 @@ def _sent_s(request: _Request) -> float:
 class _Arrivals:
     """When requests come: on schedule, or whenever one ends."""
 
-    def __init__(self, load: Load, rng: Random, handling_s: float) -> None:
+    def __init__(self, load: Workload, rng: Random, handling_s: float) -> None:
         self._handling_s = handling_s
         self._left = load.num_requests
         self._input_tokens = load.input_tokens
@@ -126,7 +126,7 @@ class _Arrivals:
             self._due_s.append(now_s)
 
 
-def _record(request: _Request, load: Load, index: int) -> RequestRecord:
+def _record(request: _Request, load: Workload, index: int) -> RequestRecord:
     batch = round(sum(request.batches) / len(request.batches))
     return replace(
         made_record(model=load.model, due_s=request.sent_s),

@@ -13,12 +13,12 @@ from benchmarking.records import (
     RUN_FILE,
     ClientOverhead,
     Environment,
-    Load,
     RequestError,
     RequestRecord,
     RowRecord,
     Run,
     ServerUsage,
+    Workload,
     append_records,
     read_run,
     write_run,
@@ -28,7 +28,7 @@ ENVIRONMENT = Environment("a machine", {"hearth": "1"}, ("run", "c.yaml"), "open
 
 
 def example_run() -> Run:
-    load = Load("m", 100, 20, 3, qps=2.5, qps_distribution="exponential")
+    load = Workload("m", 100, 20, 3, qps=2.5, qps_distribution="exponential")
     row = RowRecord(load, "stem", 1.0, 9.5, 1.7e9, ClientOverhead(0.01, 1e-5, 1e-4, 0.1))
     usage = ServerUsage(prompt_tokens=110, ttft_s=0.1, batch_size_used=4, switching_time_s=0.0)
     done = RequestRecord(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from cluster.controller.counters import Counters, parse_counters
-from cluster.controller.demand import Demand, Load
+from cluster.controller.demand import Demand, OfferedLoad
 from cluster.controller.loads import Traffic, between, traffic_of, with_door
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, State
@@ -135,7 +135,7 @@ def test_what_waits_at_the_door_is_dealt_by_what_came_through() -> None:
 
 def test_what_waits_is_wanted_besides_what_comes_though_no_more_comes() -> None:
     """As where a queue is full: arrivals are then what is answered."""
-    demand = Demand(Load(60, 10, 10), scale_down_s=600)
+    demand = Demand(OfferedLoad(60, 10, 10), scale_down_s=600)
     for at_s in (60.0, 120.0):
         demand.see(Traffic(60.0, arrived=100, ended=100, waiting=40), at_s)
     assert demand.load.per_minute == 140

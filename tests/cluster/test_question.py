@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cluster.controller.demand import Load
+from cluster.controller.demand import OfferedLoad
 from cluster.controller.question import Standing, question
 from tests.cluster.fleet import system, system_json
 
@@ -26,5 +26,5 @@ def test_flags_that_a_document_does_not_name_are_ours(
 ) -> None:
     document = system_json()
     document["system"]["optimizerData"]["optimizer"] = named
-    body = question(system(document), Standing({}, {"s": Load(60, 10, 10)}, {}))
+    body = question(system(document), Standing({}, {"s": OfferedLoad(60, 10, 10)}, {}))
     assert body["optimizerData"]["optimizer"] == asked

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from optimizer.candidates.replicas import SizingCache
 from optimizer.optimize import SolveOptions, choose_solver, optimize
 from optimizer.solver import Candidate, Contender, Problem, Scarcity, Solution
-from optimizer.solver.exchange import Plan
+from optimizer.solver.exchange import Assignment
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.market import Market
 from optimizer.solver.milp import MilpOptions, MilpSolver
@@ -184,7 +184,7 @@ def test_exchanges_stop_when_their_looks_are_spent() -> None:
     rigid = contender("rigid", candidate("A", 4, 10.0))
     pliant = contender("pliant", candidate("A", 3, 5.0), candidate("B", 3, 50.0))
     for looks, left_out in ((0, [1]), (1, [])):
-        plan = Plan((rigid, pliant), {"A": 4, "B": 3}, [1, 0])
+        plan = Assignment((rigid, pliant), {"A": 4, "B": 3}, [1, 0])
         assert plan.improve(looks) == 0
         assert plan.left_out == left_out
 

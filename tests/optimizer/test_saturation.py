@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.solver import Candidate, Choice, Contender
+from optimizer.solver import Candidate, Contender, SolverChoice
 from optimizer.solver.saturation import Stock, best_effort
 from optimizer.spec import SaturationPolicy
 
@@ -56,4 +56,4 @@ def test_billions_of_replicas_are_dealt_without_billions_of_turns() -> None:
     leftovers = [Contender(f"s{at}", 1, (candidate("A", 10**9, 1),), 1.0) for at in range(3)]
     dealt = best_effort(SaturationPolicy.ROUND_ROBIN, leftovers, Stock({"A": 2**31}))
     assert [choice.replicas for choice in dealt.values()] == [715827883, 715827883, 715827882]
-    assert all(isinstance(choice, Choice) for choice in dealt.values())
+    assert all(isinstance(choice, SolverChoice) for choice in dealt.values())

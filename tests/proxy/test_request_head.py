@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.clients.request_head import MAX_FIELDS, MAX_HEAD_BYTES, Part, RequestHead, RequestReader
+from proxy.clients.request_head import (
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+    RequestHead,
+    RequestPart,
+    RequestReader,
+)
 from proxy.errors import BadRequest, HeadTooLarge, ProxyError
 
 CHUNKED = b"Host: p\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -48,7 +54,7 @@ class Reading:
 
     def feed(self, *pieces: bytes) -> "Reading":
         for piece in pieces:
-            self.rest += piece if self.reader.part is Part.NONE else self.reader.feed(piece)
+            self.rest += piece if self.reader.part is RequestPart.NONE else self.reader.feed(piece)
         return self
 
     @property
@@ -70,7 +76,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 @given(places=st.lists(st.integers(0, 10_000), max_size=40))
 def test_any_pieces_make_the_same_request(data: bytes, places: list[int]) -> None:
     whole, cut_up = read(data), Reading().feed(*cut(data, places))
-    assert whole.reader.part is cut_up.reader.part is Part.NONE
+    assert whole.reader.part is cut_up.reader.part is RequestPart.NONE
     assert (cut_up.head, cut_up.body) == (whole.head, whole.body)
     assert not whole.reader.has_overrun
     assert whole.body in (b"", b"hello")
@@ -93,7 +99,7 @@ def test_what_follows_is_the_next_requests(name: str, places: list[int]) -> None
 @pytest.mark.parametrize("name", ["chunked", "upgrade, chunked"])
 def test_what_is_lost_behind_chunks_is_known_to_be(name: str, follows: bytes) -> None:
     reading = read(REQUESTS[name] + follows)
-    assert (reading.reader.part, reading.body, reading.rest) == (Part.NONE, b"hello", b"")
+    assert (reading.reader.part, reading.body, reading.rest) == (RequestPart.NONE, b"hello", b"")
     assert len(reading.heads) == 1
     assert reading.reader.has_overrun
 
@@ -161,7 +167,7 @@ def test_largest_head_passes() -> None:
     assert len(data) == MAX_HEAD_BYTES
     assert len(Reading().feed(data[:1000], data[1000:]).head.fields["x"]) > 65_000
     many = b"GET / HTTP/1.1\r\nHost: p\r\n" + b"X: 1\r\n" * (MAX_FIELDS - 1) + b"\r\n"
-    assert read(many).reader.part is Part.NONE
+    assert read(many).reader.part is RequestPart.NONE
 
 
 def test_tiny_chunks_are_handed_over_together() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from lab.models.random_model import Shape as ModelShape
 from lab.models.random_model import make_random_model
-from scripts.medusa.answers import IGNORED, Answer, Job, Positions, Shards, answers_to
+from scripts.medusa.answers import IGNORED, Job, Positions, Shards, TrainingAnswer, answers_to
 from scripts.medusa.base import Base, output_matrix, tokenizer_sha256
 from scripts.medusa.cli import main
 from scripts.medusa.collecting import Collecting, collect
@@ -310,7 +310,7 @@ def test_random_weights_get_no_heads(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_a_model_is_asked_how_much_it_prefers() -> None:
     answers = [
-        Answer(Job(0, (1,), 1.0), torch.zeros(2, 4), [5, 6], [5, 7], [logprob, logprob])
+        TrainingAnswer(Job(0, (1,), 1.0), torch.zeros(2, 4), [5, 6], [5, 7], [logprob, logprob])
         for logprob in (-0.1, -1.9)
     ]
     require_preferences(answers, vocab_size=1000)

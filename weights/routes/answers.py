@@ -24,11 +24,11 @@ NOT_FOUND = "/weights_update_delete/: FAILURE, key session_{} not found"
 LOGGED = "weights_log: SUCCESS"
 
 
-class Answer(BaseModel):
+class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Said(Answer):
+class Said(WireModel):
     """The reference's shape of an answer."""
 
     status_code: int
@@ -59,7 +59,7 @@ class ToldAnswer(Said):
         )
 
 
-class ProposalAnswer(Answer):
+class ProposalAnswer(WireModel):
     weights: Shares
     model: str
     predicted_metric: float | None = None
@@ -82,7 +82,7 @@ class GeneratedAnswer(Said, ProposalAnswer):
         )
 
 
-class ObservationAnswer(Answer):
+class ObservationAnswer(WireModel):
     weights: Shares
     performance_metric: float
 
@@ -91,7 +91,7 @@ class ObservationAnswer(Answer):
         return cls(weights=observation.shares, performance_metric=observation.metric)
 
 
-class SessionAnswer(Answer):
+class SessionAnswer(WireModel):
     session_id: str
     number_of_nodes: int
     direction: Direction
@@ -109,7 +109,7 @@ class SessionAnswer(Answer):
         )
 
 
-class SessionsAnswer(Answer):
+class SessionsAnswer(WireModel):
     sessions: list[SessionAnswer]
     offset: int
     limit: int
@@ -126,7 +126,7 @@ class NoiseAwareAnswer(ObservationAnswer):
         return cls(weights=best.shares, performance_metric=best.metric, interval_90=(low, high))
 
 
-class ConvergenceAnswer(Answer):
+class ConvergenceAnswer(WireModel):
     converged: bool
     reason: str
 
@@ -172,7 +172,7 @@ LayerRange = Annotated[
 ]
 
 
-class PartitionAnswer(Answer):
+class PartitionAnswer(WireModel):
     weights: Shares
     num_layers: int
     layers_per_node: Layers
@@ -190,20 +190,20 @@ class PartitionAnswer(Answer):
         )
 
 
-class FaultAnswer(Answer):
+class FaultAnswer(WireModel):
     loc: tuple[int | str, ...]
     msg: str
     type: str
 
 
-class ErrorDetail(Answer):
+class ErrorDetail(WireModel):
     message: str
     type: str
     param: str | None
     code: str
 
 
-class Problem(Answer):
+class Problem(WireModel):
     """Every error of the weights service; `detail` comes with status 422."""
 
     status_code: int

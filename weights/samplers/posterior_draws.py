@@ -7,9 +7,10 @@ draw already (randomize-then-optimize: Bardsley et al., SIAM Journal on Scientif
 been its slowest, and hardens it step by step: otherwise the first guess of the slowest stage is
 never taken back. Metropolis steps within Gibbs, one node at a time, do the rest.
 
-Per node two numbers: `tight`, the log time of its stage at its reference share, where a trial
-bounds it most tightly, and `part`, the part of that time that is latency. At g times the reference
-share its stage takes exp(tight) (part + (1 - part) g).
+Two numbers describe a node: `log_stage_time`, the log time of its stage at its reference share,
+where a trial bounds it most tightly, and `latency_share`, the part of that time that is latency. At
+g times the reference share its stage takes exp(log_stage_time) (latency_share + (1 - latency_share)
+g).
 """
 
 from dataclasses import dataclass
@@ -36,33 +37,36 @@ class Chains:
     trial_costs: FloatArray  # [trials]
     growth: FloatArray  # [n, trials], shares over reference shares
     reference: FloatArray  # [n]
-    tight: FloatArray  # [chains, n]
-    part: FloatArray  # [chains, n]
+    log_stage_time: FloatArray  # [chains, n]
+    latency_share: FloatArray  # [chains, n]
     noise: FloatArray  # [chains]
 
     @property
     def log_slopes(self) -> FloatArray:
-        return _log_slopes(self.tight, self.part, self.reference)
+        return _log_slopes(self.log_stage_time, self.latency_share, self.reference)
 
     @property
     def log_latencies(self) -> FloatArray:
-        log_latencies: FloatArray = self.tight + np.log(self.part)
+        log_latencies: FloatArray = self.log_stage_time + np.log(self.latency_share)
         return log_latencies
 
     def sweep(self, rng: np.random.Generator) -> None:
         """Updates every node once, then the noise."""
-        chains, n = self.tight.shape
-        stages = np.moveaxis(_stages(self.tight, self.part, self.growth), 1, 0)
+        chains, n = self.log_stage_time.shape
+        stages = np.moveaxis(_stages(self.log_stage_time, self.latency_share, self.growth), 1, 0)
         later = np.full((n + 1, *stages.shape[1:]), -np.inf)  # slowest of the nodes from here on
         later[:-1] = np.maximum.accumulate(stages[::-1])[::-1]
-        new_tight, new_part = self._moved((stages >= later[0]).sum(axis=2).T, rng)
-        new_stages = np.moveaxis(_stages(new_tight, new_part, self.growth), 1, 0)
+        new_log_time, new_share = self._moved((stages >= later[0]).sum(axis=2).T, rng)
+        new_stages = np.moveaxis(_stages(new_log_time, new_share, self.growth), 1, 0)
 
         pull = SLOPE_DEVIATION / np.sqrt(n)
         center = self.log_slopes.mean(axis=1) + pull * rng.normal(size=chains)
         old, new = (
-            (_log_slopes(tight, part, self.reference) - center[:, None]) ** 2
-            for tight, part in ((self.tight, self.part), (new_tight, new_part))
+            (_log_slopes(log_stage_time, latency_share, self.reference) - center[:, None]) ** 2
+            for log_stage_time, latency_share in (
+                (self.log_stage_time, self.latency_share),
+                (new_log_time, new_share),
+            )
         )
         threshold = np.log(rng.random((chains, n))) + (new - old) / (2.0 * SLOPE_DEVIATION**2)
         is_taken = np.zeros((chains, n), dtype=bool)
@@ -75,8 +79,8 @@ class Chains:
             squares = np.where(taken, new_squares, squares)
             passed = np.maximum(passed, np.where(taken[:, None], new_stages[node], stages[node]))
             is_taken[:, node] = taken
-        self.tight = np.where(is_taken, new_tight, self.tight)
-        self.part = np.where(is_taken, new_part, self.part)
+        self.log_stage_time = np.where(is_taken, new_log_time, self.log_stage_time)
+        self.latency_share = np.where(is_taken, new_share, self.latency_share)
 
         shape = 0.5 * (NOISE_TRIALS + len(self.trial_costs))
         scale = 0.5 * (NOISE_TRIALS * NOISE**2 + squares)
@@ -85,18 +89,18 @@ class Chains:
     def _moved(
         self, num_shown: IntArray, rng: np.random.Generator
     ) -> tuple[FloatArray, FloatArray]:
-        """Returns one proposal per chain and node: (tight, part).
+        """Returns one proposal per chain and node: (log_stage_time, latency_share).
 
         Half of them move the stage's time a little (by what as many trials as show this node can
-        tell), a quarter by far, and a quarter draw the latency's part anew from its prior.
+        tell), a quarter by far, and a quarter draw the latency's share anew from its prior.
         """
-        shape = self.tight.shape
+        shape = self.log_stage_time.shape
         kind = rng.integers(4, size=shape)
         little = 1.5 * self.noise[:, None] / np.sqrt(1.0 + num_shown)
         little *= np.exp(rng.normal(size=shape))
         width = np.choose(kind, [little, little, SLOPE_DEVIATION, 0.0])
-        part = np.where(kind == 3, rng.beta(1.0, PART_SHAPE, shape), self.part)
-        return self.tight + width * rng.normal(size=shape), part
+        latency_share = np.where(kind == 3, rng.beta(1.0, PART_SHAPE, shape), self.latency_share)
+        return self.log_stage_time + width * rng.normal(size=shape), latency_share
 
     def _squares(self, slowest: FloatArray) -> FloatArray:
         squares: FloatArray = ((self.trial_costs - slowest) ** 2).sum(axis=1)
@@ -111,13 +115,17 @@ def start(trials: Trials, rng: np.random.Generator) -> Chains:
     tightest, nodes = bounds.argmin(axis=0), np.arange(bounds.shape[1])
     is_used = np.isfinite(bounds[tightest, nodes])
     reference = np.where(is_used, trials.shares[tightest, nodes], 1.0 / len(nodes))
-    tight = np.where(is_used, trials.costs[tightest], np.median(trials.costs))
+    log_stage_time = np.where(is_used, trials.costs[tightest], np.median(trials.costs))
     shape = (CHAINS, len(nodes))
     climb = _Climb.perturbed(trials, reference, shape, rng)
-    part = np.clip(rng.beta(1.0, PART_SHAPE, shape), 1e-3, 0.9)
-    tight, odds = climb.to_the_top(tight - 0.3 * rng.random(shape), scipy.special.logit(part))
+    latency_share = np.clip(rng.beta(1.0, PART_SHAPE, shape), 1e-3, 0.9)
+    log_stage_time, odds = climb.to_the_top(
+        log_stage_time - 0.3 * rng.random(shape), scipy.special.logit(latency_share)
+    )
     noise = np.full(CHAINS, START_NOISE)
-    return Chains(trials.costs, climb.growth, reference, tight, scipy.special.expit(odds), noise)
+    return Chains(
+        trials.costs, climb.growth, reference, log_stage_time, scipy.special.expit(odds), noise
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +146,10 @@ class _Misses:
 
 @dataclass(frozen=True, slots=True)
 class _Climb:
-    """Levenberg-Marquardt for all chains at once, on (tight, odds = logit(part)).
+    """Levenberg-Marquardt for all chains at once, on (log_stage_time, odds = logit(latency_share)).
 
     The prior adds two residuals per node to those of the trials: of the log slope (whose
-    derivative by odds is -part) and of the odds.
+    derivative by odds is -latency_share) and of the odds.
     """
 
     data: FloatArray  # [chains, trials], perturbed
@@ -166,28 +174,32 @@ class _Climb:
             reference,
         )
 
-    def to_the_top(self, tight: FloatArray, odds: FloatArray) -> tuple[FloatArray, FloatArray]:
-        damping = np.ones(len(tight))
+    def to_the_top(
+        self, log_stage_time: FloatArray, odds: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        damping = np.ones(len(log_stage_time))
         for softness in SOFTNESS:
-            center = _log_slopes(tight, scipy.special.expit(odds), self.reference).mean(axis=1)
-            misses = self._misses(tight, odds, center, softness)
-            step_tight, step_odds = self._step(misses, scipy.special.expit(odds), damping)
-            new_tight, new_odds = tight + step_tight, odds + step_odds
-            is_better = self._misses(new_tight, new_odds, center, softness).loss < misses.loss
+            center = _log_slopes(log_stage_time, scipy.special.expit(odds), self.reference).mean(
+                axis=1
+            )
+            misses = self._misses(log_stage_time, odds, center, softness)
+            step_log_time, step_odds = self._step(misses, scipy.special.expit(odds), damping)
+            new_log_time, new_odds = log_stage_time + step_log_time, odds + step_odds
+            is_better = self._misses(new_log_time, new_odds, center, softness).loss < misses.loss
             damping = np.where(is_better, damping / 3.0, damping * 4.0)
-            tight = np.where(is_better[:, None], new_tight, tight)
+            log_stage_time = np.where(is_better[:, None], new_log_time, log_stage_time)
             odds = np.where(is_better[:, None], new_odds, odds)
-        return tight, odds
+        return log_stage_time, odds
 
     def _misses(
-        self, tight: FloatArray, odds: FloatArray, center: FloatArray, softness: float
+        self, log_stage_time: FloatArray, odds: FloatArray, center: FloatArray, softness: float
     ) -> _Misses:
-        part = scipy.special.expit(odds)
-        stages = _stages(tight, part, self.growth)
+        latency_share = scipy.special.expit(odds)
+        stages = _stages(log_stage_time, latency_share, self.growth)
         slowest = stages.max(axis=1)
         blame = np.exp((stages - slowest[:, None, :]) / softness)
         total = blame.sum(axis=1)
-        slopes = _log_slopes(tight, part, self.reference) - center[:, None]
+        slopes = _log_slopes(log_stage_time, latency_share, self.reference) - center[:, None]
         return _Misses(
             (self.data - slowest - softness * np.log(total)) / START_NOISE,
             (self.slope_means - slopes) / SLOPE_DEVIATION,
@@ -196,10 +208,10 @@ class _Climb:
         )
 
     def _step(
-        self, misses: _Misses, part: FloatArray, damping: FloatArray
+        self, misses: _Misses, latency_share: FloatArray, damping: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        n = part.shape[1]
-        its_part = part[:, :, None]
+        n = latency_share.shape[1]
+        its_part = latency_share[:, :, None]
         by_odds = its_part * (1.0 - its_part) * (1.0 - self.growth)
         by_odds /= its_part + (1.0 - its_part) * self.growth
         blame = misses.blame / START_NOISE
@@ -209,24 +221,32 @@ class _Climb:
 
         nodes, precision = np.arange(n), SLOPE_DEVIATION**-2
         gram[:, nodes, nodes] += precision
-        gram[:, nodes, n + nodes] -= precision * part
-        gram[:, n + nodes, nodes] -= precision * part
-        gram[:, n + nodes, n + nodes] += precision * part**2 + ODDS_DEVIATION**-2
+        gram[:, nodes, n + nodes] -= precision * latency_share
+        gram[:, n + nodes, nodes] -= precision * latency_share
+        gram[:, n + nodes, n + nodes] += precision * latency_share**2 + ODDS_DEVIATION**-2
         right[:, :n] += misses.of_slopes / SLOPE_DEVIATION
-        right[:, n:] += misses.of_odds / ODDS_DEVIATION - part * misses.of_slopes / SLOPE_DEVIATION
+        right[:, n:] += (
+            misses.of_odds / ODDS_DEVIATION - latency_share * misses.of_slopes / SLOPE_DEVIATION
+        )
         diagonal = np.arange(2 * n)
         gram[:, diagonal, diagonal] *= 1.0 + damping[:, None]
         step = np.clip(np.linalg.solve(gram, right[..., None])[..., 0], -1.0, 1.0)
         return step[:, :n], step[:, n:]
 
 
-def _stages(tight: FloatArray, part: FloatArray, growth: FloatArray) -> FloatArray:
+def _stages(
+    log_stage_time: FloatArray, latency_share: FloatArray, growth: FloatArray
+) -> FloatArray:
     """Returns log seconds [chains, n, trials] of every stage."""
-    part = part[:, :, None]
-    stages: FloatArray = tight[:, :, None] + np.log(part + (1.0 - part) * growth)
+    latency_share = latency_share[:, :, None]
+    stages: FloatArray = log_stage_time[:, :, None] + np.log(
+        latency_share + (1.0 - latency_share) * growth
+    )
     return stages
 
 
-def _log_slopes(tight: FloatArray, part: FloatArray, reference: FloatArray | float) -> FloatArray:
-    log_slopes: FloatArray = tight + np.log1p(-part) - np.log(reference)
+def _log_slopes(
+    log_stage_time: FloatArray, latency_share: FloatArray, reference: FloatArray | float
+) -> FloatArray:
+    log_slopes: FloatArray = log_stage_time + np.log1p(-latency_share) - np.log(reference)
     return log_slopes

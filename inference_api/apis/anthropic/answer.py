@@ -11,7 +11,7 @@ from common.errors import messages_error
 from inference_api.apis.chat import ChatAnswer
 from inference_api.apis.events import named_event
 from inference_api.errors import HearthError
-from inference_api.tools.parts import Part, PartDelta, PartEnd, PartEvent, PartStart, parts_of
+from inference_api.tools.parts import AnswerPart, PartDelta, PartEnd, PartEvent, PartStart, parts_of
 from inference_api.web.wire import WireDict
 
 Json = dict[str, Any]
@@ -140,13 +140,13 @@ def _events(event: PartEvent) -> Iterator[Json]:
             yield {"type": "content_block_stop", "index": part.index}
 
 
-def _begun(part: Part) -> Block:
+def _begun(part: AnswerPart) -> Block:
     if part.kind == "call":
         return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
     return _block(part)
 
 
-def _delta(part: Part, text: str) -> Json:
+def _delta(part: AnswerPart, text: str) -> Json:
     if part.kind == "text":
         return {"type": "text_delta", "text": text}
     if part.kind == "thought":
@@ -154,7 +154,7 @@ def _delta(part: Part, text: str) -> Json:
     return {"type": "input_json_delta", "partial_json": text}
 
 
-def _block(part: Part) -> Block:
+def _block(part: AnswerPart) -> Block:
     if part.kind == "text":
         return {"type": "text", "text": part.text}
     if part.kind == "thought":

@@ -25,7 +25,7 @@ from inference_api.web.sampling import SampledBody
 from inference_api.web.thinking import Effort, Thinking, effort_options
 from inference_api.web.tools import (
     MAX_TOOLS,
-    Choice,
+    ChosenTools,
     Description,
     FunctionName,
     ToolBody,
@@ -71,11 +71,11 @@ class ToolChoice(Body):
             raise fault("name", "comes with type tool; give both or neither")
         return self
 
-    def said(self) -> Choice:
+    def said(self) -> ChosenTools:
         if self.type in ("none", "auto"):
-            return Choice(self.type)
+            return ChosenTools(self.type)
         names = () if self.name is None else (self.name,)
-        return Choice("required", names, is_named=self.type == "tool")
+        return ChosenTools("required", names, is_named=self.type == "tool")
 
 
 class OutputFormat(Body):
@@ -162,8 +162,8 @@ class CountBody(ToolBody):
         return names
 
     @property
-    def choice(self) -> Choice:
-        return Choice() if self.tool_choice is None else self.tool_choice.said()
+    def choice(self) -> ChosenTools:
+        return ChosenTools() if self.tool_choice is None else self.tool_choice.said()
 
     @property
     def allows_several(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from inference_api.apis.chat import ChatAnswer
 from inference_api.apis.openai.bodies import ChatBody, GenerationBody, StreamOptions
 from inference_api.apis.openai.logprobs import Logprobs, LogprobsAnswer, first_of, prompt_logprobs
-from inference_api.apis.openai.shapes import CHAT, COMPLETION, Form
+from inference_api.apis.openai.shapes import CHAT, COMPLETION, AnswerForm
 from inference_api.apis.openai.wire import PromptTokensDetails, Usage
 from inference_api.bundle.router import Route
 from inference_api.core.record import GenerationRecord
@@ -65,7 +65,7 @@ class Choice:
         if self._logprobs is not None and (rest := self._take_scored()):
             yield None, self._shaped(rest)
 
-    def whole(self, form: Form) -> Json:
+    def whole(self, form: AnswerForm) -> Json:
         """Returns the choice in one piece, once its generation has ended."""
         events = [event for found in self._counted() for event in found]
         return {

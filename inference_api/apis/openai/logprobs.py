@@ -71,8 +71,8 @@ class TextOffsets:
         self._tokenizer = tokenizer
         self._kept = kept
         self._text = TextStream(tokenizer, kept)
-        self._num_chars = 0  # whose text is certain
-        self._held = b""  # of the tokens after that: the beginning of a character
+        self._num_chars = 0  # characters that later tokens cannot change
+        self._held = b""  # bytes of the tokens after them: the beginning of a character
 
     def push(self, token_id: int, own: bytes) -> int:
         """Returns the next token's offset; inside a character, where that character begins."""

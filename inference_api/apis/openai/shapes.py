@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AnswerForm:
     """The shape of one route's answers."""
 
     id_prefix: str
@@ -38,8 +38,8 @@ class Form:
         return {"delta": role | _delta(event)}
 
 
-COMPLETION = Form("cmpl-", "text_completion", "text_completion", is_chat=False)
-CHAT = Form("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
+COMPLETION = AnswerForm("cmpl-", "text_completion", "text_completion", is_chat=False)
+CHAT = AnswerForm("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
 
 
 def _message(answer: WholeAnswer) -> AssistantMessage:

@@ -11,7 +11,7 @@ from inference_api.web.fields import Body, fault
 from inference_api.web.json_object import shortened
 from inference_api.web.tools import (
     MAX_TOOLS,
-    Choice,
+    ChosenTools,
     Description,
     FunctionName,
     ToolBody,
@@ -73,8 +73,8 @@ class NamedTool(Body):
     type: Literal["function"]
     function: NamedFunction
 
-    def said(self) -> Choice:
-        return Choice("required", (self.function.name,), is_named=True)
+    def said(self) -> ChosenTools:
+        return ChosenTools("required", (self.function.name,), is_named=True)
 
 
 class AllowedTools(Body):
@@ -86,9 +86,9 @@ class AllowedToolsChoice(Body):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
-    def said(self) -> Choice:
+    def said(self) -> ChosenTools:
         names = tuple(tool.function.name for tool in self.allowed_tools.tools)
-        return Choice(self.allowed_tools.mode, names)
+        return ChosenTools(self.allowed_tools.mode, names)
 
 
 def _form_of_choice(choice: Any) -> str | None:
@@ -114,12 +114,12 @@ ToolChoice = Annotated[
 
 
 class SaysChoice(Protocol):
-    def said(self) -> Choice: ...
+    def said(self) -> ChosenTools: ...
 
 
-def choice_of(given: Mode | SaysChoice | None) -> Choice:
+def choice_of(given: Mode | SaysChoice | None) -> ChosenTools:
     """Returns what a `tool_choice` says, in whatever form."""
-    return Choice(given or "auto") if given is None or isinstance(given, str) else given.said()
+    return ChosenTools(given or "auto") if given is None or isinstance(given, str) else given.said()
 
 
 class ToolFields(ToolBody):
@@ -141,7 +141,7 @@ class ToolFields(ToolBody):
         return [tool.function.as_tool() for tool in self.tools or ()]
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> ChosenTools:
         return choice_of(self.tool_choice)
 
     @property

@@ -11,7 +11,7 @@ from inference_api.apis.events import named_event
 from inference_api.apis.responses.body import ResponsesBody
 from inference_api.apis.responses.tools import Called, object_of
 from inference_api.errors import HearthError
-from inference_api.tools.parts import Part, PartDelta, PartEnd, PartEvent, PartStart, parts_of
+from inference_api.tools.parts import AnswerPart, PartDelta, PartEnd, PartEvent, PartStart, parts_of
 from inference_api.web.wire import WireDict
 
 Json = dict[str, Any]
@@ -206,7 +206,7 @@ class ResponseWriter:
                 items.append(item)
                 yield {"type": "response.output_item.done", **place, "item": item}
 
-    def _ends(self, part: Part) -> Iterator[Json]:
+    def _ends(self, part: AnswerPart) -> Iterator[Json]:
         kind, called = self._kind(part), self._called(part)
         if part.kind != "call":
             yield self._told(part, f"{kind}.done", text=part.text, **_more(part))
@@ -219,28 +219,28 @@ class ResponseWriter:
         elif called.kind == "function":
             yield self._told(part, f"{kind}.done", arguments=part.text)
 
-    def _told(self, part: Part, kind: str, /, **more: Any) -> Json:
+    def _told(self, part: AnswerPart, kind: str, /, **more: Any) -> Json:
         """Returns an event of a part."""
         of_item = {"item_id": self._item_id(part), "output_index": part.index}
         of_part = of_item if part.kind == "call" else {**of_item, "content_index": 0}
         return {"type": f"response.{kind}", **of_part, **more}
 
-    def _kind(self, part: Part) -> str:
+    def _kind(self, part: AnswerPart) -> str:
         return _KINDS[self._called(part).kind if part.kind == "call" else part.kind]
 
-    def _streams(self, part: Part) -> bool:
+    def _streams(self, part: AnswerPart) -> bool:
         """Whether what the model writes is what is shown."""
         called = self._called(part)
         return called.kind == "function" or called.is_raw
 
-    def _called(self, part: Part) -> Called:
+    def _called(self, part: AnswerPart) -> Called:
         return self.called_tools.get(part.name) or Called(part.name)
 
-    def _item_id(self, part: Part) -> str:
+    def _item_id(self, part: AnswerPart) -> str:
         prefix = _PREFIXES[self._called(part).kind if part.kind == "call" else part.kind]
         return f"{prefix}{self.response_id.removeprefix('resp_')}-{part.index}"
 
-    def _item(self, part: Part, status: Status) -> Item:
+    def _item(self, part: AnswerPart, status: Status) -> Item:
         """A part that has just begun has no content yet."""
         item_id = self._item_id(part)
         has_content = status != "in_progress"
@@ -254,7 +254,7 @@ class ResponseWriter:
                     "content": [thought] if has_content else []}  # fmt: skip
         return self._call(part, item_id, status)
 
-    def _call(self, part: Part, item_id: str, status: Status) -> Item:
+    def _call(self, part: AnswerPart, item_id: str, status: Status) -> Item:
         called, call_id = self._called(part), part.call_id
         if called.kind == "shell":
             action = {"type": "exec", "command": [], "env": {}} | object_of(part.text)
@@ -278,7 +278,7 @@ class ResponseWriter:
 
     def _nothing(self, answer: ChatAnswer) -> Item:
         """What an answer without a token of text consists of."""
-        part = Part(0, "text")
+        part = AnswerPart(0, "text")
         return self._item(part, "incomplete" if answer.is_cut else "completed")
 
     def _ended(self, answer: ChatAnswer, items: list[Item]) -> ResponseAnswer:
@@ -356,12 +356,12 @@ def _output_text(text: str) -> OutputText:
     return {"type": "output_text", "text": text, "annotations": []}
 
 
-def _content(part: Part) -> OutputText | ReasoningText:
+def _content(part: AnswerPart) -> OutputText | ReasoningText:
     if part.kind == "text":
         return _output_text(part.text)
     return {"type": "reasoning_text", "text": part.text}
 
 
-def _more(part: Part) -> Json:
+def _more(part: AnswerPart) -> Json:
     """What clients want of a text beside it."""
     return {"logprobs": []} if part.kind == "text" else {}

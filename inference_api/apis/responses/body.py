@@ -18,7 +18,7 @@ from inference_api.web.constraints import Schema, schema_constraint
 from inference_api.web.fields import MAX_INTEGER, Body, Unserved, fault
 from inference_api.web.sampling import SampledBody
 from inference_api.web.thinking import Effort, effort_options
-from inference_api.web.tools import Choice, ToolBody
+from inference_api.web.tools import ChosenTools, ToolBody
 
 MAX_METADATA = 16  # OpenAI's bounds
 MAX_METADATA_CHARS = 512
@@ -104,7 +104,7 @@ class ResponsesBody(ToolBody, SampledBody):
         return {tool.name: called for tool, called in flattened(tools)}
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> ChosenTools:
         return choice_of(self.tool_choice)
 
     @property

@@ -26,7 +26,7 @@ FOREIGN = ENCRYPTED | {
 }
 
 
-class Part(Body):
+class InputPart(Body):
     """A part of a content."""
 
     advisory: ClassVar[frozenset[str]] = frozenset({"prompt_cache_breakpoint"})
@@ -50,14 +50,14 @@ def _form_of_part(part: Any) -> str:
 
 
 AnyPart = Annotated[
-    Annotated[Part, Tag("<part>")] | Annotated[Refusal, Tag("<refusal>")],
+    Annotated[InputPart, Tag("<part>")] | Annotated[Refusal, Tag("<refusal>")],
     Discriminator(_form_of_part),
 ]
 
 
 Content = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[AnyPart], Field(fail_fast=True), read_parts(Part), Tag("<parts>")],
+    | Annotated[list[AnyPart], Field(fail_fast=True), read_parts(InputPart), Tag("<parts>")],
     Discriminator(
         form_of_content,
         custom_error_type="content",
@@ -171,8 +171,8 @@ class ReasoningItem(Body):
     of_answers: ClassVar[frozenset[str]] = KEPT
 
     type: Literal["reasoning"]
-    summary: list[Part] | None = None
-    content: list[Part] | None = None
+    summary: list[InputPart] | None = None
+    content: list[InputPart] | None = None
 
 
 Item = InputMessage | Call | CallOutput | ReasoningItem | AdditionalTools
@@ -281,5 +281,5 @@ def _turn_of(items: Sequence[Item]) -> Iterator[Message]:
     yield {"role": "assistant", "content": "\n".join(texts), **given}
 
 
-def _text(content: str | Sequence[Part | Refusal]) -> str:
+def _text(content: str | Sequence[InputPart | Refusal]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -16,7 +16,7 @@ from inference_api.tools.events import Tool
 from inference_api.web.constraints import ClientGrammar, Regex
 from inference_api.web.entries import only, type_of
 from inference_api.web.fields import Body, fault
-from inference_api.web.tools import MAX_TOOLS, Choice, Description, FunctionName, tool_of
+from inference_api.web.tools import MAX_TOOLS, ChosenTools, Description, FunctionName, tool_of
 
 SHELL = "local_shell"
 SEARCH = "tool_search"
@@ -180,8 +180,8 @@ class NamedTool(Body):
     name: str
     namespace: str | None = None
 
-    def said(self) -> Choice:
-        return Choice("required", (flat_name(self.namespace, self.name),), is_named=True)
+    def said(self) -> ChosenTools:
+        return ChosenTools("required", (flat_name(self.namespace, self.name),), is_named=True)
 
 
 class AllowedTools(Body):
@@ -189,8 +189,10 @@ class AllowedTools(Body):
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
-    def said(self) -> Choice:
-        return Choice(self.mode, tuple(name for tool in self.tools for name in tool.said().names))
+    def said(self) -> ChosenTools:
+        return ChosenTools(
+            self.mode, tuple(name for tool in self.tools for name in tool.said().names)
+        )
 
 
 ToolChoice = Annotated[

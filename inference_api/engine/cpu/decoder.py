@@ -36,8 +36,7 @@ NORMS = ("rms", "layer")  # by their numbers in kernels.h, as are the config's A
 
 
 class KernelDecoder:
-    """Runs steps, or of a step the layers that this process has. Tokens, rows and positions are
-    trusted to be in range."""
+    """Runs a step, or this rank's layers of it, in one call. Trusts its inputs to be in range."""
 
     def __init__(
         self,

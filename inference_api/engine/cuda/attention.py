@@ -26,7 +26,7 @@ class Attention(Protocol):
     ) -> Tensor: ...
 
 
-class Place(NamedTuple):
+class TokenPlace(NamedTuple):
     """Where a token that draws is, and what it follows."""
 
     row: int
@@ -49,7 +49,7 @@ class Attentions(Protocol):
     def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
         """Attention of `num_tokens` tokens of one row's prompt, from position `start` on."""
 
-    def step(self, tokens: Sequence[Place], num_padding: int) -> Attention:
+    def step(self, tokens: Sequence[TokenPlace], num_padding: int) -> Attention:
         """Of tokens of any rows, at most `max_rows`, those of a row in their order; the batch ends
         with `num_padding` tokens of no meaning."""
 
@@ -65,7 +65,7 @@ class TorchAttentions:
     def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
         return ChunkAttention(self._config, self._cache, row, start, num_tokens)
 
-    def step(self, tokens: Sequence[Place], num_padding: int) -> Attention:
+    def step(self, tokens: Sequence[TokenPlace], num_padding: int) -> Attention:
         return StepAttention(self._config, self._cache, tokens, num_padding)
 
 
@@ -112,7 +112,7 @@ class StepAttention:
         self,
         config: ModelConfig,
         cache: KVCache,
-        tokens: Sequence[Place],
+        tokens: Sequence[TokenPlace],
         num_padding: int,
     ) -> None:
         """The batch ends with `num_padding` tokens of no meaning: they get zeros."""
@@ -157,7 +157,7 @@ class StepAttention:
         return torch.cat([*attended, self._padding]).flatten(1)
 
     def _seen(
-        self, layer: int, token: Place, keys: Tensor, values: Tensor
+        self, layer: int, token: TokenPlace, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The token's keys and values: as they lie in the cache or, of a tree, brought together."""
         if token.branch is None:
@@ -218,8 +218,8 @@ class FixedAttention:
 
 
 class FixedTokenAttention(FixedAttention):
-    """Tokens of any rows, as many as there are rows: `FixedAttention` over copies of what they see,
-    so that a token has the bits it would have if it were its row's only one."""
+    """Attends from as many tokens as there are rows, of any rows. Gathers each token's keys first,
+    so that its bits are those of a plain decode step."""
 
     def __init__(
         self,
@@ -305,8 +305,8 @@ def _first_seen(position: int, window: int | None) -> int:
 
 
 def _bias(mask: Tensor, cache: KVCache) -> Tensor:
-    """What is added to scores: minus infinity where `mask` is false. Made once for all layers; of a
-    mask torch would make it in each of them."""
+    """Returns the additive mask: 0 where `mask` is true, else minus infinity. Made once a step;
+    given the mask itself, torch would make it again in each layer."""
     return cache.keys.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)
 
 

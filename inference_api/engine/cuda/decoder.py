@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.cuda.attention import Attention, Attentions, Place
+from inference_api.engine.cuda.attention import Attention, Attentions, TokenPlace
 from inference_api.engine.cuda.latent import LatentOut, latent_qkv
 from inference_api.engine.cuda.mlp import Mlp, make_mlp
 from inference_api.engine.rope import Rope, Turns, turn
@@ -121,7 +121,7 @@ class Decoder:
         hidden = self._hidden(tokens, positions, attend)
         return self._norm(hidden, self._final_norm) if row.wants_hidden else self._no_states
 
-    def _step(self, drawing: Sequence[tuple[int, Place]]) -> tuple[Tensor, Tensor]:
+    def _step(self, drawing: Sequence[tuple[int, TokenPlace]]) -> tuple[Tensor, Tensor]:
         """Logits and states of tokens that draw."""
         token_ids, places = zip(*drawing, strict=True)
         num_padding = -len(places) % self._rows_multiple
@@ -194,9 +194,9 @@ def capped(logits: Tensor, config: ModelConfig) -> Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-def _calls(rows: Sequence[RowStep], most: int) -> Iterator[list[tuple[int, Place]]]:
+def _calls(rows: Sequence[RowStep], most: int) -> Iterator[list[tuple[int, TokenPlace]]]:
     """Tokens that draw, at most `most` at once; a prompt that is scored is a call of its own."""
-    waiting: list[tuple[int, Place]] = []
+    waiting: list[tuple[int, TokenPlace]] = []
     for each in rows:
         tokens = list(placed(each, each.num_undrawn))
         if tokens and each.draws[0].known_id is not None:
@@ -213,7 +213,7 @@ def _calls(rows: Sequence[RowStep], most: int) -> Iterator[list[tuple[int, Place
         yield waiting
 
 
-def placed(row: RowStep, first: int) -> Iterator[tuple[int, Place]]:
+def placed(row: RowStep, first: int) -> Iterator[tuple[int, TokenPlace]]:
     """A row's tokens from index `first` on, and where they are."""
     positions = row.positions
     branches: list[Sequence[int] | None] = [None] * len(positions)
@@ -222,7 +222,7 @@ def placed(row: RowStep, first: int) -> Iterator[tuple[int, Place]]:
             before = (branches[parent] or ()) if parent >= 0 else ()
             branches[index] = [*before, row.start + index]
     for index in range(first, len(positions)):
-        place = Place(row.row, positions[index], row.start + index, branches[index])
+        place = TokenPlace(row.row, positions[index], row.start + index, branches[index])
         yield row.token_ids[index], place
 
 

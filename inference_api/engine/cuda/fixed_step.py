@@ -20,7 +20,7 @@ from inference_api.engine.cuda.attention import (
     FixedAttention,
     FixedChunkAttention,
     FixedTokenAttention,
-    Place,
+    TokenPlace,
 )
 from inference_api.engine.cuda.decoder import Decoder, placed
 from inference_api.engine.cuda.graphs import Capture, Step, capturing
@@ -32,7 +32,7 @@ from inference_api.runner import RowStep
 logger = logging.getLogger(__name__)
 
 LengthForward = Callable[[Sequence[int], Tensor], Sequence[Tensor]]  # with the lengths up to one
-Tokens = Sequence[tuple[int, Place]]  # ids, and where they are
+Tokens = Sequence[tuple[int, TokenPlace]]  # ids, and where they are
 
 ABSENT = -1  # the position of what has no part in a step
 LEAST_LENGTH = 128
@@ -40,14 +40,14 @@ CHUNK_SIZES = (64, 256)  # what is longer takes longer to compute than to launch
 
 
 class Steps(NamedTuple):
-    """Of one shape, by the length that they read of the cache, ascending."""
+    """Recorded steps of one shape, by the cache length that they read, ascending."""
 
     inputs: Tensor
     of_length: Mapping[int, Step]
 
     def run(self, inputs: Tensor) -> Sequence[Tensor]:
-        """The shortest that reaches the positions, which are the second of `inputs`. What it
-        returns is overwritten by the next run."""
+        """Run the shortest step that covers all positions, which are `inputs[1]`. The next run
+        overwrites the outputs."""
         furthest = int(inputs[1].max())
         self.inputs.copy_(inputs)
         return next(step for length, step in self.of_length.items() if furthest < length)()

@@ -13,7 +13,7 @@ from inference_api.loading.layout import ROUTER
 from inference_api.loading.linear import Linear
 from inference_api.loading.weights import Parameters
 
-LEAST_SUM = 1e-20  # is added to a sum that is divided by: of sigmoids it may be 0
+LEAST_SUM = 1e-20  # keeps a sum of sigmoids from dividing by zero
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

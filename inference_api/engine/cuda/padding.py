@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 def least_rows_multiple(weights: Sequence[Tensor], max_rows: int) -> int:
-    """The least power of two of which all multiples give a row the same bits.
+    """Returns the least power of two m whose multiples, as batch sizes, give a row equal bits.
 
-    `weights` are [outputs, inputs], one of each shape that the model multiplies by. A number of
-    rows above `max_rows` that is returned is padded to always, which is right in any case.
+    `weights` are [outputs, inputs], one of each shape that the model multiplies by. Where no power
+    below `max_rows` will do, returns one that is not: every step is then padded to it.
     """
     multiple = 1
     while multiple < max_rows and not _is_enough(multiple, weights, max_rows):

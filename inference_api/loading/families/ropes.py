@@ -32,8 +32,8 @@ ROUNDING = 1e-6  # more than there is in a share of dimensions
 
 
 def read_rotary_dim(fields: ConfigFields, head_dim: int, usual_share: float | None) -> int:
-    """How many of a head's dimensions are turned. `usual_share`: where nothing is said of it; None
-    for a family that turns whole heads."""
+    """Returns how many dimensions of a head rotate. `usual_share` is the family's default; None:
+    the family always rotates whole heads."""
     scaling = fields.under({PARTIAL: fields.raw.get(PARTIAL)} | _given(fields))
     share = scaling.number(PARTIAL, usual_share or 1.0)
     if share == 1.0:

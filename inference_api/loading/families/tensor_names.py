@@ -8,7 +8,7 @@ from inference_api.loading.config import TensorNames
 @dataclass(frozen=True, slots=True)
 class Names:
     """A naming scheme: prefix of everything, what modules are called below it, and what their
-    tensors hold where that is not the same for all: see `Part` in `layout`."""
+    tensors hold where that is not the same for all: see `SourceTensor` in `layout`."""
 
     embedding: str
     final_norm: str

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import gguf
 
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import Part, rotary_order, weight_plan
+from inference_api.loading.layout import SourceTensor, rotary_order, weight_plan
 from inference_api.loading.stacks import of_expert
 
 # By `model_type` of a config.json. GGUF has no word for Mistral: its tensors are Llama's.
@@ -58,7 +58,7 @@ def halves_of(name: str) -> tuple[str, ...]:
     return tuple(name.replace(keys_and_values, f".attn_{half}_b.") for half in "kv")
 
 
-def row_order(architecture: str, part: Part, config: ModelConfig) -> Sequence[int]:
+def row_order(architecture: str, part: SourceTensor, config: ModelConfig) -> Sequence[int]:
     """Of the rows of a head in GGUF, the one that each of ours is; empty where they are the same.
 
     Our rotary pairs are half a head apart, as Hugging Face mostly stores them (see `rope`), and

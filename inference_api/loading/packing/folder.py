@@ -1,7 +1,7 @@
-"""The packed files of models, made once and brought into memory ever after.
+"""The folder of packed weights, which later loads map instead of packing again.
 
-`<key>.hearth` is of one model in one form: the key changes with the bytes of its weights and with
-all that decides what is made of them. A file is never changed once it has its name.
+A file's name, `<key>.hearth`, is a hash of the model's bytes and of the options that decide how
+they are packed, so a file never changes.
 """
 
 import fcntl

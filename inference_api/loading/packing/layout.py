@@ -16,7 +16,7 @@ from zlib import crc32
 
 from inference_api.kernels.packing import BITS, FLOAT_BITS, Bits
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import Form, parameter_forms
+from inference_api.loading.layout import TensorForm, parameter_forms
 
 MAGIC = b"\x93HEARTH\n"
 VERSION = 1
@@ -39,7 +39,7 @@ class PackedTensor(NamedTuple):
     """A parameter's place in a file."""
 
     name: str
-    form: Form
+    form: TensorForm
     begin: int
 
     @property
@@ -113,7 +113,7 @@ class PackedLayout:
             raise UnusablePackedFile(f"its header is damaged ({error})", PREAMBLE.size) from None
 
 
-def _places(forms: Mapping[str, Form]) -> Iterator[PackedTensor]:
+def _places(forms: Mapping[str, TensorForm]) -> Iterator[PackedTensor]:
     begin = 0
     for name, form in forms.items():
         yield PackedTensor(name, form, begin)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from inference_api.loading.config import Quantisation
 from inference_api.loading.families.fields import MAX_COUNT, ConfigFields
-from inference_api.loading.layout import Part, Tensors
+from inference_api.loading.layout import SourceTensor, Tensors
 
 WORD_BITS = 32
 FLOATS = ("F32", "F16", "BF16")
@@ -43,7 +43,7 @@ class Wants(NamedTuple):
     order: Wanted | None = None
 
 
-def wants(part: Part, quantisation: Quantisation | None, tensors: Tensors) -> Wants:
+def wants(part: SourceTensor, quantisation: Quantisation | None, tensors: Tensors) -> Wants:
     """The tensors that make up `part`: the one of its name where the file left it as it was."""
     plain = Wants(Wanted(part.name, (part.shape,)))
     if quantisation is None or len(part.shape) != 2 or not part.name.endswith(WEIGHT):
@@ -154,7 +154,7 @@ def _read_awq(given: _Description) -> Quantisation:
 
 
 def _read_mxfp4(given: _Description) -> Quantisation:
-    """Of gpt-oss' experts; what else is there is as it was, whatever the file calls it."""
+    """Covers the experts of gpt-oss only; its other tensors are not quantised."""
     return Quantisation("mxfp4", 4, (1, MXFP4_BLOCK))
 
 
@@ -212,7 +212,7 @@ _READERS: dict[str, Callable[[_Description], Quantisation | None]] = {
 }
 
 
-def num_blocks(part: Part, quantisation: Quantisation) -> tuple[int, int]:
+def num_blocks(part: SourceTensor, quantisation: Quantisation) -> tuple[int, int]:
     """Blocks over the outputs and over the inputs of a matrix."""
     rows, columns = (
         -(-size // (block or size))
@@ -225,13 +225,13 @@ def _words(num_values: int, quantisation: Quantisation) -> int:
     return -(-num_values * quantisation.bits // WORD_BITS)
 
 
-def _bytes(part: Part, quantisation: Quantisation) -> Wants:
+def _bytes(part: SourceTensor, quantisation: Quantisation) -> Wants:
     """A byte for each value: FP8 and int8."""
     dtype = "F8_E4M3" if quantisation.form == "float8" else "I8"
     return Wants(Wanted(part.name, (part.shape,), (dtype,)), _scale(part, quantisation))
 
 
-def _scale(part: Part, quantisation: Quantisation) -> Wanted:
+def _scale(part: SourceTensor, quantisation: Quantisation) -> Wanted:
     """Where there is one scale to an output, or to the whole, files leave out dimensions of 1."""
     rows, columns = num_blocks(part, quantisation)
     shapes: list[Shape] = [(rows, columns)]
@@ -242,7 +242,7 @@ def _scale(part: Part, quantisation: Quantisation) -> Wanted:
     return Wanted(f"{_stem(part)}.{quantisation.scale_name}", tuple(shapes), FLOATS)
 
 
-def _mxfp4(part: Part, quantisation: Quantisation) -> Wants:
+def _mxfp4(part: SourceTensor, quantisation: Quantisation) -> Wants:
     """By the names of `stacks`."""
     outputs, blocks = num_blocks(part, quantisation)
     stem = _stem(part)
@@ -252,7 +252,7 @@ def _mxfp4(part: Part, quantisation: Quantisation) -> Wants:
     )
 
 
-def _packed(part: Part, quantisation: Quantisation) -> Wants:
+def _packed(part: SourceTensor, quantisation: Quantisation) -> Wants:
     outputs, inputs = part.shape
     _, groups = num_blocks(part, quantisation)
     stem, zeros = _stem(part), (_words(outputs, quantisation), groups)
@@ -264,7 +264,7 @@ def _packed(part: Part, quantisation: Quantisation) -> Wants:
     )
 
 
-def _transposed(part: Part, quantisation: Quantisation) -> Wants:
+def _transposed(part: SourceTensor, quantisation: Quantisation) -> Wants:
     """AWQ's words hold neighbouring outputs, GPTQ's neighbouring inputs."""
     outputs, inputs = part.shape
     _, groups = num_blocks(part, quantisation)
@@ -279,11 +279,11 @@ def _transposed(part: Part, quantisation: Quantisation) -> Wants:
     )
 
 
-def _stem(part: Part) -> str:
+def _stem(part: SourceTensor) -> str:
     return part.name.removesuffix(WEIGHT)
 
 
-_FORMS: dict[str, Callable[[Part, Quantisation], Wants]] = {
+_FORMS: dict[str, Callable[[SourceTensor, Quantisation], Wants]] = {
     "float8": _bytes,
     "int8": _bytes,
     "packed": _packed,

@@ -19,7 +19,7 @@ from inference_api.kernels.packing import GROUP
 from inference_api.loading.config import Quantisation, TensorNames
 from inference_api.loading.files import tensor_faults, tensor_places
 from inference_api.loading.gguf.blocks import MXFP4_BIAS, MXFP4_VALUES
-from inference_api.loading.layout import Part
+from inference_api.loading.layout import SourceTensor
 from inference_api.loading.packing.blocks import (
     INT4_VALUES,
     INT8_VALUES,
@@ -81,7 +81,7 @@ class QuantisedTensor(BlockTensor):
 
 def read_quantised(
     files: Sequence[Path],
-    parts: Mapping[str, Part],
+    parts: Mapping[str, SourceTensor],
     quantisation: Quantisation,
     names: TensorNames,
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
@@ -120,7 +120,7 @@ def read_quantised(
 
 
 def _quantised(
-    part: Part,
+    part: SourceTensor,
     quantisation: Quantisation,
     stored: Tensor,
     scales: Tensor,
@@ -169,7 +169,7 @@ def _doubled(pairs: Tensor) -> Tensor:
 
 
 def _integers(
-    part: Part,
+    part: SourceTensor,
     quantisation: Quantisation,
     words: Tensor,
     packed_zeros: Tensor | None,

@@ -15,7 +15,7 @@ from benchmarking.analysis.closed_loops import closed_loops
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.search import Shape
 from benchmarking.errors import Disturbed
-from benchmarking.records import Load
+from benchmarking.records import Workload
 
 FIRST_EACH = 2  # requests of each user, where nothing is known of their time
 LEAST_EACH = 6  # of each user of a closed loop, of which the last does not count
@@ -44,11 +44,11 @@ class LoopPlan:
     max_disturbed: int = 40  # rows that do not count
 
     @property
-    def crowd(self) -> Load:
+    def crowd(self) -> Workload:
         """More users than the server has places: their rate is its capacity."""
         return self.shape.at_concurrency(2 * self.places, FIRST_EACH)
 
-    def closed_loops(self) -> list[Load]:
+    def closed_loops(self) -> list[Workload]:
         """1, 2, 4, ... users with the shortest and the longest prompts; with those that are checked
         the numbers between, and as many users as places: most of what is checked is near them."""
         short, same, long = (self._with_prompts(factor) for factor in self.length_factors)
@@ -65,7 +65,7 @@ class LoopPlan:
             for users, shape in each
         ]
 
-    def volleys(self) -> list[Load]:
+    def volleys(self) -> list[Workload]:
         """Users with equal requests, who end together and, after a pause, ask again at once."""
         return [
             replace(self.shape.at_concurrency(users, FIRST_EACH), think_s=THINK_S)
@@ -73,12 +73,12 @@ class LoopPlan:
             if users <= self.places
         ]
 
-    def checks(self, capacity_per_s: float) -> list[Load]:
+    def checks(self, capacity_per_s: float) -> list[Workload]:
         return [
             self.shape.at_rate(share * capacity_per_s, self.check_s) for share in self.check_shares
         ]
 
-    def loads(self, capacity_per_s: float) -> list[tuple[Load, bool]]:
+    def loads(self, capacity_per_s: float) -> list[tuple[Workload, bool]]:
         """Returns loads in order, and whether each is a check. Every round has all checks, in
         random order, and the closed loops and volleys that `in_turn` puts between them."""
         rng = Random(self.seed)
@@ -87,7 +87,7 @@ class LoopPlan:
             rng.shuffle(checks)
         return self.in_turn(rounds)
 
-    def in_turn(self, rounds: Sequence[Sequence[Load]]) -> list[tuple[Load, bool]]:
+    def in_turn(self, rounds: Sequence[Sequence[Workload]]) -> list[tuple[Workload, bool]]:
         """Returns rounds of checks, in order, and between them, in random order, all the closed
         loops and volleys of all passes and a crowd for each round."""
         rng = Random(self.seed)
@@ -151,7 +151,7 @@ class Rows:
         ]
 
 
-def is_volley(load: Load) -> bool:
+def is_volley(load: Workload) -> bool:
     """Whether its users, of whom there are several, ask together."""
     return load.think_s > 0 and (load.concurrency or 0) > 1
 
@@ -163,7 +163,7 @@ class _Times:
     places: int
     e2e_s_by_users: dict[int, float] = field(default_factory=dict)
 
-    def sized(self, load: Load, seconds: float) -> Load:
+    def sized(self, load: Workload, seconds: float) -> Workload:
         users = load.concurrency
         if users is None or not self.e2e_s_by_users:
             return load
@@ -177,8 +177,8 @@ class _Times:
             self.e2e_s_by_users[point.load.concurrency] = point.e2e.mean.value / 1000
 
 
-Turns = Generator[Load, LoadPoint, Rows]
-Loads = Callable[[float], Sequence[tuple[Load, bool]]]
+Turns = Generator[Workload, LoadPoint, Rows]
+Loads = Callable[[float], Sequence[tuple[Workload, bool]]]
 """What is measured, given a capacity in requests per second, and which of it are checks."""
 
 
@@ -190,7 +190,7 @@ def measure_in_turn(plan: LoopPlan, loads: Loads | None = None) -> Turns:
     disturbed: list[int] = []
     times = _Times(plan.places)
 
-    def undisturbed(load: Load) -> Generator[Load, LoadPoint, LoadPoint]:
+    def undisturbed(load: Workload) -> Generator[Workload, LoadPoint, LoadPoint]:
         while True:
             point = yield times.sized(load, plan.closed_s)
             points.append(point)

@@ -25,7 +25,7 @@ from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens,
 from benchmarking.analysis.predict import MAX_SCV, Optimizer, Prediction, request_shape
 from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.errors import Unfit
-from benchmarking.records import Load, Run
+from benchmarking.records import Run, Workload
 from lab.benches.loop.figures import (
     MAX_HALF_WIDTH,
     MAX_ITL_ERROR,
@@ -191,7 +191,7 @@ def prove(
 
 def _by_share(plan: LoopPlan, rows: Rows) -> list[tuple[float, list[LoadPoint]]]:
     """The rows of each load, with its share of the capacity; ascending."""
-    of_load: dict[Load, list[LoadPoint]] = {}
+    of_load: dict[Workload, list[LoadPoint]] = {}
     for row in rows.checked:
         of_load.setdefault(rows.points[row].load, []).append(rows.points[row])
     loads = sorted(of_load, key=lambda load: load.qps or 0.0)

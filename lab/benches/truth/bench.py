@@ -27,7 +27,7 @@ from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.commands.command_line import FAILURES, OK, UNUSABLE
 from benchmarking.errors import BenchmarkError
 from benchmarking.machine import describe_machine
-from benchmarking.records import Load
+from benchmarking.records import Workload
 from benchmarking.rows.driver import Driver, new_run_folder
 from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
 from lab.benches.loop.bench import add_server_options, measure, plan_for, server_of
@@ -51,7 +51,7 @@ IN_A_ROUND = 4
 class Simulated:
     """A load: TTFT and ITL in ms, simulated, as (low, value, high), and measured."""
 
-    load: Load
+    load: Workload
     method: str
     ttft_ms: tuple[float, float, float]
     itl_ms: tuple[float, float, float]
@@ -67,7 +67,7 @@ class Simulated:
         )
 
 
-def random_loads(plan: LoopPlan, count: int, capacity_per_s: float) -> list[Load]:
+def random_loads(plan: LoopPlan, count: int, capacity_per_s: float) -> list[Workload]:
     """Loads of `plan.check_s` each, at shares of about the capacity of their own shape."""
     rng = Random(f"{plan.seed} loads")
     usual = plan.shape
@@ -96,7 +96,7 @@ def _work(input_tokens: int, output_tokens: int) -> float:
     return PROMPT_TOKEN * input_tokens + output_tokens
 
 
-def rounds_of(loads: Sequence[Load]) -> list[Sequence[Load]]:
+def rounds_of(loads: Sequence[Workload]) -> list[Sequence[Workload]]:
     return [loads[start : start + IN_A_ROUND] for start in range(0, len(loads), IN_A_ROUND)]
 
 
@@ -150,7 +150,7 @@ def run_truth(
     folder = new_run_folder(results, runner, sys.argv, {})
     driver = Driver(runner, folder, Event(), print)
 
-    def loads(capacity_per_s: float) -> list[tuple[Load, bool]]:
+    def loads(capacity_per_s: float) -> list[tuple[Workload, bool]]:
         return plan.in_turn(rounds_of(random_loads(plan, num_loads, capacity_per_s)))
 
     measured = measure(server, measure_in_turn(plan, loads), driver, origin)

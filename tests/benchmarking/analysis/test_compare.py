@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarking.analysis.compare import Change, Verdict, compare, unmatched
-from benchmarking.records import Load, RequestRecord, Run
+from benchmarking.records import RequestRecord, Run, Workload
 from tests.benchmarking.made_runs import made_record, made_run
 
-LOAD = Load("m", 100, 11, 200, qps=20.0, qps_distribution="exponential")
+LOAD = Workload("m", 100, 11, 200, qps=20.0, qps_distribution="exponential")
 
 
 def noisy_row(seed: int, slower: float = 1.0) -> list[RequestRecord]:
@@ -75,7 +75,7 @@ def test_a_sure_change_of_one_percent_is_no_finding() -> None:
 
 
 def test_loads_of_one_run_only_are_named_and_rows_without_values_left_out() -> None:
-    other = Load("m", 100, 11, 1, concurrency=4)
+    other = Workload("m", 100, 11, 1, concurrency=4)
     before = made_run([[made_record()], [made_record(tokens=1)]], [LOAD, other])
     after = made_run([[made_record(tokens=1)]], [other])
     assert unmatched(before, after) == [LOAD]

@@ -14,7 +14,7 @@ from benchmarking.analysis.latency import TTFT
 from benchmarking.analysis.predict import Optimizer, is_comparable, predict, request_shape
 from benchmarking.analysis.search import Shape, search_max_rate
 from benchmarking.errors import OptimizerUnusable
-from benchmarking.records import Load
+from benchmarking.records import Workload
 from lab.benches.loop.figures import MAX_ITL_ERROR, MAX_TTFT_ERROR
 from tests.benchmarking.analysis.test_search import drive
 from tests.benchmarking.made_runs import made_record, made_run
@@ -68,7 +68,7 @@ def test_the_maximum_rate_within_a_level(fitted: Fit, optimizer_url: str) -> Non
         )
 
     class Server:
-        def measure(self, load: Load) -> LoadPoint:
+        def measure(self, load: Workload) -> LoadPoint:
             return load_point(*SimulatedServer().measure(load, seed=70))
 
     found = drive(search_max_rate(SHAPE, keeps_level, 10, duration_s=60), Server())
@@ -112,7 +112,7 @@ def test_rows_of_the_same_load_are_parts_of_one(fitted: Fit, optimizer_url: str)
 def test_only_poisson_arrivals_are_compared() -> None:
     rows = [[made_record(due_s=i / 10) for i in range(5)] for _ in range(3)]
     poisson = SHAPE.at_rate(10, 1)
-    constant = Load("m", 64, 64, 10, qps=10)
+    constant = Workload("m", 64, 64, 10, qps=10)
     points = load_points(made_run(rows, [poisson, constant, SHAPE.at_concurrency(2, 5)]))
     assert [is_comparable(point) for point in points] == [True, False, False]
     assert request_shape(points[0].measured) == (100, 11)

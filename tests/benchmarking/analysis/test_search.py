@@ -16,7 +16,7 @@ from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.knee import Saturation, knee, saturation
 from benchmarking.analysis.search import Shape, search_max_rate, sweep_concurrency, sweep_rate
 from benchmarking.load.schedule import due_times_s
-from benchmarking.records import INTERRUPTED, Load, RequestRecord
+from benchmarking.records import INTERRUPTED, RequestRecord, Workload
 from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_server import SimulatedServer
 
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class Server(Protocol):
-    def measure(self, load: Load) -> LoadPoint: ...
+    def measure(self, load: Workload) -> LoadPoint: ...
 
 
-def drive(plan: Generator[Load, LoadPoint, T], server: Server) -> T:
+def drive(plan: Generator[Workload, LoadPoint, T], server: Server) -> T:
     load = next(plan)
     while True:
         try:
@@ -44,9 +44,9 @@ class MadeServer:
     """Serves up to ROWS at once, n of them with an ITL of ALPHA_S + BETA_S n."""
 
     def __init__(self) -> None:
-        self.loads: list[Load] = []
+        self.loads: list[Workload] = []
 
-    def measure(self, load: Load) -> LoadPoint:
+    def measure(self, load: Workload) -> LoadPoint:
         self.loads.append(load)
         capacity = ROWS / self.e2e_s(ROWS)
         if load.concurrency is not None:
@@ -60,7 +60,7 @@ class MadeServer:
     def e2e_s(self, in_service: float) -> float:
         return TOKENS * (ALPHA_S + BETA_S * in_service)
 
-    def point(self, load: Load, offered: float, served: float, in_flight: float) -> LoadPoint:
+    def point(self, load: Workload, offered: float, served: float, in_flight: float) -> LoadPoint:
         itl_s = ALPHA_S + BETA_S * min(in_flight, ROWS)
         records = [made_record(due_s=i / 10, itl_s=itl_s) for i in range(20)]
         run = made_run([records], [load])
@@ -91,9 +91,9 @@ class StepServer:
     """A simulated server whose loads are kept."""
 
     def __init__(self) -> None:
-        self.loads: list[Load] = []
+        self.loads: list[Workload] = []
 
-    def measure(self, load: Load) -> LoadPoint:
+    def measure(self, load: Workload) -> LoadPoint:
         self.loads.append(load)
         return load_point(*SimulatedServer(rows=8).measure(load, seed=len(self.loads)))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarking.analysis.latency import hidden_tokens, output_tokens
 from benchmarking.load.usage import KEYS, server_usage
-from benchmarking.records import Load, RequestError, RequestRecord, RowRecord
+from benchmarking.records import RequestError, RequestRecord, RowRecord, Workload
 from benchmarking.results.responses import responses
 from benchmarking.results.row_metrics import row_metrics
 from benchmarking.results.summary import results
@@ -66,7 +66,7 @@ def test_no_time_is_before_the_request_and_no_figure_is_none_that_can_be(
     of_row: list[RequestRecord],
 ) -> None:
     start_s, end_s = min(r.scheduled_s for r in of_row), max(r.end_s for r in of_row)
-    row = RowRecord(Load("m", 1, 1, len(of_row), 1), "row", start_s, end_s, 1.7e9)
+    row = RowRecord(Workload("m", 1, 1, len(of_row), 1), "row", start_s, end_s, 1.7e9)
     listed = responses(of_row, STARTED_AT)
     metrics = row_metrics(row, of_row)
     for content in (listed, metrics, results(listed, end_s - start_s)):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from benchmarking.load.usage import server_usage
-from benchmarking.records import Load, RequestError, RequestRecord, RowRecord, ServerUsage
+from benchmarking.records import RequestError, RequestRecord, RowRecord, ServerUsage, Workload
 from benchmarking.results.responses import client_times, responses
 from benchmarking.results.summary import results, statistics, summarise
 
@@ -137,7 +137,7 @@ def test_a_switch_is_the_servers_word_or_else_an_estimate_on_the_first_request()
 
 
 def test_a_summary_has_the_documented_158_keys() -> None:
-    load = Load("m", 100, 5, 2, concurrency=2)
+    load = Workload("m", 100, 5, 2, concurrency=2)
     row = RowRecord(load, "stem", 10.0, 12.0, 1.7e9)
     summary = summarise(row, responses([RECORD, RECORD], STARTED_AT), {})
     assert len(summary) == 158
@@ -149,7 +149,7 @@ def test_a_summary_has_the_documented_158_keys() -> None:
 
 
 def test_an_open_loop_is_summarised_by_its_rate_and_its_sampling() -> None:
-    load = Load("m", 100, 5, 2, qps=2.5, qps_distribution="uniform")
+    load = Workload("m", 100, 5, 2, qps=2.5, qps_distribution="uniform")
     row = RowRecord(load, "stem", 10.0, 12.0, 1.7e9)
     summary = summarise(row, responses([RECORD], STARTED_AT), {"temperature": 0})
     assert (summary["qps"], summary["qps_distribution"]) == (2.5, "uniform")

@@ -8,7 +8,7 @@ import openpyxl
 import pytest
 
 from benchmarking.errors import InvalidResults, NotWritable
-from benchmarking.records import Load
+from benchmarking.records import Workload
 from benchmarking.results.batches import batch_columns
 from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import RowResult, file_stem, read_rows
@@ -69,18 +69,21 @@ def write_other_clients_files(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("load", "pattern"),
     [
-        (Load("hearth-tiny", 100, 50, 9, concurrency=4), "synthetic_0_hearth-tiny_100_50_4_stream"),
         (
-            Load("org/Llama_3.3", 100, 50, 9, qps=10.0, qps_distribution="uniform"),
+            Workload("hearth-tiny", 100, 50, 9, concurrency=4),
+            "synthetic_0_hearth-tiny_100_50_4_stream",
+        ),
+        (
+            Workload("org/Llama_3.3", 100, 50, 9, qps=10.0, qps_distribution="uniform"),
             "realworkload_0_org-Llama-3-3_100_50_10-0_uniform_stream",
         ),
         (
-            Load("m", 100, 50, 9, concurrency=4, image_size="large"),
+            Workload("m", 100, 50, 9, concurrency=4, image_size="large"),
             "synthetic_0_m_multimodal_large_100_50_4_stream",
         ),
     ],
 )
-def test_files_are_named_as_documented(load: Load, pattern: str) -> None:
+def test_files_are_named_as_documented(load: Workload, pattern: str) -> None:
     stem = file_stem(load)
     assert stem.startswith(f"{pattern}_")
     assert RowResult(stem, {}, []).uuid == stem.removeprefix(f"{pattern}_")
@@ -99,7 +102,7 @@ def test_another_clients_run_becomes_one_of_ours(tmp_path: Path) -> None:
     write_other_clients_files(tmp_path)
     run = imported_run(tmp_path)
     (row,) = run.rows
-    assert row.load == Load("Llama-3.3", 100, 5, 3, concurrency=2, image_size="small")
+    assert row.load == Workload("Llama-3.3", 100, 5, 3, concurrency=2, image_size="small")
     first, second = (record for record in run.records_of(0) if record.error is None)
     assert second.sent_s - first.sent_s == pytest.approx(1.5)
     assert second.end_s - second.sent_s == pytest.approx(2.0)  # over midnight

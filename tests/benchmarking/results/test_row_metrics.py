@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarking.analysis.curve import load_point
-from benchmarking.records import ClientOverhead, Load, RequestError, RowRecord
+from benchmarking.records import ClientOverhead, RequestError, RowRecord, Workload
 from benchmarking.results.row_metrics import (
     is_client_bottleneck,
     row_metrics,
@@ -19,7 +19,7 @@ from benchmarking.rows.row_lines import row_lines
 from benchmarking.rows.run_folder import write_metrics
 from tests.benchmarking.made_runs import made_record, made_run
 
-ROW = RowRecord(Load("m", 100, 3, 4, concurrency=2), "stem", 1.0, 5.0, 1.7e9)
+ROW = RowRecord(Workload("m", 100, 3, 4, concurrency=2), "stem", 1.0, 5.0, 1.7e9)
 # Due every second, each half a second late, first token after 0.2 s, two more after 0.1 s each.
 RECORDS = [
     replace(made_record(due_s=due_s, late_s=0.5, ttft_s=0.2, itl_s=0.1, tokens=3), index=i)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarking.errors import InvalidConfig
-from benchmarking.records import Load
+from benchmarking.records import Workload
 from benchmarking.rows.config import BenchmarkConfig, read_config
 from benchmarking.rows.model_configs import Cells, read_model_configs
 from benchmarking.settings import load_settings
@@ -110,8 +110,8 @@ def test_the_shipped_example_is_valid() -> None:
 def test_both_modes_are_read(tmp_path: Path) -> None:
     path = csv_of(tmp_path, HEADER, "m,100,10,5,4,0,,small", "n,40,1,1,,2.5,exponential,na")
     assert read_model_configs(path).loads == (
-        Load("m", 100, 10, 5, concurrency=4, image_size="small"),
-        Load("n", 40, 1, 1, qps=2.5, qps_distribution="exponential"),
+        Workload("m", 100, 10, 5, concurrency=4, image_size="small"),
+        Workload("n", 40, 1, 1, qps=2.5, qps_distribution="exponential"),
     )
 
 
@@ -129,7 +129,7 @@ def test_older_files_lack_columns_and_spreadsheets_add_marks(tmp_path: Path) -> 
     path = tmp_path / "models.csv"
     text = "num_requests,model_name,input_tokens,output_tokens,concurrent_requests\r\n"
     path.write_text("\ufeff" + text + "5,m, 100 ,10.0,2\r\n,,,,\r\n", encoding="utf-8")
-    assert read_model_configs(path).loads == (Load("m", 100, 10, 5, concurrency=2),)
+    assert read_model_configs(path).loads == (Workload("m", 100, 10, 5, concurrency=2),)
 
 
 @pytest.mark.parametrize(

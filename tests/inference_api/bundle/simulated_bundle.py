@@ -12,7 +12,7 @@ from inference_api.bundle.members import (
     EndRows,
     Eviction,
     Failure,
-    Load,
+    LoadMember,
     Needs,
     Policy,
     Refuse,
@@ -104,7 +104,7 @@ class SimulatedBundle:
         experts = self.residency.snapshot().experts.values()
         return sum((Counter(each.evictions) for each in experts), Counter())
 
-    def names(self, kind: type[Load] | type[Unload] | type[Refuse]) -> list[str]:
+    def names(self, kind: type[LoadMember] | type[Unload] | type[Refuse]) -> list[str]:
         return [each.name for each in self.effects if isinstance(each, kind)]
 
     def waiting(self) -> dict[str, Waiting]:
@@ -165,7 +165,7 @@ class SimulatedBundle:
             self._at_loader.popleft()
             self._taken_up_s = self.now_s
             self._answer(effect, outcome.failure)
-            if isinstance(effect, Load) and outcome.failure is None:
+            if isinstance(effect, LoadMember) and outcome.failure is None:
                 arrived.append(effect.name)
         return arrived
 
@@ -202,7 +202,7 @@ class SimulatedBundle:
             for request in [each for each in self.running if each.name == name]:
                 self._end(request, "cut")
         else:
-            if isinstance(effect, Load):
+            if isinstance(effect, LoadMember):
                 assert name not in self._holds, "it is there"
                 assert not self._at_loader, "it waits for nothing but its load"
                 self._holds.add(name)

@@ -6,7 +6,7 @@ import pytest
 
 from inference_api.bundle.members import (
     Eviction,
-    Load,
+    LoadMember,
     State,
     Unload,
     UnloadMode,
@@ -22,7 +22,7 @@ from tests.inference_api.bundle.simulated_bundle import (
 def test_request_to_an_absent_expert_has_it_loaded_and_starts_when_it_is_ready() -> None:
     simulated = bundle()
     request = simulated.ask("a")
-    assert simulated.turn() == [Load("a")]
+    assert simulated.turn() == [LoadMember("a")]
     assert simulated.state("a") is State.LOADING
     assert not simulated.residency.is_settled
     simulated.run_until_served(request)
@@ -49,7 +49,7 @@ def test_one_load_at_a_time_and_who_waits_longest_is_first() -> None:
     simulated.ask("a")
     simulated.ask("b")
     simulated.run(2.5)
-    assert simulated.names(Load) == ["c", "b"]
+    assert simulated.names(LoadMember) == ["c", "b"]
 
 
 def test_head_that_leaves_before_the_load_begins_has_the_next_chosen_anew() -> None:
@@ -65,7 +65,7 @@ def test_head_that_leaves_before_the_load_begins_has_the_next_chosen_anew() -> N
     simulated.turn()
     assert simulated.residency.snapshot().loading_next == "d"
     simulated.run_until_served(*busy, *simulated.queues["d"])
-    assert simulated.names(Load) == ["d"]
+    assert simulated.names(LoadMember) == ["d"]
 
 
 def test_victims_that_still_drain_stay_when_their_cause_has_left() -> None:
@@ -101,7 +101,7 @@ def test_free_memory_is_taken_before_anybody_leaves() -> None:
     simulated = with_residents("a")
     simulated.ask("b")
     simulated.run(3)
-    assert simulated.names(Load) == ["b"]
+    assert simulated.names(LoadMember) == ["b"]
     assert not simulated.names(Unload)
 
 
@@ -295,6 +295,6 @@ def test_request_pays_nothing_for_a_reload_after_it_came_to_a_resident() -> None
     simulated.turn()
     late = simulated.ask("a")
     simulated.run_until_served(early, late)
-    assert simulated.names(Load) == ["a"]
+    assert simulated.names(LoadMember) == ["a"]
     assert early.switch is None
     assert late.switch is not None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from inference_api.bundle.members import (
     Eviction,
-    Load,
+    LoadMember,
     Refuse,
     State,
     Unload,
@@ -36,7 +36,7 @@ def test_two_busy_experts_do_not_thrash() -> None:
             simulated.ask("b", run_s=0.5)
         simulated.turn()
     elapsed_s, residence_s = 2000 * simulated.turn_s, 4.0
-    assert len(simulated.names(Load)) <= elapsed_s / (residence_s + 1)
+    assert len(simulated.names(LoadMember)) <= elapsed_s / (residence_s + 1)
     simulated.run(200)
     simulated.check_all_ended()
 
@@ -56,7 +56,7 @@ def test_fresh_expert_is_not_evicted_before_its_request() -> None:
     simulated.turn()
     simulated.ask("b")
     simulated.run_until_served(first)
-    assert simulated.names(Load) == ["a"]
+    assert simulated.names(LoadMember) == ["a"]
 
 
 def test_request_that_comes_while_its_expert_is_unloaded_is_not_lost() -> None:

@@ -9,7 +9,7 @@ from inference_api.bundle.members import (
     EndRows,
     Eviction,
     Failure,
-    Load,
+    LoadMember,
     Refuse,
     State,
     Unload,
@@ -113,7 +113,7 @@ def test_late_failure_leaves_the_try_that_was_asked_for_since() -> None:
     simulated.outcomes["a"].append(LoadOutcome(0, Failure.LOAD))
     simulated.load_s["a"] = 1
     simulated.run(3)
-    assert simulated.names(Load) == ["a", "a"]
+    assert simulated.names(LoadMember) == ["a", "a"]
     assert simulated.state("a") is State.RESIDENT
 
 
@@ -140,7 +140,7 @@ def test_load_begins_when_the_loader_has_nothing_else_to_do() -> None:
     simulated.run(2)
     assert simulated.effects == [Unload("a")]
     simulated.run(2)
-    assert simulated.effects == [Unload("a"), Load("b")]
+    assert simulated.effects == [Unload("a"), LoadMember("b")]
 
 
 def test_loader_that_gets_on_is_waited_for() -> None:
@@ -170,7 +170,11 @@ def test_load_short_of_memory_is_tried_once_more_without_those_that_are_idle() -
     simulated.outcomes["b"].append(LoadOutcome(1, Failure.MEMORY))
     request = simulated.ask("b")
     simulated.run_until_served(request)
-    assert [type(each).__name__ for each in simulated.effects] == ["Load", "Unload", "Load"]
+    assert [type(each).__name__ for each in simulated.effects] == [
+        "LoadMember",
+        "Unload",
+        "LoadMember",
+    ]
     assert simulated.num_evictions()[Eviction.MEMORY] == 1
 
 
@@ -196,7 +200,7 @@ def test_asking_for_a_load_twice_changes_nothing() -> None:
     simulated.run(3)
     assert simulated.residency.ask_load("a", simulated.now_s)
     simulated.run(1)
-    assert simulated.effects == [Load("a")]
+    assert simulated.effects == [LoadMember("a")]
 
 
 def test_what_an_operator_asked_for_is_done_once() -> None:
@@ -205,7 +209,7 @@ def test_what_an_operator_asked_for_is_done_once() -> None:
     simulated.run(3)
     simulated.ask("b")
     simulated.run(10)
-    assert simulated.effects == [Load("a"), Unload("a"), Load("b")]
+    assert simulated.effects == [LoadMember("a"), Unload("a"), LoadMember("b")]
 
 
 def test_what_an_operator_asked_for_and_failed_is_not_done_later() -> None:
@@ -215,7 +219,7 @@ def test_what_an_operator_asked_for_and_failed_is_not_done_later() -> None:
     simulated.run(3)
     simulated.residency.source_changed("a")
     simulated.run(3)
-    assert simulated.effects == [Load("a")]
+    assert simulated.effects == [LoadMember("a")]
 
 
 def test_what_an_operator_drains_leaves_whoever_wanted_its_room() -> None:
@@ -282,7 +286,7 @@ def test_drained_expert_ends_its_rows_and_comes_back_for_who_waits() -> None:
     simulated.residency.ask_unload("a", UnloadMode.DRAIN, simulated.now_s)
     waiting = simulated.ask("a")
     simulated.run_until_served(waiting)
-    assert simulated.effects == [Unload("a"), Load("a")]
+    assert simulated.effects == [Unload("a"), LoadMember("a")]
     assert running.end == "done"
     assert waiting.switch is not None
     assert simulated.num_evictions()[Eviction.OPERATOR] == 1

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.cuda import attention
-from inference_api.engine.cuda.attention import FixedAttention, Place, TorchAttentions
+from inference_api.engine.cuda.attention import FixedAttention, TokenPlace, TorchAttentions
 from inference_api.engine.kv_cache import KVCache
 from inference_api.loading.families.read import read_config
 
@@ -55,7 +55,7 @@ def test_sinks_take_their_share(layer: int, shift: float) -> None:
     queries, keys, values = (random(12, heads, 8, seed=heads) for heads in (6, 2, 2))
     chunk = attentions.chunk(1, 0, 11)(layer, queries[:11], keys[:11], values[:11], sinks)
     query, key, value = queries[11:], keys[11:], values[11:]
-    step = attentions.step([Place(1, 11, 11)], 0)(layer, query, key, value, sinks)
+    step = attentions.step([TokenPlace(1, 11, 11)], 0)(layer, query, key, value, sinks)
     for row in range(11):
         seen = keys[: row + 1], values[: row + 1]
         assert_close(chunk[row], expected(layer, queries[row], *seen, sinks))

@@ -25,7 +25,7 @@ from inference_api.loading.gguf.files import TYPES as STORED_TYPES
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.names import row_order
 from inference_api.loading.layout import (
-    Part,
+    SourceTensor,
     is_router,
     linear_weights,
     weight_bytes,
@@ -111,7 +111,7 @@ def parameters(model: Path, bits: Bits | None = None) -> Parameters:
     return load_parameters(weight_files(model), config, CPU, torch.float32, packing)
 
 
-def stored_numbers(file: Path, parts_of_it: Sequence[Part]) -> Tensor:
+def stored_numbers(file: Path, parts_of_it: Sequence[SourceTensor]) -> Tensor:
     """What the package itself makes of tensors of ours, in our order of rows."""
     model = read_gguf(file)
     parts = []

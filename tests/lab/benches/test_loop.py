@@ -17,7 +17,7 @@ from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import Speed
 from benchmarking.errors import Disturbed, TargetUnusable
 from benchmarking.load.targets import Target
-from benchmarking.records import Load, RequestRecord, RowRecord, read_run
+from benchmarking.records import RequestRecord, RowRecord, Workload, read_run
 from benchmarking.report.fit_files import PERF_FILE, PICTURE_FILE, read_fit
 from lab.benches.loop import bench as bench_loop
 from lab.benches.loop.bench import READINGS, SPEEDS_FILE, run_loop
@@ -117,7 +117,7 @@ def simulated(plan: LoopPlan, server: SimulatedServer, sigma: float, says: bool)
     rng = np.random.default_rng(plan.seed)
     turns = measure_in_turn(plan)
     load, now_s, drift = next(turns), 0.0, 0.0
-    loads: list[Load] = []
+    loads: list[Workload] = []
     of_rows: list[list[RequestRecord]] = []
     rows: list[RowRecord] = []
     readings = [Reading(0.0, said(0.0, 0))]
@@ -147,7 +147,7 @@ def simulated(plan: LoopPlan, server: SimulatedServer, sigma: float, says: bool)
             return Measured(run, end.value, readings if says else ())
 
 
-def later(record: RequestRecord, by_s: float, row: int, load: Load) -> RequestRecord:
+def later(record: RequestRecord, by_s: float, row: int, load: Workload) -> RequestRecord:
     return replace(
         record,
         row=row,
@@ -245,7 +245,7 @@ def test_closed_loops_and_checks_are_measured_in_turn_in_an_order_of_the_seed() 
     assert loads == PLAN.loads(10.0) != replace(PLAN, seed=1).loads(10.0)
 
 
-def measured_in_turn(disturbed: Container[int]) -> tuple[list[Load], Rows]:
+def measured_in_turn(disturbed: Container[int]) -> tuple[list[Workload], Rows]:
     """What was asked for and found, where the host takes too much of the rows `disturbed`."""
     measured = SimulatedServer().measure(PLAN.shape.at_concurrency(2, 2), seed=1)
     turns = measure_in_turn(PLAN)
