@@ -73,9 +73,9 @@ class ServerUsage:
     acceptance_rate: float | None = None  # draft tokens accepted / proposed
     switching_time_s: float | None = None  # spent bringing the model into memory
     queue_s: float | None = None  # the part of `ttft_s` before the request was admitted
-    tokens_per_step: float | None = None  # of speculative decoding, the certain one among them
+    tokens_per_step: float | None = None  # tokens of one speculative step, the certain one included
     acceptance_by_depth: tuple[float, ...] = ()  # shares of the drafts of at least 1, 2, ... levels
-    reasoning_tokens: int | None = None  # of completion_tokens; a thought that may not be sent
+    reasoning_tokens: int | None = None  # part of completion_tokens; may not be sent
 
 
 @dataclass(frozen=True, slots=True)

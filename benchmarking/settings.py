@@ -13,7 +13,7 @@ from common.startup import read_settings
 CREDENTIALS = {"key", "api_key", "api-key", "apikey", "token", "access_token", "password", "sig"}
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 OUR_HEADERS = {"host", "content-type", "content-length", "connection", "accept-encoding"}
-URL_CHARS = "/%:@!$&'()*+,;=~?"  # that stand for themselves, or for something
+URL_CHARS = "/%:@!$&'()*+,;=~?"  # characters that are not percent-encoded in a path or query
 
 
 class Settings(BaseSettings):

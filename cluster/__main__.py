@@ -22,7 +22,7 @@ from cluster.errors import ConfigFaulty
 from cluster.system import SystemDocument
 from common.launcher import Launcher, threaded
 
-THREADS = 8  # of requests
+THREADS = 8  # threads that handle requests
 MAX_BODY_BYTES = 1024 * 1024
 
 

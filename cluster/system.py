@@ -33,7 +33,7 @@ class SystemDocument:
     accelerators: Mapping[str, Json] = field(default_factory=dict)
     classes: Mapping[str, Json] = field(default_factory=dict)
     perf: Mapping[tuple[str, str], Json] = field(default_factory=dict)
-    """By model and accelerator."""
+    """Performance data by model and accelerator."""
 
     def target(self, server: str) -> Json:
         """The service levels of a server; empty if it has none."""

@@ -30,7 +30,7 @@ class DisconnectWatcher:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._watched: dict[int, _Watched] = {}  # by file descriptor
+        self._watched: dict[int, _Watched] = {}  # keys: file descriptors
         self._lock = Lock()  # a socket is watched, unwatched and reported under it
         self._is_stopping = False
         self._thread = Thread(target=self._run, name="disconnects", daemon=True)
@@ -56,9 +56,8 @@ class DisconnectWatcher:
             return lambda: None
         with self._lock:
             watched, arm = self._watched.get(descriptor), self._epoll.modify
-            if (
-                watched is None or watched.client is not client
-            ):  # that one is closed, its number free
+            # A new socket may have the number of a closed one.
+            if watched is None or watched.client is not client:
                 watched, arm = _Watched(client), self._epoll.register
             arm(descriptor, HANG_UP | select.EPOLLONESHOT)
             self._watched[descriptor] = watched

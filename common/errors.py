@@ -67,7 +67,7 @@ class WireError(Exception):
     code = "internal_error"
     param: str | None = None
     retry_after_s: int | None = None
-    anthropic_details: Mapping[str, Any] | None = None  # by which its clients know what to do
+    anthropic_details: Mapping[str, Any] | None = None  # tells Anthropic's clients what to do
 
     @property
     def type(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-MAX_FAULTS = 100  # that are listed: an input with more is not read any better for it
+MAX_FAULTS = 100  # faults that are listed; more would not help the reader
 MAX_SHOWN = 40  # characters of a value, or of a key
 SECRETS = ("SECRET", "REDIS_URL", "API_KEY", "API_BASE")  # in names of variables: may hold one
 
@@ -94,6 +94,6 @@ def shown(value: object) -> str:
         return "a list" if isinstance(value, list) else "a mapping"
     try:
         text = json.dumps(value, default=str)
-    except ValueError:  # of more digits than Python writes
+    except ValueError:  # it has more digits than Python writes
         return "a number of thousands of digits"
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

@@ -9,7 +9,7 @@ from gunicorn.app.base import BaseApplication
 from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
 
 MAX_CONNECTIONS = 1024
-MAX_HELD_REQUESTS = 8  # of full size: their bodies may be large
+MAX_HELD_REQUESTS = 8  # requests of full size; their bodies may be large
 
 
 def threaded(host: str, port: int, threads: int, max_body_bytes: int) -> dict[str, Any]:

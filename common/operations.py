@@ -12,7 +12,7 @@ Content = Any
 JsonSchema = Mapping[str, Any]
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 
-_ATTRIBUTE = "operation"  # of a view function
+_ATTRIBUTE = "operation"  # attribute of a view function that holds its Operation
 
 
 @dataclass(frozen=True, slots=True)

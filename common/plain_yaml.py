@@ -36,7 +36,7 @@ def read_yaml(text: str, max_nodes: int = MAX_NODES) -> tuple[Any, list[str]]:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UnusableYaml(f"line {line}: {error.reason}") from None
-    except (ValueError, ArithmeticError) as error:  # of Python's, from what looks like a number
+    except (ValueError, ArithmeticError) as error:  # Python cannot read what looks like a number
         raise UnusableYaml(str(error)) from None
 
 

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 USABLE_ID = re.compile(r"[!-~]{1,128}")
 
-request_id: ContextVar[str] = ContextVar("request_id")  # of the request that is being served
+request_id: ContextVar[str] = ContextVar("request_id")  # the id of the current request
 
 
 def new_request_id() -> str:

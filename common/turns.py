@@ -33,7 +33,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn = Lock()
-        self._lock = Lock()  # of the number
+        self._lock = Lock()  # guards `_num_asked`
         self._num_asked = 0
 
     @property

@@ -35,12 +35,12 @@ class Agent:
 
 @cache
 def agents() -> Mapping[str, Agent]:
-    """By the name that `hearth agent` takes."""
+    """Returns the agents, by the name that `hearth agent` takes."""
     return {name: Agent(**each) for name, each in tomllib.loads(RECORDS.read_text()).items()}
 
 
 def table() -> str:
-    """In Markdown."""
+    """Returns a Markdown table of the agents."""
     rows = [("program", "uses", "what to type"), ("---",) * 3]
     rows += [
         (each.title, f"`{each.route}`", f"`hearth agent {name}`") for name, each in agents().items()

@@ -75,7 +75,7 @@ class ContextTooLong(InvalidRequest):
 
 
 class PromptTooLong(ContextTooLong):
-    """Of more bytes, say, than `at_most`, which is what the context may hold of them."""
+    """The prompt has more of a unit (bytes, say) than `at_most`, the most that fit the context."""
 
     def __init__(self, size: int, unit: str, at_most: int, max_seq_len: int) -> None:
         at_least_tokens = -(-size * max_seq_len // at_most)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inference_api.loading.memory import Footprint
     from inference_api.loading.packing.folder import PackedFolder
 
-Stamp = list[tuple[int, int, int] | None]  # of files: inode, size and time; None: none can be read
+Stamp = list[tuple[int, int, int] | None]  # each file's inode, size and time; None: unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,8 @@ def make_drafter(
     kernels_of: "Callable[[int], Kernels]",
     packed: "PackedFolder | None" = None,
 ) -> "EngineRunner":
-    """Of DRAFT_MODEL: with as many rows as the model, and its context or as much of it as the draft
-    has. Raises StartupError when it cannot draft for this model."""
+    """Returns the runner of DRAFT_MODEL. It has as many rows as the model, and the model's context
+    or as much of it as the draft has. Raises StartupError when it cannot draft for this model."""
     from inference_api.engine.engine_runner import EngineRunner
     from inference_api.loading.checkpoint import load_config, locate, vocabulary_faults
 

@@ -78,7 +78,7 @@ class ConstraintSpec:
     texts (a JSON list of strings), a grammar (Lark or GBNF), or calls of tools
     (`text.call_grammars`)."""
 
-    field: str  # of the request, for messages
+    field: str  # the request's field that holds it, for messages
     kind: Literal["json_schema", "regex", "choice", "grammar", "calls"]
     text: str
     thinking: Thinking = "never"
@@ -125,7 +125,7 @@ class GenerationParams:
     pooling: Pooling | None = None  # the first event has the prompt's embedding
     kept_token_ids: frozenset[int] = frozenset()  # special tokens whose names are text
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    unsaid: frozenset[str] = frozenset()  # those of `DEFAULTED` that are the model's to say
+    unsaid: frozenset[str] = frozenset()  # what of `DEFAULTED` is left to the model
 
 
 class OutputQueue:
@@ -156,7 +156,7 @@ class GenerationRequest:
     """
 
     output: OutputQueue
-    model: str  # by its own name, no alias
+    model: str  # the model's own name, no alias
     prompt_tokens: tuple[int, ...]
     max_tokens: int
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -137,7 +137,7 @@ class ModelRunner(Protocol):
     max_seq_len: int
     vocab_size: int
     hidden_size: int
-    """Of the states that `RowResult` has; 0 where there are none."""
+    """Size of the states in `RowResult`; 0 where there are none."""
     is_batch_invariant: bool
     """A token's numbers are the same bits whatever shares its step and however its prompt was cut.
     Else that is true of prompts that are always cut alike. Tokens that draw have the same bits one

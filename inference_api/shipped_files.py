@@ -7,7 +7,7 @@ clone this needs no packages: its kernels are compiled while they are being inst
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-TOP = PACKAGE.parent  # of a clone; beside an installed package lie those of others
+TOP = PACKAGE.parent  # a clone's top folder; for an installed package, the folder of all packages
 PACKED = PACKAGE / "shipped"  # in a wheel only, by pyproject.toml
 IS_INSTALLED = PACKED.exists()
 

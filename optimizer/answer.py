@@ -69,7 +69,7 @@ class Summary(JsonObject):
 
 
 class Solution(JsonObject):
-    """By server. `loadFaults`: loads that could not be used, and what was done instead."""
+    """Mappings are by server. `loadFaults`: unusable loads, and what was done instead."""
 
     allocations: dict[str, AllocationJson]
     unallocated: dict[str, str]
@@ -94,8 +94,8 @@ class Allocation:
     server: ServerSpec
     parts: tuple[SolverChoice, ...]  # the one that carries most load first
     demand_per_s: float
-    powers_w: tuple[float, ...]  # by part
-    is_kept: bool = False  # by stabilisation, or as its load is not known
+    powers_w: tuple[float, ...]  # power of each part
+    is_kept: bool = False  # kept by stabilisation, or because its load is not known
 
     @property
     def part_costs(self) -> tuple[float, ...]:

@@ -61,7 +61,7 @@ def create_app(settings: Settings | None = None) -> Flask:
 
 
 def _failures(rule: Rule) -> Mapping[int, Content]:
-    """Of pages, not of JSON: as the reference answers them."""
+    """Returns the failures that are answered with pages, not JSON, as in the reference."""
     return {500: "text/html"} | ({404: NO_ROUTE} if rule.has_parameters else {})
 
 

@@ -26,15 +26,15 @@ from typing_extensions import TypedDict  # pydantic describes typing's from Pyth
 from common.faults import MAX_FAULTS
 from optimizer.errors import Fault, InvalidRequest
 
-MAX_KEY_CHARACTERS = 100  # of a key, where a fault's path repeats it
+MAX_KEY_CHARACTERS = 100  # characters of a key that a fault's path repeats
 
 
 class Reading(Enum):
     """How a body is read. The context of a validation."""
 
-    OURS = auto()  # keys that nobody knows are refused
-    RECORD = auto()  # of a store: they are ignored, as another version may know them
-    REFERENCE = auto()  # they are ignored, and of loads as much is refused as the reference does
+    OURS = auto()  # unknown keys are refused
+    RECORD = auto()  # a store's: unknown keys are ignored, as another version may know them
+    REFERENCE = auto()  # unknown keys are ignored; loads are refused where the reference does
 
 
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})

@@ -12,7 +12,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 from optimizer.inferno_json import Body, Reading
 
 MAX_MEASURED, MAX_TOKENS = 1e15, 2**31 - 1
-MAX_COMPUTED = 1e35  # by a solve, from fields within their bounds; sums of it stay within float32
+# A solve computes no more from fields within their bounds, and sums of it stay within float32.
+MAX_COMPUTED = 1e35
 
 
 def _whole(value: Any) -> Any:
@@ -21,7 +22,7 @@ def _whole(value: Any) -> Any:
 
 
 def _known(most: float, otherwise: float | None = None) -> BeforeValidator:
-    """Reads a number that nothing measured can be as `otherwise`."""
+    """Reads a number that no measurement can give as `otherwise`."""
 
     def read(value: Any, info: ValidationInfo) -> Any:
         is_number = isinstance(value, int | float) and info.context is not Reading.REFERENCE
@@ -46,7 +47,7 @@ Measured = Annotated[
     Annotated[float, Field(ge=-MAX_MEASURED, le=MAX_MEASURED)] | None, _known(MAX_MEASURED)
 ]
 MeasuredLatency = Annotated[Computed, _known(MAX_COMPUTED, otherwise=0.0)]
-# Of a load that is read; 0 where the reference would read none, and in what is made here.
+# A missing figure is 0 for `Reading.REFERENCE` and in loads made here; elsewhere it is unknown.
 LoadRate = Annotated[Measured, BeforeValidator(_left_out)]
 LoadTokens = Annotated[
     Annotated[int, Field(ge=-MAX_TOKENS, le=MAX_TOKENS)] | None,

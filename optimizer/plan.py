@@ -18,7 +18,7 @@ from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import encode, read
 from optimizer.questions.how_many import Choice, HowMany, HowManyQuery, Range, how_many
 
-MOST_BYTES = 2**20  # of a file that is read
+MOST_BYTES = 2**20  # largest file that is read
 LONG_MS = 10_000
 HEADINGS = (
     "accelerator", "replicas", "cards", "$/h", "rows busy", "TTFT ms", "ITL ms", "memory", "speed"

@@ -27,7 +27,7 @@ from optimizer.system import System
 
 logger = logging.getLogger(__name__)
 
-# Of servers and accelerators: beyond these a solve may take seconds, or much memory.
+# Servers times accelerators: beyond these a solve may take seconds, or much memory.
 SMALL_PAIRS, SMALL_MILP_PAIRS = 5_000, 500
 
 

@@ -25,7 +25,7 @@ from optimizer.measured import (
 
 LOWEST_PRIORITY = 100  # 1 is the highest
 DEFAULT_CLASS = "Free"  # the class of a server that names none
-MAX_POINTS, MAX_ROWS = 256, 65_536  # of a curve
+MAX_POINTS, MAX_ROWS = 256, 65_536  # points of one curve, and rows at a point
 LEAST_RATE = 1e-300  # requests per minute; less is no load, as what follows from it underflows
 
 Name = Annotated[str, Field(min_length=1, max_length=500)]
@@ -162,8 +162,9 @@ class ServiceCurve(Body):
 
     decode_ms: CurvePoints
     prompt_token_ms: Annotated[CurvePoints, BeforeValidator(_one_point)]
-    chunk_tokens: Annotated[Count, Field(ge=1)] | None = None  # of prompts in a step; absent = any
-    budget_tokens: Annotated[Count, Field(ge=1)] | None = None  # of a step while rows decode
+    # Prompt tokens in a step (absent = any), and all tokens of a step while rows decode.
+    chunk_tokens: Annotated[Count, Field(ge=1)] | None = None
+    budget_tokens: Annotated[Count, Field(ge=1)] | None = None
     overhead_ms: Annotated[list[OverheadPoint], BeforeValidator(_one_point)] = Field(
         default_factory=list, max_length=MAX_POINTS
     )
@@ -258,7 +259,7 @@ class AllocationPart(Body):
     ttft_average: MeasuredLatency = 0.0
     avg_concurrency: Measured = None  # newer reference: requests in service; not used
     utilization: Computed | None = None  # extension, as `powerWatts`: of desired allocations
-    power_watts: Computed | None = None  # of all its replicas
+    power_watts: Computed | None = None  # power of all its replicas
     load: LoadSpec = _READ_EMPTY
 
 

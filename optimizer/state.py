@@ -52,7 +52,7 @@ class StateData(Body):
     """The body of PUT /state, and the answer of GET."""
 
     system: SystemSpec
-    models: list[Name] = Field(default_factory=list)  # those without performance data too
+    models: list[Name] = Field(default_factory=list)  # also models without performance data
     changed_at: dict[str, Timestamp] = Field(default_factory=dict)
     allocated: list[Name] = Field(default_factory=list)
 

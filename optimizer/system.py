@@ -31,7 +31,7 @@ from optimizer.spec import (
 T = TypeVar("T")
 
 PerfByAccelerator = Mapping[str, PerfData]
-Targets = Mapping[tuple[str, str], ModelTarget]  # by class and model
+Targets = Mapping[tuple[str, str], ModelTarget]  # targets by class and model
 
 
 @dataclass(frozen=True, slots=True)

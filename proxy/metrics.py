@@ -24,7 +24,7 @@ from proxy.upstreams.balancer import Balancer
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 NO_TEAM = "-"  # refused before anybody was known
 
-Gauges = dict[str, tuple[str, Callable[[], int]]]  # by name: what it tells, and how much it is now
+Gauges = dict[str, tuple[str, Callable[[], int]]]  # name: (meaning, reader of its value)
 
 
 class Durations:

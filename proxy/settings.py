@@ -35,7 +35,7 @@ class Settings(BaseSettings):
     proxy_host: str = "127.0.0.1"
     proxy_port: Port = 1223
     proxy_processes: Annotated[int, Field(ge=1, le=64)] = 1
-    # Of each process:
+    # Limits of each process:
     proxy_connections: Annotated[int, Field(ge=64, le=1_000_000)] = 12_000
     proxy_requests: Annotated[int, Field(ge=8, le=1_000_000)] = 10_000
     proxy_metrics_host: str = "127.0.0.1"

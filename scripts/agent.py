@@ -9,8 +9,8 @@ import click
 from common.fetch import PROBE, fetch
 from inference_api.agents import agents
 
-URLS = ("http://127.0.0.1:1223", "http://127.0.0.1:7000")  # of `hearth serve`: proxy and API
-NO_TOKEN = "none"  # the API itself wants none
+URLS = ("http://127.0.0.1:1223", "http://127.0.0.1:7000")  # proxy and API of `hearth serve`
+NO_TOKEN = "none"  # the API itself needs no token
 FENCE = re.compile(r"^```.*\n", re.MULTILINE)
 
 

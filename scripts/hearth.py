@@ -14,7 +14,7 @@ from common import __version__
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """Of pyproject.toml, and a module by which one sees whether it is installed."""
+    """An extra of pyproject.toml, which counts as installed if `module` is found."""
 
     name: str
     module: str
@@ -26,7 +26,7 @@ BENCH, OPTIMIZER, WEIGHTS = (Extra(name, "scipy") for name in ("bench", "optimiz
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    module: str  # whose `main` it is
+    module: str  # the module that has its `main`
     summary: str
     extra: Extra | None = None
 

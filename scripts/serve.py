@@ -43,7 +43,7 @@ SMOLLM2_WORD = "smollm2"
 SMOLLM2_HEADS = SHIPPED / "models" / "smollm2-135m-instruct-medusa"
 POLL_S = 0.2
 LOOPBACK = "lo"
-MAX_RESTARTS = 20  # of ranks that serve one model together
+MAX_RESTARTS = 20  # restarts of the ranks that serve one model together
 SHUTDOWN_BEYOND_DRAIN_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
 QUESTION = "Have you been to Paris, France?"
@@ -134,7 +134,7 @@ def kept_secret() -> str:
         kept = SECRET_PATH.read_bytes() if SECRET_PATH.exists() else None
         if not kept:
             made, is_empty = secrets.token_urlsafe(48), kept is not None
-            with suppress(FileExistsError):  # of several starts at once, one makes it for all
+            with suppress(FileExistsError):  # several starts at once: one makes it for all
                 write_whole(SECRET_PATH, made, OWNER_ALONE, replaces=is_empty)
         secret = SECRET_PATH.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:

@@ -13,7 +13,7 @@ from weights.search import Problem, Shares
 
 ROUNDING = 1e-6  # layers: 0.3 x 10 is three, whatever floats make of it
 
-Layers = tuple[int, ...]  # of each node, in ring order
+Layers = tuple[int, ...]  # layers of each node, in ring order
 
 
 def partition(

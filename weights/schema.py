@@ -17,7 +17,7 @@ from weights.search import Direction, Observation, Problem, Shares
 from weights.simplex import nearest_point
 
 TOLERANCE = 1e-6
-SUM_TOLERANCE = 1e-3  # of weights, which may have been rounded to three digits
+SUM_TOLERANCE = 1e-3  # tolerance of the sum of weights, which may be rounded to three digits
 MAX_NODES = 256
 MAX_LAYERS = 1024
 MAX_PROPOSALS = 64

@@ -13,7 +13,7 @@ import numpy as np
 Direction = Literal["maximize", "minimize"]
 Shares = tuple[float, ...]
 
-ROUNDING = 1e-6  # of shares beside their bounds
+ROUNDING = 1e-6  # how far rounding may put shares beyond their bounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 POINT = 1e-12  # a body of this slack is a point
 RATIO, CELLS = 1.2, 160  # cells grow by RATIO away from the mode, down to 1.2^-160 = 2e-13
-MAX_LOG_TILT = 34.0  # of sinh: tilts to 3e14 reach bodies as thin as POINT
+MAX_LOG_TILT = 34.0  # argument of sinh: tilts to 3e14 reach bodies as thin as POINT
 CHUNK = 1 << 18  # coordinates drawn at once
 
 

@@ -43,8 +43,8 @@ FloatArray = npt.NDArray[np.float64]
 MIN_USERS = 3  # different numbers of them, that make a curve
 DIFFERENT_LENGTHS = 1.5  # longest prompts over the shortest, to tell overhead from their work
 IN_95 = 1.96
-MOST_OUTSIDE = 0.9  # of a user's time
-ROUNDS = 3  # of users in service given the overhead, and of the overhead given these
+MOST_OUTSIDE = 0.9  # largest share of a user's time outside service
+ROUNDS = 3  # each finds users in service from the overhead, then the overhead from them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Loop:
     from_s: float
     to_s: float
     users: int
-    work_tokens: float  # of a prompt: with its last token a row decodes
+    work_tokens: float  # tokens of a prompt without the last, with which a row decodes
     output_tokens: float
     e2e_ms: float
     e2e_error_ms: float
@@ -205,15 +205,15 @@ Equation = tuple[FloatArray, float]  # coefficients of the unknowns, and the lef
 
 @dataclass(frozen=True, slots=True)
 class _Unknowns:
-    """What equations are of, in their order: the overhead, c at `knots`, a at `users`, both of them
-    numbers of users. `tells`: whether the overhead is one of them."""
+    """The unknowns of equations, in order: the overhead, c at `knots`, a at `users`, both numbers
+    of users. `tells`: whether the overhead is an unknown."""
 
     users: Sequence[int]
     knots: Sequence[int]
     tells: bool
 
     def coefficients(self, users: int, prompt_tokens: float, steps: float) -> FloatArray:
-        """Those of one equation; c is on straight lines between its knots."""
+        """Returns the coefficients of one equation; c is linear between its knots."""
         c = [np.interp(users, self.knots, each) for each in np.eye(len(self.knots))]
         a = [steps * (each == users) for each in self.users]
         return np.array([self.tells, *(prompt_tokens * each for each in c), *a], dtype=np.float64)
@@ -227,7 +227,7 @@ class _Unknowns:
 
 
 def _differ(loops: Sequence[Loop]) -> bool:
-    """Whether prompts do in length."""
+    """Returns whether prompts differ in length."""
     prompts = [loop.work_tokens for loop in loops]
     return max(prompts) >= DIFFERENT_LENGTHS * max(min(prompts), 1.0)
 
@@ -243,14 +243,14 @@ def _knots(loops: Sequence[Loop]) -> Sequence[int]:
 
 
 def _end_to_end(loop: Loop, rows: float, known_ms: float, unknowns: _Unknowns) -> Equation:
-    """`rows` in service; `known_ms` of the overhead."""
+    """Returns the equation of latency. `rows` are in service; `known_ms`: known overhead."""
     prompts = rows * loop.work_tokens
     coefficients = unknowns.coefficients(loop.users, prompts, loop.output_tokens)
     return coefficients / loop.e2e_error_ms, (loop.e2e_ms - known_ms) / loop.e2e_error_ms
 
 
 def _first_token(loop: Loop, rows: float, known_ms: float, unknowns: _Unknowns) -> Equation:
-    """Of one user."""
+    """Returns the equation of TTFT, for a loop of one user."""
     coefficients = unknowns.coefficients(loop.users, rows * loop.work_tokens, 1.0)
     return coefficients / loop.ttft_error_ms, (loop.ttft_ms - known_ms) / loop.ttft_error_ms
 

@@ -27,7 +27,7 @@ FloatArray = npt.NDArray[np.float64]
 
 FIRST_SCALE = 0.1  # relative residual from which a point counts less, before the scale is known
 MIN_SCALE = 1e-4
-MAD_TO_SIGMA = 1.4826  # of a normal distribution
+MAD_TO_SIGMA = 1.4826  # ratio of sigma to MAD in a normal distribution
 MIN_POINTS = 4
 POOR_FIT = 0.15  # relative residual of ITL that half of the points exceed
 

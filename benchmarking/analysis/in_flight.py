@@ -10,7 +10,7 @@ from benchmarking.records import RequestRecord
 
 FloatArray = npt.NDArray[np.float64]
 
-LAST_PART = 0.1  # of the time from an answer's first token to its last
+LAST_PART = 0.1  # share of the time from an answer's first token to its last
 
 
 class InFlight:

@@ -12,7 +12,7 @@ from benchmarking.records import RequestRecord
 
 MIN_GAIN = 1.05  # more tokens/s than the last point, where concurrency grew
 NOISE = 2.33  # standard deviations that chance exceeds once in a hundred rows
-MIN_REQUESTS = 100  # of fewer, most servers that are offered 1.5 times what they can do pass
+MIN_REQUESTS = 100  # with fewer, most servers at 1.5 times their capacity seem to keep up
 MIN_LATENCIES = 4  # for which a load is held before it no longer fills the server
 
 

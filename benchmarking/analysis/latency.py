@@ -14,7 +14,7 @@ MISCOUNT = 1.5  # factor within which two tokenizers count the same text
 
 
 def succeeded(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Those that completed (`records.failure_of`)."""
+    """Returns the records of requests that completed (`records.failure_of`)."""
     return [record for record in records if record.failure is None]
 
 

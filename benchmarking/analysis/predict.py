@@ -30,7 +30,7 @@ from common.fetch import OK, FetchBounds, FetchFailed, ask
 BOUNDS = FetchBounds(connect_s=10.0, read_s=30.0, max_bytes=2**20)
 NOT_FOUND = 404
 PER_MINUTE = 60.0
-MAX_SCV = 100.0  # that the optimizer takes
+MAX_SCV = 100.0  # the largest that the optimizer takes
 SLACK = 1.05  # beyond a range that repeats of the same load may lie
 
 Json = dict[str, Any]
@@ -48,7 +48,7 @@ class Prediction:
     ttft_ms: float
     itl_ms: float
     wait_ms: float
-    utilization: float  # of its places
+    utilization: float  # mean share of its places in use
     max_rate_per_s: float  # within the targets, or of all places taken where none are given
     method: str | None = None
     ttft_bounds_ms: tuple[float, float] | None = None

@@ -41,7 +41,7 @@ def nothing_answered(records: Sequence[RequestRecord]) -> str:
 
 
 def failures(records: Sequence[RequestRecord]) -> dict[str, tuple[int, str]]:
-    """By code, in the order of codes: how many, and the first one's message."""
+    """Returns the number of failures and the first message by code, in the order of codes."""
     failed = [failure for record in records if (failure := record.failure) is not None]
     counts = Counter(failure.code for failure in failed)
     first = {failure.code: failure.message for failure in reversed(failed)}

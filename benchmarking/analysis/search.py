@@ -12,7 +12,7 @@ from benchmarking.analysis.knee import Saturation, brings_no_more, saturation
 from benchmarking.records import Workload
 
 MAX_PROBES = 12
-MIN_ARRIVALS = 10  # of an open loop: fewer say nothing
+MIN_ARRIVALS = 10  # requests in an open loop; fewer say nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ MIN_USERS = 3  # different numbers of them, that make a curve
 DIFFERENT_LENGTHS = 1.5  # longest prompts over the shortest, to tell overhead from their work
 IN_95 = 1.96
 SETTLES = 8  # rounds after which a loop's overhead and its users in service fit each other
-LEAST_ERROR = 0.002  # of a mean; none is known better than the clock and the load allow
-LEAST_MS = 1e-6  # of a step
+LEAST_ERROR = 0.002  # least relative error of a mean; clock and load allow no better
+LEAST_MS = 1e-6  # least time of a step
 
 Row = tuple[
     Annotated[int, Field(ge=1, le=65_536)],

@@ -16,7 +16,7 @@ from benchmarking.records import RequestRecord, Run
 SIGMAS = 3.0
 # A spread of almost nothing would make every whim of the clock a switch.
 MIN_SWITCH_S = 0.005
-MIN_SWITCH_SHARE = 0.1  # of the mean time to first token
+MIN_SWITCH_SHARE = 0.1  # share of the mean time to first token
 
 
 def three_sigma_s(ttfts_s: Sequence[float | None]) -> float | None:
@@ -82,7 +82,7 @@ class Switches:
     by_estimate_s: list[float] = field(default_factory=list)
 
 
-Matrix = dict[tuple[str, str], Switches]  # by (from model, to model)
+Matrix = dict[tuple[str, str], Switches]  # keys: (from model, to model)
 
 
 def switching_matrix(run: Run) -> Matrix:

@@ -6,7 +6,7 @@ from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.remarks import nothing_answered
 
-ATTAINMENT = 0.95  # of requests, for a load to count as kept
+ATTAINMENT = 0.95  # share of requests within the levels, for a load to count as kept
 
 
 def verdict(points: Sequence[LoadPoint], slo: Slo) -> str:

@@ -34,7 +34,7 @@ from benchmarking.report.page import report_html
 from benchmarking.rows.driver import Driver
 from common.files import write_whole
 
-SHARES = (0.25, 0.5, 0.7, 0.85, 0.95)  # of what the closed loop gets
+SHARES = (0.25, 0.5, 0.7, 0.85, 0.95)  # shares of the closed loop's rate
 USUAL = Slo(ttft_ms=500, itl_ms=50)
 
 

@@ -51,7 +51,7 @@ class ChatAnswer:
         self.finish_reason: str | None = None
         self._events = EventStream()
         self._is_done = False
-        self._start: bytes | None = b""  # of a body without events so far
+        self._start: bytes | None = b""  # beginning of a body until its first event
         self._now_s = 0.0
 
     def feed(self, data: bytes, now_s: float) -> None:

@@ -23,7 +23,7 @@ class EventStream:
         self._line = bytearray()
         self._name = ""
         self._data: list[str] = []
-        self._num_bytes = 0  # of the event so far
+        self._num_bytes = 0  # bytes of the current event so far
         self._after_cr = False
         self._is_first = True
 

@@ -30,7 +30,7 @@ def load_of(path: Path, model: str, max_tokens: int, concurrency: int) -> Worklo
 
 
 def own_prompts(path: Path, tokenizer: Tokenizer) -> list[Prompt]:
-    """In the order of the file. Raises InvalidConfig."""
+    """Returns the prompts of a file in their order. Raises InvalidConfig."""
     return [
         Prompt(
             name=f"line {number}",
@@ -43,7 +43,7 @@ def own_prompts(path: Path, tokenizer: Tokenizer) -> list[Prompt]:
 
 
 def _lines(path: Path) -> dict[int, Line]:
-    """By their numbers in the file; empty ones are left out."""
+    """Returns the lines by their numbers in the file; empty lines are left out."""
     lines: dict[int, Line] = {}
     faults: list[str] = []
     try:

@@ -36,9 +36,9 @@ def only_model(target: Target) -> str:
 
 
 def unserved(target: Target, models: Iterable[str]) -> dict[str, str]:
-    """Those of `models` that the server does not list, and what to say of each.
+    """Returns those of `models` that the server does not list, each with a message.
 
-    A server that lists none is taken to serve all. Raises TargetUnusable where nobody answers.
+    A server that lists none is taken to serve all. Raises TargetUnusable if no server answers.
     """
     url = target.route("/models")
     try:
@@ -109,7 +109,7 @@ def agreed(target: Target, model: str, tell: Callable[[str], None]) -> Target:
 
 
 def _refusal(target: Target, model: str, body: Body) -> str | None:
-    """What a server says that refuses a body; None where it does not."""
+    """Returns the answer of a server that refuses a body; None if it accepts the body."""
     with _session() as session:
         answer = session.post(
             target.completions(model),
@@ -117,7 +117,7 @@ def _refusal(target: Target, model: str, body: Body) -> str | None:
             headers=target.headers,
             timeout=PROBE_TIMEOUT_S,
             allow_redirects=False,
-            stream=True,  # whoever accepts it need not answer it
+            stream=True,  # a server that accepts the body need not finish its answer
         )
         if answer.status_code not in BODY_REFUSED:
             return None

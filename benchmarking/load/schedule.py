@@ -5,7 +5,7 @@ from random import Random
 
 from benchmarking.records import Distribution
 
-MOST_SPREAD = 4  # of a drawn length over its mean, or of the mean over it
+MOST_SPREAD = 4  # largest ratio of a drawn length to the mean, or of the mean to it
 
 
 def due_times_s(

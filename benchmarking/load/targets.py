@@ -36,8 +36,8 @@ class RequestForm:
     """The wire format of one kind of server: its requests and its answers."""
 
     answer: type[StreamReader]
-    path: Callable[[str], str]  # of a model
-    body: Callable[[str, Prompt, int], Body]  # of model, prompt and max_tokens
+    path: Callable[[str], str]  # takes the model
+    body: Callable[[str, Prompt, int], Body]  # takes model, prompt and max_tokens
 
 
 def _chat_body(model: str, prompt: Prompt, max_tokens: int) -> Body:
@@ -78,7 +78,7 @@ class Target:
     `left_out`, `renamed`: fields of a body that the server does not take, or by another name.
     """
 
-    kind: str  # of FORMS
+    kind: str  # a key of FORMS
     base: str
     key: SecretStr | None = None
     sampling_params: Body = field(default_factory=dict)

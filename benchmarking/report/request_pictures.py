@@ -85,7 +85,7 @@ def time_series(run: Run) -> Figure | None:
 
 
 def batch_bars(records: Sequence[RequestRecord]) -> Figure | None:
-    """By the batch size that the server reports: medians with p5 to p95, client beside server."""
+    """Draws medians with p5 to p95 by the server's batch size, client beside server."""
     by_batch: dict[int, list[RequestRecord]] = defaultdict(list)
     for record in succeeded(records):
         if batch := _batch(record):

@@ -65,8 +65,9 @@ def responses(records: Sequence[RequestRecord], started_at: datetime) -> list[Re
 
 
 def switching_times_s(records: Sequence[RequestRecord]) -> dict[int, float | None]:
-    """By index of the request: the server's word where it says something, else the documented
-    estimate, which only the first can have.
+    """Returns switching times by index of the request, as the server reports them.
+
+    If it reports none, the first request has the documented estimate.
     """
     answered = succeeded(records)
     answered.sort(key=lambda record: record.sent_s)

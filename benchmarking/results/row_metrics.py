@@ -19,7 +19,7 @@ from benchmarking.analysis.switching import three_sigma_s
 from benchmarking.records import RequestRecord, RowRecord, Run
 
 PERCENTS = (50, 90, 95, 99)
-BUSY_CPU_SHARE = 0.7  # of a core: beyond, the client itself may be what is slow
+BUSY_CPU_SHARE = 0.7  # share of a core; above it the client itself may be what is slow
 LATE_LAG_P99_S = 0.02
 
 Metrics = dict[str, Any]

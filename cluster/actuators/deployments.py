@@ -26,7 +26,7 @@ from cluster.replicas import Group, Outcome, Replica, State
 
 log = logging.getLogger(__name__)
 
-MAX_TRIES = 5  # of a change, where somebody else changes the Deployment meanwhile
+MAX_TRIES = 5  # tries of a change, if others change the Deployment meanwhile
 CONFLICT = 409
 # How long the effect of a change is waited for; Kubernetes takes a fraction of a second.
 SETTLE_S = 5.0

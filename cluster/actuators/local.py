@@ -22,7 +22,7 @@ from common.files import write_whole
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-MAX_PID = 2**22  # of Linux: proc(5)
+MAX_PID = 2**22  # Linux's limit: proc(5)
 
 
 class Record(BaseModel):

@@ -38,7 +38,7 @@ REPORT_TIMEOUT_S = 1.0
 CONNECT_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 10.0
 WATCH_S = 0.2
-LEAST_RESOURCES = {"CPU": 1.0}  # of a replica whose recipe names none
+LEAST_RESOURCES = {"CPU": 1.0}  # for a replica whose recipe names none
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +295,7 @@ def _ray() -> ModuleType:
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise ActuatorUnusable("Ray is missing; pip install 'hearth[cluster]'.") from error
-    logging.getLogger("ray.actor").setLevel(logging.ERROR)  # that a reservation lost kills: we know
+    # Hides a warning that we know: losing a reservation kills its actors.
+    logging.getLogger("ray.actor").setLevel(logging.ERROR)
     module: ModuleType = ray
     return module

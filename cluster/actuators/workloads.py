@@ -17,7 +17,7 @@ SERVER_LABEL = "hearth.dev/server"
 ACCELERATOR_LABEL = "hearth.dev/accelerator"
 SELECTOR = f"{SERVER_LABEL},{ACCELERATOR_LABEL}"
 ROWS_VARIABLE = "USER_ROWS"
-DEFAULT_ROWS = 32  # of a process without the variable
+DEFAULT_ROWS = 32  # rows of a process without the variable
 PORT_NAME = "http"
 DEFAULT_PORT = 7000
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.errors import MetricsUnread
 
-# By field of `Counters`: samples to add up over their labels, the first name that is there counts.
+# Sample names by field of `Counters`: the first that is there counts, summed over its labels.
 NAMES = {
     "ended": ("inference_requests_total", "vllm:request_success_total"),
     "prompt_tokens": (

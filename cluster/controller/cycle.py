@@ -18,8 +18,8 @@ from cluster.replicas import Group, Replica, State
 from cluster.system import Json, SystemDocument
 
 LEAST_S = 1.0  # between two readings
-# Of a stabilisation window. Cycles come some milliseconds early or late: without it, a window of
-# two periods would often last three.
+# Share of a stabilisation window that has to pass. Cycles come some milliseconds early or late:
+# without it, a window of two periods would often last three.
 WINDOW_PART = 0.95
 
 

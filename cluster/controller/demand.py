@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from cluster.controller.loads import Traffic
 
 CLEAR = 2.0  # standard errors of the difference of two counts, beyond which a rise is one
-LARGEST_RISE = 0.5  # of what came, that is expected more: as where it doubles within a period
+# Largest rise to plan for, as a share of the rate: that of a load that doubles in one period.
+LARGEST_RISE = 0.5
 # What the optimizer takes: a replica that counts nonsense must not cost the others their plan.
 MAX_PER_MINUTE, MAX_TOKENS = 1e9, 10**8
 
@@ -28,7 +29,7 @@ class OfferedLoad:
 
     @classmethod
     def of(cls, per_minute: float, in_tokens: float, out_tokens: float) -> "OfferedLoad":
-        """Of means, within what can be asked."""
+        """Returns a load of these means, within what the optimizer takes."""
         return cls(
             min(per_minute, MAX_PER_MINUTE),
             round(min(in_tokens, MAX_TOKENS)),

@@ -13,7 +13,7 @@ from cluster.controller.counters import Counters
 from cluster.controller.pages import Readings
 from cluster.replicas import Group, Replica, State
 
-LEAST_READ = 0.5  # of a server's replicas, for which the others are taken to be like them
+LEAST_READ = 0.5  # share of a server's replicas to read, to take the others to be like them
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Traffic:
     waiting: float = 0.0
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        """Of both, at the same time."""
+        """Returns the traffic of both over the same time."""
         added = {
             each.name: getattr(self, each.name) + getattr(other, each.name)
             for each in fields(self)
@@ -87,9 +87,10 @@ def between(before: Counters, now: Counters) -> Traffic:
 def traffic_of(
     replicas: Iterable[Replica], before: Readings, now: Readings, since_s: float | None
 ) -> dict[str, ServerTraffic]:
-    """By server, of those that have replicas to read. `since_s`: the time of the readings before;
-    a replica that is not among them is new and counts from then on, or from nothing at all if
-    these are the first."""
+    """Returns traffic by server, for servers that have replicas to read.
+
+    `since_s`: the time of the readings before. A replica that is not among them is new and counts
+    from then on. If these are the first readings, nothing is counted."""
     found: dict[str, dict[Group, list[Traffic]]] = defaultdict(lambda: defaultdict(list))
     missed: dict[str, list[str]] = defaultdict(list)
     for replica in replicas:

@@ -22,7 +22,7 @@ READERS = 16  # threads
 WAITING_ROOM = "hearth_proxy_waiting"
 
 Readings = Mapping[str, Counters | MetricsUnread]
-"""By the name of a replica."""
+"""Counters, or why they were not read, by the name of a replica."""
 
 
 class Reader(Protocol):

@@ -18,7 +18,7 @@ from cluster.system import Json, SystemDocument
 
 LEAST_ENDED = 5  # requests, below which means say nothing
 SATURATED = 0.9  # requests present for each row, on average
-LEAST_ERROR, LARGEST_ERROR = 0.02, 1.0  # of a mean, relative
+LEAST_ERROR, LARGEST_ERROR = 0.02, 1.0  # bounds on a mean's relative error
 SPEED_KEYS = ("decodeParms", "prefillParms", "perfParms", "serviceCurve")
 
 ModelOn = tuple[str, str]

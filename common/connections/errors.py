@@ -27,7 +27,7 @@ STATUSES: dict[type[ParseException], int] = {
     LimitRequestHeaders: 431,
     UnsupportedTransferCoding: 501,
 }
-MAX_SAID_CHARS = 200  # of what gunicorn says, which quotes the client
+MAX_SAID_CHARS = 200  # characters of gunicorn's message, which quotes the client
 
 
 class InvalidHead(WireError):

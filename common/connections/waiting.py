@@ -33,8 +33,8 @@ class PolledConnection(TConn):
         self.is_polled = False
         self.since_s = 0.0  # when this wait, or the body that is waited for, began
         self.deadline_s = 0.0
-        self.num_discarded_bytes = 0  # that came once it was answered for the last time
-        self.num_held_bytes = 0  # of the request that is coming or being answered
+        self.num_discarded_bytes = 0  # bytes that came after its last answer
+        self.num_held_bytes = 0  # bytes of the request that is coming or being answered
 
 
 class WaitingConnections:

@@ -33,9 +33,9 @@ from common.readiness import is_readable, is_writable
 logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 * 1024
-MAX_ACCEPTED = 32  # at once: between polls come the duties of a whole turn
+MAX_ACCEPTED = 32  # connections accepted per poll; other duties of a turn come between polls
 LINGER_S = 2.0  # for a client to close what was answered, or a stopping worker's connection
-LINGER_BYTES = 16 * 1024 * 1024  # that such a client may still send
+LINGER_BYTES = 16 * 1024 * 1024  # bytes that such a client may still send
 SWEEP_S = 0.5  # how often late connections are looked for
 PROBE_PATHS = frozenset({"/health", "/ready"})
 PROBE_THREADS = 2
@@ -61,11 +61,11 @@ class ConnectionLimits:
     max_body_bytes: int
     head_timeout_s: float = 5.0
     body_timeout_s: float = 10.0
-    min_body_bytes_per_s: int = 16 * 1024  # that earn one more second
+    min_body_bytes_per_s: int = 16 * 1024  # bytes that earn one more second
     max_waiting_per_address: int = 256
     # None is one too many of its address sooner: clients connect first and send then.
     grace_s: float = 1.0
-    max_held_requests: int = 64  # of full size, coming in or being answered
+    max_held_requests: int = 64  # requests of full size, coming in or being answered
 
 
 class PollingWorker(ThreadWorker):

@@ -31,7 +31,7 @@ class ModelCard(WireDict):
 
 
 class ExpertModelCard(ModelCard, ExpertCard):
-    """Of an expert, by its name or another that means it."""
+    """Describes an expert, under its name or another that means it."""
 
 
 class ModelList(WireDict):

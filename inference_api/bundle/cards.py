@@ -70,7 +70,7 @@ class ExpertState(ExpertCard):
 
 
 class Limits(WireDict):
-    """Of bytes, rows and requests."""
+    """Limits of bytes, rows and requests."""
 
     memory_limit: int
     fast_memory_limit: int

@@ -51,7 +51,7 @@ Reason = Literal[
 ]
 
 
-REASONS: Mapping[tuple[str, bool], Reason] = {  # by limit, and whether it is kept
+REASONS: Mapping[tuple[str, bool], Reason] = {  # keys: the limit, and whether it is kept
     ("memory_limit", True): "MemorySufficient",
     ("memory_limit", False): "MemoryExceeded",
     ("fast_memory_limit", True): "FastMemorySufficient",

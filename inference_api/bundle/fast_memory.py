@@ -31,7 +31,7 @@ class FastMemory:
         self._held_bytes = needed_bytes(self.holders.values())
 
     def staying(self) -> list[Expert]:
-        """Those that hold some and are not about to give it back."""
+        """Returns the holders that are not about to give their fast memory back."""
         return [each for each in self.holders.values() if each.state is not State.DRAINING]
 
     def has_room_for(self, newcomer: Expert) -> bool:

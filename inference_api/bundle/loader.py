@@ -20,7 +20,7 @@ from inference_api.model_loading import LoadableModel, Stamp
 logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 5.0
-NICENESS = 10  # of the thread, so that decoding goes first
+NICENESS = 10  # the thread's niceness, so that decoding goes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class LoadFailed:
     name: str
     reason: str
     failure: Failure
-    stamp: Stamp  # of the files that were there then
+    stamp: Stamp  # the files as they were when loading began
 
 
 @dataclass(frozen=True, slots=True)

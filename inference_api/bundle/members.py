@@ -137,7 +137,7 @@ class ResidencySnapshot:
 class Stay:
     """One stay in memory: for whom the expert was loaded, and when it came to what."""
 
-    head_came_s: float  # of the oldest who waited, or when an operator asked
+    head_came_s: float  # when the oldest waiting request came, or an operator asked
     ticketed_s: float
     issued_s: float
     from_name: str | None
@@ -202,7 +202,8 @@ class Expert:
         return max(0, self.needs.rows_min - self.num_running)
 
     def switch(self, came_s: float) -> Switch | None:
-        """Of a request that came then and is served now; None where it came to a resident."""
+        """Returns the switch for a request that came then and is served now; None if it came to a
+        resident."""
         stays = [stay for stay in (self.stay, self.earlier_stay) if stay is not None]
         if self.stay is None or any(stay.ready_s <= came_s < stay.left_s for stay in stays):
             return None

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 TIMER_S = 0.05  # how exact times of patience and residence are while nobody runs
 FAILED_RETRY_AFTER_S = 30
-ANSWER_TIMEOUT_S = 30.0  # of what operators ask: the turn of the decode loop that it falls into
+ANSWER_TIMEOUT_S = 30.0  # how long an operator's call may wait for a turn of the decode loop
 
 Answer = TypeVar("Answer")
 

@@ -12,13 +12,13 @@ from typing import Any, Literal, Protocol, Self
 
 from inference_api.errors import StartupError
 
-MAX_MESSAGES = 8  # of a conversation, its first
-MAX_CHARACTERS = 1000  # of a message: half from its start, half from its end
+MAX_MESSAGES = 8  # the first ones of a conversation
+MAX_CHARACTERS = 1000  # kept of a message: half from its start, half from its end
 # So weak that the probabilities of a few dozen texts are neither too low nor, much, too high: what
 # `make bench-router` prints as calibration error.
 _INVERSE_REGULARISATION = 300.0
 _TOKENS = r"[^\W\d_]+|0|[-+*/=%{}\[\]<>,]"
-_MAX_WORDS, _MAX_LETTERS = 2000, 4000  # that are told apart: what bounds the time to learn
+_MAX_WORDS, _MAX_LETTERS = 2000, 4000  # different ones, to bound the time to learn
 _DIGITS = re.compile(r"\d+")
 
 

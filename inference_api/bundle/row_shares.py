@@ -1,4 +1,4 @@
-"""Whose request takes a row. Residents share the user rows; each always has its `rows_min`.
+"""Decides who gets the next row. Residents share the user rows; each always has its `rows_min`.
 
 They borrow the rest row by row: the next row goes to the resident that uses the smallest part of
 its `rows_max`. Running requests are never interrupted. Decode thread only.
@@ -22,7 +22,7 @@ class RowShares:
         self._user_rows = user_rows
         self._memory = memory
         self._waiting: Mapping[str, Waiting] = {}
-        self._num_started: dict[str, int] = {}  # of those
+        self._num_started: dict[str, int] = {}  # waiting requests that got a row in this turn
         self._num_owed = 0  # rows kept for members below their minimum
 
     def begin_turn(self, waiting: Mapping[str, Waiting]) -> None:

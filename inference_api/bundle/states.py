@@ -32,7 +32,7 @@ class ExpertStates:
         self.memory = FastMemory(policy.fast_memory_limit_bytes)
         self.ready: set[str] = set()  # the names of residents
         self.waiting: Mapping[str, Waiting] = {}
-        self.at_loader: set[str] = set()  # whose Load or Unload is not answered
+        self.at_loader: set[str] = set()  # names of experts whose Load or Unload is not answered
         self.effects: list[Effect] = []
         self.has_news = False
         self._load_timeout_s = policy.load_timeout_s
@@ -81,7 +81,7 @@ class ExpertStates:
         self.effects.append(effect)
 
     def answered(self, name: str, now_s: float) -> None:
-        """By the loader."""
+        """Note that the loader has answered."""
         self.at_loader.discard(name)
         self._loader_since_s = now_s
         self.has_news = True
@@ -96,14 +96,14 @@ class ExpertStates:
         return [each for each in self.by_name.values() if each.state in states]
 
     def unpinned(self) -> list[Expert]:
-        """Of the residents."""
+        """Returns the residents that are not pinned."""
         return [each for each in self.those(State.RESIDENT) if not each.needs.is_pinned]
 
     def is_idle(self, expert: Expert) -> bool:
         return not expert.num_running and expert.name not in self.waiting
 
     def idle(self, experts: Iterable[Expert]) -> list[Expert]:
-        """Those of them that nobody uses, the least recently used first."""
+        """Returns those of `experts` that nobody uses, the least recently used first."""
         idle = [each for each in experts if self.is_idle(each)]
         return sorted(idle, key=lambda each: each.used_or_ready_s)
 

@@ -23,7 +23,7 @@ class Taken:
     pieces: tuple[Piece, ...]
     rows_min: int
     is_pinned: bool
-    scratch_bytes: int  # of a step; all share that of the largest
+    scratch_bytes: int  # memory of a step; all experts share the largest one's
 
     @property
     def weights_by_key(self) -> Mapping[Key, int]:

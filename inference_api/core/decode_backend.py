@@ -71,8 +71,8 @@ class DecodeBackend:
         self._clock = clock
         self._on_decoded = on_decoded
         self.residents: Residents = self._fixed(())  # as they were brought up, for any thread
-        self._residents: Residents = self.residents  # whose rows are stepped: none after a failure
-        self._events: list[tuple[OutputQueue, TokenEvent]] = []  # of this turn
+        self._residents: Residents = self.residents  # the ones to step: none after a failure
+        self._events: list[tuple[OutputQueue, TokenEvent]] = []  # events of this turn
         self._stepped: list[tuple[LoadedModel, Step, float]] = []  # in this turn, in seconds
         self._failure = ""
         self._lock = Lock()  # guards the three below and changes of the phase

@@ -54,7 +54,7 @@ class RowStates(Generic[State]):
 
     def __init__(self, start: Callable[[UserRow], State]) -> None:
         self._start = start
-        self._held: dict[int, tuple[UserRow, State]] = {}  # by the index of the row
+        self._held: dict[int, tuple[UserRow, State]] = {}  # keyed by row index
 
     def of(self, rows: Sequence[UserRow]) -> list[State]:
         """The states of `rows`, in their order; those of all other requests are dropped."""

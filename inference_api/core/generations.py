@@ -48,7 +48,7 @@ class TextGeneration:
     ) -> None:
         self.session_id = request.output.session_id
         self.finish_reason: FinishReason | None = None
-        self.error: HearthError | None = None  # that it ended with
+        self.error: HearthError | None = None  # the error that ended it
         self.is_abandoned = False
         self.kept_token_ids = text.kept
         self._request = request
@@ -61,7 +61,7 @@ class TextGeneration:
         self._first_piece: str | None = None
         self._scored: list[ScoredToken] = []
         self.scored_prompt: Sequence[ScoredToken] = ()  # once started, where asked for
-        self.embedding: bytes | None = None  # of the prompt, once started, where asked for
+        self.embedding: bytes | None = None  # the prompt's, once started, where asked for
 
     def at_end(self, action: Callable[[], None]) -> None:
         """Register what `close` has to do; the last registered is done first."""
@@ -290,7 +290,7 @@ class Generations:
             generation.at_end(self._watcher.watch(caller.connection, hang_up))
 
     def _tell_end(self, generation: TextGeneration, caller: Caller) -> None:
-        """Of each generation that started."""
+        """Report the end of a generation to all observers, if it had started."""
         if generation.has_started:
             record, session_id = generation.record(), generation.session_id
             ended = EndedGeneration(record, caller, session_id, generation.error)

@@ -37,10 +37,11 @@ class Step:
     copies: list[Copy] = field(default_factory=list)
     prompts: list[tuple[UserRow, RowStep]] = field(default_factory=list)
     decoding: list[tuple[UserRow, RowStep]] = field(default_factory=list)
-    kept: list[tuple[RowStep, Sequence[int]]] = field(default_factory=list)  # of drafts, once drawn
-    outcomes: list[Outcome] = field(default_factory=list)  # of rows that decode, once drawn
+    # Accepted tokens of each draft, once drawn.
+    kept: list[tuple[RowStep, Sequence[int]]] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)  # one per decoding row, once drawn
     prefilled_tokens: int = 0
-    reused_tokens: int = 0  # by the copies
+    reused_tokens: int = 0  # prompt tokens that come from the copies
 
     @property
     def rows(self) -> list[RowStep]:
@@ -72,7 +73,7 @@ class Step:
                 row.pooled.add(result.hidden[:1])
             num_tried = len(drawn) - 1
             if num_tried:
-                drafted_tokens = max(step.positions) - step.start  # of a tree, its depth
+                drafted_tokens = max(step.positions) - step.start  # for a tree, its depth
                 tokens, drawn = accepted(step, drawn)
                 self.kept.append((step, tokens))
                 right = [token - 1 for token in tokens[1:]]

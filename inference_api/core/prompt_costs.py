@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-FORGET = 0.98  # of what earlier steps say, with every further one
+FORGET = 0.98  # factor on the weight of earlier steps, with every further one
 MIN_STEPS = 3  # before that, all numbers of rows count together
-MAX_RATIO = 3.0  # of a step's time to what is expected: more says that something held it up
-PRIOR_ERROR = 0.1  # of what one step says, until others have been seen to differ
+MAX_RATIO = 3.0  # a step slower than expected by more than this factor was held up
+PRIOR_ERROR = 0.1  # relative error of one step, until others have been seen to differ
 
 
 class Point(NamedTuple):
@@ -54,7 +54,7 @@ class PromptCosts:
     """Seconds that a prompt token adds to a step without any. Decode thread only."""
 
     def __init__(self) -> None:
-        self._fits: dict[int, _Fit] = {}  # by the rows' binary digits: 0, 1, 2-3, 4-7, ...
+        self._fits: dict[int, _Fit] = {}  # keyed by the rows' binary digits: 0, 1, 2-3, 4-7, ...
         self._all = _Fit()
 
     def learn(self, rows: int, tokens: int, seconds: float) -> None:
@@ -76,7 +76,7 @@ class PromptCosts:
         return fit is not None and fit.steps >= MIN_STEPS
 
     def points(self) -> Sequence[Point]:
-        """Of those numbers of rows that prompts were seen beside, ascending."""
+        """Returns points at the numbers of rows that prompts were seen beside, ascending."""
         return [
             Point(fit.rows / fit.steps, fit.slope, fit.error)
             for _, fit in sorted(self._fits.items())

@@ -12,7 +12,7 @@ class GenerationRecord:
 
     model: str
     prompt_tokens: int
-    reused_tokens: int  # of the prompt, from a row's cache
+    reused_tokens: int  # prompt tokens taken from a row's cache
     completion_tokens: int
     begun_s: float  # on the monotonic clock
     queue_s: float
@@ -25,7 +25,7 @@ class GenerationRecord:
     early_tokens_per_s: float | None  # the first ten of these
     mean_batch_size: float  # rows decoded together, as this generation met them
     drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of the drafted ones, as far as the answer goes
+    accepted_tokens: int = 0  # drafted tokens that were accepted, as far as the answer goes
     acceptance_by_depth: tuple[float, ...] = ()  # from depth 1 on; empty without drafts
     tokens_per_step: float | None = None
     switch: Switch | None = None  # where the model had to be brought into memory

@@ -16,7 +16,7 @@ from inference_api.core.served_model import ServedModel
 class Residents(Protocol):
     @property
     def models(self) -> Mapping[str, LoadedModel]:
-        """Those in memory, by name; replaced, never changed, so that any thread may read it."""
+        """Models in memory, by name. Replaced, never changed, so that any thread may read it."""
 
     @property
     def served(self) -> Mapping[str, ServedModel]:

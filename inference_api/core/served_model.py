@@ -25,7 +25,7 @@ class StepTotals:
     loop_s: float = 0.0  # the rest of each step
     drafts: int = 0
     drafted_tokens: int = 0
-    accepted_tokens: int = 0  # of those that were drafted
+    accepted_tokens: int = 0  # drafted tokens that were accepted
 
 
 @dataclass(frozen=True, slots=True)

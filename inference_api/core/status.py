@@ -37,12 +37,12 @@ class Snapshot:
 
     @property
     def busy_rows(self) -> int:
-        """Of all models."""
+        """Busy rows of all models together."""
         return sum(each.busy_rows for each in self.models.values())
 
     @property
     def totals(self) -> StepTotals:
-        """Of all models."""
+        """Totals of all models together."""
         all_totals = [astuple(each.totals) for each in self.models.values()]
         return StepTotals(*map(sum, zip(*all_totals, strict=True)))
 

@@ -23,7 +23,7 @@ MEASURING_S = 1.5  # after which no further size is measured
 CONTEXT_TOKENS = 64  # in the cache of each row, where there is room
 PROMPT_TOKENS = 64
 PROMPT_RUNS = 2
-TIMED_STEPS = 3  # of a size that warm-up did not measure: the fastest counts
+TIMED_STEPS = 3  # steps that time a size which warm-up did not measure: the fastest counts
 
 SCALE_RATE = 0.1  # learning rate of the speed that all steps share
 PUBLISH_PERIOD_S = 0.25
@@ -43,8 +43,8 @@ MAX_LOOP_RATIO = 4.0  # a loop time above this multiple of its mean is an interr
 class Contents(NamedTuple):
     """What is in a step."""
 
-    rows: int  # that decode
-    tokens: int  # that draw: one of each of these rows, and their drafts'
+    rows: int  # rows that decode
+    tokens: int  # tokens that draw: one of each of these rows, and their drafts'
     prompt_tokens: int
 
 
@@ -69,7 +69,7 @@ class StepSpeed:
     speed: float = 1.0
     steps: int = 0
     steps_s: float = 0.0  # since start
-    counts: Sequence[StepCount] = ()  # of the same steps, by ascending tokens
+    counts: Sequence[StepCount] = ()  # counts of the same steps, by ascending tokens
     measured_at_s: float | None = None  # since 1970
 
 
@@ -333,7 +333,7 @@ class StepCosts:
 
 
 def _nearest(means: Sequence[RunningMean], rows: int) -> float:
-    """Of as many rows, up to a power of two, or of as near as was seen."""
+    """Returns the mean for as many rows, up to a power of two, or for the nearest number seen."""
     place = rows.bit_length()
     if means[place].count:
         return means[place].mean

@@ -14,7 +14,7 @@ class StepTimes:
     One thread adds; any may read, of each batch size at a time.
     """
 
-    _counts: dict[int, list[int]] = field(default_factory=dict)  # by batch size, then by bucket
+    _counts: dict[int, list[int]] = field(default_factory=dict)  # steps, by batch size, then bucket
     _sums_s: dict[int, float] = field(default_factory=dict)
 
     def add(self, batch_size: int, seconds: float) -> None:

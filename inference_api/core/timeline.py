@@ -21,8 +21,8 @@ class Timeline:
         self._early_s: float | None = None  # when the last of the early tokens came
         self._batch_sizes = 0
         self._reused_tokens = 0
-        self.switch: Switch | None = None  # that the request waited for
-        self._num_steps = 0  # that brought tokens
+        self.switch: Switch | None = None  # the switch that the request waited for
+        self._num_steps = 0  # steps that brought tokens
         self._depths = DraftDepths()
         self.completion_tokens = 0
 

@@ -118,12 +118,12 @@ class EngineRunner:
 
     @property
     def files(self) -> Sequence[Path]:
-        """Of its weights."""
+        """Returns the files of the weights."""
         return self._form.files
 
     @property
     def num_layers(self) -> int:
-        """Of the whole model."""
+        """Returns the number of layers of the whole model."""
         return self._whole.num_layers
 
     @cached_property

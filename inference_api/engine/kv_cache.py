@@ -41,7 +41,7 @@ class KVCache:
         capacity = cache_capacity(max_seq_len)
         slot = cache_slot(dtype.itemsize, config.head_dim)
         shape = (config.num_layers, max_rows, config.num_kv_heads, capacity, slot)
-        self._memories: list[mmap.mmap] = []  # of a lazy cache: the keys', and the values'
+        self._memories: list[mmap.mmap] = []  # a lazy cache's keys, and its values
         if is_lazy:
             # Small pages: a huge one would take the memory of several rows for one.
             num_bytes = prod(shape) * dtype.itemsize

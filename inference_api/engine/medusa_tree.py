@@ -7,9 +7,9 @@ from math import prod
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.heads import MedusaFile, TreePath
 
-DEFAULT_PATHS = 63  # of the tree where the heads' files have none,
+DEFAULT_PATHS = 63  # paths of the tree where the heads' files have none
 DEFAULT_RANKS = 8
-RANK_DECAY = 0.4  # taking a guess to be less likely by this than the one before it
+RANK_DECAY = 0.4  # assumed likelihood of a guess, relative to the guess ranked before it
 
 
 def tree_paths(file: MedusaFile, config: ModelConfig) -> Sequence[TreePath]:
@@ -20,7 +20,7 @@ def tree_paths(file: MedusaFile, config: ModelConfig) -> Sequence[TreePath]:
 
 
 def _within(paths: Sequence[TreePath], num_ranks: int) -> Sequence[TreePath]:
-    """Those of guesses that there are."""
+    """Returns the paths in which all ranks are below `num_ranks`."""
     return [path for path in paths if max(path) < num_ranks]
 
 

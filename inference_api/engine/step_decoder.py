@@ -12,7 +12,7 @@ class Outputs(NamedTuple):
     """The outputs of a decoder's step."""
 
     logits: Tensor  # [draws, vocab] float32: of what follows the tokens that draw, in their order
-    hidden: Sequence[Tensor | None]  # of each row; see `RowResult`
+    hidden: Sequence[Tensor | None]  # one for each row; see `RowResult`
 
 
 class StepDecoder(Protocol):

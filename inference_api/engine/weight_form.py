@@ -20,7 +20,7 @@ from inference_api.loading.options import EngineOptions
 logger = logging.getLogger(__name__)
 
 INT4_COST = "with SmolLM2-135M, perplexity is 18.8 instead of int8's 14.2 (docs/benchmarks.md)"
-DTYPES = {  # by the values of DTYPE and KV_CACHE_DTYPE
+DTYPES = {  # keys are values of DTYPE and KV_CACHE_DTYPE
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -30,7 +30,7 @@ DTYPES = {  # by the values of DTYPE and KV_CACHE_DTYPE
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """Of the whole model, whichever of its layers a process has: all must agree."""
+    """The form of the whole model's weights, which all processes that share it must agree on."""
 
     files: Sequence[Path]
     options: EngineOptions  # with the dtype that auto means for these weights

@@ -31,7 +31,7 @@ BESIDE = SOURCES.parent / "built"
 FOLDERS = (CACHE / "kernels", BESIDE)
 COMPILERS = ("g++", "clang++", "c++")
 TIMEOUT_S = 300
-MAX_BUILDS = 4  # that are kept, for checkouts and compilers that take turns
+MAX_BUILDS = 4  # builds to keep, for checkouts and compilers that take turns
 
 FLAGS = (
     "-std=c++17",

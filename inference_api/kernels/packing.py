@@ -2,16 +2,16 @@
 
 from typing import Literal
 
-LAYOUT_VERSION = 1  # of packed bytes, which files keep: raise it where weights are packed otherwise
-Bits = Literal[32, 16, 8, 4]  # of a weight; 32 and 16 are float32 and bfloat16
-BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # by the values of QUANTIZATION
+LAYOUT_VERSION = 1  # version of packed bytes, which files keep: raise it when packing changes
+Bits = Literal[32, 16, 8, 4]  # bits of a weight; 32 and 16 are float32 and bfloat16
+BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # keys are values of QUANTIZATION
 FLOAT_BITS: dict[str, Bits] = {"float32": 32, "bfloat16": 16}
 GROUP = 32  # inputs that share a scale
 PANEL = 32  # outputs that are packed together
 SCALE_BYTES = 2
 MAX_HEAD_DIM = 256
-CACHE_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # of an element, by KV_CACHE_DTYPE
-CACHE_SCALE_BYTES = 4  # behind a key or value of int8: what its steps are
+CACHE_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # keys: KV_CACHE_DTYPE; values: bytes
+CACHE_SCALE_BYTES = 4  # size of the scale behind an int8 key or value
 
 
 def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:

@@ -39,7 +39,7 @@ from inference_api.loading.options import EngineOptions
 from inference_api.loading.quantised.formats import FLOATS
 
 CONFIG = "config.json"
-MAX_TEMPLATE_BYTES = 1_000_000  # of a chat template; the longest have some 20,000
+MAX_TEMPLATE_BYTES = 1_000_000  # size of a chat template; the longest have some 20,000
 # What the tokenizer's library may read besides, and at most how many bytes of it.
 DESCRIPTIONS = {
     "*.json": MAX_JSON_BYTES,

@@ -20,7 +20,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding; what the fields after `factor` mean, `rope` says."""
+    """Rotary position embedding; `rope` explains the fields after `factor`."""
 
     kind: RopeKind = "default"
     theta: float = 10_000.0
@@ -31,9 +31,9 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     is_truncated: bool = True
-    short_factors: tuple[float, ...] = ()  # of each turned pair
+    short_factors: tuple[float, ...] = ()  # one for each turned pair
     long_factors: tuple[float, ...] = ()
-    magnitude: float = 1.0  # of what is turned
+    magnitude: float = 1.0  # factor of turned dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,15 @@ class MixtureConfig:
 
     num_experts: int
     experts_per_token: int
-    ffn_size: int  # of each expert
+    ffn_size: int  # size of one expert
     is_renormalised: bool  # the shares of a token's experts are made to sum to one
-    dense_layers: frozenset[int]  # of the checkpoint: these have one MLP for all tokens
-    has_biases: bool = False  # of the router and of the experts
+    dense_layers: frozenset[int]  # layers of the checkpoint that have one MLP for all tokens
+    has_biases: bool = False  # the router and the experts have biases
     scoring: Scoring = "softmax"
     has_selection_bias: bool = False  # scores have it on them when experts are chosen, only then
     groups: ExpertGroups | None = None
-    scale: float = 1.0  # of all shares
-    shared_ffn_size: int = 0  # of one more MLP, which all tokens have beside their experts
+    scale: float = 1.0  # factor of all shares
+    shared_ffn_size: int = 0  # size of one more MLP that all tokens pass; 0: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class LatentConfig:
     """Latent attention (DeepSeek-AI 2024, arXiv 2405.04434).
 
     Queries, and keys and values together, are made of shorter vectors, latents, which are
-    normalised. What is turned of a key is the same in all heads, and not of the latent.
+    normalised. The turned part of a key is the same in all heads and is not made of the latent.
     """
 
-    query_rank: int | None  # of the latent; None: queries are made of what attention reads
+    query_rank: int | None  # size of the latent; None: queries are made of attention's input
     kv_rank: int
     value_dim: int  # up to head_dim: the other dimensions of a value are zeros
 
@@ -95,8 +95,8 @@ class Quantisation:
     """How a quantised checkpoint stores a matrix [outputs, inputs]: scale * (value - zero).
 
     A block of `block` (outputs, inputs) shares a scale, and a zero where `has_zeros`; 0 stands for
-    all there are. `quantised` knows the names and shapes of the tensors. What a file leaves as it
-    was, it has under the usual name.
+    all there are. `quantised` knows the names and shapes of the tensors. Tensors that are not
+    quantised keep their usual names.
     """
 
     form: QuantisedForm
@@ -104,7 +104,7 @@ class Quantisation:
     block: tuple[int, int]
     scale_name: str = "scales"
     has_zeros: bool = False
-    zero_offset: int = 0  # that the file has taken off its zeros
+    zero_offset: int = 0  # number to add to the zeros in the file
     has_order: bool = False  # a tensor says which input belongs to which block
 
     @property
@@ -150,25 +150,26 @@ class ModelConfig:
     residual_multiplier: float
     logits_divisor: float
     ropes: tuple[RopeConfig | None, ...]  # per layer, None = nothing is turned
-    rotary_dim: int  # of a head: as many of its first dimensions are turned
+    rotary_dim: int  # number of a head's first dimensions that are turned
     tensor_names: TensorNames
     eos_token_ids: frozenset[int]
     mixture: MixtureConfig | None = None
     latent: LatentConfig | None = None
     is_qk_norm_whole: bool = False  # all query heads are normalised as one, and all key heads
     has_attention_norm: bool = True  # False: attention reads the residual as it is
-    has_output_norms: bool = False  # what attention and MLP give is normalised, then added
+    has_output_norms: bool = False  # outputs of attention and MLP are normalised, then added
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c)
     has_sinks: bool = False  # each head's softmax has one more score, learned, without a value
-    swiglu: SwiGluConfig | None = None  # of gated MLPs, instead of the activation
-    first_layer: int = 0  # of these, in the checkpoint
+    swiglu: SwiGluConfig | None = None  # replaces the activation of gated MLPs
+    first_layer: int = 0  # index in the checkpoint of the first of these layers
     has_ends: bool = True  # embedding, final norm and output head
     family: str = ""  # its name, for people: nothing is decided by it
-    quantisation: Quantisation | None = None  # of the checkpoint, where it is safetensors
-    embedding_bits: Literal[8, 4] | None = None  # of blocks that hold the checkpoint's as it is
+    quantisation: Quantisation | None = None  # form of a safetensors checkpoint
+    embedding_bits: Literal[8, 4] | None = None
+    """Bits of the blocks that hold the checkpoint's embedding unchanged, if any do."""
 
     def part(self, layers: LayerRange) -> Self:
-        """What a process has that runs these layers; the first one's has both ends too."""
+        """Returns the config of a process that runs these layers; the first has both ends too."""
         return replace(
             self,
             num_layers=layers.end - layers.begin,
@@ -179,14 +180,14 @@ class ModelConfig:
         )
 
     def mixture_of(self, layer: int) -> MixtureConfig | None:
-        """The experts of one of these layers; None where it has one MLP."""
+        """Returns the experts of one of these layers; None where it has one MLP."""
         if self.mixture is None or self.first_layer + layer in self.mixture.dense_layers:
             return None
         return self.mixture
 
     @property
     def max_ffn_size(self) -> int:
-        """Of the MLPs that all tokens have, the widest one's."""
+        """Returns the size of the widest MLP that all tokens pass."""
         shared = 0 if self.mixture is None else self.mixture.shared_ffn_size
         return max(self.ffn_size, shared)
 
@@ -215,7 +216,7 @@ class ModelConfig:
         return self.num_layers * max_rows * cache_capacity(max_seq_len) * token_bytes
 
 
-SPARE_SLOTS = 1  # of a row's cache where torch decodes: for tokens that have no part in a step
+SPARE_SLOTS = 1  # slots per row of torch's cache, for tokens that have no part in a step
 
 
 def cache_capacity(max_seq_len: int) -> int:

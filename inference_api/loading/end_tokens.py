@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-# What models of our families end texts, turns and messages with; llama.cpp knows the same texts.
+# Models of our families end texts, turns and messages with these; llama.cpp knows the same.
 END_TEXTS = frozenset(
     (
         *("</s>", "<eos>", "<EOT>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>"),
@@ -15,6 +15,6 @@ END_TEXTS = frozenset(
 def known_ends(special: Mapping[str, int]) -> frozenset[int]:
     """Returns the ids of those among a vocabulary's special tokens that end an answer."""
     texts = END_TEXTS & special.keys()
-    if "<|return|>" in texts:  # of gpt-oss, whose answers go on after a message that ends
+    if "<|return|>" in texts:  # gpt-oss, whose answers go on after <|end|>
         texts -= {"<|end|>"}
     return frozenset(special[text] for text in texts)

@@ -34,7 +34,7 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"  # which the index names
 LENGTH_BYTES = 8  # a file begins with the length of its JSON header
 MAX_DIMENSIONS = 8
-# Of what is read.
+# Bytes of an element, for the types that can be read.
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "F8_E4M3": 1, "I8": 1, "U8": 1}
 
 
@@ -100,7 +100,7 @@ def tensor_places(file: Path, names: TensorNames) -> dict[str, TensorLocation]:
 
 
 def unstacked(tensors: Tensors, names: TensorNames) -> Tensors:
-    """Those of experts singly, where only headers are there."""
+    """Returns the tensors with single experts instead of stacked ones. Needs only headers."""
     places = {
         name: TensorLocation(stored, 0, prod(stored.shape)) for name, stored in tensors.items()
     }
@@ -110,7 +110,7 @@ def unstacked(tensors: Tensors, names: TensorNames) -> Tensors:
 def _unstacked(
     places: Mapping[str, TensorLocation], names: TensorNames
 ) -> Iterator[tuple[str, TensorLocation]]:
-    """Those of experts singly, whether they are stacked or not."""
+    """Yields the tensors with single experts instead of stacked ones."""
     for name, (stored, begin, end, _) in places.items():
         stacked = singles(name, stored.shape, end - begin, names)
         if stacked is None:
@@ -183,7 +183,7 @@ def shape_faults(tensors: Tensors, config: ModelConfig) -> list[str]:
 
 
 def tensor_faults(wanted: Sequence[Wanted], tensors: Tensors) -> list[str]:
-    """Those that are missing, or not of the shape or type that config.json implies."""
+    """Returns faults of tensors that are missing or do not have config.json's shape or type."""
     missing = [each.name for each in wanted if each.name not in tensors]
     found = [(each, tensors[each.name]) for each in wanted if each.name in tensors]
     misshapen = [

@@ -21,7 +21,7 @@ BOUNDS = {
 }
 ABOVE_0 = ("top_p", "repetition_penalty")
 
-Defaults = Mapping[str, float]  # of parameters that a request leaves unsaid
+Defaults = Mapping[str, float]  # values of parameters that a request does not set
 NO_DEFAULTS: Defaults = MappingProxyType({})
 
 

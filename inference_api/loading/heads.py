@@ -25,8 +25,8 @@ from inference_api.loading.gguf.files import is_gguf, read_gguf
 from inference_api.loading.heads_folder import CONFIG, FILES, heads_file
 from inference_api.loading.json_files import read_json
 
-TOKENIZER = "tokenizer.json"  # of the model
-PREFIX = "medusa_head."  # of merged releases
+TOKENIZER = "tokenizer.json"  # the model's file
+PREFIX = "medusa_head."  # begins names in merged releases
 DRAFT_TOKEN_IDS = "draft_token_ids"
 MAX_HEADS = 16
 MAX_PATHS = 256
@@ -39,13 +39,11 @@ TreePath = tuple[int, ...]  # for each depth the rank of a head's guess
 class MedusaFile:
     """Heads as they are stored, in float32."""
 
-    weights: Sequence[Sequence[Tensor]]  # of each head, of each layer: [hidden, hidden]
+    weights: Sequence[Sequence[Tensor]]  # for each head and layer: [hidden, hidden]
     biases: Sequence[Sequence[Tensor]]  # like weights: [hidden]
-    outputs: Sequence[Tensor] | None  # of each head [vocab, hidden]; None: the model's own
-    token_ids: Tensor | None  # [tokens] int64, ascending: what is guessed among; None: all
-    paths: Sequence[
-        TreePath
-    ]  # of the tree, each behind what it begins with; () where none is given
+    outputs: Sequence[Tensor] | None  # for each head: [vocab, hidden]; None: the model's own
+    token_ids: Tensor | None  # [tokens] int64, ascending: tokens to guess among; None: all
+    paths: Sequence[TreePath]  # the tree's, shorter ones first; () where none is given
     tokenizer_sha256: str | None
 
 
@@ -92,7 +90,7 @@ def tokenizer_sha256(model_dir: Path) -> str:
 
 
 def _tensors(file: Path, config: ModelConfig) -> Mapping[str, Tensor]:
-    """By the published names. Nothing in the file is run."""
+    """Returns the file's tensors by their published names. Nothing in the file is run."""
     most = MAX_HEADS * (config.vocab_size + 8 * config.hidden_size) * config.hidden_size * 4
     if (size := file.stat().st_size) > most:
         _unusable(file, f"it has {size} bytes, and heads of this model at most {most}")
@@ -140,7 +138,7 @@ def _outputs(
     num_layers: int,
     config: ModelConfig,
 ) -> Sequence[Tensor] | None:
-    """Of a vocabulary that may be shorter than the model's, which is padded then."""
+    """Returns the heads' output matrices, if any. Their vocabulary may lack the model's padding."""
     names = [f"{head}.{num_layers}.weight" for head in range(num_heads)]
     if not any(name in tensors for name in names):
         return None
@@ -170,7 +168,7 @@ def _token_ids(file: Path, tensors: Mapping[str, Tensor], vocab_size: int) -> Te
 
 
 def _paths(folder: Path, description: Mapping[str, Any], num_heads: int) -> Sequence[TreePath]:
-    """`medusa_choices`, without what is deeper than there are heads."""
+    """Returns `medusa_choices` without paths longer than the number of heads."""
     choices = description.get("medusa_choices", [])
     is_valid = isinstance(choices, list) and len(choices) <= MAX_PATHS
     is_valid = is_valid and all(

@@ -49,7 +49,7 @@ def stored_tensors(model: str) -> Tensors:
 def _faults_named(model: str, setting: str = "MODEL") -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # of many libraries: the network's, the hub's, the disk's
+    except Exception as error:  # network, hub and disk libraries raise their own
         reason = str(error).strip().split("\n")[0]
         raise StartupError(
             [

@@ -21,8 +21,8 @@ from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, S
 EMBEDDING, HEAD = "embedding", "head"
 ROUTER = ".router"
 NAMES_SHOWN = 5
-VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # of an element
-_FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # by the bytes of a dtype
+VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # bytes of an element
+_FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are bytes of a dtype
 
 
 class StoredTensor(NamedTuple):
@@ -32,7 +32,7 @@ class StoredTensor(NamedTuple):
     dtype: str
 
 
-Tensors = Mapping[str, StoredTensor]  # by name
+Tensors = Mapping[str, StoredTensor]  # keys are names
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,10 @@ def num_stacked(config: ModelConfig, name: str) -> int:
 
 
 def rotary_order(config: ModelConfig, begin: int = 0, end: int | None = None) -> tuple[int, ...]:
-    """Of a head whose rotary pairs lie side by side, the dimension that each of ours is there: the
-    pairs begin there at `begin`, and the head, or other rows that are ordered so, ends at `end`."""
+    """Returns where each dimension of our heads is in a head whose rotary pairs lie side by side.
+
+    Those pairs begin at `begin`; the head, or other rows that are ordered so, ends at `end`.
+    """
     after = begin + config.rotary_dim
     pairs = (*range(begin, after, 2), *range(begin + 1, after, 2))
     return (*pairs, *range(begin), *range(after, end or config.head_dim))

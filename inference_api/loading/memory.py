@@ -10,8 +10,8 @@ from inference_api.loading.layout import decodes_by_kernels, weight_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.layout import PackedLayout
 
-STEP_TOKENS = 512  # of which the kernels take a part of a step at once; see `src/step.cpp`
-EXPERT_ROWS = 4096  # the same of tokens' experts; see `src/experts.cpp`
+STEP_TOKENS = 512  # tokens of a step that the kernels take at once; see `src/step.cpp`
+EXPERT_ROWS = 4096  # rows of experts that the kernels take at once; see `src/experts.cpp`
 FLOAT_BYTES = 4
 GIB = 1024**3
 
@@ -21,7 +21,7 @@ class Footprint:
     """Memory of one model once it is loaded."""
 
     weights_bytes: int
-    cache_bytes: int  # of all rows
+    cache_bytes: int  # caches of all rows
     rows: int
     context_tokens: int
 
@@ -33,7 +33,7 @@ class Footprint:
         bits: Bits | None,
         is_packed_file: bool = False,
     ) -> Self:
-        """`options.dtype` is not auto. Of weights that are mapped, the packed file."""
+        """`options.dtype` is not auto. With `is_packed_file`, weights take what the file takes."""
         max_rows, context = options.max_rows, config.context(options.max_seq_len)
         dtype_bytes = FLOAT_BITS[options.dtype] // 8
         if bits is not None and decodes_by_kernels(config, bits):

@@ -17,7 +17,7 @@ from inference_api.loading.families.mixtures import MAX_EXPERTS
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
 _SINGLE = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.*)")
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-# Of gpt-oss, by the end of a stack's name: the end of a single one's, and its dimensions.
+# gpt-oss: end of a stack's name -> end of a single tensor's name, and its number of dimensions.
 _ENDS = {
     "": ("weight", 2),
     "_bias": ("bias", 1),
@@ -49,7 +49,7 @@ class Single(NamedTuple):
 def singles(
     name: str, shape: tuple[int, ...], num_bytes: int, names: TensorNames
 ) -> Iterator[Single] | None:
-    """What a tensor of safetensors stacks; None when it is no stack, or one that makes no sense."""
+    """Returns the tensors that a stack holds; None for no stack, or one that makes no sense."""
     found = _STACK.fullmatch(name)
     if found is None or not shape or not 1 <= shape[0] <= MAX_EXPERTS:
         return None
@@ -70,7 +70,7 @@ def singles(
 def _by_turns(
     prefix: str, kinds: tuple[str, ...], end: str, shape: tuple[int, ...], num_bytes: int
 ) -> Iterator[Single] | None:
-    """Of gpt-oss."""
+    """Returns the tensors that a stack of gpt-oss holds; None for one that makes no sense."""
     ours, num_dimensions = _ENDS[end]
     num_experts, *dimensions = shape
     is_transposed, step = end == "", len(kinds)
@@ -101,6 +101,6 @@ class OfExpert(NamedTuple):
 
 
 def of_expert(name: str) -> OfExpert | None:
-    """Of a single tensor's name in a checkpoint; None for one that is no expert's."""
+    """Returns the expert that a single tensor's name in a checkpoint has; None if it has none."""
     found = _SINGLE.fullmatch(name)
     return None if found is None else OfExpert(int(found[2]), f"{found[1]}.{found[3]}")

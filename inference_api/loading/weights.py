@@ -36,7 +36,7 @@ from inference_api.loading.safetensors import opened, read_tensor
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """By the names of `weight_plan`, and "head", which is the embedding when the two are tied.
+    """Weights named as in `weight_plan`, and "head", the embedding when the two are tied.
 
     With a packing the weights of linear maps are packed, and only the others are tensors; where the
     kernels decode the embedding is packed too.
@@ -107,7 +107,8 @@ def load_parameters(
     number that can be packed.
     """
     parameters = empty_parameters(config, device, dtype, packing, memory)
-    targets: dict[str, list[Write]] = {}  # by name in the checkpoint; a tied embedding has two
+    # Keys are names in the checkpoint; a tied embedding has two writes.
+    targets: dict[str, list[Write]] = {}
     parts: dict[str, SourceTensor] = {}
     for part, write in (*_tensor_targets(parameters, config), *_packed_targets(parameters, config)):
         targets.setdefault(part.name, []).append(_converted(part, config, write))

@@ -13,8 +13,8 @@ from inference_api.runner import RowStep
 if TYPE_CHECKING:
     from torch import Tensor
 
-PART_TOKENS = 128  # at most, of a step that is cut into parts
-ROW_NUMBERS = 5  # of a row, beside its tree
+PART_TOKENS = 128  # the most tokens in one part of a step
+ROW_NUMBERS = 5  # integers that describe a row, beside its tree
 MAX_NUMBERS = (ROW_NUMBERS + 1) * PART_TOKENS  # more than any other kind has
 
 
@@ -38,8 +38,8 @@ class BadMessage(Exception):
 
 
 class StepPart(NamedTuple):
-    """Of a step, what goes round the ring at once. Tokens have no ids any more: the residual that
-    comes with them is in their place."""
+    """The part of a step that goes round the ring in one message. Its tokens have no ids any more:
+    the residual that comes with them is in their place."""
 
     rows: Sequence[RowStep]
     returned: Sequence[int]
@@ -51,13 +51,13 @@ class StepPart(NamedTuple):
 
 
 def returned_tokens(row: RowStep) -> range:
-    """Those that draw, or all where their hidden states are wanted."""
+    """Returns the indices of tokens that draw, or of all where hidden states are wanted."""
     return range(0 if row.wants_hidden else row.num_undrawn, len(row.token_ids))
 
 
 def step_numbers(rows: Sequence[RowStep]) -> list[int]:
-    """Of each row: its index, start, tokens, tokens that are not given back, whether it is a tree;
-    then the parents of a tree's tokens."""
+    """Returns for each row: its index, start, number of tokens, number of tokens that are not given
+    back, whether it is a tree; then the parents of a tree's tokens."""
     numbers: list[int] = []
     for each in rows:
         num_tokens, is_tree = len(each.token_ids), each.parents is not None

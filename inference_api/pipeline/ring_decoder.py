@@ -69,7 +69,7 @@ def _returned(row: RowStep) -> RowStep:
 def _joined(
     rows: Sequence[RowStep], pieces: Sequence[RowStep], hidden: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
-    """Of every row the states of its pieces, which follow each other."""
+    """Returns the states of each row, joined from its pieces, which follow each other."""
     rest = iter(zip(pieces, hidden, strict=True))
     of_rows: list[Tensor | None] = []
     for row in rows:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 SILENCES_PER_TIMEOUT = 4  # pings keep ranks from taking a server without work for a dead one
 PARTS_TRIED = (1, 2, 3, 4, 6, 8)
-TRIALS = 2  # of each, of which the fastest counts
+TRIALS = 2  # runs of each number of parts; the fastest counts
 
 
 class PipelineRunner:
@@ -96,7 +96,7 @@ class PipelineRunner:
         self._own.warm_up()
 
     def choose_parts(self, parts: int | None = None) -> None:
-        """That a step of all rows is cut into: so many, or those that take least time."""
+        """Set how many parts a step of all rows is cut into: `parts`, or the fastest number."""
         if parts is not None:
             self._decoder.parts_at_all_rows = parts
             return
@@ -109,7 +109,7 @@ class PipelineRunner:
         logger.info("steps of all rows in %d parts", self._decoder.parts_at_all_rows)
 
     def tokens_per_s(self, seconds: float, num_rows: int) -> float:
-        """Of so many rows, at their first token, which is written again and again."""
+        """Measure so many rows at their first token, which is written again and again."""
         self._seconds_of(num_rows)
         times: list[float] = []
         while len(times) < TRIALS or sum(times) < seconds:

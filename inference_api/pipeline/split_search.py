@@ -12,10 +12,10 @@ from inference_api.errors import StartupError
 from inference_api.pipeline.splits import Split, checked
 
 BOUNDS = FetchBounds(connect_s=10.0, read_s=10.0, max_bytes=2**20)
-TOKEN_S = 60  # that a token is good for
+TOKEN_S = 60  # how long a token is valid
 # A search is told what was measured, so at a proxy it is more than a team's.
 CLAIMS = {"team_id": "hearth", "token_id": "split-search", "role": "operator"}
-MIN_LAYERS = 1  # of each rank
+MIN_LAYERS = 1  # the fewest that a rank may have
 NOT_FOUND = 404
 
 
@@ -24,7 +24,7 @@ class SearchFailed(Exception):
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
-        self.status = status  # of its answer
+        self.status = status  # HTTP status of the service's answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,12 +35,12 @@ class Splittable(Protocol):
         """See `PipelineRunner`."""
 
     def tokens_per_s(self, seconds: float, num_rows: int) -> float:
-        """Of so many rows that decode."""
+        """Measure the speed of so many rows that decode."""
 
 
 class Proposal(NamedTuple):
     split: Split
-    is_best: bool  # of all: further trials do not pay
+    is_best: bool  # the best of all splits: further trials do not pay
 
 
 class SplitTuner:

@@ -26,7 +26,7 @@ from inference_api.settings.model import Speculation, readable
 
 MAX_FILE_BYTES = 256 * 1024
 MAX_EXPERTS = 32
-MAX_EXAMPLES = 256  # of an expert
+MAX_EXAMPLES = 256  # examples of one expert
 ROUTED = "auto"  # the model of requests that leave the choice to the router
 UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(KiB|MiB|GiB|TiB)")

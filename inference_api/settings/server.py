@@ -323,7 +323,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
 
     @property
     def all_user_rows(self) -> int:
-        """Of all models: of a bundle's together, else of each by itself."""
+        """User rows of all models: a bundle's models share them, others have their own."""
         if self.bundle is not None:
             return self.user_rows
         return sum(each.user_rows for each in self.served_models)

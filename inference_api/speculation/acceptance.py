@@ -30,7 +30,7 @@ class AcceptanceRates:
         """`memory`: the weight of a draft once there is a newer one; `prior`: rates of all rows."""
         self._memory = memory
         self._prior = prior
-        self._rates: dict[int, tuple[Rate, Rate]] = {}  # by strength
+        self._rates: dict[int, tuple[Rate, Rate]] = {}  # first and later, by strength
 
     def likelihoods(self, strength: int) -> tuple[float, float]:
         """The likelihood that a draft's first token is accepted, and one whose parent was."""

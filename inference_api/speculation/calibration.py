@@ -9,7 +9,7 @@ from inference_api.core.rows import Draft
 
 PRIOR_TRIALS = 10.0  # weight of the probabilities against observed guesses
 MEMORY = 0.998  # weight of a guess once there is a newer one in its bin
-NUM_BINS = 8  # of probabilities: over a half, a quarter and so on
+NUM_BINS = 8  # bins of probabilities: over a half, a quarter and so on
 CERTAIN = 0.98  # no guess is likelier,
 LEAST = 1e-9  # nor less likely
 

@@ -15,7 +15,7 @@ from inference_api.speculation.calibration import Calibration, Proposed
 
 PREFILLED_TOKENS = 128  # in one step, for all rows that the draft's cache is far behind
 MIN_COPIED_TOKENS = 8  # fewer are as soon prefilled
-LEAST_LIKELIHOOD = 0.2  # of a whole chain, for another guess behind it
+LEAST_LIKELIHOOD = 0.2  # a chain at least this likely gets another guess behind it
 GUESS = Draw(SamplingParams(temperature=0.0, num_logprobs=0), (0,), ())
 
 
@@ -111,7 +111,7 @@ class ModelDrafts:
                 chain.add(token_id, each, probability, likelihood)
 
     def _next_step(self, chain: "_Chain") -> RowStep:
-        """Of a chain's last guess."""
+        """Returns the draft's step for a chain's last guess, which joins its cache's tokens."""
         cache = self._caches[chain.row.index]
         cache.tokens.append(chain.token_ids[-1])
         return RowStep(cache.index, len(cache.tokens) - 1, cache.tokens[-1:], (GUESS,))
@@ -164,12 +164,12 @@ class _Chain:
 
 
 def _num_tokens(row: UserRow) -> int:
-    """Of prompt and answer."""
+    """Returns how many tokens prompt and answer have together."""
     return len(row.request.prompt_tokens) + len(row.generated)
 
 
 def _tokens(row: UserRow, start: int, stop: int) -> list[int]:
-    """Some of prompt and answer."""
+    """Returns a slice of the tokens of prompt and answer."""
     prompt = row.request.prompt_tokens
     own = slice(max(start - len(prompt), 0), max(stop - len(prompt), 0))
     return [*prompt[start:stop], *row.generated[own]]

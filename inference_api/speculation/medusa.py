@@ -25,7 +25,7 @@ class MedusaDrafts:
         self._heads = heads
         self._max_tokens = max_tokens
         self._tree = _Tree(heads.paths)
-        self._hidden: dict[int, tuple[UserRow, Hidden]] = {}  # by the index of the row
+        self._hidden: dict[int, tuple[UserRow, Hidden]] = {}  # keyed by row index
         self._proposed: dict[int, Proposed] = {}
         self._calibration = Calibration(num_kinds=self._tree.num_heads)
 

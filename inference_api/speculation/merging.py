@@ -27,7 +27,7 @@ def merged(drafts: Sequence[Draft]) -> Merged:
         count = len(drafts[owner].token_ids)
         places = [range(count) if at == owner else range(0) for at in range(len(drafts))]
         return Merged(drafts[owner], [owner] * count, places)
-    nodes: dict[tuple[int, int], int] = {}  # by parent and token, in the order of arrival
+    nodes: dict[tuple[int, int], int] = {}  # indices by parent and token, in the order of arrival
     surest: list[float] = []  # likelihoods, given what they follow
     owners: list[int] = []
     places_of: list[list[int]] = []

@@ -76,7 +76,7 @@ class NgramIndex:
     def __init__(self, row: UserRow) -> None:
         self._row = row
         self._tokens = tokens = list(row.request.prompt_tokens[-MAX_PROMPT_TOKENS:])
-        self._num_generated = 0  # of the answer's tokens, those that are in `_tokens`
+        self._num_generated = 0  # how many of the answer's tokens are in `_tokens`
         count = len(tokens)
         pairs = pairwise(tokens)
         triples = zip(tokens, tokens[1:], tokens[2:], strict=False)

@@ -6,22 +6,22 @@ draft and to wake the threads that wait for tokens, can only be measured.
 
 from dataclasses import dataclass
 
-TRIAL_TURNS = 4  # of the slower way, one after another
+TRIAL_TURNS = 4  # turns of the slower way that a trial takes, one after another
 AWAKE_TURNS = 4  # without drafts after a trial, to learn from
-REGRET_SHARE = 0.005  # of the time, which trials may cost
+REGRET_SHARE = 0.005  # share of the time that trials may cost
 FIRST_LOSS = 0.01  # assumed for a trial's turn while nothing is known,
 LEAST_LOSS = 0.05  # the least later, lest trials are all there is,
 MOST_LOSS = 0.2  # and the most, lest there are none
-MARGIN = 0.01  # by which drafts may seem slower: less can hardly be told
+MARGIN = 0.01  # how much slower drafts may seem: a smaller loss is hard to measure
 RATE = 1 / 64  # how fast the pace of the faster way is learned,
 TRIAL_RATE = 1 / 12  # and that of the slower one, which is seldom seen
-FIRST_TURNS = 8  # of each way, before one is given up
+FIRST_TURNS = 8  # turns of each way before one is given up
 MAX_MISS = 2.0  # a turn that took longer by this than plain ones for as much was held up
 
 
 @dataclass(slots=True)
 class _Pace:
-    """Of turns of one way, in plain turns: how long they took, and what they brought."""
+    """How long turns of one way took, and what they brought, both in plain turns."""
 
     relative_s: float = 0.0
     brought: float = 0.0
@@ -36,7 +36,7 @@ class _Pace:
 
     @property
     def ratio(self) -> float:
-        """Of time to what it brought: less is faster."""
+        """Time divided by what it brought: less is faster."""
         return self.relative_s / self.brought
 
 

@@ -15,8 +15,8 @@ from inference_api.speculation.merging import Merged, merged
 from inference_api.speculation.source_choice import Payoff, SourceChoice
 
 MIN_GAIN = 1.03  # below it the costs are not known well enough
-EXPLORED_SHARE = 0.003  # of the time of steps, for drafts that are not expected to pay
-MAX_ASK_TURNS = 4.0  # that asking may take; what took longer was held up
+EXPLORED_SHARE = 0.003  # share of step time for drafts that are not expected to pay
+MAX_ASK_TURNS = 4.0  # turns that asking counts for at most; what took longer was held up
 
 
 @dataclass(slots=True)
@@ -32,10 +32,11 @@ class _Asked:
 class _Turn:
     """What one step was offered and has of it."""
 
-    is_drafting: bool | None = None  # of drafts that seem to pay; None: says nothing of the pace
+    # True counts the turn for the pace with drafts, False for the one without, None for neither.
+    is_drafting: bool | None = None
     asked: Mapping[str, _Asked] = field(default_factory=dict)
-    merged: Mapping[int, Merged] = field(default_factory=dict)  # by row
-    num_tried: Mapping[int, int] = field(default_factory=dict)  # of its guesses, by row
+    merged: Mapping[int, Merged] = field(default_factory=dict)  # drafts, by row
+    num_tried: Mapping[int, int] = field(default_factory=dict)  # guesses to try, by row
     num_drawn: int = 0  # tokens, by all rows
     propose_s: float = 0.0  # time to ask for guesses and to choose of them
 
@@ -75,13 +76,13 @@ class DraftScheduler:
         self._clock = clock
         # Until costs are known each token counts the same, so that no draft pays.
         self.costs = costs or StepCosts({}, max_rows * (1 + max_tokens), max_rows)
-        self._overhead_s = 0.0  # of a turn, outside the step
+        self._overhead_s = 0.0  # time of a turn outside its step
         names = [source.name for source in self.sources]
         num_places = max_rows.bit_length() + 1  # for about so many rows
         self._choices = [SourceChoice(names) for _ in range(num_places)]
         self._is_drafting: bool | None = True  # after the next step
         self._turn = RESTING
-        self._stepped = RESTING  # whose step has been made
+        self._stepped = RESTING  # the turn whose step was made last
         self._num_steps = 0
         self._last_tried: dict[int, int] = {}  # the step, by row
         self._explored_s = 0.0  # time that may be lost by exploring
@@ -195,11 +196,11 @@ class DraftScheduler:
         return min(self._clock() - started_s, MAX_ASK_TURNS * self._seconds(num_rows))
 
     def _seconds(self, num_tokens: int) -> float:
-        """Of a turn whose step has so many tokens."""
+        """Returns the expected time of a turn whose step has so many tokens."""
         return self.costs.of(num_tokens) + self._overhead_s
 
     def _num_worth_trying(self, num_rows: int, offered: Mapping[int, Merged]) -> Mapping[int, int]:
-        """Of each row's guesses, the first ones that are worth their time; by row."""
+        """Returns, by row, how many of its first guesses are worth their time."""
         likelihoods = {
             row: each.draft.likelihoods[: self._max_tokens] for row, each in offered.items()
         }

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from inference_api.speculation.paces import Paces
 
-ASKED_SHARE = 0.002  # of the time of steps, for asking a source that does not pay
+ASKED_SHARE = 0.002  # share of step time that asking a source that does not pay may take
 FIRST_ASKED = 16  # rows, or twice, before a source may be found not to pay
 RATE = 0.03  # how fast what a source saves is learned
 
@@ -46,7 +46,7 @@ class Payoff:
 
 
 class Choice(NamedTuple):
-    names: Collection[str]  # of sources
+    names: Collection[str]  # names of the sources to ask
     is_drafting: bool | None  # for the pace of drafts or, if False, of none; None: for neither
     rest_turns: int = 0  # after the next one, that will have no drafts for sure
 

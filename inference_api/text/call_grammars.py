@@ -19,11 +19,11 @@ from inference_api.tools.events import Json, ToolUse
 
 Terminal = Callable[[str], str]  # a mark as Lark has it: by its token, else as text
 
-MAX_CALLS = 16  # of an answer, so that it has an end
+MAX_CALLS = 16  # calls of one answer, so that it has an end
 TEXT = r"TEXT: /(.|\n)*/"
 # As models write JSON: with a space behind commas and colons, or without.
 JSON_FORM = {"whitespace_pattern": " ?"}
-# What of a schema the engine does not know is then left to the model.
+# Leaves to the model whatever in a schema the engine does not know.
 LENIENT_FORM = {**JSON_FORM, "lenient": True}
 
 

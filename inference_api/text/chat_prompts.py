@@ -86,7 +86,7 @@ def template_of(wrapper: "TokenizersBackend") -> Template | None:
         except Exception as error:
             if not _is_of_template(error):
                 raise
-            is_said = isinstance(error, TemplateError)  # by the template, or of a name it misses
+            is_said = isinstance(error, TemplateError)  # the template's own, or a name it misses
             reason = str(error)[:MAX_REASON] if is_said else f"{type(error).__name__} in it"
             raise InvalidRequest(
                 f"The model's chat template refuses the messages: {reason}.", "messages"

@@ -27,7 +27,7 @@ def check_chat_template(wrapper: "TokenizersBackend", model_dir: Path) -> None:
         wrapper.apply_chat_template(SIMPLEST, tokenize=False, add_generation_prompt=True)
     except TemplateSyntaxError as error:
         fault = f"is not valid Jinja, line {error.lineno}: {error.message}"
-    except Exception as error:  # of whatever the template does
+    except Exception as error:  # whatever the template raises
         if type(error) is TemplateError:
             return
         fault = f"cannot render one message of a user ({type(error).__name__}: {error})"

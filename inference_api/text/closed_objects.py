@@ -13,17 +13,19 @@ from collections.abc import Callable
 from typing import Any
 
 Schema = dict[str, Any]
-Visit = Callable[[Schema, bool], Schema]  # of a schema, and whether it is one of several of a value
+# Takes a schema, and whether it is one of several that describe the same value.
+Visit = Callable[[Schema, bool], Schema]
 
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _ITEMS = frozenset({"items", "prefixItems", "additionalItems", "additionalProperties"})
 _SAME_VALUE = frozenset({"allOf", "anyOf", "oneOf"})
-# What says which properties a value may have.
+# Keywords that say which properties a value may have.
 _NAMING = frozenset(
     {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "$ref"}
     | {"allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"}
 )
-# By the specification an annotation; the engine holds these, and refuses a schema with others.
+# The specification has `format` as an annotation only. The engine enforces these, and refuses a
+# schema with others.
 _FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 )

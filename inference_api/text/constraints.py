@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MAX_COMPILED = 256  # grammars kept for the next request that brings the same
 # Without this a small model may answer with nothing but white space until its tokens are used up.
 JSON_FORM: "JsonCompileOptions" = {"whitespace_flexible": False}
-# Of a step, on the decode thread: what a client asks for may take any time. A schema of hundreds of
-# optional members honestly takes more items than a grammar should.
+# Limits of a step on the decode thread, as a client's constraint may take any time. A schema with
+# hundreds of optional members needs more items than a grammar should.
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 50_000,

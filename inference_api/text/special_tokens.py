@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
 
-Span = tuple[int, int]  # of a text: where it begins, and where it has ended
+Span = tuple[int, int]  # part of a text: its start, and its end (exclusive)
 
 PRIVATE_USE = range(0xE000, 0xF900)  # characters that mean nothing, so that no normaliser has them
 PRIVATE_PLANE = 0xF0000  # 65,534 more of them

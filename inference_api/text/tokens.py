@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 THOUGHT_TOKENS = 16  # in which the tag of a thought is seen, with white space behind it
-PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})  # of any tokenizer.json
+# Classes that can read any tokenizer.json.
+PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 ANCHOR = "a"  # a token's text is what it adds to another's: alone it may lose its leading space
 
 
@@ -166,7 +167,7 @@ def _wrapper(model_dir: Path) -> "TokenizersBackend":
         wrapper = _gguf_tokenizer(model_dir) if is_gguf(model_dir) else _folder_tokenizer(model_dir)
     except StartupError:
         raise
-    except Exception as error:  # of two libraries, for whatever is in the model's files
+    except Exception as error:  # two libraries may raise anything for faulty files
         raise StartupError(
             [f"{model_dir}: the tokenizer cannot be loaded ({error}); get its files again."]
         ) from error
@@ -182,7 +183,7 @@ def _folder_tokenizer(model_dir: Path) -> Any:
 
     files = [model_dir / "tokenizer_config.json", model_dir / CONFIG]
     tokenizer, model = [read_json(file, required=False) for file in files]
-    # Of some other types it knows better than their files.
+    # AutoTokenizer knows some other types better than their files do.
     is_plain = tokenizer.get("tokenizer_class") in PLAIN_CLASSES and "auto_map" not in tokenizer
     if is_plain and model.get("model_type") == "llama":
         return TokenizersBackend.from_pretrained(model_dir)

@@ -25,8 +25,8 @@ class Dialect:
     thought: Thought | None = None
     one_call_per_turn: bool = False
     """The template refuses a turn of several calls, so none is asked for."""
-    words: frozenset[str] = frozenset()  # of the template: an option that is none has no place
-    named_roles: frozenset[str] = frozenset()  # whose messages' names the template writes
+    words: frozenset[str] = frozenset()  # all words in the template: it reads no other option
+    named_roles: frozenset[str] = frozenset()  # roles for which the template writes names
 
 
 THOUGHTS = (Thought("<think>", "</think>"), Thought("[THINK]", "[/THINK]"))

@@ -48,7 +48,7 @@ class ToolUse:
 
     @property
     def callable_tools(self) -> Mapping[str, Tool]:
-        """By name; empty where nothing may be called."""
+        """The tools that may be called, by name; empty where none may."""
         if self.mode == "none":
             return {}
         return {tool.name: tool for tool in self.tools if tool.name in self.callable_names}

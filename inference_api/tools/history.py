@@ -14,7 +14,7 @@ from typing import Any
 from inference_api.tools.events import Json
 from inference_api.tools.values import MAX_DEPTH, is_deeper_than
 
-Message = Mapping[str, Any]  # of a chat: role, content, and what belongs to its role
+Message = Mapping[str, Any]  # a chat message: role, content, and what belongs to its role
 
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 _INSTRUCTION = (
@@ -36,7 +36,7 @@ class Manners:
     takes_users_in_a_row: bool = True
     one_call_per_turn: bool = False
     wants_short_ids: bool = False  # nine letters and digits, as Mistral's templates check
-    thoughts_key: str = "reasoning_content"  # of a message that has thoughts
+    thoughts_key: str = "reasoning_content"  # the key of a message's thoughts
 
 
 def has_calls(messages: Sequence[Message]) -> bool:

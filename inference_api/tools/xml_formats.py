@@ -9,7 +9,7 @@ from inference_api.tools.values import typed
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_FUNCTION, END_PARAMETER, END_CALL = "</function>", "</parameter>", "</tool_call>"
-MAX_HEAD_CHARS = 128  # of a name in a tag
+MAX_HEAD_CHARS = 128  # the longest name in a tag
 
 
 class _Arguments:

@@ -111,7 +111,7 @@ class LiveState:
         }
 
     def _speculation(self) -> Json:
-        """By model, since start. `decoded_rows`: of all steps together."""
+        """Returns counts since start, by model. `decoded_rows` adds up the rows of all steps."""
         decoded_rows = self._counts(BATCH_SIZES, "model_name")
         return {
             model: {
@@ -124,7 +124,7 @@ class LiveState:
         }
 
     def _kv_cache(self) -> Json:
-        """By model that is in memory: how many tokens its rows hold."""
+        """Returns how many tokens the rows hold, for each model in memory."""
         models = dict(self._backend.models)  # copied at once: experts come and go meanwhile
         tokens = {name: model.rows.cached_tokens() for name, model in models.items()}
         return {
@@ -133,7 +133,8 @@ class LiveState:
         }
 
     def _histogram(self, name: str) -> Json:
-        """Of all models, cumulative since start; the last upper bound is null, for infinity."""
+        """Returns a histogram of all models together, cumulative since start; the last upper bound
+        is null, for infinity."""
         numbers = Counter[str]()
         sum_s = 0.0
         for sample in self._samples([f"{name}_bucket", f"{name}_sum"]):
@@ -145,7 +146,7 @@ class LiveState:
         return {"buckets": buckets, "sum_s": sum_s}
 
     def _counts(self, name: str, label: str) -> dict[str, int]:
-        """Of all models."""
+        """Returns a metric's counts by `label`, of all models together."""
         counts = Counter[str]()
         for sample in self._samples([name]):
             counts[sample.labels[label]] += int(sample.value)

@@ -61,7 +61,7 @@ class ServerState:
     kv_cache_usage: float = 0.0
 
 
-StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # by name: help and value
+StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # name -> help text and value
 
 GAUGES: StateMetrics = {
     "inference_rows_busy": ("User rows that run a request.", lambda state: state.busy_rows),
@@ -280,7 +280,7 @@ class _StateCollector(Collector):
         yield _of_steps({model: state.step_times for model, state in states.items()})
 
     def _of_drafts(self, depths: Mapping[str, DraftDepths]) -> Iterable[Metric]:
-        """By depth, as deep as drafts have been; by how much of them was accepted."""
+        """Yields counters for each depth of drafts, and a histogram of their accepted tokens."""
         for name, metric in self._by_depth.items():
             counter = CounterMetricFamily(name, metric.help_text, labels=[MODEL, metric.label])
             for model, of_model in depths.items():

@@ -13,9 +13,9 @@ from inference_api.text.closed_objects import with_closed_objects
 from inference_api.tools.values import is_deeper_than
 from inference_api.web.json_object import has_infinity, parse_object, widest_object
 
-MAX_TEXT_BYTES = 64 * 1024  # of a regular expression, or of choices together
+MAX_TEXT_BYTES = 64 * 1024  # for a regular expression, or for all choices together
 MAX_GRAMMAR_BYTES = 32 * 1024
-MAX_RULES = 256  # of a grammar; a chain of a few thousand overruns the compiler's stack
+MAX_RULES = 256  # in a grammar; a chain of a few thousand overruns the compiler's stack
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_MEMBERS = 500  # compile time grows with the square of optional properties

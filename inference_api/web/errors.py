@@ -21,8 +21,8 @@ from inference_api.errors import HearthError, RequestTooLarge, UnknownEncoding
 logger = logging.getLogger(__name__)
 
 
-REFUSALS = dict.fromkeys((400, 404, 503), Error)  # of the routes that take a model's name
-ROW_REFUSALS = {**REFUSALS, 429: Error}  # of those that generate
+REFUSALS = dict.fromkeys((400, 404, 503), Error)  # for routes that take a model's name
+ROW_REFUSALS = {**REFUSALS, 429: Error}  # for routes whose requests take a row
 
 
 def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None:

@@ -32,8 +32,8 @@ from inference_api.settings.model import Speculation
 from inference_api.web.json_object import parse_object, shortened, to_float
 from inference_api.web.left_aside import DEFAULT_RULES, LeftAside, ReadingRules
 
-MAX_INTEGER = 2**31 - 1  # of token ids and numbers of tokens
-MAX_FAULTS = 100  # of a body, to look at one by one: a body can have a million
+MAX_INTEGER = 2**31 - 1  # the highest token id or number of tokens
+MAX_FAULTS = 100  # the most faults looked at one by one: a body can have a million
 
 Json = dict[str, Any]
 Unserved = Mapping[str, tuple[Any, ...]]  # field -> its neutral values, which count as absent

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 MAX_UNKNOWN = 64  # different fields of a body that are not known
 MAX_SAID = 32  # paths, as they go into a header
 MAX_NAME_CHARS = 64
-CLOSENESS = 0.8  # by difflib, of a name and the one that was meant: a letter or two
+CLOSENESS = 0.8  # difflib's ratio for names that differ by a letter or two
 UNKNOWN = "unknown"  # what cannot be shown, and what metrics call a field that is not known
 _SHOWN = re.compile(r"[\w.-]+", re.ASCII)  # may stand in a header as it is
 
@@ -37,7 +37,7 @@ class LeftAside:
     def __init__(self, body: type[BaseModel], rules: ReadingRules = DEFAULT_RULES) -> None:
         self.rules = rules
         self.paths: dict[str, str] = {}
-        """By path in the body, what metrics count it as: names that clients make up are one."""
+        """Maps a path in the body to its name in metrics; names that clients make up share one."""
         self._places = places(body)
         self._unknown: set[tuple[type[BaseModel], str]] = set()
 

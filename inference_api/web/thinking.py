@@ -11,7 +11,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 # Templates that read an effort know low, medium and high.
 _KNOWN = {"minimal": "low", "xhigh": "high", "max": "high"}
 
-Options = Mapping[str, Mapping[str, Any]]  # of a template, by the body's field
+Options = Mapping[str, Mapping[str, Any]]  # template options, by the body's field that sets them
 
 
 def effort_options(field: str, effort: Effort | None) -> Options:
@@ -21,7 +21,7 @@ def effort_options(field: str, effort: Effort | None) -> Options:
 
 
 def thinking_options(field: str, is_on: bool | None) -> Options:
-    """By the names that templates have for it."""
+    """Returns the option under each name that templates have for it."""
     return {} if is_on is None else {field: {"enable_thinking": is_on, "thinking": is_on}}
 
 

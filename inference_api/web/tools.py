@@ -13,7 +13,7 @@ from inference_api.web.fields import Body, fault
 from inference_api.web.json_object import shortened
 
 MAX_TOOLS = 128
-MAX_TOOL_BYTES = 256 * 1024  # of all tools, as JSON
+MAX_TOOL_BYTES = 256 * 1024  # size of all tools together, as JSON
 MAX_CALLS_OF_A_TURN = 128
 OBJECT = {"type": "object"}
 

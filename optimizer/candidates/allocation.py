@@ -37,7 +37,7 @@ class Offers:
     """The choices of the solvers, and the refusals of servers and pairs that are none."""
 
     contenders: tuple[Contender, ...]
-    pairs: PairTable  # those of servers with traffic; `Candidate.row` is a row of it
+    pairs: PairTable  # pairs of servers with traffic; `Candidate.row` is one of its rows
     refused_servers: dict[str, Refusal] = field(default_factory=dict)
     refused_pairs: dict[str, dict[str, Refusal]] = field(default_factory=dict)
     load_faults: dict[str, LoadFault] = field(default_factory=dict)

@@ -88,7 +88,7 @@ class PairTable:
     options: OptionTable
     server: IntArray
     option: IntArray
-    demand_per_s: FloatArray  # of the server
+    demand_per_s: FloatArray  # the server's demand
     replica: ReplicaTable
     is_valid: BoolArray  # the replica can be computed
     sizing: Sizing  # zeros where it cannot

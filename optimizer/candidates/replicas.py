@@ -131,7 +131,7 @@ class ReplicaTable(Columns):
     out_scv: FloatArray
     curve: FloatArray  # its key; 0: none
     curves: Curves = field(default_factory=dict, metadata=SHARED)
-    # By their parameters: a chain's rates take as long as its solution.
+    # Chains by their parameters: a chain's rates take as long to compute as its solution.
     chains: dict[tuple[float, ...], CurveReplica] = field(default_factory=dict, metadata=SHARED)
 
     @classmethod

@@ -27,10 +27,10 @@ from optimizer.catalogue.facts import (
 from optimizer.catalogue.roofline import AT_LEAST_ONE, PARTS, Machine
 from optimizer.model.latency import FloatArray
 
-MIN_POINTS = 3  # of a pair that counts for the error of estimates
+MIN_POINTS = 3  # points that a pair needs to count for the error of estimates
 MOST_ROWS = 2048  # where a measurement ran as many as fit
 POINT_ERROR = 0.1  # relative, of a published measurement: other lengths, ramps, another version
-LEAST_ERROR = 0.05  # of a fitted pair: another day, another release
+LEAST_ERROR = 0.05  # least error of a fitted pair: another day, another release
 KIN = (("fp4", "dense"), ("experts", "dense"))
 
 Key = TypeVar("Key")

@@ -19,12 +19,12 @@ from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, read
 from optimizer.spec import Count, Name, Text
 
-MOST_ROWS = 4096  # of a measurement
+MOST_ROWS = 4096  # rows of one measurement
 NEAREST = 3  # names offered for one that is not known
 
 
 class Precision(StrEnum):
-    """Of weights. int4 has a scale for each 128; mxfp4 is gpt-oss' own, of its experts."""
+    """Precision of weights. int4 has a scale for each 128; mxfp4 is gpt-oss' own, for experts."""
 
     BF16 = "bf16"
     FP8 = "fp8"
@@ -58,7 +58,7 @@ class ModelFacts(Body):
     name: Name
     aliases: Aliases = Field(default_factory=list)
     parameters: Positive
-    vocabulary_parameters: Positive  # of one matrix
+    vocabulary_parameters: Positive  # parameters of one matrix
     tied: bool = False  # its input and output matrix are one
     layers: Whole
     width: Whole
@@ -79,7 +79,7 @@ class ModelFacts(Body):
 
 
 class Price(Body):
-    """Of one card, rented on demand, as published on a day."""
+    """Price of one card, rented on demand, as published on a day."""
 
     usd_per_hour: Annotated[float, Field(ge=0, le=1e5)]
     of: Text

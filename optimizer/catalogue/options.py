@@ -14,7 +14,7 @@ from optimizer.catalogue.speeds import Speed, measured_speed, published_speed
 from optimizer.spec import PerfData
 
 CARDS_PER_REPLICA = (1, 2, 4, 8)
-OPTIONS_EACH = 2  # of numbers of cards per replica that are sized for an accelerator
+OPTIONS_EACH = 2  # numbers of cards per replica that are sized for one accelerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def options(demand: Demand, market: Market) -> tuple[list[Option], dict[str, str
         if not each:
             refused[accelerator.name] = _no_room(demand, market, accelerator)
         costs = {option.name: option.lowest_cost(demand) for option in each}
-        # Where none meets the ITL, what most cards make of it is the nearest.
+        # Where none meets the ITL, the option with most cards comes nearest.
         each.sort(
             key=lambda o: (
                 costs[o.name],

@@ -21,15 +21,15 @@ PARTS = (
     "sync",  # ms more per layer where cards share it
     "weights",  # and all below: times the datasheet's time
     "cache",
-    "dense",  # of products in 16 or 8 bits
+    "dense",  # products in 16 or 8 bits
     "fp4",
-    "experts",  # of models with experts, at the speed of 16 bits whatever theirs are
+    "experts",  # products of models with experts, at the speed of 16 bits whatever theirs are
     "request",  # ms per request, outside of steps
 )
-IN_MS = ("layer", "sync", "request")  # of which no datasheet says anything
+IN_MS = ("layer", "sync", "request")  # parts about which no datasheet says anything
 AT_LEAST_ONE = np.array([part not in IN_MS for part in PARTS])
 
-BITS = {  # of a matrix's parameter, its scales included
+BITS = {  # bits of a matrix's parameter, its scales included
     Precision.BF16: 16.0,
     Precision.FP8: 8.0,
     Precision.INT4: 4.25,
@@ -38,8 +38,8 @@ BITS = {  # of a matrix's parameter, its scales included
 }
 EXPERT_BITS = BITS | {Precision.MXFP4: 4.25}
 VOCABULARY_BITS = 16.0
-USABLE = 0.9  # of the memory, for weights and caches
-REDUCTIONS = 2  # of a layer, where cards share it
+USABLE = 0.9  # share of the memory that weights and caches may take
+REDUCTIONS = 2  # reductions of a layer where cards share it
 ACTIVATION_BYTES = 2
 
 
@@ -60,7 +60,7 @@ class Machine:
 
     @property
     def memory_bytes(self) -> float:
-        """What may be used of all cards."""
+        """The bytes that may be used on all cards."""
         return USABLE * 1e9 * self.accelerator.memory_gb * self.cards
 
     def cache_bytes(self, tokens: float) -> float:
@@ -120,7 +120,7 @@ class Machine:
         return model.parameters - copies * model.vocabulary_parameters - experts
 
     def _read_bytes(self, rows: float) -> float:
-        """Of the vocabulary the output matrix alone is read whole."""
+        """Returns the bytes a step reads: of the vocabulary only the whole output matrix."""
         read = self._matrices_bytes + self.model.vocabulary_parameters * VOCABULARY_BITS / 8
         experts = self.model.experts
         if experts is None:

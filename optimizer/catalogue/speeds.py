@@ -13,10 +13,10 @@ from optimizer.catalogue.calibration import Calibration, PairFit
 from optimizer.catalogue.roofline import PARTS, Machine
 from optimizer.spec import CurvePoint, OverheadPoint, PerfData, ServiceCurve
 
-MOST_ROWS = 256  # that engines take at once unless told otherwise
-CHUNK_TOKENS = 2048  # of prompts in a step, as engines cut them unless told otherwise
-LEAST_MS = 1e-6  # of a step
-UNSEEN = 0.9  # of the error of estimates: a factor known no better was not measured
+MOST_ROWS = 256  # rows that engines take at once by default
+CHUNK_TOKENS = 2048  # prompt tokens in a step, as engines cut prompts by default
+LEAST_MS = 1e-6  # the shortest step
+UNSEEN = 0.9  # share of the error of estimates; a factor with a larger error was not measured
 
 Kind = Literal["measured", "fitted", "estimated"]
 

@@ -35,10 +35,11 @@ from optimizer.model.latency import BoolArray, FloatArray, IntArray, Latency, Oc
 from optimizer.model.queueing import Performance, queue_sums
 from optimizer.model.step_curve import StepCurve
 
-STAGES, MAX_PROMPTS = 3, 16  # of a prompt, nearly as even as its true time; followed at once
+# Stages of a prompt, nearly as even as its true time, and prompts that are followed at once.
+STAGES, MAX_PROMPTS = 3, 16
 MAX_LEVELS = 512  # states followed with prompts; in higher ones the last correction holds on
 NEGLIGIBLE = 1e-3  # correction of a ratio of weights that is not worth computing
-MAX_HANDLING = 0.99  # share of the time: of more there is no mean wait
+MAX_HANDLING = 0.99  # share of the time beyond which there is no mean wait
 
 # Where the chain keeps within 5 % of the simulation; see docs/optimizer.md.
 MIN_BATCH, MIN_OUT_TOKENS = 8, 16
@@ -65,8 +66,8 @@ class Solved(NamedTuple):
 
 
 class _Probabilities(NamedTuple):
-    below: FloatArray  # of the states 0..N - 1
-    open: float  # of all rows taken, and a place to wait
+    below: FloatArray  # probabilities of the states 0..N - 1
+    open: float  # probability that all rows are taken and a place to wait is free
     full: float
     queued: float  # mean number that waits
 
@@ -208,7 +209,7 @@ class CurveReplica:
     def _queue_factor(self, load: float) -> float:
         """Returns the mean queue over that of exponential services: 0.5 for equal answers."""
         top, rows = self.saturated, self.max_batch
-        # Of a service, and of the server's work for one, the part that depends on the answer.
+        # The answer decides only a part of a service, and of the server's work for it.
         of_work = 1 - float(top.prompt_ms[0] * top.rate_per_ms[0])
         held_ms = rows / self.max_rate_per_ms
         prefill_ms = float(self._prefill_ms(self.max_rate_per_ms)[-1])
@@ -229,7 +230,7 @@ class CurveReplica:
         among the met and some after it; or, where no two fit, waits for those before it.
         """
         rates, top = self.rates, self.saturated
-        residual_ms = np.concatenate(([0.0], rates.residual_ms))  # by the requests met
+        residual_ms = np.concatenate(([0.0], rates.residual_ms))  # per number of requests met
         came = rates.rate_per_ms * residual_ms[:-1]
         beside = rate_per_ms * residual_ms[:-1] + np.concatenate(([0.0], came[:-1]))
         fits = np.maximum(1 / np.maximum(rates.steps, 1e-12) - 1, 0.0)
@@ -321,7 +322,7 @@ class CurveModel:
             replica.solve(rate)
             for replica, rate in zip(self.replicas, rate_per_ms.tolist(), strict=True)
         ]
-        found = Solved(*np.array(solved).reshape(-1, len(Solved._fields)).T)  # of arrays
+        found = Solved(*np.array(solved).reshape(-1, len(Solved._fields)).T)  # fields are arrays
         return Performance(
             throughput_per_ms=np.asarray(found.throughput_per_ms),
             loss=np.asarray(found.loss),

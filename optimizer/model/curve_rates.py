@@ -20,8 +20,8 @@ from optimizer.model.step_curve import StepCurve
 
 HALVINGS = 45
 EVERY_STATE = 512  # so many are solved for, and as many of the larger ones
-SHARED_STEP = 0.5  # of a step that a prompt fills at most for two to fit into it
-MOST_BUSY = 0.98  # share of time beyond which a formula for a stable queue is not asked
+SHARED_STEP = 0.5  # largest share of a step that a prompt may fill for two to fit into it
+MOST_BUSY = 0.98  # share of time beyond which a formula for a stable queue is not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class StateRates:
     step_ms: FloatArray  # a step, with the prompts in it
     decode_ms: FloatArray  # a(d)
     prompt_ms: FloatArray  # c k, all of a prompt
-    steps: FloatArray  # that a prompt's tokens fill; 0.1: ten prompts fit into one step
+    steps: FloatArray  # steps that a prompt's tokens fill; 0.1: ten prompts fit into one step
     residual_ms: FloatArray  # until the running step ends, for who comes meanwhile
     own_ms: FloatArray  # from a step's start to the first token, no other prompt in the way
     turn_ms: FloatArray  # a prompt's turn, where they take turns; 0 where they share steps

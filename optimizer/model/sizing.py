@@ -10,10 +10,10 @@ import numpy as np
 from optimizer.model.latency import BoolArray, Columns, FloatArray, IntArray
 from optimizer.model.queueing import Replica, analyze
 
-LOWEST_RATE = 0.001  # of mu(1): the rate at which a replica counts as idle
-HIGHEST_RATE = 0.999  # of mu(N): beyond it the queue grows without bound
-TPS_MARGIN = 0.9  # of the highest rate: what a throughput target may load a replica to
-TOLERANCE = 1e-12  # of the share of the highest rate, absolute and relative
+LOWEST_RATE = 0.001  # share of mu(1) at which a replica counts as idle
+HIGHEST_RATE = 0.999  # share of mu(N); beyond mu(N) the queue grows without bound
+TPS_MARGIN = 0.9  # share of the highest rate up to which a throughput target may load a replica
+TOLERANCE = 1e-12  # absolute and relative error of the share of the highest rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from optimizer.model.latency import FloatArray
 
-MIN_CHUNK_TOKENS = 8  # of prompts in a step, so that they get on whatever the budget
+MIN_CHUNK_TOKENS = 8  # prompt tokens that a step takes whatever the budget, so that prompts get on
 NO_LIMIT = 1e12  # tokens; finite, so that work over room is 0 and not undefined
 
 
@@ -48,7 +48,7 @@ class StepCurve:
     chunk_tokens: float = NO_LIMIT
     budget_tokens: float = NO_LIMIT
     overhead: Points = NO_OVERHEAD  # before the first token, outside of steps; by requests there
-    handling_ms: float = 0.0  # of the overhead, what requests that come at once share
+    handling_ms: float = 0.0  # part of the overhead for which requests wait for each other
     speed_error: float = 0.0  # standard error of the speed of all steps together, relative
 
     def room_tokens(self, rows: FloatArray) -> FloatArray:

@@ -30,17 +30,17 @@ import scipy
 
 from optimizer.model.latency import FloatArray
 
-FACTORS = 2  # of decode steps, and of prefill
-ITERATIONS = 4  # of the correction: near capacity the model is far from a line
-STEP = 0.01  # of central differences, in a logarithm
-PRIOR_SIGMA = 0.3  # of a factor before anything was observed: about 30 %
-DRIFT_SIGMA = 0.15  # that a factor may have gained in DRIFT_S
+FACTORS = 2  # one for decode steps, one for prefill
+ITERATIONS = 4  # iterations of the correction: near capacity the model is far from a line
+STEP = 0.01  # step of central differences, in a logarithm
+PRIOR_SIGMA = 0.3  # deviation of a factor before any observation: about 30 %
+DRIFT_SIGMA = 0.15  # deviation that a factor may gain in DRIFT_S
 DRIFT_S = 60.0
-MODEL_SIGMA = 0.05  # of the model itself, with the right factors
+MODEL_SIGMA = 0.05  # deviation of the model itself, with the right factors
 GATE = 0.975  # share of usual observations that are accepted
-MAX_REFUSALS = 3  # in a row, after which the machine has changed
+MAX_REFUSALS = 3  # refusals in a row, after which the machine counts as changed
 LARGEST_FACTOR = 100.0
-MAX_VARIANCE = 100.0  # of a factor's logarithm
+MAX_VARIANCE = 100.0  # variance of a factor's logarithm
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ AcceleratorJson = Annotated[
 
 
 class CataloguePart(JsonObject):
-    """Of a step. `times`: how many times the datasheet's time it takes; `ms`: what it takes where
-    the datasheet says nothing."""
+    """One part of the time. `times`: how many times the datasheet's time it takes; `ms`: what it
+    takes where the datasheet says nothing."""
 
     part: str
     times: float | None

@@ -31,7 +31,7 @@ class Refused(JsonObject):
 
 
 class Shortage(JsonObject):
-    """Of cards: what a candidate needs, and what the other servers leave of `count`."""
+    """A lack of cards: what a candidate needs, and what the other servers leave of `count`."""
 
     type: str
     needed: int

@@ -23,7 +23,7 @@ from optimizer.questions.sized import Bind, Bounds, Sized, Unfit, sized_in_turn,
 from optimizer.spec import LEAST_RATE, Level, Name, PerfData
 
 MOST_TOKENS = 10**7
-MOST_CENTS = 10**7  # of a card and hour
+MOST_CENTS = 10**7  # highest price of one card for one hour
 ENDLESS = 1e35  # in place of an infinite bound, which JSON has not
 
 Cents = Annotated[float, Field(ge=0, le=MOST_CENTS)]
@@ -43,13 +43,13 @@ class HowManyQuery(Body):
     avg_out_tokens: Annotated[Tokens, Field(ge=1)] = 256
     precision: AnyPrecision | None = None  # absent = the model's own
     accelerators: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
-    max_cards: Annotated[int, Field(ge=1, le=10**6)] | None = None  # of one type, in all
+    max_cards: Annotated[int, Field(ge=1, le=10**6)] | None = None  # cards of one type, in all
     prices: Annotated[dict[Name, Cents], Field(max_length=100)] = Field(default_factory=dict)
     measured: Annotated[list[PerfData], Field(max_length=100)] = Field(default_factory=list)
 
 
 class Range(JsonObject):
-    """Of 95 %. `high` is null where slower cards could not do it at all."""
+    """Bounds of 95 %. `high` is null where slower cards could not do it at all."""
 
     low: float
     high: float | None

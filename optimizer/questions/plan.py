@@ -138,7 +138,7 @@ def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[Step
         return [_step(change, change.missing, free) for change in settled]
     if stoppable:
         in_the_way = [change for change in stoppable if change.card_type in wanted]
-        victim = (in_the_way or stoppable)[-1]  # of the lowest priority
+        victim = (in_the_way or stoppable)[-1]  # the one of the lowest priority
         return [_step(victim, victim.missing, free, disruptive=True)]
     stuck = pending[0]
     goal, stuck.goal = stuck.goal, stuck.now

@@ -41,15 +41,15 @@ from optimizer.simulation.traffic import Requests, Traffic
 from optimizer.spec import PerfData
 from optimizer.system import System
 
-SAMPLES, SAMPLED_ROWS = 40, 1024  # of the parameters, and most rows of a replica with them
+SAMPLES, SAMPLED_ROWS = 40, 1024  # samples of the parameters, and most rows of a sampled replica
 IN_95 = 1.96  # standard deviations of a normal distribution
 WIDE = 0.3  # half an interval over its middle that is worth a warning
-OFTEN = 0.01  # share of time beyond what was measured that is
+OFTEN = 0.01  # share of time beyond what was measured that is worth a warning
 IDLE = 1e-9  # share of the highest rate below which simulated requests are alone anyway
 MOST_LOG = 50.0
-LEAST_SPEED = 0.05  # of a sampled time over the measured one
+LEAST_SPEED = 0.05  # lowest ratio of a sampled time to the measured one
 
-Triple = FloatArray  # of throughput per ms, ITL and TTFT
+Triple = FloatArray  # throughput per ms, ITL and TTFT
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ class Bounds(JsonObject):
 
 
 class Interval(JsonObject):
-    """Of 95 %: from the standard errors of the parameters, and of the simulation."""
+    """Bounds of 95 %, from the standard errors of the parameters and of the simulation."""
 
     itlAverage: Bounds
     ttftAverage: Bounds

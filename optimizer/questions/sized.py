@@ -42,8 +42,8 @@ IN_95 = 1.96  # standard deviations of a normal distribution
 ENDLESS = float("inf")
 AT_ONCE = 3  # options that are sized together while looking for the cheapest
 MOST_MORE = 64  # times the replicas; a bound beyond is no bound
-NEARLY_FULL = 0.97  # of the highest rate: beyond, a level is missed because the queue explodes
-RESOLUTION = 0.01  # of bounds of many replicas
+NEARLY_FULL = 0.97  # share of the highest rate; beyond it levels are missed as the queue explodes
+RESOLUTION = 0.01  # relative accuracy of bounds of many replicas
 MOST_LOST = 1e-3  # share of requests beyond which a replica does not carry its load
 
 Bind = Literal["slo-ttft", "slo-itl", "capacity"]

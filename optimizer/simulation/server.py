@@ -17,7 +17,7 @@ from optimizer.model.latency import FloatArray
 from optimizer.model.step_curve import StepCurve
 from optimizer.simulation.traffic import Requests
 
-PRIORITY_MS = 10_000.0  # of waiting that one step of priority is worth
+PRIORITY_MS = 10_000.0  # waiting time that one step of priority is worth
 
 
 @dataclass(frozen=True, slots=True)

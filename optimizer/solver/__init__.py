@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from optimizer.spec import SaturationPolicy
 
-MOVE_PENALTY = 0.1  # of the costs before and after, for changing the accelerator
+MOVE_PENALTY = 0.1  # share of the costs before and after that a change of accelerator adds
 
 
 class Candidate(NamedTuple):
@@ -54,7 +54,7 @@ class Contender:
 @dataclass(frozen=True, slots=True)
 class Problem:
     contenders: tuple[Contender, ...]
-    cards: Mapping[str, int]  # by type; a missing type has none
+    cards: Mapping[str, int]  # cards by type; a missing type has none
 
 
 class SolverChoice(NamedTuple):

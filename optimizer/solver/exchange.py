@@ -13,9 +13,9 @@ from math import fsum, inf
 from optimizer.solver import Candidate, Contender, SolverChoice
 
 ROUNDS = 5  # through all wishes
-MOST_MOVES = 4  # of others, for one wish
+MOST_MOVES = 4  # moves of other servers for one wish
 
-PRIORITY_STEP = 4.0  # by which a higher priority counts more than the next
+PRIORITY_STEP = 4.0  # factor by which a higher priority counts more than the next
 
 
 class Assignment:

@@ -18,13 +18,13 @@ import numpy as np
 from optimizer.model.latency import BoolArray, FloatArray, IntArray
 from optimizer.solver import Contender
 
-ROUNDS = 16  # of prices; most bounds are within 1 % of the highest by then
+ROUNDS = 16  # rounds of prices; by then most bounds are within 1 % of the highest
 
-UNASKED = 0.02  # of the mean value per card: the first price of a type that suffices
-MAX_MOVE = 1.6  # of the logarithm of a price in one round, before its step
+UNASKED = 0.02  # first price of a type that suffices, as a share of the mean value per card
+MAX_MOVE = 1.6  # largest change of a price's logarithm in one round, before its step
 FASTER, SLOWER = 1.2, 0.5  # for the step of a price that goes on in its direction, or turns back
 STEPS = 0.05, 2.0
-A_BIT = 0.1  # of a card, added to those asked for and those there, so that neither is 0
+A_BIT = 0.1  # part of a card, added to cards asked for and cards there, so that neither is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Prices:
 @dataclass(frozen=True, slots=True)
 class Market:
     """The candidates of all contenders: a row per accelerator, a column per server. Prices and
-    plans are for markets of which no server is hopeless."""
+    plans are for markets without a hopeless server."""
 
     value: FloatArray  # [rows, servers], infinite where there is no candidate that fits alone
     need: FloatArray  # [rows, servers], cards
@@ -78,7 +78,7 @@ class Market:
 
     @property
     def is_hopeless(self) -> BoolArray:
-        """Returns True for servers of whose candidates none fits, even alone."""
+        """Returns True for each server with no candidate that fits, even alone."""
         hopeless: BoolArray = np.isinf(self.value.min(axis=0))
         return hopeless
 
@@ -135,7 +135,7 @@ class _Cut:
         self._is_out = np.zeros(len(self._row), dtype=np.bool_)
         need = market.need[self._row, np.arange(len(self._row))]
         asked = np.bincount(market.card_type[self._row], need, len(market.cards))
-        self.left = market.cards - asked  # by type, below 0 where too much is asked
+        self.left = market.cards - asked  # cards by type, below 0 where too many are asked for
 
     def move_away(self, card_type: int) -> bool:
         """Moves servers off a type until it suffices, those first that lose least for each card

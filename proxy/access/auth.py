@@ -88,7 +88,7 @@ class Authenticator:
         self._key_sources = tuple(key_sources)
         self._rules = rules
         self._revoked_ids = revoked_ids
-        self._known: dict[str, Principal] = {}  # by the header that brought the token
+        self._known: dict[str, Principal] = {}  # keys: the headers that brought the tokens
 
     @property
     def may_block(self) -> bool:

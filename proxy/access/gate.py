@@ -63,9 +63,10 @@ class Gate:
 
 
 def origins_for(head: RequestHead, listed: Collection[str]) -> Collection[str]:
-    """Whose pages may ask this: those of the browser's own machine only for what is every team's.
+    """Returns the origins whose pages may send this request.
 
-    A token that opens more is for programs, and for pages that are listed by name.
+    Pages of the browser's own machine may use only what every team may use. A token that opens more
+    is for programs, and for pages that are listed by name.
     """
     if LOCAL not in listed or "origin" not in head:
         return listed

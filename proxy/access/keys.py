@@ -91,7 +91,7 @@ class JwksUrl:
         self._clock = clock
         self._lock = threading.Lock()
         self._keys: tuple[PyJWK, ...] = ()
-        self._fetched_at: float | None = None  # of the last good set
+        self._fetched_at: float | None = None  # when the last good set was fetched
         self._refetches: deque[tuple[float, object]] = deque(maxlen=MAX_REFETCHES)  # when, why
 
     def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:

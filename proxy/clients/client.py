@@ -27,7 +27,7 @@ MAX_PIPELINED_BYTES = 64 * 1024
 # What an answer may have waiting for a slow reader before its source is held back.
 MAX_UNSENT_BYTES = 64 * 1024
 LINGER_S = 2.0  # for a client to take its last answer and close
-LINGER_BYTES = 16 * 1024 * 1024  # that such a client may still send
+LINGER_BYTES = 16 * 1024 * 1024  # bytes that such a client may still send
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 

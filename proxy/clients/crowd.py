@@ -54,7 +54,7 @@ class Crowd:
         self._max_waiting_per_address = max_waiting_per_address
         self._members: set[Member] = set()
         self._waiting: dict[Wait, dict[Member, None]] = {wait: {} for wait in Wait}
-        self._since_s: dict[str, dict[Member, float]] = {}  # by address; Wait.REQUEST only
+        self._since_s: dict[str, dict[Member, float]] = {}  # keys: addresses; Wait.REQUEST only
         self.num_evicted = 0
 
     def __len__(self) -> int:

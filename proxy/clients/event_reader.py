@@ -7,7 +7,7 @@ from typing import NamedTuple
 from proxy.clients.json_scan import JsonScan, Tally, scan_whole
 
 BOM = b"\xef\xbb\xbf"
-NUM_TELLING_BYTES = len(BOM) + len(b"data: ")  # of a line, which say what it is
+NUM_TELLING_BYTES = len(BOM) + len(b"data: ")  # bytes of a line that tell its kind
 _LINE_END = re.compile(rb"\r\n?|\n")
 # As nearly all servers write them.
 _USUAL_EVENTS = re.compile(rb"(?:data: [^\r\n]++\n\n)++")
@@ -79,7 +79,7 @@ class EventReader:
         return ends
 
     def _take(self, part: bytes) -> None:
-        """Of one line."""
+        """Takes a part of one line."""
         if self._line is not None:
             self._line += part
             if len(self._line) < NUM_TELLING_BYTES:

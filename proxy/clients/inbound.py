@@ -242,7 +242,7 @@ def _json_fields(head: RequestHead, body: RequestBody) -> dict[str, Any] | None:
 
 
 def num_inspected_bytes(head: RequestHead, body: RequestBody) -> int:
-    """Of the body as the upstream will read it; all that might be, where that cannot be told."""
+    """Returns the size of the body as the upstream will read it; INSPECTED_BYTES if unknown."""
     try:
         return len(_decoded(head, body.prefix))
     except ValueError:

@@ -101,7 +101,7 @@ class JsonScan:
     has_no_choices: bool = False  # but an empty list of them
     _rest: bytes = b""  # what cannot be told apart yet
     _depth: int = 0
-    _text_key: bytes | None = None  # of the string we are in; empty: it is no text
+    _text_key: bytes | None = None  # key of the current string; empty if the string is no text
     _usage: bytearray | None = None  # what has come of one
     _usage_depth: int = 0
     _is_wrapped: bool = False

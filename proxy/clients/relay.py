@@ -11,7 +11,7 @@ from proxy.clients.event_reader import EventEnd
 from proxy.clients.exchange import Client
 from proxy.clients.usage import UsageMeter
 
-# Of an event that is not whole; that of usage is far shorter.
+# Bytes held back of an unfinished event. An event of usage is far shorter.
 MAX_HELD_BYTES = 16 * 1024
 
 
@@ -77,7 +77,7 @@ class UsageHider:
 
     def __init__(self, meter: UsageMeter) -> None:
         self._meter = meter
-        self._held = b""  # of an event that is not whole
+        self._held = b""  # the part so far of an unfinished event
         self._is_begun = False  # an event of which the client has a part
 
     def without_usage(self, piece: bytes, ends: list[EventEnd]) -> bytes:

@@ -104,7 +104,7 @@ class RequestReader:
     ) -> None:
         self.part = RequestPart.HEAD
         self.has_overrun = False  # something came behind a chunked body that is lost with it
-        self.num_missing_bytes = 0  # of a body of a known length
+        self.num_missing_bytes = 0  # bytes still to come of a body of known length
         self._on_head, self._on_body = on_head, on_body
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._url = b""
@@ -113,7 +113,7 @@ class RequestReader:
         self._num_head_bytes = 0
         self._last_bytes = b""
         self._is_chunked = False
-        self._num_framing_bytes = 0  # of a chunked body, since the last of its own
+        self._num_framing_bytes = 0  # bytes fed since a chunked body last brought content
         self._pieces: list[bytes] = []
 
     @property

@@ -46,7 +46,7 @@ class UsageMeter:
         self._document = JsonScan(self._tally) if is_readable and "json" in kind else None
         is_events = is_readable and kind == "text/event-stream"
         self._events = EventReader(self._tally) if is_events else None
-        self._num_pieces = 0  # of raw text
+        self._num_pieces = 0  # pieces of raw text
         self._is_damaged = False
 
     @property
@@ -80,8 +80,8 @@ class UsageMeter:
         return []
 
     def usage(self, num_prompt_bytes: int | None) -> Usage | None:
-        """Of an answer that is over. Without the bytes of a prompt nothing is estimated: None
-        where nothing is told.
+        """Returns the usage of an answer that is over. Without the bytes of a prompt it estimates
+        nothing, and returns None if the answer has no usage.
         """
         if self._events is not None:
             self._events.finish()
@@ -99,7 +99,7 @@ class UsageMeter:
         return Usage(prompt, max(completion or 0, estimate), source)
 
     def _told(self) -> tuple[int | None, int | None]:
-        """Of the prompt and the answer; an embedding has a total instead of the latter."""
+        """Returns tokens of the prompt and of the answer; an embedding has a total instead."""
         prompt, completion, total = self._tally.prompt, self._tally.completion, self._tally.total
         if total is not None:
             prompt = max(0, total - (completion or 0)) if prompt is None else prompt
@@ -117,7 +117,8 @@ class UsageMeter:
 
 
 def estimated_usage(num_prompt_bytes: int) -> Usage:
-    """Of a request whose client left before the first byte: its prompt was, or will be, worked on,
-    and the upstream had no chance to say how long it was.
+    """Estimates the usage of a request whose client left before the first byte.
+
+    Its prompt was, or will be, worked on. The upstream had no chance to say how long it was.
     """
     return Usage(num_prompt_bytes // BYTES_PER_TOKEN, 0, "estimated")

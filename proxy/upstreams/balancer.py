@@ -100,7 +100,7 @@ class Upstream:
 
     spec: UpstreamSpec
     pool: ConnectionPool
-    keys: Callable[[], UpstreamKeys] = dict  # of all, as they are now
+    keys: Callable[[], UpstreamKeys] = dict  # reads the current keys of all upstreams
     tells_usage: bool = True  # False: it refused to be asked
     in_flight: int = 0
     health: Health = Health.READY
@@ -110,7 +110,7 @@ class Upstream:
     ejected_until_s: float = 0.0
     was_unreachable: bool = False  # why it was ejected, as opposed to for broken answers
     rows: Rows | None = None  # None: it does not say
-    num_taken_by_others: int = 0  # of its rows, at the last health check
+    num_taken_by_others: int = 0  # its rows that others had at the last health check
     is_full: bool = False  # it said so itself, and no row of it has come free since
     num_streams: int = 0  # answers that come token by token
     last_piece_s: float = 0.0  # when the last piece of any of them came

@@ -9,7 +9,7 @@ from proxy.upstreams.reply import UpstreamConnection
 # Below the 75 s after which the API's gunicorn closes an idle connection.
 MAX_IDLE_S = 60.0
 MAX_IDLE_CONNECTIONS = 256
-MAX_UNTAKEN_S = 60.0  # that an upstream may take nothing of a body
+MAX_UNTAKEN_S = 60.0  # time for which an upstream may take nothing of a body
 
 
 class ConnectionPool:

@@ -34,7 +34,7 @@ class Discovery(Protocol):
 
 
 class FixedReplicas:
-    """Those of the settings."""
+    """The replicas that the settings name."""
 
     is_stale = False
 
@@ -52,7 +52,7 @@ class FixedReplicas:
 
 
 class ReplicasFile:
-    """Those of a file that is followed. One with a mistake in it is logged."""
+    """The replicas in a file, which is followed. A mistake in the file is logged."""
 
     is_stale = False
 

@@ -24,10 +24,10 @@ from proxy.upstreams.discovery import Specs
 
 log = logging.getLogger(__name__)
 
-# Of each watch. It begins with a list, so that nothing is missed for longer, whatever was lost.
+# Length of each watch. It begins with a list, so that a lost event is missed no longer than this.
 WATCH_S = 30
 SILENCE_S = WATCH_S + 10.0  # the server ends a watch itself; one that does not is dead
-MIN_TURN_S = 1.0  # of a list and its watch
+MIN_TURN_S = 1.0  # least time from one list to the next
 MAX_PAUSE_S = 30.0  # between tries while the API server is away
 STOP_TIMEOUT_S = 5.0
 MAX_LIST_BYTES = 64 * 2**20  # some 100,000 endpoints
@@ -225,7 +225,7 @@ class EndpointSlices:
 
 def specs_of(slices: Iterable[EndpointSlice]) -> Specs:
     """Each replica once, in the order of their URLs. Raises ValueError for a faulty label."""
-    found: dict[str, UpstreamSpec] = {}  # by pod: one with two families of addresses is in two
+    found: dict[str, UpstreamSpec] = {}  # keys: pods; two address families make two slices
     for each in sorted(slices, key=lambda each: (each.address_type, each.metadata.name)):
         port = _port(each.ports or ())
         if port is None or each.address_type not in ("IPv4", "IPv6"):
@@ -259,7 +259,7 @@ def _spec(address: str, port: int, labels: dict[str, str]) -> UpstreamSpec:
 
 
 def _joined(one: UpstreamSpec, other: UpstreamSpec) -> UpstreamSpec:
-    """Of a pod that two Services lead to: it takes requests for the models of both."""
+    """Joins the specs of a pod in two Services: it takes requests for the models of both."""
     is_for_any = not one.models or not other.models
     models = () if is_for_any else tuple(sorted({*one.models, *other.models}))
     return UpstreamSpec(one.url, one.weight, one.health_path, models)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import yaml
 
-# By the upstream's URL: the header that holds its key, and the header's value.
+# The header that holds an upstream's key, and the header's value, by the upstream's URL.
 UpstreamKeys = Mapping[str, tuple[str, str]]
 
 _URL = re.compile(r"https?://[^\s?#]+")

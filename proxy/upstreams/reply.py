@@ -236,7 +236,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since_s = self._loop.time()
 
     def give_up(self, error: Exception) -> None:
-        """Whoever waits for the answer gets this instead."""
+        """Aborts the connection. The waiting reader gets this error instead of the answer."""
         self._break(error)
 
     def abort(self) -> None:

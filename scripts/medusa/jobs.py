@@ -31,7 +31,8 @@ class Jobs:
 
     @property
     def all(self) -> list[Job]:
-        """Those to judge by first: they are few, and wanted whenever a run is stopped."""
+        """Returns all jobs. Those to judge by come first: they are few, and every stopped run
+        needs them."""
         return [*self.held_out, *self.calibration, *self.training]
 
     @classmethod
@@ -61,7 +62,7 @@ class Jobs:
         return cls(training, judged[num_held_out:], given or judged[:num_held_out])
 
     def only(self, numbers: Collection[int]) -> "Jobs":
-        """Those of these numbers. Raises ValueError where a split has none."""
+        """Returns the jobs that have these numbers. Raises ValueError if a split has none."""
         parts = [
             [job for job in part if job.number in numbers]
             for part in (self.training, self.calibration, self.held_out)

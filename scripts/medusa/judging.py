@@ -31,8 +31,8 @@ class Meaningless(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Of held-out answers. `top` is by head, then by TOP; `trivial` what a guess without heads gets
-    of head 0's labels."""
+    """How well heads guess held-out answers. `top`: shares by head, then by TOP. `trivial`: the
+    share of head 0's labels that a guess without heads gets right."""
 
     top: list[list[float]]
     trivial: float

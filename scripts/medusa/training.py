@@ -22,7 +22,7 @@ from common.files import whole_file
 from .answers import IGNORED
 from .heads import Heads
 
-LATER_HEAD_WEIGHT = 0.8  # of a head's loss, compared with the head before it
+LATER_HEAD_WEIGHT = 0.8  # weight of a head's loss, relative to the head before it
 WARM_UP_STEPS = 50
 FINAL_LR_SCALE = 0.05
 TIMED_STEPS = 10

@@ -16,7 +16,7 @@ from weights.errors import EngineUnusable
 from weights.partition import Layers, ranges
 
 RING, SHARD = "MlxRingInstance", "PipelineShardMetadata"
-MEMORY_FOR_LAYERS = 0.9  # of what a node has free; the rest is its KV cache and workspace
+MEMORY_FOR_LAYERS = 0.9  # share of a node's free memory; its KV cache and workspace take the rest
 
 Json = dict[str, Any]
 

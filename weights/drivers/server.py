@@ -42,7 +42,7 @@ class ServerPlan:
     environment: Mapping[str, str]
     users: int = 8
     generated_tokens: int = 128
-    rounds: int = 2  # of requests of every user, once warmed up
+    rounds: int = 2  # rounds of requests of every user, once warmed up
     start_timeout_s: float = 900.0
 
 

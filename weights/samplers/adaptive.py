@@ -20,7 +20,7 @@ from weights.search import Assessment, Observation, Problem, Proposal, Shares
 from weights.simplex import FloatArray, sample_uniform
 
 EXPLOIT_EVERY = 3
-MAX_REDRAWS = 16  # of shares that have failed
+MAX_REDRAWS = 16  # redraws of shares that have failed
 QUIET = 1e-3  # noise under which a repeat tells nothing
 
 

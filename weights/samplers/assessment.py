@@ -14,7 +14,7 @@ from weights.simplex import FloatArray
 
 SEED = 0  # the same history gets the same answer
 MIN_POINTS = 3  # different shares measured, before any model is fitted
-EQUAL = 1e-6  # of costs that are the same
+EQUAL = 1e-6  # difference up to which costs count as the same
 WORTHWHILE = 0.01  # gain in cost below which further trials do not pay
 UNKNOWN_PER_NODE = 2  # a speed and a latency; so many trials contradict no model
 INTERVAL = (0.05, 0.95)

@@ -9,7 +9,7 @@ import scipy
 from weights.search import ROUNDING, Problem
 from weights.simplex import BoolArray, FloatArray, nearest_point
 
-RESOLUTION = 0.01  # of costs
+RESOLUTION = 0.01  # least deviation of costs; smaller ones count as this
 
 
 @dataclass(frozen=True, slots=True)

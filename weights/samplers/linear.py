@@ -16,9 +16,9 @@ from weights.samplers.trials import Trials
 from weights.simplex import FloatArray
 
 DRAWS = 48
-SPEED_DEVIATION = 0.7  # of b_i about their mean, relative
+SPEED_DEVIATION = 0.7  # relative deviation of b_i about their mean
 NOISE = 1e-5  # prior of the noise, worth one trial
-TINY = 1e-13  # of the longest time: no prediction is shorter
+TINY = 1e-13  # share of the longest time; no prediction is shorter
 WIDE = 1e3  # deviation of coefficients about which nothing is known
 
 
@@ -134,7 +134,7 @@ def _cheapest_first(coefficients: FloatArray, bounds: Bounds) -> FloatArray:
 class Bowl:
     """About `center`: time = c + k |d|^2 + g . d, d = w - center in the plane sum(d) = 0."""
 
-    regression: _Regression  # of c, k and g, in units of `reach`
+    regression: _Regression  # coefficients c, k and g, in units of `reach`
     center: FloatArray
     plane: FloatArray  # [n, n - 1], orthonormal
     reach: float

@@ -11,10 +11,10 @@ from weights.samplers.surrogate import Surrogate, fit_surrogate
 from weights.samplers.trials import Trials
 
 MARGIN = 3.0  # in log evidence: twenty to one
-# That models are fitted to: the cheapest and the newest. The cheapest of noisy trials are the
-# lucky ones, so few of them mislead.
+# Trials that models are fitted to: the cheapest and the newest. The cheapest of noisy trials are
+# the lucky ones, so a few of them alone mislead.
 MAX_TRIALS = 256
-NEAR_TRIALS = 128  # that a surrogate is fitted to when it proposes
+NEAR_TRIALS = 128  # trials that a surrogate is fitted to when it proposes
 
 STRUCTURES: Sequence[Callable[[Trials, np.random.Generator], Fit]] = (
     fit_slowest_stage,

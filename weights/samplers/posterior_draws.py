@@ -22,12 +22,12 @@ from weights.samplers.trials import Trials
 from weights.simplex import FloatArray, IntArray
 
 CHAINS = 16
-SLOPE_DEVIATION = 0.7  # of the log slopes about their mean: a factor of 4 apart is common
+SLOPE_DEVIATION = 0.7  # spread of the log slopes about their mean: a factor of 4 apart is common
 PART_SHAPE = 6.0  # latency is Beta(1, 6) of a stage's time: a seventh, more is possible
 ODDS_MEAN, ODDS_DEVIATION = -2.2, 1.2  # the same on the logit scale, as a normal
 NOISE, NOISE_TRIALS = 0.02, 2.0  # prior of the noise: inverse gamma, worth two trials
 START_NOISE = 0.05
-SOFTNESS = np.geomspace(0.1, 0.02, 20)  # of the maximum, step by step of the climb
+SOFTNESS = np.geomspace(0.1, 0.02, 20)  # softness of the maximum, for each step of the climb
 
 
 @dataclass(slots=True)

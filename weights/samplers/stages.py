@@ -9,7 +9,7 @@ from weights.samplers.posterior_draws import start
 from weights.samplers.trials import Trials
 from weights.simplex import FloatArray
 
-KEPT_SWEEPS = (3, 5, 7)  # of all chains
+KEPT_SWEEPS = (3, 5, 7)  # sweeps after which the states of all chains are kept
 PESSIMISM = (0.0, 0.5, 1.0, 1.5, 2.0)  # deviations by which slopes are raised for safe shares
 
 

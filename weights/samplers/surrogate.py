@@ -18,8 +18,8 @@ from weights.simplex import FloatArray, sample_uniform
 LENGTHS = np.geomspace(0.1, 3.0, 5)
 NOISES = np.geomspace(1e-4, 1.0, 9)  # standard deviations, of the amplitude
 DRAWS = 48
-CANDIDATES = 128  # of each kind
-LIKELY = 64  # of them, that may be optima: what is drawn jointly is dear
+CANDIDATES = 128  # candidates of each kind
+LIKELY = 64  # candidates that may be optima; drawing their costs jointly is slow
 STEPS = np.geomspace(0.003, 0.3, 4)  # lengths of steps from the best points
 
 

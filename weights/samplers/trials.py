@@ -23,8 +23,8 @@ class Scale:
     """
 
     is_log: bool
-    metric_sign: float  # of the metrics, where they have one
-    sign: float  # of the cost in the log of a metric's size, or in the metric
+    metric_sign: float  # sign of the metrics, where they have one
+    sign: float  # sign of the cost's slope over the log of a metric's size, or over the metric
     origin: float
     unit: float
 

@@ -65,7 +65,7 @@ class TokenCount(WireDict):
 
 @dataclass(frozen=True, slots=True)
 class MessageWriter:
-    """Of one answer."""
+    """Writes one answer."""
 
     request_id: str
     model: str

@@ -158,7 +158,7 @@ Content = Annotated[
 
 
 class InputMessage(Body):
-    """Of an answer that was kept whole, only role and content say something to a model."""
+    """If it is an answer that was kept whole, only role and content say something to a model."""
 
     of_answers: ClassVar[frozenset[str]] = frozenset(
         {"container", "diagnostics", "id", "model", "stop_details", "stop_reason", "stop_sequence"}

@@ -20,7 +20,7 @@ from inference_api.web.fields import MAX_INTEGER, Unserved
 from inference_api.web.wire import WireDict
 
 MAX_INPUTS = 2048  # OpenAI's
-MAX_NUMBERS = 2**21  # of an answer in figures, each of which takes ten times what base64 does
+MAX_NUMBERS = 2**21  # in an answer in figures: each takes ten times what base64 does
 
 EncodingFormat = Literal["float", "base64"]
 Inputs = Annotated[

@@ -35,7 +35,7 @@ class Choice:
         self._echo = tokenizer.decode(prompt_tokens) if body.wants_echo else ""
         self._is_named_call = body.is_named_call
         self._logprobs: Logprobs | None = None
-        self._ahead: list[ScoredToken] = []  # of what the generation has scored
+        self._ahead: list[ScoredToken] = []  # scored prompt tokens, which precede the generation's
         if body.num_logprobs is not None:
             scored = answer.generation.scored_prompt if body.wants_echo else ()
             self._ahead = first_of(scored, body.num_logprobs)
@@ -46,7 +46,7 @@ class Choice:
 
     @property
     def finish_reason(self) -> str:
-        """Of the whole answer, once it has ended."""
+        """Why the whole answer ended, once it has."""
         reason = self.answer.generation.record().finish_reason
         calls = reason == FinishReason.STOP and self.answer.has_calls
         return "tool_calls" if calls and not self._is_named_call else reason
@@ -96,8 +96,8 @@ class Choice:
 
 
 class ChoicesWriter:
-    """Of one request. `model` is the name to show, `route` how it was chosen if not by name;
-    `created_at` is in seconds since 1970."""
+    """Writes the choices of one request. `model` is the name to show, `route` how it was chosen if
+    not by name; `created_at` is in seconds since 1970."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ UNSERVED_OF_EMBEDDINGS: Unserved = {
     "truncation_side": (),
     "use_activation": (True,),
 }
-# Of routes that make no calls.
+# For routes that make no calls.
 UNSERVED_TOOLS: Unserved = {
     "chat_template_kwargs": ({},),
     "reasoning_effort": ("none",),

@@ -82,7 +82,8 @@ class PromptLogprob(WireDict):
     decoded_token: str
 
 
-# By token id: a prompt's own token and the likeliest; null for the first, which follows nothing.
+# For each place in a prompt, its own token and the likeliest ones, by token id; null for the first
+# place, which follows nothing.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 

@@ -147,7 +147,7 @@ class ResponseAnswer(WireDict):
 
 @dataclass(frozen=True)
 class ResponseWriter:
-    """Of one response. `created_at`: seconds since 1970."""
+    """Writes one response. `created_at` is in seconds since 1970."""
 
     response_id: str
     model: str

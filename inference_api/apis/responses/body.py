@@ -75,7 +75,7 @@ MetadataText = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
 class ResponsesBody(ToolBody, SampledBody):
     advisory: ClassVar[frozenset[str]] = (ADVISORY - {"metadata", "reasoning"}) | {
         *("context_management", "include", "moderation", "stream_options", "truncation"),
-        "max_tool_calls",  # of tools that the server itself would call
+        "max_tool_calls",  # limits calls of tools that the server itself would run
     }
     unserved: ClassVar[Unserved] = UNSERVED
 

@@ -14,7 +14,7 @@ from inference_api.web.entries import ENCRYPTED, read_parts, type_of
 from inference_api.web.fields import Body
 from inference_api.web.tools import CalledName, CallId
 
-# Of items that were answered: what says nothing to a model.
+# Fields that items of earlier answers carry and that say nothing to a model.
 KEPT = frozenset({"created_by", "id", "phase", "status"})
 
 

@@ -27,12 +27,12 @@ from inference_api.loading.layout import EMBEDDING, HEAD, ROUTER
 from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
 
-Fields = dict[str, Any]  # of a struct
-LINEARS = (  # of a layer, in which some of them are
+Fields = dict[str, Any]  # fields of a C struct
+LINEARS = (  # each layer has some of these
     *("qkv", "q_a", "q_b", "kv_a", "kv_b", "out"),
     *("router", "up", "down", "shared_up", "shared_down"),
 )
-NORMS = ("rms", "layer")  # by their numbers in kernels.h, as are the config's ACTIVATIONS
+NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
 
 
 class KernelDecoder:
@@ -102,7 +102,7 @@ class KernelDecoder:
         return Outputs(logits, [part if each.wants_hidden else None for each, part in wanted])
 
     def _turns(self, rope: Rope, max_seq_len: int) -> list[Fields]:
-        """Of each layer."""
+        """Returns pointers to each layer's turns; none where nothing is turned."""
         layers = rope.at(torch.arange(max_seq_len))
         pointers = {
             id(turns): {"cos": self._pointer(turns[0]), "sin": self._pointer(turns[1])}

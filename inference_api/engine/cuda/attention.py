@@ -33,7 +33,7 @@ class TokenPlace(NamedTuple):
     position: int
     slot: int
     branch: Sequence[int] | None = None
-    """Of a tree: the slots of the last positions up to its own, behind those in their own slots."""
+    """In a tree: slots of the last positions up to its own; earlier ones are in their own slots."""
 
     @property
     def branch_start(self) -> int:
@@ -50,7 +50,7 @@ class Attentions(Protocol):
         """Attention of `num_tokens` tokens of one row's prompt, from position `start` on."""
 
     def step(self, tokens: Sequence[TokenPlace], num_padding: int) -> Attention:
-        """Of tokens of any rows, at most `max_rows`, those of a row in their order; the batch ends
+        """Attention of at most `max_rows` tokens of any rows, each row's in order. The batch ends
         with `num_padding` tokens of no meaning."""
 
 
@@ -288,7 +288,7 @@ def _own_slots(slots: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
 def _fixed_biases(
     config: ModelConfig, cache: KVCache, reached: Tensor, length: int
 ) -> dict[int | None, Tensor]:
-    """By window, for queries at `reached` [..., 1] over the first `length` places."""
+    """Returns a bias for each window: queries at `reached` [..., 1], first `length` places."""
     places = torch.arange(length, device=reached.device)
     biases = {}
     for window in set(config.windows):
@@ -344,7 +344,7 @@ def _chunk_attended(
         of_heads = sinks.view(*queries.shape[:2], 1, 1)
         heads = zip(queries, keys, values, of_heads, strict=True)
         attended = torch.stack([_attended(q, k, v, scale, bias, sink) for q, k, v, sink in heads])
-    return attended.permute(2, 0, 1, 3).flatten(1)  # of [kv_heads, groups, tokens, head_dim]
+    return attended.permute(2, 0, 1, 3).flatten(1)  # from [kv_heads, groups, tokens, head_dim]
 
 
 def _loses_last(queries: Tensor) -> bool:

@@ -77,7 +77,7 @@ class FixedStepDecoder:
         self._lengths = lengths
         self._device = cache.keys.device
         self._max_rows = cache.keys.shape[1]
-        # Of each token of a step, where its row's positions are: elsewhere only in trees.
+        # For each token of a step, the slots of its row's positions: equal to them outside trees.
         self._slots = torch.arange(cache.keys.shape[3], device=self._device)
         self._slots = self._slots.repeat(self._max_rows, 1)
         sizes = config.vocab_size, config.hidden_size
@@ -147,7 +147,7 @@ class FixedStepDecoder:
         return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
 
     def _row_step(self, tokens: Tokens) -> Sequence[Tensor]:
-        """Of rows of one token each."""
+        """Run a step in which each row has at most one token."""
         rows = [place.row for _, place in tokens]
         inputs = torch.tensor([[0], [ABSENT]]).repeat(1, self._max_rows)
         inputs[:, rows] = torch.tensor(
@@ -156,7 +156,7 @@ class FixedStepDecoder:
         return [each[rows] for each in self._of_rows.run(inputs)]
 
     def _token_step(self, tokens: Tokens) -> Sequence[Tensor]:
-        """Of as many tokens as there are rows, or fewer."""
+        """Run a step of at most as many tokens as there are rows."""
         inputs = torch.tensor([[0], [ABSENT], [0], [0]]).repeat(1, self._max_rows)
         inputs[:, : len(tokens)] = torch.tensor(
             [(token_id, place.position, place.row, place.slot) for token_id, place in tokens]

@@ -37,7 +37,7 @@ class LatentQkv:
     query_latent: Latent | None
     queries: Linear
     kv_latent: Latent
-    keys_and_values: Linear  # of each head what is not turned of its key, then its value
+    keys_and_values: Linear  # for each head the unturned part of its key, then its value
 
     def __call__(self, x: Tensor) -> Tensor:
         config = self.config

@@ -103,7 +103,7 @@ def _of_best_groups(preferences: Tensor, groups: ExpertGroups) -> Tensor:
 
 
 def _best_first(preferences: Tensor) -> Tensor:
-    """By a sort and not topk, which may choose either of two equals."""
+    """Returns indices, the best first. Sorts, as topk may choose either of two equals."""
     return torch.argsort(preferences, dim=-1, descending=True, stable=True)
 
 

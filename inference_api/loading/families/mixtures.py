@@ -6,11 +6,11 @@ from dataclasses import replace
 from inference_api.loading.config import ExpertGroups, MixtureConfig, Scoring
 from inference_api.loading.families.fields import ConfigFields
 
-MAX_EXPERTS = 1024  # of a layer
-# Of all layers together: there are objects for every one. Published models have some 20,000.
+MAX_EXPERTS = 1024  # in one layer
+# In all layers together: every expert takes objects. Published models have some 20,000.
 MAX_ALL_EXPERTS = 65_536
 
-# By how experts are chosen, `topk_method`: the scores that they are chosen by.
+# Keys are values of `topk_method`; values are the scores that experts are chosen by.
 _SCORINGS: Mapping[str, Scoring] = {
     "greedy": "softmax",
     "group_limited_greedy": "softmax",

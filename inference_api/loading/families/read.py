@@ -163,7 +163,7 @@ def _read_gemma3(fields: ConfigFields) -> ModelConfig:
     """The text model of one that sees too."""
     text = {"tie_word_embeddings": fields.raw.get("tie_word_embeddings")}
     text |= fields.mapping("text_config")
-    if fields.raw.get("eos_token_id"):  # those of all its files: see `checkpoint.load_config`
+    if fields.raw.get("eos_token_id"):  # ids from all its files: see `checkpoint.load_config`
         text["eos_token_id"] = fields.raw["eos_token_id"]
     return _read_gemma3_text(fields.under(text))
 
@@ -214,7 +214,7 @@ _GEMMA3_DEFAULTS = {
 
 
 def _gemma3_ropes(fields: ConfigFields, config: ModelConfig) -> tuple[RopeConfig, RopeConfig]:
-    """Of the layers that see everything, and of those that have a window."""
+    """Returns the rope of layers that see everything, and the rope of layers that have a window."""
     by_kind = fields.under(fields.mapping("rope_parameters"))
 
     def rope(kind: str, theta: str) -> RopeConfig:

@@ -87,8 +87,8 @@ def rope_of(
 
 
 def read_score_magnitude(fields: ConfigFields, rope: RopeConfig) -> float:
-    """By how much DeepSeek's yarn multiplies scores, besides what comes of turned queries and
-    keys."""
+    """Returns the factor by which DeepSeek's yarn multiplies scores, besides the effect of turned
+    queries and keys."""
     scaling = fields.under(_given(fields))
     if rope.kind != "yarn" or not scaling.raw.get(ALL_DIMENSIONS):
         return 1.0

@@ -24,7 +24,7 @@ class Names:
     is_qkv_grouped: bool = False
     is_interleaved: bool = False
     norm_offset: float = 0.0
-    router: str = ""  # of a mixture
+    router: str = ""  # only in a mixture
     selection_bias: str = ""
     shared: str = ""  # below it the names of an expert's
     experts: str = ""  # below it their numbers, and below these the two that follow

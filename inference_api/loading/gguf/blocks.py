@@ -33,8 +33,8 @@ _Q4_0 = np.dtype([("scale", np.uint16), ("values", np.uint8, (GROUP // 2,))])
 _MXFP4 = np.dtype([("exponent", np.uint8), ("values", np.uint8, (GROUP // 2,))])
 _IQ4_NL_VALUES = np.array(gguf.quants.IQ4_NL.kvalues, np.int8)
 MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be integers
-MXFP4_BIAS = 128  # of exponents, for values that are doubled
-_HALF_EXPONENTS = (-24, 15)  # of the powers of two that half precision has
+MXFP4_BIAS = 128  # bias of exponents; the format's 127 and 1, as values are doubled
+_HALF_EXPONENTS = (-24, 15)  # least and largest power of two in half precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class GgufTensor(BlockTensor):
         return GgufTensor(tensor.tensor_type, data.reshape(view.shape))
 
     def reordered(self, order: Sequence[int]) -> "GgufTensor":
-        """Of every head the rows in this order."""
+        """Returns the tensor with the rows of every head in this order."""
         heads = self.data.reshape(-1, len(order), *self.data.shape[1:])
         return GgufTensor(self.kind, heads[:, order].reshape(self.data.shape))
 
@@ -127,5 +127,5 @@ def _groups(kind: GGMLQuantizationType, data: NDArray[np.uint8]) -> tuple[Values
 
 
 def _halves(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Of bytes [..., 16] the 32 halves."""
+    """Returns the 32 halves of bytes [..., 16], all low ones first."""
     return np.concatenate((pairs & 0x0F, pairs >> 4), axis=-1)

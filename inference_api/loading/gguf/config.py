@@ -11,7 +11,7 @@ from inference_api.errors import StartupError
 from inference_api.loading.families.ropes import ORIGINAL_POSITIONS
 from inference_api.loading.families.windows import GLOBAL, LOCAL
 
-LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # of llama3's rope; GGUF files do not name them
+LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # llama3's rope has these; GGUF files do not
 FACTOR_TOLERANCE = 1e-3
 
 Metadata = Mapping[str, Any]
@@ -21,7 +21,7 @@ Factors = Mapping[str, NDArray[np.float64]]
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
     f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short")
 )
-_LAYERS_OF_27B = 62  # of Gemma 3's sizes the only one whose queries have a scale of their own
+_LAYERS_OF_27B = 62  # Gemma 3's only size whose queries have a scale of their own
 
 
 def raw_config(
@@ -69,7 +69,7 @@ def raw_config(
         "num_local_experts": value("expert_count"),
         "num_experts_per_tok": value("expert_used_count"),
         "moe_intermediate_size": value("expert_feed_forward_length"),
-        "norm_topk_prob": True,  # of qwen3moe; there is no key for it
+        "norm_topk_prob": True,  # as qwen3moe has it; there is no key for it
         **_own_fields(architecture, value, shapes),
     }
 
@@ -135,8 +135,8 @@ def _gpt_oss(value: Any) -> dict[str, Any]:
 
 
 def _deepseek(value: Any) -> dict[str, Any]:
-    """Of latent attention. The lengths called MLA's are those of heads, where files have them:
-    the others are then those of what llama.cpp caches."""
+    """Returns the fields of latent attention. Keys that end in _mla, where files have them, are the
+    lengths of heads; keys without it are then the lengths of what llama.cpp caches."""
     rotary_dim = value("rope.dimension_count")
     head_dim = value("attention.key_length_mla") or value("attention.key_length")
     mixture = _deepseek_mixture(value, usual_gating=_SOFTMAX)
@@ -210,7 +210,7 @@ def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
 
 
 def _magnitudes(log_multiplier: float | None) -> dict[str, Any]:
-    """Of DeepSeek's yarn: what is turned keeps its size, scores do not."""
+    """Returns DeepSeek's yarn magnitudes: turned dimensions keep their size, scores do not."""
     share = 10 * (log_multiplier or 0)
     return {"mscale": share, "mscale_all_dim": share} if share else {}
 

@@ -29,12 +29,12 @@ from inference_api.loading.layout import StoredTensor, Tensors, shown, weight_pl
 from inference_api.loading.stacks import of_expert
 
 SUFFIX = ".gguf"
-MAX_VALUES = 4_000_000  # of metadata's lists; vocabularies and merges have some 100,000
-MAX_TEXT_BYTES = 64 * 1024**2  # of one value of metadata
-MAX_ENTRIES = 100_000  # of metadata, and tensors
+MAX_VALUES = 4_000_000  # in all lists of metadata; vocabularies and merges have some 100,000
+MAX_TEXT_BYTES = 64 * 1024**2  # size of one text of metadata
+MAX_ENTRIES = 100_000  # entries of metadata, and as many tensors
 ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 EMBEDDING = "token_embd.weight"
-# Of the kernels' blocks that hold what these types store, unchanged; see `gguf_blocks`.
+# Bits of the kernels' blocks that hold what these types store, unchanged; see `gguf.blocks`.
 BLOCK_BITS: Mapping[GGMLQuantizationType, Literal[8, 4]] = {
     GGMLQuantizationType.Q8_0: 8,
     GGMLQuantizationType.IQ4_NL: 8,
@@ -42,7 +42,7 @@ BLOCK_BITS: Mapping[GGMLQuantizationType, Literal[8, 4]] = {
 }
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
-MAX_PARTS = 65_535  # of a model: their number has 16 bits
+MAX_PARTS = 65_535  # parts of a model; their number has 16 bits
 
 # What the package turns back into numbers.
 TYPES = frozenset(
@@ -106,7 +106,7 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
         _check_extent(reader, size)
     except _Unreadable as error:
         raise StartupError([f"{path}: {error}."]) from None
-    except Exception as error:  # of numpy, struct and codecs: whatever bytes lead the package to
+    except Exception as error:  # damaged bytes make numpy, struct or codecs raise anything
         raise StartupError(
             [f"{path} is damaged or incomplete ({type(error).__name__}: {error}); get it again."]
         ) from None
@@ -136,7 +136,7 @@ class _Unreadable(Exception):
 class _Reader(GGUFReader):
     """The package's reader, which trusts what it reads a little less."""
 
-    _num_values = 0  # of the lists read so far
+    _num_values = 0  # in all lists read so far
 
     def _get_str(self, offset: int) -> Any:
         num_bytes = int(self._get(offset, np.uint64)[0])
@@ -313,7 +313,7 @@ def _layer(name: str) -> int:
 
 
 def _single(name: str, tensor: ReaderTensor) -> ReaderTensor:
-    """Of a stack of experts' tensors, the part that has our name."""
+    """Returns the part of a stack of experts that has our name, or a single tensor as it is."""
     found = of_expert(name)
     if found is None:
         return tensor

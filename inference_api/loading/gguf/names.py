@@ -8,7 +8,7 @@ from inference_api.loading.config import ModelConfig
 from inference_api.loading.layout import SourceTensor, rotary_order, weight_plan
 from inference_api.loading.stacks import of_expert
 
-# By `model_type` of a config.json. GGUF has no word for Mistral: its tensors are Llama's.
+# Keys are config.json's `model_type`. GGUF has no word for Mistral: its tensors are Llama's.
 ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
@@ -59,7 +59,7 @@ def halves_of(name: str) -> tuple[str, ...]:
 
 
 def row_order(architecture: str, part: SourceTensor, config: ModelConfig) -> Sequence[int]:
-    """Of the rows of a head in GGUF, the one that each of ours is; empty where they are the same.
+    """Returns the row of a head in GGUF that each of our rows is; empty where they are the same.
 
     Our rotary pairs are half a head apart, as Hugging Face mostly stores them (see `rope`), and
     those of some architectures lie side by side.

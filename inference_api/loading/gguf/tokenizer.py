@@ -17,7 +17,7 @@ Metadata = Mapping[str, Any]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # GGUF's types of tokens
 SPACE = "▁"  # what SentencePiece writes for a space
-MAX_PIECE_CHARACTERS = 256  # of SentencePiece, which learns up to 16: each is cut everywhere
+MAX_PIECE_CHARACTERS = 256  # SentencePiece learns up to 16; each piece is cut everywhere
 
 _BYTES: Json = {
     "type": "ByteLevel",
@@ -57,7 +57,7 @@ _CASED_WORDS = (  # GPT-4o's: a word ends where capitals begin, and has its cont
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Of the first DeepSeeks: capital and small letters, as Unicode had them then.
+# The first DeepSeeks' capital and small letters, as Unicode had them then.
 _CASED = (
     "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 "
     "388-38a 38c 38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba "
@@ -82,7 +82,7 @@ def _class(ranges: str) -> str:
     )
 
 
-# By the value of tokenizer.ggml.pre.
+# Keys are values of tokenizer.ggml.pre.
 PRE_TOKENIZERS: dict[str, Json] = {
     "gpt-2": _BYTES,
     "smollm": _sequence(_DIGITS, _BYTES),

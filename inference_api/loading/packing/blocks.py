@@ -14,7 +14,7 @@ from inference_api.kernels.library import PackedWeight
 from inference_api.kernels.packing import GROUP, PANEL
 
 QUAD = 4
-HALVES = 2  # of a byte: two quads of int4 share their bytes
+HALVES = 2  # halves of a byte; two quads of int4 share their bytes
 INT8_OFFSET, INT4_OFFSET = 128, 8
 INT8_VALUES, INT4_VALUES = (-127, 127), (-8, 7)  # least and largest that a block has
 
@@ -61,7 +61,7 @@ class BlockTensor(ABC):
 
     @abstractmethod
     def _groups(self) -> Iterator[tuple[int, Values, Scales]]:
-        """Of a matrix that fits, as `write_groups` takes them. Raises UnusableWeight."""
+        """Yields a fitting matrix's groups as `write_groups` takes them. Raises UnusableWeight."""
 
 
 def write_groups(values: Values, scales: Scales, packed: PackedWeight, first_output: int) -> None:

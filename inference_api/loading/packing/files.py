@@ -46,22 +46,19 @@ class PackedModel:
     def form(self) -> bytes:
         """All that decides what is made of the files' bytes."""
         config = self.config
-        heads = (
-            config.num_kv_heads,
-            config.num_groups,
-            config.head_dim,
-        )  # by these rows are ordered
+        # The order of rows depends on these.
+        heads = (config.num_kv_heads, config.num_groups, config.head_dim)
         made_of = (LAYOUT_VERSION, weight_plan(config), heads, config.quantisation)
         return self.layout.head() + repr(made_of).encode()
 
     def parameters(self, memory: mmap.mmap, packing: Packing) -> Parameters:
-        """Those of a packed file in memory, which is kept for as long as any of them."""
+        """Returns the parameters in a packed file's memory, which stays as long as any of them."""
         return empty_parameters(self.config, CPU, self.dtype, packing, self._views(memory))
 
     def pack_into(self, memory: mmap.mmap, pause: Pause) -> None:
         """Read the model's weights into memory of zeros. Raises StartupError.
 
-        By kernels of one thread: those of the server belong to its decode thread.
+        Kernels of one thread do it: the server's kernels belong to its decode thread.
         """
         packing = Packing(Kernels(1), self.bits)
         views = self._views(memory)
@@ -133,7 +130,7 @@ def _compare(layout: PackedLayout, found: Iterable[int], crcs: Mapping[str, int]
 
 
 def _crcs(layout: PackedLayout, memory: mmap.mmap, pause: Pause) -> Iterator[int]:
-    """Of every tensor. Other threads run meanwhile."""
+    """Yields the checksum of each tensor. Other threads run meanwhile."""
     view = memoryview(memory)
     num_bytes = 0  # since the last pause
     for each in layout.tensors:

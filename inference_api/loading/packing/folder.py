@@ -49,7 +49,8 @@ class PackedFolder:
         self._pause = pause
         self._sources = SourceHashes(folder, pause)
         self._checked: set[Identity] = set()
-        self._memories: WeakValueDictionary[str, mmap.mmap] = WeakValueDictionary()  # by key
+        # Keys are those of files: see `_key`.
+        self._memories: WeakValueDictionary[str, mmap.mmap] = WeakValueDictionary()
 
     def has(self, model: PackedModel) -> bool:
         """Whether the weights, as they are now, are packed. Raises StartupError."""
@@ -116,7 +117,7 @@ class PackedFolder:
         logger.info("packed %s in %.1f s: %s", model.name, time.monotonic() - started_s, path)
 
     def _remove_leftovers(self) -> None:
-        """Those of processes that have died: nobody holds their keys' locks."""
+        """Remove files of processes that have died: nobody holds their keys' locks."""
         for temporary in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
             with temporary.with_suffix(LOCK_SUFFIX).open("w") as lock:
                 if _is_locked(lock):

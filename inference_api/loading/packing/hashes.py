@@ -10,10 +10,10 @@ from pathlib import Path
 from common.files import write_whole
 from inference_api.errors import StartupError
 
-SUFFIX = ".source"  # of a file's hash, named by its stamp
+SUFFIX = ".source"  # ends the name of a file that keeps a hash; the stamp comes before it
 SLICE_BYTES = 16 * 1024**2
-STAMPED_BYTES = 1024**2  # a file's first, where its header is
-SETTLED_NS = 2 * 10**9  # after which another change has another time, however coarse the clock is
+STAMPED_BYTES = 1024**2  # at the beginning of a file, where its header is
+SETTLED_NS = 2 * 10**9  # a change after this has another time, however coarse the clock is
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -24,7 +24,7 @@ class SourceHashes:
         """`pause`: called between slices of files that are hashed."""
         self._folder = folder
         self._pause = pause
-        self._stamps: dict[tuple[int, ...], str] = {}  # of files that have long been as they are
+        self._stamps: dict[tuple[int, ...], str] = {}  # only unchanging files'
 
     def known(self, file: Path) -> str | None:
         """Returns the hash if the file was hashed as it is now. Raises StartupError."""

@@ -52,7 +52,7 @@ class PackedLayout:
     """Places in ascending order."""
 
     tensors: Sequence[PackedTensor]
-    begin: int  # of the first tensor
+    begin: int  # where the first tensor is
     file_bytes: int
 
     @classmethod

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
-SLICE_BYTES = 16 * 1024**2  # that are brought into memory between two pauses
+SLICE_BYTES = 16 * 1024**2  # brought into memory between two pauses
 Pause = Callable[[], None]
 
 

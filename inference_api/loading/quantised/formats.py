@@ -18,9 +18,9 @@ WORDS = ("I32",)
 BYTES = ("U8",)
 MXFP4_BLOCK = 32  # inputs that share a scale; half as many bytes hold them
 WEIGHT = ".weight"
-WHOLE = 0  # of a block: all outputs, or all inputs
-MAX_NAME = 64  # of a group, in messages
-MAX_GROUPS = 16  # of a compressed-tensors config; published ones have one or two
+WHOLE = 0  # size of a block with all outputs, or all inputs
+MAX_NAME = 64  # characters of a group's name in messages
+MAX_GROUPS = 16  # in a compressed-tensors config; published ones have one or two
 
 Shape = tuple[int, ...]
 Choice = TypeVar("Choice", str, int, bool)
@@ -243,7 +243,7 @@ def _scale(part: SourceTensor, quantisation: Quantisation) -> Wanted:
 
 
 def _mxfp4(part: SourceTensor, quantisation: Quantisation) -> Wants:
-    """By the names of `stacks`."""
+    """Returns the tensors by the names that `stacks` gives them."""
     outputs, blocks = num_blocks(part, quantisation)
     stem = _stem(part)
     return Wants(

@@ -32,7 +32,7 @@ from inference_api.loading.safetensors import opened, read_tensor
 
 ROWS_AT_A_TIME = 256  # bounds the memory that conversion takes; whole words of any bits
 MAX_HALF = torch.finfo(torch.float16).max
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # of a word's eight outputs
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # places of eight outputs in a word
 
 
 @dataclass(frozen=True, slots=True)

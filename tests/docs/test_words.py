@@ -1,0 +1,87 @@
+"""Comments of the product begin as sentences do, and a public class has a name of its own."""
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.kit.servers import ROOT
+
+PACKAGES = (
+    "benchmarking",
+    "cluster",
+    "common",
+    "inference_api",
+    "optimizer",
+    "proxy",
+    "scripts",
+    "weights",
+)
+NO_SENTENCE = re.compile(r"(of|that|those|by|whose|whoever)\b", re.IGNORECASE)
+
+# One for each package on purpose: its settings, its refusal to start, its bodies.
+SHARED = {"Settings", "Server", "StartupError", "Body"}
+SHARED_NAMES = 0  # names of public classes in several modules: rename one, and lower this
+
+
+def openings(source: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, text) of each docstring and of each comment, where it begins."""
+    last_line = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        line = token.start[0]
+        if token.type == tokenize.COMMENT:
+            is_own_line = token.line.lstrip().startswith("#")
+            if not (is_own_line and line == last_line + 1):
+                yield line, token.string.lstrip("# ")
+            last_line = line if is_own_line else 0
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text.strip()
+
+
+def public_classes() -> dict[str, set[Path]]:
+    found = defaultdict(set)
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].add(path.relative_to(ROOT))
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_comments_begin_with_a_subject_or_a_verb(package: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text[:60]}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, text in openings(path.read_text())
+        if NO_SENTENCE.match(text)
+    ]
+    assert not found, "\n".join(["say what it is, or what it does:", *found])
+
+
+def test_what_is_no_sentence_is_found() -> None:
+    source = '''
+LIMIT = 2  # of rows
+# Of a block, which
+# by itself is no opening.
+def ours():
+    """Those of a step."""
+    # Returns
+    return 1  # what holds
+'''
+    found = {line for line, text in openings(source) if NO_SENTENCE.match(text)}
+    assert found == {2, 3, 6}
+
+
+def test_ever_fewer_classes_share_a_name() -> None:
+    classes = public_classes()
+    shared = {name for name, paths in classes.items() if len(paths) > 1} - SHARED
+    words = ", ".join(sorted(shared))
+    assert len(shared) == SHARED_NAMES, f"names of several public classes: {words}"
