@@ -14,9 +14,9 @@ from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.config import ActuatorKeys, ClusterConfig, read_config
 from cluster.controller.app import create_app
-from cluster.controller.cycle import Parts
+from cluster.controller.cycle import ControllerParts
 from cluster.controller.loop import Controller
-from cluster.controller.optimizer import OptimizerService
+from cluster.controller.optimizer import OptimizerClient
 from cluster.controller.pages import PageReader
 from cluster.errors import ConfigFaulty
 from cluster.system import SystemDocument
@@ -34,10 +34,10 @@ class Service:
         self._controller: Controller | None = None
 
     def create_app(self) -> Flask:
-        parts = Parts(
+        parts = ControllerParts(
             self._config,
             self._system,
-            OptimizerService(self._config.optimizer),
+            OptimizerClient(self._config.optimizer),
             PageReader(self._config.proxy),
         )
         self._controller = Controller(parts, lambda: create_actuator(self._config))

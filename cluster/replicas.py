@@ -7,7 +7,7 @@ from enum import StrEnum
 from cluster.errors import ConfigFaulty
 
 
-class State(StrEnum):
+class ReplicaState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
@@ -64,7 +64,7 @@ class Replica:
 
     name: str
     group: Group
-    state: State
+    state: ReplicaState
     url: str | None = None
     why: str = ""
     """Why it failed, or why it is not placed yet."""

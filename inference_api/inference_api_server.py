@@ -22,7 +22,7 @@ from inference_api.apis.responses import route as responses
 from inference_api.apis.tokenize import route as tokenize
 from inference_api.bundle import routes as bundle
 from inference_api.bundle import validation_route as bundle_validation
-from inference_api.bundle.members import State
+from inference_api.bundle.members import MemberState
 from inference_api.bundle.residents import bring_up as bring_up_bundle
 from inference_api.bundle.residents import bundle_of
 from inference_api.bundle.router import ExpertRouter
@@ -125,7 +125,7 @@ def create_server(
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
     if settings.bundle is not None:
         metrics.registry.register(
-            BundleCollector(State, lambda: _expert_figures(backend, input_queue))
+            BundleCollector(MemberState, lambda: _expert_figures(backend, input_queue))
         )
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     recent = RecentRequests()

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from optimizer.spec import AllocationData
-from optimizer.state import State
+from optimizer.state import SystemState
 
 PREFIXES = ("inferno", "wva")
 MAX_REMEMBERED = 10_000  # pairs of server and accelerator that had replicas once
@@ -81,7 +81,7 @@ class ReplicaGauges(Collector):
     """Gauges read from the state at every scrape. A pair that was published once is 0 when its
     server moved or vanished: without a series an autoscaler would keep the last value it saw."""
 
-    def __init__(self, state: Callable[[], State], namespace: str = "default") -> None:
+    def __init__(self, state: Callable[[], SystemState], namespace: str = "default") -> None:
         """`namespace` is that of servers whose name has none."""
         self._state = state
         self._namespace = namespace
@@ -123,7 +123,7 @@ class ReplicaGauges(Collector):
         return name, namespace, accelerator
 
 
-def _replicas(state: State) -> Iterator[tuple[Pair, _Replicas]]:
+def _replicas(state: SystemState) -> Iterator[tuple[Pair, _Replicas]]:
     """Yields replicas that run and are wanted, by server and accelerator."""
     for name, server in state.system.servers.items():
         current = _by_accelerator(server.current_alloc)
@@ -144,7 +144,7 @@ def _by_accelerator(allocation: AllocationData) -> Counter[str]:
     return replicas
 
 
-def _is_decided(state: State, name: str) -> bool:
+def _is_decided(state: SystemState, name: str) -> bool:
     """Returns True if the last solve set the replicas of a server: none, if it is gone."""
     server = state.system.servers.get(name)
     return server is None or name in state.allocated or bool(server.desired_alloc.each_part())

@@ -22,7 +22,7 @@ from optimizer.errors import StateChanged
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
 from optimizer.stabilize import Stability
-from optimizer.state import State, changes, from_records, next_state
+from optimizer.state import SystemState, changes, from_records, next_state
 from optimizer.system import System
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class OptimizerService(Protocol):
     options: ServiceOptions
 
     @property
-    def state(self) -> State:
+    def state(self) -> SystemState:
         """Returns the state as of the last completed change."""
 
     def optimize_one(self, system: System) -> Solution:
@@ -84,14 +84,14 @@ class StatelessService:
     def __init__(self, options: ServiceOptions) -> None:
         self.options = options
         self._large_solves = LargeSolves()
-        self._state = State()  # replaced whole, never changed
+        self._state = SystemState()  # replaced whole, never changed
 
     @property
-    def state(self) -> State:
+    def state(self) -> SystemState:
         return self._state
 
     def optimize_one(self, system: System) -> Solution:
-        state = State(system)
+        state = SystemState(system)
         with self._large_solves.turn(system, system.optimizer):
             answer = _solve(system, system.optimizer, self.options)
         self._state, body = _solved(state, answer)
@@ -112,7 +112,7 @@ class StatefulService:
         self._state = from_records(store.load())
 
     @property
-    def state(self) -> State:
+    def state(self) -> SystemState:
         return self._state
 
     def update(self, edit: Callable[[System], System]) -> tuple[System, System]:
@@ -124,7 +124,7 @@ class StatefulService:
             self._commit(new)
         return old.system, new.system
 
-    def replace_state(self, state: State, is_expected: Callable[[State], bool]) -> None:
+    def replace_state(self, state: SystemState, is_expected: Callable[[SystemState], bool]) -> None:
         """Puts a whole state in place of the present one. Raises StateChanged."""
         with self._writing():
             if not is_expected(self._state):
@@ -184,7 +184,7 @@ class StatefulService:
         finally:
             self._lock.release()
 
-    def _commit(self, state: State) -> None:
+    def _commit(self, state: SystemState) -> None:
         """Saves, then shows. The lock is held."""
         self._store.commit(changes(self._state, state))
         self._state = state
@@ -209,7 +209,7 @@ def _solve(
     return answer
 
 
-def _solved(state: State, answer: Answer) -> tuple[State, Solution]:
+def _solved(state: SystemState, answer: Answer) -> tuple[SystemState, Solution]:
     """Returns the state with the answer's allocations as desired ones, and the body of the
     answer."""
     desired = answer.desired()

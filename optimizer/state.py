@@ -30,7 +30,7 @@ _SINGLE = ""  # the name of records of which there is one
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SystemState:
     """A system, when each server's current allocation last changed (s since 1970), and which
     servers the last solve allocated: scaling to zero and no allocation look alike otherwise."""
 
@@ -56,18 +56,18 @@ class StateData(Body):
     changed_at: dict[str, Timestamp] = Field(default_factory=dict)
     allocated: list[Name] = Field(default_factory=list)
 
-    def to_state(self) -> State:
+    def to_state(self) -> SystemState:
         system = System.from_spec(self.system)
         for model in self.models:
             system = system.with_model(model)
-        return State(
+        return SystemState(
             system,
             {name: s for name, s in self.changed_at.items() if name in system.servers},
             frozenset(self.allocated) & system.servers.keys(),
         )
 
 
-def next_state(old: State, system: System, now_s: float) -> State:
+def next_state(old: SystemState, system: System, now_s: float) -> SystemState:
     """Returns the state after an edit: notes which current allocations changed, and forgets the
     verdict of the last solve on servers that did."""
     changed_at = {n: at for n, at in old.changed_at_s.items() if n in system.servers}
@@ -79,10 +79,10 @@ def next_state(old: State, system: System, now_s: float) -> State:
         same.discard(name)
         if before is not None and before.current_alloc.shape() != server.current_alloc.shape():
             changed_at[name] = now_s
-    return State(system, changed_at, frozenset(same) & system.servers.keys())
+    return SystemState(system, changed_at, frozenset(same) & system.servers.keys())
 
 
-def changes(old: State, new: State) -> list[Record]:
+def changes(old: SystemState, new: SystemState) -> list[Record]:
     """Returns the records by which two states differ."""
     before, after = _tables(old), _tables(new)
     if old.system.models is not new.system.models:
@@ -107,7 +107,7 @@ def _body(value: object) -> str:
     return encode_compact(value.dump() if isinstance(value, Body) else value)
 
 
-def _tables(state: State) -> dict[str, Mapping[str, object]]:
+def _tables(state: SystemState) -> dict[str, Mapping[str, object]]:
     system = state.system
     return {
         "accelerator": system.accelerators,
@@ -131,7 +131,7 @@ def _model_tables(system: System) -> dict[str, Mapping[str, object]]:
     }
 
 
-def from_records(records: Iterable[Record]) -> State:
+def from_records(records: Iterable[Record]) -> SystemState:
     """Returns the state that a store holds. Raises InvalidRequest if a record does not validate."""
     tables: dict[str, dict[str, Any]] = {}
     for kind, name, body in records:
@@ -141,7 +141,7 @@ def from_records(records: Iterable[Record]) -> State:
     models: dict[str, dict[str, PerfData]] = {name: {} for name in tables.get("model", {})}
     for perf in tables.get("perf", {}).values():
         models.setdefault(perf.name, {})[perf.acc] = perf
-    return State(
+    return SystemState(
         System(
             accelerators=tables.get("accelerator", {}),
             capacities=tables.get("capacity", {}),

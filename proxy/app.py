@@ -17,7 +17,7 @@ from proxy.clients.exchange import Exchange
 from proxy.clients.origins import PREFLIGHT_HEADERS, cors_headers, is_preflight
 from proxy.errors import ProxyError
 from proxy.metrics import Gauges, Metrics
-from proxy.parts import Parts
+from proxy.parts import ProxyParts
 from proxy.probes import ControlServer, Probes
 from proxy.settings import Settings
 from proxy.upstreams.discovery import Specs
@@ -33,7 +33,7 @@ LAST_WORDS_S = 5.0  # for what is cut at the end to be written down
 class ProxyApp:
     """Composed by `proxy.create_proxy`; `start` and `stop` frame its life in a worker."""
 
-    def __init__(self, settings: Settings, parts: Parts) -> None:
+    def __init__(self, settings: Settings, parts: ProxyParts) -> None:
         self._settings = settings
         self._parts = parts
         self._aside = Aside()

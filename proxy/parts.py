@@ -11,7 +11,7 @@ from proxy.upstreams.discovery import Discovery
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ProxyParts:
     """`refreshers` re-read files that may have changed."""
 
     authenticator: Authenticator

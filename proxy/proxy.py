@@ -28,7 +28,7 @@ from proxy.app import ProxyApp
 from proxy.errors import StartupError
 from proxy.files import FileOpener, WatchedFile
 from proxy.logs import logging_config
-from proxy.parts import Parts
+from proxy.parts import ProxyParts
 from proxy.server import gunicorn_options
 from proxy.settings import MIN_SECRET_BYTES, Settings
 from proxy.upstreams.api_server import ApiServer
@@ -75,7 +75,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
     if policy:
         log.info("limits are counted in %s", "Redis" if redis_url else "this process's memory")
     no_limits = Policy()
-    parts = Parts(
+    parts = ProxyParts(
         authenticator=authenticator,
         balancer=balancer,
         limits=limits,

@@ -40,7 +40,7 @@ from proxy.errors import (
     StreamBroken,
     UpstreamBroken,
 )
-from proxy.parts import Parts
+from proxy.parts import ProxyParts
 from proxy.settings import Settings
 from proxy.upstreams.forward import Forwarder, Reply
 from proxy.upstreams.headers import Identity, client_headers
@@ -70,7 +70,7 @@ class Visits:
     """Serves requests: `_serve` reads as the life of one."""
 
     def __init__(
-        self, settings: Settings, parts: Parts, crowd: Crowd, aside: Aside, audit: AuditLog
+        self, settings: Settings, parts: ProxyParts, crowd: Crowd, aside: Aside, audit: AuditLog
     ) -> None:
         self._settings = settings
         self._parts = parts

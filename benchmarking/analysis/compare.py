@@ -45,7 +45,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RowChange:
     load: Workload
     measure: str
     before: float
@@ -77,7 +77,7 @@ MEASURES = (
 )
 
 
-def compare(before: Run, after: Run) -> list[Change]:
+def compare(before: Run, after: Run) -> list[RowChange]:
     """Every measure of every load that both runs hold, in the order of `before`."""
     first, second = _by_load(before), _by_load(after)
     return [
@@ -104,7 +104,7 @@ def _by_load(run: Run) -> dict[Workload, list[LoadPoint]]:
 
 def _change(
     load: Workload, measure: Measure, before: Iterable[LoadPoint], after: Iterable[LoadPoint]
-) -> Change | None:
+) -> RowChange | None:
     """None where a side has no value, or where there was nothing to grow from."""
     first = [values for point in before if (values := measure.values(point))]
     second = [values for point in after if (values := measure.values(point))]
@@ -123,7 +123,7 @@ def _change(
             [value for values in second for value in values],
             measure.statistic,
         )
-    return Change(
+    return RowChange(
         load=load,
         measure=measure.name,
         before=sum(figures[0]) / len(figures[0]),

@@ -90,7 +90,7 @@ class Beside:
         return self.prediction.itl_ms / self.itl.value - 1
 
 
-class Optimizer:
+class OptimizerApi:
     """An optimizer over HTTP, stateless or not. One thread at a time."""
 
     def __init__(self, base: str) -> None:
@@ -208,7 +208,7 @@ def is_comparable(point: LoadPoint) -> bool:
 
 
 def predict(
-    optimizer: Optimizer, perf: Mapping[str, Any], points: Iterable[LoadPoint]
+    optimizer: OptimizerApi, perf: Mapping[str, Any], points: Iterable[LoadPoint]
 ) -> list[Beside]:
     """Every comparable load beside the optimizer's answer. Raises OptimizerUnusable.
 
@@ -220,7 +220,7 @@ def predict(
     return [_beside(optimizer, perf, of_load) for of_load in parts.values()]
 
 
-def _beside(optimizer: Optimizer, perf: Mapping[str, Any], parts: Sequence[LoadPoint]) -> Beside:
+def _beside(optimizer: OptimizerApi, perf: Mapping[str, Any], parts: Sequence[LoadPoint]) -> Beside:
     records = [record for part in parts for record in part.measured]
     durations_s = [part.to_s - part.from_s for part in parts]
     rate_per_s = fmean([part.offered_per_s for part in parts], weights=durations_s)

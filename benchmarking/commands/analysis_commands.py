@@ -7,11 +7,17 @@ from pathlib import Path
 
 import click
 
-from benchmarking.analysis.compare import Change, Verdict, compare, unmatched
+from benchmarking.analysis.compare import RowChange, Verdict, compare, unmatched
 from benchmarking.analysis.curve import load_points
 from benchmarking.analysis.fit import fit_run as fit_rows_of
 from benchmarking.analysis.goodput import Slo
-from benchmarking.analysis.predict import Optimizer, as_json, beside_lines, predict, warning_lines
+from benchmarking.analysis.predict import (
+    OptimizerApi,
+    as_json,
+    beside_lines,
+    predict,
+    warning_lines,
+)
 from benchmarking.analysis.service_curve import read_speed
 from benchmarking.commands.command_line import (
     FAILURES,
@@ -57,7 +63,7 @@ def fit_run(
     found = fit_rows_of(run, model, slo_itl_ms, max_batch_size=max_batch_size, speed=curve)
     write_fit(folder, found, model, accelerator)
     if optimizer_url is not None:
-        Optimizer(optimizer_url).set_perf(found.perf_data(model, accelerator))
+        OptimizerApi(optimizer_url).set_perf(found.perf_data(model, accelerator))
     for line in found.lines():
         click.echo(line)
 
@@ -80,7 +86,7 @@ def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
     fitted = read_fit(path.parent)
     validity = fitted.validity if fitted else None
     points = [point for point in load_points(open_run(folder)) if point.load.model == data["name"]]
-    found = predict(Optimizer(optimizer_url), data, points)
+    found = predict(OptimizerApi(optimizer_url), data, points)
     for line in beside_lines(found):
         click.echo(line)
     for line in warning_lines(found, validity):
@@ -137,7 +143,7 @@ def _only_model(run: Run) -> str:
     return models[0]
 
 
-def _change_line(change: Change) -> str:
+def _change_line(change: RowChange) -> str:
     load = change.load
     amount = f"{load.concurrency} users" if load.qps is None else f"{load.qps:.4g}/s"
     relative = change.relative

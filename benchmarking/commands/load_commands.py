@@ -41,7 +41,7 @@ from benchmarking.errors import TargetUnusable
 from benchmarking.load.own_prompts import load_of
 from benchmarking.load.preflight import agreed, unserved
 from benchmarking.load.progress import RunProgress
-from benchmarking.load.targets import Headers, Target
+from benchmarking.load.targets import Endpoint, Headers
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.records import Run, Workload
 from benchmarking.results.documented_runs import UNKNOWN
@@ -109,10 +109,10 @@ class Asked:
             sys.exit(INTERRUPTED)
         return found
 
-    def target_at(self, base: str | None) -> Target:
+    def target_at(self, base: str | None) -> Endpoint:
         settings = load_settings()
         base = base or settings.api_base
-        return Target("openai", base, settings.api_key, own_headers=self.headers)
+        return Endpoint("openai", base, settings.api_key, own_headers=self.headers)
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:

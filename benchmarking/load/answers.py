@@ -35,7 +35,7 @@ class StreamReader(Protocol):
         """The body ended as HTTP says it should. Raises AnswerFault when something is missing."""
 
 
-class ChatAnswer:
+class ChatStream:
     """Server-sent events of an OpenAI-compatible chat completion, in the dialects of many servers.
 
     Only text counts as an event, wherever it stands: beside a finish reason or usage too. Events

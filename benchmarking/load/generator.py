@@ -46,7 +46,7 @@ class LoadJob:
 
 
 @dataclass(slots=True)
-class Exchange:
+class TimedExchange:
     """One request and its answer, with times as `records.RequestRecord` has them."""
 
     index: int
@@ -81,7 +81,7 @@ class Progress:
     first_token_s: float = 0.0  # from the time each was due
     decode_s: float = 0.0  # from its first token to its last
 
-    def add(self, exchange: Exchange) -> None:
+    def add(self, exchange: TimedExchange) -> None:
         """Count a request that has ended."""
         self.num_in_flight -= 1
         self.num_done += 1
@@ -99,7 +99,7 @@ class Progress:
 class LoadResult:
     """Records of the requests in the order they ended, and the sender's own cost."""
 
-    exchanges: list[Exchange] = field(default_factory=list)
+    exchanges: list[TimedExchange] = field(default_factory=list)
     overhead: ClientOverhead | None = None
 
 
@@ -154,7 +154,7 @@ class _Sender:
 
     def __init__(self, job: LoadJob) -> None:
         self.progress = Progress(len(job.requests), time.monotonic())
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[TimedExchange] = []
         self._job = job
         self._peer = Peer(job.address, self.now_s, job.request_timeout_s)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -188,7 +188,7 @@ class _Sender:
     async def _exchange(self, number: int, scheduled_s: float) -> None:
         self.progress.num_in_flight += 1
         answer, sent_s, outcome, num_waits = await self._send_when_let(number)
-        exchange = Exchange(
+        exchange = TimedExchange(
             index=number,
             scheduled_s=scheduled_s,
             sent_s=sent_s,

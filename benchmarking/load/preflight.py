@@ -7,7 +7,7 @@ import requests
 
 from benchmarking.errors import TargetUnusable
 from benchmarking.load.answers import error_text
-from benchmarking.load.targets import Body, Prompt, Target
+from benchmarking.load.targets import Body, Endpoint, Prompt
 
 TIMEOUT_S = 10.0
 MAX_NAMED = 10
@@ -22,7 +22,7 @@ MAX_REFUSAL_BYTES = 65_536
 REMEDIES = {401: "set BENCHMARK_API_KEY", 403: "set another BENCHMARK_API_KEY"}
 
 
-def only_model(target: Target) -> str:
+def only_model(target: Endpoint) -> str:
     """Returns the model that the server lists first. Raises TargetUnusable where it lists none."""
     unserved(target, ())
     served = _listed(_get(target, target.route("/models")))
@@ -35,7 +35,7 @@ def only_model(target: Target) -> str:
     return served[0]
 
 
-def unserved(target: Target, models: Iterable[str]) -> dict[str, str]:
+def unserved(target: Endpoint, models: Iterable[str]) -> dict[str, str]:
     """Returns those of `models` that the server does not list, each with a message.
 
     A server that lists none is taken to serve all. Raises TargetUnusable if no server answers.
@@ -62,7 +62,7 @@ def unserved(target: Target, models: Iterable[str]) -> dict[str, str]:
     }
 
 
-def user_rows(target: Target) -> int | None:
+def user_rows(target: Endpoint) -> int | None:
     """Returns the number of user rows by Hearth's `/ready`; None for other servers."""
     try:
         said = _get(target, target.beside("/ready")).json()["user_rows"]
@@ -78,7 +78,7 @@ def _listed(answer: requests.Response) -> list[str]:
         return []
 
 
-def agreed(target: Target, model: str, tell: Callable[[str], None]) -> Target:
+def agreed(target: Endpoint, model: str, tell: Callable[[str], None]) -> Endpoint:
     """Returns the target with bodies that it takes: what it refuses is left out or renamed.
 
     One short request finds out, sent again without what the refusal names; where it names nothing,
@@ -108,7 +108,7 @@ def agreed(target: Target, model: str, tell: Callable[[str], None]) -> Target:
     return target
 
 
-def _refusal(target: Target, model: str, body: Body) -> str | None:
+def _refusal(target: Endpoint, model: str, body: Body) -> str | None:
     """Returns the answer of a server that refuses a body; None if it accepts the body."""
     with _session() as session:
         answer = session.post(
@@ -125,7 +125,7 @@ def _refusal(target: Target, model: str, body: Body) -> str | None:
     return said.decode(errors="replace")
 
 
-def _get(target: Target, url: str) -> requests.Response:
+def _get(target: Endpoint, url: str) -> requests.Response:
     with _session() as session:  # a redirect would take a key elsewhere
         return session.get(url, headers=target.headers, timeout=TIMEOUT_S, allow_redirects=False)
 

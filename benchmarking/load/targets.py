@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
-from benchmarking.load.answers import ChatAnswer, StreamReader, TextAnswer
+from benchmarking.load.answers import ChatStream, StreamReader, TextAnswer
 from benchmarking.load.client import Address
 
 CHAT_PATH = "/chat/completions"
@@ -64,13 +64,13 @@ def _text_body(model: str, prompt: Prompt, max_tokens: int) -> Body:
 
 
 FORMS = {
-    "openai": RequestForm(ChatAnswer, lambda model: CHAT_PATH, _chat_body),
+    "openai": RequestForm(ChatStream, lambda model: CHAT_PATH, _chat_body),
     "hearth": RequestForm(TextAnswer, lambda model: f"/predictions/{quote(model)}", _text_body),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Endpoint:
     """A server: what kind it is and where its routes begin. Immutable.
 
     `base` may end in /chat/completions, or be the address alone; it holds no credentials. A query,

@@ -8,7 +8,7 @@ import requests
 import tokenizers
 
 from benchmarking.errors import InvalidConfig, TargetUnusable
-from benchmarking.load.targets import Target
+from benchmarking.load.targets import Endpoint
 
 SERVER = "server"
 TIMEOUT_S = 60.0
@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
         """Returns the most tokens the model can answer to this user turn; None where unknown."""
 
 
-def tokenizer_for(source: str, target: Target, model: str) -> Tokenizer:
+def tokenizer_for(source: str, target: Endpoint, model: str) -> Tokenizer:
     """`source`: "server", or a path to a tokenizer.json or its folder.
 
     Raises TargetUnusable and InvalidConfig.
@@ -62,7 +62,7 @@ class FileTokenizer:
 class ServerTokenizer:
     """The server's own `/v1/tokenize`, or vLLM's `/tokenize`."""
 
-    def __init__(self, target: Target, model: str) -> None:
+    def __init__(self, target: Endpoint, model: str) -> None:
         self._model = model
         self._session = requests.Session()
         self._session.trust_env = False  # a .netrc would replace the key, a proxy the server

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarking.analysis.compare import Change, Verdict
+from benchmarking.analysis.compare import RowChange, Verdict
 from benchmarking.analysis.fit import Fit, Line
 from benchmarking.analysis.intervals import over_repeats
 from benchmarking.analysis.latency import acceptance_rate, succeeded, tokens_per_step
@@ -38,7 +38,7 @@ def _line(ax: Axes, line: Line, x_name: str, y_name: str) -> None:
     ax.set(xlabel=x_name, ylabel=y_name, title=f"R² = {line.r_squared:.3f}")
 
 
-def comparison(changes: Sequence[Change]) -> Figure | None:
+def comparison(changes: Sequence[RowChange]) -> Figure | None:
     """The change of each measure with its interval; 0 is no change."""
     if not changes:
         return None
@@ -57,7 +57,7 @@ def comparison(changes: Sequence[Change]) -> Figure | None:
     return figure
 
 
-def _change_label(change: Change) -> str:
+def _change_label(change: RowChange) -> str:
     load = change.load
     amount = f"{load.concurrency} users" if load.qps is None else f"{load.qps:.3g}/s"
     return f"{load.model} {load.input_tokens}/{load.output_tokens} {amount}: {change.measure}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from benchmarking.analysis.compare import Change, compare
+from benchmarking.analysis.compare import RowChange, compare
 from benchmarking.analysis.curve import LoadPoint, Spread, load_points
 from benchmarking.analysis.fit import Fit
 from benchmarking.analysis.fit_points import batch_limit
@@ -204,7 +204,7 @@ def _requests(run: Run, points: Sequence[LoadPoint]) -> list[Section]:
     ]
 
 
-def _findings(run: Run, fit: Fit | None, changes: Sequence[Change]) -> list[Section]:
+def _findings(run: Run, fit: Fit | None, changes: Sequence[RowChange]) -> list[Section]:
     return [
         _picture(
             "comparison",

@@ -15,14 +15,14 @@ from statistics import fmean
 from threading import Event
 
 from benchmarking.errors import RowRefused, TargetUnusable
-from benchmarking.load.generator import Exchange, LoadJob, LoadResult, Progress
+from benchmarking.load.generator import LoadJob, LoadResult, Progress, TimedExchange
 from benchmarking.load.images import image_url
 from benchmarking.load.own_prompts import own_prompts
 from benchmarking.load.process import run_load
 from benchmarking.load.prompt_texts import TEXTS
 from benchmarking.load.prompts import PromptMaker
 from benchmarking.load.schedule import due_times_s, lengths
-from benchmarking.load.targets import Prompt, Target
+from benchmarking.load.targets import Endpoint, Prompt
 from benchmarking.load.tokenizers import SERVER, Tokenizer, tokenizer_for
 from benchmarking.load.usage import server_usage
 from benchmarking.records import RequestError, RequestRecord, RowRecord, Workload
@@ -70,7 +70,7 @@ class RowOutcome:
 class RowRunner:
     """Runs rows against one target. Immutable; any thread."""
 
-    target: Target
+    target: Endpoint
     options: RowOptions
     origin: Origin
 
@@ -213,7 +213,7 @@ def _records(
     )
 
 
-def _chunk_tokens(exchange: Exchange, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _chunk_tokens(exchange: TimedExchange, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Empty when the server, which counts, has gone meanwhile."""
     try:
         return tuple(tokenizer.count_plain(text) for text in exchange.chunk_texts)
@@ -221,7 +221,7 @@ def _chunk_tokens(exchange: Exchange, tokenizer: Tokenizer) -> tuple[int, ...]:
         return ()
 
 
-def _completion_tokens(exchange: Exchange, tokenizer: Tokenizer) -> int | None:
+def _completion_tokens(exchange: TimedExchange, tokenizer: Tokenizer) -> int | None:
     try:
         return tokenizer.count_plain("".join(exchange.chunk_texts))
     except TargetUnusable:

@@ -10,7 +10,7 @@ from threading import Event
 from benchmarking.errors import RowRefused, TargetUnusable
 from benchmarking.load.preflight import agreed, unserved
 from benchmarking.load.progress import RunProgress
-from benchmarking.load.targets import Headers, Target
+from benchmarking.load.targets import Endpoint, Headers
 from benchmarking.records import Run, Workload
 from benchmarking.rows.config import LLM_APIS, BenchmarkConfig
 from benchmarking.rows.row_lines import row_lines
@@ -29,14 +29,14 @@ class RunPlan:
     loads: Sequence[Workload] = ()
     refused_rows: Sequence[str] = ()
     headers: Headers = ()
-    agreed_target: Target | None = None  # once the server was asked
+    agreed_target: Endpoint | None = None  # once the server was asked
 
     @property
-    def target(self) -> Target:
+    def target(self) -> Endpoint:
         if self.agreed_target is not None:
             return self.agreed_target
         config = self.config
-        return Target(
+        return Endpoint(
             kind=LLM_APIS[config.llm_api],
             base=config.api_base or self.settings.api_base,
             key=self.settings.api_key,

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
-from cluster.actuators.kubernetes_calls import Calls, Refused
-from cluster.actuators.probes import Probes
+from cluster.actuators.kubernetes_calls import CallRefused, Calls
+from cluster.actuators.probes import ReplicaProbes
 from cluster.actuators.workloads import (
     ACCELERATOR_LABEL,
     ROWS_VARIABLE,
@@ -22,7 +22,7 @@ from cluster.actuators.workloads import (
     Deployment,
     Pod,
 )
-from cluster.replicas import Group, Outcome, Replica, State
+from cluster.replicas import Group, Outcome, Replica, ReplicaState
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Deployments:
 
         try:
             return self._adjusted(group, grow)
-        except Refused as error:
+        except CallRefused as error:
             return Outcome(unplaced=count, why=str(error))
 
     def stop(self, group: Group, count: int) -> Outcome:
@@ -105,7 +105,7 @@ class Deployments:
 
         try:
             return self._adjusted(group, shrink)
-        except Refused as error:
+        except CallRefused as error:
             return Outcome(why=str(error))
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Deployments:
         return {
             pod.name
             for of_group, pod in self._pods()
-            if of_group == group and pod.replica(group).state is not State.DRAINING
+            if of_group == group and pod.replica(group).state is not ReplicaState.DRAINING
         }
 
     def _adjusted(self, group: Group, change: Callable[[Deployment], T]) -> T:
@@ -131,10 +131,12 @@ class Deployments:
         for _ in range(MAX_TRIES):
             try:
                 return change(self._found(group))
-            except Refused as error:
+            except CallRefused as error:
                 if error.status != CONFLICT:
                     raise
-        raise Refused(f"the Deployment of {group} was changed by others {MAX_TRIES} times in a row")
+        raise CallRefused(
+            f"the Deployment of {group} was changed by others {MAX_TRIES} times in a row"
+        )
 
     def _found(self, group: Group) -> Deployment:
         found = [each for each in self._calls.deployments() if each.is_of(group)]
@@ -144,10 +146,10 @@ class Deployments:
         wanted = f"{SERVER_LABEL}={group.server} and {ACCELERATOR_LABEL}={group.accelerator}"
         place = f"in the namespace {self._calls.namespace!r}"
         if not found:
-            raise Refused(f"no Deployment {place} has the labels {wanted}; apply one")
+            raise CallRefused(f"no Deployment {place} has the labels {wanted}; apply one")
         names = ", ".join(each.name for each in found)
         rows = f"{ROWS_VARIABLE}={group.user_rows}"
-        raise Refused(
+        raise CallRefused(
             f"several Deployments {place} have the labels {wanted}: {names}; have one with {rows}"
         )
 
@@ -169,7 +171,7 @@ class Deployments:
         for each in autoscalers:
             target = each.spec.scale_target_ref
             if (target.kind, target.name) == ("Deployment", deployment.name):
-                raise Refused(
+                raise CallRefused(
                     f"the HorizontalPodAutoscaler {each.metadata.name} owns {deployment.name}; "
                     "delete it (KEDA: its ScaledObject), or leave scaling to it (dry_run: true)"
                 )
@@ -178,11 +180,15 @@ class Deployments:
         """Ask Kubernetes to delete the ready pods with the least work first; it deletes pods that
         are not ready before them."""
         here = [pod.replica(of_group) for of_group, pod in self._pods() if of_group == group]
-        ready = {each.url: each.name for each in here if each.state is State.READY and each.url}
-        num_others = sum(each.state in (State.STARTING, State.FAILED) for each in here)
+        ready = {
+            each.url: each.name for each in here if each.state is ReplicaState.READY and each.url
+        }
+        num_others = sum(
+            each.state in (ReplicaState.STARTING, ReplicaState.FAILED) for each in here
+        )
         if not 0 < count - num_others < len(ready):
             return
-        with closing(Probes()) as probes:
+        with closing(ReplicaProbes()) as probes:
             busy_rows = {url: each.busy_rows for url, each in probes.ask(ready).items()}
         for url in sorted(ready, key=lambda url: busy_rows.get(url, 0))[: count - num_others]:
             mark = partial(self._calls.patch_annotations, ready[url], {DELETION_COST: "-1"})
@@ -192,7 +198,7 @@ class Deployments:
         """The answer of an optional call; None if it is refused, which is logged once."""
         try:
             return call()
-        except Refused as error:
+        except CallRefused as error:
             if what not in self._denied:
                 log.warning("cannot %s: %s", what, error)
             self._denied.add(what)
@@ -216,8 +222,8 @@ class Deployments:
             # Kubernetes ends pods without a node before all others.
             self._scale(deployment, max(0, deployment.spec.replicas - len(reasons)))
         replicas = [pod.replica(group) for pod in here]
-        reasons += [each.why for each in replicas if each.state is State.FAILED]
+        reasons += [each.why for each in replicas if each.state is ReplicaState.FAILED]
         if deployment.why_no_pods:
-            there = [each for each in replicas if each.state is not State.DRAINING]
+            there = [each for each in replicas if each.state is not ReplicaState.DRAINING]
             reasons += [deployment.why_no_pods] * (count - len(there))
         return Outcome(unplaced=min(count, len(reasons)), why=reasons[0] if reasons else "")

@@ -31,7 +31,7 @@ ROLE = "deploy/kubernetes/controller/controller.yaml"
 T = TypeVar("T", bound=BaseModel)
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """The API server refuses a call, or a call cannot succeed now. `status` is the API server's."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -85,7 +85,7 @@ class Calls:
     def _listed(self, call: Callable[..., Any], kind: type[T], **query: str) -> T:
         try:
             return kind.model_validate_json(self._asked(call, self.namespace, **query))
-        except Refused as error:
+        except CallRefused as error:
             raise ActuatorUnusable(str(error)) from error
         except ValueError as error:
             raise ActuatorUnusable(f"The answer of Kubernetes is not a {kind.__name__}.") from error
@@ -126,13 +126,13 @@ def _unchanged(deployment: Deployment) -> dict[str, Any]:
     return {"metadata": {"resourceVersion": deployment.metadata.resource_version}}
 
 
-def _refusal(error: client.ApiException) -> Refused:
+def _refusal(error: client.ApiException) -> CallRefused:
     try:
         message = _Status.model_validate_json(error.body or b"").message
     except ValueError:
         message = str(error.reason)
     remedy = f"; bind the Role of {ROLE} to this account" if error.status == 403 else ""
-    return Refused(f"Kubernetes answers {error.status}: {message[:500]}{remedy}", error.status)
+    return CallRefused(f"Kubernetes answers {error.status}: {message[:500]}{remedy}", error.status)
 
 
 class _Status(BaseModel):

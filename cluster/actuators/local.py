@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 MAX_PID = 2**22  # Linux's limit: proc(5)
 
 
-class Record(BaseModel):
+class ReplicaRecord(BaseModel):
     """A replica's file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,7 +92,7 @@ class LocalMachine:
         cores, port = self._cores_for(recipe.resources), self._new_port()
         process = start_api((HOST, port), recipe.settings, self._log_path(name), *pinned_to(cores))
         self._keep(
-            Record(
+            ReplicaRecord(
                 name=name,
                 server=group.server,
                 accelerator=group.accelerator,
@@ -124,7 +124,7 @@ class LocalMachine:
     def close(self) -> None:
         os.close(self._lock)
 
-    def _placed(self, record: Record) -> Placed:
+    def _placed(self, record: ReplicaRecord) -> Placed:
         ended = None if record.process.is_running() else last_words(self._log_path(record.name))
         url = f"http://{HOST}:{record.port}"
         return Placed(record.name, record.group, url, record.is_leaving, ended)
@@ -156,7 +156,7 @@ class LocalMachine:
         free = [core for core in self._cores if core not in taken]
         return tuple(free[: int(count)])
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: ReplicaRecord) -> None:
         write_whole(self._path(record.name), record.model_dump_json())
         self._records[record.name] = record
 
@@ -167,15 +167,15 @@ class LocalMachine:
         return self._folder / f"{name}.log"
 
 
-def records_in(folder: Path) -> list[Record]:
+def records_in(folder: Path) -> list[ReplicaRecord]:
     """The replicas recorded in a folder; also for readers other than their controller."""
     return [each for each in map(_read, folder.glob("*.json")) if each]
 
 
-def _read(path: Path) -> Record | None:
+def _read(path: Path) -> ReplicaRecord | None:
     """None if the file is gone, or is not a record; that is logged, and the file is kept."""
     try:
-        record = Record.model_validate_json(path.read_bytes())
+        record = ReplicaRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:

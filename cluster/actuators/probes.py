@@ -13,7 +13,7 @@ ROUND_S = 1.0
 MAX_THREADS = 32
 
 
-class Health(Enum):
+class ReplicaHealth(Enum):
     READY = "ready"
     NOT_READY = "not ready"  # it says so, or nobody listens
     SILENT = "silent"  # no answer in time
@@ -23,7 +23,7 @@ class Health(Enum):
 class Probed:
     """`models`: the names of those that it serves; empty where it was not asked or does not say."""
 
-    health: Health
+    health: ReplicaHealth
     busy_rows: int = 0
     models: tuple[str, ...] = ()
 
@@ -33,16 +33,16 @@ def probe(url: str, asks_models: bool = False) -> Probed:
     try:
         answer = ask(f"{url}/ready", BOUNDS)
     except FetchLate:
-        return Probed(Health.SILENT)
+        return Probed(ReplicaHealth.SILENT)
     except FetchFailed:
-        return Probed(Health.NOT_READY)
+        return Probed(ReplicaHealth.NOT_READY)
     if answer.status != OK:
-        return Probed(Health.NOT_READY, _busy_rows(answer.content))
+        return Probed(ReplicaHealth.NOT_READY, _busy_rows(answer.content))
     models = models_of(url) if asks_models else ()
-    return Probed(Health.READY, _busy_rows(answer.content), models)
+    return Probed(ReplicaHealth.READY, _busy_rows(answer.content), models)
 
 
-class Probes:
+class ReplicaProbes:
     """One thread uses it, and must close it.
 
     A replica is never asked again before it has answered or its time is over. So those that drip

@@ -27,7 +27,7 @@ from cluster.actuators.api_process import (
     start_api,
 )
 from cluster.actuators.machines import Placed
-from cluster.actuators.probes import Health, probe
+from cluster.actuators.probes import ReplicaHealth, probe
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
 
@@ -97,7 +97,7 @@ class ApiActor:
                 os._exit(1)  # which drains the process: Ray has another one elsewhere
             if not was_ready:
                 url = f"http://{self._host}:{self._port}"
-                was_ready = probe(url).health is Health.READY
+                was_ready = probe(url).health is ReplicaHealth.READY
             time.sleep(WATCH_S)
         self._process.kill()  # its workers, if any are left
         if was_ready and not self._is_leaving:

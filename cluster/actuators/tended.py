@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from cluster.actuators.machines import Machines, Placed
-from cluster.actuators.probes import Health, Probed, Probes, probe
+from cluster.actuators.probes import Probed, ReplicaHealth, ReplicaProbes, probe
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.errors import ActuatorUnusable, ClusterError
-from cluster.replicas import Group, Outcome, Recipe, Recipes, Replica, State
+from cluster.replicas import Group, Outcome, Recipe, Recipes, Replica, ReplicaState
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +69,11 @@ class _Note:
         return self.ready_s is not None
 
     def take(self, probed: Probed, now_s: float) -> None:
-        is_silent = probed.health is Health.SILENT
+        is_silent = probed.health is ReplicaHealth.SILENT
         self.num_silent = self.num_silent + 1 if is_silent else 0
         if is_silent and self.num_silent < MAX_SILENT_CHECKS:
             return
-        self.is_ready = probed.health is Health.READY
+        self.is_ready = probed.health is ReplicaHealth.READY
         if self.is_ready and self.ready_s is None:
             self.ready_s = now_s
         self.busy_rows = probed.busy_rows
@@ -109,7 +109,7 @@ class TendedReplicas:
         self._upstreams = upstreams
         self._times = times
         self._clock = clock
-        self._probes = Probes(partial(probe, asks_models=len(recipes.settings) > 1))
+        self._probes = ReplicaProbes(partial(probe, asks_models=len(recipes.settings) > 1))
         self._turn = threading.Lock()
         self._notes: dict[str, _Note] = {}
         self._must_stop = threading.Event()
@@ -131,7 +131,7 @@ class TendedReplicas:
         with self._turn:
             recipe = self._recipe(group)
             present = [each for each in self._machines.placed() if each.group == group]
-            failed = [each for each in present if self._state(each) is State.FAILED]
+            failed = [each for each in present if self._state(each) is ReplicaState.FAILED]
             due = [each for each in failed if self._note(each).is_due(self._clock())]
             num_waiting = len(failed) - len(due)
             notes = [self._remove(each.name).successor() for each in due]
@@ -199,7 +199,7 @@ class TendedReplicas:
         answers = self._probes.ask({each.url for each in placed if each.url and each.ended is None})
         for each in placed:
             if each.ended is not None or each.url is None:
-                self._note(each).take(Probed(Health.NOT_READY), self._clock())
+                self._note(each).take(Probed(ReplicaHealth.NOT_READY), self._clock())
             elif each.url in answers:
                 self._note(each).take(answers[each.url], self._clock())
 
@@ -207,7 +207,7 @@ class TendedReplicas:
         """With several servers, each only gets requests for its own models."""
         models_by_url: dict[str, tuple[str, ...]] = {}
         for each in placed:
-            if self._state(each) is not State.READY or each.url is None:
+            if self._state(each) is not ReplicaState.READY or each.url is None:
                 continue
             note = self._note(each)
             if len(self._recipes.settings) > 1 and not note.models:
@@ -268,26 +268,26 @@ class TendedReplicas:
     def _note(self, replica: Placed) -> _Note:
         return self._notes.setdefault(replica.name, _Note())
 
-    def _state(self, replica: Placed) -> State:
+    def _state(self, replica: Placed) -> ReplicaState:
         if replica.is_leaving:
-            return State.DRAINING
+            return ReplicaState.DRAINING
         if replica.ended is not None:
-            return State.FAILED
-        return State.READY if self._note(replica).is_ready else State.STARTING
+            return ReplicaState.FAILED
+        return ReplicaState.READY if self._note(replica).is_ready else ReplicaState.STARTING
 
     def _replica(self, placed: Placed) -> Replica:
         state = self._state(placed)
         why = placed.ended or ""
-        if state is State.STARTING and self._note(placed).was_ready:
+        if state is ReplicaState.STARTING and self._note(placed).was_ready:
             why = "It was ready and does not answer any more."
         return Replica(placed.name, placed.group, state, placed.url, why)
 
     def _counts(self, replica: Placed) -> bool:
-        return self._state(replica) in (State.STARTING, State.READY)
+        return self._state(replica) in (ReplicaState.STARTING, ReplicaState.READY)
 
     def _worth(self, replica: Placed) -> tuple[int, int]:
         """The lowest is stopped first: replicas that do not work, then those with few busy rows."""
-        order = (State.FAILED, State.STARTING, State.READY)
+        order = (ReplicaState.FAILED, ReplicaState.STARTING, ReplicaState.READY)
         return order.index(self._state(replica)), self._note(replica).busy_rows
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from cluster.replicas import Group, Replica, State
+from cluster.replicas import Group, Replica, ReplicaState
 
 SERVER_LABEL = "hearth.dev/server"
 ACCELERATOR_LABEL = "hearth.dev/accelerator"
@@ -45,7 +45,7 @@ def _none_is_empty(value: object) -> object:
     return () if value is None else value
 
 
-class Metadata(_Part):
+class WorkloadMetadata(_Part):
     name: str = ""
     resource_version: str = ""
     labels: dict[str, str] | None = None
@@ -62,7 +62,7 @@ class Variable(_Part):
     value: str | None = None
 
 
-class Port(_Part):
+class ContainerPort(_Part):
     name: str | None = None
     container_port: int
 
@@ -70,7 +70,7 @@ class Port(_Part):
 class Container(_Part):
     name: str
     env: Annotated[tuple[Variable, ...], BeforeValidator(_none_is_empty)] = ()
-    ports: Annotated[tuple[Port, ...], BeforeValidator(_none_is_empty)] = ()
+    ports: Annotated[tuple[ContainerPort, ...], BeforeValidator(_none_is_empty)] = ()
 
 
 class PodSpec(_Part):
@@ -114,7 +114,7 @@ class DeploymentStatus(_Part):
 
 
 class Deployment(_Part):
-    metadata: Metadata
+    metadata: WorkloadMetadata
     spec: DeploymentSpec
     status: DeploymentStatus = DeploymentStatus()
 
@@ -176,7 +176,7 @@ class PodStatus(_Part):
 
 
 class Pod(_Part):
-    metadata: Metadata
+    metadata: WorkloadMetadata
     spec: PodSpec
     status: PodStatus = PodStatus()
 
@@ -208,16 +208,16 @@ class Pod(_Part):
         state, why = self._state()
         return Replica(self.name, group, state, self._url(), why[:MAX_WHY])
 
-    def _state(self) -> tuple[State, str]:
+    def _state(self) -> tuple[ReplicaState, str]:
         if self.metadata.deletion_timestamp is not None:
-            return State.DRAINING, ""
+            return ReplicaState.DRAINING, ""
         ready = self.status.condition("Ready")
         if ready is not None and ready.status == "True":
-            return State.READY, ""
+            return ReplicaState.READY, ""
         for each in self.status.container_statuses:
             if why := each.why_stuck:
-                return State.FAILED, why
-        return State.STARTING, self.why_unplaced
+                return ReplicaState.FAILED, why
+        return ReplicaState.STARTING, self.why_unplaced
 
     def _url(self) -> str | None:
         ip = self.status.pod_ip
@@ -234,17 +234,17 @@ class PodList(_Part):
     items: Annotated[tuple[Pod, ...], BeforeValidator(_none_is_empty)] = ()
 
 
-class Target(_Part):
+class ScaleTargetRef(_Part):
     kind: str
     name: str
 
 
 class AutoscalerSpec(_Part):
-    scale_target_ref: Target
+    scale_target_ref: ScaleTargetRef
 
 
 class Autoscaler(_Part):
-    metadata: Metadata
+    metadata: WorkloadMetadata
     spec: AutoscalerSpec
 
 

@@ -24,9 +24,9 @@ from cluster.controller.journal_entry import (
     told,
     unplaced_of,
 )
-from cluster.controller.loop import Controller, Snapshot
+from cluster.controller.loop import Controller, ControllerSnapshot
 from cluster.errors import ClusterError
-from cluster.replicas import State
+from cluster.replicas import ReplicaState
 from cluster.system import SystemDocument
 from common.errors import Error, error_body
 from common.openapi import add_description
@@ -50,12 +50,12 @@ class ServerState(TypedDict):
     replicas: dict[str, int]
 
 
-class ReplicaState(TypedDict):
+class ReplicaJson(TypedDict):
     name: str
     server: str
     accelerator: str
     user_rows: int
-    state: State
+    state: ReplicaState
     url: str | None
     why: str
 
@@ -63,7 +63,7 @@ class ReplicaState(TypedDict):
 class StateTold(TypedDict):
     fault: str
     servers: dict[str, ServerState]
-    replicas: list[ReplicaState]
+    replicas: list[ReplicaJson]
     unplaced: list[UnplacedTold]
     cycle: CycleTold | None
     decisions: list[DecisionTold]
@@ -131,7 +131,7 @@ def _add_probes(app: Flask, controller: Controller) -> None:
         return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 
-def state_of(now: Snapshot, targets: dict[str, Json]) -> StateTold:
+def state_of(now: ControllerSnapshot, targets: dict[str, Json]) -> StateTold:
     """The answer of `GET /state`."""
     cycle = None if now.cycle is None else told(now.cycle)
     return {

@@ -14,7 +14,7 @@ from cluster.controller.question import Standing, as_it_is, groups_of, question
 from cluster.controller.rollout import Plan, running
 from cluster.controller.speeds import Learned, Speeds
 from cluster.errors import MetricsUnread, OptimizerUnusable
-from cluster.replicas import Group, Replica, State
+from cluster.replicas import Group, Replica, ReplicaState
 from cluster.system import Json, SystemDocument
 
 LEAST_S = 1.0  # between two readings
@@ -66,7 +66,7 @@ class Cycle:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ControllerParts:
     """The parts that a planner works with."""
 
     config: ClusterConfig
@@ -78,7 +78,7 @@ class Parts:
 class Planner:
     """Controller thread only. `plan` is the plan in force."""
 
-    def __init__(self, parts: Parts, replicas: Sequence[Replica]) -> None:
+    def __init__(self, parts: ControllerParts, replicas: Sequence[Replica]) -> None:
         """The first plan is what runs already."""
         self._parts = parts
         self._speeds = Speeds(parts.system, parts.optimizer)
@@ -140,7 +140,7 @@ class Planner:
     def _steady(self, replicas: Sequence[Replica]) -> dict[Group, int]:
         """How many of each group were ready all the time since the last cycle; without groups of
         servers where that changed, whose replicas had shares of the load that nobody knows."""
-        ready = Counter(each.group for each in replicas if each.state is State.READY)
+        ready = Counter(each.group for each in replicas if each.state is ReplicaState.READY)
         before, self._ready = self._ready, ready
         changed = {g.server for g in {*before, *ready} if before[g] != ready[g]}
         return {group: n for group, n in ready.items() if group.server not in changed}

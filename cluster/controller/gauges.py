@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cluster.controller.cycle import Cycle
-from cluster.controller.loop import Snapshot
+from cluster.controller.loop import ControllerSnapshot
 
 PREFIX = "hearth_cluster_"
 GROUP = ["server", "accelerator", "user_rows"]
@@ -15,7 +15,7 @@ LATENCY = ["server", "latency"]  # ttft or itl
 
 
 class ControllerGauges(Collector):
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, snapshot: Callable[[], ControllerSnapshot]) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterable[Metric]:

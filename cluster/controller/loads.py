@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from cluster.controller.counters import Counters
 from cluster.controller.pages import Readings
-from cluster.replicas import Group, Replica, State
+from cluster.replicas import Group, Replica, ReplicaState
 
 LEAST_READ = 0.5  # share of a server's replicas to read, to take the others to be like them
 
@@ -101,7 +101,7 @@ def traffic_of(
         earlier = before.get(replica.name, None if since_s is None else Counters(since_s))
         if isinstance(reading, Counters) and isinstance(earlier, Counters):
             found[group.server][group].append(between(earlier, reading))
-        elif replica.state is State.READY:
+        elif replica.state is ReplicaState.READY:
             why = str(reading) if isinstance(reading, Exception) else "read once so far"
             missed[group.server].append(f"{replica.name}: {why}")
     return {

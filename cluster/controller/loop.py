@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
 from cluster.actuators import Actuator
-from cluster.controller.cycle import Cycle, Parts, Planner
+from cluster.controller.cycle import ControllerParts, Cycle, Planner
 from cluster.controller.journal import Journal
 from cluster.controller.journal_entry import DecisionTold, decision_of, entry_of, fault_entry
 from cluster.controller.rollout import Plan, next_steps
@@ -33,7 +33,7 @@ Asking = SimpleQueue[Cycle | ClusterError]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ControllerSnapshot:
     """What is known now. `fault`: why the last attempt at anything failed; empty if it did not.
     `num_faults`: how often that was something new. `decisions`: of the last cycles, newest first,
     as JSON."""
@@ -83,19 +83,19 @@ class Controller:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: ControllerParts,
         create_actuator: Callable[[], Actuator],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._parts, self._create_actuator, self._clock = parts, create_actuator, clock
-        self._snapshot = Snapshot()  # replaced whole, by the controller thread only
+        self._snapshot = ControllerSnapshot()  # replaced whole, by the controller thread only
         self._asked: SimpleQueue[Asking] = SimpleQueue()
         self._wake = threading.Event()
         self._must_end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ControllerSnapshot:
         return self._snapshot
 
     @property

@@ -33,7 +33,7 @@ class ReplicaShare(_Answer):
     ttft_average: Figure = 0.0
 
 
-class Allocation(ReplicaShare):
+class AllocationReply(ReplicaShare):
     parts: tuple[ReplicaShare, ...] | None = None
 
     @property
@@ -41,26 +41,26 @@ class Allocation(ReplicaShare):
         return tuple(each for each in self.parts or (self,) if each.num_replicas)
 
 
-class Details(_Answer):
+class DetailsReply(_Answer):
     """`best_effort`: there are fewer replicas than the load needs."""
 
     best_effort: bool = False
 
 
-class Summary(_Answer):
+class SummaryReply(_Answer):
     total_cost: Figure = 0.0
 
 
 class OptimizerReply(_Answer):
     """The answer of POST /optimizeOne, by server."""
 
-    allocations: dict[str, Allocation]
+    allocations: dict[str, AllocationReply]
     unallocated: dict[str, str] = Field(default_factory=dict)
-    details: dict[str, Details] = Field(default_factory=dict)
-    summary: Summary = Summary()
+    details: dict[str, DetailsReply] = Field(default_factory=dict)
+    summary: SummaryReply = SummaryReply()
 
 
-class Factors(_Answer):
+class FactorsReply(_Answer):
     """Measured times divided by those of the parameters."""
 
     decode: Figure
@@ -69,10 +69,10 @@ class Factors(_Answer):
     prefill_error: Figure
 
 
-class Tuned(_Answer):
+class TuneReply(_Answer):
     """The answer of POST /tune, with the current parameters."""
 
-    factors: Factors
+    factors: FactorsReply
     accepted: tuple[bool, ...]
     decode_parms: dict[str, Any] | None = None
     prefill_parms: dict[str, Any] | None = None
@@ -86,18 +86,18 @@ class Optimizer(Protocol):
 
     def solve(self, system: Json) -> OptimizerReply: ...
 
-    def tune(self, question: Json) -> Tuned: ...
+    def tune(self, question: Json) -> TuneReply: ...
 
 
-class OptimizerService:
+class OptimizerClient:
     def __init__(self, url: str) -> None:
         self._url = url
 
     def solve(self, system: Json) -> OptimizerReply:
         return self._ask("/optimizeOne", {"system": system}, OptimizerReply)
 
-    def tune(self, question: Json) -> Tuned:
-        return self._ask("/tune", question, Tuned)
+    def tune(self, question: Json) -> TuneReply:
+        return self._ask("/tune", question, TuneReply)
 
     def _ask(self, path: str, body: Json, model: type[AnswerT]) -> AnswerT:
         url = self._url + path

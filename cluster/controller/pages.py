@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cluster.config import ProxyKeys
 from cluster.controller.counters import Counters, parse_counters
 from cluster.errors import MetricsUnread
-from cluster.replicas import Replica, State
+from cluster.replicas import Replica, ReplicaState
 from common.fetch import FetchBounds, FetchFailed, fetch
 
 MAX_PAGE_BYTES = 8 * 2**20
@@ -46,7 +46,9 @@ class PageReader:
 
     def read(self, replicas: Sequence[Replica]) -> Readings:
         asked = [
-            each for each in replicas if each.url and each.state in (State.READY, State.DRAINING)
+            each
+            for each in replicas
+            if each.url and each.state in (ReplicaState.READY, ReplicaState.DRAINING)
         ]
         jobs = {each.name: self._pool.submit(self._counters, each) for each in asked}
         wait(jobs.values(), timeout=ALL_S)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cluster.controller.demand import OfferedLoad
-from cluster.controller.optimizer import Allocation
+from cluster.controller.optimizer import AllocationReply
 from cluster.controller.rollout import Plan
 from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
@@ -90,7 +90,7 @@ def as_it_is(system: SystemDocument, standing: Standing) -> Json:
     }
 
 
-def groups_of(server: str, allocation: Allocation) -> dict[Group, int]:
+def groups_of(server: str, allocation: AllocationReply) -> dict[Group, int]:
     """The groups of an allocation, with their numbers of replicas."""
     return {
         Group(server, part.accelerator, part.max_batch): part.num_replicas

@@ -5,17 +5,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.replicas import Group, Replica, State
+from cluster.replicas import Group, Replica, ReplicaState
 
 Plan = Mapping[Group, int]
 """How many replicas of each group there are to be; those that are not named: none, of a server
 that is planned for, and as many as there are of any other."""
 
-THERE = (State.STARTING, State.READY)
+THERE = (ReplicaState.STARTING, ReplicaState.READY)
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class RolloutActions:
     """The next calls of the actuator, in this order. Numbers are totals per group."""
 
     start: tuple[tuple[Group, int], ...] = ()
@@ -27,7 +27,9 @@ def running(replicas: Iterable[Replica]) -> Counter[Group]:
     return Counter(each.group for each in replicas if each.state in THERE)
 
 
-def next_steps(replicas: Sequence[Replica], plan: Plan, unplaced: Mapping[Group, int]) -> Steps:
+def next_steps(
+    replicas: Sequence[Replica], plan: Plan, unplaced: Mapping[Group, int]
+) -> RolloutActions:
     """The steps that bring the replicas closer to the plan.
 
     `unplaced`: replicas of a group without room; they are not requested again. Surplus replicas of
@@ -35,7 +37,7 @@ def next_steps(replicas: Sequence[Replica], plan: Plan, unplaced: Mapping[Group,
     matching share stays. Stopping the others may make the room that was missing.
     """
     there = running(replicas)
-    ready = Counter(each.group for each in replicas if each.state is State.READY)
+    ready = Counter(each.group for each in replicas if each.state is ReplicaState.READY)
     start, stop = [], []
     for groups in _by_server(plan, there).values():
         wanted = {group: plan.get(group, 0) for group in groups}
@@ -55,7 +57,7 @@ def next_steps(replicas: Sequence[Replica], plan: Plan, unplaced: Mapping[Group,
             kept = math.ceil(surplus * missing / total) if total else 0
             if surplus > kept:
                 stop.append((group, count + kept))
-    return Steps(tuple(start), tuple(stop))
+    return RolloutActions(tuple(start), tuple(stop))
 
 
 def _by_server(plan: Plan, there: Mapping[Group, int]) -> dict[str, list[Group]]:

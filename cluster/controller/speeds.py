@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cluster.controller.demand import OfferedLoad
 from cluster.controller.loads import ServerTraffic, Traffic
-from cluster.controller.optimizer import Factors, Optimizer, Tuned
+from cluster.controller.optimizer import FactorsReply, Optimizer, TuneReply
 from cluster.errors import OptimizerUnusable
 from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
@@ -29,7 +29,7 @@ ModelOn = tuple[str, str]
 class Learned:
     """`why` says what was not learned, and why."""
 
-    factors: Mapping[ModelOn, Factors] = field(default_factory=dict)
+    factors: Mapping[ModelOn, FactorsReply] = field(default_factory=dict)
     refused: tuple[ModelOn, ...] = ()
     why: Mapping[ModelOn, str] = field(default_factory=dict)
 
@@ -37,7 +37,7 @@ class Learned:
 class Speeds:
     def __init__(self, system: SystemDocument, optimizer: Optimizer) -> None:
         self._system, self._optimizer = system, optimizer
-        self._tuned: dict[ModelOn, Tuned] = {}
+        self._tuned: dict[ModelOn, TuneReply] = {}
 
     @property
     def perf(self) -> dict[ModelOn, Json]:
@@ -45,7 +45,7 @@ class Speeds:
         return {key: self._now(key, each) for key, each in self._system.perf.items()}
 
     @property
-    def factors(self) -> dict[ModelOn, Factors]:
+    def factors(self) -> dict[ModelOn, FactorsReply]:
         return {key: tuned.factors for key, tuned in self._tuned.items()}
 
     def learn(

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Literal
 
-from inference_api.bundle.members import ExpertSnapshot, State
+from inference_api.bundle.members import ExpertSnapshot, MemberState
 from inference_api.bundle.residents import bundle_of
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
@@ -13,14 +13,14 @@ from inference_api.settings.bundle_file import Expert
 from inference_api.web.wire import WireDict
 
 Status = Literal["unloaded", "loading", "loaded"]
-STATUS: Mapping[State, Status] = {  # in llama.cpp's words
-    State.ABSENT: "unloaded",
-    State.PACKING: "loading",
-    State.ON_DISK: "unloaded",
-    State.LOADING: "loading",
-    State.RESIDENT: "loaded",
-    State.DRAINING: "loaded",
-    State.FAILED: "unloaded",
+STATUS: Mapping[MemberState, Status] = {  # in llama.cpp's words
+    MemberState.ABSENT: "unloaded",
+    MemberState.PACKING: "loading",
+    MemberState.ON_DISK: "unloaded",
+    MemberState.LOADING: "loading",
+    MemberState.RESIDENT: "loaded",
+    MemberState.DRAINING: "loaded",
+    MemberState.FAILED: "unloaded",
 }
 
 
@@ -46,7 +46,7 @@ class ExpertCard(WireDict):
     """`last_used` is in seconds since 1970; null: not since start."""
 
     description: str
-    state: State
+    state: MemberState
     status: ExpertStatus
     context: int
     rows: ExpertRows
@@ -94,7 +94,7 @@ class BundleState(WireDict):
 
 
 def expert_card(expert: Expert, context: int, rows_max: int, state: ExpertSnapshot) -> ExpertCard:
-    is_failed = state.state is State.FAILED
+    is_failed = state.state is MemberState.FAILED
     last_used = None
     if state.last_used_s is not None:
         last_used = time.time() - (time.monotonic() - state.last_used_s)

@@ -5,7 +5,7 @@ Decode thread only; changed through `residency`.
 
 from collections.abc import Iterable, Sequence
 
-from inference_api.bundle.members import Expert, State
+from inference_api.bundle.members import Expert, MemberState
 
 
 class FastMemory:
@@ -32,7 +32,7 @@ class FastMemory:
 
     def staying(self) -> list[Expert]:
         """Returns the holders that are not about to give their fast memory back."""
-        return [each for each in self.holders.values() if each.state is not State.DRAINING]
+        return [each for each in self.holders.values() if each.state is not MemberState.DRAINING]
 
     def has_room_for(self, newcomer: Expert) -> bool:
         """Whether there is room now."""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from inference_api.request import Switch
 
 
-class State(StrEnum):
+class MemberState(StrEnum):
     ABSENT = "absent"  # not packed yet
     PACKING = "packing"
     ON_DISK = "on_disk"
@@ -110,7 +110,7 @@ class ExpertSnapshot:
     """Bytes are those it holds now. `last_used_s` is when a request last took or gave back one of
     its rows, None: never; `reason` says why it failed."""
 
-    state: State
+    state: MemberState
     reason: str
     weights_bytes: int
     other_bytes: int
@@ -161,7 +161,7 @@ class Expert:
 
     name: str
     needs: Needs
-    state: State = State.ABSENT
+    state: MemberState = MemberState.ABSENT
     reason: str = ""
     is_packed: bool = False
     num_running: int = 0
@@ -180,8 +180,8 @@ class Expert:
         return math.inf if self.stay is None else self.stay.ready_s
 
     @property
-    def unloaded_state(self) -> State:
-        return State.ON_DISK if self.is_packed else State.ABSENT
+    def unloaded_state(self) -> MemberState:
+        return MemberState.ON_DISK if self.is_packed else MemberState.ABSENT
 
     @property
     def used_or_ready_s(self) -> float:

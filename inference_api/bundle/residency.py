@@ -27,11 +27,11 @@ from inference_api.bundle.members import (
     Expert,
     Failure,
     LoadMember,
+    MemberState,
     Needs,
     Policy,
     Refuse,
     ResidencySnapshot,
-    State,
     Stay,
     Unload,
     UnloadMode,
@@ -142,8 +142,8 @@ class Residency:
     def packing(self, name: str) -> None:
         """The expert's packed file is being made, for a Load or before there is one."""
         expert = self._experts[name]
-        if expert.state in UNLOADED or expert.state is State.LOADING:
-            self._states.become(expert, State.PACKING)
+        if expert.state in UNLOADED or expert.state is MemberState.LOADING:
+            self._states.become(expert, MemberState.PACKING)
 
     def loaded(self, name: str, now_s: float) -> None:
         """A Load is done, even if it was abandoned meanwhile or nobody waits for it."""
@@ -156,7 +156,7 @@ class Residency:
         expert.stay.ready_s = now_s
         expert.num_loads += 1
         self._arrived.append(expert)
-        self._states.become(expert, State.RESIDENT)
+        self._states.become(expert, MemberState.RESIDENT)
 
     def load_failed(
         self, name: str, reason: str, now_s: float, failure: Failure = Failure.LOAD
@@ -172,10 +172,10 @@ class Residency:
                 ticket.is_second_try = ticket.must_free_idle = True
                 self._states.become(expert, expert.unloaded_state)
                 return
-        if is_loading or expert.state is State.PACKING:
+        if is_loading or expert.state is MemberState.PACKING:
             self._fail(expert, failure, reason)
-        elif expert.state is State.FAILED:  # it was given up; now it is known why
-            self._states.become(expert, State.FAILED, reason)
+        elif expert.state is MemberState.FAILED:  # it was given up; now it is known why
+            self._states.become(expert, MemberState.FAILED, reason)
         # Otherwise it was given up, and somebody has asked for another try since.
 
     def unloaded(self, name: str, now_s: float) -> None:
@@ -189,8 +189,8 @@ class Residency:
         """The expert's files have changed, so a failed load may succeed now."""
         expert = self._experts[name]
         expert.is_packed = False
-        if expert.state in (State.FAILED, State.ON_DISK):
-            self._states.become(expert, State.ABSENT)
+        if expert.state in (MemberState.FAILED, MemberState.ON_DISK):
+            self._states.become(expert, MemberState.ABSENT)
 
     # --- what operators ask ---------------------------------------------------------------
 
@@ -198,9 +198,9 @@ class Residency:
         """Load this expert as if a request had arrived for it, even if it failed before. Returns
         whether it is resident; asking again changes nothing."""
         expert = self._experts[name]
-        if expert.state is State.FAILED:
+        if expert.state is MemberState.FAILED:
             self._states.become(expert, expert.unloaded_state)
-        is_resident = expert.state is State.RESIDENT
+        is_resident = expert.state is MemberState.RESIDENT
         if not is_resident and not self._is_loading(expert):
             self._states.ask(expert, now_s)
         return is_resident
@@ -217,13 +217,13 @@ class Residency:
         if self._is_loading(expert):
             raise ExpertLoading(name)
         if (
-            expert.state is State.RESIDENT
+            expert.state is MemberState.RESIDENT
             and mode is UnloadMode.IDLE
             and not states.is_idle(expert)
         ):
             raise ExpertBusy(name, expert.num_running, self._rows.num_waiting(name))
         expert.asked_s = None
-        if expert.state in (State.RESIDENT, State.DRAINING):
+        if expert.state in (MemberState.RESIDENT, MemberState.DRAINING):
             states.drain(expert, Eviction.OPERATOR, now_s)
         if mode is UnloadMode.FORCE and expert.num_running:
             states.effects.append(EndRows(name))
@@ -295,7 +295,7 @@ class Residency:
             expert.earlier_stay = expert.stay
         expert.stay = Stay(ticket.head_came_s, ticket.issued_s, now_s, ticket.from_name)
         self._memory.hold(expert)
-        self._states.become(expert, State.LOADING)
+        self._states.become(expert, MemberState.LOADING)
         self._states.send(LoadMember(expert.name), now_s)
 
     def _drop_ticket(self, expert: Expert) -> None:
@@ -338,7 +338,7 @@ class Residency:
         self._arrived.clear()
 
     def _unload_drained(self, now_s: float) -> None:
-        for expert in self._states.those(State.DRAINING):
+        for expert in self._states.those(MemberState.DRAINING):
             if not expert.num_running and expert.name not in self._states.at_loader:
                 expert.evictions[expert.eviction] += 1
                 self._states.send(Unload(expert.name), now_s)
@@ -346,20 +346,20 @@ class Residency:
     def _refuse_failed(self) -> None:
         for name in self._states.waiting:
             expert = self._experts[name]
-            if expert.state is State.FAILED:
+            if expert.state is MemberState.FAILED:
                 self._states.effects.append(Refuse(name, expert.reason))
 
     def _settle(self, now_s: float) -> None:
         """What follows from this turn for the rows, and for the next turn."""
         states, ticket = self._states, self._ticket
-        sure = states.those(State.RESIDENT)
+        sure = states.those(MemberState.RESIDENT)
         if ticket is not None:
             sure.append(ticket.expert)
         waits_for_room = ticket is not None and not ticket.is_loading
         self._rows.owe(sure)
         self._rows.may_borrow = not waits_for_room or states.is_loader_overdue(now_s)
         self._is_at_rest = ticket is None and not states.at_loader
-        self._is_at_rest &= not states.those(State.DRAINING)
+        self._is_at_rest &= not states.those(MemberState.DRAINING)
         states.has_news = False
         self._snapshot = None
 

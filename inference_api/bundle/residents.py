@@ -26,10 +26,10 @@ from inference_api.bundle.members import (
     Effect,
     EndRows,
     LoadMember,
+    MemberState,
     Needs,
     Policy,
     Refuse,
-    State,
     Unload,
 )
 from inference_api.bundle.residency import Residency
@@ -111,10 +111,10 @@ class BundleResidents:
     def has_started(self) -> bool:
         """Whether the experts loaded at start are there. Raises StartupError if all failed."""
         states = [self.snapshot.experts[name] for name in self._at_start]
-        failed = [each for each in states if each.state is State.FAILED]
+        failed = [each for each in states if each.state is MemberState.FAILED]
         if failed and len(failed) == len(states):
             raise StartupError([each.reason for each in failed])
-        return all(each.state in (State.RESIDENT, State.FAILED) for each in states)
+        return all(each.state in (MemberState.RESIDENT, MemberState.FAILED) for each in states)
 
     def turn(self, now_s: float) -> None:
         while (event := self._loader.next_event()) is not None:

@@ -7,7 +7,7 @@ its `rows_max`. Running requests are never interrupted. Decode thread only.
 from collections.abc import Iterable, Mapping
 
 from inference_api.bundle.fast_memory import FastMemory
-from inference_api.bundle.members import Expert, State
+from inference_api.bundle.members import Expert, MemberState
 from inference_api.core.input_queue import Waiting
 
 
@@ -45,7 +45,7 @@ class RowShares:
         expert = self._experts[name]
         needs, num_running = expert.needs, expert.num_running
         if (
-            expert.state is not State.RESIDENT
+            expert.state is not MemberState.RESIDENT
             or num_running >= needs.rows_max
             or self.num_running >= self._user_rows
         ):
@@ -77,7 +77,7 @@ class RowShares:
         self.num_running -= 1
         if expert.num_running >= expert.needs.rows_min:
             self._memory.borrowed_bytes -= expert.needs.cache_bytes_per_row
-        elif expert.state is State.RESIDENT:
+        elif expert.state is MemberState.RESIDENT:
             self._num_owed += 1
 
     def _turn(self, name: str) -> tuple[bool, float, float]:

@@ -13,14 +13,14 @@ from inference_api.bundle.members import (
     Expert,
     Failure,
     LoadMember,
+    MemberState,
     Needs,
     Policy,
-    State,
     Unload,
 )
 from inference_api.core.input_queue import Waiting
 
-UNLOADED = frozenset({State.ABSENT, State.PACKING, State.ON_DISK})
+UNLOADED = frozenset({MemberState.ABSENT, MemberState.PACKING, MemberState.ON_DISK})
 
 
 class ExpertStates:
@@ -40,9 +40,9 @@ class ExpertStates:
 
     # --- changes --------------------------------------------------------------------------
 
-    def become(self, expert: Expert, state: State, reason: str = "") -> None:
+    def become(self, expert: Expert, state: MemberState, reason: str = "") -> None:
         expert.state, expert.reason = state, reason
-        if state is State.RESIDENT:
+        if state is MemberState.RESIDENT:
             expert.asked_s = None
             self.ready.add(expert.name)
         else:
@@ -57,21 +57,21 @@ class ExpertStates:
     def fail(self, expert: Expert, failure: Failure, reason: str) -> None:
         expert.failures[failure] += 1
         expert.asked_s = None
-        self.become(expert, State.FAILED, reason)
+        self.become(expert, MemberState.FAILED, reason)
 
     def drain(self, expert: Expert, eviction: Eviction, now_s: float) -> None:
         assert expert.stay is not None
         expert.stay.left_s = now_s
         expert.eviction = eviction
-        self.become(expert, State.DRAINING)
+        self.become(expert, MemberState.DRAINING)
 
     def spare(self, expert: Expert) -> None:
         """An expert that still drains, and not because an operator said so, need not leave."""
         is_leaving = expert.name in self.at_loader or expert.eviction is Eviction.OPERATOR
-        if expert.state is State.DRAINING and not is_leaving:
+        if expert.state is MemberState.DRAINING and not is_leaving:
             assert expert.stay is not None
             expert.stay.left_s = math.inf
-            self.become(expert, State.RESIDENT)
+            self.become(expert, MemberState.RESIDENT)
 
     def send(self, effect: LoadMember | Unload, now_s: float) -> None:
         """To the loader."""
@@ -92,12 +92,12 @@ class ExpertStates:
         """Has the loader been at one thing for too long?"""
         return bool(self.at_loader) and now_s - self._loader_since_s > self._load_timeout_s
 
-    def those(self, *states: State) -> list[Expert]:
+    def those(self, *states: MemberState) -> list[Expert]:
         return [each for each in self.by_name.values() if each.state in states]
 
     def unpinned(self) -> list[Expert]:
         """Returns the residents that are not pinned."""
-        return [each for each in self.those(State.RESIDENT) if not each.needs.is_pinned]
+        return [each for each in self.those(MemberState.RESIDENT) if not each.needs.is_pinned]
 
     def is_idle(self, expert: Expert) -> bool:
         return not expert.num_running and expert.name not in self.waiting

@@ -16,7 +16,7 @@ from inference_api.core.batching import Batching
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.loaded_model import LoadedModel
 from inference_api.core.output_queues import OutputQueues
-from inference_api.core.plan import Step
+from inference_api.core.plan import PlannedStep
 from inference_api.core.residents import FixedModels, Residents
 from inference_api.core.rows import RowTable, UserRow
 from inference_api.core.served_model import ServedModel
@@ -73,7 +73,7 @@ class DecodeBackend:
         self.residents: Residents = self._fixed(())  # as they were brought up, for any thread
         self._residents: Residents = self.residents  # the ones to step: none after a failure
         self._events: list[tuple[OutputQueue, TokenEvent]] = []  # events of this turn
-        self._stepped: list[tuple[LoadedModel, Step, float]] = []  # in this turn, in seconds
+        self._stepped: list[tuple[LoadedModel, PlannedStep, float]] = []  # in this turn, in seconds
         self._failure = ""
         self._lock = Lock()  # guards the three below and changes of the phase
         self._drain_until_s: float | None = None

@@ -7,7 +7,7 @@ from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import Drawn, Hidden, RowStep
 
 if TYPE_CHECKING:
-    from inference_api.core.plan import Step
+    from inference_api.core.plan import PlannedStep
 
 State = TypeVar("State")
 
@@ -45,7 +45,7 @@ class DraftSource(Protocol):
 class Drafting(DraftSource, Protocol):
     """The one that the rows of a model ask, whoever it asks itself."""
 
-    def took(self, step: "Step", model_s: float, loop_s: float) -> None:
+    def took(self, step: "PlannedStep", model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from inference_api.core.drafts import Drafting
-from inference_api.core.plan import Step, StepPlanner
+from inference_api.core.plan import PlannedStep, StepPlanner
 from inference_api.core.rows import RowTable
 from inference_api.core.served_model import ServedModel
 from inference_api.runner import ModelRunner
@@ -64,7 +64,7 @@ class LoadedModel:
             for row in self.rows.holding():
                 self.rows.forget(row)
 
-    def took(self, step: Step, model_s: float, loop_s: float) -> None:
+    def took(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
         self.served.step_times.add(len(step.decoding), model_s + loop_s)
         if self.speculation is not None:

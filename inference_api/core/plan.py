@@ -31,7 +31,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(slots=True)
-class Step:
+class PlannedStep:
     """What rows bring to it: prompt tokens, or their next token and what is drafted after it."""
 
     copies: list[Copy] = field(default_factory=list)
@@ -107,11 +107,11 @@ class StepPlanner:
         self._guessable: Sequence[UserRow] = ()  # rows of the step that will want guesses after it
         self._drafted: tuple[Sequence[UserRow], Mapping[int, Draft]] = (), {}
 
-    def plan(self) -> Step:
+    def plan(self) -> PlannedStep:
         """As much of the prompts as there is room for, the oldest first, a token of each row that
         is prefilled by then, and what is drafted: of that, beside prompts, what they leave room
         for. A prompt that waits is a row that does not decode."""
-        step, decoding = Step(), self._rows.decoding()
+        step, decoding = PlannedStep(), self._rows.decoding()
         drafts = self._taken_drafts(decoding)
         room_tokens = self.room_tokens(len(decoding))
         if prompts := self._next_to_prefill(room_tokens, step):
@@ -179,7 +179,7 @@ class StepPlanner:
         left_s = self._itl_budget_ms / 1000 - self._costs.turn_s(num_decoding)
         return int(min(left_s / token_s, self._chunk_tokens) if token_s else self._chunk_tokens)
 
-    def _next_to_prefill(self, room_tokens: int, step: Step) -> list[UserRow]:
+    def _next_to_prefill(self, room_tokens: int, step: PlannedStep) -> list[UserRow]:
         """The rows whose turn it is. What others hold of their prompts is looked for now: once
         chunks are planned, rows count as holding what is not written yet."""
         rows = []
@@ -192,7 +192,7 @@ class StepPlanner:
                 break
         return rows
 
-    def _reuse_prefix(self, row: UserRow, step: Step) -> None:
+    def _reuse_prefix(self, row: UserRow, step: PlannedStep) -> None:
         """Take over what another row holds of this row's prompt, if that is more than it has."""
         source, num_tokens = self._rows.longest_prefix(row)
         if source != row.index:
@@ -200,7 +200,7 @@ class StepPlanner:
             step.reused_tokens += num_tokens - row.reused_tokens
             row.reuse(num_tokens)
 
-    def _take_prompt(self, row: UserRow, room_tokens: int, step: Step) -> int:
+    def _take_prompt(self, row: UserRow, room_tokens: int, step: PlannedStep) -> int:
         """Chunks of one prompt, up to its end or that of the room; how many tokens they have."""
         taken_tokens = 0
         while not row.is_prefilled:

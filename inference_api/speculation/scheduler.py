@@ -8,7 +8,7 @@ from heapq import nsmallest
 from operator import itemgetter
 
 from inference_api.core.drafts import DraftSource, Outcome
-from inference_api.core.plan import Step
+from inference_api.core.plan import PlannedStep
 from inference_api.core.rows import Draft, UserRow
 from inference_api.core.step_costs import Contents, StepCosts
 from inference_api.speculation.merging import Merged, merged
@@ -123,7 +123,7 @@ class DraftScheduler:
             self._learn_payoffs(turn, len(outcomes), self._since(started_s, len(outcomes)))
         self._stepped, self._turn = turn, RESTING  # nothing more is to be learned of it
 
-    def took(self, step: Step, model_s: float, loop_s: float) -> None:
+    def took(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
         contents, loop_s = step.contents, max(loop_s - self._turn.propose_s, 0.0)
         self._learn_pace(contents, model_s + loop_s)

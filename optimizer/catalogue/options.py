@@ -18,7 +18,7 @@ OPTIONS_EACH = 2  # numbers of cards per replica that are sized for one accelera
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class RequestDemand:
     """Requests per second of one shape, and their service levels; 0 ms: none."""
 
     model: ModelFacts
@@ -35,7 +35,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
+class CardMarket:
     """What there is. `cents`: of a card and hour; `measured`: by accelerator and cards."""
 
     facts: Facts
@@ -58,7 +58,7 @@ class Option:
     def machine(self) -> Machine:
         return self.speed.machine
 
-    def lowest_cost(self, demand: Demand) -> float:
+    def lowest_cost(self, demand: RequestDemand) -> float:
         """Returns a bound of the cost, from steps alone and no queue; infinite where ITL is
         missed even so."""
         tokens = demand.in_tokens / demand.out_tokens
@@ -72,7 +72,7 @@ class Option:
         return self.cents * ceil(demand.rate_per_s / max(rates))
 
 
-def options(demand: Demand, market: Market) -> tuple[list[Option], dict[str, str]]:
+def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], dict[str, str]]:
     """Returns what is worth sizing, by accelerator and bound of its cost, and reasons why others
     have nothing of it."""
     found: list[Option] = []
@@ -96,7 +96,9 @@ def options(demand: Demand, market: Market) -> tuple[list[Option], dict[str, str
     return found, refused
 
 
-def _of(demand: Demand, market: Market, accelerator: AcceleratorFacts) -> Iterator[Option]:
+def _of(
+    demand: RequestDemand, market: CardMarket, accelerator: AcceleratorFacts
+) -> Iterator[Option]:
     """What was measured of an accelerator stands in place of all that is published of it."""
     is_measured = any(name == accelerator.name for name, _ in market.measured)
     for cards in CARDS_PER_REPLICA:
@@ -115,7 +117,7 @@ def _of(demand: Demand, market: Market, accelerator: AcceleratorFacts) -> Iterat
             yield Option(name, speed, market.cents[accelerator.name] * cards)
 
 
-def _no_room(demand: Demand, market: Market, accelerator: AcceleratorFacts) -> str:
+def _no_room(demand: RequestDemand, market: CardMarket, accelerator: AcceleratorFacts) -> str:
     allowed = [
         c for c in CARDS_PER_REPLICA if c <= min(demand.model.kv_heads, market.max_cards or c)
     ]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from optimizer.answer import shortest
 from optimizer.candidates.replicas import SizingCache
 from optimizer.catalogue.facts import Precision
-from optimizer.catalogue.options import Demand, Market, options
+from optimizer.catalogue.options import CardMarket, RequestDemand, options
 from optimizer.inferno_json import JsonObject
 from optimizer.questions.sized import Sized, cheapest
 
@@ -33,14 +33,14 @@ class Change(JsonObject):
 
 
 def changes(
-    demand: Demand, market: Market, best: Sequence[Sized], cache: SizingCache
+    demand: RequestDemand, market: CardMarket, best: Sequence[Sized], cache: SizingCache
 ) -> list[Change]:
     """Returns what would change an answer whose choices are given, cheapest first."""
     return list(_changes(demand, market, best, cache)) if best else []
 
 
 def _changes(
-    demand: Demand, market: Market, best: Sequence[Sized], cache: SizingCache
+    demand: RequestDemand, market: CardMarket, best: Sequence[Sized], cache: SizingCache
 ) -> Iterator[Change]:
     first = best[0]
     yield _told("binds", _binding(demand, first), first)
@@ -69,7 +69,7 @@ def _told(what: str, text: str, of: Sized | None, cards: int | None = None) -> C
     }
 
 
-def _binding(demand: Demand, first: Sized) -> str:
+def _binding(demand: RequestDemand, first: Sized) -> str:
     levels = " and ".join(
         f"{name} of {ms:g} ms"
         for name, ms in (("TTFT", demand.ttft_ms), ("ITL", demand.itl_ms))
@@ -81,7 +81,7 @@ def _binding(demand: Demand, first: Sized) -> str:
     )
 
 
-def _next_replica(demand: Demand, first: Sized) -> str:
+def _next_replica(demand: RequestDemand, first: Sized) -> str:
     replicas, most = first.candidate.replicas, first.candidate.max_rate_per_s
     fewer = f"; below {most * (replicas - 1):.3g} one fewer" if replicas > 1 else ""
     return (
@@ -112,7 +112,7 @@ def _undecided(best: Sequence[Sized]) -> str | None:
     )
 
 
-def _busier(demand: Demand, best: Sequence[Sized]) -> Change:
+def _busier(demand: RequestDemand, best: Sequence[Sized]) -> Change:
     rate = BUSIER * demand.rate_per_s
     costs = [(each.replicas_at(rate) * each.option.cents, each) for each in best]
     cents, each = min(costs, key=lambda pair: pair[0])
@@ -124,7 +124,7 @@ def _busier(demand: Demand, best: Sequence[Sized]) -> Change:
     return _told("rate", text, each, replicas * each.option.machine.cards)
 
 
-def _other_demands(demand: Demand) -> Iterator[tuple[str, Demand]]:
+def _other_demands(demand: RequestDemand) -> Iterator[tuple[str, RequestDemand]]:
     if demand.itl_ms:
         yield "slo-itl", replace(demand, itl_ms=TIGHTER * demand.itl_ms)
     if demand.ttft_ms:
@@ -133,7 +133,7 @@ def _other_demands(demand: Demand) -> Iterator[tuple[str, Demand]]:
         yield "precision", replace(demand, precision=Precision.FP8)
 
 
-def _resized(what: str, demand: Demand, market: Market, cache: SizingCache) -> Change:
+def _resized(what: str, demand: RequestDemand, market: CardMarket, cache: SizingCache) -> Change:
     asked = {
         "slo-itl": f"At half the ITL, {demand.itl_ms:g} ms",
         "slo-ttft": f"At half the TTFT, {demand.ttft_ms:g} ms",

@@ -13,7 +13,7 @@ from optimizer.answer import shortest
 from optimizer.candidates.replicas import SizingCache
 from optimizer.catalogue.calibration import shipped_calibration
 from optimizer.catalogue.facts import AnyPrecision, Facts, Precision, shipped_facts
-from optimizer.catalogue.options import CARDS_PER_REPLICA, Demand, Market, options
+from optimizer.catalogue.options import CARDS_PER_REPLICA, CardMarket, RequestDemand, options
 from optimizer.catalogue.speeds import Kind
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, JsonObject
@@ -155,7 +155,7 @@ def how_many(query: HowManyQuery, cache: SizingCache) -> HowMany:
     }
 
 
-def _demand(query: HowManyQuery, facts: Facts) -> Demand:
+def _demand(query: HowManyQuery, facts: Facts) -> RequestDemand:
     model = facts.model(query.model)
     tokens = query.avg_in_tokens + query.avg_out_tokens
     if tokens > model.context:
@@ -165,7 +165,7 @@ def _demand(query: HowManyQuery, facts: Facts) -> Demand:
     if precision is Precision.MXFP4 and model.experts is None:
         message = f"{model.name} has no experts, whose weights alone mxfp4 is for; ask for fp4"
         raise InvalidRequest([Fault("precision", message)])
-    return Demand(
+    return RequestDemand(
         model=model,
         precision=precision,
         rate_per_s=query.arrival_rate / 60,
@@ -176,7 +176,7 @@ def _demand(query: HowManyQuery, facts: Facts) -> Demand:
     )
 
 
-def _market(query: HowManyQuery, facts: Facts) -> Market:
+def _market(query: HowManyQuery, facts: Facts) -> CardMarket:
     wanted = [facts.accelerator(name, "accelerators").name for name in query.accelerators]
     cents = {
         each.name: 100 * each.price.usd_per_hour
@@ -184,7 +184,7 @@ def _market(query: HowManyQuery, facts: Facts) -> Market:
         if each.price
     }
     cents |= {facts.accelerator(name, "prices").name: value for name, value in query.prices.items()}
-    return Market(
+    return CardMarket(
         facts=facts,
         calibration=shipped_calibration(),
         accelerators=[
@@ -213,7 +213,9 @@ def _type_of(each: Sized | Unfit) -> str:
     return each.option.machine.accelerator.name
 
 
-def _cheapest_of_each(fit: Iterable[Sized], market: Market, refused: dict[str, str]) -> list[Sized]:
+def _cheapest_of_each(
+    fit: Iterable[Sized], market: CardMarket, refused: dict[str, str]
+) -> list[Sized]:
     """Returns the first of each accelerator that has cards enough, in the order given."""
     best: dict[str, Sized] = {}
     for each in fit:
@@ -232,7 +234,7 @@ def _refuse(unfit: Iterable[Unfit], best: Iterable[Sized], refused: dict[str, st
             refused.setdefault(_type_of(each), f"{each.refusal.message} ({each.option.name})")
 
 
-def _choice(demand: Demand, each: Sized) -> Choice:
+def _choice(demand: RequestDemand, each: Sized) -> Choice:
     option, candidate, speed = each.option, each.candidate, each.option.speed
     machine = option.machine
     return {
@@ -274,7 +276,7 @@ def _range(bounds: Bounds) -> Range:
     return {"low": shortest(low), "high": shortest(high) if high < ENDLESS else None}
 
 
-def _nearest(demand: Demand, unfit: list[Unfit]) -> Nearest | None:
+def _nearest(demand: RequestDemand, unfit: list[Unfit]) -> Nearest | None:
     if not unfit:
         return None
     least = min(unfit, key=lambda each: (each.shortfall(demand), each.option.cents))
@@ -285,7 +287,7 @@ def _nearest(demand: Demand, unfit: list[Unfit]) -> Nearest | None:
     }
 
 
-def _notes(demand: Demand, market: Market, best: list[Sized]) -> Iterable[str]:
+def _notes(demand: RequestDemand, market: CardMarket, best: list[Sized]) -> Iterable[str]:
     kinds = {each.option.speed.kind for each in best}
     if "estimated" in kinds:
         error = market.calibration.error_of(demand.model)

@@ -22,7 +22,7 @@ from optimizer.candidates.replicas import (
     SizingCache,
     Speeds,
 )
-from optimizer.catalogue.options import Demand, Option
+from optimizer.catalogue.options import Option, RequestDemand
 from optimizer.catalogue.speeds import slower
 from optimizer.measured import LoadSpec
 from optimizer.model.latency import BoolArray, FloatArray, IntArray
@@ -92,7 +92,7 @@ class Unfit:
     best_ttft_ms: float
     best_itl_ms: float
 
-    def shortfall(self, demand: Demand) -> float:
+    def shortfall(self, demand: RequestDemand) -> float:
         """Returns by how much it misses the levels, as a factor; at least 1."""
         return max(
             self.best_ttft_ms / demand.ttft_ms if demand.ttft_ms else 1.0,
@@ -102,7 +102,7 @@ class Unfit:
 
 
 def sized(
-    demand: Demand, options: Sequence[Option], cache: SizingCache
+    demand: RequestDemand, options: Sequence[Option], cache: SizingCache
 ) -> tuple[list[Sized], list[Unfit]]:
     """Returns the options that meet the levels, cheapest first, and those that cannot."""
     by_name = {option.name: option for option in options}
@@ -124,7 +124,7 @@ def sized(
 
 
 def sized_in_turn(
-    demand: Demand, options: Sequence[Option], cache: SizingCache
+    demand: RequestDemand, options: Sequence[Option], cache: SizingCache
 ) -> tuple[list[Sized], list[Unfit]]:
     """Returns what `sized` does, but of each accelerator only as many options, in the order
     given, as may be cheaper than those before."""
@@ -146,7 +146,7 @@ def sized_in_turn(
 
 
 def cheapest(
-    demand: Demand, options: Sequence[Option], max_cards: int | None, cache: SizingCache
+    demand: RequestDemand, options: Sequence[Option], max_cards: int | None, cache: SizingCache
 ) -> Sized | None:
     """Returns the cheapest option that meets the levels; sizes only those that may be it."""
     best: Sized | None = None
@@ -159,7 +159,7 @@ def cheapest(
     return best
 
 
-def with_bounds(demand: Demand, found: Sequence[Sized]) -> list[Sized]:
+def with_bounds(demand: RequestDemand, found: Sequence[Sized]) -> list[Sized]:
     """Returns the same with bounds: what they would be if all times were as much shorter or
     longer as their error allows. Latencies are those of the replicas that were found."""
     if not found:
@@ -179,7 +179,7 @@ def with_bounds(demand: Demand, found: Sequence[Sized]) -> list[Sized]:
     ]
 
 
-def _moved(demand: Demand, found: Sequence[Sized], sign: int) -> ReplicaTable:
+def _moved(demand: RequestDemand, found: Sequence[Sized], sign: int) -> ReplicaTable:
     """Returns a replica of each, at the quickest or slowest that its error allows."""
     speeds = [each.option.speed for each in found]
     perfs = [slower(speed.perf, exp(sign * IN_95 * speed.error)) for speed in speeds]
@@ -189,7 +189,7 @@ def _moved(demand: Demand, found: Sequence[Sized], sign: int) -> ReplicaTable:
 
 
 def _seen(
-    demand: Demand, table: ReplicaTable, replicas: FloatArray
+    demand: RequestDemand, table: ReplicaTable, replicas: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Returns TTFT and ITL with so many replicas; an infinite TTFT where they lose requests, and
     where the load is so far beyond them that nothing can be computed."""
@@ -201,7 +201,7 @@ def _seen(
     )
 
 
-def _needed(demand: Demand, table: ReplicaTable, start: FloatArray) -> FloatArray:
+def _needed(demand: RequestDemand, table: ReplicaTable, start: FloatArray) -> FloatArray:
     """Returns the least replicas that meet the levels, by halving; infinite beyond `MOST_MORE`
     times those to start with."""
 
@@ -238,7 +238,7 @@ def _bind(sizing: Sizing, row: int) -> Bind:
     return "slo-itl" if for_itl < for_ttft else "slo-ttft"
 
 
-def _system(demand: Demand, options: Sequence[Option]) -> System:
+def _system(demand: RequestDemand, options: Sequence[Option]) -> System:
     model = demand.model.name
     target = ModelTarget(model=model, slo_itl=demand.itl_ms, slo_ttft=demand.ttft_ms)
     load = LoadSpec(

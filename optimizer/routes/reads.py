@@ -41,7 +41,7 @@ from optimizer.spec import (
     ServiceClassData,
     ServiceClassSpec,
 )
-from optimizer.state import State, StateData
+from optimizer.state import StateData, SystemState
 from optimizer.system import System, in_order, lookup
 
 FORMAT = {"type": "string", "enum": ["list"]}
@@ -241,11 +241,11 @@ def target_of(system: System) -> Callable[[str, str], ModelTarget]:
     return find
 
 
-def etag(state: State) -> str:
+def etag(state: SystemState) -> str:
     return sha256(encode_compact(state.dump()).encode()).hexdigest()
 
 
-def state_response(state: State) -> Response:
+def state_response(state: SystemState) -> Response:
     response = json_response(state.dump())
     response.set_etag(etag(state))
     return response

@@ -11,7 +11,7 @@ from optimizer.routes.answers import problems
 from optimizer.routes.reads import etag, state_response
 from optimizer.service import OptimizerService, StatefulService
 from optimizer.spec import OptimizerData, OptimizerSpec, SystemData
-from optimizer.state import State, StateData
+from optimizer.state import StateData, SystemState
 from optimizer.system import System
 
 IF_MATCH = {"type": "string", "pattern": r'^(\*|"[0-9a-f]{64}")$'}
@@ -64,7 +64,7 @@ def _flags(http: HttpRoutes) -> OptimizerSpec:
     return flags
 
 
-def _expected_by_client() -> Callable[[State], bool]:
+def _expected_by_client() -> Callable[[SystemState], bool]:
     """Returns the check of If-Match: the ETag that the client last saw, `*`, or nothing, which is
     any."""
     wanted = request.if_match

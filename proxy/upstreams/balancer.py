@@ -48,7 +48,7 @@ USUAL_ROWS = 32
 ROWS_PER_QUEUED = 8
 
 
-class Health(Enum):
+class UpstreamHealth(Enum):
     """The result of a health check."""
 
     READY = "ready"
@@ -57,7 +57,7 @@ class Health(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class UpstreamRows:
     """An upstream's user rows, as it says itself; `num_taken` with those that wait for one."""
 
     num: int
@@ -103,13 +103,13 @@ class Upstream:
     keys: Callable[[], UpstreamKeys] = dict  # reads the current keys of all upstreams
     tells_usage: bool = True  # False: it refused to be asked
     in_flight: int = 0
-    health: Health = Health.READY
+    health: UpstreamHealth = UpstreamHealth.READY
     num_silent_checks: int = 0  # in a row
     num_failures: int = 0
     cooldown_s: float = FIRST_COOLDOWN_S
     ejected_until_s: float = 0.0
     was_unreachable: bool = False  # why it was ejected, as opposed to for broken answers
-    rows: Rows | None = None  # None: it does not say
+    rows: UpstreamRows | None = None  # None: it does not say
     num_taken_by_others: int = 0  # its rows that others had at the last health check
     is_full: bool = False  # it said so itself, and no row of it has come free since
     num_streams: int = 0  # answers that come token by token
@@ -289,23 +289,25 @@ class Balancer:
             upstream.cooldown_s = min(2 * cooldown_s, MAX_COOLDOWN_S)
         log.warning("upstream %s ejected for %g s", upstream.name, cooldown_s)
 
-    def report_health(self, upstream: Upstream, health: Health, rows: Rows | None = None) -> None:
+    def report_health(
+        self, upstream: Upstream, health: UpstreamHealth, rows: UpstreamRows | None = None
+    ) -> None:
         """The result of an active check. One that got through also ends an ejection for being
         unreachable; answers that break say nothing in a health check's favour.
         """
         with self._lock:
             has_changed = upstream.health is not health
             upstream.health = health
-            is_silent = health is Health.SILENT
+            is_silent = health is UpstreamHealth.SILENT
             upstream.num_silent_checks = upstream.num_silent_checks + 1 if is_silent else 0
             if not is_silent:
                 upstream.rows, upstream.is_full = rows, False
                 num_taken = rows.num_taken if rows else 0
                 upstream.num_taken_by_others = max(0, num_taken - upstream.in_flight)
-            if health is Health.READY and upstream.was_unreachable:
+            if health is UpstreamHealth.READY and upstream.was_unreachable:
                 upstream.ejected_until_s = 0.0
         if has_changed:
-            level = logging.INFO if health is Health.READY else logging.WARNING
+            level = logging.INFO if health is UpstreamHealth.READY else logging.WARNING
             log.log(level, "upstream %s is %s", upstream.name, health.value)
 
     def close(self) -> None:
@@ -324,7 +326,9 @@ class Balancer:
             now_s - upstream.last_piece_s > self._stall_timeout_s
         )
         return (
-            upstream.health is Health.READY and upstream.ejected_until_s <= now_s and not is_stalled
+            upstream.health is UpstreamHealth.READY
+            and upstream.ejected_until_s <= now_s
+            and not is_stalled
         )
 
     def _has_room(self, upstream: Upstream, takes_row: bool) -> bool:
@@ -346,9 +350,9 @@ class Balancer:
 
 def _may_answer(upstream: Upstream) -> bool:
     """Whether it is worth trying although it is not ready, or has been ejected."""
-    if upstream.health is Health.SILENT:
+    if upstream.health is UpstreamHealth.SILENT:
         return upstream.num_silent_checks < MAX_SILENT_CHECKS
-    return upstream.health is Health.READY
+    return upstream.health is UpstreamHealth.READY
 
 
 def _rendezvous(key: str, spec: UpstreamSpec) -> float:

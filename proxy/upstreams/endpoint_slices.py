@@ -50,40 +50,40 @@ class Conditions(BaseModel):
     terminating: bool | None = None
 
 
-class Target(BaseModel):
+class TargetRef(BaseModel):
     uid: str | None = None
 
 
-class Endpoint(BaseModel):
+class SliceEndpoint(BaseModel):
     addresses: list[str] = []
     conditions: Conditions = Conditions()
-    target: Target | None = Field(default=None, alias="targetRef")
+    target: TargetRef | None = Field(default=None, alias="targetRef")
 
     @property
     def takes_requests(self) -> bool:
         return self.conditions.ready is not False and not self.conditions.terminating
 
 
-class Port(BaseModel):
+class SlicePort(BaseModel):
     name: str | None = None
     port: int | None = Field(default=None, ge=1, le=65535)
 
 
-class Metadata(BaseModel):
+class SliceMetadata(BaseModel):
     name: str = ""
     version: str = Field(default="", alias="resourceVersion")
     labels: dict[str, str] = {}
 
 
 class EndpointSlice(BaseModel):
-    metadata: Metadata
+    metadata: SliceMetadata
     address_type: str = Field(default="", alias="addressType")
-    endpoints: list[Endpoint] | None = None
-    ports: list[Port] | None = None
+    endpoints: list[SliceEndpoint] | None = None
+    ports: list[SlicePort] | None = None
 
 
 class SliceList(BaseModel):
-    metadata: Metadata
+    metadata: SliceMetadata
     items: list[EndpointSlice] | None = None
 
 
@@ -91,7 +91,7 @@ class Event(BaseModel):
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
 
 
-class Change(Event):
+class WatchedChange(Event):
     slice: EndpointSlice = Field(alias="object")
 
 
@@ -195,12 +195,12 @@ class EndpointSlices:
                     if kind == "ERROR":  # mostly 410 Gone: the version is too old
                         return
                     if kind != "BOOKMARK":
-                        self._apply(Change.model_validate_json(line))
+                        self._apply(WatchedChange.model_validate_json(line))
         except DiscoveryFailed as error:
             if not error.is_gone:
                 raise
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: WatchedChange) -> None:
         name = change.slice.metadata.name
         if change.type == "DELETED":
             self._slices.pop(name, None)
@@ -239,7 +239,7 @@ def specs_of(slices: Iterable[EndpointSlice]) -> Specs:
     return tuple(by_url[url] for url in sorted(by_url))
 
 
-def _port(ports: Iterable[Port]) -> int | None:
+def _port(ports: Iterable[SlicePort]) -> int | None:
     """The one called http, or the only one."""
     numbers = {port.name: port.port for port in ports}
     return numbers.get(PORT_NAME) or (next(iter(numbers.values())) if len(numbers) == 1 else None)

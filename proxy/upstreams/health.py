@@ -12,7 +12,7 @@ from contextlib import suppress
 from httptools import HttpParserError
 
 from proxy.errors import StreamBroken, UpstreamBroken
-from proxy.upstreams.balancer import Balancer, Health, Rows, Upstream
+from proxy.upstreams.balancer import Balancer, Upstream, UpstreamHealth, UpstreamRows
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class HealthChecks:
             log.exception("the health check of %s failed", upstream.name)
 
 
-async def health_of(upstream: Upstream) -> tuple[Health, Rows | None]:
+async def health_of(upstream: Upstream) -> tuple[UpstreamHealth, UpstreamRows | None]:
     """Ready if its health path answers 2xx, and what Hearth's says of its user rows.
 
     Where that path is not there for us, /health is asked. An upstream without either counts as
@@ -83,12 +83,12 @@ async def health_of(upstream: Upstream) -> tuple[Health, Rows | None]:
             if status in NOT_FOR_US and upstream.spec.health_path != "/health":
                 status, body = await _ask(upstream, "/health")
     except TimeoutError:
-        return Health.SILENT, None
+        return UpstreamHealth.SILENT, None
     except (OSError, EOFError, ValueError, HttpParserError, UpstreamBroken, StreamBroken):
-        return Health.NOT_READY, None
+        return UpstreamHealth.NOT_READY, None
     if 200 <= status < 300 or status in NOT_FOR_US:
-        return Health.READY, parse_rows(body)
-    return Health.NOT_READY, None
+        return UpstreamHealth.READY, parse_rows(body)
+    return UpstreamHealth.NOT_READY, None
 
 
 async def _ask(upstream: Upstream, path: str) -> tuple[int, bytes]:
@@ -107,7 +107,7 @@ async def _ask(upstream: Upstream, path: str) -> tuple[int, bytes]:
         connection.abort()
 
 
-def parse_rows(answer: bytes) -> Rows | None:
+def parse_rows(answer: bytes) -> UpstreamRows | None:
     """The rows in the answer of Hearth's /ready; None for what other servers say."""
     try:
         state = json.loads(answer)
@@ -119,4 +119,4 @@ def parse_rows(answer: bytes) -> Rows | None:
     counts = [count for count in taken if type(count) is int and count >= 0]
     if type(num) is not int or num < 1 or len(counts) < len(taken):
         return None
-    return Rows(num, sum(counts))
+    return UpstreamRows(num, sum(counts))

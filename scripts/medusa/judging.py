@@ -8,7 +8,7 @@ from statistics import mean
 import torch
 from torch import Tensor
 
-from .answers import IGNORED, Answer, Positions
+from .answers import IGNORED, Positions, TrainingAnswer
 from .heads import Heads
 from .tree import (
     MAX_RANKS,
@@ -93,7 +93,7 @@ def trivial_accuracy(positions: Positions) -> float:
     return max(most_frequent, float((labels == before).float().mean()))
 
 
-def require_preferences(answers: Sequence[Answer], vocab_size: int) -> None:
+def require_preferences(answers: Sequence[TrainingAnswer], vocab_size: int) -> None:
     """Raises Meaningless for a model that hardly prefers any token to another.
 
     That is so with random weights: the likeliest of n tokens has not much more than 1 / n, and -log

@@ -9,7 +9,7 @@ from cluster.config import AcceleratorKeys, ClusterConfig, ServerKeys
 from cluster.controller.counters import Counters
 from cluster.controller.pages import Readings
 from cluster.errors import MetricsUnread
-from cluster.replicas import Group, Outcome, Replica, State
+from cluster.replicas import Group, Outcome, Replica, ReplicaState
 from cluster.system import SystemDocument, read_system
 
 IN_TOKENS, OUT_TOKENS = 100, 50
@@ -36,23 +36,31 @@ class MemoryActuator:
                 return Outcome(tuple(started), (), missing - len(started), "no card is free")
             self._number += 1
             name = f"r{self._number:04}"
-            self._replicas[name] = Replica(name, group, State.STARTING, f"http://{name}")
+            self._replicas[name] = Replica(name, group, ReplicaState.STARTING, f"http://{name}")
             started.append(name)
         return Outcome(tuple(started))
 
     def stop(self, group: Group, count: int) -> Outcome:
         self.calls.append(("stop", group, count))
-        there = [r for r in self.replicas() if r.group == group and r.state is not State.DRAINING]
-        going = sorted(there, key=lambda r: r.state is State.READY)[: max(len(there) - count, 0)]
+        there = [
+            r for r in self.replicas() if r.group == group and r.state is not ReplicaState.DRAINING
+        ]
+        going = sorted(there, key=lambda r: r.state is ReplicaState.READY)[
+            : max(len(there) - count, 0)
+        ]
         for each in going:
-            self._replicas[each.name] = replace(each, state=State.DRAINING)
+            self._replicas[each.name] = replace(each, state=ReplicaState.DRAINING)
         return Outcome(stopped=tuple(each.name for each in going))
 
     def close(self) -> None:
         self.calls.clear()
 
     def settle(self) -> None:
-        ready = {State.STARTING: State.READY, State.READY: State.READY, State.FAILED: State.FAILED}
+        ready = {
+            ReplicaState.STARTING: ReplicaState.READY,
+            ReplicaState.READY: ReplicaState.READY,
+            ReplicaState.FAILED: ReplicaState.FAILED,
+        }
         self._replicas = {
             name: replace(each, state=ready[each.state])
             for name, each in self._replicas.items()
@@ -64,11 +72,11 @@ class MemoryActuator:
         del self._replicas[name]
 
     def ready(self) -> Counter[Group]:
-        return Counter(each.group for each in self.replicas() if each.state is State.READY)
+        return Counter(each.group for each in self.replicas() if each.state is ReplicaState.READY)
 
     def _count(self, group: Group) -> int:
         return sum(
-            each.group == group and each.state in (State.STARTING, State.READY)
+            each.group == group and each.state in (ReplicaState.STARTING, ReplicaState.READY)
             for each in self._replicas.values()
         )
 
@@ -95,7 +103,7 @@ class CountingReader:
         itl_ms: float = 10.0,
     ) -> None:
         """So many requests come and end, dealt evenly to those that are ready."""
-        ready = [each for each in replicas if each.state is State.READY]
+        ready = [each for each in replicas if each.state is ReplicaState.READY]
         for each in ready:
             share, now = requests / len(ready), self.counters.get(each.name, Counters(0.0))
             self.counters[each.name] = replace(
@@ -115,7 +123,7 @@ class CountingReader:
             if each.name in self.broken
             else replace(self.counters.get(each.name, Counters(0.0)), at_s=self.at_s)
             for each in replicas
-            if each.state in (State.READY, State.DRAINING)
+            if each.state in (ReplicaState.READY, ReplicaState.DRAINING)
         }
 
     def waiting_at_door(self) -> float:

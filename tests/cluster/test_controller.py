@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.actuators import Actuator
 from cluster.controller.app import create_app
-from cluster.controller.cycle import Parts
+from cluster.controller.cycle import ControllerParts
 from cluster.controller.loop import DECISIONS_KEPT, Controller
-from cluster.controller.optimizer import OptimizerService
+from cluster.controller.optimizer import OptimizerClient
 from cluster.errors import ActuatorUnusable
 from lab.kit.servers import eventually
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
@@ -34,7 +34,7 @@ class Running:
             self.system,
             **{"period_s": 0, "rollout_s": 0.1, "journal": folder / "cluster.jsonl", **keys},
         )
-        parts = Parts(self.config, self.system, OptimizerService(url), self.reader)
+        parts = ControllerParts(self.config, self.system, OptimizerClient(url), self.reader)
         self.at_s = 0.0
         self.controller = Controller(parts, create or (lambda: self.actuator), lambda: self.at_s)
         self.client: FlaskClient = create_app(self.controller, self.system).test_client()

@@ -12,7 +12,7 @@ from cluster.controller.counters import Counters, parse_counters
 from cluster.controller.demand import Demand, OfferedLoad
 from cluster.controller.loads import Traffic, between, traffic_of, with_door
 from cluster.errors import MetricsUnread
-from cluster.replicas import Group, Replica, State
+from cluster.replicas import Group, Replica, ReplicaState
 from inference_api.core.record import EndedGeneration, GenerationRecord
 from inference_api.request import Caller
 from inference_api.watch.metrics import ServerMetrics, ServerState
@@ -102,7 +102,7 @@ def test_a_process_that_began_anew_counts_from_nothing() -> None:
 
 
 GROUP = Group("s", "A", 32)
-READY = [Replica(f"r{n}", GROUP, State.READY, "http://x") for n in range(3)]
+READY = [Replica(f"r{n}", GROUP, ReplicaState.READY, "http://x") for n in range(3)]
 
 
 def test_a_new_replica_counts_from_the_last_cycle_and_the_first_reading_alone_says_nothing() -> (

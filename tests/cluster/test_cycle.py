@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cluster.controller.cycle import Cycle, Parts, Planner
+from cluster.controller.cycle import ControllerParts, Cycle, Planner
 from cluster.controller.loads import ServerTraffic, Traffic
 from cluster.controller.loop import Rollout
-from cluster.controller.optimizer import OptimizerService
+from cluster.controller.optimizer import OptimizerClient
 from cluster.controller.speeds import Speeds
 from cluster.replicas import Group
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
@@ -25,8 +25,10 @@ class World:
     def __init__(self, url: str, document: dict[str, Any], **keys: Any) -> None:
         self.actuator, self.reader = MemoryActuator(), CountingReader()
         self.system = system(document)
-        self.service = OptimizerService(url)
-        self.parts = Parts(config(self.system, **keys), self.system, self.service, self.reader)
+        self.service = OptimizerClient(url)
+        self.parts = ControllerParts(
+            config(self.system, **keys), self.system, self.service, self.reader
+        )
         self.planner = Planner(self.parts, [])
         self.rollout = Rollout(self.actuator, self.parts.config.dry_run)
         self.at_s = 0.0
@@ -188,8 +190,8 @@ def test_an_optimizer_that_does_not_answer_changes_nothing(
 ) -> None:
     world = make_world()
     before = settled(world, LOW)
-    world.planner._parts = Parts(
-        world.parts.config, world.system, OptimizerService("http://127.0.0.1:1"), world.reader
+    world.planner._parts = ControllerParts(
+        world.parts.config, world.system, OptimizerClient("http://127.0.0.1:1"), world.reader
     )
     cycle = world.period(HIGH)
     assert "127.0.0.1:1" in cycle.fault.replace("port=1", "127.0.0.1:1")
@@ -267,7 +269,7 @@ def test_a_saturated_replica_is_not_taken_for_a_faster_one(optimizer_url: str) -
         itl_s=49 * ended * itl_ms / 1000,
         itl_count=49 * ended,
     )
-    service = OptimizerService(optimizer_url)
+    service = OptimizerClient(optimizer_url)
     speeds = Speeds(document, service)
     for number in range(5):
         learned = speeds.learn(

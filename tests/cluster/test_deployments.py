@@ -17,7 +17,7 @@ from cluster.actuators import deployments, kubernetes_calls
 from cluster.actuators.deployments import MAX_TRIES, Deployments
 from cluster.actuators.workloads import DEFAULT_ROWS, Pod
 from cluster.errors import ActuatorUnusable, ConfigFaulty
-from cluster.replicas import Group, Outcome, State
+from cluster.replicas import Group, Outcome, ReplicaState
 from inference_api.settings import Settings as ApiSettings
 from tests.kubernetes_api import (
     Answer,
@@ -64,7 +64,7 @@ def actuator(api: KubernetesApi, later: list[timedelta]) -> Iterator[Deployments
         yield made
 
 
-def states(actuator: Deployments) -> list[tuple[int, State]]:
+def states(actuator: Deployments) -> list[tuple[int, ReplicaState]]:
     return [(each.group.user_rows, each.state) for each in actuator.replicas()]
 
 
@@ -76,19 +76,19 @@ def writes(api: KubernetesApi) -> list[Any]:
 
 def test_replicas_are_pods_with_their_states(cluster: Workloads, actuator: Deployments) -> None:
     first, second = actuator.replicas()
-    assert (first.name, first.group, first.state) == ("chat-h100-001", CHAT, State.READY)
+    assert (first.name, first.group, first.state) == ("chat-h100-001", CHAT, ReplicaState.READY)
     assert (first.url, second.url) == ("http://10.0.0.2:7000", "http://10.0.0.3:7000")
     cluster.api.patch("deployments", "chat-h100", {"spec": {"replicas": 1}}, is_scale=True)
-    assert sorted(states(actuator)) == [(32, State.DRAINING), (32, State.READY)]
+    assert sorted(states(actuator)) == [(32, ReplicaState.DRAINING), (32, ReplicaState.READY)]
     cluster.settle()
     assert len(actuator.replicas()) == 1
 
 
 def test_start_scales_up_once_and_never_down(cluster: Workloads, actuator: Deployments) -> None:
     assert actuator.start(CHAT, 4) == Outcome(started=("chat-h100-003", "chat-h100-004"))
-    assert states(actuator) == [(32, State.READY)] * 2 + [(32, State.STARTING)] * 2
+    assert states(actuator) == [(32, ReplicaState.READY)] * 2 + [(32, ReplicaState.STARTING)] * 2
     cluster.settle()
-    assert states(actuator) == [(32, State.READY)] * 4
+    assert states(actuator) == [(32, ReplicaState.READY)] * 4
     for count in (4, 3, 0, -5):
         assert actuator.start(CHAT, count) == Outcome()
     assert cluster.replicas_of("chat-h100") == 4
@@ -118,12 +118,15 @@ def test_a_deployment_without_a_number_has_one_replica(
 
 def test_other_rows_are_rolled_out(cluster: Workloads, actuator: Deployments) -> None:
     assert actuator.start(CHAT_16, 2).started == ("chat-h100-003", "chat-h100-004")
-    assert sorted(states(actuator)) == [(16, State.STARTING)] * 2 + [(32, State.READY)] * 2
+    assert (
+        sorted(states(actuator))
+        == [(16, ReplicaState.STARTING)] * 2 + [(32, ReplicaState.READY)] * 2
+    )
     assert actuator.start(CHAT_16, 2) == Outcome()
     assert actuator.stop(CHAT, 0) == Outcome()
     assert cluster.replicas_of("chat-h100") == 2
     cluster.settle()
-    assert states(actuator) == [(16, State.READY)] * 2
+    assert states(actuator) == [(16, ReplicaState.READY)] * 2
     environment = cluster.pods("chat-h100")[0]["spec"]["containers"][0]["env"]
     assert environment == [{"name": "MODEL", "value": "m"}, {"name": "USER_ROWS", "value": "16"}]
     assert len(writes(cluster.api)) == 1
@@ -137,7 +140,7 @@ def test_fewer_replicas_with_other_rows_take_over_before_any_goes(
     cluster.settle()
     assert len(actuator.stop(CHAT_16, 1).stopped) == 1
     cluster.settle()
-    assert states(actuator) == [(16, State.READY)]
+    assert states(actuator) == [(16, ReplicaState.READY)]
 
 
 def test_what_finds_no_node_is_told_and_taken_back(
@@ -146,10 +149,10 @@ def test_what_finds_no_node_is_told_and_taken_back(
     cluster.room = 3
     assert actuator.start(CHAT, 5).unplaced == 0
     cluster.settle()
-    waiting = [each for each in actuator.replicas() if each.state is State.STARTING]
+    waiting = [each for each in actuator.replicas() if each.state is ReplicaState.STARTING]
     assert [each.why for each in waiting] == [f"not placed: {NO_ROOM}"] * 2
     later.append(timedelta(seconds=305))
-    assert states(actuator) == [(32, State.READY)] * 3
+    assert states(actuator) == [(32, ReplicaState.READY)] * 3
     assert actuator.start(CHAT, 5) == Outcome(unplaced=2, why=f"not placed: {NO_ROOM}")
     assert cluster.replicas_of("chat-h100") == 3
     cluster.settle()
@@ -159,7 +162,7 @@ def test_what_finds_no_node_is_told_and_taken_back(
     assert len(actuator.start(CHAT, 5).started) == 2
     cluster.settle()
     assert actuator.start(CHAT, 5) == Outcome()
-    assert states(actuator) == [(32, State.READY)] * 5
+    assert states(actuator) == [(32, ReplicaState.READY)] * 5
 
 
 def test_pods_that_a_quota_forbids_are_unplaced(cluster: Workloads, actuator: Deployments) -> None:
@@ -181,7 +184,7 @@ def test_a_pod_whose_container_cannot_run_has_failed(
     pod["status"]["containerStatuses"][0]["state"] = {"waiting": waiting}
     cluster.api.put("pods", pod)
     first, second = actuator.replicas()
-    assert (first.state, second.state) == (State.FAILED, State.READY)
+    assert (first.state, second.state) == (ReplicaState.FAILED, ReplicaState.READY)
     assert first.why == "ImagePullBackOff: no such image"
     assert second.why == ""
     assert actuator.start(CHAT, 2) == Outcome(unplaced=1, why=first.why)
@@ -247,7 +250,7 @@ def test_who_has_least_to_finish_goes_first(
     assert actuator.stop(CHAT, 2).stopped == (idle,)
     cluster.end_pods()
     assert actuator.stop(CHAT, 1).stopped == (few,)
-    assert [each.name for each in actuator.replicas() if each.state is State.READY] == [many]
+    assert [each.name for each in actuator.replicas() if each.state is ReplicaState.READY] == [many]
 
 
 def test_replicas_go_also_where_nobody_may_say_which(
@@ -371,7 +374,7 @@ def test_a_stale_version_is_refused_by_the_server_itself(
     cluster.api.fail(404, path="horizontalpodautoscalers")  # read between list and patch
     (deployment,) = actuator._calls.deployments()
     cluster.api.patch("deployments", "chat-h100", {"spec": {"replicas": 5}}, is_scale=True)
-    with pytest.raises(kubernetes_calls.Refused) as caught:
+    with pytest.raises(kubernetes_calls.CallRefused) as caught:
         actuator._calls.patch_scale(deployment, 9)
     assert caught.value.status == 409
 

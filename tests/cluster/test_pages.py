@@ -14,7 +14,7 @@ from cluster.controller import pages
 from cluster.controller.counters import Counters
 from cluster.controller.pages import PageReader
 from cluster.errors import MetricsUnread
-from cluster.replicas import Group, Replica, State
+from cluster.replicas import Group, Replica, ReplicaState
 from tests.ports import free_port
 
 GROUP = Group("s", "A", 32)
@@ -86,7 +86,7 @@ def reader() -> Iterator[PageReader]:
     reader.close()
 
 
-def replica(url: str | None, name: str = "r", state: State = State.READY) -> Replica:
+def replica(url: str | None, name: str = "r", state: ReplicaState = ReplicaState.READY) -> Replica:
     return Replica(name, GROUP, state, url)
 
 
@@ -99,7 +99,8 @@ def test_all_replicas_are_read_side_by_side(reader: PageReader) -> None:
 
 def test_those_that_start_or_failed_are_not_asked(reader: PageReader) -> None:
     others = [
-        replica("http://127.0.0.1:1", f"{each}", each) for each in (State.STARTING, State.FAILED)
+        replica("http://127.0.0.1:1", f"{each}", each)
+        for each in (ReplicaState.STARTING, ReplicaState.FAILED)
     ]
     assert reader.read([*others, replica(None)]) == {}
 

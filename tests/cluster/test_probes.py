@@ -7,12 +7,12 @@ from threading import Event
 import pytest
 
 from cluster.actuators import probes
-from cluster.actuators.probes import MAX_THREADS, Health, Probed, Probes, probe
+from cluster.actuators.probes import MAX_THREADS, Probed, ReplicaHealth, ReplicaProbes, probe
 from common.fetch import FetchBounds
 from tests.proxy.support import Peer, ScriptedUpstream
 
 DEADLINE_S = 60.0
-READY, SILENT = Probed(Health.READY), Probed(Health.SILENT)
+READY, SILENT = Probed(ReplicaHealth.READY), Probed(ReplicaHealth.SILENT)
 
 
 class Fleet:
@@ -38,13 +38,13 @@ def fleet() -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def asked(fleet: Fleet) -> Iterator[Probes]:
-    asked = Probes(fleet.probe, round_s=0.05)
+def asked(fleet: Fleet) -> Iterator[ReplicaProbes]:
+    asked = ReplicaProbes(fleet.probe, round_s=0.05)
     yield asked
     asked.close()
 
 
-def rounds_until(asked: Probes, urls: list[str], answered: str) -> list[dict[str, Probed]]:
+def rounds_until(asked: ReplicaProbes, urls: list[str], answered: str) -> list[dict[str, Probed]]:
     """The answers of each round up to the first that has one of `answered`."""
     rounds = [dict(asked.ask(urls))]
     while answered not in rounds[-1]:
@@ -53,7 +53,9 @@ def rounds_until(asked: Probes, urls: list[str], answered: str) -> list[dict[str
     return rounds
 
 
-def test_one_that_drips_is_asked_once_and_nobody_waits_for_it(fleet: Fleet, asked: Probes) -> None:
+def test_one_that_drips_is_asked_once_and_nobody_waits_for_it(
+    fleet: Fleet, asked: ReplicaProbes
+) -> None:
     urls = ["slow", "a", "b"]
     for _ in range(10):
         assert all(each == READY for each in asked.ask(urls).values())
@@ -64,7 +66,9 @@ def test_one_that_drips_is_asked_once_and_nobody_waits_for_it(fleet: Fleet, aske
     assert rounds_until(asked, urls, "slow")[-1]["slow"] == SILENT
 
 
-def test_more_of_them_than_threads_take_nobody_out_of_service(fleet: Fleet, asked: Probes) -> None:
+def test_more_of_them_than_threads_take_nobody_out_of_service(
+    fleet: Fleet, asked: ReplicaProbes
+) -> None:
     slow = [f"slow {number}" for number in range(MAX_THREADS)]
     asked.ask(slow)
     for _ in range(10):

@@ -21,7 +21,7 @@ from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
-from cluster.replicas import Group, Recipes, Replica, State
+from cluster.replicas import Group, Recipes, Replica, ReplicaState
 from lab.kit.ray_nodes import RayNodes, ray_nodes
 from lab.kit.servers import eventually
 from tests.kubernetes_api import KubernetesApi
@@ -112,7 +112,7 @@ def clear(machines: Machines) -> None:
 
 
 def wait_for(actuator: Actuator, count: int) -> None:
-    wanted = [State.READY] * count
+    wanted = [ReplicaState.READY] * count
     eventually(lambda: [each.state for each in actuator.replicas()] == wanted, DEADLINE_S)
 
 

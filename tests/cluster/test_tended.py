@@ -10,11 +10,11 @@ import pytest
 
 from cluster.actuators import probes, tended
 from cluster.actuators.machines import Placed
-from cluster.actuators.probes import Probes
+from cluster.actuators.probes import ReplicaProbes
 from cluster.actuators.tended import STEADY_S, TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.errors import ActuatorUnusable, ConfigFaulty
-from cluster.replicas import Group, Recipe, Recipes, State
+from cluster.replicas import Group, Recipe, Recipes, ReplicaState
 from lab.kit.servers import eventually
 from proxy.upstreams.balancer import UpstreamSpec, parse_upstreams
 from tests.proxy.support import Peer, ScriptedUpstream
@@ -88,7 +88,7 @@ def machines(server: ScriptedUpstream) -> ScriptedMachines:
 @pytest.fixture(autouse=True)
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not answered in a round's time is taken in a later one."""
-    monkeypatch.setattr(tended, "Probes", partial(Probes, round_s=0.05))
+    monkeypatch.setattr(tended, "ReplicaProbes", partial(ReplicaProbes, round_s=0.05))
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def listed(path: Path) -> tuple[UpstreamSpec, ...]:
     return parse_upstreams(path.read_text())
 
 
-def states(replicas: TendedReplicas) -> list[State]:
+def states(replicas: TendedReplicas) -> list[ReplicaState]:
     return [each.state for each in replicas.replicas()]
 
 
@@ -159,7 +159,7 @@ def test_one_that_was_never_ready_is_stopped_at_once(
 ) -> None:
     server.scripts["/ready"] = lambda peer: peer.reply(b"{}", "503 Service Unavailable")
     replicas.start(CHAT, 1)
-    assert states(replicas) == [State.STARTING]
+    assert states(replicas) == [ReplicaState.STARTING]
     replicas.stop(CHAT, 0)
     eventually(lambda: machines.calls == ["terminate"])
 
@@ -183,11 +183,11 @@ def test_one_health_check_without_an_answer_is_a_moments_load(
 
     server.scripts["/ready"] = answer_or_not
     eventually(lambda: len(answered) > 1)
-    assert states(replicas) == [State.READY]
+    assert states(replicas) == [ReplicaState.READY]
     monkeypatch.setattr(probes, "BOUNDS", replace(probes.BOUNDS, read_s=0.3))
     server.scripts["/ready"] = lambda peer: None
     eventually(lambda: listed(path) == ())
-    assert states(replicas) == [State.STARTING]
+    assert states(replicas) == [ReplicaState.STARTING]
 
 
 def test_one_that_drips_takes_no_other_out_of_service(
@@ -210,7 +210,7 @@ def test_one_that_drips_takes_no_other_out_of_service(
         assert began.wait(60)
         machines.wait_for_rounds()
         assert listed(path) == (UpstreamSpec(server.url),)
-        assert sorted(states(replicas)) == [State.READY, State.STARTING]
+        assert sorted(states(replicas)) == [ReplicaState.READY, ReplicaState.STARTING]
     finally:
         end.set()
         dripping.stop()
@@ -229,7 +229,7 @@ def test_one_that_crashes_again_and_again_is_started_later_each_time(
 
     replicas.start(CHAT, 1)
     for wait_s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 1):
-        eventually(lambda: states(replicas) == [State.READY])
+        eventually(lambda: states(replicas) == [ReplicaState.READY])
         clock.now_s += STEADY_S if wait_s == 1 else 10
         crashed = list(machines.here)
         crash(machines)
@@ -252,7 +252,7 @@ def test_one_that_was_never_ready_is_started_later_each_time_it_is_wanted(
         machines.wait_for_rounds()
         clock.now_s += wait_s - 0.1
         assert replicas.start(CHAT, 1).started == ()
-        assert states(replicas) == [State.FAILED]
+        assert states(replicas) == [ReplicaState.FAILED]
         clock.now_s += 0.2
         assert len(replicas.start(CHAT, 1).started) == 1
 
@@ -268,7 +268,7 @@ def test_machines_that_cannot_be_reached_change_nothing(
     with pytest.raises(ActuatorUnusable, match="the head is gone"):
         replicas.replicas()
     machines.fault = None
-    assert states(replicas) == [State.READY]
+    assert states(replicas) == [ReplicaState.READY]
 
 
 def test_of_several_servers_each_gets_requests_for_its_own_models(
@@ -306,7 +306,7 @@ def test_replicas_go_on_when_the_controller_ends_and_stay_listed(
     before = path.stat().st_ino
     second = tending(machines, path, clock)
     assert path.stat().st_ino == before, "it has not been away for a moment"
-    assert states(second) == [State.READY]
+    assert states(second) == [ReplicaState.READY]
     second.close()
 
 

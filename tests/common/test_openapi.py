@@ -10,9 +10,9 @@ from flask import Flask
 from openapi_spec_validator import validate
 
 from cluster.controller.app import create_app as create_controller_app
-from cluster.controller.cycle import Parts
+from cluster.controller.cycle import ControllerParts
 from cluster.controller.loop import Controller
-from cluster.controller.optimizer import OptimizerService
+from cluster.controller.optimizer import OptimizerClient
 from common.operations import operation_of
 from optimizer.app import create_app as create_optimizer_app
 from optimizer.settings import Settings as OptimizerSettings
@@ -35,8 +35,8 @@ def weights_app(_: Path) -> Flask:
 def controller_app(folder: Path, optimizer_url: str = "http://127.0.0.1:1") -> Flask:
     document = system(system_json(rate=3000))
     keys = {"period_s": 0, "rollout_s": 0.1, "journal": folder / "cluster.jsonl"}
-    parts = Parts(
-        config(document, **keys), document, OptimizerService(optimizer_url), CountingReader()
+    parts = ControllerParts(
+        config(document, **keys), document, OptimizerClient(optimizer_url), CountingReader()
     )
     controller = Controller(parts, MemoryActuator)
     app = create_controller_app(controller, document)

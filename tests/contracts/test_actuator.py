@@ -21,7 +21,7 @@ from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
-from cluster.replicas import Group, Outcome, Recipes, Replica, State
+from cluster.replicas import Group, Outcome, Recipes, Replica, ReplicaState
 from lab.kit.ray_nodes import ray_nodes
 from lab.kit.servers import eventually
 from proxy.upstreams.endpoint_slices import EndpointSlice, specs_of
@@ -157,13 +157,13 @@ def actuator(scene: Scene) -> Iterator[Actuator]:
     actuator.close()
 
 
-def states(actuator: Actuator, group: Group = CHAT) -> list[State]:
+def states(actuator: Actuator, group: Group = CHAT) -> list[ReplicaState]:
     return [each.state for each in actuator.replicas() if each.group == group]
 
 
 def ready(actuator: Actuator, count: int, group: Group = CHAT) -> list[Replica]:
     """Once there are exactly so many of the group, and all are ready."""
-    wanted = [State.READY] * count
+    wanted = [ReplicaState.READY] * count
     eventually(lambda: states(actuator, group) == wanted, DEADLINE_S)
     return [each for each in actuator.replicas() if each.group == group]
 
@@ -215,7 +215,7 @@ def test_a_stopped_replica_leaves_the_upstreams_and_ends_its_streams(
     text = "b" * 100  # two seconds of tokens
     with stream(replica, text) as answer:
         assert actuator.stop(CHAT, 0).stopped == (replica.name,)
-        assert states(actuator) == [State.DRAINING]
+        assert states(actuator) == [ReplicaState.DRAINING]
         assert scene.listed() == []
         assert answer.read().decode() == text
     eventually(lambda: not actuator.replicas(), DEADLINE_S)
@@ -232,7 +232,9 @@ def test_a_controller_that_is_started_again_finds_what_runs(scene: Scene) -> Non
     try:
         for each in second.replicas():
             assert before[each.name] == each.url
-            assert each.state is (State.DRAINING if each.name == going else State.READY)
+            assert each.state is (
+                ReplicaState.DRAINING if each.name == going else ReplicaState.READY
+            )
         assert second.start(CHAT, 1).started == ()
         (kept,) = ready(second, 1)
         assert scene.listed() == [kept.url]
@@ -262,7 +264,7 @@ def test_a_replica_that_never_works_is_listed_with_the_reason(
     scene: Scene, actuator: Actuator
 ) -> None:
     actuator.start(BROKEN, 1)
-    eventually(lambda: states(actuator, BROKEN) == [State.FAILED], DEADLINE_S)
+    eventually(lambda: states(actuator, BROKEN) == [ReplicaState.FAILED], DEADLINE_S)
     (failed,) = actuator.replicas()
     assert "/no/such/model" in failed.why
     assert scene.listed() == []

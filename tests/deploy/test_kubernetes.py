@@ -21,7 +21,7 @@ from inference_api.settings import Settings as ApiSettings
 from lab.kit.servers import ROOT, eventually
 from optimizer.metrics import ReplicaGauges
 from optimizer.settings import Settings as OptimizerSettings
-from optimizer.state import State
+from optimizer.state import SystemState
 from proxy.server import GRACE_S as PROXY_GRACE_S
 from proxy.settings import Settings as ProxySettings
 from proxy.upstreams.api_server import ApiServer
@@ -366,7 +366,7 @@ def gauge_selectors() -> list[tuple[str, dict[str, str]]]:
 def test_autoscalers_read_gauges_that_the_optimizer_has(
     metric: str, labels: dict[str, str]
 ) -> None:
-    gauges = {each.name: each for each in ReplicaGauges(State).describe()}
+    gauges = {each.name: each for each in ReplicaGauges(SystemState).describe()}
     assert metric in gauges
     assert labels.keys() <= set(gauges[metric]._labelnames)
     assert labels == {"variant_name": "chat", "accelerator_type": "cpu-core"}

@@ -40,12 +40,12 @@ def named_files(walk: str) -> set[str]:
 @contextmanager
 def passed() -> Iterator[set[str]]:
     """The files of this thread, and of those that it starts, whose functions are called."""
-    paths: set[Path] = set()
+    names: set[str] = set()
     files: set[str] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
-            paths.add(Path(frame.f_code.co_filename))
+            names.add(frame.f_code.co_filename)
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -54,6 +54,7 @@ def passed() -> Iterator[set[str]]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
+        paths = map(Path, names)
         files |= {str(each.relative_to(ROOT)) for each in paths if each.is_relative_to(ROOT)}
 
 
@@ -74,7 +75,7 @@ def test_a_chats_token() -> None:
     with passed() as files:
         server_of(app).start()
         client = app.test_client()
-        eventually(lambda: client.get("/ready").status_code == 200)
+        eventually(lambda: client.get("/ready").status_code == 200, 120.0)
         asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
         answer = client.post("/v1/chat/completions", json=asked | {"stream": True})
         assert answer.get_data().endswith(b"[DONE]\n\n")

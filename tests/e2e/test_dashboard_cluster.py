@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, Page, expect
 from werkzeug.serving import make_server
 
 from cluster.controller.app import create_app
-from cluster.controller.cycle import Parts
+from cluster.controller.cycle import ControllerParts
 from cluster.controller.loop import Controller
-from cluster.controller.optimizer import OptimizerService
+from cluster.controller.optimizer import OptimizerClient
 from lab.kit.servers import MOCK_APP, ServedApi, eventually, served
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
 from tests.e2e.pages import check_accessibility, opened, show
@@ -34,7 +34,7 @@ class Fleet:
         self.document = system(system_json(rate=RATE))
         self.actuator, self.reader, self.at_s = MemoryActuator(), CountingReader(), 0.0
         keys = config(self.document, period_s=0, rollout_s=0.1, journal=journal)
-        parts = Parts(keys, self.document, OptimizerService(optimizer_url), self.reader)
+        parts = ControllerParts(keys, self.document, OptimizerClient(optimizer_url), self.reader)
         self.controller = Controller(parts, lambda: self.actuator, lambda: self.at_s)
 
     def cycle(self, ttft_ms: float = 100.0, itl_ms: float = 10.0) -> None:

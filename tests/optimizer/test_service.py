@@ -21,7 +21,7 @@ from optimizer.inferno_json import read
 from optimizer.optimize import optimize
 from optimizer.service import LargeSolves, OptimizerService, StatefulService, StatelessService
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
-from optimizer.state import State
+from optimizer.state import SystemState
 from optimizer.system import System
 from tests.optimizer.support import options, server, system
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_saved_is_not_shown(sqlite_path: Path) -> None:
 def test_expected_state_must_be_the_present_one() -> None:
     service = stateful()
     with pytest.raises(StateChanged):
-        service.replace_state(State(), lambda _: False)
+        service.replace_state(SystemState(), lambda _: False)
 
 
 def test_stateless_solves_do_not_touch_each_other() -> None:

@@ -11,7 +11,7 @@ from proxy.errors import UpstreamNotReady, UpstreamUnreachable
 from proxy.upstreams.balancer import (
     FIRST_COOLDOWN_S,
     Balancer,
-    Health,
+    UpstreamHealth,
     UpstreamSpec,
     parse_upstreams,
 )
@@ -63,7 +63,7 @@ def test_only_the_sessions_of_a_lost_upstream_move(keys: set[str]) -> None:
     balancer = make_balancer(Clock())
     before = {key: serve(balancer, key) for key in keys}
     lost = balancer.upstreams[1]
-    balancer.report_health(lost, Health.NOT_READY)
+    balancer.report_health(lost, UpstreamHealth.NOT_READY)
     for key, name in before.items():
         assert (serve(balancer, key) == name) == (name != lost.name)
 
@@ -128,7 +128,7 @@ def test_good_health_check_does_not_excuse_broken_answers(clock: Clock) -> None:
     balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
     for _ in range(3):
         balancer.report_failure(balancer.upstreams[0])
-    balancer.report_health(balancer.upstreams[0], Health.READY)
+    balancer.report_health(balancer.upstreams[0], UpstreamHealth.READY)
     assert not balancer.is_ready()
     clock.now_s += FIRST_COOLDOWN_S
     assert balancer.is_ready()
@@ -138,7 +138,7 @@ def test_good_health_check_ends_an_ejection(clock: Clock) -> None:
     balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
     balancer.report_failure(balancer.upstreams[0], is_unreachable=True)
     assert not balancer.is_ready()
-    balancer.report_health(balancer.upstreams[0], Health.READY)
+    balancer.report_health(balancer.upstreams[0], UpstreamHealth.READY)
     assert balancer.is_ready()
 
 
@@ -152,22 +152,22 @@ def test_when_all_are_ejected_one_is_tried_all_the_same(clock: Clock) -> None:
 def test_none_that_is_not_ready_is_tried(clock: Clock) -> None:
     balancer = make_balancer(clock)
     for upstream in balancer.upstreams:
-        balancer.report_health(upstream, Health.NOT_READY)
+        balancer.report_health(upstream, UpstreamHealth.NOT_READY)
     with pytest.raises(UpstreamNotReady):
         serve(balancer)
-    balancer.report_health(balancer.upstreams[0], Health.READY)
+    balancer.report_health(balancer.upstreams[0], UpstreamHealth.READY)
     assert serve(balancer) == balancer.upstreams[0].name
 
 
 def test_none_that_is_silent_twice_in_a_row_is_tried(clock: Clock) -> None:
     balancer = make_balancer(clock, UpstreamSpec("http://only:1"))
     (only,) = balancer.upstreams
-    balancer.report_health(only, Health.SILENT)
+    balancer.report_health(only, UpstreamHealth.SILENT)
     assert serve(balancer) == "only:1", "that may have been a moment's load"
-    balancer.report_health(only, Health.SILENT)
+    balancer.report_health(only, UpstreamHealth.SILENT)
     with pytest.raises(UpstreamNotReady):
         serve(balancer)
-    balancer.report_health(only, Health.READY)
+    balancer.report_health(only, UpstreamHealth.READY)
     assert serve(balancer) == "only:1"
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.upstreams.balancer import Balancer, Health, Rows, UpstreamSpec
+from proxy.upstreams.balancer import Balancer, UpstreamHealth, UpstreamRows, UpstreamSpec
 from proxy.upstreams.health import MAX_ANSWER_BYTES, HealthChecks, health_of
 from tests.proxy.support import DEADLINE_S, Peer, Script, ScriptedUpstream
 
@@ -31,19 +31,22 @@ def cut(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("script", "found"),
     [
-        (lambda peer: peer.reply(ROWS), (Health.READY, Rows(4, 3))),
-        (chunked, (Health.READY, Rows(4, 3))),
-        (until_closed, (Health.READY, Rows(4, 3))),
-        (lambda peer: peer.reply(LONG), (Health.READY, None)),
-        (lambda peer: peer.reply(b"", "404 Not Found"), (Health.READY, Rows(4, 3))),
-        (lambda peer: peer.reply(b"", "401 Unauthorized"), (Health.READY, Rows(4, 3))),
-        (lambda peer: peer.reply(b"", "403 Forbidden"), (Health.READY, Rows(4, 3))),
-        (lambda peer: peer.reply(ROWS, "503 Busy"), (Health.NOT_READY, None)),
-        (lambda peer: peer.reply(b"", "302 Found"), (Health.NOT_READY, None)),
-        (cut, (Health.NOT_READY, None)),
-        (lambda peer: peer.send(b"ceci n'est pas HTTP\r\n\r\n"), (Health.NOT_READY, None)),
-        (Peer.close, (Health.NOT_READY, None)),
-        (Peer.reset, (Health.NOT_READY, None)),
+        (lambda peer: peer.reply(ROWS), (UpstreamHealth.READY, UpstreamRows(4, 3))),
+        (chunked, (UpstreamHealth.READY, UpstreamRows(4, 3))),
+        (until_closed, (UpstreamHealth.READY, UpstreamRows(4, 3))),
+        (lambda peer: peer.reply(LONG), (UpstreamHealth.READY, None)),
+        (lambda peer: peer.reply(b"", "404 Not Found"), (UpstreamHealth.READY, UpstreamRows(4, 3))),
+        (
+            lambda peer: peer.reply(b"", "401 Unauthorized"),
+            (UpstreamHealth.READY, UpstreamRows(4, 3)),
+        ),
+        (lambda peer: peer.reply(b"", "403 Forbidden"), (UpstreamHealth.READY, UpstreamRows(4, 3))),
+        (lambda peer: peer.reply(ROWS, "503 Busy"), (UpstreamHealth.NOT_READY, None)),
+        (lambda peer: peer.reply(b"", "302 Found"), (UpstreamHealth.NOT_READY, None)),
+        (cut, (UpstreamHealth.NOT_READY, None)),
+        (lambda peer: peer.send(b"ceci n'est pas HTTP\r\n\r\n"), (UpstreamHealth.NOT_READY, None)),
+        (Peer.close, (UpstreamHealth.NOT_READY, None)),
+        (Peer.reset, (UpstreamHealth.NOT_READY, None)),
     ],
     ids=[
         *("rows", "chunked", "until closed", "long", "no such path", "no token", "forbidden"),
@@ -52,7 +55,7 @@ def cut(peer: Peer) -> None:
     ],
 )
 def test_health_is_what_the_upstream_answers(
-    upstream: ScriptedUpstream, script: Script, found: tuple[Health, Rows | None]
+    upstream: ScriptedUpstream, script: Script, found: tuple[UpstreamHealth, UpstreamRows | None]
 ) -> None:
     upstream.scripts |= {"/healthz": script, "/health": lambda peer: peer.reply(ROWS)}
     assert health(upstream) == found
@@ -61,23 +64,23 @@ def test_health_is_what_the_upstream_answers(
 @pytest.mark.parametrize(
     ("status", "found"),
     [
-        ("200 OK", Health.READY),
-        ("404 Not Found", Health.READY),
-        ("401 Unauthorized", Health.READY),
-        ("503 Loading", Health.NOT_READY),
-        ("500 Dead", Health.NOT_READY),
+        ("200 OK", UpstreamHealth.READY),
+        ("404 Not Found", UpstreamHealth.READY),
+        ("401 Unauthorized", UpstreamHealth.READY),
+        ("503 Loading", UpstreamHealth.NOT_READY),
+        ("500 Dead", UpstreamHealth.NOT_READY),
     ],
 )
 def test_engine_without_a_health_path_for_us_is_what_its_health_says(
-    upstream: ScriptedUpstream, status: str, found: Health
+    upstream: ScriptedUpstream, status: str, found: UpstreamHealth
 ) -> None:
     upstream.scripts["/healthz"] = lambda peer: peer.reply(b"", "404 Not Found")
     upstream.scripts["/health"] = lambda peer: peer.reply(b"", status)
     assert health(upstream) == (found, None)
 
 
-def health(upstream: ScriptedUpstream) -> tuple[Health, Rows | None]:
-    async def ask() -> tuple[Health, Rows | None]:
+def health(upstream: ScriptedUpstream) -> tuple[UpstreamHealth, UpstreamRows | None]:
+    async def ask() -> tuple[UpstreamHealth, UpstreamRows | None]:
         (asked,) = Balancer([UpstreamSpec(upstream.url, health_path="/healthz")], 1.0).upstreams
         return await health_of(asked)
 
@@ -89,7 +92,7 @@ def test_upstreams_that_hang_are_waited_for_together_and_hold_no_other_up() -> N
     hanging.default = Peer.wait_until_closed_by_proxy
     hung = [UpstreamSpec(f"{hanging.url}/{number}") for number in range(30)]
 
-    async def check() -> list[Health]:
+    async def check() -> list[UpstreamHealth]:
         balancer, rounds = Balancer([*hung, UpstreamSpec(ready.url)], 1.0), asyncio.Semaphore(0)
         checks = HealthChecks(balancer, DEADLINE_S, rounds.release)
         checks.start()
@@ -99,7 +102,7 @@ def test_upstreams_that_hang_are_waited_for_together_and_hold_no_other_up() -> N
         checks.stop()
         return [upstream.health for upstream in balancer.upstreams]
 
-    assert asyncio.run(check()) == [Health.SILENT] * len(hung) + [Health.READY]
+    assert asyncio.run(check()) == [UpstreamHealth.SILENT] * len(hung) + [UpstreamHealth.READY]
     hanging.stop()
     ready.stop()
 

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy
-from proxy.upstreams.balancer import Balancer, Health, Rows, UpstreamSpec
+from proxy.upstreams.balancer import Balancer, UpstreamHealth, UpstreamRows, UpstreamSpec
 from proxy.upstreams.health import parse_rows
 from proxy.upstreams.retries import MAX_SAVED_RETRIES, RetryBudget
 
@@ -16,12 +16,12 @@ class Clock:
         return self.now_s
 
 
-def balancer_of(*rows: Rows | None, **options: float) -> tuple[Balancer, Clock]:
+def balancer_of(*rows: UpstreamRows | None, **options: float) -> tuple[Balancer, Clock]:
     clock = Clock()
     specs = [UpstreamSpec(f"http://u{number}:1") for number in range(len(rows))]
     balancer = Balancer(specs, 1.0, clock, **options)  # type: ignore[arg-type]
     for upstream, each in zip(balancer.upstreams, rows, strict=True):
-        balancer.report_health(upstream, Health.READY, each)
+        balancer.report_health(upstream, UpstreamHealth.READY, each)
     return balancer, clock
 
 
@@ -38,8 +38,8 @@ def fill(balancer: Balancer) -> list[str]:
 @pytest.mark.parametrize(
     ("answer", "rows"),
     [
-        (b'{"user_rows": 32, "busy_rows": 3, "queued": 2, "more": "x"}', Rows(32, 5)),
-        (b'{"user_rows": 1, "busy_rows": 0, "queued": 0}', Rows(1, 0)),
+        (b'{"user_rows": 32, "busy_rows": 3, "queued": 2, "more": "x"}', UpstreamRows(32, 5)),
+        (b'{"user_rows": 1, "busy_rows": 0, "queued": 0}', UpstreamRows(1, 0)),
         (b'{"user_rows": 0, "busy_rows": 0, "queued": 0}', None),
         (b'{"user_rows": true, "busy_rows": 0, "queued": 0}', None),
         (b'{"user_rows": 4, "busy_rows": -1, "queued": 0}', None),
@@ -55,18 +55,20 @@ def fill(balancer: Balancer) -> list[str]:
         (b'{"a":' * 100_000, None),
     ],
 )
-def test_rows_are_read_where_they_are_said_in_full(answer: bytes, rows: Rows | None) -> None:
+def test_rows_are_read_where_they_are_said_in_full(
+    answer: bytes, rows: UpstreamRows | None
+) -> None:
     assert parse_rows(answer) == rows
 
 
 def test_requests_go_where_the_smallest_share_of_rows_is_busy() -> None:
-    balancer, _ = balancer_of(Rows(32, 0), Rows(8, 0))
+    balancer, _ = balancer_of(UpstreamRows(32, 0), UpstreamRows(8, 0))
     names = [balancer.choose(RoutingHints(), takes_row=True).name for _ in range(40)]
     assert names.count("u0:1") == 32
 
 
 def test_each_gets_its_rows_and_one_more_for_each_eight() -> None:
-    balancer, _ = balancer_of(Rows(16, 0), Rows(2, 0))
+    balancer, _ = balancer_of(UpstreamRows(16, 0), UpstreamRows(2, 0))
     names = fill(balancer)
     assert (names.count("u0:1"), names.count("u1:1")) == (18, 3)
     balancer.finish(balancer.upstreams[1])
@@ -74,16 +76,16 @@ def test_each_gets_its_rows_and_one_more_for_each_eight() -> None:
 
 
 def test_rows_that_others_have_taken_count_and_ones_own_do_not_twice() -> None:
-    balancer, _ = balancer_of(Rows(4, 3))
+    balancer, _ = balancer_of(UpstreamRows(4, 3))
     assert len(fill(balancer)) == 2
     (upstream,) = balancer.upstreams
-    balancer.report_health(upstream, Health.READY, Rows(4, 2))
+    balancer.report_health(upstream, UpstreamHealth.READY, UpstreamRows(4, 2))
     assert upstream.num_taken_by_others == 0
     assert len(fill(balancer)) == 3
 
 
 def test_what_takes_no_row_waits_for_none() -> None:
-    balancer, _ = balancer_of(Rows(1, 9))
+    balancer, _ = balancer_of(UpstreamRows(1, 9))
     assert fill(balancer) == []
     assert balancer.choose(RoutingHints()).name == "u0:1"
 
@@ -96,7 +98,7 @@ def test_one_that_does_not_say_takes_all_up_to_its_bound() -> None:
 
 
 def test_full_one_is_left_until_a_row_comes_free() -> None:
-    balancer, _ = balancer_of(Rows(4, 0))
+    balancer, _ = balancer_of(UpstreamRows(4, 0))
     (upstream,) = balancer.upstreams
     for _ in range(2):
         balancer.choose(RoutingHints(), takes_row=True)
@@ -106,7 +108,7 @@ def test_full_one_is_left_until_a_row_comes_free() -> None:
     balancer.finish(upstream)
     assert len(fill(balancer)) == 5
     balancer.report_full(upstream)
-    balancer.report_health(upstream, Health.READY, Rows(4, 0))
+    balancer.report_health(upstream, UpstreamHealth.READY, UpstreamRows(4, 0))
     balancer.finish(upstream)
     assert fill(balancer) == ["u0:1"]
 

@@ -36,7 +36,7 @@ class InputPart(Body):
     text: str
 
 
-class Refusal(Body):
+class InputRefusal(Body):
     type: Literal["refusal"]
     refusal: str
 
@@ -50,7 +50,7 @@ def _form_of_part(part: Any) -> str:
 
 
 AnyPart = Annotated[
-    Annotated[InputPart, Tag("<part>")] | Annotated[Refusal, Tag("<refusal>")],
+    Annotated[InputPart, Tag("<part>")] | Annotated[InputRefusal, Tag("<refusal>")],
     Discriminator(_form_of_part),
 ]
 
@@ -74,7 +74,7 @@ class InputMessage(Body):
     content: Content
 
 
-class Call(Body):
+class InputCall(Body):
     """A call of a tool, whatever its type: a function's for a model."""
 
     advisory: ClassVar[frozenset[str]] = frozenset({"async", "caller"})
@@ -91,7 +91,7 @@ class Call(Body):
         return {"id": self.call_id, "type": "function", "function": self.function}
 
 
-class FunctionCall(Call):
+class FunctionCall(InputCall):
     type: Literal["function_call"]
     name: CalledName
     namespace: CalledName | None = None
@@ -102,7 +102,7 @@ class FunctionCall(Call):
         return {"name": flat_name(self.namespace, self.name), "arguments": self.arguments}
 
 
-class CustomToolCall(Call):
+class CustomToolCall(InputCall):
     type: Literal["custom_tool_call"]
     name: CalledName
     namespace: CalledName | None = None
@@ -114,7 +114,7 @@ class CustomToolCall(Call):
         return {"name": flat_name(self.namespace, self.name), "arguments": arguments}
 
 
-class LocalShellCall(Call):
+class LocalShellCall(InputCall):
     type: Literal["local_shell_call"]
     action: dict[str, Any]
 
@@ -124,7 +124,7 @@ class LocalShellCall(Call):
         return {"name": SHELL, "arguments": json.dumps(said, ensure_ascii=False)}
 
 
-class ToolSearchCall(Call):
+class ToolSearchCall(InputCall):
     advisory: ClassVar[frozenset[str]] = frozenset({"execution"})
 
     type: Literal["tool_search_call"]
@@ -175,7 +175,7 @@ class ReasoningItem(Body):
     content: list[InputPart] | None = None
 
 
-Item = InputMessage | Call | CallOutput | ReasoningItem | AdditionalTools
+Item = InputMessage | InputCall | CallOutput | ReasoningItem | AdditionalTools
 _CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 _OUTPUTS = tuple(f"{each}_output" for each in _CALLS)
 _SEARCHES = ("tool_search_call", "tool_search_output", "additional_tools")
@@ -263,7 +263,7 @@ def _turns(items: Sequence[Item]) -> Iterator[Message]:
 def _is_own(item: Item) -> bool:
     if isinstance(item, InputMessage):
         return item.role == "assistant"
-    return isinstance(item, Call | ReasoningItem)
+    return isinstance(item, InputCall | ReasoningItem)
 
 
 def _turn_of(items: Sequence[Item]) -> Iterator[Message]:
@@ -275,11 +275,11 @@ def _turn_of(items: Sequence[Item]) -> Iterator[Message]:
         for item in items
         if isinstance(item, ReasoningItem)
     ]
-    calls = [item.as_json() for item in items if isinstance(item, Call)]
+    calls = [item.as_json() for item in items if isinstance(item, InputCall)]
     fields: Message = {"reasoning_content": "\n".join(thoughts), "tool_calls": calls}
     given = {name: value for name, value in fields.items() if value}
     yield {"role": "assistant", "content": "\n".join(texts), **given}
 
 
-def _text(content: str | Sequence[InputPart | Refusal]) -> str:
+def _text(content: str | Sequence[InputPart | InputRefusal]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

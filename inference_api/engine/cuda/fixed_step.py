@@ -39,7 +39,7 @@ LEAST_LENGTH = 128
 CHUNK_SIZES = (64, 256)  # what is longer takes longer to compute than to launch
 
 
-class Steps(NamedTuple):
+class StepGraphs(NamedTuple):
     """Recorded steps of one shape, by the cache length that they read, ascending."""
 
     inputs: Tensor
@@ -175,17 +175,17 @@ class FixedStepDecoder:
             self._slots[places[0], places[1]] = places[1]
         return [each[: len(tokens)].clone() for each in outputs]
 
-    def _made_by(self, make: Capture) -> tuple[Steps, Steps, Mapping[int, Steps]]:
+    def _made_by(self, make: Capture) -> tuple[StepGraphs, StepGraphs, Mapping[int, StepGraphs]]:
         """For rows of one token each, for any tokens, and for chunks by their size."""
 
-        def steps(forward: LengthForward, num_inputs: int, num_tokens: int) -> Steps:
+        def steps(forward: LengthForward, num_inputs: int, num_tokens: int) -> StepGraphs:
             inputs = torch.zeros(num_inputs, num_tokens, dtype=torch.long, device=self._device)
             inputs[1] = ABSENT
             of_length = {
                 length: make(partial(forward, self._lengths[: index + 1]), inputs)
                 for index, length in enumerate(self._lengths)
             }
-            return Steps(inputs, of_length)
+            return StepGraphs(inputs, of_length)
 
         return (
             steps(self._rows_forward, 2, self._max_rows),

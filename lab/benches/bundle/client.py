@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from benchmarking.load.answers import AnswerFault, ChatAnswer
+from benchmarking.load.answers import AnswerFault, ChatStream
 
 TIMEOUT_S = 300.0
 READ_BYTES = 65536
@@ -90,7 +90,7 @@ def send(port: int, ask: Ask, due_s: float | None = None) -> Reply:
     """Never raises for what a server does: an error is part of the reply."""
     sent_s = time.perf_counter()
     due_s = sent_s if due_s is None else due_s
-    answer, error = ChatAnswer(), ""
+    answer, error = ChatStream(), ""
     try:
         _exchange(port, ask, answer)
     except (OSError, AnswerFault) as fault:
@@ -128,7 +128,7 @@ def arriving(port_of: PortOf, asks: Sequence[Ask], after_s: Sequence[float]) -> 
         return list(pool.map(send_when_due, asks, [began_s + after for after in after_s]))
 
 
-def _exchange(port: int, ask: Ask, answer: ChatAnswer) -> None:
+def _exchange(port: int, ask: Ask, answer: ChatStream) -> None:
     body = {
         "model": ask.expert,
         "messages": [{"role": "user", "content": ask.prompt}],

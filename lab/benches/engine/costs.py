@@ -11,7 +11,7 @@ from statistics import median
 from benchmarking.machine import describe_machine
 from inference_api._mock_inference_api_server import ByteTokenizer
 from inference_api.core.loaded_model import LoadedModel
-from inference_api.core.plan import Step
+from inference_api.core.plan import PlannedStep
 from inference_api.core.rows import RowTable
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.loading.options import EngineOptions
@@ -48,7 +48,7 @@ def line(model: LoadedModel, num_rows: int, prompt_tokens: int, num_steps: int) 
     rows = RowTable(MAX_ROWS)
     output = OutputQueue(SessionId("s"), model.name)
     request = GenerationRequest(output, model.name, (0,) * CONTEXT_TOKENS, 1)
-    step = Step()
+    step = PlannedStep()
     for _ in range(num_rows):
         row = rows.assign(request, CONTEXT_TOKENS + 1, 0.0)
         row.num_cached = CONTEXT_TOKENS - 1

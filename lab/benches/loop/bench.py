@@ -20,7 +20,7 @@ from threading import Event
 
 from pydantic import TypeAdapter
 
-from benchmarking.analysis.predict import Optimizer
+from benchmarking.analysis.predict import OptimizerApi
 from benchmarking.analysis.search import Shape
 from benchmarking.commands.command_line import FAILURES, OK, UNUSABLE
 from benchmarking.errors import BenchmarkError, Interrupted
@@ -114,7 +114,7 @@ def plan_for(given: argparse.Namespace, server: Checked, seed: int, check_s: flo
 
 
 def run_loop(
-    server: Checked, plan: LoopPlan, asked: Optimizer, results: Path = RESULTS
+    server: Checked, plan: LoopPlan, asked: OptimizerApi, results: Path = RESULTS
 ) -> tuple[LoopResult, Path]:
     """The loop against a server, and the folder that holds its run, its fit and its report.
 

@@ -22,7 +22,7 @@ from benchmarking.analysis.fit import Fit, fit_run
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval, mean_within_run, over_repeats
 from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
-from benchmarking.analysis.predict import MAX_SCV, Optimizer, Prediction, request_shape
+from benchmarking.analysis.predict import MAX_SCV, OptimizerApi, Prediction, request_shape
 from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.errors import Unfit
 from benchmarking.records import Run, Workload
@@ -74,7 +74,7 @@ OTHERWISE = 1.05  # times as fast and as slow, to see what follows from the mach
 class Asked:
     """An optimizer, and the performance data it is asked about at any curve."""
 
-    optimizer: Optimizer
+    optimizer: OptimizerApi
     perf: Mapping[str, Any]
 
     def of_requests(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
@@ -121,7 +121,7 @@ class Fitted:
         return [(point, replace(moments.at(point), speed_error=error)) for point in points]
 
 
-def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts) -> Fitted:
+def fitted(plan: LoopPlan, measured: Measured, optimizer: OptimizerApi, cuts: Cuts) -> Fitted:
     """Raises Unfit."""
     rows = measured.rows
     closed = rows.closed()
@@ -156,7 +156,7 @@ def fitted(plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts)
 
 
 def prove(
-    plan: LoopPlan, measured: Measured, optimizer: Optimizer, cuts: Cuts = NO_CUTS
+    plan: LoopPlan, measured: Measured, optimizer: OptimizerApi, cuts: Cuts = NO_CUTS
 ) -> LoopResult:
     """Raises Unfit and OptimizerUnusable."""
     found = fitted(plan, measured, optimizer, cuts)

@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarking.analysis.predict import Optimizer
+from benchmarking.analysis.predict import OptimizerApi
 from benchmarking.analysis.service_curve import Speed, read_speed
 from benchmarking.errors import TargetUnusable
 from benchmarking.load.preflight import user_rows
-from benchmarking.load.targets import Target
+from benchmarking.load.targets import Endpoint
 from benchmarking.load.tokenizers import SERVER
 from common.fetch import PROBE, FetchFailed, answers_ok, fetch
 from inference_api.settings import EMBEDDED_MODEL
@@ -43,7 +43,7 @@ class Checked:
 
     `chunk_tokens`: most of prompts in a step, of a server that does not say."""
 
-    target: Target
+    target: Endpoint
     model: str
     places: int
     tokenizer: str = SERVER
@@ -88,7 +88,7 @@ def hearth(kind: Kind) -> Iterator[Checked]:
         settings["MODEL"] = kind.fetch()
     with TemporaryDirectory() as folder, served(Path(folder) / "log", **settings) as api:
         state = api.state()
-        target = Target("openai", f"{api.url}/v1")
+        target = Endpoint("openai", f"{api.url}/v1")
         speed_url = f"{api.url}/speed"
         yield Checked(target, state["model"], state["user_rows"], kind.tokenizer, speed_url)
         api.stop()
@@ -103,7 +103,7 @@ def llama() -> Iterator[Checked]:
         raise TargetUnusable(f"llama.cpp's server does not install: {error}") from error
     file = TABLE_MODELS["hearth-tiny"].gguf()
     with prebuilt_llama_server(file, LLAMA_PLACES, LLAMA_CONTEXT) as (port, _):
-        target = Target("openai", f"http://127.0.0.1:{port}/v1")
+        target = Endpoint("openai", f"http://127.0.0.1:{port}/v1")
         yield Checked(
             target, file.stem, LLAMA_PLACES, str(EMBEDDED_MODEL), chunk_tokens=LLAMA_CHUNK_TOKENS
         )
@@ -112,14 +112,14 @@ def llama() -> Iterator[Checked]:
 @contextmanager
 def running(url: str, model: str | None, places: int | None, tokenizer: str) -> Iterator[Checked]:
     """Any server that speaks OpenAI's API, already there. Raises TargetUnusable."""
-    target = Target("openai", url)
+    target = Endpoint("openai", url)
     places = places or user_rows(target)
     if places is None:
         raise TargetUnusable(f"{url} does not say how many requests it serves at once: --places N")
     yield Checked(target, model or _first_model(target), places, tokenizer)
 
 
-def _first_model(target: Target) -> str:
+def _first_model(target: Endpoint) -> str:
     url = target.route("/models")
     try:
         listed = json.loads(fetch(url, PROBE))["data"]
@@ -129,7 +129,7 @@ def _first_model(target: Target) -> str:
 
 
 @contextmanager
-def optimizer() -> Iterator[Optimizer]:
+def optimizer() -> Iterator[OptimizerApi]:
     """A stateless optimizer of our own."""
     port = free_port()
     process = subprocess.Popen(
@@ -146,7 +146,7 @@ def optimizer() -> Iterator[Optimizer]:
 
     try:
         eventually(answers, START_TIMEOUT_S)
-        yield Optimizer(url)
+        yield OptimizerApi(url)
     finally:
         process.terminate()
         process.wait(STOP_TIMEOUT_S)

@@ -25,13 +25,13 @@ from pydantic import SecretStr
 
 from benchmarking.analysis.intervals import Interval, over_repeats
 from benchmarking.load import targets
-from benchmarking.load.generator import Exchange, LoadJob
+from benchmarking.load.generator import LoadJob, TimedExchange
 from benchmarking.load.process import run_load
 from benchmarking.machine import describe_machine
-from cluster.actuators.local import LocalMachine, Record, records_in
+from cluster.actuators.local import LocalMachine, ReplicaRecord, records_in
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
-from cluster.replicas import Group, Recipes, State
+from cluster.replicas import Group, Recipes, ReplicaState
 from common.fetch import answers_ok
 from lab.benches.proxy.targets import Target, serving
 from lab.demo.cluster.machines import local_place
@@ -90,12 +90,12 @@ class Fleet:
             with on_core(freest_core(self.cores, taken)):
                 outcome = self._actuator.start(self._group, present + 1)
             assert not outcome.unplaced, outcome.why
-        eventually(lambda: self._states() == [State.READY] * count, START_TIMEOUT_S)
+        eventually(lambda: self._states() == [ReplicaState.READY] * count, START_TIMEOUT_S)
         urls = [each.url for each in self._actuator.replicas() if each.url is not None]
         self._held.hold(urls, self._share)
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[ReplicaRecord]:
         return records_in(self._folder)
 
     def cpu_s(self) -> float:
@@ -105,7 +105,7 @@ class Fleet:
     def close(self) -> None:
         self._actuator.close()
 
-    def _states(self) -> list[State]:
+    def _states(self) -> list[ReplicaState]:
         return [each.state for each in self._actuator.replicas()]
 
 
@@ -122,7 +122,7 @@ class Door:
 
     def job(self, count: int, seconds: float) -> LoadJob:
         """A closed loop that keeps so many replicas busy."""
-        target = targets.Target("openai", f"http://127.0.0.1:{self.proxy.port}/v1", self.token)
+        target = targets.Endpoint("openai", f"http://127.0.0.1:{self.proxy.port}/v1", self.token)
         asked = tuple(
             target.request(MODEL, targets.Prompt("p", f"Tell me story {number}.", 0), MAX_TOKENS)
             for number in range(1000)
@@ -199,7 +199,7 @@ def turn_of(fleet: Fleet, door: Door, job: LoadJob) -> Turn:
     )
 
 
-def tokens_between(exchanges: Iterable[Exchange], from_s: float, to_s: float) -> float:
+def tokens_between(exchanges: Iterable[TimedExchange], from_s: float, to_s: float) -> float:
     """A piece of text may hold more than one token, or a part of one: an answer's tokens are taken
     to be spread over its pieces evenly."""
     total = 0.0
@@ -290,6 +290,6 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _core_of(record: Record) -> int:
+def _core_of(record: ReplicaRecord) -> int:
     cores: Collection[int] = psutil.Process(record.pid).cpu_affinity()
     return min(cores)

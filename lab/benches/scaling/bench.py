@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarking.machine import describe_machine
 from cluster.config import AcceleratorKeys, ClusterConfig, ServerKeys
-from cluster.controller.cycle import Parts, Planner
+from cluster.controller.cycle import ControllerParts, Planner
 from cluster.controller.loop import Rollout
-from cluster.controller.optimizer import OptimizerService
+from cluster.controller.optimizer import OptimizerClient
 from cluster.controller.rollout import Plan
 from cluster.replicas import Group
 from cluster.system import read_system
@@ -118,7 +118,9 @@ def by_controller(day: Day, url: str, arguments: argparse.Namespace) -> Outcome:
         tune=False,
     )
     fleet = started(day, solve(url, document), arguments.seed)
-    planner = Planner(Parts(config, system, OptimizerService(url), fleet), fleet.replicas())
+    planner = Planner(
+        ControllerParts(config, system, OptimizerClient(url), fleet), fleet.replicas()
+    )
     rollout = Rollout(fleet, dry_run=False)
     every, cycle_s = max(round(config.period_s / STEP_S), 1), []
     for number in range(day.rates.shape[1]):

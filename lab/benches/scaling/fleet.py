@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.controller.counters import Counters
 from cluster.controller.pages import Readings
-from cluster.replicas import Group, Outcome, Replica, State
+from cluster.replicas import Group, Outcome, Replica, ReplicaState
 from lab.benches.scaling.day import STEP_S, Day, Json
 from optimizer.model.latency import PhaseModel
 from optimizer.model.queueing import Replica as Queue
@@ -226,10 +226,10 @@ class Fleet:
         before = self._since.get(group)
         self._since[group] = more if before is None else _added(before, more, 0.0)
 
-    def _state(self, each: _Replica) -> State:
+    def _state(self, each: _Replica) -> ReplicaState:
         if each.ends_s is not None:
-            return State.DRAINING
-        return State.READY if each.ready_s <= self.now_s else State.STARTING
+            return ReplicaState.DRAINING
+        return ReplicaState.READY if each.ready_s <= self.now_s else ReplicaState.STARTING
 
     def _levels_of(self, server: Json) -> tuple[float, float]:
         classes = self._system["serviceClassData"]["serviceClasses"]

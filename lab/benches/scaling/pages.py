@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from cluster.controller.pages import PageReader
 from cluster.errors import MetricsUnread
-from cluster.replicas import Group, Replica, State
+from cluster.replicas import Group, Replica, ReplicaState
 from common.fetch import answers_ok
 from inference_api.watch.metrics import ServerMetrics, ServerState
 from lab.kit.servers import eventually, free_port
@@ -41,7 +41,7 @@ def seconds_to_read(replicas: int) -> tuple[float, int]:
 
 def _read(url: str, replicas: int) -> float:
     group, reader = Group("s", "A", ROWS), PageReader(None)
-    asked = [Replica(f"r{n}", group, State.READY, url) for n in range(replicas)]
+    asked = [Replica(f"r{n}", group, ReplicaState.READY, url) for n in range(replicas)]
     start_s = time.perf_counter()
     found = reader.read(asked)
     seconds = time.perf_counter() - start_s

@@ -19,10 +19,10 @@ from threading import Event
 
 import numpy as np
 
-from benchmarking.load.generator import Exchange, LoadJob, LoadResult
+from benchmarking.load.generator import LoadJob, LoadResult, TimedExchange
 from benchmarking.load.process import run_load
 from benchmarking.load.schedule import due_times_s
-from benchmarking.load.targets import Prompt, Target
+from benchmarking.load.targets import Endpoint, Prompt
 from benchmarking.machine import describe_machine
 from common.fetch import answers_ok
 from lab.kit.servers import ROOT, eventually, exit_on_sigterm, free_port
@@ -136,7 +136,7 @@ def scripted_server(**options: float) -> Iterator[str]:
 
 
 def _job(base: str, count: int, seconds: float) -> LoadJob:
-    target = Target("openai", base)
+    target = Endpoint("openai", base)
     request = target.request(MODEL, Prompt("p", "tell me more", 3), 1)
     limit_s = 10 * seconds + 60
     origin_s = time.monotonic()
@@ -150,6 +150,6 @@ def _num_whole(result: LoadResult, tokens: int) -> int:
     )
 
 
-def _latency_s(exchange: Exchange) -> float:
+def _latency_s(exchange: TimedExchange) -> float:
     """A failure has none, and fails the check."""
     return exchange.chunk_s[0] - exchange.scheduled_s if exchange.chunk_s else 0.0

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.latency import TTFT, output_tokens, succeeded
-from benchmarking.analysis.predict import Optimizer
+from benchmarking.analysis.predict import OptimizerApi
 from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.commands.command_line import FAILURES, OK, UNUSABLE
 from benchmarking.errors import BenchmarkError
@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def run_truth(
-    server: Checked, plan: LoopPlan, num_loads: int, asked: Optimizer, results: Path = RESULTS
+    server: Checked, plan: LoopPlan, num_loads: int, asked: OptimizerApi, results: Path = RESULTS
 ) -> tuple[list[Simulated], SpeedOfMoments, Path]:
     """Every load simulated and measured, how the machine's speed moved, and the run's folder."""
     options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)

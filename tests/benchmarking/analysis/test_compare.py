@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarking.analysis.compare import Change, Verdict, compare, unmatched
+from benchmarking.analysis.compare import RowChange, Verdict, compare, unmatched
 from benchmarking.records import RequestRecord, Run, Workload
 from tests.benchmarking.made_runs import made_record, made_run
 
@@ -28,7 +28,7 @@ def noisy_run(seeds: range, slower: float = 1.0) -> Run:
     return made_run([noisy_row(seed, slower) for seed in seeds], [LOAD] * len(seeds))
 
 
-def verdicts(changes: list[Change], *measures: str) -> list[Verdict]:
+def verdicts(changes: list[RowChange], *measures: str) -> list[Verdict]:
     return [change.verdict for change in changes if change.measure in measures]
 
 

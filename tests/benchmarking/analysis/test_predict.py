@@ -11,7 +11,7 @@ from benchmarking.analysis.curve import LoadPoint, load_point, load_points
 from benchmarking.analysis.fit import Fit
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.latency import TTFT
-from benchmarking.analysis.predict import Optimizer, is_comparable, predict, request_shape
+from benchmarking.analysis.predict import OptimizerApi, is_comparable, predict, request_shape
 from benchmarking.analysis.search import Shape, search_max_rate
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Workload
@@ -43,7 +43,7 @@ def test_the_fit_finds_the_rows_of_the_server(fitted: Fit) -> None:
 def test_predictions_at_half_and_four_fifths_of_capacity(
     shape: Shape, server: SimulatedServer, itl_error: float, ttft_error: float, optimizer_url: str
 ) -> None:
-    optimizer = Optimizer(optimizer_url)
+    optimizer = OptimizerApi(optimizer_url)
     perf = fitted_in_open_loop(shape, server=server).perf_data("m", "cpu")
     optimizer.set_perf(perf)
     _, capacity_per_s = saturated(shape, server)
@@ -57,7 +57,7 @@ def test_predictions_at_half_and_four_fifths_of_capacity(
 
 
 def test_the_maximum_rate_within_a_level(fitted: Fit, optimizer_url: str) -> None:
-    optimizer = Optimizer(optimizer_url)
+    optimizer = OptimizerApi(optimizer_url)
     slo = Slo(itl_ms=fitted.decode.at(16))
     predicted = optimizer.max_rate(fitted.perf_data("m", "cpu"), (64, 64), slo)
     assert predicted is not None
@@ -81,16 +81,16 @@ def test_a_level_below_what_an_idle_server_does_has_no_rate(
 ) -> None:
     slo = Slo(itl_ms=fitted.decode.at(0) / 2)
     perf = fitted.perf_data("m", "cpu")
-    assert Optimizer(optimizer_url).max_rate(perf, (64, 64), slo) is None
+    assert OptimizerApi(optimizer_url).max_rate(perf, (64, 64), slo) is None
 
 
 def test_posted_data_and_the_same_parameters_give_the_same_answer(
     fitted: Fit, optimizer_url: str
 ) -> None:
     perf = fitted.perf_data("m", "cpu")
-    posted = Optimizer(optimizer_url)
+    posted = OptimizerApi(optimizer_url)
     posted.set_perf(perf)
-    by_parameters = Optimizer(optimizer_url).analyze(perf, (64, 64), 20.0)
+    by_parameters = OptimizerApi(optimizer_url).analyze(perf, (64, 64), 20.0)
     assert posted.analyze(perf, (64, 64), 20.0) == by_parameters
     assert by_parameters.rate_per_s == pytest.approx(20.0)
     assert by_parameters.max_rate_per_s > 20.0
@@ -100,7 +100,7 @@ def test_rows_of_the_same_load_are_parts_of_one(fitted: Fit, optimizer_url: str)
     load = SHAPE.at_rate(10, 20)
     parts = [load_point(*SERVER.measure(load, seed)) for seed in (1, 2, 3)]
     other = load_point(*SERVER.measure(SHAPE.at_rate(20, 20), 4))
-    found = predict(Optimizer(optimizer_url), fitted.perf_data("m", "cpu"), [*parts, other])
+    found = predict(OptimizerApi(optimizer_url), fitted.perf_data("m", "cpu"), [*parts, other])
     assert [beside.load.qps for beside in found] == [10, 20]
     ttfts_ms = [ttft for part in parts for ttft in TTFT.values(part.measured)]
     assert found[0].ttft.value == pytest.approx(fmean(ttfts_ms))
@@ -123,8 +123,8 @@ def test_an_optimizer_that_refuses_or_is_not_there_is_named(
 ) -> None:
     perf = fitted.perf_data("m", "cpu")
     with pytest.raises(OptimizerUnusable, match="400"):
-        Optimizer(optimizer_url).analyze(perf, (64, 64), 0.0)
+        OptimizerApi(optimizer_url).analyze(perf, (64, 64), 0.0)
     with pytest.raises(OptimizerUnusable, match="OPTIMIZER_STATEFUL"):
-        Optimizer(optimizer_url + "/elsewhere").set_perf(perf)
+        OptimizerApi(optimizer_url + "/elsewhere").set_perf(perf)
     with pytest.raises(OptimizerUnusable, match=r"127\.0\.0\.1:9"):
-        Optimizer("http://127.0.0.1:9").set_perf(perf)
+        OptimizerApi("http://127.0.0.1:9").set_perf(perf)

@@ -17,10 +17,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from benchmarking.load.answers import AnswerFault, ChatAnswer, TextAnswer, error_text
-from benchmarking.load.generator import Exchange, LoadJob
+from benchmarking.load.answers import AnswerFault, ChatStream, TextAnswer, error_text
+from benchmarking.load.generator import LoadJob, TimedExchange
 from benchmarking.load.process import run_load
-from benchmarking.load.targets import Prompt, Target
+from benchmarking.load.targets import Endpoint, Prompt
 
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3}
 
@@ -30,9 +30,9 @@ def event(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) 
     return b"data: " + json.dumps({"choices": [choice], **more}).encode() + b"\n\n"
 
 
-def read(*pieces: bytes) -> ChatAnswer:
+def read(*pieces: bytes) -> ChatStream:
     """Each piece is read a second after the one before."""
-    answer = ChatAnswer()
+    answer = ChatStream()
     for now_s, piece in enumerate(pieces, start=1):
         answer.feed(piece, float(now_s))
     return answer
@@ -150,8 +150,8 @@ def raw_server(answer: bytes, tls: ssl.SSLContext | None = None) -> Iterator[str
         listener.close()
 
 
-def exchanged(base: str) -> Exchange:
-    target = Target("openai", base)
+def exchanged(base: str) -> TimedExchange:
+    target = Endpoint("openai", base)
     request = target.request("m", Prompt("p", "text", 1), 1)
     job = LoadJob(target.address, (request,), target.answer, time.monotonic(), 20.0, 20.0)
     (exchange,) = run_load(job, lambda progress: None, Event()).exchanges

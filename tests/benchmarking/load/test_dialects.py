@@ -15,8 +15,8 @@ import pytest
 
 from benchmarking.load import client, events
 from benchmarking.load.client import retry_after_s
-from benchmarking.load.generator import Exchange, LoadJob, apply_load
-from benchmarking.load.targets import Prompt, Target
+from benchmarking.load.generator import LoadJob, TimedExchange, apply_load
+from benchmarking.load.targets import Endpoint, Prompt
 from benchmarking.load.usage import server_usage
 
 Respond = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -117,8 +117,8 @@ def server(respond: Respond) -> Iterator[str]:
         loop.close()
 
 
-def exchanged(base: str, count: int = 1, concurrency: int = 1) -> list[Exchange]:
-    target = Target("openai", base)
+def exchanged(base: str, count: int = 1, concurrency: int = 1) -> list[TimedExchange]:
+    target = Endpoint("openai", base)
     requests = (target.request("m", Prompt("p", "text", 1), 1),) * count
     job = LoadJob(
         target.address, requests, target.answer, time.monotonic(), 60.0, 60.0, concurrency
@@ -271,8 +271,8 @@ def test_who_is_told_no_time_or_too_long_a_one_has_failed(said: bytes) -> None:
 
 
 def test_a_run_that_is_stopped_waits_for_no_server() -> None:
-    async def stopped(base: str) -> list[Exchange]:
-        target, stop = Target("openai", base), asyncio.Event()
+    async def stopped(base: str) -> list[TimedExchange]:
+        target, stop = Endpoint("openai", base), asyncio.Event()
         request = target.request("m", Prompt("p", "text", 1), 1)
         job = LoadJob(target.address, (request,), target.answer, time.monotonic(), 600.0, 600.0)
         running = asyncio.create_task(apply_load(job, stop, lambda progress: None))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarking.load import events
-from benchmarking.load.answers import ChatAnswer
+from benchmarking.load.answers import ChatStream
 from benchmarking.load.events import EventStream, EventTooLong
 
 LINE = st.text(st.characters(exclude_characters="\r\n\ufeff"), max_size=6)
@@ -54,7 +54,7 @@ def chat_events() -> bytes:
 @given(st.lists(st.integers(0, len(chat_events())), max_size=5))
 def test_an_answer_cut_anywhere_is_the_same_answer(cuts: list[int]) -> None:
     bounds = [0, *sorted(cuts), len(chat_events())]
-    answer = ChatAnswer()
+    answer = ChatStream()
     for begin, end in pairwise(bounds):
         answer.feed(chat_events()[begin:end], 1.0)
     answer.finish()

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from benchmarking.errors import LoadProcessFailed
-from benchmarking.load.generator import Exchange, LoadJob, LoadResult, Progress
+from benchmarking.load.generator import LoadJob, LoadResult, Progress, TimedExchange
 from benchmarking.load.process import run_load
 from benchmarking.load.schedule import due_times_s, lengths
-from benchmarking.load.targets import Prompt, Target
+from benchmarking.load.targets import Endpoint, Prompt
 from benchmarking.machine import stolen_s
 from benchmarking.records import Distribution
 from lab.kit import scripted_server
@@ -29,7 +29,7 @@ QUICK = Script((0.05, 0.01, 0.01), ("one ", "two ", "three"), USAGE)
 
 
 def job_for(base: str, count: int, model: str = "m", kind: str = "openai") -> LoadJob:
-    target = Target(kind, base)
+    target = Endpoint(kind, base)
     requests = (target.request(model, PROMPT, 3),) * count
     return LoadJob(target.address, requests, target.answer, time.monotonic(), 60.0, 20.0)
 
@@ -38,7 +38,7 @@ def run(job: LoadJob, stop: Event | None = None) -> LoadResult:
     return run_load(job, lambda progress: None, stop or Event())
 
 
-def only(result: LoadResult) -> Exchange:
+def only(result: LoadResult) -> TimedExchange:
     (exchange,) = result.exchanges
     return exchange
 
@@ -159,7 +159,7 @@ def test_a_request_that_takes_too_long_times_out_and_the_others_go_on() -> None:
     scripts: Mapping[str, Script] = {"m": QUICK, "slow": Script((30.0,), ("late",), USAGE)}
     with scripted(scripts) as (_, base):
         job = job_for(base, 2)
-        slow = Target("openai", base).request("slow", PROMPT, 3)
+        slow = Endpoint("openai", base).request("slow", PROMPT, 3)
         job = replace(job, requests=(slow, *job.requests), request_timeout_s=3.0, concurrency=1)
         result = run(job)
     codes = [exchange.error.code if exchange.error else None for exchange in result.exchanges]
@@ -184,7 +184,7 @@ def test_stopping_keeps_what_has_ended_and_cuts_off_the_rest(due_s: tuple[float,
     scripts = {"m": QUICK, "slow": Script((30.0,), ("late",), USAGE)}
     with scripted(scripts) as (_, base):
         job = job_for(base, 1)
-        slow = Target("openai", base).request("slow", PROMPT, 3)
+        slow = Endpoint("openai", base).request("slow", PROMPT, 3)
         job = replace(job, requests=(*job.requests, slow), due_s=due_s)
         result = run_load(job, stop_after_the_first, stop)
     codes = [exchange.error.code if exchange.error else None for exchange in result.exchanges]

@@ -13,19 +13,19 @@ from werkzeug.serving import make_server
 
 from benchmarking.errors import TargetUnusable
 from benchmarking.load.preflight import agreed, only_model, unserved, user_rows
-from benchmarking.load.targets import Prompt, Target
+from benchmarking.load.targets import Endpoint, Prompt
 from benchmarking.load.tokenizers import ServerTokenizer
 
 
 @contextmanager
-def answering(status: int, body: str) -> Iterator[Target]:
+def answering(status: int, body: str) -> Iterator[Endpoint]:
     """A server that gives one answer to everything."""
     with serving(lambda request: Response(body, status, content_type="application/json")) as target:
         yield target
 
 
 @contextmanager
-def serving(answer: Callable[[Request], Response]) -> Iterator[Target]:
+def serving(answer: Callable[[Request], Response]) -> Iterator[Endpoint]:
     @Request.application
     def app(request: Request) -> Response:
         assert request.headers["Authorization"] == "Bearer key"
@@ -35,7 +35,7 @@ def serving(answer: Callable[[Request], Response]) -> Iterator[Target]:
     thread = Thread(target=server.serve_forever, name="answering")
     thread.start()
     try:
-        yield Target("openai", f"http://127.0.0.1:{server.port}/v1", SecretStr("key"))
+        yield Endpoint("openai", f"http://127.0.0.1:{server.port}/v1", SecretStr("key"))
     finally:
         server.shutdown()
         thread.join()
@@ -149,7 +149,7 @@ def test_who_does_not_answer_is_asked_as_usual() -> None:
 
 
 def test_a_query_goes_with_every_route() -> None:
-    target = Target("openai", "https://x.azure.com/openai/deployments/d?api-version=2024-06-01")
+    target = Endpoint("openai", "https://x.azure.com/openai/deployments/d?api-version=2024-06-01")
     head = target.request("m", Prompt("p", "text", 1), 1).split(b"\r\n")[0]
     query = "api-version=2024-06-01"
     assert head == f"POST /openai/deployments/d/chat/completions?{query} HTTP/1.1".encode()
@@ -189,6 +189,6 @@ def test_a_server_that_repeats_a_secret_does_not_have_it_said() -> None:
 @pytest.mark.parametrize("kept", range(10, 60))
 def test_no_part_of_a_secret_is_left_where_a_message_was_cut(kept: int) -> None:
     secret = "a-secret.of-some-length"
-    target = Target("openai", "http://x", own_headers=(("api-key", SecretStr(secret)),))
+    target = Endpoint("openai", "http://x", own_headers=(("api-key", SecretStr(secret)),))
     message = f"wrong key: {secret} and again {secret}!"
     assert secret[:6] not in target.without_secrets(message[:kept])

@@ -12,7 +12,7 @@ from benchmarking.errors import InvalidConfig, RowRefused, TargetUnusable
 from benchmarking.load.images import PIXELS, image_url
 from benchmarking.load.prompt_texts import TEXTS
 from benchmarking.load.prompts import PromptMaker
-from benchmarking.load.targets import Target
+from benchmarking.load.targets import Endpoint
 from benchmarking.load.tokenizers import SERVER, FileTokenizer, Tokenizer, tokenizer_for
 from benchmarking.records import ImageSize
 from lab.kit.scripted_server import Script, scripted
@@ -53,7 +53,7 @@ def test_prompts_have_exactly_the_asked_length(tokenizer: Tokenizer, num_tokens:
 
 def test_prompts_have_exactly_the_asked_length_in_the_servers_words() -> None:
     with scripted({"m": Script()}) as (_, base):
-        tokenizer = tokenizer_for(SERVER, Target("openai", base), "m")
+        tokenizer = tokenizer_for(SERVER, Endpoint("openai", base), "m")
         text = PromptMaker(tokenizer).make("default", 123, "", Random(0))
         assert (tokenizer.count(text), len(text.split())) == (123, 123)
         assert tokenizer.count_plain("three more words") == 3
@@ -72,14 +72,14 @@ def test_a_length_that_no_text_has_is_refused() -> None:
 
 
 def test_a_server_that_counts_nothing_says_what_to_do() -> None:
-    target = Target("openai", f"http://127.0.0.1:{free_port()}/v1")
+    target = Endpoint("openai", f"http://127.0.0.1:{free_port()}/v1")
     with pytest.raises(TargetUnusable, match=r"set tokenizer to the folder of .* tokenizer\.json"):
         tokenizer_for(SERVER, target, "m")
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"tokenizer\.json"):
-        tokenizer_for(str(tmp_path), Target("openai", "http://x/v1"), "m")
+        tokenizer_for(str(tmp_path), Endpoint("openai", "http://x/v1"), "m")
 
 
 @pytest.mark.parametrize("size", PIXELS)

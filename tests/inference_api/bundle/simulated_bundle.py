@@ -13,10 +13,10 @@ from inference_api.bundle.members import (
     Eviction,
     Failure,
     LoadMember,
+    MemberState,
     Needs,
     Policy,
     Refuse,
-    State,
     Unload,
 )
 from inference_api.bundle.residency import RESIDENCE_LOADS, Residency
@@ -94,10 +94,10 @@ class SimulatedBundle:
         elif request in self.running:
             self._end(request, "cancelled")
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> MemberState:
         return self.residency.snapshot().experts[name].state
 
-    def states(self) -> dict[str, State]:
+    def states(self) -> dict[str, MemberState]:
         return {name: each.state for name, each in self.residency.snapshot().experts.items()}
 
     def num_evictions(self) -> Counter[Eviction]:
@@ -232,10 +232,10 @@ class SimulatedBundle:
 
     # --- what holds -----------------------------------------------------------------------
 
-    def _check_victims(self, states_before: Mapping[str, State]) -> None:
+    def _check_victims(self, states_before: Mapping[str, MemberState]) -> None:
         for name, state in self.states().items():
-            if state is State.DRAINING and states_before[name] is not State.DRAINING:
-                assert states_before[name] is State.RESIDENT, "a victim is in memory"
+            if state is MemberState.DRAINING and states_before[name] is not MemberState.DRAINING:
+                assert states_before[name] is MemberState.RESIDENT, "a victim is in memory"
                 assert not self.needs[name].is_pinned
                 is_protected = self.now_s < self._protected_until_s[name]
                 assert not is_protected or self._is_short
@@ -281,7 +281,12 @@ class SimulatedBundle:
     def check_all_ended(self) -> None:
         assert all(each.end for each in self.requests), "somebody is lost"
         snapshot = self.residency.snapshot()
-        resting = {State.ABSENT, State.ON_DISK, State.RESIDENT, State.FAILED}
+        resting = {
+            MemberState.ABSENT,
+            MemberState.ON_DISK,
+            MemberState.RESIDENT,
+            MemberState.FAILED,
+        }
         assert snapshot.loading_next is None
         assert self.residency.is_settled
         assert snapshot.num_running == 0
@@ -302,6 +307,8 @@ def with_residents(
     for name in residents:
         simulated.run_until_served(simulated.ask(name))
     simulated.run(6)
-    assert [name for name in names if simulated.state(name) is State.RESIDENT] == sorted(residents)
+    assert [name for name in names if simulated.state(name) is MemberState.RESIDENT] == sorted(
+        residents
+    )
     simulated.effects.clear()
     return simulated

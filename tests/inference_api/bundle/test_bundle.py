@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from inference_api.bundle.members import State, UnloadMode
+from inference_api.bundle.members import MemberState, UnloadMode
 from inference_api.bundle.residents import BundleResidents, bundle_of
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
@@ -111,7 +111,7 @@ class Serving:
     def ask(self, name: str, prompt: str, max_tokens: int = 12) -> Answer:
         return drained(self.submit(name, prompt, max_tokens))
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> MemberState:
         return self.bundle.snapshot.experts[name].state
 
     def unload(self, name: str, mode: UnloadMode = UnloadMode.IDLE) -> None:
@@ -251,7 +251,7 @@ def test_corrupt_expert_fails_by_itself_and_is_there_once_mended(
     assert isinstance(refused.error, ExpertFailed)
     assert "four failed: " in str(refused.error)
     assert refused.error.status == 503
-    assert serving.state("four") is State.FAILED
+    assert serving.state("four") is MemberState.FAILED
     assert serving.ask("eight", "Hello").last.finish_reason is FinishReason.LENGTH
     assert isinstance(serving.ask("four", "Hello").last.error, ExpertFailed)
     weights.write_bytes(sound)
@@ -265,9 +265,9 @@ def test_operators_unload_what_is_idle_and_not_what_is_pinned(
     with pytest.raises(ExpertPinned, match="four is pinned"):
         serving.unload("four")
     serving.unload("eight")
-    eventually(lambda: serving.state("eight") is State.ON_DISK)
+    eventually(lambda: serving.state("eight") is MemberState.ON_DISK)
     assert not serving.load("eight")
-    eventually(lambda: serving.state("eight") is State.RESIDENT)
+    eventually(lambda: serving.state("eight") is MemberState.RESIDENT)
     assert serving.load("eight")
 
 
@@ -280,13 +280,13 @@ def test_busy_expert_is_unloaded_after_its_rows_or_by_force(serve: Callable[...,
         serving.unload("eight")
     serving.unload("eight", UnloadMode.DRAIN)
     assert drained(queue).last.finish_reason is FinishReason.LENGTH
-    eventually(lambda: serving.state("eight") is State.ON_DISK)
+    eventually(lambda: serving.state("eight") is MemberState.ON_DISK)
     queue = serving.submit("eight", "Hello", max_tokens=200)
     assert queue.get(WAIT_S) is not None
     serving.unload("eight", UnloadMode.FORCE)
     last = drained(queue).last
     assert isinstance(last.error, ExpertUnloaded)
-    eventually(lambda: serving.state("eight") is State.ON_DISK)
+    eventually(lambda: serving.state("eight") is MemberState.ON_DISK)
 
 
 def test_cancelled_request_leaves_the_expert_to_others(serve: Callable[..., Serving]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from inference_api.bundle.members import (
     Eviction,
     LoadMember,
-    State,
+    MemberState,
     Unload,
     UnloadMode,
 )
@@ -23,21 +23,21 @@ def test_request_to_an_absent_expert_has_it_loaded_and_starts_when_it_is_ready()
     simulated = bundle()
     request = simulated.ask("a")
     assert simulated.turn() == [LoadMember("a")]
-    assert simulated.state("a") is State.LOADING
+    assert simulated.state("a") is MemberState.LOADING
     assert not simulated.residency.is_settled
     simulated.run_until_served(request)
-    assert simulated.state("a") is State.RESIDENT
+    assert simulated.state("a") is MemberState.RESIDENT
 
 
 def test_packing_is_seen_on_its_way() -> None:
     simulated = bundle()
-    assert simulated.state("a") is State.ABSENT
+    assert simulated.state("a") is MemberState.ABSENT
     request = simulated.ask("a")
     simulated.turn()
     simulated.residency.packing("a")
-    assert simulated.state("a") is State.PACKING
+    assert simulated.state("a") is MemberState.PACKING
     simulated.run_until_served(request)
-    assert simulated.state("a") is State.RESIDENT
+    assert simulated.state("a") is MemberState.RESIDENT
 
 
 def test_one_load_at_a_time_and_who_waits_longest_is_first() -> None:
@@ -74,10 +74,10 @@ def test_victims_that_still_drain_stay_when_their_cause_has_left() -> None:
     simulated.turn()
     request = simulated.ask("c")
     simulated.run(POLICY.patience_s + 1)
-    assert State.DRAINING in simulated.states().values()
+    assert MemberState.DRAINING in simulated.states().values()
     simulated.cancel(request)
     simulated.turn()
-    assert simulated.state("a") is simulated.state("b") is State.RESIDENT
+    assert simulated.state("a") is simulated.state("b") is MemberState.RESIDENT
     simulated.run(1)
     assert not simulated.effects
     assert all(each in simulated.running for each in busy)
@@ -89,10 +89,10 @@ def test_cancel_while_loading_lets_the_load_end_idle_and_leave_at_once() -> None
     simulated.turn()
     request = simulated.ask("b")
     simulated.turn()
-    assert simulated.state("b") is State.LOADING
+    assert simulated.state("b") is MemberState.LOADING
     simulated.cancel(request)
     simulated.run(1.5)
-    assert simulated.state("b") is State.RESIDENT
+    assert simulated.state("b") is MemberState.RESIDENT
     simulated.ask("c")
     assert simulated.turn() == [Unload("b")], "its residence is waived"
 
@@ -186,8 +186,8 @@ def test_busy_experts_leave_for_the_impatient_the_longest_resident_first() -> No
     simulated.turn()
     simulated.ask("c")
     simulated.run(POLICY.patience_s + 1)
-    assert simulated.state("b") is State.DRAINING
-    assert simulated.state("a") is State.RESIDENT
+    assert simulated.state("b") is MemberState.DRAINING
+    assert simulated.state("a") is MemberState.RESIDENT
 
 
 def test_nobody_has_to_leave_for_who_came_later_than_its_own_waiters() -> None:
@@ -199,10 +199,10 @@ def test_nobody_has_to_leave_for_who_came_later_than_its_own_waiters() -> None:
     simulated.turn()
     simulated.ask("b")
     simulated.run(30)
-    assert simulated.state("a") is State.RESIDENT
+    assert simulated.state("a") is MemberState.RESIDENT
     simulated.run_until_served(older)
     simulated.turn()
-    assert simulated.state("a") is State.DRAINING
+    assert simulated.state("a") is MemberState.DRAINING
 
 
 def test_who_drains_others_waits_for_their_rows_and_takes_nobody_else() -> None:
@@ -225,12 +225,12 @@ def test_room_that_comes_from_elsewhere_spares_who_still_drains() -> None:
     simulated.turn()
     request = simulated.ask("c")
     simulated.run(POLICY.patience_s + 1)
-    assert simulated.state("a") is State.DRAINING
+    assert simulated.state("a") is MemberState.DRAINING
     simulated.load_s["c"] = 3
     simulated.residency.ask_unload("b", UnloadMode.FORCE, simulated.now_s)
     simulated.run(2)
-    assert simulated.state("c") is State.LOADING
-    assert simulated.state("a") is State.RESIDENT
+    assert simulated.state("c") is MemberState.LOADING
+    assert simulated.state("a") is MemberState.RESIDENT
     simulated.run_until_served(request)
     assert running in simulated.running
     simulated.run_until_served(later := simulated.ask("a"))
@@ -244,9 +244,9 @@ def test_who_is_being_unloaded_goes_on_when_the_cause_has_left() -> None:
     simulated.turn()
     simulated.cancel(request)
     simulated.turn()
-    assert simulated.state("a") is State.DRAINING
+    assert simulated.state("a") is MemberState.DRAINING
     simulated.run(2)
-    assert simulated.state("a") is State.ON_DISK
+    assert simulated.state("a") is MemberState.ON_DISK
 
 
 # --- what a request paid -------------------------------------------------------------------

@@ -5,8 +5,8 @@ from dataclasses import replace
 from inference_api.bundle.members import (
     Eviction,
     LoadMember,
+    MemberState,
     Refuse,
-    State,
     Unload,
 )
 from tests.inference_api.bundle.simulated_bundle import (
@@ -67,7 +67,7 @@ def test_request_that_comes_while_its_expert_is_unloaded_is_not_lost() -> None:
     assert simulated.names(Unload) == ["a"]
     request = simulated.ask("a")
     simulated.turn()
-    assert simulated.state("a") is State.DRAINING
+    assert simulated.state("a") is MemberState.DRAINING
     simulated.run_until_served(request)
 
 
@@ -101,7 +101,7 @@ def test_residents_are_served_while_another_is_loaded() -> None:
     requests = [simulated.ask("a") for _ in range(5)]
     simulated.turn()
     assert all(each in simulated.running for each in requests)
-    assert simulated.state("b") is State.LOADING
+    assert simulated.state("b") is MemberState.LOADING
 
 
 def test_nobody_waits_longer_for_an_operators_load_than_for_a_request() -> None:
@@ -111,7 +111,7 @@ def test_nobody_waits_longer_for_an_operators_load_than_for_a_request() -> None:
     simulated.turn()
     simulated.residency.ask_load("c", simulated.now_s)
     simulated.run(8)
-    assert simulated.state("c") is State.RESIDENT
+    assert simulated.state("c") is MemberState.RESIDENT
     assert simulated.names(Unload) == ["b"]
 
 

@@ -10,8 +10,8 @@ from inference_api.bundle.members import (
     Eviction,
     Failure,
     LoadMember,
+    MemberState,
     Refuse,
-    State,
     Unload,
     UnloadMode,
 )
@@ -34,7 +34,7 @@ def test_load_that_fails_refuses_its_waiters_once_with_the_reason() -> None:
     assert [each.end for each in requests] == ["no luck"] * 3
     assert simulated.names(Refuse) == ["a"]
     snapshot = simulated.residency.snapshot().experts["a"]
-    assert (snapshot.state, snapshot.reason) == (State.FAILED, "no luck")
+    assert (snapshot.state, snapshot.reason) == (MemberState.FAILED, "no luck")
     assert snapshot.failures == {Failure.LOAD: 1}
     assert simulated.residency.snapshot().used_bytes == 0
 
@@ -60,7 +60,7 @@ def test_failed_expert_is_tried_again_when_an_operator_asks() -> None:
     assert not simulated.residency.ask_load("a", simulated.now_s)
     assert simulated.residency.snapshot().experts["a"].reason == ""
     simulated.run(3)
-    assert simulated.state("a") is State.RESIDENT
+    assert simulated.state("a") is MemberState.RESIDENT
 
 
 def test_failed_expert_is_tried_again_when_its_source_has_changed() -> None:
@@ -84,11 +84,11 @@ def test_load_that_takes_too_long_refuses_its_waiters_and_may_come_later() -> No
     request = simulated.ask("a")
     simulated.run(POLICY.load_timeout_s + 1)
     assert request.end == "it was not loaded within load_timeout_s=120"
-    assert simulated.state("a") is State.FAILED
+    assert simulated.state("a") is MemberState.FAILED
     assert simulated.residency.snapshot().used_bytes == 100, "the loader may still fill it"
     simulated.load_s["a"] = 1
     simulated.turn()
-    assert simulated.state("a") is State.RESIDENT
+    assert simulated.state("a") is MemberState.RESIDENT
     simulated.run_until_served(simulated.ask("a"))
 
 
@@ -114,7 +114,7 @@ def test_late_failure_leaves_the_try_that_was_asked_for_since() -> None:
     simulated.load_s["a"] = 1
     simulated.run(3)
     assert simulated.names(LoadMember) == ["a", "a"]
-    assert simulated.state("a") is State.RESIDENT
+    assert simulated.state("a") is MemberState.RESIDENT
 
 
 def test_whoever_waits_behind_a_loader_that_hangs_is_told_so_and_is_not_failed() -> None:
@@ -125,7 +125,7 @@ def test_whoever_waits_behind_a_loader_that_hangs_is_told_so_and_is_not_failed()
     request = simulated.ask("b")
     simulated.run(POLICY.load_timeout_s + 2)
     assert request.end == "a load before it took longer than load_timeout_s=120"
-    assert simulated.state("b") is State.ABSENT
+    assert simulated.state("b") is MemberState.ABSENT
     simulated.load_s["a"] = 1
     simulated.run_until_served(request := simulated.ask("b"))
     assert request.end == ""
@@ -185,7 +185,7 @@ def test_load_short_of_memory_twice_fails() -> None:
     simulated.run(5)
     assert request.end == "no luck"
     assert simulated.residency.snapshot().experts["b"].failures == {Failure.MEMORY: 1}
-    assert simulated.state("b") is State.FAILED
+    assert simulated.state("b") is MemberState.FAILED
 
 
 # --- operators -----------------------------------------------------------------------------
@@ -229,11 +229,11 @@ def test_what_an_operator_drains_leaves_whoever_wanted_its_room() -> None:
     simulated.turn()
     request = simulated.ask("c")
     simulated.run(POLICY.patience_s + 1)
-    assert simulated.state("a") is State.DRAINING
+    assert simulated.state("a") is MemberState.DRAINING
     simulated.residency.ask_unload("a", UnloadMode.DRAIN, simulated.now_s)
     simulated.cancel(request)
     simulated.run(30)
-    assert simulated.state("a") is State.ON_DISK
+    assert simulated.state("a") is MemberState.ON_DISK
 
 
 def refusal(simulated: SimulatedBundle, name: str, mode: UnloadMode) -> HearthError:
@@ -273,7 +273,7 @@ def test_idle_expert_is_unloaded_when_that_is_asked() -> None:
     simulated.residency.ask_unload("a", UnloadMode.IDLE, simulated.now_s)
     assert simulated.turn() == [Unload("a")]
     simulated.run(1)
-    assert simulated.state("a") is State.ON_DISK
+    assert simulated.state("a") is MemberState.ON_DISK
     assert simulated.residency.snapshot().used_bytes == 0
     simulated.residency.ask_unload("a", UnloadMode.IDLE, simulated.now_s)
     assert simulated.turn() == []

@@ -4,7 +4,7 @@ import pytest
 
 from inference_api._mock_inference_api_server import ByteTokenizer, EchoRunner
 from inference_api.core.loaded_model import LoadedModel
-from inference_api.core.plan import Step
+from inference_api.core.plan import PlannedStep
 from inference_api.core.served_model import ServedModel
 from inference_api.core.step_costs import Contents
 from inference_api.model_loading import loaded, loaded_alone
@@ -35,7 +35,7 @@ def test_warm_up_tells_what_steps_take(speculation: str) -> None:
 def test_every_step_is_learned_from_once(speculation: str) -> None:
     model = loaded_with(speculation=speculation)
     (row,) = rows_of([1, 2, 3])
-    model.took(Step(decoding=[(row, row.take_step())]), 0.5, 0.1)
+    model.took(PlannedStep(decoding=[(row, row.take_step())]), 0.5, 0.1)
     model.served.costs.publish(1.0)
     assert model.served.costs.speed.steps == 1
     ((_, counts, sum_s),) = model.served.step_times.by_batch_size()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from inference_api.core.drafts import Outcome
-from inference_api.core.plan import Step
+from inference_api.core.plan import PlannedStep
 from inference_api.core.rows import Draft, UserRow
 from inference_api.core.step_costs import StepCosts
 from inference_api.request import SamplingParams
@@ -88,7 +88,7 @@ class Simulation:
     def step(self, times: int) -> "Simulation":
         for _ in range(times):
             drafts = self.adaptive.propose(self.rows)
-            step = Step()
+            step = PlannedStep()
             for row in self.rows:
                 draft = drafts.get(row.index, Draft())
                 taken = RowStep(row.index, 0, [1, *draft.token_ids], [DRAW])
@@ -178,9 +178,9 @@ def test_step_with_prompts_says_nothing_about_costs() -> None:
     [row] = rows_of([1, 2, 3])
     before = adaptive.costs.of(1)
     prompt, decoded = RowStep(0, 0, [1, 2]), RowStep(0, 2, [3], [DRAW])
-    adaptive.took(Step(prompts=[(row, prompt)], decoding=[(row, decoded)]), 77.0, 0.0)
+    adaptive.took(PlannedStep(prompts=[(row, prompt)], decoding=[(row, decoded)]), 77.0, 0.0)
     assert adaptive.costs.of(1) == before
-    adaptive.took(Step(decoding=[(row, decoded)]), 77.0, 0.0)
+    adaptive.took(PlannedStep(decoding=[(row, decoded)]), 77.0, 0.0)
     assert adaptive.costs.of(1) == pytest.approx(77.0)
 
 

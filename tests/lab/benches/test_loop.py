@@ -12,11 +12,11 @@ import pytest
 
 from benchmarking.analysis.curve import load_point
 from benchmarking.analysis.intervals import Interval
-from benchmarking.analysis.predict import Optimizer
+from benchmarking.analysis.predict import OptimizerApi
 from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import Speed
 from benchmarking.errors import Disturbed, TargetUnusable
-from benchmarking.load.targets import Target
+from benchmarking.load.targets import Endpoint
 from benchmarking.records import RequestRecord, RowRecord, Workload, read_run
 from benchmarking.report.fit_files import PERF_FILE, PICTURE_FILE, read_fit
 from lab.benches.loop import bench as bench_loop
@@ -40,7 +40,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path, optimizer_url: str
     with served(tmp_path / "log", MOCK_APP, 60.0, **settings) as api:
         model = api.state()["model"]
         server = Checked(
-            Target("openai", f"{api.url}/v1"), model, ROWS, speed_url=f"{api.url}/speed"
+            Endpoint("openai", f"{api.url}/v1"), model, ROWS, speed_url=f"{api.url}/speed"
         )
         plan = LoopPlan(
             shape=Shape(model, input_tokens=48, output_tokens=40),
@@ -51,7 +51,7 @@ def test_the_loop_closes_over_the_mock_server(tmp_path: Path, optimizer_url: str
             passes=1,
             max_stolen_share=math.inf,
         )
-        result, folder = run_loop(server, plan, Optimizer(optimizer_url), tmp_path)
+        result, folder = run_loop(server, plan, OptimizerApi(optimizer_url), tmp_path)
 
     assert result.fit.max_batch_size == ROWS
     assert result.fit.curve is not None
@@ -167,7 +167,7 @@ def proved(
     says: bool = False,
 ) -> LoopResult:
     measured = simulated(plan, server, sigma, says)
-    return prove(plan, measured, Optimizer(optimizer_url), Cuts(chunk_tokens=256))
+    return prove(plan, measured, OptimizerApi(optimizer_url), Cuts(chunk_tokens=256))
 
 
 def test_of_a_steady_machine_every_load_is_predicted(optimizer_url: str) -> None:
@@ -208,7 +208,7 @@ def test_what_requests_that_come_at_once_wait_for_is_found(
     shape = Shape("m", 24, 96)  # of which eight fit into a step
     plan, cuts = replace(PLAN, shape=shape, rounds=1, passes=1), Cuts(chunk_tokens=256)
     measured = simulated(plan, replace(SERVER, handling_s=handling_s), 0.0, says=False)
-    curve = fitted(plan, measured, Optimizer(optimizer_url), cuts).moments.curve
+    curve = fitted(plan, measured, OptimizerApi(optimizer_url), cuts).moments.curve
     assert curve.handling_ms == pytest.approx(1000 * handling_s, rel=0.1, abs=0.1)
 
 

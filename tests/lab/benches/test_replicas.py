@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from benchmarking.load.generator import Exchange
+from benchmarking.load.generator import TimedExchange
 from lab.benches.replicas.bench import (
     Turn,
     freest_core,
@@ -24,10 +24,10 @@ def turn(tokens_per_s: float) -> Turn:
     return Turn(tokens_per_s, proxy_s=30e-6, replicas_s=200e-6, client_share=0.05)
 
 
-def exchange(chunk_s: list[float], tokens: int | None) -> Exchange:
+def exchange(chunk_s: list[float], tokens: int | None) -> TimedExchange:
     usage = None if tokens is None else {"completion_tokens": tokens}
     texts = ["x"] * len(chunk_s)
-    return Exchange(0, 0.0, 0.0, 9.0, chunk_s, texts, usage, 200, "length", None)
+    return TimedExchange(0, 0.0, 0.0, 9.0, chunk_s, texts, usage, 200, "length", None)
 
 
 def test_tokens_are_spread_over_the_pieces_of_their_answer() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarking.analysis.curve import load_point
 from benchmarking.analysis.fit import fit_run
-from benchmarking.analysis.predict import Optimizer, beside_lines, predict, warning_lines
+from benchmarking.analysis.predict import OptimizerApi, beside_lines, predict, warning_lines
 from benchmarking.analysis.search import Shape
 from tests.benchmarking.simulated_loop import BENT, CONCURRENCIES, SERVER, saturated, simulated
 from tests.benchmarking.simulated_server import SimulatedServer
@@ -32,7 +32,7 @@ def test_open_loops_are_predicted_from_closed_ones(
         load_point(*server.measure(SHAPE.at_rate(share * capacity_per_s, 400), seed=90))
         for share in (0.5, 0.8, 0.9)
     ]
-    besides = predict(Optimizer(optimizer_url), perf, points)
+    besides = predict(OptimizerApi(optimizer_url), perf, points)
     for beside in besides:
         # A floor hides prompts' work in short steps, which a sum a(n) + c p cannot have.
         assert abs(beside.itl_error) < (0.06 if server.floor_s else 0.05)
