@@ -86,7 +86,7 @@ def running(
             return False
 
     try:
-        eventually(answers, DEADLINE_S)
+        eventually(answers, DEADLINE_S, every_s=0.1)
         yield process
     finally:
         process.terminate()
@@ -126,7 +126,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
             running(folder, ["cluster", "cluster.yaml"], url) as process,
         ):  # fmt: skip
             found = Cluster(url, folder, process)
-            eventually(found.ready, DEADLINE_S)
+            eventually(found.ready, DEADLINE_S, every_s=0.1)
             with running_proxy(
                 folder, "", metrics_port=metrics_port, UPSTREAMS_FILE=str(folder / "upstreams.yaml")
             ) as proxy:
@@ -200,7 +200,7 @@ def test_a_controller_that_is_started_again_finds_its_replicas(
     (worker,) = gunicorn.children()
     worker.kill()
     worker.wait(DEADLINE_S)
-    eventually(lambda: before <= set(ready_names(found)), DEADLINE_S)
+    eventually(lambda: before <= set(ready_names(found)), DEADLINE_S, every_s=0.1)
     assert worker not in gunicorn.children()
 
 
