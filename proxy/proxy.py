@@ -32,10 +32,11 @@ from proxy.parts import ProxyParts
 from proxy.server import gunicorn_options
 from proxy.settings import MIN_SECRET_BYTES, Settings
 from proxy.upstreams.api_server import ApiServer
-from proxy.upstreams.balancer import Balancer, UpstreamSpec, parse_upstreams
+from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.discovery import Discovery, FixedReplicas, ReplicasFile, Specs
 from proxy.upstreams.endpoint_slices import EndpointSlices, Services
 from proxy.upstreams.keys import parse_keys
+from proxy.upstreams.specs import UpstreamSpec, parse_upstreams
 
 log = logging.getLogger(__name__)
 

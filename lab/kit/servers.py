@@ -93,8 +93,7 @@ class ServedApi:
             assert self.process.poll() is None, f"gunicorn has ended:\n{self.log}"
             return self.state().get("status") == "ready"
 
-        # Each answer takes the interpreter from the thread that loads: asked every 10 ms, a start
-        # takes 1.3 s longer.
+        # Not every 10 ms: each answer takes the interpreter from the thread that loads the model.
         eventually(is_ready, timeout_s, every_s=0.1)
 
     def is_idle(self) -> bool:

@@ -11,7 +11,6 @@ than those and a few: the others are told to wait (AllRowsBusy).
 import hashlib
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +19,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import urlsplit
 
-import yaml
-
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, UpstreamNotReady, UpstreamUnreachable
 from proxy.upstreams.connections import ConnectionPool
 from proxy.upstreams.keys import UpstreamKeys
+from proxy.upstreams.specs import UpstreamSpec
 
 log = logging.getLogger(__name__)
 
@@ -62,36 +60,6 @@ class UpstreamRows:
 
     num: int
     num_taken: int
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamSpec:
-    """One line of the upstreams file. Without `models` it takes requests for any model."""
-
-    url: str
-    weight: float = 1.0
-    health_path: str = "/ready"
-    models: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise ValueError(f"url={self.url!r}; expected http(s)://host[:port][/path]")
-        if not 0 < self.weight < math.inf:
-            raise ValueError(f"weight={self.weight} of {self.url}; expected a number above 0")
-        if not re.fullmatch("/[!-~]*", self.health_path):
-            raise ValueError(
-                f"health_path={self.health_path!r} of {self.url}; must begin with / and have "
-                "neither spaces nor letters beyond ASCII"
-            )
-
-    @property
-    def netloc(self) -> str:
-        return urlsplit(self.url).netloc.rpartition("@")[2]
-
-    @property
-    def base_path(self) -> str:
-        return urlsplit(self.url).path.rstrip("/")
 
 
 @dataclass(slots=True, eq=False)
@@ -365,40 +333,3 @@ def _rendezvous(key: str, spec: UpstreamSpec) -> float:
     digest = hashlib.blake2b(text, digest_size=8).digest()
     uniform = (int.from_bytes(digest, "big") + 1) / (2**64 + 2)
     return -spec.weight / math.log(uniform)
-
-
-def parse_upstreams(text: str) -> tuple[UpstreamSpec, ...]:
-    """The upstreams file: a YAML list of urls or mappings. ValueError names the faulty entry."""
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {error}") from error
-    entries = document.get("upstreams") if isinstance(document, dict) else None
-    if not isinstance(entries, list):
-        raise ValueError("expected a list under 'upstreams'; it may be empty, as []")
-    specs = tuple(_parse_entry(entry) for entry in entries)
-    if len({spec.url for spec in specs}) < len(specs):
-        raise ValueError("an upstream is listed twice; raise its weight instead")
-    return specs
-
-
-def _parse_entry(entry: object) -> UpstreamSpec:
-    if isinstance(entry, str):
-        return UpstreamSpec(entry)
-    if not isinstance(entry, dict) or "url" not in entry:
-        raise ValueError(f"upstream {entry!r} has no url")
-    if unknown := set(entry) - {"url", "weight", "health_path", "models"}:
-        raise ValueError(f"upstream {entry['url']}: unknown keys {sorted(map(str, unknown))}")
-    models = entry.get("models", ())
-    if not isinstance(models, (list, tuple)):
-        raise ValueError(f"upstream {entry['url']}: models must be a list")
-    try:
-        weight = float(entry.get("weight", 1.0))
-    except (TypeError, ValueError):
-        raise ValueError(f"upstream {entry['url']}: weight must be a number") from None
-    return UpstreamSpec(
-        url=str(entry["url"]),
-        weight=weight,
-        health_path=str(entry.get("health_path", "/ready")),
-        models=tuple(map(str, models)),
-    )

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.files import WatchedFile
-from proxy.upstreams.balancer import UpstreamSpec
+from proxy.upstreams.specs import UpstreamSpec
 
 Specs = tuple[UpstreamSpec, ...]
 

@@ -19,8 +19,8 @@ from pydantic import BaseModel, Field
 
 from proxy.errors import DiscoveryFailed
 from proxy.upstreams.api_server import ApiServer
-from proxy.upstreams.balancer import UpstreamSpec
 from proxy.upstreams.discovery import Specs
+from proxy.upstreams.specs import UpstreamSpec
 
 log = logging.getLogger(__name__)
 

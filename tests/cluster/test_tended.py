@@ -16,7 +16,7 @@ from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.errors import ActuatorUnusable, ConfigFaulty
 from cluster.replicas import Group, Recipe, Recipes, ReplicaState
 from lab.kit.servers import eventually
-from proxy.upstreams.balancer import UpstreamSpec, parse_upstreams
+from proxy.upstreams.specs import UpstreamSpec, parse_upstreams
 from tests.proxy.support import Peer, ScriptedUpstream
 
 CHAT, CODE = Group("chat", "core", 4), Group("code", "core", 4)

@@ -4,9 +4,10 @@ import pytest
 
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy
-from proxy.upstreams.balancer import Balancer, UpstreamHealth, UpstreamRows, UpstreamSpec
+from proxy.upstreams.balancer import Balancer, UpstreamHealth, UpstreamRows
 from proxy.upstreams.health import parse_rows
 from proxy.upstreams.retries import MAX_SAVED_RETRIES, RetryBudget
+from proxy.upstreams.specs import UpstreamSpec
 
 
 class Clock:

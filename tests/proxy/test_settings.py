@@ -8,7 +8,7 @@ import pytest
 from proxy.access.policy import parse_policy
 from proxy.errors import StartupError
 from proxy.settings import Settings
-from proxy.upstreams.balancer import parse_upstreams
+from proxy.upstreams.specs import parse_upstreams
 from tests.proxy.support import ROOT
 
 DOCUMENT = ROOT / "docs" / "proxy.md"

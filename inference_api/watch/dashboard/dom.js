@@ -27,6 +27,21 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Does the work with `area` marked as busy; shows its failure in `fault` in place of `status`. */
+export async function showWork(area, status, fault, work) {
+  area.ariaBusy = "true";
+  fault.hidden = true;
+  try {
+    await work();
+  } catch (error) {
+    setText(status, "");
+    fault.hidden = false;
+    setText(fault, error.message);
+  } finally {
+    area.ariaBusy = "false";
+  }
+}
+
 /** A horizontal bar, `share` of it filled. What it shows must stand beside it as text. */
 export function bar(share, properties = {}) {
   const fill = h("span");

@@ -1,7 +1,7 @@
 // "How many GPUs?": a load and its levels in, accelerators, replicas and costs out, with reasons.
 
 import { getJson, postJson } from "./api.js";
-import { byId, h, setText } from "./dom.js";
+import { byId, h, setText, showWork } from "./dom.js";
 import { count, number, percent } from "./format.js";
 
 const COLUMNS = ["Accelerator", "Replicas", "Cost", "TTFT", "ITL", "Rows busy", "Speed"];
@@ -15,6 +15,7 @@ const form = byId("plan-form", HTMLFormElement);
 const status = byId("plan-status", HTMLElement);
 const fault = byId("plan-fault", HTMLElement);
 const answerBox = byId("plan-answer", HTMLElement);
+const tell = (work) => showWork(form, status, fault, work);
 
 /** Called whenever the view comes up: the models are asked for once. */
 export async function showHowMany() {
@@ -37,20 +38,6 @@ form.addEventListener("submit", (event) => {
     setText(status, told(answer));
   });
 });
-
-async function tell(work) {
-  form.ariaBusy = "true";
-  fault.hidden = true;
-  try {
-    await work();
-  } catch (error) {
-    setText(status, "");
-    fault.hidden = false;
-    setText(fault, error.message);
-  } finally {
-    form.ariaBusy = "false";
-  }
-}
 
 /** The form as POST /howmany takes it: rates per minute, and what is left empty left out. */
 function question() {

@@ -2,7 +2,7 @@
 
 import { allocationTable, totalCost, totalPower } from "./allocations.js";
 import { getJson, postJson } from "./api.js";
-import { byId, h, setText } from "./dom.js";
+import { byId, h, setText, showWork } from "./dom.js";
 import { count, number } from "./format.js";
 import { systemPanels } from "./system_panels.js";
 
@@ -23,6 +23,7 @@ const isStateful = document.documentElement.dataset.optimizer === "stateful";
 const root = byId("optimizer-body", HTMLElement);
 const status = byId("optimizer-status", HTMLElement);
 const fault = byId("optimizer-fault", HTMLElement);
+const tell = (work) => showWork(root, status, fault, work);
 const examplePath = new URL("example_system.json", import.meta.url).pathname;
 
 /** @type {any} */
@@ -76,20 +77,6 @@ function act(work) {
     render();
     setText(status, told());
   });
-}
-
-async function tell(work) {
-  root.ariaBusy = "true";
-  fault.hidden = true;
-  try {
-    await work();
-  } catch (error) {
-    setText(status, "");
-    fault.hidden = false;
-    setText(fault, error.message);
-  } finally {
-    root.ariaBusy = "false";
-  }
 }
 
 function told() {
