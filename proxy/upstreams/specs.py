@@ -1,4 +1,4 @@
-"""The upstreams that an operator lists, and the YAML file that lists them."""
+"""The upstreams that an operator lists, and the YAML file that lists them. Immutable."""
 
 import math
 import re
@@ -10,7 +10,7 @@ import yaml
 
 @dataclass(frozen=True, slots=True)
 class UpstreamSpec:
-    """One entry of the upstreams file; without `models` it takes requests for any model. Immutable."""
+    """One entry of the upstreams file. Without `models` it takes requests for any model."""
 
     url: str
     weight: float = 1.0
