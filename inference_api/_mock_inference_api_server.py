@@ -16,11 +16,7 @@ from inference_api.model_loading import loaded_alone
 from inference_api.request import TokenLogprobs
 from inference_api.runner import Draw, Drawn, RowResult, RowStep
 from inference_api.settings import Settings
-from inference_api.text.chat_prompts import (
-    NO_EXTRAS,
-    Extras,
-    plain_chat_prompt,
-)
+from inference_api.text.chat_prompts import NO_EXTRAS, Extras, plain_chat_prompt
 from inference_api.tools.dialects import GENERIC
 from inference_api.tools.history import Manners, Message, prepared
 

@@ -15,13 +15,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, model_validator
 
 from optimizer.inferno_json import Body
-from optimizer.measured import (
-    Computed,
-    LoadSpec,
-    MeanTokens,
-    Measured,
-    MeasuredLatency,
-)
+from optimizer.measured import Computed, LoadSpec, MeanTokens, Measured, MeasuredLatency
 
 LOWEST_PRIORITY = 100  # 1 is the highest
 DEFAULT_CLASS = "Free"  # the class of a server that names none

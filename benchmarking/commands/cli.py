@@ -22,13 +22,7 @@ from benchmarking.commands.command_line import (
     shown_argv,
     until_interrupted,
 )
-from benchmarking.commands.load_commands import (
-    capacity,
-    custom,
-    repeat,
-    sweep,
-    switching,
-)
+from benchmarking.commands.load_commands import capacity, custom, repeat, sweep, switching
 from benchmarking.commands.measure_command import measure
 from benchmarking.errors import BenchmarkError
 from benchmarking.load.targets import Headers

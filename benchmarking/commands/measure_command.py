@@ -21,12 +21,7 @@ from benchmarking.commands.command_line import (
     open_run,
     slo_options,
 )
-from benchmarking.commands.load_commands import (
-    INPUT_TOKENS,
-    OUTPUT_TOKENS,
-    Asked,
-    asking,
-)
+from benchmarking.commands.load_commands import INPUT_TOKENS, OUTPUT_TOKENS, Asked, asking
 from benchmarking.errors import InvalidResults
 from benchmarking.load.preflight import only_model
 from benchmarking.records import Run, Workload

@@ -12,14 +12,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from inference_api.bundle.sums import (
-    FAST_MEMORY,
-    MEMORY,
-    Limit,
-    Piece,
-    Taken,
-    excess,
-)
+from inference_api.bundle.sums import FAST_MEMORY, MEMORY, Limit, Piece, Taken, excess
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import BITS, GROUP, MAX_HEAD_DIM
 from inference_api.loading import checkpoint

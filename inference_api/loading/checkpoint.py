@@ -15,12 +15,7 @@ from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, Bits
 from inference_api.loading import hardware, hub, tokenizer_files
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.read import read_config
-from inference_api.loading.files import (
-    read_headers,
-    shape_faults,
-    unstacked,
-    weight_files,
-)
+from inference_api.loading.files import read_headers, shape_faults, unstacked, weight_files
 from inference_api.loading.generation_config import GENERATION_CONFIG
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.files import SUFFIX, is_gguf, read_gguf

@@ -11,11 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits, packed_bytes
-from inference_api.loading.config import (
-    LatentConfig,
-    MixtureConfig,
-    ModelConfig,
-)
+from inference_api.loading.config import LatentConfig, MixtureConfig, ModelConfig
 from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, SCHEMES, Names
 
 EMBEDDING, HEAD = "embedding", "head"

@@ -16,13 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Work
 
 from inference_api.pipeline.meeting import meet
-from inference_api.pipeline.messages import (
-    MAX_NUMBERS,
-    PART_TOKENS,
-    BadMessage,
-    Kind,
-    Message,
-)
+from inference_api.pipeline.messages import MAX_NUMBERS, PART_TOKENS, BadMessage, Kind, Message
 
 JOIN_TIMEOUT_S = 120.0  # for all ranks to be started
 LOAD_TIMEOUT_S = 900.0  # for all ranks to have loaded their layers

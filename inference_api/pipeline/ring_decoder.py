@@ -8,13 +8,7 @@ from torch import Tensor
 
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.step_decoder import Outputs
-from inference_api.pipeline.messages import (
-    BadMessage,
-    Kind,
-    Message,
-    returned_tokens,
-    step_numbers,
-)
+from inference_api.pipeline.messages import BadMessage, Kind, Message, returned_tokens, step_numbers
 from inference_api.pipeline.micro_batches import cut, num_parts
 from inference_api.pipeline.ring import Ring
 from inference_api.runner import RowStep

@@ -3,14 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 
-from inference_api.tools.events import (
-    ArgumentsDelta,
-    CallEnd,
-    CallStart,
-    Event,
-    Json,
-    TextDelta,
-)
+from inference_api.tools.events import ArgumentsDelta, CallEnd, CallStart, Event, Json, TextDelta
 from inference_api.tools.reader import EndOfText, NotACall, Reader, Steps
 
 BETWEEN_CALLS = " \t\r\n,;]"

@@ -36,11 +36,7 @@ from inference_api.loading.files import TensorLocation, tensor_places, weight_fi
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_order
 from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
-from inference_api.loading.layout import (
-    SourceTensor,
-    is_router,
-    weight_plan,
-)
+from inference_api.loading.layout import SourceTensor, is_router, weight_plan
 from inference_api.loading.safetensors import opened, read_tensor
 from inference_api.loading.stacks import of_expert
 from inference_api.loading.weights import converted

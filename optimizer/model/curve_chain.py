@@ -24,13 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.model.curve_rates import (
-    MOST_BUSY,
-    Shape,
-    StateRates,
-    saturated_rates,
-    state_rates,
-)
+from optimizer.model.curve_rates import MOST_BUSY, Shape, StateRates, saturated_rates, state_rates
 from optimizer.model.latency import BoolArray, FloatArray, IntArray, Latency, Occupancy
 from optimizer.model.queueing import Performance, queue_sums
 from optimizer.model.step_curve import StepCurve

@@ -15,14 +15,7 @@ from optimizer.questions.explain import Explanation, explain
 from optimizer.questions.how_many import HowMany, HowManyQuery, how_many
 from optimizer.questions.plan import PlanAnswer, plan
 from optimizer.questions.prediction import analyze
-from optimizer.questions.queries import (
-    Analyzed,
-    AnalyzeQuery,
-    NotSized,
-    Sized,
-    SizeQuery,
-    size,
-)
+from optimizer.questions.queries import Analyzed, AnalyzeQuery, NotSized, Sized, SizeQuery, size
 from optimizer.questions.tune import Tuned, TuneQuery, tune
 from optimizer.questions.whatif import Sweep, WhatIfQuery, what_if
 from optimizer.routes.answers import NO_ROUTE, Problem, problems

@@ -23,13 +23,7 @@ from .collecting import Collecting, collect
 from .export import export, read_into
 from .heads import Heads, Shape, Variant
 from .jobs import Jobs
-from .judging import (
-    answer_ranks,
-    judged,
-    require_preferences,
-    require_skill,
-    tree_of,
-)
+from .judging import answer_ranks, judged, require_preferences, require_skill, tree_of
 from .prompts import (
     QUESTION_TOKENS,
     Prompt,

@@ -19,16 +19,7 @@ from cluster.actuators.workloads import DEFAULT_ROWS, Pod
 from cluster.errors import ActuatorUnusable, ConfigFaulty
 from cluster.replicas import Group, Outcome, ReplicaState
 from inference_api.settings import Settings as ApiSettings
-from tests.kubernetes_api import (
-    Answer,
-    KubernetesApi,
-    Object,
-    garbage,
-    half,
-    hang,
-    refuse,
-    reset,
-)
+from tests.kubernetes_api import Answer, KubernetesApi, Object, garbage, half, hang, refuse, reset
 from tests.kubernetes_workloads import NO_ROOM, Workloads, labels, name_of
 
 CHAT = Group("chat", "H100", 32)

@@ -21,12 +21,7 @@ from inference_api.core.rows import Draft, RowTable, UserRow
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.loading.options import EngineOptions
-from inference_api.request import (
-    GenerationRequest,
-    OutputQueue,
-    SamplingParams,
-    SessionId,
-)
+from inference_api.request import GenerationRequest, OutputQueue, SamplingParams, SessionId
 from inference_api.settings import EMBEDDED_MODEL, Settings
 from inference_api.settings.model import Speculation
 from inference_api.speculation.draft_model import ModelDrafts

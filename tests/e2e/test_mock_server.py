@@ -10,13 +10,7 @@ from threading import Event
 import pytest
 import requests
 
-from lab.kit.servers import (
-    MOCK_APP,
-    ServedApi,
-    eventually,
-    post_bytes,
-    served,
-)
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes, served
 
 PARIS = {
     "text": "Have you been to Paris, France?",

@@ -6,13 +6,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from transformers import TokenizersBackend
 
-from inference_api.loading.gguf.tokenizer import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    UNKNOWN,
-    tokenizer_json,
-)
+from inference_api.loading.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, tokenizer_json
 from inference_api.text.tokens import HuggingFaceTokenizer
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -9,14 +9,7 @@ import requests
 
 from proxy.upstreams.headers import without_address
 from tests.proxy.relayed import post, read_head
-from tests.proxy.support import (
-    DEADLINE_S,
-    LAST_CHUNK,
-    Peer,
-    ProxyProcess,
-    ScriptedUpstream,
-    bearer,
-)
+from tests.proxy.support import DEADLINE_S, LAST_CHUNK, Peer, ProxyProcess, ScriptedUpstream, bearer
 
 
 def test_method_target_and_body_arrive_unchanged(proxy: ProxyProcess) -> None:

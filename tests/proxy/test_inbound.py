@@ -5,13 +5,7 @@ import json
 
 import pytest
 
-from proxy.clients.inbound import (
-    RequestBody,
-    RoutingHints,
-    read_hints,
-    takes_row,
-    target_fault,
-)
+from proxy.clients.inbound import RequestBody, RoutingHints, read_hints, takes_row, target_fault
 from proxy.clients.request_head import RequestHead
 
 

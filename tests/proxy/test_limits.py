@@ -6,10 +6,7 @@ from proxy.access.limits import TeamLimits
 from proxy.access.policy import Policy, TeamPolicy, parse_policy
 from proxy.errors import LimitExceeded
 from tests.ports import free_port
-from tests.proxy.support import (
-    DEADLINE_S,
-    until,
-)
+from tests.proxy.support import DEADLINE_S, until
 
 
 @pytest.fixture(autouse=True)

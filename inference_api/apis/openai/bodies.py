@@ -18,13 +18,7 @@ from inference_api.apis.openai.formats import Constrained
 from inference_api.apis.openai.messages import Messages, turns_of
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams
-from inference_api.web.fields import (
-    ANY_SIZE,
-    MAX_INTEGER,
-    Body,
-    Unserved,
-    fault,
-)
+from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, Body, Unserved, fault
 from inference_api.web.json_object import shortened
 from inference_api.web.sampling import SampledBody
 from inference_api.web.thinking import Effort, Thinking, effort_options, thinking_options

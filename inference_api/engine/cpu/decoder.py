@@ -16,12 +16,7 @@ from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.rope import Rope
 from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import ffi, pointer
-from inference_api.kernels.library import (
-    CACHE_TYPES,
-    PackedWeight,
-    StepStates,
-    StepTokens,
-)
+from inference_api.kernels.library import CACHE_TYPES, PackedWeight, StepStates, StepTokens
 from inference_api.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
 from inference_api.loading.layout import EMBEDDING, HEAD, ROUTER
 from inference_api.loading.weights import Parameters

@@ -2,12 +2,7 @@
 
 from collections.abc import Mapping
 
-from inference_api.loading.config import (
-    DEFAULT_MAX_SEQ_LEN,
-    ModelConfig,
-    RopeKind,
-    TensorNames,
-)
+from inference_api.loading.config import DEFAULT_MAX_SEQ_LEN, ModelConfig, RopeKind, TensorNames
 from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture
 from inference_api.loading.families.ropes import KINDS, read_rope, read_rotary_dim

@@ -18,12 +18,7 @@ from inference_api.errors import StartupError
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
-from inference_api.loading.gguf.config import (
-    LONG_FACTORS,
-    ROPE_FACTORS,
-    SHORT_FACTORS,
-    raw_config,
-)
+from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
 from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, halves_of
 from inference_api.loading.layout import StoredTensor, Tensors, shown, weight_plan
 from inference_api.loading.stacks import of_expert

@@ -17,12 +17,7 @@ from inference_api.loading.layout import weight_plan
 from inference_api.loading.linear import Packing
 from inference_api.loading.packing.layout import PackedLayout, UnusablePackedFile
 from inference_api.loading.packing.pages import SLICE_BYTES, Pause, mapped, slices, touch
-from inference_api.loading.weights import (
-    Memory,
-    Parameters,
-    empty_parameters,
-    load_parameters,
-)
+from inference_api.loading.weights import Memory, Parameters, empty_parameters, load_parameters
 
 Identity = tuple[int, ...]
 CPU = torch.device("cpu")

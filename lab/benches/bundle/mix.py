@@ -19,13 +19,7 @@ from lab.benches.bundle.figures import (
     spread_of_gaps,
     touches,
 )
-from lab.benches.bundle.servers import (
-    BundleServer,
-    Memory,
-    Policy,
-    bundle_server,
-    servers_alone,
-)
+from lab.benches.bundle.servers import BundleServer, Memory, Policy, bundle_server, servers_alone
 from lab.benches.bundle.text import ms, table
 from lab.kit.servers import ServedApi
 

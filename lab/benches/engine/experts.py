@@ -35,12 +35,7 @@ from inference_api.kernels.packing import FLOAT_BITS, packed_bytes
 from inference_api.loading.checkpoint import describe, footprint_on_cpu
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.hardware import physical_cores
-from inference_api.loading.layout import (
-    is_router,
-    linear_weights,
-    num_stacked,
-    parameter_shape,
-)
+from inference_api.loading.layout import is_router, linear_weights, num_stacked, parameter_shape
 from inference_api.loading.memory import Footprint
 from inference_api.loading.options import EngineOptions
 from inference_api.settings import EMBEDDED_MODEL

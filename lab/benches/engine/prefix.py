@@ -7,13 +7,7 @@ turns, with and without `PREFIX_REUSE`. Time it alone: nothing else may use the 
 
 from statistics import median
 
-from lab.benches.serve.bench import (
-    Workload,
-    asked_models,
-    served_workload,
-    stream_once,
-    workloads,
-)
+from lab.benches.serve.bench import Workload, asked_models, served_workload, stream_once, workloads
 from lab.kit.servers import ServedApi
 
 USERS = 8

@@ -25,13 +25,7 @@ import jwt
 import uvloop
 
 from benchmarking.machine import describe_machine
-from lab.benches.proxy.load import (
-    Crowd,
-    StreamClient,
-    closed_loop,
-    open_streams,
-    serve_upstream,
-)
+from lab.benches.proxy.load import Crowd, StreamClient, closed_loop, open_streams, serve_upstream
 from lab.benches.proxy.targets import Target, Targets
 from lab.kit.servers import exit_on_sigterm
 

@@ -26,15 +26,7 @@ from inference_api.loading.hardware import physical_cores
 from lab.models.random_model import SHAPES
 from lab.peers import report as peer_report
 from lab.peers.contest import Contestant, PeerEnded, Prompts, hearth, peer
-from lab.peers.install import (
-    LLAMA_CPP,
-    OPENVINO,
-    RECIPES,
-    VLLM,
-    NotInstalled,
-    Recipe,
-    install,
-)
+from lab.peers.install import LLAMA_CPP, OPENVINO, RECIPES, VLLM, NotInstalled, Recipe, install
 from lab.peers.models import gguf_model, openvino_model, random_model
 from lab.peers.report import Cell, Measurement
 

@@ -31,13 +31,7 @@ from lab.benches.serve.bench import workloads
 from lab.benches.table.figures import Claim, Row, Turns, bound_of, row_of
 from lab.benches.table.models import SEED, TABLE_MODELS, Model, context_tokens
 from lab.benches.table.servers import Form, Servers, started
-from lab.benches.table.text import (
-    COLUMNS,
-    beside_peers,
-    bounds_text,
-    claim_text,
-    row_text,
-)
+from lab.benches.table.text import COLUMNS, beside_peers, bounds_text, claim_text, row_text
 from lab.benches.table.turns import Server, Turn, turn_of
 from lab.kit.completions import Request
 from lab.kit.servers import ROOT, exit_on_sigterm

@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarking.analysis.switching import (
-    batch_of,
-    rotation,
-    switching_matrix,
-    three_sigma_s,
-)
+from benchmarking.analysis.switching import batch_of, rotation, switching_matrix, three_sigma_s
 from tests.benchmarking.made_runs import made_record, made_run
 
 

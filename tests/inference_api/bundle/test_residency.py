@@ -4,19 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from inference_api.bundle.members import (
-    Eviction,
-    LoadMember,
-    MemberState,
-    Unload,
-    UnloadMode,
-)
-from tests.inference_api.bundle.simulated_bundle import (
-    NEEDS,
-    POLICY,
-    bundle,
-    with_residents,
-)
+from inference_api.bundle.members import Eviction, LoadMember, MemberState, Unload, UnloadMode
+from tests.inference_api.bundle.simulated_bundle import NEEDS, POLICY, bundle, with_residents
 
 
 def test_request_to_an_absent_expert_has_it_loaded_and_starts_when_it_is_ready() -> None:

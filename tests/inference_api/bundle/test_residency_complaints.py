@@ -2,19 +2,8 @@
 
 from dataclasses import replace
 
-from inference_api.bundle.members import (
-    Eviction,
-    LoadMember,
-    MemberState,
-    Refuse,
-    Unload,
-)
-from tests.inference_api.bundle.simulated_bundle import (
-    NEEDS,
-    POLICY,
-    bundle,
-    with_residents,
-)
+from inference_api.bundle.members import Eviction, LoadMember, MemberState, Refuse, Unload
+from tests.inference_api.bundle.simulated_bundle import NEEDS, POLICY, bundle, with_residents
 
 
 def test_busy_expert_does_not_starve_another() -> None:

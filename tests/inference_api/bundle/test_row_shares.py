@@ -2,14 +2,8 @@
 
 from dataclasses import replace
 
-from inference_api.bundle.members import (
-    Unload,
-)
-from tests.inference_api.bundle.simulated_bundle import (
-    NEEDS,
-    POLICY,
-    with_residents,
-)
+from inference_api.bundle.members import Unload
+from tests.inference_api.bundle.simulated_bundle import NEEDS, POLICY, with_residents
 
 
 def test_rows_go_first_to_who_uses_the_smallest_part_of_its_own() -> None:

@@ -11,12 +11,7 @@ from torch import Tensor
 
 from inference_api.engine import engine_runner
 from inference_api.engine.engine_runner import EngineRunner
-from inference_api.kernels.library import (
-    PORTABLE,
-    Kernels,
-    KernelsUnavailable,
-    supported_variants,
-)
+from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable, supported_variants
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.options import EngineOptions

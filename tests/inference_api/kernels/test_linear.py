@@ -8,12 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from inference_api.kernels.library import (
-    Kernels,
-    PackedWeight,
-    UnusableWeight,
-    supported_variants,
-)
+from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight, supported_variants
 from inference_api.kernels.packing import GROUP, Bits
 
 BITS: tuple[Bits, ...] = (8, 4)

@@ -12,13 +12,7 @@ import pytest
 import torch
 
 from inference_api.pipeline import ring as ring_module
-from inference_api.pipeline.messages import (
-    MAX_NUMBERS,
-    PART_TOKENS,
-    BadMessage,
-    Kind,
-    Message,
-)
+from inference_api.pipeline.messages import MAX_NUMBERS, PART_TOKENS, BadMessage, Kind, Message
 from inference_api.pipeline.ring import Ring, RingBroken
 from tests.ports import free_port
 

@@ -7,12 +7,7 @@ import pytest
 
 from inference_api.request import FinishReason, SamplingParams
 from inference_api.runner import RowResult, RowStep
-from tests.inference_api.speculation.decoding import (
-    Answer,
-    Decoding,
-    Model,
-    request_of,
-)
+from tests.inference_api.speculation.decoding import Answer, Decoding, Model, request_of
 from tests.inference_api.speculation.sources import SOURCES, Known
 
 QUESTION = "What is the capital of Kenya?"

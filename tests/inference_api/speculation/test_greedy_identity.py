@@ -10,13 +10,7 @@ import pytest
 
 from inference_api.request import GenerationRequest, SamplingParams
 from lab.models.default.evaluation import Trial, draw_trials
-from tests.inference_api.speculation.decoding import (
-    FORMS,
-    Answer,
-    Decoding,
-    Model,
-    request_of,
-)
+from tests.inference_api.speculation.decoding import FORMS, Answer, Decoding, Model, request_of
 from tests.inference_api.speculation.sources import SOURCES, Known
 
 NUM_PROMPTS = 128  # four for each row

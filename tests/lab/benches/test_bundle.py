@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from lab.benches.bundle import bench as bundle
 from lab.benches.bundle.bench import Results
 from lab.benches.bundle.client import Ask, Reply, Span, Switch
-from lab.benches.bundle.figures import (
-    Spread,
-    load_of,
-    merged,
-    room_bytes,
-    slope_per_100,
-    touches,
-)
+from lab.benches.bundle.figures import Spread, load_of, merged, room_bytes, slope_per_100, touches
 from lab.benches.bundle.itl import disturbance
 from lab.benches.bundle.mix import possible_asks, right
 from lab.benches.bundle.servers import experts_of

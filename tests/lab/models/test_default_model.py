@@ -9,16 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lab.models.default.documents import (
-    ASSISTANT,
-    BOS,
-    EOS,
-    USER,
-    Corpus,
-    Piece,
-    chat_turn,
-    render,
-)
+from lab.models.default.documents import ASSISTANT, BOS, EOS, USER, Corpus, Piece, chat_turn, render
 from lab.models.default.evaluation import Judge, Trial, draw_trials
 from lab.models.default.model import ModelShape, TrainableLlama
 from lab.models.default.noise import disturb
