@@ -7,6 +7,7 @@
 
     BodyTooLarge   413, of `common.http_routes`: the body exceeds the limit
     StoreFailed    503, of `common.errors`: the store did not take a change, nor did memory
+    NotInstalled   501, of `common.numerics`: this machine has no scipy
     StartupError   the process cannot start; lists every fault found
 
 That a server finds no allocation is not an error: the answer says so, and why, per server.

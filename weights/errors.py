@@ -8,6 +8,7 @@
 
     BodyTooLarge   413, of `common.http_routes`: the body exceeds the limit
     StoreFailed    503, of `common.errors`: the store did not take or give the data
+    NotInstalled   501, of `common.numerics`: this machine has no scipy
     StartupError   the process cannot start; lists every fault found
 
     DriveError              of `python -m weights drive`, for whoever started it

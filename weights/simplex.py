@@ -26,7 +26,8 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import scipy
+
+from common.numerics import scipy
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.intp]

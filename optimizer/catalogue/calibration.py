@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
-import scipy
 
+from common.numerics import scipy
 from optimizer.catalogue.facts import (
     Facts,
     ModelFacts,

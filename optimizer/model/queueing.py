@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import scipy
 
+from common.numerics import scipy
 from optimizer.model.latency import (
     BoolArray,
     FloatArray,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.numerics import part_of_scipy
 from optimizer.model.latency import BoolArray, Columns, FloatArray, IntArray
 from optimizer.model.queueing import Replica, analyze
 
@@ -88,10 +89,6 @@ def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) ->
     Chandrupatla's method (Advances in Engineering Software 28, 1997) on the share of the highest
     rate: in the rate latencies are smoother than in its logarithm, which takes a third more steps.
     """
-    # Takes long to import, and the API that mounts the optimizer seldom sizes: `scipy` alone
-    # imports its parts when they are first used, all but this one.
-    from scipy.optimize.elementwise import find_root
-
     metric, pair = np.nonzero(is_between)
     part, wanted_ms = replica.take(pair), wanted_ms[is_between]
     lowest, highest = rate_range(part)
@@ -104,7 +101,8 @@ def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) ->
         return relative
 
     bracket = lowest / highest, np.ones(pair.size)
-    found = find_root(
+    # `scipy.optimize` does not import this part of it.
+    found = part_of_scipy("optimize.elementwise").find_root(
         excess,
         bracket,
         args=(np.arange(pair.size),),

@@ -26,8 +26,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
+from common.numerics import scipy
 from optimizer.model.latency import FloatArray
 
 FACTORS = 2  # one for decode steps, one for prefill

@@ -11,6 +11,7 @@ from flask import Blueprint, Flask, Response
 
 from common.errors import StoreFailed, WireError
 from common.http_routes import BodyTooLarge, HttpRoutes, Wire
+from common.numerics import NotInstalled
 from common.turns import TooManyQuestions
 from optimizer.errors import Fault, InvalidRequest, OptimizerError
 from optimizer.inferno_json import Reading, decode, read
@@ -51,7 +52,7 @@ def create_blueprint(service: StatelessService | StatefulService, settings: Sett
     if isinstance(service, StatefulService):
         add_edit_routes(http, service)
         add_stateful_solve_routes(http, service)
-    for kind in (OptimizerError, StoreFailed, TooManyQuestions, BodyTooLarge):
+    for kind in (OptimizerError, StoreFailed, TooManyQuestions, BodyTooLarge, NotInstalled):
         blueprint.register_error_handler(kind, _error_response)
     return blueprint
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy
 
+from common.numerics import scipy
 from optimizer.model.latency import BoolArray, FloatArray
 from optimizer.simulation.course import STEADY, Course
 from optimizer.simulation.handling import waits_ms

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from common.errors import StoreFailed, WireError
 from common.http_routes import BodyTooLarge, HttpRoutes, Wire
+from common.numerics import NotInstalled
 from common.turns import TooManyQuestions
 from weights.errors import Fault, InvalidRequest, WeightsError
 from weights.routes.answers import Problem
@@ -31,7 +32,7 @@ def create_blueprint(service: WeightsService, max_body_bytes: int = 16 * 2**20) 
     add_update_routes(http, service)
     add_session_routes(http, service)
     add_measure_routes(http, service)
-    for kind in (WeightsError, StoreFailed, TooManyQuestions, BodyTooLarge):
+    for kind in (WeightsError, StoreFailed, TooManyQuestions, BodyTooLarge, NotInstalled):
         blueprint.register_error_handler(kind, _error_response)
     return blueprint
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-import scipy
 
+from common.numerics import scipy
 from weights.samplers.concentration import matched_concentration
 from weights.samplers.cost_model import Bounds, Fit
 from weights.samplers.model_choice import most_trusted

@@ -6,8 +6,8 @@ concentration has a ceiling.
 """
 
 import numpy as np
-import scipy
 
+from common.numerics import scipy
 from weights.simplex import FloatArray
 
 SMALLEST_SHARE = 1e-6

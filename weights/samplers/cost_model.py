@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import scipy
 
+from common.numerics import scipy
 from weights.search import ROUNDING, Problem
 from weights.simplex import BoolArray, FloatArray, nearest_point
 

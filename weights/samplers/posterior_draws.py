@@ -16,8 +16,8 @@ g).
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
+from common.numerics import scipy
 from weights.samplers.trials import Trials
 from weights.simplex import FloatArray, IntArray
 

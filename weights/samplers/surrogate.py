@@ -9,8 +9,8 @@ the amplitude in closed form.
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 
+from common.numerics import scipy
 from weights.samplers.cost_model import Bounds, log_density
 from weights.samplers.trials import Trials
 from weights.simplex import FloatArray, sample_uniform

@@ -1,0 +1,41 @@
+"""scipy, imported when it is first used: a machine that only serves models has no need of it.
+
+from common.numerics import scipy
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from common.errors import WireError
+
+__all__ = ["NotInstalled", "part_of_scipy", "scipy"]
+
+
+class NotInstalled(WireError):
+    status = 501
+    code = "not_installed"
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"{package} is not installed on this server; run `pip install 'hearth[{extra}]'` there "
+            "and start it again, or ask a server that has it"
+        )
+
+
+def part_of_scipy(name: str) -> Any:
+    """Returns the module `scipy.<name>`. Raises NotInstalled where there is none."""
+    try:
+        return import_module(f"scipy.{name}")
+    except ModuleNotFoundError as error:
+        raise NotInstalled("scipy", "optimizer") from error
+
+
+if TYPE_CHECKING:
+    import scipy
+else:
+
+    class _Scipy:
+        def __getattr__(self, name: str) -> Any:
+            return part_of_scipy(name)
+
+    scipy = _Scipy()
