@@ -34,6 +34,7 @@ from inference_api.core.record import Observer
 from inference_api.core.status import Hooks
 from inference_api.core.step_times import StepTimes
 from inference_api.model_loading import bring_up as bring_up_models
+from inference_api.pipeline import routes as pipeline
 from inference_api.pipeline.model import bring_up as bring_up_split
 from inference_api.settings import ModelSettings, Settings, load_settings
 from inference_api.watch import dashboard_route as dashboard
@@ -150,6 +151,8 @@ def create_server(
     app.register_blueprint(messages.create_blueprint(chats))
     app.register_blueprint(bundle.create_blueprint(backend, input_queue, settings))
     app.register_blueprint(bundle_validation.create_blueprint(settings))
+    if settings.split is not None and not settings.mock_model:
+        app.register_blueprint(pipeline.create_blueprint(backend))
     app.register_blueprint(embeddings.create_blueprint(generations, backend, choice))
     app.register_blueprint(tokenize.create_blueprint(backend, settings))
     app.register_blueprint(

@@ -45,6 +45,7 @@ POLL_S = 0.2
 LOOPBACK = "lo"
 MAX_RESTARTS = 20  # restarts of the ranks that serve one model together
 SHUTDOWN_BEYOND_DRAIN_S = 30
+MAX_PAUSELESS_S = 86_400  # trials of SPLIT=auto wait for pauses between requests
 PR_SET_PDEATHSIG = 1  # prctl(2)
 QUESTION = "Have you been to Paris, France?"
 
@@ -73,18 +74,21 @@ def main(mock: bool) -> None:
         _start(api, dict(os.environ)),
         _start(_gunicorn(PROXY_CONFIG), dict(os.environ, JWT_SECRET=secret)),
     )
+    search: list[Process] = []
     try:
         # The API first: before its first probe the proxy believes the best of its upstream.
         urls = (f"{os.environ['UPSTREAM']}/ready", f"http://127.0.0.1:{proxy_port}/ready")
         if all(wait_until_ready(url, processes) for url in urls):
             print(welcome(settings, proxy_port, secret), flush=True)
+            if is_split and settings.split == "auto":
+                search.append(_start(_search(settings), dict(os.environ)))
         while _are_running(processes):
             time.sleep(POLL_S)
         sys.exit(1)  # nobody asked for it to end
     except KeyboardInterrupt:
         pass
     finally:
-        end(processes)
+        end((*processes, *search))
 
 
 def name_smollm2() -> None:
@@ -184,6 +188,16 @@ def _ranks(settings: Settings) -> list[str]:
         *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
         *("--max-restarts", str(MAX_RESTARTS), "--shutdown-timeout", str(shutdown_s)),
         *("-m", "inference_api.pipeline"),
+    ]
+
+
+def _search(settings: Settings) -> list[str]:
+    """The search for the best split, which ends by itself."""
+    model = settings.default_model
+    session = f"{model.name} {model.quantization} {settings.split_ranks} ranks"
+    return [
+        *(sys.executable, "-m", "weights", "drive", "pipeline", "--url", os.environ["UPSTREAM"]),
+        *("--model", session, "--timeout", str(MAX_PAUSELESS_S)),
     ]
 
 

@@ -63,6 +63,7 @@ WITH_MUCH_TO_COMPUTE = [
     "benchmarking/report/test_page.py",
     "inference_api/loading/test_gguf_damage.py",
     "inference_api/pipeline/test_ring.py",
+    "inference_api/pipeline/test_routes.py",
     "inference_api/pipeline/test_same_answers.py",
     "inference_api/engine/test_sampler.py",
     "inference_api/kernels/test_models.py",

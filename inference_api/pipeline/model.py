@@ -1,7 +1,6 @@
 """The one model of a server that is over several ranks. Imports torch when it is called."""
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.loaded_model import LoadedModel
@@ -11,12 +10,6 @@ from inference_api.pipeline.ranks import load_rank_settings
 from inference_api.pipeline.splits import resolved
 from inference_api.settings import Settings
 from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
-
-if TYPE_CHECKING:
-    from inference_api.pipeline.split_tuner import SplitTuner
-
-ANY_ADDRESS = ("0.0.0.0", "::")
-MAX_NAME = 200  # characters, of the 256 that a session's may have
 
 
 def bring_up(backend: DecodeBackend) -> None:
@@ -39,8 +32,7 @@ def load_split_model(settings: Settings) -> LoadedModel:
     options = EngineOptions.from_settings(model)
     make_runner = part_runners(folder, options, ranks.local_world_size, kernels_of)
     join = partial(Ring.join, "env://", timeout_s=settings.split_timeout_s)
-    tuner = _tuner(settings, sum(split), len(split)) if settings.split == "auto" else None
-    runner = PipelineRunner(make_runner, split, join, tuner)
+    runner = PipelineRunner(make_runner, split, join)
     drafter = None
     if model.used_draft_model is not None:
         drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of)
@@ -49,17 +41,3 @@ def load_split_model(settings: Settings) -> LoadedModel:
     if drafter is not None:
         drafter.load()
     return loaded(served, runner, settings, drafter)
-
-
-def _tuner(settings: Settings, num_layers: int, num_ranks: int) -> "SplitTuner":
-    """Asks a weights service, which this server is one of."""
-    from inference_api.pipeline.split_search import SplitSearch
-    from inference_api.pipeline.split_tuner import SplitTuner
-
-    host = "127.0.0.1" if settings.service_host in ANY_ADDRESS else settings.service_host
-    url = settings.weights_url or f"http://{host}:{settings.service_port}"
-    model = settings.default_model
-    session = f"split {model.name[:MAX_NAME]} {model.quantization} {num_ranks} ranks"
-    secret = settings.jwt_secret.get_secret_value() if settings.jwt_secret else None
-    search = SplitSearch(url.rstrip("/"), session, num_ranks, num_layers, jwt_secret=secret)
-    return SplitTuner(search)

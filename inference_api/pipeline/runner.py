@@ -13,10 +13,10 @@ from contextlib import suppress
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.errors import StartupError
 from inference_api.pipeline.messages import BadMessage, Kind, Message
+from inference_api.pipeline.pauses import Pauses
 from inference_api.pipeline.rank_runners import MakeRunner
 from inference_api.pipeline.ring import LOAD_TIMEOUT_S, Ring, RingBroken
 from inference_api.pipeline.ring_decoder import RingDecoder
-from inference_api.pipeline.split_tuner import SplitTuner
 from inference_api.pipeline.splits import Split, checked, layers_of
 from inference_api.request import SamplingParams
 from inference_api.runner import DraftHeads, Draw, RowResult, RowStep, RunnerFacts
@@ -33,19 +33,14 @@ class PipelineRunner:
 
     is_batch_invariant = True
 
-    def __init__(
-        self,
-        make_runner: MakeRunner,
-        split: Split,
-        join: Callable[[int], Ring],
-        tuner: SplitTuner | None = None,
-    ) -> None:
+    def __init__(self, make_runner: MakeRunner, split: Split, join: Callable[[int], Ring]) -> None:
         """`make_runner`: this rank's part of the model, of layers that begin with the first; `join`
-        takes the hidden size; `tuner` changes the split while no row has work.
+        takes the hidden size.
 
         Raises StartupError where the model cannot be split so.
         """
-        self._make_runner, self._join, self._tuner = make_runner, join, tuner
+        self._make_runner, self._join = make_runner, join
+        self.pauses = Pauses()  # in which an operator may change the split
         self._ring: Ring | None = None
         self.split = split
         self._own = make_runner(layers_of(split, 0))
@@ -84,6 +79,8 @@ class PipelineRunner:
         Raises StartupError, RingBroken.
         """
         checked(split, self.num_layers, len(self.split))
+        if split == self.split:
+            return
         self._own.unload()
         self._own = self._make_runner(layers_of(split, 0))
         self.split = split
@@ -118,8 +115,7 @@ class PipelineRunner:
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         """Raises RingBroken."""
-        if self._tuner is not None:
-            self._tuner.worked()
+        self.pauses.worked()
         return self._own.step(rows)
 
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
@@ -138,22 +134,20 @@ class PipelineRunner:
         """All memory of a cache is taken at start."""
 
     def idle(self) -> bool:
-        """Lets the ranks know that this one lives, sees whether they do, and may try a split.
-        Raises RingBroken."""
+        """Lets the ranks know that this one lives, sees whether they do, and does what an operator
+        asks for. Raises RingBroken."""
         ring = self._joined
         if time.monotonic() - ring.told_at_s > ring.timeout_s / SILENCES_PER_TIMEOUT:
             self._ping(ring.timeout_s)
-        return self._tuner is not None and self._tuner.turn(self)
+        return self.pauses.turn()
 
     def close(self) -> None:
-        """Have the other ranks end, and the tuner. Idempotent."""
+        """Have the other ranks end. Idempotent."""
         ring, self._ring = self._ring, None
         if ring is not None:
             with suppress(RingBroken):
                 ring.tell(Message(Kind.STOP))
                 ring.settle()
-        if self._tuner is not None:
-            self._tuner.close()
 
     @property
     def _joined(self) -> Ring:

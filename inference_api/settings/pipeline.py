@@ -33,8 +33,8 @@ class PipelineSettings(BaseModel):
     ] = Field(
         None,
         description=(
-            "Layers of the model for each rank, as in 12,10,10; auto: found by the weights "
-            "service, in times without requests."
+            "Layers of the model for each rank, as in 12,10,10; auto: equal shares, from which "
+            "`hearth serve` finds the best, in times without requests."
         ),
     )
     split_ranks: int = Field(
@@ -49,10 +49,4 @@ class PipelineSettings(BaseModel):
         ge=1,
         le=3600,
         description="Seconds that a rank may be silent before the others take it for dead.",
-    )
-    weights_url: str | None = Field(
-        None,
-        pattern="^https?://",
-        max_length=2048,
-        description="With SPLIT=auto, the weights service; default: the one in this server.",
     )

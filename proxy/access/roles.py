@@ -108,6 +108,8 @@ LINES: Mapping[Role, str] = {
         POST /bundle/load/{name}
         POST /bundle/unload/{name}
         POST /bundle/validate
+        POST /pipeline/split
+        POST /pipeline/measure
         PUT /state
         POST /optimize
         POST /optimizeOne

@@ -41,7 +41,7 @@ NOT_PASSED = {
     *("INFERNO_HOST", "INFERNO_PORT", "WEIGHTS_HOST", "WEIGHTS_PORT"),
     *("UPSTREAMS_SERVICE", "KUBERNETES_API", "KUBERNETES_ACCOUNT"),
     # Ranks are started by `hearth serve`, a container is one process.
-    *("SPLIT", "SPLIT_RANKS", "SPLIT_TIMEOUT", "WEIGHTS_URL"),
+    *("SPLIT", "SPLIT_RANKS", "SPLIT_TIMEOUT"),
 }
 NOT_SETTINGS = {"HF_TOKEN"}  # read by a library
 

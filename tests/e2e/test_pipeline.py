@@ -1,9 +1,11 @@
 """A served model over three ranks, started as anybody starts it, of which one is killed."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import psutil
@@ -11,7 +13,7 @@ import pytest
 import requests
 
 from lab.kit.servers import ServedApi, eventually
-from tests.e2e.test_make_serve import END_TIMEOUT_S, Stack, started
+from tests.e2e.test_make_serve import END_TIMEOUT_S, SCRIPT, Stack, started
 from tests.followed_pages import DOCS, Reader, served_by
 
 PAGE = DOCS / "wishes" / "unequal-machines.md"
@@ -74,6 +76,30 @@ def test_the_page_is_followed_to_the_best_split(stack: Stack, model_api: ServedA
     assert json.loads(told)["best_perf_metric"] == 41.7
     assert "converged" in json.loads(session)["convergence"]
     assert json.loads(partition)["engines"]["vllm"] == {"VLLM_PP_LAYER_PARTITION": "16,10,6"}
+
+
+def test_only_an_operator_moves_layers_and_no_answer_changes(stack: Stack) -> None:
+    expected = answer(stack.api)
+    for layers in ([1, 1, 3], [2, 1, 2]):
+        response = requests.post(f"{stack.api}/pipeline/split", json={"layers": layers}, timeout=60)
+        assert response.json() == {"layers": layers}
+        assert answer(stack.api) == expected
+    for route in ("split", "measure"):
+        response = requests.post(
+            f"{stack.proxy}/pipeline/{route}", headers=stack.authorization(), timeout=60
+        )
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "role_needed")
+
+
+def test_split_auto_searches_beside_the_server(tmp_path: Path) -> None:
+    log_path, db_path = tmp_path / "log", tmp_path / "weights.db"
+    with started(log_path, SCRIPT, SPLIT="auto", SPLIT_RANKS=2, WEIGHTS_DB=db_path) as stack:
+        expected = answer(stack.api)
+        tried = re.compile(r'"layers": \[(\d), \d\].*"tokens_per_s"')
+        eventually(lambda: len(set(tried.findall(log_path.read_text()))) > 1, 60)
+        assert answer(stack.api) == expected
+        [session] = requests.get(f"{stack.api}/weights/sessions", timeout=60).json()["sessions"]
+        assert session["session_id"].startswith("pipeline-hearth-tiny")
 
 
 def test_killed_rank_fails_its_streams_and_all_start_again(stack: Stack) -> None:

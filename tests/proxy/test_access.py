@@ -34,8 +34,11 @@ teams:
 
 
 def routes_of_the_api(folder: Path, is_stateful: bool) -> set[str]:
+    """All there are: some are only there where a model is split."""
     optimizer = OptimizerSettings(stateful=is_stateful, store_path=folder / "optimizer.db")
-    app = create_server(Settings(), optimizer, WeightsSettings(db_path=folder / "weights.db"))
+    app = create_server(
+        Settings(split=(2, 3)), optimizer, WeightsSettings(db_path=folder / "weights.db")
+    )
     document: Any = app.test_client().get("/openapi.json").get_json()
     return {f"{verb.upper()} {path}" for path, verbs in document["paths"].items() for verb in verbs}
 

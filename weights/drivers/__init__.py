@@ -1,4 +1,4 @@
-"""Drivers of engines that are not ours: put a split in place, measure it, and say how it went.
+"""Drivers of engines that run elsewhere: put a split in place, measure it, and say how it went.
 
 A driver is a context: what it has started is ended when it is left. One thread.
 """
@@ -38,5 +38,6 @@ class Driver(Protocol):
         """Returns tokens/s with this split. Raises TrialFailed where it does not run, and
         EngineUnusable where none would."""
 
-    def settings(self, layers: Sequence[int]) -> str:
-        """Returns what sets this split for good, as one reads it."""
+    def finish(self, layers: Sequence[int]) -> str:
+        """Leaves the engine with this split, where it goes on running, and returns what sets it for
+        good, as one reads it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from common.errors import WireError
 from weights.app import create_service
 from weights.drivers import Driver
 from weights.drivers.exo import ExoDriver, ExoPlan
@@ -17,8 +18,9 @@ from weights.drivers.gguf_layers import MAX_LAYERS, read_num_layers
 from weights.drivers.http import Http
 from weights.drivers.llama_cpp import LlamaBench, LlamaCppDriver
 from weights.drivers.loop import Search, drive
+from weights.drivers.pipeline import PipelineDriver
 from weights.drivers.server import ServerDriver, ServerPlan
-from weights.errors import DriveError, EngineUnusable, StartupError, WeightsError
+from weights.errors import DriveError, EngineUnusable, StartupError
 from weights.settings import load_settings
 
 VARIABLES = {"vllm": "VLLM_PP_LAYER_PARTITION", "sglang": "SGLANG_PP_LAYER_PARTITION"}
@@ -33,6 +35,7 @@ def main() -> None:
     """Find the best split of a model in an engine that runs elsewhere.
 
     \b
+    drive pipeline --url http://127.0.0.1:7000 --model llama
     drive exo --url http://10.0.0.1:52415 --model mlx-community/Qwen3-30B-A3B-4bit
     drive llama.cpp --model qwen3-8b.gguf --rpc 10.0.0.2:50052,10.0.0.3:50052
     drive vllm --model Qwen/Qwen3-8B --layers 36 --stages 3 --
@@ -51,8 +54,6 @@ def searches(driver_of: Callable[..., Driver]) -> Callable[..., None]:
     @click.option("--session", help="Default: ENGINE-MODEL.")
     @click.option("--trials", type=click.IntRange(1, MAX_TRIALS), default=20, help="At most.")
     @click.option("--min-layers", type=click.IntRange(1, MAX_LAYERS), default=1)
-    @click.option("--tokens", "generated_tokens", type=click.IntRange(1, MAX_TOKENS), default=128)
-    @click.option("--repeats", type=click.IntRange(1, MAX_REPEATS), default=3)
     @click.option("--timeout", "timeout_s", type=click.IntRange(1, 86_400), default=1800,
         help="Seconds per trial.")  # fmt: skip
     @wraps(driver_of)
@@ -67,12 +68,18 @@ def searches(driver_of: Callable[..., Driver]) -> Callable[..., None]:
             with driver_of(**given) as driver:
                 search = Search(service, session, driver.ring, min_layers)
                 drive(driver, search, trials, partial(print, flush=True))
-        except (DriveError, WeightsError) as error:
+        except (DriveError, WireError) as error:
             sys.exit(f"weights drive {engine}: {error}")
         finally:
             service.close()
 
     return command
+
+
+_tokens = click.option(
+    "--tokens", "generated_tokens", type=click.IntRange(1, MAX_TOKENS), default=128
+)
+_repeats = click.option("--repeats", type=click.IntRange(1, MAX_REPEATS), default=3)
 
 
 def _is(pattern: re.Pattern[str], wanted: str) -> Callable[..., str]:
@@ -99,9 +106,20 @@ _url = _is(URL, "address such as http://10.0.0.1:8000")
 
 
 @main.command()
+@click.option("--url", callback=_url, required=True, help="The API's: http://host:7000.")
+@click.option("--token", envvar="HEARTH_TOKEN", help="An operator's, else HEARTH_TOKEN.")
+@searches
+def pipeline(url: str, token: str | None, timeout_s: int, model: str) -> Driver:
+    """A server of ours whose model is split, between its requests."""
+    return PipelineDriver(Http(url, timeout_s, token), timeout_s)
+
+
+@main.command()
 @click.option("--url", callback=_url, required=True, help="Any node's: http://host:52415.")
 @click.option("--nodes", callback=_list, default="", help="Ids, comma-separated; default: all.")
 @click.option("--replace", "replaces", is_flag=True, help="Delete running instances.")
+@_tokens
+@_repeats
 @searches
 def exo(url: str, timeout_s: int, **plan: Any) -> Driver:
     """An exo cluster, through its API."""
@@ -115,6 +133,8 @@ def exo(url: str, timeout_s: int, **plan: Any) -> Driver:
 @click.option("--prompt-tokens", type=click.IntRange(0, MAX_TOKENS), default=0,
     help="Per request; default 0: measure generation only.")  # fmt: skip
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@_tokens
+@_repeats
 @searches
 def llama_cpp(model: str, **bench: Any) -> Driver:
     """llama.cpp's RPC servers, with llama-bench, whose OPTIONS follow --."""
@@ -130,6 +150,8 @@ def _add_server(name: str, description: str, **variable: Any) -> None:
     @click.option("--users", type=click.IntRange(1, 512), default=8)
     @click.option("--variable", callback=_is(NAME, "name of a variable"), **variable)
     @click.argument("command", nargs=-1, type=click.UNPROCESSED)
+    @_tokens
+    @_repeats
     @searches
     def server(
         command: tuple[str, ...], layers: int | None, url: str, repeats: int, timeout_s: int,

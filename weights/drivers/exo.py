@@ -84,7 +84,7 @@ class ExoDriver:
         self._generate()  # the first is slower than the others
         return median(self._generate() for _ in range(self._plan.repeats))
 
-    def settings(self, layers: Sequence[int]) -> str:
+    def finish(self, layers: Sequence[int]) -> str:
         lines = [
             f"{node} start_layer={start} end_layer={end}"
             for node, (start, end) in zip(self.ring.nodes, ranges(layers), strict=True)

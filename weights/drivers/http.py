@@ -14,12 +14,17 @@ _NO_DEFAULT = object()
 class HttpRefused(Exception):
     """An answer of 400 or more; the message has its status and the beginning of its text."""
 
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{status} {text}")
+        self.status = status
+
 
 class Http:
-    """`timeout_s`: for a whole answer."""
+    """`timeout_s`: for a whole answer. `token`: sent with each call."""
 
-    def __init__(self, url: str, timeout_s: float = 600.0) -> None:
+    def __init__(self, url: str, timeout_s: float = 600.0, token: str | None = None) -> None:
         self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._bounds = FetchBounds(CONNECT_TIMEOUT_S, timeout_s, MAX_ANSWER_BYTES)
 
     def call(
@@ -34,7 +39,7 @@ class Http:
         where there is no answer or one that is no JSON."""
         try:
             asked = f"?{urlencode(query, doseq=True)}" if query else ""
-            answer = ask(self._url + path + asked, self._bounds, verb, body)
+            answer = ask(self._url + path + asked, self._bounds, verb, body, self._headers)
         except FetchFailed as error:
             raise EngineUnusable(
                 f"{self._url} does not answer {verb} {path} ({error.__cause__}); is the engine "
@@ -43,7 +48,7 @@ class Http:
         if answer.status == 404 and missing is not _NO_DEFAULT:
             return missing
         if answer.status >= 300:
-            raise HttpRefused(f"{answer.status} {answer.text}")
+            raise HttpRefused(answer.status, answer.text)
         try:
             return answer.json() if answer.content else None
         except (ValueError, RecursionError):

@@ -69,7 +69,7 @@ class LlamaCppDriver:
             return float(tokens_per_s)
         return self._whole_request(tests, float(tokens_per_s))
 
-    def settings(self, layers: Sequence[int]) -> str:
+    def finish(self, layers: Sequence[int]) -> str:
         devices = ",".join(self._devices)
         return (
             f"--rpc {','.join(self._bench.rpc)} --device {devices} --n-gpu-layers {NO_CPU} "

@@ -1,18 +1,22 @@
-"""Ask, put in place, measure, tell: until further trials stop paying. One thread."""
+"""Ask, put in place, measure, tell: until further trials stop paying. One thread.
 
-from collections.abc import Callable, Sequence
+Progress is told as lines of JSON: one for each trial, and a last one for the result.
+"""
+
+import json
+import math
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from weights.drivers import Driver, Ring
-from weights.errors import EngineUnusable, TrialFailed
+from weights.errors import EngineUnusable, SessionNotFound, TrialFailed
 from weights.partition import Layers, layers_of
 from weights.search import Observation, Problem
 from weights.service import WeightsService
 
 MAX_FAILURES = 3  # trials in a row; what fails as often has another cause than the split
 MAX_ASKS = 16
-HEADER = f"{'trial':>5}  {'layers':<20}{'tokens/s':>10}{'best':>10}  proposed by"
 
 Tell = Callable[[str], None]
 
@@ -68,52 +72,54 @@ class Search:
         shares = tuple(count / self.ring.num_layers for count in layers)
         self.service.tell(self.session_id, self.problem, [Observation(shares, tokens_per_s)])
 
+    def is_over(self) -> bool:
+        """Whether more trials are not worthwhile."""
+        try:
+            return self.service.overview(self.session_id).assessment.convergence.converged
+        except SessionNotFound:
+            return False
+
 
 def drive(driver: Driver, search: Search, max_trials: int, tell: Tell) -> Layers:
-    """Returns the best split when noise is accounted for. Raises EngineUnusable, and TrialFailed
-    after several in a row."""
+    """Returns the best split when noise is accounted for, which the engine is left with. Raises
+    EngineUnusable, and TrialFailed after several in a row."""
     search.check()
-    tell(HEADER)
-    best, num_failed = 0.0, 0
+    num_failed = 0
     failed: set[Layers] = set()
     for trial in range(1, max_trials + 1):
-        asked = search.ask(failed)
-        if asked is None:
+        asked = search.ask(failed)  # which also checks that the session is this ring's
+        if asked is None or search.is_over():
             break
         layers, model = asked
+        shown = {"trial": trial, "layers": layers, "proposed_by": model}
         try:
             tokens_per_s = driver.measure(layers)
         except TrialFailed as error:
-            tell(f"{trial:>5}  {dashed(layers):<20}{'failed':>10}{best:>10.1f}  {error}")
+            tell(json.dumps(shown | {"failed": str(error)}))
             failed.add(layers)
             num_failed += 1
             if num_failed == MAX_FAILURES:
                 raise
             continue
-        num_failed, best = 0, max(best, tokens_per_s)
+        num_failed = 0
         search.tell(layers, tokens_per_s)
-        tell(f"{trial:>5}  {dashed(layers):<20}{tokens_per_s:>10.1f}{best:>10.1f}  {model}")
-        if search.service.overview(search.session_id).assessment.convergence.converged:
-            break
-    return report(driver, search, tell)
+        tell(json.dumps(shown | {"tokens_per_s": tokens_per_s}))
+    return _finish(driver, search, tell)
 
 
-def report(driver: Driver, search: Search, tell: Tell) -> Layers:
+def _finish(driver: Driver, search: Search, tell: Tell) -> Layers:
     """Tells the best split, how sure that is, and what sets it. Returns it."""
     assessment = search.service.overview(search.session_id).assessment
     best, convergence = assessment.best, assessment.convergence
     layers = layers_of(best.shares, search.problem)
-    placed = ", ".join(
-        f"{node} {count}" for node, count in zip(search.ring.nodes, layers, strict=True)
-    )
-    tell(
-        f"\nbest: {dashed(layers)} layers ({placed}), {best.metric:.1f} tokens/s "
-        f"(90 %: {best.low:.1f} to {best.high:.1f})"
-    )
-    tell(f"{'converged' if convergence.converged else 'not converged'}: {convergence.reason}")
-    tell(driver.settings(layers))
+    interval = [end if math.isfinite(end) else None for end in (best.low, best.high)]
+    result = {
+        "best": dict(zip(search.ring.nodes, layers, strict=True)),
+        "tokens_per_s": best.metric,
+        "interval_90": interval,
+        "converged": convergence.converged,
+        "reason": convergence.reason,
+        "setting": driver.finish(layers),
+    }
+    tell(json.dumps(result))
     return layers
-
-
-def dashed(layers: Sequence[int]) -> str:
-    return "-".join(map(str, layers))

@@ -76,7 +76,7 @@ class ServerDriver:
             num_tokens = self._round(self._plan.rounds)
             return num_tokens / (time.monotonic() - started_s)
 
-    def settings(self, layers: Sequence[int]) -> str:
+    def finish(self, layers: Sequence[int]) -> str:
         return f"{self._plan.variable}={_joined(layers)}"
 
     @contextmanager

@@ -9,26 +9,24 @@ parts, which keep all ranks busy, gain over steps that go round as a whole. Time
 
 import argparse
 import sys
-from contextlib import ExitStack
 from heapq import nlargest
 from pathlib import Path
 
 from benchmarking.machine import describe_machine
-from inference_api.pipeline.split_search import SplitSearch
 from inference_api.pipeline.splits import equal_split
-from lab.demo.split.engine import EngineFailed, Load, PipelineEngine
+from lab.demo.split.engine import Load, PipelineEngine
 from lab.demo.split.tune import (
     COMPARISONS,
     FINALISTS,
     every_split,
     fitting,
     measured_in_turn,
-    tune,
-    weights_service,
+    search,
 )
 from lab.kit.servers import ROOT, exit_on_sigterm
 from lab.kit.shares import choose_limiter
 from lab.models.random_model import SHAPES, make_random_model
+from weights.errors import DriveError
 
 MODEL = ROOT / "var" / "models" / "random-110m"
 SHARES = (1.0, 0.5, 0.25)
@@ -40,7 +38,7 @@ def main() -> int:
     exit_on_sigterm()
     try:
         return _compare()
-    except EngineFailed as error:
+    except DriveError as error:
         sys.exit(str(error))
 
 
@@ -57,21 +55,19 @@ def _compare() -> int:
     if arguments.model == MODEL and not (MODEL / "config.json").exists():
         make_random_model(SHAPES["110m"], MODEL)
     print(f"{describe_machine('torch')}\n")
-    with ExitStack() as stack:
-        shares, limiter = fitting(list(SHARES)), choose_limiter()
-        print(f"shares of a core: {', '.join(f'{s:.0%}' for s in shares)}, by {limiter.name}\n")
-        url = stack.enter_context(weights_service(None))
-        load = Load(arguments.rows, arguments.seconds)
-        engine = stack.enter_context(PipelineEngine(arguments.model, shares, load, limiter))
-        return compare(engine, url, arguments)
+    shares, limiter = fitting(list(SHARES)), choose_limiter()
+    print(f"shares of a core: {', '.join(f'{s:.0%}' for s in shares)}, by {limiter.name}\n")
+    load = Load(arguments.rows, arguments.seconds)
+    with PipelineEngine(arguments.model, shares, load, limiter) as engine:
+        return compare(engine, arguments)
 
 
-def compare(engine: PipelineEngine, url: str, arguments: argparse.Namespace) -> int:
+def compare(engine: PipelineEngine, arguments: argparse.Namespace) -> int:
     """Returns the exit status: 1 where a target is missed."""
-    equal = equal_split(engine.num_layers, len(SHARES))
-    search = SplitSearch(url, "bench-pipeline", len(SHARES), engine.num_layers)
-    found = tune(search, engine, arguments.trials)
-    splits = list(every_split(engine.num_layers, len(SHARES)))
+    num_layers = engine.ring.num_layers
+    equal = equal_split(num_layers, len(SHARES))
+    found = search(engine, arguments.trials)
+    splits = list(every_split(num_layers, len(SHARES)))
     print(f"\nexhaustive: {len(splits)} splits", flush=True)
     once = measured_in_turn(engine, splits, 1)
     finalists = nlargest(arguments.finalists, once, key=once.__getitem__)

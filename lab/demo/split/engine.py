@@ -16,12 +16,10 @@ from typing import Any, Self
 
 from lab.kit.servers import ROOT
 from lab.kit.shares import CpuLimiter
+from weights.drivers import Ring
+from weights.errors import EngineUnusable
 
 START_TIMEOUT_S, TRIAL_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 300.0, 30.0
-
-
-class EngineFailed(Exception):
-    """The pipeline ended or fell silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Load:
 
 
 class PipelineEngine:
-    """As a context: processes that run and are held to their shares of a core. One thread."""
+    """A `Driver`, of processes that run and are held to their shares of a core. One thread."""
 
     def __init__(self, model: Path, shares: list[float], load: Load, limiter: CpuLimiter) -> None:
         """`shares`: of one core, per rank."""
@@ -46,7 +44,7 @@ class PipelineEngine:
             "-m", "lab.demo.split.stage", str(model), str(load.rows),
         ]  # fmt: skip
         self._rank_pids: list[int] = []
-        self.num_layers = 0
+        self.ring = Ring((), 0, ())
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -57,13 +55,16 @@ class PipelineEngine:
         self._reader.start()
         try:
             # Limited only now: what is measured is decoding, not the import of torch.
-            for ready in [self._next(START_TIMEOUT_S) for _ in self._shares]:
-                self.num_layers = ready["num_layers"]
-                self._rank_pids.append(ready["pid"])
-                self._limiter.limit(self._shares[ready["rank"]], ready["pid"])
+            ready = [self._next(START_TIMEOUT_S) for _ in self._shares]
+            for each in ready:
+                self._rank_pids.append(each["pid"])
+                self._limiter.limit(self._shares[each["rank"]], each["pid"])
         except BaseException:
             self._stop()
             raise
+        num_layers = ready[0]["num_layers"]
+        nodes = tuple(f"{share:.0%} of a core" for share in self._shares)
+        self.ring = Ring(nodes, num_layers, (num_layers,) * len(nodes))
         return self
 
     def __exit__(
@@ -73,7 +74,7 @@ class PipelineEngine:
         self._stop()
 
     def measure(self, layers: Sequence[int], parts: int | None = None) -> float:
-        """Tokens/s with this split, and with steps of so many parts. Raises EngineFailed."""
+        """Tokens/s with this split, and with steps of so many parts. Raises EngineUnusable."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(
@@ -81,16 +82,20 @@ class PipelineEngine:
             )
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise EngineFailed("the pipeline has ended; its output above says why") from error
+            raise EngineUnusable("the pipeline has ended; its output above says why") from error
         return float(self._next(TRIAL_TIMEOUT_S)["tokens_per_s"])
+
+    def finish(self, layers: Sequence[int]) -> str:
+        """Nothing is left of it."""
+        return f"SPLIT={','.join(map(str, layers))}"
 
     def _next(self, timeout_s: float) -> dict[str, Any]:
         try:
             line = self._lines.get(timeout=timeout_s)
         except Empty:
-            raise EngineFailed(f"the pipeline said nothing for {timeout_s:.0f} s") from None
+            raise EngineUnusable(f"the pipeline said nothing for {timeout_s:.0f} s") from None
         if not line:
-            raise EngineFailed("the pipeline has ended; its output above says why")
+            raise EngineUnusable("the pipeline has ended; its output above says why")
         message: dict[str, Any] = json.loads(line)
         return message
 

@@ -11,6 +11,7 @@ from inference_api.pipeline.rank_worker import RankWorker
 from inference_api.pipeline.ring import Ring
 from inference_api.pipeline.runner import PipelineRunner
 from inference_api.pipeline.splits import Split
+from inference_api.settings import ModelSettings
 from tests.ports import free_port
 
 TIMEOUT_S = 60.0
@@ -18,18 +19,30 @@ TIMEOUT_S = 60.0
 
 def make_pipeline(folder: Path, options: EngineOptions, split: Split) -> PipelineRunner:
     """To be loaded. The other ranks are there, and end when it is closed."""
-    port, hidden_size = free_port(), load_config(folder).hidden_size
+    port = free_port()
+    make_runner = part_runners(folder, options, local_ranks=1)
+    runner = PipelineRunner(make_runner, split, partial(_join, port, len(split), 0))
+    _start(folder, options, port, len(split))
+    return runner
 
-    def join(rank: int, hidden_size: int) -> Ring:
-        address = f"tcp://127.0.0.1:{port}?rank={rank}&world_size={len(split)}"
-        return Ring.join(address, hidden_size, TIMEOUT_S)
+
+def start_ranks(model: ModelSettings, port: int, num_ranks: int) -> None:
+    """All but the first, of a server with these settings."""
+    _start(Path(model.model), EngineOptions.from_settings(model), port, num_ranks)
+
+
+def _start(folder: Path, options: EngineOptions, port: int, num_ranks: int) -> None:
+    hidden_size = load_config(folder).hidden_size
 
     def work(rank: int) -> None:
+        ring = _join(port, num_ranks, rank, hidden_size)
         # Each has kernels of its own.
-        RankWorker(join(rank, hidden_size), part_runners(folder, options, local_ranks=1)).run()
+        RankWorker(ring, part_runners(folder, options, local_ranks=1)).run()
 
-    make_runner = part_runners(folder, options, local_ranks=1)
-    runner = PipelineRunner(make_runner, split, partial(join, 0))
-    for rank in range(1, len(split)):
+    for rank in range(1, num_ranks):
         Thread(target=work, args=(rank,), name=f"rank-{rank}", daemon=True).start()
-    return runner
+
+
+def _join(port: int, num_ranks: int, rank: int, hidden_size: int) -> Ring:
+    address = f"tcp://127.0.0.1:{port}?rank={rank}&world_size={num_ranks}"
+    return Ring.join(address, hidden_size, TIMEOUT_S)

@@ -43,8 +43,9 @@ def test_it_finds_the_best_split_and_leaves_the_cluster_serving() -> None:
     # A single stream: as much as fits on the fastest, then on the next.
     assert found_on(exo, told) == (9, 6, 1)
     assert len(exo.instances) == 1
-    assert told[-1].splitlines()[1] == "B start_layer=9 end_layer=15"
-    assert "best: 9-6-1 layers (A 9, B 6, C 1)" in "\n".join(told)
+    result = json.loads(told[-1])
+    assert result["setting"].splitlines()[1] == "B start_layer=9 end_layer=15"
+    assert result["best"] == {"A": 9, "B": 6, "C": 1}
 
 
 @pytest.mark.slow
@@ -53,6 +54,8 @@ def test_a_split_that_breaks_is_told_and_the_search_goes_on() -> None:
     told: list[str] = []
     assert found_on(exo, told) != (9, 6, 1)
     assert len(exo.posted) > 3
+    broken = [each for each in map(json.loads, told) if "failed" in each]
+    assert all(each["layers"] == [9, 6, 1] for each in broken)
 
 
 def test_posted_instances_have_new_names_and_only_what_exo_gave() -> None:

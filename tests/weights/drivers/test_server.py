@@ -1,5 +1,6 @@
 """The driver of servers that take their split from a variable: real processes, over HTTP."""
 
+import json
 import os
 import socket
 import sys
@@ -83,7 +84,7 @@ def test_a_split_is_in_the_environment_and_nothing_is_left(tmp_path: Path) -> No
     assert eventually(lambda: is_gone(int(child_file.read_text())))
     with pytest.raises(requests.ConnectionError):
         requests.get(one.url, timeout=5)
-    assert driver.settings((2, 4)) == "PARTITION=2,4"
+    assert driver.finish((2, 4)) == "PARTITION=2,4"
 
 
 def test_a_server_that_ends_is_a_failed_trial_with_its_last_words(tmp_path: Path) -> None:
@@ -120,7 +121,8 @@ def test_the_command_finds_a_split_that_runs_and_keeps_what_it_measured(
     arguments += ["--repeats", "2", "--timeout", "60", "--", *one.command]
     command.main(arguments, standalone_mode=False)
     # Which split is the best is measured, on a machine that may be busy; none that failed is.
-    name, _, split = capsys.readouterr().out.splitlines()[-1].partition("=")
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    name, _, split = result["setting"].partition("=")
     first, second = map(int, split.split(","))
     assert (name, first + second) == ("PARTITION", 6)
     assert first <= 4

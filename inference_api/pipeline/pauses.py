@@ -1,0 +1,63 @@
+"""Operators' work on the ranks, done by the decode thread in a pause between requests.
+
+Layers cannot move while a row has its keys and values in them. Work waits until no request has come
+for QUIET_S; under a light load, whose pauses are shorter, for the first pause after PATIENCE_S.
+Requests that come meanwhile wait for its end.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, Full, Queue
+from typing import Any, TypeVar
+
+from inference_api.errors import Unavailable
+
+QUIET_S, PATIENCE_S, MAX_WAIT_S = 2.0, 20.0, 30.0
+RETRY_AFTER_S = 5
+
+Answer = TypeVar("Answer")
+
+
+class Pauses:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._quiet_from_s = self._patient_until_s = clock()
+        self._asked: Queue[tuple[Callable[[], Any], Future[Any]]] = Queue(maxsize=1)
+
+    def do(self, work: Callable[[], Answer]) -> Answer:
+        """Request thread: have the decode thread do this. Raises what it raises, and Unavailable
+        where other work waits, or where there is no pause in time."""
+        answer: Future[Answer] = Future()
+        try:
+            self._asked.put_nowait((work, answer))
+            self._patient_until_s = self._clock() + PATIENCE_S
+            return answer.result(MAX_WAIT_S)
+        except Full:
+            pass
+        except TimeoutError:
+            if not answer.cancel():  # it has begun, and its own waits have bounds
+                return answer.result()
+        raise Unavailable("There is no pause between requests; try again later.", RETRY_AFTER_S)
+
+    def worked(self) -> None:
+        """Decode thread: there was a step just now."""
+        self._quiet_from_s = self._clock() + QUIET_S
+
+    def turn(self) -> bool:
+        """Decode thread, while no row has work: do what is asked for, if it is time. Returns
+        whether anything was done. Raises what the work raises."""
+        if self._clock() < min(self._quiet_from_s, self._patient_until_s):
+            return False
+        try:
+            work, answer = self._asked.get_nowait()
+        except Empty:
+            return False
+        if not answer.set_running_or_notify_cancel():
+            return False
+        try:
+            answer.set_result(work())
+        except Exception as error:
+            answer.set_exception(error)
+            raise
+        return True
