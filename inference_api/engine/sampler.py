@@ -68,7 +68,7 @@ def _draw_by_kernels(
         p = draw.sampling
         temperature = 0.0 if p.is_greedy else p.temperature
         ways.append((temperature, p.top_k, p.top_p, p.min_p, p.seed & MASK_64, position))
-    return kernels.draw(logits, ways)
+    return kernels.draw(logits.numpy(), ways)
 
 
 def _draw_by_torch(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[int]:

@@ -3,9 +3,14 @@
 import re
 from typing import Any
 
+import numpy as np
 from cffi import FFI
+from numpy.typing import NDArray
 
 from inference_api.kernels.build import SOURCES
+
+Floats = NDArray[np.float32]
+FLOAT32 = np.dtype(np.float32)
 
 
 def declarations() -> str:
@@ -18,6 +23,15 @@ ffi = FFI()
 ffi.cdef(declarations())
 
 
-def pointer(address: int, kind: str = "void") -> Any:
-    """An address in this process as C's `kind *`."""
-    return ffi.cast(f"{kind} *", address)
+def data(array: NDArray[Any]) -> Any:
+    """The address of an array's numbers, which have to be C-contiguous: numpy refuses others.
+
+    Arrays live as long as what is returned, and not as what it is written to.
+    """
+    return ffi.from_buffer(array)
+
+
+def floats(array: Floats) -> Any:
+    """Like `data`, as C's `float *`."""
+    assert array.dtype == FLOAT32
+    return ffi.from_buffer("float[]", array)

@@ -1,4 +1,4 @@
-"""The library's operations on torch tensors.
+"""The library's operations on numpy arrays.
 
 One `Kernels` object is one variant with its own threads. Its methods are for one thread at a time,
 the decode thread in a server; they release the GIL while they run. Between calls its threads sleep,
@@ -13,17 +13,15 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from inference_api.kernels.build import BuildFailed, library_path
-from inference_api.kernels.interface import ffi, pointer
+from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.packing import GROUP, PANEL, Bits, packed_bytes
 
-CACHE_TYPES = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
+CACHE_TYPES = {"float32": 0, "float16": 1, "int8": 2}  # keys: values of KV_CACHE_DTYPE
 PORTABLE = "portable"  # the variant without instructions of its own
-SOURCE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+SOURCE_TYPES = {"float32": 0, "float16": 1, "uint16": 2}  # uint16: the bits of bfloat16
 
 
 # Temperature (0: the likeliest), top_k (0: all), top_p, min_p; seed and position, which give the
@@ -46,11 +44,11 @@ class PackedWeight:
     bits: Bits
     outputs: int
     inputs: int
-    blocks: Tensor  # uint8
+    blocks: NDArray[np.uint8]
 
     @staticmethod
     def empty(
-        bits: Bits, outputs: int, inputs: int, blocks: Tensor | None = None
+        bits: Bits, outputs: int, inputs: int, blocks: NDArray[np.uint8] | None = None
     ) -> "PackedWeight":
         """`blocks`: its memory, instead of new. Raises UnusableWeight when the kernels have no such
         shape."""
@@ -59,15 +57,15 @@ class PackedWeight:
         size = packed_bytes(bits, outputs, inputs)
         assert size == _library().hearth_packed_bytes(bits, outputs, inputs)
         if blocks is None:
-            blocks = torch.zeros(size, dtype=torch.uint8)
+            blocks = np.zeros(size, np.uint8)
         assert len(blocks) == size
         return PackedWeight(bits, outputs, inputs, blocks)
 
-    def unpack(self) -> Tensor:
-        """The weights that the packed form stands for, float32 [outputs, inputs]."""
-        weights = torch.empty(self.outputs, self.inputs)
+    def unpack(self) -> Floats:
+        """The weights that the packed form stands for, [outputs, inputs]."""
+        weights = np.empty((self.outputs, self.inputs), np.float32)
         _library().hearth_unpack(
-            self.bits, _data(self.blocks), self.outputs, self.inputs, _floats(weights)
+            self.bits, data(self.blocks), self.outputs, self.inputs, floats(weights)
         )
         return weights
 
@@ -90,12 +88,12 @@ class StepTokens(NamedTuple):
 
 
 class StepStates(NamedTuple):
-    """Memory that a step reads and writes, contiguous float32: see `HearthBatch`."""
+    """Memory that a step reads and writes, C-contiguous: see `HearthBatch`."""
 
-    logits: Tensor | None = None  # result [outputs, vocab], where there are outputs
-    hidden: Tensor | None = None  # result [tokens, hidden size], if wanted
-    before: Tensor | None = None  # [tokens, hidden size]
-    after: Tensor | None = None  # result, like it
+    logits: Floats | None = None  # result [outputs, vocab], where there are outputs
+    hidden: Floats | None = None  # result [tokens, hidden size], if wanted
+    before: Floats | None = None  # [tokens, hidden size]
+    after: Floats | None = None  # result, like it
 
 
 class HeadsDescription(NamedTuple):
@@ -128,67 +126,65 @@ class Kernels:
         if getattr(self, "_context", None) and self._pid == os.getpid():
             self._library.hearth_destroy(self._context)
 
-    def pack(self, weights: Tensor, packed: PackedWeight, first_output: int = 0) -> None:
+    def pack(self, weights: NDArray[Any], packed: PackedWeight, first_output: int = 0) -> None:
         """Bring `weights` [n, inputs] into outputs `first_output`… of `packed`, once.
 
-        float32, float16 and bfloat16 are read as they are. Raises UnusableWeight when a weight is
-        not finite or too large for its form.
+        They are one of SOURCE_TYPES. Raises UnusableWeight when a weight is not finite or too large
+        for its form.
         """
         outputs, inputs = weights.shape
         assert inputs == packed.inputs
         assert 0 <= first_output <= first_output + outputs <= packed.outputs
-        weights = weights.contiguous()
+        weights = np.ascontiguousarray(weights)
         faulty = self._library.hearth_pack(
             self._context,
             packed.bits,
-            SOURCE_TYPES[weights.dtype],
-            _data(weights),
+            SOURCE_TYPES[weights.dtype.name],
+            data(weights),
             first_output,
             outputs,
             inputs,
-            _data(packed.blocks),
+            data(packed.blocks),
         )
         if faulty >= 0:
             raise UnusableWeight(f"its row {faulty} has a weight that is not finite or too large")
 
-    def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
-        """`x` [rows, inputs] times the weight, plus bias [outputs]: [rows, outputs], float32.
+    def linear(self, x: Floats, weight: PackedWeight, bias: Floats | None = None) -> Floats:
+        """`x` [rows, inputs] times the weight, plus bias [outputs]: [rows, outputs].
 
         For weights of 8 and 4 bits, rows are quantised in groups of 32 to 8 bits. A row's result
         depends on that row alone, bit for bit, and not on the number of threads.
         """
         rows, inputs = x.shape
         assert inputs == weight.inputs
-        x = x.contiguous()
-        out = torch.empty(rows, weight.outputs)
+        out = np.empty((rows, weight.outputs), np.float32)
         if rows == 0:
             return out
         failed = self._library.hearth_linear(
             self._context,
             weight.bits,
-            _data(weight.blocks),
-            _optional_floats(bias),
-            _floats(x),
+            data(weight.blocks),
+            _optional(bias),
+            floats(x),
             rows,
             weight.outputs,
             inputs,
-            _floats(out),
+            floats(out),
         )
         if failed:
             raise MemoryError(f"no memory for {rows} rows of {inputs}")
         return out
 
-    def draw(self, logits: Tensor, draws: Sequence[HowToDraw]) -> list[int]:
-        """A token of each row of `logits` [rows, vocab] float32; vocab >= 1.
+    def draw(self, logits: Floats, draws: Sequence[HowToDraw]) -> list[int]:
+        """A token of each row of `logits` [rows, vocab]; vocab >= 1.
 
-        Does what `engine/sampler.py` does by torch.
+        Does what `engine/sampler.py` does.
         """
         rows, vocab = logits.shape
         assert len(draws) == rows
-        assert logits.is_contiguous()
         ids = ffi.new("int64_t[]", rows)
         failed = self._library.hearth_draw(
-            self._context, _floats(logits), rows, vocab, ffi.new("HearthDraw[]", draws), ids
+            self._context, floats(logits), rows, vocab, ffi.new("HearthDraw[]", draws), ids
         )
         if failed:
             raise MemoryError(f"no memory to draw from {vocab} tokens")
@@ -214,7 +210,7 @@ class Kernels:
                 _numbers(tokens.outputs),
                 len(tokens.ids),
                 len(tokens.outputs),
-                *(ffi.NULL if each is None else _floats(each) for each in states),
+                *(_optional(each) for each in states),
             ),
         )
         if self._library.hearth_step(self._context, model, batch):
@@ -222,8 +218,8 @@ class Kernels:
 
     def heads(
         self,
-        first: tuple[PackedWeight, Tensor],
-        later: Sequence[tuple[PackedWeight, Tensor]],
+        first: tuple[PackedWeight, Floats],
+        later: Sequence[tuple[PackedWeight, Floats]],
         outputs: Sequence[PackedWeight],
         num_heads: int,
         num_ranks: int,
@@ -231,10 +227,10 @@ class Kernels:
         logits_softcap: float,
     ) -> HeadsDescription:
         """Describes heads for `guess`: `HearthHeads` in `src/interface.h`. Matrices of 8 bits, with
-        float32 biases."""
+        biases."""
         layers = [first, *later, *((output, None) for output in outputs)]
         linears = [
-            (_data(weight.blocks), _optional_floats(bias), weight.outputs, weight.inputs)
+            (data(weight.blocks), _optional(bias), weight.outputs, weight.inputs)
             for weight, bias in layers
         ]
         later_linears = ffi.new("HearthLinear[]", linears[1 : 1 + len(later)])
@@ -249,20 +245,19 @@ class Kernels:
     def guess(
         self,
         heads: HeadsDescription,
-        hidden: Tensor,
+        hidden: Floats,
         token_ids: NDArray[np.int64],
-        probabilities: NDArray[np.float32],
+        probabilities: Floats,
     ) -> None:
-        """The likeliest tokens of each head, from `hidden` [rows, hidden size] float32: writes
-        indices of outputs to `token_ids` [rows, heads, ranks], best first, and their
-        `probabilities`."""
+        """The likeliest tokens of each head, from `hidden` [rows, hidden size]: writes indices of
+        outputs to `token_ids` [rows, heads, ranks], best first, and their `probabilities`."""
         failed = self._library.hearth_guess(
             self._context,
             heads.address,
-            _floats(hidden),
+            floats(hidden),
             len(hidden),
-            ffi.from_buffer("int64_t[]", token_ids),
-            ffi.from_buffer("float[]", probabilities),
+            _numbers(token_ids),
+            floats(probabilities),
         )
         if failed:
             raise MemoryError(f"no memory for guesses of {len(hidden)} rows")
@@ -293,29 +288,9 @@ def _library() -> Any:
         raise KernelsUnavailable(str(error)) from error
 
 
-def _data(tensor: Tensor) -> Any:
-    """The address of a tensor's numbers, whatever they are."""
-    return pointer(tensor.data_ptr())
+def _optional(array: Floats | None) -> Any:
+    return ffi.NULL if array is None else floats(array)
 
 
-def _optional_floats(tensor: Tensor | None) -> Any:
-    return ffi.NULL if tensor is None else _floats(tensor)
-
-
-def _numbers(values: "array[int]") -> Any:
+def _numbers(values: "array[int] | NDArray[np.int64]") -> Any:
     return ffi.from_buffer("int64_t[]", values)
-
-
-def _integers(tensor: Tensor) -> Any:
-    """The address of an int64 tensor in CPU memory."""
-    assert tensor.dtype == torch.int64
-    assert tensor.device.type == "cpu"
-    assert tensor.is_contiguous()
-    return pointer(tensor.data_ptr(), "int64_t")
-
-
-def _floats(tensor: Tensor) -> Any:
-    """The address of a float32 tensor in CPU memory."""
-    assert tensor.dtype == torch.float32
-    assert tensor.device.type == "cpu"
-    return pointer(tensor.data_ptr(), "float")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
@@ -36,7 +37,9 @@ class PackedLinear:
     bias: Tensor | None  # float32
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.kernels.linear(x.float(), self.weight, self.bias).to(x.dtype)
+        bias = None if self.bias is None else self.bias.numpy()
+        made = self.kernels.linear(x.float().contiguous().numpy(), self.weight, bias)
+        return torch.from_numpy(made).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

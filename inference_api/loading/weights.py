@@ -137,7 +137,9 @@ def empty_parameters(
         own = None if memory is None else memory[name]
         if form.bits is not None:
             outputs, inputs = form.shape
-            packed[name] = PackedWeight.empty(form.bits, outputs, inputs, own)
+            packed[name] = PackedWeight.empty(
+                form.bits, outputs, inputs, None if own is None else own.numpy()
+            )
             continue
         kind = dtype if form.element_bytes == dtype.itemsize else torch.float32
         tensors[name] = (
@@ -252,7 +254,8 @@ def _copy(weight: Weight, target: Tensor) -> None:
 
 def _pack(kernels: Kernels, weight: Weight, packed: PackedWeight, first_output: int) -> None:
     if isinstance(weight, Tensor):
-        kernels.pack(weight, packed, first_output)
+        bits = weight.view(torch.uint16) if weight.dtype == torch.bfloat16 else weight
+        kernels.pack(bits.numpy(), packed, first_output)
     else:
         weight.pack_into(kernels.pack, packed, first_output)
 

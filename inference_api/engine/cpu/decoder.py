@@ -15,7 +15,7 @@ from torch import Tensor
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.rope import Rope
 from inference_api.engine.step_decoder import Outputs
-from inference_api.kernels.interface import ffi, pointer
+from inference_api.kernels.interface import data, ffi, floats
 from inference_api.kernels.library import CACHE_TYPES, PackedWeight, StepStates, StepTokens
 from inference_api.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
 from inference_api.loading.layout import EMBEDDING, HEAD, ROUTER
@@ -48,7 +48,7 @@ class KernelDecoder:
         self._tensors = parameters.tensors
         self._kernels = parameters.packing.kernels
         self._bits = parameters.packing.bits
-        self._floats: list[Tensor] = []  # what the model points to, kept alive
+        self._pointed: list[Any] = []  # what the model points to, kept alive
         turns = self._turns(rope, max_seq_len)
         layers = [
             self._layer(index, cache, parameters.qk_norm(config, index)) | turns[index]
@@ -73,7 +73,7 @@ class KernelDecoder:
         where `before` is None. Nothing is drawn."""
         tokens = _flattened(rows)._replace(outputs=array("q"))
         after = torch.empty(len(tokens.ids), self._config.hidden_size)
-        self._kernels.step(self._model, tokens, StepStates(before=before, after=after))
+        self._step(self._model, tokens, before=before, after=after)
         return after
 
     def head(self, rows: Sequence[RowStep], before: Tensor) -> Outputs:
@@ -89,12 +89,19 @@ class KernelDecoder:
         logits, hidden = self._logits[:num_outputs], None
         if any(each.wants_hidden for each in rows):
             hidden = torch.empty(len(tokens.ids), self._config.hidden_size)
-        self._kernels.step(model, tokens, StepStates(logits, hidden, before))
+        self._step(model, tokens, logits, hidden, before)
         if hidden is None:
             return Outputs(logits, [None] * len(rows))
         parts = hidden.split_with_sizes([len(each.token_ids) for each in rows])
         wanted = zip(rows, parts, strict=True)
         return Outputs(logits, [part if each.wants_hidden else None for each, part in wanted])
+
+    def _step(
+        self, model: Any, tokens: StepTokens, *states: Tensor | None, **named: Tensor | None
+    ) -> None:
+        arrays = [None if each is None else each.numpy() for each in states]
+        by_name = {name: None if each is None else each.numpy() for name, each in named.items()}
+        self._kernels.step(model, tokens, StepStates(*arrays, **by_name))
 
     def _turns(self, rope: Rope, max_seq_len: int) -> list[Fields]:
         """Returns pointers to each layer's turns; none where nothing is turned."""
@@ -112,7 +119,7 @@ class KernelDecoder:
         if config.has_ends:
             embedding = self._packed[EMBEDDING]
             ends = {
-                "embedding": pointer(embedding.blocks.data_ptr()),
+                "embedding": self._kept(data(embedding.blocks)),
                 "embedding_bits": embedding.bits,
                 "final_norm": self._norm("final_norm"),
                 "head": self._linear(HEAD),
@@ -130,7 +137,7 @@ class KernelDecoder:
             "row_stride": cache.keys.stride(1),
             "head_stride": cache.keys.stride(2),
             "bits": self._bits,
-            "cache_type": CACHE_TYPES[cache.keys.dtype],
+            "cache_type": CACHE_TYPES[str(cache.keys.dtype).removeprefix("torch.")],
             "norm": NORMS.index(config.norm),
             "activation": ACTIVATIONS.index(config.activation),
             "is_gated": config.is_mlp_gated,
@@ -178,8 +185,8 @@ class KernelDecoder:
                 "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
                 "sinks": self._optional(f"{name}.sinks"),
                 "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
-                "keys": pointer(cache.keys[index].data_ptr()),
-                "values": pointer(cache.values[index].data_ptr()),
+                "keys": self._kept(data(cache.keys[index].numpy())),
+                "values": self._kept(data(cache.values[index].numpy())),
                 "window": self._config.windows[index] or 0,
             }
         )
@@ -193,7 +200,7 @@ class KernelDecoder:
     def _linear(self, weight: str, bias: str = "") -> Fields:
         packed: PackedWeight = self._packed[weight]
         return {
-            "packed": pointer(packed.blocks.data_ptr()),
+            "packed": self._kept(data(packed.blocks)),
             "bias": self._optional(bias),
             "outputs": packed.outputs,
             "inputs": packed.inputs,
@@ -205,8 +212,11 @@ class KernelDecoder:
 
     def _pointer(self, tensor: Tensor) -> Any:
         """The address of the tensor's numbers as float32, which stay there."""
-        self._floats.append(tensor.float().contiguous())
-        return pointer(self._floats[-1].data_ptr(), "float")
+        return self._kept(floats(tensor.float().contiguous().numpy()))
+
+    def _kept(self, address: Any) -> Any:
+        self._pointed.append(address)
+        return address
 
 
 def _flattened(rows: Sequence[RowStep]) -> StepTokens:

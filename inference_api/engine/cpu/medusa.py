@@ -50,7 +50,7 @@ class MedusaHeads:
         weights, biases = file.weights[:num_heads], file.biases[:num_heads]
         first = _packed(kernels, torch.cat([layers[0] for layers in weights]), LAYER_BITS)
         later = [
-            (_packed(kernels, own_weights[at], LAYER_BITS), own_biases[at])
+            (_packed(kernels, own_weights[at], LAYER_BITS), own_biases[at].numpy())
             for at in range(1, len(weights[0]))
             for own_weights, own_biases in zip(weights, biases, strict=True)
         ]
@@ -62,7 +62,7 @@ class MedusaHeads:
         else:
             outputs = [_rows_of(kernels, parameters.packed[HEAD], file.token_ids)]
         self._description = self._kernels.heads(
-            (first, torch.cat([layers[0] for layers in biases])),
+            (first, torch.cat([layers[0] for layers in biases]).numpy()),
             later,
             outputs,
             num_heads,
@@ -76,7 +76,7 @@ class MedusaHeads:
         states = torch.stack(list(hidden))
         shape = len(states), self._num_heads, self._num_ranks
         token_ids, probabilities = np.empty(shape, np.int64), np.empty(shape, np.float32)
-        self._kernels.guess(self._description, states, token_ids, probabilities)
+        self._kernels.guess(self._description, states.numpy(), token_ids, probabilities)
         if self._token_ids is not None:
             token_ids = self._token_ids[token_ids]
         return HeadGuesses(token_ids, probabilities)
@@ -84,14 +84,14 @@ class MedusaHeads:
 
 def _packed(kernels: Kernels, weights: Tensor, bits: Bits) -> PackedWeight:
     packed = _empty(bits, *weights.shape)
-    kernels.pack(weights, packed)
+    kernels.pack(weights.numpy(), packed)
     return packed
 
 
 def _empty(bits: Bits, outputs: int, inputs: int) -> PackedWeight:
     """In pages of its own, which the system has back with the heads."""
     pages = anonymous(packed_bytes(bits, outputs, inputs))
-    blocks = torch.frombuffer(pages, dtype=torch.uint8)
+    blocks = np.frombuffer(pages, np.uint8)
     return PackedWeight.empty(bits, outputs, inputs, blocks)
 
 
@@ -108,6 +108,6 @@ def _rows_of(kernels: Kernels, weight: PackedWeight, rows: Tensor | None) -> Pac
         wanted = rows[(rows >= begin) & (rows < end)]
         if len(wanted):
             part = weight.part(begin, end).unpack()
-            kernels.pack(part[wanted - begin], packed, first_output)
+            kernels.pack(part[(wanted - begin).numpy()], packed, first_output)
             first_output += len(wanted)
     return packed

@@ -27,7 +27,7 @@ _INT4_BLOCK = np.dtype(
 
 Values = NDArray[np.int8]
 Scales = NDArray[np.uint16]  # bits of half precision
-Pack = Callable[[Tensor, PackedWeight, int], None]
+Pack = Callable[[NDArray[np.float32], PackedWeight, int], None]
 
 
 class BlockTensor(ABC):
@@ -46,7 +46,7 @@ class BlockTensor(ABC):
         as they are, otherwise by `pack`, which rounds the numbers again. Raises UnusableWeight."""
         if not self._fits(packed):
             for first, numbers in self._numbers():
-                pack(numbers, packed, first_output + first)
+                pack(numbers.numpy(), packed, first_output + first)
             return
         for first, values, scales in self._groups():
             write_groups(values, scales, packed, first_output + first)
@@ -71,7 +71,7 @@ def write_groups(values: Values, scales: Scales, packed: PackedWeight, first_out
     outputs = np.arange(first_output, first_output + rows)
     panels, lanes = outputs // PANEL, outputs % PANEL
     layout = _INT8_BLOCK if packed.bits == 8 else _INT4_BLOCK
-    blocks = packed.blocks.numpy().view(layout).reshape(-1, num_groups)
+    blocks = packed.blocks.view(layout).reshape(-1, num_groups)
     blocks["scales"][panels, :, lanes] = scales
     stored: NDArray[np.uint8]
     if packed.bits == 8:

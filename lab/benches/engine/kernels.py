@@ -30,7 +30,7 @@ BITS: tuple[Bits, ...] = (8, 4)
 COPIES_BYTES = 640 * 2**20  # larger than the last level cache, of large servers too
 MIN_WINDOWS = 5
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[torch.Tensor], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ def contenders(kernels: list[Kernels], inputs: int, outputs: int) -> Iterator[Co
     weight = torch.randn(outputs, inputs) / inputs**0.5
     for bits in BITS:
         packed = PackedWeight.empty(bits, outputs, inputs)
-        kernels[0].pack(weight, packed)
+        kernels[0].pack(weight.numpy(), packed)
         size = packed.blocks.nbytes
-        blocks = [packed.blocks.clone() for _ in range(num_copies(size))]
+        blocks = [packed.blocks.copy() for _ in range(num_copies(size))]
         copies = [PackedWeight(bits, outputs, inputs, copy) for copy in blocks]
         for each in kernels:
             products = tuple(quantised_product(each, copy) for copy in copies)
@@ -88,7 +88,7 @@ def contenders(kernels: list[Kernels], inputs: int, outputs: int) -> Iterator[Co
 
 
 def quantised_product(kernels: Kernels, weight: PackedWeight) -> Product:
-    return lambda x: kernels.linear(x, weight)
+    return lambda x: kernels.linear(x.numpy(), weight)
 
 
 def torch_product(weight: torch.Tensor) -> Product:

@@ -61,8 +61,8 @@ def rounded(kernels: Kernels | None, weights: Tensor, bits: str) -> Tensor:
     if kernels is None:
         return weights
     packed = PackedWeight.empty(BITS[bits], *weights.shape)
-    kernels.pack(weights.contiguous(), packed)
-    return packed.unpack()
+    kernels.pack(weights.numpy(), packed)
+    return torch.from_numpy(packed.unpack())
 
 
 def expected(
@@ -114,7 +114,7 @@ def test_guesses_are_those_of_the_formula(
     parameters = load_parameters(weight_files(EMBEDDED_MODEL), config, *place, packing)
     file = file_of(num_layers, vocab_size, token_ids)
     heads = MedusaHeads(file, config, parameters)
-    own_head = parameters.packed[HEAD].unpack()
+    own_head = torch.from_numpy(parameters.packed[HEAD].unpack())
     for num_rows in (1, 8, 33):
         hidden = torch.randn(num_rows, CONFIG.hidden_size)
         guesses = heads.guess([*hidden])

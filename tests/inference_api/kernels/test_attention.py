@@ -1,23 +1,23 @@
 """Attention over a cache against softmax in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from inference_api.kernels.interface import ffi
 from inference_api.kernels.library import (
     CACHE_TYPES,
     Kernels,
-    _data,
-    _floats,
-    _integers,
-    _optional_floats,
 )
 
 CAPACITY = 112  # no multiple of the kernels' blocks of 32
 ROWS = 5
-DTYPES = st.sampled_from(list(CACHE_TYPES))
+NAMES = {torch.float32: "float32", torch.float16: "float16", torch.int8: "int8"}
+DTYPES = st.sampled_from(list(NAMES))
 SINKS = st.none() | st.sampled_from([-200.0, 0.0, 30.0])  # about which they are
 
 
@@ -44,6 +44,11 @@ def as_doubles(cache: Tensor, head_dim: int) -> Tensor:
     return values.double() * scales.contiguous().view(torch.float32).double()
 
 
+def pointer(tensor: Tensor, kind: str = "void") -> Any:
+    """To a tensor's first number: of queries, the rows may lie apart."""
+    return ffi.cast(f"{kind} *", tensor.data_ptr())
+
+
 def attend(
     kernels: Kernels,
     queries: Tensor,
@@ -67,23 +72,23 @@ def attend(
     out = torch.empty(tokens, heads * head_dim)
     failed = kernels._library.hearth_attention(
         kernels._context,
-        _floats(queries),
+        pointer(queries, "float"),
         queries.stride(0),
-        CACHE_TYPES[keys.dtype],
-        _data(keys),
-        _data(values),
+        CACHE_TYPES[NAMES[keys.dtype]],
+        pointer(keys),
+        pointer(values),
         keys.stride(0),
         keys.stride(1),
-        _integers(places),
-        _integers(ends),
+        pointer(places, "int64_t"),
+        pointer(ends, "int64_t"),
         tokens,
         kv_heads,
         heads // kv_heads,
         head_dim,
         window or 0,
         scale,
-        _optional_floats(sinks),
-        _floats(out),
+        ffi.NULL if sinks is None else pointer(sinks, "float"),
+        pointer(out, "float"),
     )
     assert not failed
     return out

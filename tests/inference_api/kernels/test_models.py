@@ -196,7 +196,7 @@ def test_memory_is_foreseen_to_the_byte(
     )
     tensors = {tensor.data_ptr(): tensor.nbytes for tensor in parameters.tensors.values()}
     packed = {
-        weight.blocks.data_ptr(): weight.blocks.nbytes for weight in parameters.packed.values()
+        weight.blocks.ctypes.data: weight.blocks.nbytes for weight in parameters.packed.values()
     }
     assert sum((tensors | packed).values()) == weight_bytes(config, dtype.itemsize, bits)
 

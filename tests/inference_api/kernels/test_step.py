@@ -71,7 +71,7 @@ def loaded(
         parameters = load_parameters(
             weight_files(folder), config, CPU, torch.float32, Packing(kernels, bits)
         )
-        numbers = {EMBEDDING: parameters.packed[EMBEDDING].unpack()}
+        numbers = {EMBEDDING: torch.from_numpy(parameters.packed[EMBEDDING].unpack())}
         by_torch = replace(parameters, tensors=parameters.tensors | numbers)
         rope = Rope(config, context, CPU, torch.float32)
         plain = TorchAttentions(config, empty_cache(config, torch.float32, context))

@@ -52,7 +52,7 @@ def test_packed_weights_are_in_huge_pages(tiny_model: Tiny) -> None:
     place = (torch.device("cpu"), torch.float32)
     parameters = load_parameters(weight_files(folder), load_config(folder), *place, packing)
     for weight in parameters.packed.values():
-        assert "hg" in flags_of_memory_at(weight.blocks.data_ptr())
+        assert "hg" in flags_of_memory_at(weight.blocks.ctypes.data)
 
 
 def flags_of_memory_at(address: int) -> list[str]:
