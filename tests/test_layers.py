@@ -17,6 +17,8 @@ NUMERICS = {"numpy.f2py", "scipy.linalg", "scipy.optimize", "scipy.special", "sc
         ("inference_api.inference_api_server", ENGINE | NUMERICS | {"jwt", "redis", "requests"}),
         ("inference_api._mock_inference_api_server", ENGINE),
         ("inference_api.preflight", ENGINE),
+        ("inference_api.loading.packing.folder", ENGINE),
+        ("inference_api.loading.heads", ENGINE),
         ("proxy.proxy", {"kubernetes", "numpy", "flask", "redis", "requests"}),
         ("optimizer.app", {"redis"}),
         ("weights.app", {"redis"}),

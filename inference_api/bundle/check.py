@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from inference_api.bundle.sums import FAST_MEMORY, MEMORY, Limit, Piece, Taken, excess
 from inference_api.errors import StartupError
-from inference_api.kernels.packing import BITS, GROUP, MAX_HEAD_DIM
+from inference_api.kernels.packing import GROUP, MAX_HEAD_DIM
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.heads_folder import find_heads, heads_bytes
 from inference_api.loading.hub import is_hub_id
-from inference_api.loading.layout import Tensors, decodes_by_kernels, shown
+from inference_api.loading.layout import Tensors, shown
 from inference_api.loading.memory import scratch_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.settings import Settings
@@ -275,7 +275,7 @@ def _look_at(source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
 
 def _kernel_fault(config: ModelConfig) -> str | None:
     """Why the kernels, for which experts are packed, cannot decode this model."""
-    if not decodes_by_kernels(config, BITS["int8"]):
+    if config.head_dim > MAX_HEAD_DIM:
         return f"head_dim {config.head_dim} > {MAX_HEAD_DIM}, the kernels' limit; choose another."
     uneven = [f"{part.name} {part.shape}" for part in checkpoint.uneven_weights(config)]
     if not uneven:

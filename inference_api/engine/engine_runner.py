@@ -17,6 +17,7 @@ from inference_api.engine.cuda.decoder import Decoder
 from inference_api.engine.cuda.fixed_step import FixedStepDecoder, step_lengths
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
 from inference_api.engine.cuda.padding import least_rows_multiple
+from inference_api.engine.cuda.parameters import TorchParameters, load_torch_parameters
 from inference_api.engine.facts import facts_of
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.rope import Rope
@@ -33,7 +34,6 @@ from inference_api.loading.heads import read_heads, tokenizer_sha256
 from inference_api.loading.heads_folder import find_heads, heads_bytes
 from inference_api.loading.layout import (
     HEAD,
-    decodes_by_kernels,
     linear_weights,
     num_parameters,
     num_stacked,
@@ -87,7 +87,7 @@ class EngineRunner:
         self.vocab_size = self._config.vocab_size
         self.hidden_size = self._config.hidden_size
         self.eos_token_ids = self._config.eos_token_ids
-        self.is_batch_invariant = decodes_by_kernels(self._config, self._form.bits)
+        self.is_batch_invariant = self._form.packing is not None
         self.has_medusa_heads = self._heads_folder is not None
         self.medusa: DraftHeads | None = None
         self._packed = packed if self.is_batch_invariant else None
@@ -162,7 +162,10 @@ class EngineRunner:
                 is_lazy=self._packed is not None,
             )
             parameters = self._parameters()
-            self.decoder = self._decoder(parameters)
+            if isinstance(parameters, Parameters):
+                self.decoder = self._kernel_decoder(parameters)
+            else:
+                self.decoder = self._torch_decoder(parameters)
             self.medusa = self._medusa_heads(parameters)
         logger.info(
             "loaded %s: %s, %s, cache %s, quantization %s (QUANTIZATION=%s) by %s",
@@ -196,17 +199,20 @@ class EngineRunner:
         if faults:
             raise StartupError(faults)
 
-    def _parameters(self) -> Parameters:
+    def _parameters(self) -> Parameters | TorchParameters:
         form = self._form
-        if self._packed is not None and form.packing is not None:
+        if form.packing is None:
+            return load_torch_parameters(form.files, self._config, self._device, form.dtype)
+        if self._packed is not None:
             return self._packed.load(self._packed_model, form.packing)
-        return load_parameters(form.files, self._config, self._device, form.dtype, form.packing)
+        return load_parameters(form.files, self._config, form.options.dtype, form.packing)
 
     @cached_property
     def _packed_model(self) -> PackedModel:
         form = self._form
         assert form.bits is not None
-        return PackedModel(self._model_dir.name, form.files, self._config, form.dtype, form.bits)
+        name, dtype = self._model_dir.name, form.options.dtype
+        return PackedModel(name, form.files, self._config, dtype, form.bits)
 
     @cached_property
     def _form(self) -> WeightForm:
@@ -216,7 +222,7 @@ class EngineRunner:
 
     def _cache_dtype(self) -> torch.dtype:
         form = self._form
-        if form.bits is None or not self.is_batch_invariant:
+        if form.bits is None:
             return form.dtype
         return DTYPES[cache_dtype(form.options.kv_cache_dtype, form.bits)]
 
@@ -227,19 +233,16 @@ class EngineRunner:
         if self._device.type == "cpu" and torch.get_num_threads() != num_threads:
             torch.set_num_threads(num_threads)
 
-    def _decoder(self, parameters: Parameters) -> StepDecoder:
-        def rope(dtype: torch.dtype) -> Rope:
-            return Rope(self._config, self.max_seq_len, self._device, dtype)
+    def _kernel_decoder(self, parameters: Parameters) -> StepDecoder:
+        rope = Rope(self._config, self.max_seq_len, self._device, torch.float32)
+        return KernelDecoder(self._config, parameters, self._cache, rope, self.max_seq_len)
 
-        if self.is_batch_invariant:
-            return KernelDecoder(
-                self._config, parameters, self._cache, rope(torch.float32), self.max_seq_len
-            )
+    def _torch_decoder(self, parameters: TorchParameters) -> StepDecoder:
         decoder = Decoder(
             self._config,
             parameters,
             TorchAttentions(self._config, self._cache),
-            rope(self._form.dtype),
+            Rope(self._config, self.max_seq_len, self._device, self._form.dtype),
             self._rows_multiple(parameters),
         )
         if self._device.type == "cuda" and self._config.mixture is None:  # see `Mixture`
@@ -254,7 +257,7 @@ class EngineRunner:
             return None
         return find_heads(self._model_dir, self._options.medusa_heads)
 
-    def _medusa_heads(self, parameters: Parameters) -> DraftHeads | None:
+    def _medusa_heads(self, parameters: Parameters | TorchParameters) -> DraftHeads | None:
         """Raises StartupError where heads are named that do not fit."""
         folder = self._heads_folder
         if folder is None:
@@ -268,14 +271,12 @@ class EngineRunner:
                 self._model_dir,
             )
         logger.info("Medusa heads of %s", folder)
-        if parameters.packing is None:
+        if isinstance(parameters, TorchParameters):
             return TorchMedusaHeads(file, self._config, parameters)
         packer = None if self._packed is None else Kernels(1)
         return MedusaHeads(file, self._config, parameters, packer)
 
-    def _rows_multiple(self, parameters: Parameters) -> int:
-        if parameters.packing is not None:
-            return 1
+    def _rows_multiple(self, parameters: TorchParameters) -> int:
         if self._device.type == "cuda":
             return self.max_rows
         weights = [

@@ -14,8 +14,8 @@ from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.files import read_headers, weight_files
 from inference_api.loading.layout import Tensors
-from inference_api.loading.linear import Packing
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.weights import Packing
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,8 @@ def _packing(
     Raises StartupError, and KernelsUnavailable.
     """
     faults = checkpoint.quantization_faults(config, options)
+    if options.device == "cpu":
+        faults += checkpoint.head_faults(config, options)
     if faults:
         raise StartupError(faults)
     if options.device != "cpu":

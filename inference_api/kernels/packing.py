@@ -9,7 +9,7 @@ FLOAT_BITS: dict[str, Bits] = {"float32": 32, "bfloat16": 16}
 GROUP = 32  # inputs that share a scale
 PANEL = 32  # outputs that are packed together
 SCALE_BYTES = 2
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 CACHE_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # keys: KV_CACHE_DTYPE; values: bytes
 CACHE_SCALE_BYTES = 4  # size of the scale behind an int8 key or value
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inference_api.errors import StartupError
-from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, Bits
+from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, MAX_HEAD_DIM, Bits
 from inference_api.loading import hardware, hub, tokenizer_files
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.read import read_config
@@ -23,7 +23,6 @@ from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.layout import (
     SourceTensor,
     Tensors,
-    decodes_by_kernels,
     is_router,
     linear_weights,
     matrices,
@@ -123,6 +122,7 @@ def _examined(model: str, options: EngineOptions) -> Examined:
     faults = [*faults, *context_faults(config, options.max_seq_len), *unquantisable]
     if _is_for_cuda(options):
         return faults, None
+    faults += head_faults(config, options)
     return faults, footprint_on_cpu(config, options, described.tensors, not unquantisable)
 
 
@@ -221,6 +221,17 @@ def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str
     return faults
 
 
+def head_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
+    """Whether the kernels, which decode on the CPU, can have heads as wide as the model's."""
+    is_by_torch = options.quantization == "none" and not options.kernels
+    if config.head_dim <= MAX_HEAD_DIM or is_by_torch:
+        return []
+    return [
+        f"head_dim={config.head_dim} exceeds the {MAX_HEAD_DIM} that can be served on the CPU; "
+        "set DEVICE=cuda or choose another model."
+    ]
+
+
 def vocabulary_faults(model_dir: Path, draft_dir: Path) -> list[str]:
     """Whether the second of two models can draft for the first: what a token id means for one it
     has to mean for the other."""
@@ -258,9 +269,8 @@ def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
     """
     if options.quantization != "none":
         return BITS[options.quantization]
-    bits = FLOAT_BITS[options.dtype]
-    fits = decodes_by_kernels(config, bits) and not uneven_weights(config)
-    return bits if options.kernels and fits else None
+    fits = options.kernels and not uneven_weights(config)
+    return FLOAT_BITS[options.dtype] if fits else None
 
 
 def keeps_bfloat16(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> bool:
@@ -270,7 +280,7 @@ def keeps_bfloat16(config: ModelConfig, options: EngineOptions, tensors: Tensors
     always float32 beside the kernels.
     """
     bits = weight_bits(config, replace(options, dtype="bfloat16"))
-    return decodes_by_kernels(config, bits) and all(
+    return bits is not None and all(
         part.name in tensors and tensors[part.name].dtype == "BF16" for part in matrices(config)
     )
 

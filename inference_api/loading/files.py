@@ -3,7 +3,7 @@
 Loads no torch and reads no weights.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from operator import index
 from pathlib import Path
@@ -21,6 +21,7 @@ from inference_api.loading.layout import (
     shown,
     weight_plan,
 )
+from inference_api.loading.numbers import DTYPES
 from inference_api.loading.quantised.formats import Wanted, wants
 from inference_api.loading.stacks import Rows, singles
 
@@ -29,8 +30,6 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"  # which the index names
 LENGTH_BYTES = 8  # a file begins with the length of its JSON header
 MAX_DIMENSIONS = 8
-# Bytes of an element, for the types that can be read.
-DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "F8_E4M3": 1, "I8": 1, "U8": 1}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -79,19 +78,25 @@ class TensorLocation(NamedTuple):
 
 
 def tensor_places(file: Path, names: TensorNames) -> dict[str, TensorLocation]:
-    """The tensors of a safetensors file. Raises StartupError when it is cut short or damaged."""
+    """The tensors of a model in a safetensors file. Raises StartupError; see `stored_places`."""
+    return dict(_unstacked(stored_places(file, name_of_text_model), names))
+
+
+def stored_places(file: Path, rename: Callable[[str], str]) -> dict[str, TensorLocation]:
+    """The tensors of a safetensors file as they lie there, by other names.
+
+    Raises StartupError when it is cut short or damaged.
+    """
     try:
         start, entries = read_entries(file)
-        places = {
-            name_of_text_model(name): _place(name, entry, start) for name, entry in entries.items()
-        }
+        places = {rename(name): _place(name, entry, start) for name, entry in entries.items()}
         if len(places) < len(entries):
             raise ValueError("two tensors would have the same name")
+        return places
     except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
         raise StartupError(
             [f"{file} is damaged or incomplete ({error}); get the file again."]
         ) from None
-    return dict(_unstacked(places, names))
 
 
 def unstacked(tensors: Tensors, names: TensorNames) -> Tensors:
@@ -148,7 +153,7 @@ def _place(name: str, entry: Any, start: int) -> TensorLocation:
     begin, end = map(index, entry["data_offsets"])
     if not 0 <= begin <= end:
         raise ValueError(f"{name[:100]}: a tensor from byte {begin} to {end}")
-    if dtype in DTYPE_BYTES and prod(shape) * DTYPE_BYTES[dtype] != end - begin:
+    if dtype in DTYPES and prod(shape) * DTYPES[dtype].itemsize != end - begin:
         raise ValueError(
             f"{name[:100]}: {end - begin} bytes cannot be {dtype} of {list(shape)}, at byte "
             f"{start + begin}"

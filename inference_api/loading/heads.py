@@ -1,36 +1,37 @@
 """Reads Medusa heads: the published layout, its shared variant, and what ours add to it.
 
-A folder has `config.json` and `medusa_lm_head.safetensors` or `.pt`. Head k of L layers is
+A folder has `config.json` and `medusa_lm_head.safetensors`. Head k of L layers is
 "<k>.<l>.linear.weight" [hidden, hidden] and "<k>.<l>.linear.bias" [hidden] for each layer l, and
 "<k>.<L>.weight" [vocab, hidden]; without that one the model's own output head serves. Ours may add
 `draft_token_ids` [tokens]: heads guess among these alone.
 """
 
 import hashlib
-import pickle
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from inference_api.errors import StartupError
+from inference_api.kernels.interface import Floats
 from inference_api.loading.config import ModelConfig
+from inference_api.loading.files import TensorLocation, stored_places
 from inference_api.loading.gguf.files import is_gguf, read_gguf
-from inference_api.loading.heads_folder import CONFIG, FILES, heads_file
+from inference_api.loading.heads_folder import CONFIG, PICKLE, WEIGHTS, heads_file
 from inference_api.loading.json_files import read_json
+from inference_api.loading.numbers import FLOATS
+from inference_api.loading.safetensors import opened, read_numbers
 
 TOKENIZER = "tokenizer.json"  # the model's file
 PREFIX = "medusa_head."  # begins names in merged releases
 DRAFT_TOKEN_IDS = "draft_token_ids"
 MAX_HEADS = 16
 MAX_PATHS = 256
-ID_DTYPES = (torch.int64, torch.int32)
+ID_KINDS = ("I64", "I32")
 
 TreePath = tuple[int, ...]  # for each depth the rank of a head's guess
 
@@ -39,10 +40,10 @@ TreePath = tuple[int, ...]  # for each depth the rank of a head's guess
 class MedusaFile:
     """Heads as they are stored, in float32."""
 
-    weights: Sequence[Sequence[Tensor]]  # for each head and layer: [hidden, hidden]
-    biases: Sequence[Sequence[Tensor]]  # like weights: [hidden]
-    outputs: Sequence[Tensor] | None  # for each head: [vocab, hidden]; None: the model's own
-    token_ids: Tensor | None  # [tokens] int64, ascending: tokens to guess among; None: all
+    weights: Sequence[Sequence[Floats]]  # for each head and layer: [hidden, hidden]
+    biases: Sequence[Sequence[Floats]]  # like weights: [hidden]
+    outputs: Sequence[Floats] | None  # for each head: [vocab, hidden]; None: the model's own
+    token_ids: NDArray[np.int64] | None  # [tokens], ascending: to guess among; None: all
     paths: Sequence[TreePath]  # the tree's, shorter ones first; () where none is given
     tokenizer_sha256: str | None
 
@@ -52,17 +53,15 @@ def read_heads(folder: Path, config: ModelConfig) -> MedusaFile:
 
     How many heads and layers there are is counted: published configurations are known to be wrong.
     """
-    file = heads_file(folder)
-    if file is None:
-        raise StartupError([f"{folder} has none of {', '.join(FILES)}; get the heads again."])
-    tensors = _tensors(file, config)
+    file = _file_of(folder, config)
+    tensors = stored_places(file, lambda name: name.removeprefix(PREFIX))
     num_heads = _count(tensors, r"(\d+)\.\d+\.linear\.weight")
     num_layers = _count(tensors, r"0\.(\d+)\.linear\.weight")
     if not 1 <= num_heads <= MAX_HEADS or num_layers < 1:
         _unusable(file, f"it has {num_heads} heads of {num_layers} layers; 1 to {MAX_HEADS} serve")
     hidden = config.hidden_size
 
-    def stack(name: str, shape: tuple[int, ...]) -> list[list[Tensor]]:
+    def stack(name: str, shape: tuple[int, ...]) -> list[list[Floats]]:
         names = [[f"{k}.{at}.{name}" for at in range(num_layers)] for k in range(num_heads)]
         return [[_tensor(file, tensors, each, shape) for each in of_head] for of_head in names]
 
@@ -89,61 +88,62 @@ def tokenizer_sha256(model_dir: Path) -> str:
     return hashlib.sha256((model_dir / TOKENIZER).read_bytes()).hexdigest()
 
 
-def _tensors(file: Path, config: ModelConfig) -> Mapping[str, Tensor]:
-    """Returns the file's tensors by their published names. Nothing in the file is run."""
+def _file_of(folder: Path, config: ModelConfig) -> Path:
+    """Raises StartupError where there is none that can be read."""
+    file = heads_file(folder)
+    if file is None:
+        raise StartupError([f"{folder} has no {WEIGHTS}; get the heads again."])
+    if file.name == PICKLE:
+        raise StartupError(
+            [
+                f"{file} is a pickle, which can run code when it is read; make it safetensors: "
+                f"python -m scripts.convert_heads {folder}"
+            ]
+        )
     most = MAX_HEADS * (config.vocab_size + 8 * config.hidden_size) * config.hidden_size * 4
     if (size := file.stat().st_size) > most:
         _unusable(file, f"it has {size} bytes, and heads of this model at most {most}")
-    try:
-        if file.suffix == ".pt":
-            found = torch.load(file, map_location="cpu", weights_only=True)
-        else:
-            found = load_file(file)
-    except (SafetensorError, RuntimeError, ValueError, OSError, EOFError) as error:
-        _unusable(file, str(error).split("\n")[0])
-    except pickle.UnpicklingError:
-        _unusable(file, "it holds more than tensors")
-    if not isinstance(found, dict):
-        _unusable(file, "it holds no tensors by name")
-    return {
-        str(name).removeprefix(PREFIX): tensor
-        for name, tensor in found.items()
-        if isinstance(tensor, Tensor)
-    }
+    return file
 
 
-def _count(tensors: Mapping[str, Tensor], pattern: str) -> int:
+def _count(tensors: Mapping[str, TensorLocation], pattern: str) -> int:
     numbers = [match[1] for name in tensors if (match := re.fullmatch(pattern, name))]
     return 1 + max((int(number) for number in numbers if len(number) < 4), default=-1)
 
 
-def _tensor(file: Path, tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-    tensor = tensors.get(name)
-    if tensor is None:
+def _tensor(
+    file: Path, tensors: Mapping[str, TensorLocation], name: str, shape: tuple[int, ...]
+) -> Floats:
+    place = tensors.get(name)
+    if place is None:
         _unusable(file, f"it lacks {name}")
-    if tuple(tensor.shape) != shape or not tensor.dtype.is_floating_point:
+    found, kind = place.stored
+    if found != shape or kind not in FLOATS:
         _unusable(
-            file, f"{name} is {list(tensor.shape)} and for this model it has to be {list(shape)}"
+            file,
+            f"{name} is {kind} of {list(found)} and for this model it has to be floats of "
+            f"{list(shape)}",
         )
-    tensor = tensor.float()
-    if not tensor.isfinite().all():
+    with opened(file) as stream:
+        numbers = read_numbers(stream, name, place).floats()
+    if not np.isfinite(numbers).all():
         _unusable(file, f"{name} has numbers that are not finite")
-    return tensor
+    return numbers
 
 
 def _outputs(
     file: Path,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, TensorLocation],
     num_heads: int,
     num_layers: int,
     config: ModelConfig,
-) -> Sequence[Tensor] | None:
+) -> Sequence[Floats] | None:
     """Returns the heads' output matrices, if any. Their vocabulary may lack the model's padding."""
     names = [f"{head}.{num_layers}.weight" for head in range(num_heads)]
     if not any(name in tensors for name in names):
         return None
     first = tensors.get(names[0])
-    vocab_size = 0 if first is None else len(first)
+    vocab_size = 0 if first is None or not first.stored.shape else first.stored.shape[0]
     if not 0 < vocab_size <= config.vocab_size:
         _unusable(
             file, f"its heads guess {vocab_size} tokens and the model has {config.vocab_size}"
@@ -152,13 +152,19 @@ def _outputs(
     return [_tensor(file, tensors, name, shape) for name in names]
 
 
-def _token_ids(file: Path, tensors: Mapping[str, Tensor], vocab_size: int) -> Tensor | None:
-    ids = tensors.get(DRAFT_TOKEN_IDS)
-    if ids is None:
+def _token_ids(
+    file: Path, tensors: Mapping[str, TensorLocation], vocab_size: int
+) -> NDArray[np.int64] | None:
+    place = tensors.get(DRAFT_TOKEN_IDS)
+    if place is None:
         return None
-    is_list = ids.ndim == 1 and 0 < len(ids) <= vocab_size and ids.dtype in ID_DTYPES
-    ids = ids.long() if is_list else ids.new_full((1,), -1)
-    if not (ids[1:] > ids[:-1]).all() or ids[0] < 0 or ids[-1] >= vocab_size:
+    shape, kind = place.stored
+    ids = np.full(1, -1)
+    if len(shape) == 1 and 0 < shape[0] <= vocab_size and kind in ID_KINDS:
+        with opened(file) as stream:
+            numbers = read_numbers(stream, DRAFT_TOKEN_IDS, place, ID_KINDS)
+        ids = numbers.data.astype(np.int64)
+    if (ids[1:] <= ids[:-1]).any() or ids[0] < 0 or ids[-1] >= vocab_size:
         _unusable(
             file,
             f"{DRAFT_TOKEN_IDS} has to list integers that ascend between 0 and {vocab_size - 1}, "

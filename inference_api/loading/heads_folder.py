@@ -6,7 +6,7 @@ from inference_api.errors import StartupError
 from inference_api.loading.hub import fetch, is_hub_id
 
 FOLDER = "medusa"  # inside a model's
-FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+WEIGHTS, PICKLE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 CONFIG = "config.json"
 
 
@@ -22,7 +22,7 @@ def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
     if folder.is_dir():
         return folder
     if is_hub_id(medusa_heads):
-        return fetch(medusa_heads, [CONFIG, *FILES], setting="MEDUSA_HEADS")
+        return fetch(medusa_heads, [CONFIG, WEIGHTS, PICKLE], setting="MEDUSA_HEADS")
     raise StartupError(
         [f"MEDUSA_HEADS={medusa_heads} is no folder here and no name on the hub; correct it."]
     )
@@ -35,5 +35,7 @@ def heads_bytes(folder: Path) -> int:
 
 
 def heads_file(folder: Path) -> Path | None:
-    """Returns the file with the heads' weights; None where the folder has none."""
-    return next((folder / name for name in FILES if (folder / name).is_file()), None)
+    """Returns the file with the heads' weights; None where the folder has none. A pickle has to be
+    converted first."""
+    files = (folder / name for name in (WEIGHTS, PICKLE))
+    return next((file for file in files if file.is_file()), None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
-from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits, packed_bytes
+from inference_api.kernels.packing import FLOAT_BITS, Bits, packed_bytes
 from inference_api.loading.config import LatentConfig, MixtureConfig, ModelConfig
 from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, SCHEMES, Names
 
@@ -147,26 +147,20 @@ def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
     return 1 + max((int(found[1]) for name in names if (found := layer.match(name))), default=-1)
 
 
-def decodes_by_kernels(config: ModelConfig, bits: Bits | None) -> bool:
-    """Whether the kernels run whole steps: of all that a config can say they only limit heads."""
-    return bits is not None and config.head_dim <= MAX_HEAD_DIM
-
-
 def parameter_forms(
     config: ModelConfig, dtype_bytes: int, bits: Bits | None
 ) -> dict[str, TensorForm]:
     """Every parameter that is loaded, by name; a tied head only where it is packed otherwise than
     the embedding.
 
-    Linear maps are packed in `bits` or not at all, routers then as float32. Where the kernels run
-    whole steps, vectors are float32 whatever the dtype is: they read no others; and the embedding
-    is packed in as few bits as the checkpoint has it, for nothing of it is to be rounded.
+    Linear maps are packed in `bits` or not at all, routers then as float32. Beside packed ones,
+    vectors are float32 whatever the dtype is: the kernels read no others; and the embedding is
+    packed in as few bits as the checkpoint has it, for nothing of it is to be rounded.
     """
     packed = {} if bits is None else linear_weights(config)
-    has_kernels = decodes_by_kernels(config, bits)
-    vector_bytes = VECTOR_BYTES if has_kernels else dtype_bytes
+    vector_bytes = dtype_bytes if bits is None else VECTOR_BYTES
     embedding_bits: Bits = config.embedding_bits or _FLOAT_BITS[dtype_bytes]
-    if has_kernels and config.is_head_tied and embedding_bits == bits:
+    if config.is_head_tied and embedding_bits == bits:
         packed.pop(HEAD, None)
     forms = {}
     for name, parts in (weight_plan(config) | packed).items():
@@ -174,7 +168,7 @@ def parameter_forms(
         if is_router(name):
             packed_bits = FLOAT_BITS["float32"] if name in packed else None
             forms[name] = TensorForm(shape, packed_bits, VECTOR_BYTES)
-        elif name == EMBEDDING and has_kernels:
+        elif name == EMBEDDING and bits is not None:
             forms[name] = TensorForm(shape, embedding_bits, element_bytes=1)
         elif name in packed:
             forms[name] = TensorForm(shape, bits, element_bytes=1)

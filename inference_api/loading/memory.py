@@ -6,7 +6,7 @@ from typing import Self
 
 from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype, cache_slot
 from inference_api.loading.config import SPARE_SLOTS, ModelConfig
-from inference_api.loading.layout import decodes_by_kernels, weight_bytes
+from inference_api.loading.layout import weight_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.layout import PackedLayout
 
@@ -36,7 +36,7 @@ class Footprint:
         """`options.dtype` is not auto. With `is_packed_file`, weights take what the file takes."""
         max_rows, context = options.max_rows, config.context(options.max_seq_len)
         dtype_bytes = FLOAT_BITS[options.dtype] // 8
-        if bits is not None and decodes_by_kernels(config, bits):
+        if bits is not None:
             element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
             num_slots = context
         else:

@@ -17,12 +17,12 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from common.files import whole_file
 from inference_api.engine.rope import frequencies
+from inference_api.kernels.interface import Floats
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.config import (
     LatentConfig,
@@ -37,9 +37,10 @@ from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_
 from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_order
 from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
 from inference_api.loading.layout import SourceTensor, is_router, weight_plan
-from inference_api.loading.safetensors import opened, read_tensor
+from inference_api.loading.numbers import Numbers
+from inference_api.loading.safetensors import opened, read_numbers
 from inference_api.loading.stacks import of_expert
-from inference_api.loading.weights import converted
+from inference_api.loading.stream import converted
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4")
 NORMAL, CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
@@ -278,35 +279,33 @@ def _write_tensors(
     for stack in stacks.values():
         written = []
         for part in stack:
-            tensor = converted(read(part.name).float(), part, config)
-            theirs = _as_gguf(tensor, part, config, architecture)
-            written.append(gguf.quants.quantize(theirs.numpy(), kinds[part]))
+            numbers = converted(read(part.name), part, config).floats()
+            theirs = _as_gguf(numbers, part, config, architecture)
+            written.append(gguf.quants.quantize(theirs, kinds[part]))
         writer.write_tensor_data(np.concatenate(written))
     for numbers in factors.values():
         writer.write_tensor_data(numbers)
 
 
-def _reader(folder: Path, names: TensorNames) -> Callable[[str], torch.Tensor]:
+def _reader(folder: Path, names: TensorNames) -> Callable[[str], Numbers]:
     homes: dict[str, tuple[Path, TensorLocation]] = {}
     for file in weight_files(folder):
         homes |= {name: (file, place) for name, place in tensor_places(file, names).items()}
 
-    def read(name: str) -> torch.Tensor:
+    def read(name: str) -> Numbers:
         file, place = homes[name]
         with opened(file) as stream:
-            return read_tensor(stream, name, place)
+            return read_numbers(stream, name, place)
 
     return read
 
 
-def _as_gguf(
-    tensor: torch.Tensor, part: SourceTensor, config: ModelConfig, architecture: str
-) -> torch.Tensor:
+def _as_gguf(numbers: Floats, part: SourceTensor, config: ModelConfig, architecture: str) -> Floats:
     order = row_order(architecture, part, config)
     if not order:
-        return tensor
-    heads = tensor.view(-1, len(order), *tensor.shape[1:])
-    return heads[:, np.argsort(order)].reshape(tensor.shape)
+        return numbers
+    heads = numbers.reshape(-1, len(order), *numbers.shape[1:])
+    return heads[:, np.argsort(order)].reshape(numbers.shape)
 
 
 def _rope_factors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.kernels.library import Kernels
 from inference_api.loading.checkpoint import load_config, locate
 from inference_api.loading.files import weight_files
-from inference_api.loading.gguf.blocks import GgufTensor
 from inference_api.loading.gguf.files import is_gguf, read_gguf
 from inference_api.loading.layout import HEAD, linear_weights
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.stream import read_weights
 from inference_api.loading.tokenizer_files import TOKENIZER
 from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 
@@ -71,15 +71,11 @@ def output_matrix(path: Path) -> Tensor:
     """
     config = load_config(path)
     (part,) = linear_weights(config)[HEAD]
-    matrix = torch.empty(part.shape)
-    for file in weight_files(path):
-        if is_gguf(file):
-            GgufTensor.of(read_gguf(file).tensors[part.name]).copy_to(matrix)
-            continue
-        with safe_open(file, framework="pt") as tensors:
-            if part.name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                matrix.copy_(tensors.get_tensor(part.name))
-    return matrix / config.logits_divisor
+    matrix = np.empty(part.shape, np.float32)
+    for _, weight in read_weights(weight_files(path), {part.name: part}, config):
+        for first, rows in weight.rows():
+            matrix[first : first + len(rows)] = rows
+    return torch.from_numpy(matrix) / config.logits_divisor
 
 
 def tokenizer_sha256(path: Path) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.rope import Rope
 from inference_api.engine.step_decoder import Outputs
-from inference_api.kernels.interface import data, ffi, floats
+from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.library import CACHE_TYPES, PackedWeight, StepStates, StepTokens
 from inference_api.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
 from inference_api.loading.layout import EMBEDDING, HEAD, ROUTER
@@ -42,7 +42,6 @@ class KernelDecoder:
         max_seq_len: int,
     ) -> None:
         """`rope` turns float32 for `max_seq_len` positions. The weights are packed."""
-        assert parameters.packing is not None
         self._config = config
         self._packed = parameters.packed
         self._tensors = parameters.tensors
@@ -107,7 +106,10 @@ class KernelDecoder:
         """Returns pointers to each layer's turns; none where nothing is turned."""
         layers = rope.at(torch.arange(max_seq_len))
         pointers = {
-            id(turns): {"cos": self._pointer(turns[0]), "sin": self._pointer(turns[1])}
+            id(turns): {
+                name: self._kept(floats(each.numpy()))
+                for name, each in zip(("cos", "sin"), turns, strict=True)
+            }
             for turns in layers
             if turns is not None
         }
@@ -167,7 +169,7 @@ class KernelDecoder:
             "is_renormalised": mixture.is_renormalised,
         }
 
-    def _layer(self, index: int, cache: KVCache, qk_norm: Tensor | None) -> Fields:
+    def _layer(self, index: int, cache: KVCache, qk_norm: Floats | None) -> Fields:
         name = f"layers.{index}"
         weights = {each: f"{name}.{each}.weight" for each in LINEARS}
         linears = {
@@ -180,7 +182,7 @@ class KernelDecoder:
             {each: self._norm(f"{name}.{each}") for each in norms}
             | linears
             | {
-                "qk_norm": ffi.NULL if qk_norm is None else self._pointer(qk_norm),
+                "qk_norm": ffi.NULL if qk_norm is None else self._kept(floats(qk_norm)),
                 "q_a_norm": self._optional(f"{name}.q_a_norm.weight"),
                 "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
                 "sinks": self._optional(f"{name}.sinks"),
@@ -207,12 +209,8 @@ class KernelDecoder:
         }
 
     def _optional(self, name: str) -> Any:
-        tensor = self._tensors.get(name)
-        return ffi.NULL if tensor is None else self._pointer(tensor)
-
-    def _pointer(self, tensor: Tensor) -> Any:
-        """The address of the tensor's numbers as float32, which stay there."""
-        return self._kept(floats(tensor.float().contiguous().numpy()))
+        vector = self._tensors.get(name)
+        return ffi.NULL if vector is None else self._kept(floats(vector))
 
     def _kept(self, address: Any) -> Any:
         self._pointed.append(address)

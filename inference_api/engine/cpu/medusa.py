@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inference_api.engine.medusa_tree import tree_paths
+from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import BITS, PANEL, Bits, packed_bytes
 from inference_api.loading.config import ModelConfig
@@ -40,17 +42,16 @@ class MedusaHeads:
     ) -> None:
         """`parameters` are the model's, packed. `packer`: packs the heads, instead of the model's
         kernels, whose thread may be another one."""
-        assert parameters.packing is not None
         self._kernels = parameters.packing.kernels
         kernels = packer or self._kernels
         self.paths = tree_paths(file, config)
         self._num_heads = num_heads = max(map(len, self.paths))  # others would guess for nobody
         self._num_ranks = 1 + max(map(max, self.paths))
-        self._token_ids = None if file.token_ids is None else file.token_ids.numpy()
+        self._token_ids = file.token_ids
         weights, biases = file.weights[:num_heads], file.biases[:num_heads]
-        first = _packed(kernels, torch.cat([layers[0] for layers in weights]), LAYER_BITS)
+        first = _packed(kernels, np.concatenate([layers[0] for layers in weights]), LAYER_BITS)
         later = [
-            (_packed(kernels, own_weights[at], LAYER_BITS), own_biases[at].numpy())
+            (_packed(kernels, own_weights[at], LAYER_BITS), own_biases[at])
             for at in range(1, len(weights[0]))
             for own_weights, own_biases in zip(weights, biases, strict=True)
         ]
@@ -62,7 +63,7 @@ class MedusaHeads:
         else:
             outputs = [_rows_of(kernels, parameters.packed[HEAD], file.token_ids)]
         self._description = self._kernels.heads(
-            (first, torch.cat([layers[0] for layers in biases]).numpy()),
+            (first, np.concatenate([layers[0] for layers in biases])),
             later,
             outputs,
             num_heads,
@@ -82,9 +83,9 @@ class MedusaHeads:
         return HeadGuesses(token_ids, probabilities)
 
 
-def _packed(kernels: Kernels, weights: Tensor, bits: Bits) -> PackedWeight:
+def _packed(kernels: Kernels, weights: Floats, bits: Bits) -> PackedWeight:
     packed = _empty(bits, *weights.shape)
-    kernels.pack(weights.numpy(), packed)
+    kernels.pack(weights, packed)
     return packed
 
 
@@ -95,10 +96,12 @@ def _empty(bits: Bits, outputs: int, inputs: int) -> PackedWeight:
     return PackedWeight.empty(bits, outputs, inputs, blocks)
 
 
-def _rows_of(kernels: Kernels, weight: PackedWeight, rows: Tensor | None) -> PackedWeight:
+def _rows_of(
+    kernels: Kernels, weight: PackedWeight, rows: NDArray[np.int64] | None
+) -> PackedWeight:
     """Some outputs of a packed matrix, in 4 bits; bounded in what is unpacked at a time."""
     if rows is None:
-        rows = torch.arange(weight.outputs)
+        rows = np.arange(weight.outputs)
         if weight.bits in BITS.values():
             return weight
     packed = _empty(OUTPUT_BITS, len(rows), weight.inputs)
@@ -108,6 +111,6 @@ def _rows_of(kernels: Kernels, weight: PackedWeight, rows: Tensor | None) -> Pac
         wanted = rows[(rows >= begin) & (rows < end)]
         if len(wanted):
             part = weight.part(begin, end).unpack()
-            kernels.pack(part[(wanted - begin).numpy()], packed, first_output)
+            kernels.pack(part[wanted - begin], packed, first_output)
             first_output += len(wanted)
     return packed

@@ -16,11 +16,10 @@ from torch import Tensor
 from inference_api.engine.cuda.attention import Attention, Attentions, TokenPlace
 from inference_api.engine.cuda.latent import LatentOut, latent_qkv
 from inference_api.engine.cuda.mlp import Mlp, make_mlp
+from inference_api.engine.cuda.parameters import Linear, TorchParameters
 from inference_api.engine.rope import Rope, Turns, turn
 from inference_api.engine.step_decoder import Outputs
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.linear import Linear
-from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
 
 
@@ -56,7 +55,7 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        parameters: Parameters,
+        parameters: TorchParameters,
         attentions: Attentions,
         rope: Rope,
         rows_multiple: int,
@@ -226,14 +225,16 @@ def placed(row: RowStep, first: int) -> Iterator[tuple[int, TokenPlace]]:
         yield row.token_ids[index], place
 
 
-def _affine(parameters: Parameters, name: str) -> Affine | None:
+def _affine(parameters: TorchParameters, name: str) -> Affine | None:
     tensors = parameters.tensors
     if f"{name}.weight" not in tensors:
         return None
     return Affine(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
 
-def _layer(config: ModelConfig, parameters: Parameters, index: int, rows_multiple: int) -> Layer:
+def _layer(
+    config: ModelConfig, parameters: TorchParameters, index: int, rows_multiple: int
+) -> Layer:
     def affine(name: str) -> Affine | None:
         return _affine(parameters, f"layers.{index}.{name}")
 

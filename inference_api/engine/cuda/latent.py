@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
+from inference_api.engine.cuda.parameters import Linear, TorchParameters
 from inference_api.loading.config import LATENT_NORM_EPS, LatentConfig, ModelConfig
-from inference_api.loading.linear import Linear
-from inference_api.loading.weights import Parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class LatentOut:
 
 
 def latent_qkv(
-    config: ModelConfig, latent: LatentConfig, parameters: Parameters, layer: int
+    config: ModelConfig, latent: LatentConfig, parameters: TorchParameters, layer: int
 ) -> LatentQkv:
     name = f"layers.{layer}"
 

@@ -2,43 +2,47 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
 from inference_api.engine.cuda.decoder import capped
+from inference_api.engine.cuda.parameters import TorchParameters
 from inference_api.engine.medusa_tree import tree_paths
+from inference_api.kernels.interface import Floats
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.heads import MedusaFile
 from inference_api.loading.layout import EMBEDDING, HEAD
-from inference_api.loading.weights import Parameters
 from inference_api.runner import HeadGuesses
 
 
 class TorchMedusaHeads:
     """`DraftHeads` of a model that torch runs, in its precision. Decode thread only."""
 
-    def __init__(self, file: MedusaFile, config: ModelConfig, parameters: Parameters) -> None:
-        """`parameters` are the model's, not packed."""
+    def __init__(self, file: MedusaFile, config: ModelConfig, parameters: TorchParameters) -> None:
+        """`parameters` are the model's."""
         like = parameters.tensors[EMBEDDING]
         self.paths = tree_paths(file, config)
         self._num_heads = max(map(len, self.paths))
         self._num_ranks = 1 + max(map(max, self.paths))
         self._config = config
         self._layers = [
-            (torch.stack(weights).to(like).mT, torch.stack(biases).to(like)[:, None])
+            (_stacked(weights).to(like).mT, _stacked(biases).to(like)[:, None])
             for weights, biases in zip(
                 zip(*file.weights[: self._num_heads], strict=True),
                 zip(*file.biases[: self._num_heads], strict=True),
                 strict=True,
             )
         ]  # [heads, inputs, outputs]; [heads, 1, outputs]
-        self._token_ids = None if file.token_ids is None else file.token_ids.to(like.device)
+        self._token_ids = None
+        if file.token_ids is not None:
+            self._token_ids = torch.from_numpy(file.token_ids).to(like.device)
         chosen = slice(None) if self._token_ids is None else self._token_ids
         if file.outputs is None:
             self._outputs = parameters.tensors[HEAD][chosen]
         else:
-            outputs = torch.stack(list(file.outputs[: self._num_heads])).to(like)
+            outputs = _stacked(file.outputs[: self._num_heads]).to(like)
             self._outputs = outputs[:, chosen]
 
     @torch.inference_mode()
@@ -52,3 +56,7 @@ class TorchMedusaHeads:
         if self._token_ids is not None:
             token_ids = self._token_ids[token_ids]
         return HeadGuesses(token_ids.cpu().numpy(), probabilities.cpu().numpy())
+
+
+def _stacked(arrays: Sequence[Floats]) -> Tensor:
+    return torch.from_numpy(np.stack(arrays))

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
+from inference_api.engine.cuda.parameters import Linear, TorchParameters
 from inference_api.loading.config import ExpertGroups, MixtureConfig, ModelConfig
 from inference_api.loading.layout import ROUTER
-from inference_api.loading.linear import Linear
-from inference_api.loading.weights import Parameters
 
 LEAST_SUM = 1e-20  # keeps a sum of sigmoids from dividing by zero
 
@@ -107,7 +106,9 @@ def _best_first(preferences: Tensor) -> Tensor:
     return torch.argsort(preferences, dim=-1, descending=True, stable=True)
 
 
-def make_mlp(config: ModelConfig, parameters: Parameters, layer: int, rows_multiple: int) -> Mlp:
+def make_mlp(
+    config: ModelConfig, parameters: TorchParameters, layer: int, rows_multiple: int
+) -> Mlp:
     """`rows_multiple`: see `Mixture`."""
     name, activate = f"layers.{layer}", _activation(config)
     mixture = config.mixture_of(layer)

@@ -120,7 +120,7 @@ struct AttentionCall {
 
 // Query vectors that one task of attention handles at once, and the longest it can handle.
 constexpr int kMaxQueries = 32;
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 512;
 
 // Tokens [first_token, first_token + num_tokens) of one cache row, and the query heads
 // [first_group, first_group + num_groups) of one key-value head, at most kMaxQueries together: for

@@ -11,13 +11,13 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
 from gguf import GGMLQuantizationType, ReaderTensor
 from numpy.typing import NDArray
-from torch import Tensor
 
+from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight, UnusableWeight
 from inference_api.kernels.packing import GROUP
+from inference_api.loading.numbers import Numbers
 from inference_api.loading.packing.blocks import (
     INT4_OFFSET,
     INT8_VALUES,
@@ -60,10 +60,17 @@ class GgufTensor(BlockTensor):
         heads = self.data.reshape(-1, len(order), *self.data.shape[1:])
         return GgufTensor(self.kind, heads[:, order].reshape(self.data.shape))
 
-    def numbers(self) -> Tensor:
+    def numbers(self) -> Floats:
         """Returns [rows of all it stacks, columns]. Raises UnusableWeight."""
-        rows = GgufTensor(self.kind, self.data.reshape(-1, self.data.shape[-1]))
-        return torch.cat([numbers for _, numbers in rows._numbers()])
+        whole = GgufTensor(self.kind, self.data.reshape(-1, self.data.shape[-1]))
+        return np.concatenate([numbers for _, numbers in whole.rows()])
+
+    def rows(self) -> Iterator[tuple[int, Floats]]:
+        for first in range(0, len(self.data), ROWS_AT_A_TIME):
+            rows = self.data[first : first + ROWS_AT_A_TIME]
+            numbers = gguf.quants.dequantize(rows, self.kind)
+            _check_finite(numbers)
+            yield first, np.asarray(numbers, np.float32)
 
     def _fits(self, packed: PackedWeight) -> bool:
         match self.kind:
@@ -81,13 +88,6 @@ class GgufTensor(BlockTensor):
                 return packed.bits == 8 and bool(is_half.all())
         return False
 
-    def _numbers(self) -> Iterator[tuple[int, Tensor]]:
-        for first in range(0, len(self.data), ROWS_AT_A_TIME):
-            rows = self.data[first : first + ROWS_AT_A_TIME]
-            numbers = gguf.quants.dequantize(rows, self.kind)
-            _check_finite(numbers)
-            yield first, torch.from_numpy(np.array(numbers, np.float32))
-
     def _groups(self) -> Iterator[tuple[int, Values, Scales]]:
         for first in range(0, len(self.data), ROWS_AT_A_TIME):
             values, scales = _groups(self.kind, self.data[first : first + ROWS_AT_A_TIME])
@@ -95,12 +95,13 @@ class GgufTensor(BlockTensor):
             yield first, values, scales
 
 
-def joined(keys: GgufTensor, values: GgufTensor) -> Tensor:
+def joined(keys: GgufTensor, values: GgufTensor) -> Numbers:
     """Returns [heads (unturned + value_dim), rank]: see `Halves`. Raises UnusableWeight."""
     num_heads, value_dim = values.data.shape[:2]
-    of_keys = keys.numbers().view(num_heads, keys.data.shape[1], -1).transpose(1, 2)
-    of_values = values.numbers().view(num_heads, value_dim, -1)
-    return torch.cat((of_keys, of_values), 1).flatten(0, 1)
+    of_keys = keys.numbers().reshape(num_heads, keys.data.shape[1], -1).transpose(0, 2, 1)
+    of_values = values.numbers().reshape(num_heads, value_dim, -1)
+    both = np.concatenate((of_keys, of_values), 1)
+    return Numbers("F32", both.reshape(-1, both.shape[-1]))
 
 
 def _check_finite(numbers: NDArray[Any]) -> None:

@@ -4,14 +4,15 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
+from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight
 from inference_api.kernels.packing import GROUP, PANEL
+from inference_api.loading.numbers import Pack
 
 QUAD = 4
 HALVES = 2  # halves of a byte; two quads of int4 share their bytes
@@ -27,7 +28,6 @@ _INT4_BLOCK = np.dtype(
 
 Values = NDArray[np.int8]
 Scales = NDArray[np.uint16]  # bits of half precision
-Pack = Callable[[NDArray[np.float32], PackedWeight, int], None]
 
 
 class BlockTensor(ABC):
@@ -36,17 +36,16 @@ class BlockTensor(ABC):
 
     __slots__ = ()
 
-    def copy_to(self, target: Tensor) -> None:
-        """Write the numbers, in the precision of `target`. Raises UnusableWeight."""
-        for first, numbers in self._numbers():
-            target[first : first + len(numbers)].copy_(numbers)
+    @abstractmethod
+    def rows(self) -> Iterator[tuple[int, Floats]]:
+        """Yields the numbers, [rows, columns]. Raises UnusableWeight."""
 
     def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
         """Write outputs `first_output`… of `packed`: unchanged where it has room for the values
         as they are, otherwise by `pack`, which rounds the numbers again. Raises UnusableWeight."""
         if not self._fits(packed):
-            for first, numbers in self._numbers():
-                pack(numbers.numpy(), packed, first_output + first)
+            for first, numbers in self.rows():
+                pack(numbers, packed, first_output + first)
             return
         for first, values, scales in self._groups():
             write_groups(values, scales, packed, first_output + first)
@@ -54,10 +53,6 @@ class BlockTensor(ABC):
     @abstractmethod
     def _fits(self, packed: PackedWeight) -> bool:
         """Whether `packed` has room for the values as they are."""
-
-    @abstractmethod
-    def _numbers(self) -> Iterator[tuple[int, Tensor]]:
-        """float32 [rows, columns]. Raises UnusableWeight."""
 
     @abstractmethod
     def _groups(self) -> Iterator[tuple[int, Values, Scales]]:

@@ -8,19 +8,23 @@ from functools import cached_property
 from pathlib import Path
 from zlib import crc32
 
-import torch
+import numpy as np
 
 from inference_api.kernels.library import Kernels
-from inference_api.kernels.packing import LAYOUT_VERSION, Bits
+from inference_api.kernels.packing import FLOAT_BITS, LAYOUT_VERSION, Bits
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.layout import weight_plan
-from inference_api.loading.linear import Packing
 from inference_api.loading.packing.layout import PackedLayout, UnusablePackedFile
 from inference_api.loading.packing.pages import SLICE_BYTES, Pause, mapped, slices, touch
-from inference_api.loading.weights import Memory, Parameters, empty_parameters, load_parameters
+from inference_api.loading.weights import (
+    Memory,
+    Packing,
+    Parameters,
+    empty_parameters,
+    load_parameters,
+)
 
 Identity = tuple[int, ...]
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,12 @@ class PackedModel:
     name: str
     files: Sequence[Path]
     config: ModelConfig
-    dtype: torch.dtype
+    dtype: str  # value of DTYPE
     bits: Bits
 
     @cached_property
     def layout(self) -> PackedLayout:
-        return PackedLayout.of(self.config, self.dtype.itemsize, self.bits)
+        return PackedLayout.of(self.config, FLOAT_BITS[self.dtype] // 8, self.bits)
 
     @cached_property
     def form(self) -> bytes:
@@ -48,7 +52,7 @@ class PackedModel:
 
     def parameters(self, memory: mmap.mmap, packing: Packing) -> Parameters:
         """Returns the parameters in a packed file's memory, which stays as long as any of them."""
-        return empty_parameters(self.config, CPU, self.dtype, packing, self._views(memory))
+        return empty_parameters(self.config, self.dtype, packing, self._views(memory))
 
     def pack_into(self, memory: mmap.mmap, pause: Pause) -> None:
         """Read the model's weights into memory of zeros. Raises StartupError.
@@ -57,13 +61,11 @@ class PackedModel:
         """
         packing = Packing(Kernels(1), self.bits)
         views = self._views(memory)
-        load_parameters(self.files, self.config, CPU, self.dtype, packing, views, pause)
+        load_parameters(self.files, self.config, self.dtype, packing, views, pause)
 
     def _views(self, memory: mmap.mmap) -> Memory:
         return {
-            each.name: torch.frombuffer(
-                memory, dtype=torch.uint8, count=each.form.num_bytes, offset=each.begin
-            )
+            each.name: np.frombuffer(memory, np.uint8, each.form.num_bytes, each.begin)
             for each in self.layout.tensors
         }
 

@@ -17,12 +17,11 @@ from typing import IO
 from weakref import WeakValueDictionary
 
 from inference_api.errors import StartupError
-from inference_api.loading.linear import Packing
 from inference_api.loading.packing.files import Identity, PackedModel, read_packed, write_packed
 from inference_api.loading.packing.hashes import SourceHashes
 from inference_api.loading.packing.layout import UnusablePackedFile
 from inference_api.loading.packing.pages import Pause
-from inference_api.loading.weights import Parameters
+from inference_api.loading.weights import Packing, Parameters
 
 logger = logging.getLogger(__name__)
 

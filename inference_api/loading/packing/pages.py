@@ -30,11 +30,10 @@ def anonymous(num_bytes: int, advice: int | None = None) -> mmap.mmap:
 def mapped(file: int, num_bytes: int) -> mmap.mmap:
     """Returns the first bytes of an open file; they take memory that the system can have back.
 
-    They are private, and writable for torch alone, which warns of views that are not: nobody
-    writes. The file has to keep its length: see `slices`. Raises MemoryError.
+    They are read-only. The file has to keep its length: see `touch`. Raises MemoryError.
     """
     with _memory_errors():
-        return mmap.mmap(file, num_bytes, access=mmap.ACCESS_COPY)
+        return mmap.mmap(file, num_bytes, access=mmap.ACCESS_READ)
 
 
 def touch(memory: mmap.mmap, pause: Pause) -> None:

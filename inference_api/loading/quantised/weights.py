@@ -6,20 +6,22 @@ numbers, a few rows at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from inference_api.errors import StartupError
+from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight, UnusableWeight
 from inference_api.kernels.packing import GROUP
 from inference_api.loading.config import Quantisation, TensorNames
 from inference_api.loading.files import tensor_faults, tensor_places
 from inference_api.loading.gguf.blocks import MXFP4_BIAS, MXFP4_VALUES
 from inference_api.loading.layout import SourceTensor
+from inference_api.loading.numbers import DTYPES, FLOATS, Numbers
 from inference_api.loading.packing.blocks import (
     INT4_VALUES,
     INT8_VALUES,
@@ -28,55 +30,59 @@ from inference_api.loading.packing.blocks import (
     Values,
 )
 from inference_api.loading.quantised.formats import WORD_BITS, Wanted, num_blocks, wants
-from inference_api.loading.safetensors import opened, read_tensor
+from inference_api.loading.safetensors import opened, read_numbers
 
 ROWS_AT_A_TIME = 256  # bounds the memory that conversion takes; whole words of any bits
-MAX_HALF = torch.finfo(torch.float16).max
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # places of eight outputs in a word
+MAX_HALF = np.finfo(np.float16).max
+AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # places of eight outputs in a word
+
+Reorder = Callable[[NDArray[Any]], NDArray[Any]]  # what follows the first dimension
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedTensor(BlockTensor):
     """`values` times the scale of the block that their row and column belong to."""
 
-    values: Tensor  # [rows, columns], int8, int16 or float8
-    scales: Tensor  # [row blocks, column blocks], float32
-    row_blocks: Tensor  # [rows], int64
-    column_blocks: Tensor  # [columns], int64
+    values: Numbers  # [rows, columns], I8, I16 or F8_E4M3
+    scales: Floats  # [row blocks, column blocks]
+    row_blocks: NDArray[np.int64]  # [rows]
+    column_blocks: NDArray[np.int64]  # [columns]
 
-    def with_rows(self, ordered: Callable[[Tensor], Tensor]) -> "QuantisedTensor":
-        """`ordered` has what follows the first dimension of a tensor in another order."""
-        values = ordered(self.values.view(torch.uint8)).view(self.values.dtype)
-        return replace(self, values=values, row_blocks=ordered(self.row_blocks))
+    def reordered(self, reorder: Reorder) -> "QuantisedTensor":
+        """Returns the tensor with its rows in another order."""
+        values = Numbers(self.values.kind, reorder(self.values.data))
+        row_blocks = reorder(self.row_blocks)
+        return QuantisedTensor(values, self.scales, row_blocks, self.column_blocks)
 
-    def _fits(self, packed: PackedWeight) -> bool:
-        ranges = {8: INT8_VALUES, 4: INT4_VALUES}
-        if packed.bits not in ranges or self.values.dtype.is_floating_point:
-            return False
-        by_group = self.column_blocks.view(-1, GROUP)
-        if not (by_group == by_group[:, :1]).all():
-            return False
-        if self.scales.abs().max() > MAX_HALF:
-            return False
-        least, largest = ranges[packed.bits]
-        return bool(self.values.min() >= least and self.values.max() <= largest)
-
-    def _numbers(self) -> Iterator[tuple[int, Tensor]]:
-        for first in range(0, len(self.values), ROWS_AT_A_TIME):
-            rows = slice(first, first + ROWS_AT_A_TIME)
-            scales = self.scales[self.row_blocks[rows]][:, self.column_blocks]
-            numbers = self.values[rows].float() * scales
-            if not numbers.isfinite().all():
+    def rows(self) -> Iterator[tuple[int, Floats]]:
+        for first, values, scales in self._parts(self.column_blocks):
+            with np.errstate(over="ignore"):
+                numbers = values.floats() * scales
+            if not np.isfinite(numbers).all():
                 raise UnusableWeight("it has weights that are not finite")
             yield first, numbers
 
+    def _fits(self, packed: PackedWeight) -> bool:
+        ranges = {8: INT8_VALUES, 4: INT4_VALUES}
+        if packed.bits not in ranges or self.values.kind == "F8_E4M3":
+            return False
+        by_group = self.column_blocks.reshape(-1, GROUP)
+        if (by_group != by_group[:, :1]).any() or np.abs(self.scales).max() > MAX_HALF:
+            return False
+        least, largest = ranges[packed.bits]
+        return bool(self.values.data.min() >= least and self.values.data.max() <= largest)
+
     def _groups(self) -> Iterator[tuple[int, Values, Scales]]:
-        groups = self.column_blocks[::GROUP]
-        for first in range(0, len(self.values), ROWS_AT_A_TIME):
+        for first, values, scales in self._parts(self.column_blocks[::GROUP]):
+            groups = values.data.astype(np.int8).reshape(*scales.shape, GROUP)
+            yield first, groups, scales.astype(np.float16).view(np.uint16)
+
+    def _parts(self, columns: NDArray[np.int64]) -> Iterator[tuple[int, Numbers, Floats]]:
+        """Yields some rows after others, and their scales in the blocks of `columns`."""
+        for first in range(0, len(self.row_blocks), ROWS_AT_A_TIME):
             rows = slice(first, first + ROWS_AT_A_TIME)
-            values = self.values[rows].to(torch.int8).unflatten(1, (-1, GROUP)).numpy()
-            scales = self.scales[self.row_blocks[rows]][:, groups].half()
-            yield first, values, scales.numpy().view(np.uint16)
+            scales = self.scales[self.row_blocks[rows]].take(columns, axis=1)
+            yield first, Numbers(self.values.kind, self.values.data[rows]), scales
 
 
 def read_quantised(
@@ -84,7 +90,7 @@ def read_quantised(
     parts: Mapping[str, SourceTensor],
     quantisation: Quantisation,
     names: TensorNames,
-) -> Iterator[tuple[str, Tensor | QuantisedTensor]]:
+) -> Iterator[tuple[str, Numbers | QuantisedTensor]]:
     """`parts` by name, in the order of the files. Memory: that of one part, a byte or two a value,
     and of its tensors in the file. Raises StartupError."""
     places = {name: (file, at) for file in files for name, at in tensor_places(file, names).items()}
@@ -94,10 +100,10 @@ def read_quantised(
     if faults:
         raise StartupError(faults)
 
-    def read(tensor: Wanted) -> Tensor:
+    def read(tensor: Wanted) -> Numbers:
         file, place = places[tensor.name]
         with opened(file) as stream:
-            return read_tensor(stream, tensor.name, place, is_quantised=bool(tensor.dtypes))
+            return read_numbers(stream, tensor.name, place, tensor.dtypes or FLOATS)
 
     def begin(name: str) -> tuple[int, int]:
         file, place = places[name]
@@ -109,8 +115,8 @@ def read_quantised(
             yield part.name, values
             continue
         scales = read(tensors.scale)
-        zeros = None if tensors.zero is None else read(tensors.zero)
-        order = None if tensors.order is None else read(tensors.order)
+        zeros = None if tensors.zero is None else read(tensors.zero).data
+        order = None if tensors.order is None else read(tensors.order).data
         try:
             yield part.name, _quantised(part, quantisation, values, scales, zeros, order)
         except UnusableWeight as error:
@@ -122,71 +128,77 @@ def read_quantised(
 def _quantised(
     part: SourceTensor,
     quantisation: Quantisation,
-    stored: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    order: Tensor | None,
+    stored: Numbers,
+    scales: Numbers,
+    zeros: NDArray[np.int32] | None,
+    order: NDArray[np.int32] | None,
 ) -> QuantisedTensor:
     """Raises UnusableWeight."""
     rows, columns = num_blocks(part, quantisation)
-    if quantisation.form in ("awq", "gptq"):
-        scales = scales.T
     row_blocks, column_blocks = (
-        torch.arange(size) // (block or size)
+        np.arange(size) // (block or size)
         for size, block in zip(part.shape, quantisation.block, strict=True)
     )
     if order is not None:
-        column_blocks = order.long()
+        column_blocks = order.astype(np.int64)
         if column_blocks.min() < 0 or column_blocks.max() >= columns:
             raise UnusableWeight(f"it has inputs of groups that are not among its {columns}")
-    scales = _powers(scales) if quantisation.form == "mxfp4" else scales.float()
-    scales = scales.reshape(rows, columns)
-    if not scales.isfinite().all():
+    factors = _POWERS[scales.data] if quantisation.form == "mxfp4" else scales.floats()
+    if quantisation.form in ("awq", "gptq"):
+        factors = factors.T
+    factors = factors.reshape(rows, columns)
+    if not np.isfinite(factors).all():
         raise UnusableWeight("it has scales that are not finite")
     if quantisation.form in ("float8", "int8"):
-        return QuantisedTensor(stored, scales, row_blocks, column_blocks)
-    if quantisation.form == "mxfp4":
-        values = _doubled(stored).flatten(1)[:, : part.shape[1]]
+        values = stored
+    elif quantisation.form == "mxfp4":
+        values = Numbers("I8", _doubled(stored.data).reshape(part.shape[0], -1)[:, : part.shape[1]])
     else:
-        values = _integers(part, quantisation, stored, zeros, column_blocks)
-    return QuantisedTensor(values, scales, row_blocks, column_blocks)
+        values = _integers(part, quantisation, stored.data, zeros, column_blocks)
+    return QuantisedTensor(values, factors, row_blocks, column_blocks)
 
 
-def _powers(exponents: Tensor) -> Tensor:
+def _powers() -> Floats:
     """The scales of MXFP4, for values that are doubled: 255 stands for no number (OCP Microscaling
     Formats 1.0, section 5.4.1)."""
-    powers = torch.from_numpy(np.ldexp(np.float32(1), np.arange(256) - MXFP4_BIAS))
-    powers[255] = torch.nan
-    return powers[exponents.int()]
+    powers = np.ldexp(np.float32(1), np.arange(256) - MXFP4_BIAS)
+    powers[255] = np.nan
+    return powers
 
 
-def _doubled(pairs: Tensor) -> Tensor:
+_POWERS = _powers()
+
+
+def _doubled(pairs: NDArray[np.uint8]) -> NDArray[np.int8]:
     """The values of MXFP4, doubled to be integers: bytes [outputs, blocks, 16], whose low halves
     come before their high ones, to [outputs, blocks, 32]."""
-    pair = np.arange(256)
-    table = np.stack((MXFP4_VALUES[pair & 0x0F], MXFP4_VALUES[pair >> 4]), -1)
-    return torch.from_numpy(table)[pairs.int()].flatten(-2)
+    return MXFP4_VALUES[_halves(pairs)]
+
+
+def _halves(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[..., n] to [..., 2 n], of each byte its low half and then its high one."""
+    return np.stack((pairs & 0x0F, pairs >> 4), -1).reshape(*pairs.shape[:-1], -1)
 
 
 def _integers(
     part: SourceTensor,
     quantisation: Quantisation,
-    words: Tensor,
-    packed_zeros: Tensor | None,
-    column_blocks: Tensor,
-) -> Tensor:
+    words: NDArray[np.int32],
+    packed_zeros: NDArray[np.int32] | None,
+    column_blocks: NDArray[np.int64],
+) -> Numbers:
     """Values with their zeros taken off, [outputs, inputs], from words of either order."""
     outputs, inputs = part.shape
     bits = quantisation.bits
-    zeros = torch.full((outputs, 1), 2 ** (bits - 1), dtype=torch.int32)
-    blocks = torch.zeros_like(column_blocks)
+    zeros = np.full((outputs, 1), 2 ** (bits - 1), np.int16)
+    blocks = np.zeros(1, np.int64)
     if packed_zeros is not None:
         by_group = packed_zeros.T if quantisation.form == "packed" else packed_zeros
-        zeros = _unpacked(by_group, quantisation).T[:outputs] + quantisation.zero_offset
+        zeros = _unpacked(by_group, quantisation).T[:outputs] + np.int16(quantisation.zero_offset)
         blocks = column_blocks
     # Without zeros of their own, values of 8 bits end at -128 and 127.
-    kind = torch.int8 if bits == 4 or packed_zeros is None else torch.int16
-    values = torch.empty(outputs, inputs, dtype=kind)
+    kind = "I8" if bits == 4 or packed_zeros is None else "I16"
+    values = np.empty((outputs, inputs), DTYPES[kind])
     for first in range(0, outputs, ROWS_AT_A_TIME):
         rows = slice(first, min(first + ROWS_AT_A_TIME, outputs))
         if quantisation.form == "awq":
@@ -196,14 +208,16 @@ def _integers(
         else:
             some = words[:, rows].T if quantisation.form == "gptq" else words[rows]
             unpacked = _unpacked(some, quantisation)[:, :inputs]
-        values[rows] = unpacked - zeros[rows][:, blocks]
+        values[rows] = unpacked - zeros[rows].take(blocks, axis=1)
+    return Numbers(kind, values)
+
+
+def _unpacked(words: NDArray[np.int32], quantisation: Quantisation) -> NDArray[np.uint8]:
+    """int32 [n, words] to the values in their bits, the lowest first, [n, values]."""
+    values = np.ascontiguousarray(words, "<i4").view(np.uint8)
+    if quantisation.bits == 4:
+        values = _halves(values)
+    if quantisation.form == "awq":
+        shape = values.shape
+        values = values.reshape(-1, len(AWQ_ORDER))[:, AWQ_ORDER].reshape(shape)
     return values
-
-
-def _unpacked(words: Tensor, quantisation: Quantisation) -> Tensor:
-    """int32 [n, words] to the values in their bits, [n, values]."""
-    bits = quantisation.bits
-    places = AWQ_ORDER if quantisation.form == "awq" else range(WORD_BITS // bits)
-    shifts = torch.tensor([bits * place for place in places], dtype=torch.int32)
-    values: Tensor = (words.unsqueeze(-1) >> shifts) & (2**bits - 1)
-    return values.flatten(-2)

@@ -12,6 +12,7 @@ from inference_api.engine.engine_runner import EngineRunner
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
@@ -84,6 +85,7 @@ def test_runner_has_its_own_layers_alone(tiny_model: Tiny) -> None:
         loaded(folder, replace(OPTIONS, layers=layers))[0] for layers in (None, *HALVES)
     )
     first, second = (runner._parameters() for runner in halves)
+    assert isinstance(first, Parameters)
     assert {"embedding", "head", "layers.0.up.weight"} <= set(first.packed)
     assert set(second.tensors) == {"layers.0.attention_norm.weight", "layers.0.mlp_norm.weight"}
     for part in ("weights_bytes", "cache_bytes"):

@@ -12,6 +12,7 @@ from torch import Tensor
 from inference_api.engine.cpu.medusa import MedusaHeads
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
 from inference_api.engine.medusa_tree import DEFAULT_PATHS, default_paths
+from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import (
     Kernels,
     KernelsUnavailable,
@@ -21,12 +22,10 @@ from inference_api.kernels.library import (
 from inference_api.kernels.packing import BITS
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.files import weight_files
 from inference_api.loading.heads import MAX_HEADS, MedusaFile
 from inference_api.loading.layout import HEAD
-from inference_api.loading.linear import Packing
-from inference_api.loading.weights import load_parameters
 from inference_api.settings import EMBEDDED_MODEL
+from tests.inference_api.parameters import packed_parameters, torch_parameters
 
 try:
     VARIANTS = supported_variants()
@@ -43,30 +42,31 @@ def file_of(num_layers: int, vocab_size: int, token_ids: Sequence[int] | None) -
     generator = torch.Generator().manual_seed(num_layers + vocab_size)
     width = CONFIG.hidden_size
 
-    def random(*shape: int) -> Tensor:
-        return 0.05 * torch.randn(*shape, generator=generator)
+    def random(*shape: int) -> Floats:
+        made: Floats = (0.05 * torch.randn(*shape, generator=generator)).numpy()
+        return made
 
     return MedusaFile(
         [[random(width, width) for _ in range(num_layers)] for _ in range(NUM_HEADS)],
         [[random(width) for _ in range(num_layers)] for _ in range(NUM_HEADS)],
         [random(vocab_size, width) for _ in range(NUM_HEADS)] if vocab_size else None,
-        None if token_ids is None else torch.tensor(token_ids),
+        None if token_ids is None else np.array(token_ids),
         paths=(),
         tokenizer_sha256=None,
     )
 
 
-def rounded(kernels: Kernels | None, weights: Tensor, bits: str) -> Tensor:
+def rounded(kernels: Kernels | None, weights: Floats, bits: str) -> Tensor:
     """What is left of weights once they are packed."""
     if kernels is None:
-        return weights
+        return torch.from_numpy(weights)
     packed = PackedWeight.empty(BITS[bits], *weights.shape)
-    kernels.pack(weights.numpy(), packed)
+    kernels.pack(weights, packed)
     return torch.from_numpy(packed.unpack())
 
 
 def expected(
-    kernels: Kernels | None, file: MedusaFile, own_head: Tensor, hidden: Tensor, config: ModelConfig
+    kernels: Kernels | None, file: MedusaFile, own_head: Floats, hidden: Tensor, config: ModelConfig
 ) -> Tensor:
     """Probabilities [rows, heads, tokens], of the tokens that are guessed among, by packed weights:
     layers of 8 bits, outputs of 4 or the model's own, whole head as it is."""
@@ -76,12 +76,12 @@ def expected(
         state = hidden
         for weight, bias in zip(weights, biases, strict=True):
             state = state + torch.nn.functional.silu(
-                state @ rounded(kernels, weight, "int8").T + bias
+                state @ rounded(kernels, weight, "int8").T + torch.from_numpy(bias)
             )
         output = (own_head if file.outputs is None else file.outputs[head])[chosen]
-        if file.outputs is not None or file.token_ids is not None:
-            output = rounded(kernels, output, "int4")
-        logits = state @ output.T / config.logits_divisor
+        is_own = file.outputs is None and file.token_ids is None
+        left = rounded(None if is_own else kernels, output, "int4")
+        logits = state @ left.T / config.logits_divisor
         if (softcap := config.logits_softcap) is not None:
             logits = softcap * torch.tanh(logits / softcap)
         of_heads.append(logits.softmax(-1))
@@ -109,21 +109,20 @@ def test_guesses_are_those_of_the_formula(
     config: ModelConfig,
 ) -> None:
     torch.manual_seed(1)
-    packing = Packing(Kernels(2, variant), BITS[bits])
-    place = (torch.device("cpu"), torch.float32)
-    parameters = load_parameters(weight_files(EMBEDDED_MODEL), config, *place, packing)
+    kernels = Kernels(2, variant)
+    parameters = packed_parameters(EMBEDDED_MODEL, BITS[bits], kernels=kernels)
     file = file_of(num_layers, vocab_size, token_ids)
     heads = MedusaHeads(file, config, parameters)
-    own_head = torch.from_numpy(parameters.packed[HEAD].unpack())
+    own_head = parameters.packed[HEAD].unpack()
     for num_rows in (1, 8, 33):
         hidden = torch.randn(num_rows, CONFIG.hidden_size)
         guesses = heads.guess([*hidden])
-        probabilities = expected(packing.kernels, file, own_head, hidden, config)
+        probabilities = expected(kernels, file, own_head, hidden, config)
         best = probabilities.topk(guesses.token_ids.shape[2]).values.numpy()
         places = guesses.token_ids
         if file.token_ids is not None:
-            places = np.searchsorted(file.token_ids.numpy(), places)
-            assert (file.token_ids.numpy()[places] == guesses.token_ids).all()
+            places = np.searchsorted(file.token_ids, places)
+            assert (file.token_ids[places] == guesses.token_ids).all()
         own = np.take_along_axis(probabilities.numpy(), places, axis=2)
         assert np.abs(guesses.probabilities - own).max() < ROUNDING
         assert np.abs(best - own).max() < ROUNDING
@@ -137,17 +136,18 @@ def test_guesses_by_torch_are_those_of_the_formula(
     config: ModelConfig,
     device: str,
 ) -> None:
-    place = (torch.device(device), torch.float32)
-    parameters = load_parameters(weight_files(EMBEDDED_MODEL), config, *place)
+    parameters = torch_parameters(EMBEDDED_MODEL, device=device)
     file = file_of(num_layers, vocab_size, token_ids)
     heads = TorchMedusaHeads(file, config, parameters)
-    own_head = parameters.tensors[HEAD].cpu()
+    own_head = parameters.tensors[HEAD].cpu().numpy()
     for num_rows in (1, 8, 33):
         hidden = torch.randn(num_rows, CONFIG.hidden_size)
         guesses = heads.guess([*hidden.to(device)])
         best = expected(None, file, own_head, hidden, config).topk(guesses.token_ids.shape[2])
-        chosen = best.indices if file.token_ids is None else file.token_ids[best.indices]
-        assert (guesses.token_ids == chosen.numpy()).all()
+        chosen = best.indices.numpy()
+        if file.token_ids is not None:
+            chosen = file.token_ids[chosen]
+        assert (guesses.token_ids == chosen).all()
         assert np.abs(guesses.probabilities - best.values.numpy()).max() < 1e-5
 
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inference_api.engine.cuda.mlp import Mixture, Mlp
+from inference_api.engine.cuda.parameters import TorchLinear
 from inference_api.loading.config import ExpertGroups, MixtureConfig
-from inference_api.loading.linear import TorchLinear
 from tests.inference_api.conftest import TinyModel, make_runner
 from tests.inference_api.engine.steps import decode
 

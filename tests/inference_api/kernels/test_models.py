@@ -17,19 +17,17 @@ from inference_api.engine import engine_runner
 from inference_api.engine.engine_runner import EngineRunner
 from inference_api.engine.kv_cache import KVCache
 from inference_api.errors import StartupError
-from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
+from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint
-from inference_api.loading.files import weight_files
 from inference_api.loading.layout import weight_bytes
-from inference_api.loading.linear import Packing
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
-from inference_api.loading.weights import load_parameters
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE, make_model
+from tests.inference_api.parameters import packed_parameters, torch_parameters
 
 ROWS = 32
 UNEVEN = "falcon-sequential"  # its MLP is 80 wide
@@ -190,15 +188,15 @@ def test_memory_is_foreseen_to_the_byte(
     folder: Callable[[str], Path], name: str, bits: Bits | None, dtype: torch.dtype
 ) -> None:
     config = checkpoint.load_config(folder(name))
-    packing = None if bits is None else Packing(Kernels(1), bits)
-    parameters = load_parameters(
-        weight_files(folder(name)), config, torch.device("cpu"), dtype, packing
-    )
-    tensors = {tensor.data_ptr(): tensor.nbytes for tensor in parameters.tensors.values()}
-    packed = {
-        weight.blocks.ctypes.data: weight.blocks.nbytes for weight in parameters.packed.values()
-    }
-    assert sum((tensors | packed).values()) == weight_bytes(config, dtype.itemsize, bits)
+    if bits is None:
+        tensors = torch_parameters(folder(name), dtype).tensors.values()
+        sizes = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+    else:
+        parameters = packed_parameters(folder(name), bits, str(dtype).removeprefix("torch."))
+        blocks = [weight.blocks for weight in parameters.packed.values()]
+        sizes = {each.ctypes.data: each.nbytes for each in blocks}
+        sizes |= {each.ctypes.data: each.nbytes for each in parameters.tensors.values()}
+    assert sum(sizes.values()) == weight_bytes(config, dtype.itemsize, bits)
 
 
 def test_a_smaller_cache_needs_less_memory() -> None:

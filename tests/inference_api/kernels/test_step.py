@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -14,20 +14,21 @@ from torch import Tensor
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.cuda.attention import TorchAttentions
 from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.parameters import Linear, TorchParameters
 from inference_api.engine.kv_cache import KVCache
 from inference_api.engine.rope import Rope
-from inference_api.kernels.library import Kernels
-from inference_api.kernels.packing import Bits
+from inference_api.kernels.interface import Floats
+from inference_api.kernels.library import Kernels, PackedWeight
+from inference_api.kernels.packing import MAX_HEAD_DIM, Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.files import weight_files
 from inference_api.loading.layout import EMBEDDING
-from inference_api.loading.linear import Packing
-from inference_api.loading.weights import load_parameters
+from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
 from tests.inference_api.engine import tiny_models
 from tests.inference_api.engine.steps import ANY_DRAW, decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, GATED, MODELS, VOCAB_SIZE, make_model
+from tests.inference_api.parameters import packed_parameters
 
 ROWS = 6
 CPU = torch.device("cpu")
@@ -35,6 +36,7 @@ UNEVEN = "falcon-sequential"  # its MLP is 80 wide
 EVEN = f"{UNEVEN}-even"
 EXTRA = {
     EVEN: ("Falcon", {**MODELS[UNEVEN][1], "ffn_hidden_size": 96}),
+    "llama-widest-heads": ("Llama", {**GATED, "head_dim": MAX_HEAD_DIM}),
     **{f"llama-{act}": ("Llama", {**GATED, "hidden_act": act}) for act in ("gelu", "relu")},
 }
 NAMES = [*(name for name in MODELS if name != UNEVEN), *EXTRA]
@@ -58,6 +60,47 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
         yield make
 
 
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """Weights multiplied by the kernels, apart from the rest of a step."""
+
+    kernels: Kernels
+    weight: PackedWeight
+    bias: Floats | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(self.kernels.linear(x.numpy(), self.weight, self.bias))
+
+
+@dataclass(frozen=True, slots=True)
+class OpByOp(TorchParameters):
+    """The kernels' parameters, for torch to do all but the products."""
+
+    packed: Parameters
+
+    @classmethod
+    def of(cls, packed: Parameters) -> "OpByOp":
+        embedding = torch.from_numpy(packed.packed[EMBEDDING].unpack())
+        vectors = {name: torch.from_numpy(each) for name, each in packed.tensors.items()}
+        return cls(vectors | {EMBEDDING: embedding}, packed)
+
+    def linear(self, weight: str, bias: str | None = None) -> Linear:
+        own_bias = self.packed.tensors.get(bias or "")
+        return PackedLinear(self.packed.packing.kernels, self.packed.packed[weight], own_bias)
+
+    def linears(self, weight: str, bias: str, count: int) -> list[Linear]:
+        packed, kernels = self.packed.packed[weight], self.packed.packing.kernels
+        stacked, size = self.packed.tensors.get(bias), packed.outputs // count
+        return [
+            PackedLinear(
+                kernels,
+                packed.part(first, first + size),
+                None if stacked is None else stacked[first : first + size],
+            )
+            for first in range(0, packed.outputs, size)
+        ]
+
+
 def loaded(
     folder: Path,
     kernels: Kernels,
@@ -68,17 +111,13 @@ def loaded(
     """The model with a cache of `dtype`, and with a float32 one op by op."""
     config = checkpoint.load_config(folder)
     with torch.inference_mode():
-        parameters = load_parameters(
-            weight_files(folder), config, CPU, torch.float32, Packing(kernels, bits)
-        )
-        numbers = {EMBEDDING: torch.from_numpy(parameters.packed[EMBEDDING].unpack())}
-        by_torch = replace(parameters, tensors=parameters.tensors | numbers)
+        parameters = packed_parameters(folder, bits, kernels=kernels)
         rope = Rope(config, context, CPU, torch.float32)
         plain = TorchAttentions(config, empty_cache(config, torch.float32, context))
         cache = empty_cache(config, dtype, context)
         return (
             KernelDecoder(config, parameters, cache, rope, context),
-            Decoder(config, by_torch, plain, rope, 1),
+            Decoder(config, OpByOp.of(parameters), plain, rope, 1),
         )
 
 
@@ -250,5 +289,5 @@ def test_a_value_too_large_for_half_precision_stays_finite(
     decoder, _ = loaded(folder("qwen2"), kernels, dtype=dtype)
     for name, tensor in decoder._tensors.items():
         if name.endswith("qkv.bias"):
-            tensor.fill_(1e6)
+            tensor.fill(1e6)
     assert decode(decoder, [5], [0], [0]).isfinite().all()

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from inference_api.engine.engine_runner import EngineRunner, check_memory
 from inference_api.errors import StartupError
+from inference_api.kernels.packing import MAX_HEAD_DIM
 from inference_api.loading import checkpoint, hardware, hub
 from inference_api.loading.checkpoint import load_config, locate
 from inference_api.loading.files import read_headers
@@ -48,6 +49,16 @@ def edit(file: Path, **values: Any) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sound_model_has_no_faults(name: str, tiny_model: Tiny) -> None:
     assert check(tiny_model(name)[0]) == []
+
+
+def test_heads_wider_than_the_kernels_have_room_for_are_refused_on_the_cpu(folder: Path) -> None:
+    edit(folder / "config.json", head_dim=MAX_HEAD_DIM)
+    assert not any("head_dim=" in fault for fault in check(folder))
+    edit(folder / "config.json", head_dim=MAX_HEAD_DIM + 2)
+    assert [fault for fault in check(folder) if "head_dim=" in fault] == [
+        "head_dim=514 exceeds the 512 that can be served on the CPU; set DEVICE=cuda or choose "
+        "another model."
+    ]
 
 
 @pytest.mark.slow

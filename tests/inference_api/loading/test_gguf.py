@@ -18,7 +18,6 @@ from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import RopeConfig
-from inference_api.loading.files import weight_files
 from inference_api.loading.gguf.blocks import GgufTensor
 from inference_api.loading.gguf.config import llama3_rope
 from inference_api.loading.gguf.files import TYPES as STORED_TYPES
@@ -31,9 +30,7 @@ from inference_api.loading.layout import (
     weight_bytes,
     weight_plan,
 )
-from inference_api.loading.linear import Packing
 from inference_api.loading.options import EngineOptions
-from inference_api.loading.weights import Parameters, load_parameters
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import TYPES, make_gguf
 from lab.models.random_model import SHAPES, make_random_model
@@ -41,10 +38,10 @@ from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT
+from tests.inference_api.parameters import numbers_of, packed_parameters
 
 Tiny = Callable[[str], TinyModel]
 EMBEDDED = Path("models/hearth-tiny")
-CPU = torch.device("cpu")
 FAMILIES = (
     "llama",
     "llama-llama3-rope",
@@ -105,12 +102,6 @@ def logits(model: Path, quantization: str = "none") -> Tensor:
         return decode(runner.decoder, PROMPT[-1:], [0], [len(PROMPT) - 1])
 
 
-def parameters(model: Path, bits: Bits | None = None) -> Parameters:
-    packing = None if bits is None else Packing(Kernels(1), bits)
-    config = checkpoint.load_config(model)
-    return load_parameters(weight_files(model), config, CPU, torch.float32, packing)
-
-
 def stored_numbers(file: Path, parts_of_it: Sequence[SourceTensor]) -> Tensor:
     """What the package itself makes of tensors of ours, in our order of rows."""
     model = read_gguf(file)
@@ -165,7 +156,7 @@ def test_quantised_experts_are_not_rounded_again(
 ) -> None:
     file = tmp_path / "model.gguf"
     make_gguf(tiny_model("qwen3-moe")[0], file, {8: "Q8_0", 4: "Q4_0"}[bits])
-    packed = parameters(file, bits).packed
+    packed = packed_parameters(file, bits).packed
     for name, parts in linear_weights(checkpoint.load_config(file)).items():
         assert np.array_equal(packed[name].unpack(), stored_numbers(file, parts))
         assert packed[name].bits == (32 if is_router(name) else bits)
@@ -176,10 +167,10 @@ def test_parameters_are_the_numbers_in_the_file(
     type_name: str, embedded: Callable[[str], Path]
 ) -> None:
     file = embedded(type_name)
-    loaded = parameters(file)
+    loaded = numbers_of(file)
     plan = weight_plan(checkpoint.load_config(file))
     for name, parts in plan.items():
-        assert torch.equal(loaded.tensors[name], stored_numbers(file, parts))
+        assert torch.equal(loaded[name], stored_numbers(file, parts))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +180,7 @@ def test_quantised_weights_are_not_rounded_again(
     type_name: str, bits: Bits, embedded: Callable[[str], Path]
 ) -> None:
     file = embedded(type_name)
-    packed = parameters(file, bits).packed
+    packed = packed_parameters(file, bits).packed
     for name, parts in linear_weights(checkpoint.load_config(file)).items():
         assert np.array_equal(packed[name].unpack(), stored_numbers(file, parts))
 
@@ -203,7 +194,7 @@ def test_embedding_has_the_numbers_of_the_file_in_as_few_bits(
     type_name: str, bits: Bits, embedding_bits: Bits, embedded: Callable[[str], Path]
 ) -> None:
     file = embedded(type_name)
-    packed = parameters(file, bits).packed
+    packed = packed_parameters(file, bits).packed
     assert packed["embedding"].bits == embedding_bits
     stored = stored_numbers(file, weight_plan(checkpoint.load_config(file))["embedding"])
     assert np.array_equal(packed["embedding"].unpack(), stored)
@@ -237,7 +228,7 @@ def test_weights_take_no_more_memory_than_their_file(
 
 def test_int4_of_an_8_bit_file_is_searched_as_for_floats(embedded: Callable[[str], Path]) -> None:
     file = embedded("Q8_0")
-    packed = parameters(file, 4).packed["head"]
+    packed = packed_parameters(file, 4).packed["head"]
     again = PackedWeight.empty(4, packed.outputs, packed.inputs)
     Kernels(1).pack(
         stored_numbers(file, weight_plan(checkpoint.load_config(file))["embedding"]).numpy(), again
@@ -300,9 +291,7 @@ def test_all_types_that_the_package_dequantises_are_served() -> None:
 @pytest.mark.parametrize("kind", QUANTISED_TYPES, ids=lambda kind: str(kind.name))
 def test_numbers_of_random_blocks_are_the_package_s(kind: GGMLQuantizationType) -> None:
     data = random_blocks(kind, 5)
-    target = torch.empty(5, 256)
-    GgufTensor(kind, data).copy_to(target)
-    assert torch.equal(target, dequantised(data, kind))
+    assert np.array_equal(GgufTensor(kind, data).numbers(), dequantised(data, kind))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "IQ4_NL", "MXFP4"])
@@ -333,7 +322,7 @@ def test_scale_that_is_no_number_is_refused(bits: Bits) -> None:
     with pytest.raises(UnusableWeight, match="not finite"):
         tensor.pack_into(Kernels(1).pack, PackedWeight.empty(bits, 1, 32), 0)
     with pytest.raises(UnusableWeight, match="not finite"):
-        tensor.copy_to(torch.empty(1, 32))
+        tensor.numbers()
 
 
 @pytest.mark.parametrize(

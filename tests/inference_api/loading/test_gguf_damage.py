@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType, GGUFReader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inference_api.engine.cuda.parameters import load_torch_parameters
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
 from inference_api.loading.files import read_headers, shape_faults, weight_files
@@ -20,7 +21,6 @@ from inference_api.loading.gguf.config import llama3_rope
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.tokenizer import vocabulary
 from inference_api.loading.options import EngineOptions
-from inference_api.loading.weights import load_parameters
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
@@ -46,7 +46,7 @@ def load(model: Path) -> None:
     faults = shape_faults(read_headers(files, config.tensor_names), config)
     if faults:
         raise StartupError(faults)
-    load_parameters(files, config, torch.device("cpu"), torch.float32)
+    load_torch_parameters(files, config, torch.device("cpu"), torch.float32)
 
 
 def fault(model: Path) -> str:

@@ -10,18 +10,16 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
-from inference_api.loading.files import weight_files
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
-from inference_api.loading.weights import load_parameters
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.tiny_models import DEEPSEEK
 from tests.inference_api.loading.gguf_copies import Metadata, rewritten
+from tests.inference_api.parameters import numbers_of
 
 Tiny = Callable[[str], TinyModel]
 Tensors = dict[str, Any]
@@ -56,13 +54,8 @@ def of_latents(metadata: Metadata) -> None:
     metadata["deepseek2.attention.value_length_mla"] = VALUE_DIM
 
 
-def loaded(file: Path) -> dict[str, Tensor]:
-    config = checkpoint.load_config(file)
-    return load_parameters(weight_files(file), config, torch.device("cpu"), torch.float32).tensors
-
-
 def assert_same(one: Path, other: Path) -> None:
-    tensors, others = loaded(one), loaded(other)
+    tensors, others = numbers_of(one), numbers_of(other)
     assert checkpoint.load_config(one) == checkpoint.load_config(other)
     assert tensors.keys() == others.keys()
     assert all(torch.equal(tensors[name], others[name]) for name in tensors)
@@ -111,7 +104,7 @@ def test_half_that_is_no_number_is_refused(deepseek: Path, tmp_path: Path) -> No
 
     other = rewritten(deepseek, tmp_path / "infinite.gguf", of_latents, infinite)
     with pytest.raises(StartupError, match="not finite"):
-        loaded(other)
+        numbers_of(other)
 
 
 @pytest.mark.parametrize("gating", [3, 4])

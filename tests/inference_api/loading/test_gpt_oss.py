@@ -24,7 +24,8 @@ from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel, make_runner
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill
-from tests.inference_api.loading.test_gguf import logits, parameters
+from tests.inference_api.loading.test_gguf import logits
+from tests.inference_api.parameters import numbers_of, packed_parameters
 
 Tiny = Callable[[str], TinyModel]
 Tensors = dict[str, Tensor]
@@ -67,7 +68,7 @@ def models(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_mxfp4_is_the_numbers_that_transformers_makes_of_it(models: tuple[Path, Path]) -> None:
     folder, plain = models
     assert check_one(folder, OPTIONS) == []
-    found, expected = (parameters(each).tensors for each in models)
+    found, expected = (numbers_of(each) for each in models)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     assert torch.equal(logits(folder), logits(plain))
@@ -78,24 +79,22 @@ def test_mxfp4_is_not_rounded_again_in_int8(models: tuple[Path, Path], tmp_path:
     folder, plain = models
     file = tmp_path / "model.gguf"
     make_gguf(plain, file, "MXFP4")
-    expected = parameters(plain).tensors
+    expected = numbers_of(plain)
     for name in linear_weights(checkpoint.load_config(plain)):
         if name.endswith((".up.weight", ".down.weight")):
             for model in (folder, file):
-                unpacked = parameters(model, 8).packed[name].unpack()
+                unpacked = packed_parameters(model, 8).packed[name].unpack()
                 assert np.array_equal(unpacked, expected[name]), (name, model)
 
 
-@pytest.mark.parametrize("bits", [None, 16, 4])
-def test_biases_and_sinks_are_whole_in_every_form(
-    bits: Bits | None, models: tuple[Path, Path]
-) -> None:
+@pytest.mark.parametrize("bits", [16, 4])
+def test_biases_and_sinks_are_whole_in_every_form(bits: Bits, models: tuple[Path, Path]) -> None:
     folder, plain = models
-    found, expected = parameters(folder, bits), parameters(plain).tensors
+    found, expected = packed_parameters(folder, bits), numbers_of(plain)
     vectors = [name for name, tensor in expected.items() if tensor.ndim == 1]
     assert {"layers.1.sinks", "layers.0.router.bias", "layers.1.up.bias"} <= {*vectors}
-    assert all(torch.equal(found.tensors[name], expected[name]) for name in vectors)
-    assert bits is None or all(
+    assert all(np.array_equal(found.tensors[name], expected[name]) for name in vectors)
+    assert all(
         weight.bits == (32 if is_router(name) else bits)
         for name, weight in found.packed.items()
         if name != EMBEDDING  # which has the file's bits
@@ -188,7 +187,7 @@ def test_a_scale_that_is_no_number_is_refused(
 
     copy = spoiled(models[0], tmp_path, change)
     with pytest.raises(StartupError, match=r"3\.up_proj\.weight cannot be loaded: .*not finite"):
-        parameters(copy, bits)
+        numbers_of(copy) if bits is None else packed_parameters(copy, bits)
 
 
 def test_headers_on_the_hub_are_understood(

@@ -3,8 +3,10 @@
 import hashlib
 import json
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,8 +16,9 @@ from inference_api.errors import StartupError
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.heads import read_heads, tokenizer_sha256
-from inference_api.loading.heads_folder import find_heads
+from inference_api.loading.heads_folder import PICKLE, WEIGHTS, find_heads
 from inference_api.settings import EMBEDDED_MODEL
+from scripts.convert_heads import convert
 
 Tensors = dict[str, Tensor]
 
@@ -38,14 +41,14 @@ def heads(config: ModelConfig, num_heads: int = 2, num_layers: int = 1, vocab: i
 
 
 def written(folder: Path, tensors: Tensors, **description: object) -> Path:
-    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    save_file(tensors, folder / WEIGHTS)
     (folder / "config.json").write_text(json.dumps(description))
     return folder
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("vocab", [0, 40])
-def test_both_formats_and_the_prefix_are_the_same_heads(
+def test_pickles_are_converted_and_the_prefix_makes_no_difference(
     config: ModelConfig, tmp_path: Path, num_layers: int, vocab: int
 ) -> None:
     """How many there are is counted: the configuration is wrong."""
@@ -55,13 +58,16 @@ def test_both_formats_and_the_prefix_are_the_same_heads(
     second.mkdir()
     written(first, tensors, medusa_num_heads=5)
     merged = {f"medusa_head.{name}": tensor.half() for name, tensor in tensors.items()}
-    torch.save(merged, second / "medusa_lm_head.pt")
+    torch.save(merged, second / PICKLE)
+    with pytest.raises(StartupError, match=rf"can run code .* scripts.convert_heads {second}"):
+        read_heads(second, config)
+    convert(second, second)
     for folder, typical in ((first, 0.0), (second, 1e-3)):
         file = read_heads(folder, config)
         assert [len(layers) for layers in file.weights] == [num_layers] * 3
-        assert file.biases[2][-1].dtype is torch.float32
+        assert file.biases[2][-1].dtype == np.float32
         expected = tensors[f"2.{num_layers - 1}.linear.weight"]
-        assert torch.allclose(file.weights[2][-1], expected, rtol=typical, atol=typical)
+        assert np.allclose(file.weights[2][-1], expected, rtol=typical, atol=typical)
         assert (file.outputs is None) == (vocab == 0)
         assert (file.paths, file.token_ids, file.tokenizer_sha256) == ([], None, None)
 
@@ -135,35 +141,32 @@ class Runs:
         return Path.touch, (self.mark,)
 
 
-def test_nothing_in_a_file_is_run(config: ModelConfig, tmp_path: Path) -> None:
+def test_nothing_in_a_pickle_is_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    torch.save({"0.0.linear.weight": Runs(mark)}, tmp_path / "medusa_lm_head.pt")
-    with pytest.raises(StartupError, match="more than tensors"):
-        read_heads(tmp_path, config)
+    torch.save({"0.0.linear.weight": Runs(mark)}, tmp_path / PICKLE)
+    with pytest.raises(UnpicklingError):
+        convert(tmp_path, tmp_path)
     assert not mark.exists()
 
 
 def test_file_too_large_is_not_read(config: ModelConfig, tmp_path: Path) -> None:
-    with (tmp_path / "medusa_lm_head.pt").open("wb") as file:
+    with (tmp_path / WEIGHTS).open("wb") as file:
         file.truncate(10**13)  # holes only
     with pytest.raises(StartupError, match="and heads of this model at most"):
         read_heads(tmp_path, config)
 
 
-@pytest.mark.parametrize("name", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"\0" * 64, b"PK\3\4", b"\x80\x02}q\x00."])
-def test_damaged_file_is_refused(
-    config: ModelConfig, tmp_path: Path, name: str, content: bytes
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(StartupError, match="cannot serve as Medusa heads"):
+def test_damaged_file_is_refused(config: ModelConfig, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / WEIGHTS).write_bytes(content)
+    with pytest.raises(StartupError, match="is damaged or incomplete"):
         read_heads(tmp_path, config)
 
 
 def test_heads_are_those_named_or_the_models_own(tmp_path: Path) -> None:
     assert find_heads(tmp_path, None) is None
     (tmp_path / "medusa").mkdir()
-    (tmp_path / "medusa" / "medusa_lm_head.pt").touch()
+    (tmp_path / "medusa" / PICKLE).touch()
     assert find_heads(tmp_path, None) == tmp_path / "medusa"
     assert find_heads(tmp_path, str(tmp_path)) == tmp_path
     with pytest.raises(StartupError, match="no folder here"):

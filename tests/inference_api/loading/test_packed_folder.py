@@ -11,14 +11,12 @@ from shutil import copytree
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.files import weight_files
-from inference_api.loading.linear import Packing
 from inference_api.loading.packing import files as packed_files
 from inference_api.loading.packing import folder as packed_folder
 from inference_api.loading.packing import hashes as source_hashes
@@ -26,7 +24,7 @@ from inference_api.loading.packing import pages
 from inference_api.loading.packing.files import PackedModel, read_packed
 from inference_api.loading.packing.folder import PackedFolder
 from inference_api.loading.packing.layout import PREAMBLE, UnusablePackedFile
-from inference_api.loading.weights import Parameters, load_parameters
+from inference_api.loading.weights import Packing, Parameters, load_parameters
 from tests.inference_api.conftest import TinyModel
 
 try:
@@ -41,17 +39,16 @@ PACKING = Packing(Kernels(1), 8)
 LOAD = """
 import logging, resource, sys, time
 from pathlib import Path
-import torch
-from inference_api.loading.linear import Packing
 from inference_api.loading.packing import folder as packed_folder
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.packing.files import PackedModel
 from inference_api.loading.files import weight_files
 from inference_api.kernels.library import Kernels
+from inference_api.loading.weights import Packing
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 source, target = map(Path, sys.argv[1:])
-model = PackedModel("m", weight_files(source), load_config(source), torch.float32, 8)
+model = PackedModel("m", weight_files(source), load_config(source), "float32", 8)
 
 def wait(word):
     print(word, flush=True)
@@ -100,18 +97,17 @@ def target(tmp_path: Path) -> Path:
 
 
 def model_in(source: Path) -> PackedModel:
-    return PackedModel("m", weight_files(source), load_config(source), torch.float32, 8)
+    return PackedModel("m", weight_files(source), load_config(source), "float32", 8)
 
 
 def numbers(parameters: Parameters) -> dict[str, bytes]:
-    tensors = {name: tensor.numpy().tobytes() for name, tensor in parameters.tensors.items()}
+    tensors = {name: tensor.tobytes() for name, tensor in parameters.tensors.items()}
     return tensors | {name: weight.blocks.tobytes() for name, weight in parameters.packed.items()}
 
 
 def read_numbers(model: PackedModel) -> dict[str, bytes]:
     """By reading the model's own files."""
-    place = (torch.device("cpu"), model.dtype)
-    return numbers(load_parameters(model.files, model.config, *place, PACKING))
+    return numbers(load_parameters(model.files, model.config, model.dtype, PACKING))
 
 
 def written(path: Path) -> tuple[int, int]:
@@ -187,7 +183,7 @@ def test_each_form_has_a_file_of_its_own_and_sources_are_hashed_once(
 ) -> None:
     model = model_in(source)
     folder = PackedFolder(target)
-    for form in (model, replace(model, bits=4), replace(model, dtype=torch.bfloat16)):
+    for form in (model, replace(model, bits=4), replace(model, dtype="bfloat16")):
         pack(folder, form)
     assert len(list(target.glob("*.hearth"))) == 3
     assert len(list(target.glob("*.source"))) == 1

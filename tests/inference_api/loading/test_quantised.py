@@ -28,7 +28,8 @@ from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.quantised_models import QUANTISED, make_quantised
-from tests.inference_api.loading.test_gguf import logits, parameters
+from tests.inference_api.loading.test_gguf import logits
+from tests.inference_api.parameters import numbers_of, packed_parameters
 
 Tiny = Callable[[str], TinyModel]
 Make = Callable[[str], tuple[Path, Path]]
@@ -63,7 +64,7 @@ def test_same_logits_as_the_numbers_in_float32(name: str, quantised: Make) -> No
 )
 def test_values_that_fit_are_not_rounded_again(name: str, bits: Bits, quantised: Make) -> None:
     folder, plain = quantised(name)
-    packed, numbers = parameters(folder, bits).packed, parameters(plain).tensors
+    packed, numbers = packed_parameters(folder, bits).packed, numbers_of(plain)
     for parameter in linear_weights(checkpoint.load_config(plain)):
         if parameter != "head":
             assert np.array_equal(packed[parameter].unpack(), numbers[parameter])
@@ -78,14 +79,14 @@ def test_values_that_fit_are_not_rounded_again(name: str, bits: Bits, quantised:
 )
 def test_others_are_packed_as_their_numbers_are(name: str, bits: Bits, quantised: Make) -> None:
     folder, plain = quantised(name)
-    packed, again = parameters(folder, bits).packed, parameters(plain, bits).packed
+    packed, again = packed_parameters(folder, bits).packed, packed_parameters(plain, bits).packed
     for parameter, weight in again.items():
         assert np.array_equal(packed[parameter].blocks, weight.blocks)
 
 
 def test_scales_of_float32_are_rounded_to_half(quantised: Make) -> None:
     folder, plain = quantised("int-channel")
-    packed, numbers = parameters(folder, 8).packed, parameters(plain).tensors
+    packed, numbers = packed_parameters(folder, 8).packed, numbers_of(plain)
     least = 127 * 2**-25  # what a scale below half precision's normal ones can lose
     for parameter in ("layers.0.qkv.weight", "layers.1.down.weight"):
         unpacked = packed[parameter].unpack()
@@ -193,7 +194,7 @@ def test_int4_is_warned_of_where_it_rounds_and_nowhere_else(
     for file in (plain, *files):
         caplog.clear()
         form_of(file, quantization="int4")
-        packed, numbers = parameters(file, 4).packed, parameters(file).tensors
+        packed, numbers = packed_parameters(file, 4).packed, numbers_of(file)
         is_rounded = any(
             not np.array_equal(packed[name].unpack(), numbers[name])
             for name in packed
@@ -290,7 +291,7 @@ def test_tensors_that_do_not_fit_are_refused(
     with pytest.raises(StartupError, match=fault):
         raise StartupError(faults)
     with pytest.raises(StartupError, match=fault):
-        parameters(copy)
+        numbers_of(copy)
 
 
 @pytest.mark.parametrize("bits", [None, 8, 4])
@@ -318,4 +319,4 @@ def test_numbers_that_are_none_are_refused(
 
     copy = spoiled(quantised(name)[0], tmp_path, change)
     with pytest.raises(StartupError, match=f"{QUERIES}.weight cannot be loaded: .*{fault}"):
-        parameters(copy, bits)
+        numbers_of(copy) if bits is None else packed_parameters(copy, bits)

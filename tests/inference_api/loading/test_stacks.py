@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.files import read_header, shape_faults
 from inference_api.loading.stacks import singles
-from inference_api.loading.weights import load_parameters
 from tests.inference_api.conftest import TinyModel
+from tests.inference_api.parameters import numbers_of
 
 WEIGHTS = "model.safetensors"
 EXPERTS = "model.layers.0.mlp.experts"
@@ -44,10 +44,7 @@ def test_stacked_experts_are_the_single_ones(
     stacked(folder, tmp_path)
     config = load_config(folder)
     assert shape_faults(read_header(tmp_path / WEIGHTS, config.tensor_names), config) == []
-    expected, actual = (
-        load_parameters([each / WEIGHTS], config, torch.device("cpu"), torch.float32).tensors
-        for each in (folder, tmp_path)
-    )
+    expected, actual = (numbers_of(each) for each in (folder, tmp_path))
     assert expected.keys() == actual.keys()
     assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
 

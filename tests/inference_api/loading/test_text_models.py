@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from inference_api.errors import StartupError
 from inference_api.loading.checkpoint import load_config
-from inference_api.loading.files import read_headers, weight_files
+from inference_api.loading.files import read_headers
 from inference_api.loading.options import EngineOptions
-from inference_api.loading.weights import load_parameters
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.tiny_models import EOS, write_tokenizer
+from tests.inference_api.parameters import numbers_of
 
 Rename = Callable[[str], str]
 RENAMES: list[Rename] = [
@@ -43,12 +43,7 @@ def test_its_weights_are_those_of_the_text_model(
     write_whole(text, tmp_path, rename)
     assert check_one(str(tmp_path), EngineOptions(device="cpu", max_rows=1)) == []
     assert load_config(tmp_path) == replace(load_config(text), family="gemma3")
-    expected, found = (
-        load_parameters(
-            weight_files(folder), load_config(folder), torch.device("cpu"), torch.float32
-        ).tensors
-        for folder in (text, tmp_path)
-    )
+    expected, found = (numbers_of(folder) for folder in (text, tmp_path))
     make_gguf(tmp_path, tmp_path / "model.gguf", "F32")
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)

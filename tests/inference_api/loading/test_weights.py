@@ -6,16 +6,15 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-import torch
 
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.files import weight_files
-from inference_api.loading.linear import Packing
-from inference_api.loading.weights import load_parameters
+from inference_api.loading.weights import Packing, load_parameters
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
+from tests.inference_api.parameters import packed_parameters
 
 Tiny = Callable[[str], TinyModel]
 
@@ -37,8 +36,8 @@ def test_file_cut_short_while_it_is_read_is_refused_by_name(model: Path) -> None
         load_parameters(
             [file],
             config,
-            torch.device("cpu"),
-            torch.float32,
+            "float32",
+            Packing(Kernels(1), 8),
             pause=lambda: os.truncate(file, file.stat().st_size // 2),
         )
 
@@ -48,10 +47,7 @@ def test_file_cut_short_while_it_is_read_is_refused_by_name(model: Path) -> None
 )
 def test_packed_weights_are_in_huge_pages(tiny_model: Tiny) -> None:
     folder, _ = tiny_model("llama")
-    packing = Packing(Kernels(1), 8)
-    place = (torch.device("cpu"), torch.float32)
-    parameters = load_parameters(weight_files(folder), load_config(folder), *place, packing)
-    for weight in parameters.packed.values():
+    for weight in packed_parameters(folder, 8).packed.values():
         assert "hg" in flags_of_memory_at(weight.blocks.ctypes.data)
 
 

@@ -1,0 +1,118 @@
+"""A checkpoint's weights, one after another: from safetensors, quantised or not, and from GGUF."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import ReaderTensor
+from numpy.typing import NDArray
+
+from inference_api.errors import StartupError
+from inference_api.kernels.library import UnusableWeight
+from inference_api.loading.config import ModelConfig, TensorNames
+from inference_api.loading.files import tensor_places
+from inference_api.loading.gguf.blocks import GgufTensor, joined
+from inference_api.loading.gguf.files import is_gguf, read_gguf
+from inference_api.loading.gguf.names import row_order
+from inference_api.loading.layout import SourceTensor
+from inference_api.loading.numbers import Numbers
+from inference_api.loading.quantised.weights import QuantisedTensor, read_quantised
+from inference_api.loading.safetensors import opened, read_numbers
+
+Weight = Numbers | QuantisedTensor | GgufTensor
+
+
+def read_weights(
+    files: Sequence[Path], parts: Mapping[str, SourceTensor], config: ModelConfig
+) -> Iterator[tuple[str, Weight]]:
+    """Yields `parts`, by their names in the checkpoint, in the order of the files, and with rows in
+    our order: only the one that is yielded takes memory. Raises StartupError."""
+
+    def as_ours(read: tuple[str, Numbers | QuantisedTensor]) -> tuple[str, Weight]:
+        name, weight = read
+        return name, _converted(weight, parts[name], config)
+
+    if config.quantisation is not None:
+        quantised = read_quantised(files, parts, config.quantisation, config.tensor_names)
+        yield from map(as_ours, quantised)
+        return
+    for file in files:
+        if is_gguf(file):
+            yield from _read_gguf(file, parts)
+        else:
+            yield from map(as_ours, _read(file, parts.keys(), config.tensor_names))
+
+
+@contextmanager
+def faults_named(name: str, weight: Weight) -> Iterator[None]:
+    """Raises StartupError instead of UnusableWeight."""
+    try:
+        yield
+    except UnusableWeight as error:
+        what = "file" if isinstance(weight, GgufTensor) else "model"
+        raise StartupError([f"{name} cannot be loaded: {error}; get the {what} again."]) from error
+
+
+def converted(numbers: Numbers, part: SourceTensor, config: ModelConfig) -> Numbers:
+    """A tensor of safetensors as one of ours; see `SourceTensor`."""
+    numbers = Numbers(numbers.kind, _reordered(numbers.data, part, config))
+    return Numbers("F32", numbers.floats() + np.float32(part.offset)) if part.offset else numbers
+
+
+def _read(file: Path, wanted: Collection[str], names: TensorNames) -> Iterator[tuple[str, Numbers]]:
+    places = {name: place for name, place in tensor_places(file, names).items() if name in wanted}
+    with opened(file) as stream:
+        for name, place in sorted(places.items(), key=lambda each: each[1].begin):
+            yield name, read_numbers(stream, name, place)
+
+
+def _read_gguf(file: Path, parts: Mapping[str, SourceTensor]) -> Iterator[tuple[str, Weight]]:
+    model = read_gguf(file)
+
+    def read(tensor: ReaderTensor) -> GgufTensor:
+        try:
+            return GgufTensor.read(file, tensor)
+        except (OSError, ValueError) as error:
+            raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
+
+    for name, halves in model.halves.items():
+        if name in parts:
+            yield name, _joined(file, *map(read, halves))
+    for name, tensor in model.tensors.items():
+        if name in parts:
+            order = row_order(model.architecture, parts[name], model.config)
+            yield name, read(tensor).reordered(order) if order else read(tensor)
+
+
+def _joined(file: Path, keys: GgufTensor, values: GgufTensor) -> Numbers:
+    try:
+        return joined(keys, values)
+    except UnusableWeight as error:
+        raise StartupError([f"{file} cannot be loaded: {error}; get the file again."]) from error
+
+
+def _converted(
+    weight: Numbers | QuantisedTensor, part: SourceTensor, config: ModelConfig
+) -> Numbers | QuantisedTensor:
+    if isinstance(weight, Numbers):
+        return converted(weight, part, config)
+    return weight.reordered(partial(_reordered, part=part, config=config))
+
+
+def _reordered(rows: NDArray[Any], part: SourceTensor, config: ModelConfig) -> NDArray[Any]:
+    if part.is_grouped_qkv:
+        rows = _ungrouped(rows, config)
+    if part.head_order:
+        heads = rows.reshape(-1, len(part.head_order), *rows.shape[1:])
+        rows = heads[:, part.head_order].reshape(rows.shape)
+    return rows
+
+
+def _ungrouped(qkv: NDArray[Any], config: ModelConfig) -> NDArray[Any]:
+    """Rows of [group: queries, key, value] reordered to all queries, all keys, all values."""
+    shape = (config.num_kv_heads, config.num_groups + 2, config.head_dim, *qkv.shape[1:])
+    parts = np.split(qkv.reshape(shape), (config.num_groups, config.num_groups + 1), axis=1)
+    return np.concatenate([part.reshape(-1, *qkv.shape[1:]) for part in parts])

@@ -1,0 +1,44 @@
+"""Converts published Medusa heads from a pickle, `medusa_lm_head.pt`, to safetensors.
+
+    python -m scripts.convert_heads FOLDER [--output FOLDER]
+
+FOLDER may be a hub id. Nothing in the pickle is run. Needs torch and safetensors.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from inference_api.loading.heads_folder import CONFIG, PICKLE, WEIGHTS, find_heads
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Convert Medusa heads to safetensors.")
+    parser.add_argument("heads", help="folder or hub id")
+    parser.add_argument("--output", type=Path, help="folder; default: that of the heads")
+    arguments = parser.parse_args()
+    folder = find_heads(Path(), arguments.heads)
+    assert folder is not None
+    print(convert(folder, arguments.output or folder))
+
+
+def convert(folder: Path, output: Path) -> Path:
+    """Returns the file that is written to `output`, beside a copy of the heads' config.json."""
+    found = torch.load(folder / PICKLE, map_location="cpu", weights_only=True)
+    tensors = {
+        str(name): tensor.contiguous().clone()
+        for name, tensor in found.items()
+        if isinstance(tensor, torch.Tensor)
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    if (folder / CONFIG).is_file() and output != folder:
+        shutil.copy(folder / CONFIG, output)
+    save_file(tensors, output / WEIGHTS)
+    return output / WEIGHTS
+
+
+if __name__ == "__main__":
+    main()
