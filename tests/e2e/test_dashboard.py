@@ -328,11 +328,12 @@ def tell(api: ServedApi, session_id: str, trials: list[tuple[float, float]]) -> 
         assert told.status_code == 200
 
 
-def test_a_hidden_tab_asks_for_nothing(page: Page) -> None:
+def test_a_hidden_tab_asks_for_nothing(api: ServedApi, browser: Browser) -> None:
+    page = browser.new_page()  # its clock stays with it
     asked: list[str] = []
     page.on("request", lambda sent: asked.append(sent.url))
     page.clock.install()
-    page.reload()
+    page.goto(api.url)
     expect(page.locator("#server-phase")).to_have_text("ready")
     page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
     page.clock.run_for(5_000)
@@ -342,6 +343,7 @@ def test_a_hidden_tab_asks_for_nothing(page: Page) -> None:
     with page.expect_request("**/dashboard/state"):
         page.evaluate("delete document.hidden")
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.close()
 
 
 def test_pure_modules(page: Page) -> None:
