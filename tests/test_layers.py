@@ -30,3 +30,14 @@ def test_import_leaves_out_what_it_does_not_need(module: str, unwanted: set[str]
     code = f"import sys, {module}; print(*{unwanted} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], timeout=60, stdout=subprocess.PIPE)
     assert (said.returncode, said.stdout) == (0, b"\n")
+
+
+def test_a_tokenizer_is_read_without_the_libraries_that_train() -> None:
+    code = (
+        "import sys; from inference_api.settings import EMBEDDED_MODEL;"
+        "from inference_api.text.tokens import load_tokenizer;"
+        "load_tokenizer(EMBEDDED_MODEL, frozenset()).encode_chat([dict(role='user', content='a')]);"
+        f"print(*{ENGINE} & set(sys.modules))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], timeout=60, stdout=subprocess.PIPE)
+    assert (said.returncode, said.stdout) == (0, b"\n")

@@ -13,6 +13,10 @@ from inference_api.loading.generation_config import GENERATION_CONFIG
 from inference_api.loading.json_files import read_json
 
 TOKENIZER = "tokenizer.json"
+CONVERSION = (
+    'python -c "from transformers import AutoTokenizer as A; '
+    "A.from_pretrained('{0}').save_pretrained('{0}')\""
+)
 NAMES_OF_EOS = ("tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -43,10 +47,18 @@ def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
 
 
 def read_tokenizer(folder: Path) -> Vocabulary:
-    """What tokenizer.json has. Raises StartupError when it is not one of the tokenizers library.
+    """What tokenizer.json has. Raises StartupError when it is not there, or not one of the
+    tokenizers library.
 
     Unigram models list their tokens, the others map them to ids.
     """
+    if not (folder / TOKENIZER).is_file():
+        raise StartupError(
+            [
+                f"{folder} has no {TOKENIZER}; get the model again or, if its tokenizer is of "
+                f"another format, make one: {CONVERSION.format(folder)}."
+            ]
+        )
     tokenizer = read_json(folder / TOKENIZER)
     try:
         vocabulary = tokenizer["model"]["vocab"]

@@ -8,12 +8,12 @@ their calls and results, and for whatever else a client gives to the template.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import TemplateError
 
 from inference_api.errors import InvalidRequest
+from inference_api.text.chat_template import ChatTemplate
 from inference_api.text.special_tokens import SpecialTokens, encoded, private_text
 from inference_api.tools.dialects import GENERIC, MISTRAL, Dialect, dialect_of, thought_of
 from inference_api.tools.events import Json, Tool
@@ -21,11 +21,9 @@ from inference_api.tools.history import Manners, Message, prepared
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
-    from transformers import TokenizersBackend
 
 Template = Callable[[Sequence[Message], "Extras"], str]
 
-TEMPLATE_CODE = "<template>"  # the file that Jinja has its code be of
 MAX_REASON = 300  # characters
 SPEAKERS = {"user": "User", "assistant": "AI", "system": "System"}
 
@@ -67,40 +65,25 @@ def texts_in(value: object) -> Iterator[str]:
             yield from texts_in(child)
 
 
-def template_of(wrapper: "TokenizersBackend") -> Template | None:
-    """A model's own; None if it brings none. Calling it raises InvalidRequest when the template
-    refuses the messages."""
+def template_of(own: ChatTemplate) -> Template:
+    """Calling it raises InvalidRequest when the template refuses the messages."""
 
     def render(messages: Sequence[Message], extras: Extras) -> str:
-        tools = list(extras.tools) or None
-        options: dict[str, Any] = {"xml_tools": tools} if tools else {}  # SmolLM3's name for them
+        options = {"xml_tools": extras.tools} if extras.tools else {}  # SmolLM3's name for them
         try:
-            prompt = wrapper.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=extras.ending == "answer",
-                **options,
-                **extras.options,
+            return own.render(
+                messages, extras.tools, extras.ending == "answer", {**options, **extras.options}
             )
-        except Exception as error:
-            if not _is_of_template(error):
-                raise
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever the template raises
             is_said = isinstance(error, TemplateError)  # the template's own, or a name it misses
             reason = str(error)[:MAX_REASON] if is_said else f"{type(error).__name__} in it"
             raise InvalidRequest(
                 f"The model's chat template refuses the messages: {reason}.", "messages"
             ) from error
-        return str(prompt)
 
-    return None if wrapper.chat_template is None else render
-
-
-def _is_of_template(error: Exception) -> bool:
-    """Whether it was raised in what the template does, other than for want of memory."""
-    frames = walk_tb(error.__traceback__)
-    is_inside = any(frame.f_code.co_filename == TEMPLATE_CODE for frame, _ in frames)
-    return is_inside and not isinstance(error, MemoryError)
+    return render
 
 
 def rendered(render: Template, messages: Sequence[Message], extras: Extras) -> str:
@@ -123,24 +106,14 @@ def rendered(render: Template, messages: Sequence[Message], extras: Extras) -> s
     return written
 
 
-def template_text(wrapper: "TokenizersBackend") -> str | None:
-    """Returns the template for tools, where a model has several."""
-    template = wrapper.chat_template
-    if isinstance(template, dict):
-        template = template.get("tool_use") or template.get("default")
-    return template if isinstance(template, str) else None
-
-
 class ChatPrompts:
     """Immutable; any thread."""
 
-    def __init__(
-        self, backend: "Backend", template: Template | None, text: str | None = None
-    ) -> None:
-        """`text` is the template's own."""
+    def __init__(self, backend: "Backend", template: ChatTemplate | None) -> None:
         self._backend = backend
-        self._render = template or plain_chat_prompt
+        self._render = template_of(template) if template else plain_chat_prompt
         self._adds_special_tokens = template is None  # a template writes all it wants
+        text = template.text if template else None
         self._specials = SpecialTokens(backend, self._adds_special_tokens)
         dialect = dialect_of(text)
         self._manners = manners_of(self._render, dialect)
@@ -229,7 +202,7 @@ def manners_of(render: Template, dialect: Dialect) -> Manners:
         takes_users_in_a_row=_renders(render, [other, user], ()),
         one_call_per_turn=dialect.one_call_per_turn,
         wants_short_ids=dialect.read is MISTRAL.read,
-        thoughts_key="thinking" if dialect.name == "harmony" else "reasoning_content",
+        takes_thoughts_beside_text=dialect.name != "harmony",
     )
     for wants_text in (False, True):
         tried = replace(manners, is_native=True, wants_text_arguments=wants_text)

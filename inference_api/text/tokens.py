@@ -5,37 +5,25 @@ A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextSt
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from inference_api.errors import StartupError
-from inference_api.loading.checkpoint import CONFIG
-from inference_api.loading.gguf import tokenizer as gguf_tokenizer
-from inference_api.loading.gguf.files import is_gguf, read_gguf
-from inference_api.loading.json_files import read_json
-from inference_api.text.chat_prompts import (
-    NO_EXTRAS,
-    ChatPrompts,
-    Extras,
-    template_of,
-    template_text,
-)
-from inference_api.text.chat_template import check_chat_template
+from inference_api.text.chat_prompts import NO_EXTRAS, ChatPrompts, Extras
+from inference_api.text.chat_template import read_chat_template
 from inference_api.text.prompt_bounds import bytes_per_token, is_byte_level
 from inference_api.text.special_tokens import encoded
 from inference_api.text.token_bytes import BYTE_TOKENS, byte_level_bytes
+from inference_api.text.tokenizer_config import DEFAULT, TokenizerConfig, read_tokenizer
 from inference_api.tools.dialects import Dialect
 from inference_api.tools.history import Message
 from inference_api.tools.reader import overlap
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, TokenizersBackend
+    from tokenizers import Tokenizer as Backend
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 THOUGHT_TOKENS = 16  # in which the tag of a thought is seen, with white space behind it
-# Classes that can read any tokenizer.json.
-PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 ANCHOR = "a"  # a token's text is what it adds to another's: alone it may lose its leading space
 
 
@@ -83,16 +71,15 @@ class Tokenizer(Protocol):
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizer.json` with its chat template.
+    """A `tokenizer.json` with its chat template. Immutable; any thread."""
 
-    Threads share the Rust tokenizer and call only what does not change it: the Python wrapper
-    sets truncation and padding on every call, which fails when two threads do it at once.
-    """
-
-    def __init__(self, wrapper: "TokenizersBackend", stop_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, backend: "Backend", config: TokenizerConfig, stop_token_ids: frozenset[int]
+    ) -> None:
+        """Raises StartupError when its chat template does not serve."""
         self.stop_token_ids = stop_token_ids
-        self._wrapper = wrapper
-        self._tokenizer = wrapper.backend_tokenizer
+        self._config = config
+        self._tokenizer = backend
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         description = json.loads(self._tokenizer.to_str())
@@ -101,7 +88,7 @@ class HuggingFaceTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
         self._special_ids = {name: id_ for id_, name in self._special.items()}
-        self._chat = ChatPrompts(self._tokenizer, template_of(wrapper), template_text(wrapper))
+        self._chat = ChatPrompts(self._tokenizer, read_chat_template(config))
         self.dialect = self._chat.dialect
         self._anchor_id = self.encode(ANCHOR)[-1]
 
@@ -118,14 +105,11 @@ class HuggingFaceTokenizer:
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
     def info(self) -> dict[str, str | None]:
-        template = self._wrapper.chat_template
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
         return {
-            "tokenizer_class": type(self._wrapper).__name__,
-            "bos_token": self._wrapper.bos_token,
-            "eos_token": self._wrapper.eos_token,
-            "pad_token": self._wrapper.pad_token,
-            "unk_token": self._wrapper.unk_token,
-            "chat_template": template if isinstance(template, str) else None,
+            "tokenizer_class": self._config.tokenizer_class,
+            **{name: self._config.special_tokens.get(name) for name in names},
+            "chat_template": self._config.templates.get(DEFAULT),
         }
 
     def special_token(self, token_id: int) -> str | None:
@@ -155,78 +139,7 @@ def load_tokenizer(model_dir: Path, stop_token_ids: frozenset[int]) -> HuggingFa
     Raises StartupError when the folder has no `tokenizer.json` and none can be made of what it has,
     or its chat template does not serve.
     """
-    wrapper = _wrapper(model_dir)
-    check_chat_template(wrapper, model_dir)
-    return HuggingFaceTokenizer(wrapper, stop_token_ids)
-
-
-def _wrapper(model_dir: Path) -> "TokenizersBackend":
-    from transformers import TokenizersBackend
-
-    try:
-        wrapper = _gguf_tokenizer(model_dir) if is_gguf(model_dir) else _folder_tokenizer(model_dir)
-    except StartupError:
-        raise
-    except Exception as error:  # two libraries may raise anything for faulty files
-        raise StartupError(
-            [f"{model_dir}: the tokenizer cannot be loaded ({error}); get its files again."]
-        ) from error
-    if not isinstance(wrapper, TokenizersBackend):
-        raise StartupError([f"{model_dir} has no fast tokenizer; add a tokenizer.json to it."])
-    return wrapper
-
-
-def _folder_tokenizer(model_dir: Path) -> Any:
-    """What AutoTokenizer makes of a folder; without it, as it takes long to import, where the files
-    leave it no choice."""
-    from transformers import TokenizersBackend
-
-    files = [model_dir / "tokenizer_config.json", model_dir / CONFIG]
-    tokenizer, model = [read_json(file, required=False) for file in files]
-    # AutoTokenizer knows some other types better than their files do.
-    is_plain = tokenizer.get("tokenizer_class") in PLAIN_CLASSES and "auto_map" not in tokenizer
-    if is_plain and model.get("model_type") == "llama":
-        return TokenizersBackend.from_pretrained(model_dir)
-    from transformers import AutoTokenizer
-
-    config = _known_config(model_dir, tokenizer, model)
-    return AutoTokenizer.from_pretrained(model_dir, config=config)
-
-
-def _known_config(
-    model_dir: Path, tokenizer: Mapping[str, Any], model: Mapping[str, Any]
-) -> "PreTrainedConfig | None":
-    """Returns the fields that AutoTokenizer needs where the files name the tokenizer's class.
-
-    Returns None where they do not: transformers then imports the model's whole class, which takes
-    longer than importing torch.
-    """
-    from transformers import PreTrainedConfig
-
-    is_named = tokenizer.get("tokenizer_class") or model.get("tokenizer_class")
-    if not is_named or "auto_map" in tokenizer:
-        return None
-    names = ("model_type", "model_name", "tokenizer_class")
-    asked = {name: model[name] for name in names if name in model}
-    return PreTrainedConfig(**asked | {"name_or_path": str(model_dir)})
-
-
-def _gguf_tokenizer(file: Path) -> "TokenizersBackend":
-    from tokenizers import Tokenizer as Backend
-    from transformers import TokenizersBackend
-
-    metadata = read_gguf(file).metadata
-    backend = Backend.from_str(json.dumps(gguf_tokenizer.tokenizer_json(metadata)))
-    names = {"bos_token": "bos", "eos_token": "eos"}
-    return TokenizersBackend(
-        tokenizer_object=backend,
-        chat_template=metadata.get("tokenizer.chat_template"),
-        **{
-            key: token
-            for key, name in names.items()
-            if (token := gguf_tokenizer.special_token(metadata, name)) is not None
-        },
-    )
+    return HuggingFaceTokenizer(*read_tokenizer(model_dir), stop_token_ids)
 
 
 class TextStream:

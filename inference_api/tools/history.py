@@ -36,7 +36,7 @@ class Manners:
     takes_users_in_a_row: bool = True
     one_call_per_turn: bool = False
     wants_short_ids: bool = False  # nine letters and digits, as Mistral's templates check
-    thoughts_key: str = "reasoning_content"  # the key of a message's thoughts
+    takes_thoughts_beside_text: bool = True  # before calls; Harmony's refuses a turn with both
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
@@ -45,7 +45,9 @@ def has_calls(messages: Sequence[Message]) -> bool:
 
 def prepared(messages: Sequence[Message], tools: Sequence[Json], manners: Manners) -> list[Message]:
     """Returns the messages as the template takes them. `tools` are described where it does not."""
-    messages = [_with_thoughts(message, manners.thoughts_key) for message in messages]
+    messages = list(messages)
+    if not manners.takes_thoughts_beside_text:
+        messages = [_thought_or_said(message) for message in messages]
     if not manners.takes_system:
         messages[:1] = map(_spoken_by_user, messages[:1])
     if not manners.takes_late_system:
@@ -65,13 +67,10 @@ def _spoken_by_user(message: Message) -> Message:
     return {**message, "role": "user"} if message["role"] == "system" else message
 
 
-def _with_thoughts(message: Message, key: str) -> Message:
-    if "reasoning_content" not in message or key == "reasoning_content":
+def _thought_or_said(message: Message) -> Message:
+    if not (message["content"] and "tool_calls" in message):
         return message
-    kept = {name: value for name, value in message.items() if name != "reasoning_content"}
-    # Harmony's template refuses a turn that has both text and thoughts before its calls.
-    is_both = bool(message["content"]) and "tool_calls" in message
-    return kept if is_both else {**kept, key: message["reasoning_content"]}
+    return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 
 def _native(message: Message, names: Mapping[str, str], manners: Manners) -> Message:

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
-from transformers import TokenizersBackend
 
 from inference_api.loading.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, tokenizer_json
+from inference_api.text.tokenizer_config import TokenizerConfig
 from inference_api.text.tokens import HuggingFaceTokenizer
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -37,10 +37,8 @@ TEMPLATE = (
 
 
 def sentence_piece_tokenizer(template: str | None = TEMPLATE) -> HuggingFaceTokenizer:
-    wrapper = TokenizersBackend(
-        tokenizer_object=Backend.from_str(json.dumps(tokenizer_json(METADATA))),
-        chat_template=template,
-        bos_token="<s>",
-        eos_token="</s>",
-    )
-    return HuggingFaceTokenizer(wrapper, frozenset({2}))
+    backend = Backend.from_str(json.dumps(tokenizer_json(METADATA)))
+    named = {"bos_token": "<s>", "eos_token": "</s>"}
+    templates = {} if template is None else {"default": template}
+    config = TokenizerConfig(special_tokens=named, templates=templates)
+    return HuggingFaceTokenizer(backend, config, frozenset({2}))

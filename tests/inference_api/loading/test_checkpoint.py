@@ -207,6 +207,7 @@ def test_missing_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     [fault] = check(folder)
     assert "has no tokenizer.json" in fault
+    assert f"A.from_pretrained('{folder}').save_pretrained('{folder}')" in fault
 
 
 def test_missing_tokenizer_that_alone_knew_the_eos_is_reported_once(folder: Path) -> None:

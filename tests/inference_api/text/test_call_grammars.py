@@ -12,13 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import TokenizersBackend
 
 from inference_api.apis.chat import answer_reader, chat_params
 from inference_api.errors import InvalidRequest
 from inference_api.request import ConstraintSpec, GenerationParams
 from inference_api.text.call_grammars import text_rule
 from inference_api.text.constraints import GrammarCompiler, GuidedConstraint
+from inference_api.text.tokenizer_config import TokenizerConfig
 from inference_api.text.tokens import HuggingFaceTokenizer, TextStream
 from inference_api.tools import dialects, formats
 from inference_api.tools.answers import Thought
@@ -59,8 +59,7 @@ def tokenizer_of(dialect: Dialect, has_marks: bool = True) -> HuggingFaceTokeniz
     tags = [] if thought is None else [thought.begin, thought.end]
     marks = [*dialect.markers, *tags] if has_marks else []
     backend.add_special_tokens([AddedToken(mark, normalized=False) for mark in ["</s>", *marks]])
-    wrapper = TokenizersBackend(tokenizer_object=backend, eos_token="</s>")
-    tokenizer = HuggingFaceTokenizer(wrapper, frozenset({256}))
+    tokenizer = HuggingFaceTokenizer(backend, TokenizerConfig(), frozenset({256}))
     tokenizer.dialect = dialect
     return tokenizer
 

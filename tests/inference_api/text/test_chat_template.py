@@ -10,7 +10,8 @@ import pytest
 from inference_api.errors import InvalidRequest, StartupError
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.chat_prompts import NO_EXTRAS, plain_chat_prompt, template_of
-from inference_api.text.chat_template import SIMPLEST
+from inference_api.text.chat_template import SIMPLEST, ChatTemplate
+from inference_api.text.tokenizer_config import read_tokenizer
 from inference_api.text.tokens import load_tokenizer
 
 Folder = Callable[..., Path]
@@ -126,12 +127,60 @@ def test_messages_that_a_template_breaks_on_are_the_clients_fault(
     assert "secret" not in shown
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, TypeError, KeyError, MemoryError])
-def test_fault_outside_a_template_is_none_of_the_clients(kind: type[Exception]) -> None:
-    def fail(*given: object, **named: object) -> None:
-        raise kind("of this test")
-
-    render = template_of(Mock(chat_template="", apply_chat_template=fail))
-    assert render is not None
-    with pytest.raises(kind):
+def test_want_of_memory_is_none_of_the_clients() -> None:
+    render = template_of(Mock(render=Mock(side_effect=MemoryError)))
+    with pytest.raises(MemoryError):
         render(SIMPLEST, NO_EXTRAS)
+
+
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "{{ dict.update(messages[0], {'role': 'system'}) }}",
+        "{{ messages.append({}) }}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{% set n = namespace() %}{% set n.__call__ = 'a'.format %}",
+        "{{ namespace(__call__='a'.format) }}",
+        "{{ namespace({'_a': 1}) }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__globals__ }}",
+        "{{ namespace.__init__ }}",
+        "{{ self.__init__.__globals__ }}",
+    ],
+)
+def test_template_stays_in_its_sandbox(folder: Folder, escape: str) -> None:
+    template = f"{{% if messages[0].content == 'try' %}}{escape}{{% endif %}}{{{{ messages }}}}"
+    turns = [{"role": "user", "content": "try"}]
+    tokenizer = load_tokenizer(folder(template), frozenset())
+    try:
+        ids = tokenizer.encode_chat(turns)
+    except InvalidRequest:
+        ids = []
+    assert turns == [{"role": "user", "content": "try"}]
+    assert tokenizer.decode(ids).strip() in ("", str(turns))  # an attribute it may not see is empty
+
+
+def test_template_for_tools_is_taken_where_there_are_some(folder: Folder) -> None:
+    named = {"default": "plain", "tool_use": "tools", "rag": "documents"}
+    for listed in (
+        [{"name": name, "template": text} for name, text in named.items()],
+        "of the files",
+    ):
+        model = folder(listed, in_config=True)
+        if isinstance(listed, str):
+            (model / "chat_template.jinja").write_text(named["default"])
+            (model / "chat_templates").mkdir()
+            for name in ("tool_use", "rag"):
+                (model / "chat_templates" / f"{name}.jinja").write_text(named[name])
+        template = ChatTemplate(read_tokenizer(model)[1])
+        assert template.render(SIMPLEST) == "plain"
+        assert template.render(SIMPLEST, [{"type": "function"}]) == "tools"
+        assert load_tokenizer(model, frozenset()).info()["chat_template"] == "plain"
+
+
+def test_template_beside_the_configuration_is_found(folder: Folder) -> None:
+    model = folder("")
+    (model / "chat_template.jinja").unlink()
+    (model / "chat_template.json").write_text('{"chat_template": "{{ b"}')
+    assert "chat_template.json is not valid Jinja, line 1" in fault(model)

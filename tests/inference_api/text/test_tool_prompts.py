@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import TokenizersBackend
 
 from inference_api.errors import InvalidRequest
 from inference_api.text.chat_prompts import Extras
+from inference_api.text.tokenizer_config import TokenizerConfig
 from inference_api.text.tokens import HuggingFaceTokenizer, is_thinking
 from inference_api.tools.events import Tool
 
@@ -61,8 +61,9 @@ def tokenizer(template: str | None) -> HuggingFaceTokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(SPECIALS)
-    wrapper = TokenizersBackend(tokenizer_object=backend, chat_template=template, eos_token="</s>")
-    return HuggingFaceTokenizer(wrapper, frozenset({256}))
+    templates = {} if template is None else {"default": template}
+    config = TokenizerConfig(special_tokens={"eos_token": "</s>"}, templates=templates)
+    return HuggingFaceTokenizer(backend, config, frozenset({256}))
 
 
 def call(arguments: str = ARGUMENTS, call_id: str = "call_1", name: str = "look") -> dict[str, Any]:
