@@ -1,4 +1,4 @@
-"""Stores of small records by (kind, name): memory, SQLite or Redis, by one protocol.
+"""Stores of small records by (kind, name): SQLite or Redis, by one protocol.
 
 A store writes a set of record changes whole or not at all, and what `commit` returned from is
 there after the process is killed. One process owns a store; calls may come from any thread.

@@ -17,9 +17,9 @@ from common.operations import operation_of
 from optimizer.app import create_app as create_optimizer_app
 from optimizer.settings import Settings as OptimizerSettings
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
+from tests.weights.memory_store import MemoryStore
 from weights.app import create_app as create_weights_app
 from weights.settings import Settings as WeightsSettings
-from weights.store.memory_store import MemoryStore
 
 
 def optimizer_app(folder: Path) -> Flask:

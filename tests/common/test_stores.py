@@ -10,9 +10,9 @@ import redis
 
 from common.errors import StoreFailed
 from common.stores import Record, RecordStore
-from common.stores.memory_store import MemoryRecords
 from common.stores.redis_store import RedisRecords
 from common.stores.sqlite_store import SqliteRecords
+from tests.common.memory_store import MemoryRecords
 from tests.stores import kill_after, place, start_writer
 
 OpenStore = Callable[[], RecordStore]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from common.errors import StoreFailed
-from common.stores.memory_store import MemoryRecords
 from common.stores.sqlite_store import SqliteRecords
 from common.turns import MAX_WAITING, TooManyQuestions
 from optimizer.answer import Answer
@@ -23,6 +22,7 @@ from optimizer.service import LargeSolves, OptimizerService, StatefulService, St
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
 from optimizer.state import SystemState
 from optimizer.system import System
+from tests.common.memory_store import MemoryRecords
 from tests.optimizer.support import options, server, system
 
 UNLIMITED = OptimizerSpec(unlimited=True)

@@ -4,10 +4,10 @@ from typing import Any
 
 from flask.testing import FlaskClient
 
+from tests.weights.memory_store import MemoryStore
 from weights.app import create_app
 from weights.settings import Settings
 from weights.store import WeightStore
-from weights.store.memory_store import MemoryStore
 
 UPDATE, GENERATE, DELETE = "/weights_update", "/weights_gen", "/weights_update_delete"
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flask.testing import FlaskClient
 
+from tests.weights.memory_store import MemoryStore
 from tests.weights.support import GENERATE, UPDATE, new_client, search, update
-from weights.store.memory_store import MemoryStore
 from weights.store.sqlite_store import SqliteStore
 
 

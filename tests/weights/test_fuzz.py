@@ -9,8 +9,8 @@ from flask.testing import FlaskClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.weights.memory_store import MemoryStore
 from tests.weights.support import DELETE, GENERATE, UPDATE, new_client
-from weights.store.memory_store import MemoryStore
 
 EXAMPLES = 400
 ROUTES = [UPDATE, GENERATE, DELETE, "/weights_log", "/weights/sessions/s/observations",

@@ -12,8 +12,8 @@ from gunicorn.http.errors import InvalidChunkSize
 from common.errors import StoreFailed
 from common.turns import LARGE_BODY_BYTES
 from tests.recorded_turns import recorded_turns
+from tests.weights.memory_store import MemoryStore
 from tests.weights.support import DELETE, GENERATE, UPDATE, new_client, search, update
-from weights.store.memory_store import MemoryStore
 from weights.store.redis_store import RedisStore
 
 FIRST = "/weights_update/: SUCCESS, first weights in"

@@ -10,11 +10,11 @@ import redis
 
 from common.errors import StoreFailed
 from tests.stores import kill_after, place, start_writer
+from tests.weights.memory_store import MemoryStore
 from weights.errors import SessionMismatch
 from weights.search import Direction, Observation, Problem
 from weights.session import Session
 from weights.store import WeightStore
-from weights.store.memory_store import MemoryStore
 from weights.store.redis_store import RedisStore
 from weights.store.sqlite_store import SqliteStore
 

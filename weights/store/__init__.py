@@ -1,4 +1,4 @@
-"""Stores of searches: SQLite, Redis or memory, behind one protocol.
+"""Stores of searches: SQLite or Redis, behind one protocol.
 
 An update touches the session's own record and the new observations, never the history, so that it
 costs the same at the first observation and at the hundred thousandth.

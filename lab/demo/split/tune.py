@@ -12,11 +12,13 @@ those in turn with what was found.
 import argparse
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from heapq import nlargest
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 from tqdm import tqdm
 
@@ -28,7 +30,7 @@ from weights.drivers.loop import Search, drive
 from weights.partition import Layers
 from weights.samplers import choose_sampler
 from weights.service import WeightsService
-from weights.store.memory_store import MemoryStore
+from weights.store.sqlite_store import SqliteStore
 
 CORES_FOR_RANKS = 0.85  # of all cores; the rest is for whoever measures
 FINALISTS = 8  # of all splits, by one measurement each
@@ -52,9 +54,11 @@ def main() -> int:
 def search(engine: Driver, max_trials: int) -> Layers:
     """The best split that so many trials find, as `SPLIT=auto` searches; nothing is kept of them.
     Raises DriveError."""
-    service = WeightsService(MemoryStore(), choose_sampler("adaptive"))
-    asked = Search(service, "split", engine.ring)
-    return drive(engine, asked, max_trials, partial(print, flush=True))
+    with TemporaryDirectory() as folder:
+        store = SqliteStore(Path(folder) / "weights.db")
+        with closing(WeightsService(store, choose_sampler("adaptive"))) as service:
+            asked = Search(service, "split", engine.ring)
+            return drive(engine, asked, max_trials, partial(print, flush=True))
 
 
 def compare(engine: Driver, found: Layers, arguments: argparse.Namespace) -> None:

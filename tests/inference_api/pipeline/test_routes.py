@@ -18,6 +18,7 @@ from lab.kit.servers import eventually
 from optimizer.settings import Settings as OptimizerSettings
 from tests.inference_api.pipeline.rings import start_ranks
 from tests.ports import free_port
+from tests.weights.memory_store import MemoryStore
 from weights.drivers.http import Http
 from weights.drivers.loop import Search, drive
 from weights.drivers.pipeline import PipelineDriver
@@ -25,7 +26,6 @@ from weights.errors import TrialFailed
 from weights.samplers import choose_sampler
 from weights.service import WeightsService
 from weights.settings import Settings as WeightsSettings
-from weights.store.memory_store import MemoryStore
 
 try:
     supported_variants()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.weights.drivers.scripted_exo import MODEL, Cluster, served
+from tests.weights.memory_store import MemoryStore
 from weights.drivers import exo as exo_module
 from weights.drivers.exo import ExoDriver, ExoPlan
 from weights.drivers.exo_instance import choose_preview, free_bytes_of, runner_state
@@ -14,7 +15,6 @@ from weights.drivers.loop import Search, drive
 from weights.errors import EngineUnusable, TrialFailed
 from weights.samplers import choose_sampler
 from weights.service import WeightsService
-from weights.store.memory_store import MemoryStore
 
 PLAN = ExoPlan(MODEL, repeats=1, load_timeout_s=30, poll_s=0.01)
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from gguf import GGUFWriter
 
+from tests.weights.memory_store import MemoryStore
 from weights.drivers.gguf_layers import read_num_layers
 from weights.drivers.llama_cpp import LlamaBench, LlamaCppDriver
 from weights.drivers.loop import Search, drive
 from weights.errors import EngineUnusable, TrialFailed
 from weights.samplers import choose_sampler
 from weights.service import WeightsService
-from weights.store.memory_store import MemoryStore
 
 # Layer i goes to the first device whose running share of the split exceeds i / (layers + 1).
 BENCH = """#!{python}

@@ -1,4 +1,4 @@
-"""A store that forgets everything with the process: for tests and for searches within one run."""
+"""A store of searches that forgets everything with the process."""
 
 import threading
 from collections.abc import Sequence
