@@ -1,12 +1,8 @@
-"""Drivers of engines that run elsewhere: put a split in place, measure it, and say how it went.
-
-A driver is a context: what it has started is ended when it is left. One thread.
-"""
+"""Drivers of engines that run elsewhere: put a split in place, measure it, and say how it went."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from weights.partition import Layers
 
@@ -21,18 +17,10 @@ class Ring:
 
 
 class Driver(Protocol):
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    """Making one raises EngineUnusable where the engine cannot be measured. One thread."""
 
     @property
-    def ring(self) -> Ring:
-        """Once entered; raises EngineUnusable on entering."""
+    def ring(self) -> Ring: ...
 
     def measure(self, layers: Layers) -> float:
         """Returns tokens/s with this split. Raises TrialFailed where it does not run, and

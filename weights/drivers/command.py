@@ -65,9 +65,9 @@ def searches(driver_of: Callable[..., Driver]) -> Callable[..., None]:
         except StartupError as error:
             sys.exit(str(error))
         try:
-            with driver_of(**given) as driver:
-                search = Search(service, session, driver.ring, min_layers)
-                drive(driver, search, trials, partial(print, flush=True))
+            driver = driver_of(**given)
+            search = Search(service, session, driver.ring, min_layers)
+            drive(driver, search, trials, partial(print, flush=True))
         except (DriveError, WireError) as error:
             sys.exit(f"weights drive {engine}: {error}")
         finally:

@@ -8,10 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from weights.drivers import Ring
 from weights.drivers.exo_instance import (
     Placement,
     Preview,
@@ -43,15 +41,11 @@ class ExoPlan:
 
 
 class ExoDriver:
-    """A `Driver`. The instance measured last stays when the context is left."""
+    """A `Driver`. The instance measured last stays."""
 
     def __init__(self, http: Http, plan: ExoPlan) -> None:
         self._http = http
         self._plan = plan
-        self._preview: Preview | None = None
-        self.ring = Ring((), 0, ())
-
-    def __enter__(self) -> Self:
         state = self._get("/state")
         if state.get("instances") and not self._plan.replaces:
             raise EngineUnusable(
@@ -61,18 +55,8 @@ class ExoDriver:
         self._delete_instances()
         self._preview = self._previewed()
         self.ring = self._preview.ring(free_bytes_of(self._get("/state")))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """What it started stays there."""
 
     def measure(self, layers: Layers) -> float:
-        assert self._preview is not None, "the driver is entered"
         self._delete_instances()
         placement = placed(self._preview, layers)
         try:

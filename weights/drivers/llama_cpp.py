@@ -10,8 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from weights.drivers import Ring
 from weights.drivers.gguf_layers import read_num_layers
@@ -45,17 +44,6 @@ class LlamaCppDriver:
         num_layers = read_num_layers(bench.model)
         nodes = (*bench.rpc, *bench.local)
         self.ring = Ring(nodes, num_layers, (num_layers,) * len(nodes))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Nothing runs between measurements."""
 
     def measure(self, layers: Layers) -> float:
         tests = self._tests(layers)

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from weights.drivers import Ring
 from weights.drivers.http import Http, HttpRefused
@@ -20,21 +19,9 @@ class PipelineDriver:
     def __init__(self, http: Http, timeout_s: float) -> None:
         """`timeout_s`: for each pause between requests."""
         self._http, self._timeout_s = http, timeout_s
-        self.ring = Ring((), 0, ())
-
-    def __enter__(self) -> Self:
         layers, _ = self._measured()
         nodes = tuple(f"rank {number}" for number in range(len(layers)))
         self.ring = Ring(nodes, sum(layers), (sum(layers),) * len(layers))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """The server keeps its split."""
 
     def measure(self, layers: Layers) -> float:
         self._call("/pipeline/split", {"layers": layers})

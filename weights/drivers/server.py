@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Self
 
 from common.fetch import OK, FetchBounds, FetchFailed, answers_ok, ask
 from weights.drivers import Ring
@@ -53,21 +51,10 @@ class ServerDriver:
         self._plan = plan
         nodes = tuple(f"stage {number}" for number in range(plan.stages))
         self.ring = Ring(nodes, plan.num_layers, (plan.num_layers,) * plan.stages)
-
-    def __enter__(self) -> Self:
         if self._is_up():
             raise EngineUnusable(
-                f"{self._plan.url} answers already, and would be measured instead; end that server"
+                f"{plan.url} answers already, and would be measured instead; end that server"
             )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Each measurement has ended what it started."""
 
     def measure(self, layers: Layers) -> float:
         with self._served(layers):

@@ -74,9 +74,9 @@ def test_the_driver_finds_a_split_and_no_answer_changes(url: str) -> None:
     before = answer(url)
     told: list[str] = []
     service = WeightsService(MemoryStore(), choose_sampler("adaptive"))
-    with PipelineDriver(Http(url), 60.0) as driver:
-        assert driver.ring.nodes == ("rank 0", "rank 1")
-        found = drive(driver, Search(service, "s", driver.ring), 5, told.append)
+    driver = PipelineDriver(Http(url), 60.0)
+    assert driver.ring.nodes == ("rank 0", "rank 1")
+    found = drive(driver, Search(service, "s", driver.ring), 5, told.append)
     *trials, result = map(json.loads, told)
     assert all(sum(each["layers"]) == 5 and each["tokens_per_s"] > 0 for each in trials)
     assert tuple(result["best"].values()) == found

@@ -32,7 +32,8 @@ def cluster(**fields: Any) -> Cluster:
 
 def found_on(exo: Cluster, told: list[str]) -> tuple[int, ...]:
     service = WeightsService(MemoryStore(), choose_sampler("adaptive"))
-    with served(exo) as url, ExoDriver(Http(url), PLAN) as driver:
+    with served(exo) as url:
+        driver = ExoDriver(Http(url), PLAN)
         return drive(driver, Search(service, "s", driver.ring), 25, told.append)
 
 
@@ -60,7 +61,8 @@ def test_a_split_that_breaks_is_told_and_the_search_goes_on() -> None:
 
 def test_posted_instances_have_new_names_and_only_what_exo_gave() -> None:
     exo = cluster()
-    with served(exo) as url, ExoDriver(Http(url), PLAN) as driver:
+    with served(exo) as url:
+        driver = ExoDriver(Http(url), PLAN)
         driver.measure((4, 6, 6))
         driver.measure((4, 6, 6))
     first, second = exo.posted
@@ -75,33 +77,31 @@ def test_instances_that_run_are_replaced_only_where_that_is_asked_for() -> None:
     exo = cluster(instances={"i-1": {}})
     with served(exo) as url:
         with pytest.raises(EngineUnusable, match=r"1 instances run .* --replace"):
-            ExoDriver(Http(url), PLAN).__enter__()
+            ExoDriver(Http(url), PLAN)
         assert exo.instances
         plan = ExoPlan(MODEL, replaces=True, poll_s=0.01)
-        with ExoDriver(Http(url), plan) as driver:
-            assert driver.ring.max_layers == (9, 16, 16)
+        assert ExoDriver(Http(url), plan).ring.max_layers == (9, 16, 16)
         assert not exo.instances
 
 
 def test_previews_are_asked_for_again_while_memory_is_being_freed() -> None:
-    with served(cluster(errors_first=3)) as url, ExoDriver(Http(url), PLAN) as driver:
-        assert driver.ring.nodes == ("A", "B", "C")
+    with served(cluster(errors_first=3)) as url:
+        assert ExoDriver(Http(url), PLAN).ring.nodes == ("A", "B", "C")
 
 
 def test_a_failing_runner_is_a_failed_trial_with_exos_reason() -> None:
     exo = cluster(breaks={(4, 6, 6)})
-    with (
-        served(exo) as url,
-        ExoDriver(Http(url), PLAN) as driver,
-        pytest.raises(TrialFailed, match="out of memory"),
-    ):
-        driver.measure((4, 6, 6))
+    with served(exo) as url:
+        driver = ExoDriver(Http(url), PLAN)
+        with pytest.raises(TrialFailed, match="out of memory"):
+            driver.measure((4, 6, 6))
 
 
 def test_nodes_without_room_are_named() -> None:
     exo = cluster()
     exo.free_bytes["B"] = 50
-    with served(exo) as url, ExoDriver(Http(url), PLAN) as driver:
+    with served(exo) as url:
+        driver = ExoDriver(Http(url), PLAN)
         service = WeightsService(MemoryStore(), choose_sampler("adaptive"))
         with pytest.raises(EngineUnusable, match="B has room for 0 layers"):
             Search(service, "s", driver.ring).check()
@@ -109,7 +109,7 @@ def test_nodes_without_room_are_named() -> None:
 
 def test_no_answer_is_said_with_the_address() -> None:
     with pytest.raises(EngineUnusable, match=r"http://127.0.0.1:1 does not answer GET /state"):
-        ExoDriver(Http("http://127.0.0.1:1"), PLAN).__enter__()
+        ExoDriver(Http("http://127.0.0.1:1"), PLAN)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,6 @@ def test_states_without_memory_have_none(state: Any) -> None:
 
 def test_settings_are_plain_json(tmp_path: Any) -> None:
     exo = cluster()
-    with served(exo) as url, ExoDriver(Http(url), PLAN) as driver:
-        driver.measure((8, 5, 3))
+    with served(exo) as url:
+        ExoDriver(Http(url), PLAN).measure((8, 5, 3))
     assert json.loads(json.dumps(exo.posted[0])) == exo.posted[0]

@@ -79,8 +79,8 @@ pytestmark = pytest.mark.slow
 def test_a_split_is_in_the_environment_and_nothing_is_left(tmp_path: Path) -> None:
     child_file = tmp_path / "child"
     one = plan(tmp_path, "--child", str(child_file))
-    with ServerDriver(one) as driver:
-        assert driver.measure((2, 4)) > 0
+    driver = ServerDriver(one)
+    assert driver.measure((2, 4)) > 0
     assert eventually(lambda: is_gone(int(child_file.read_text())))
     with pytest.raises(requests.ConnectionError):
         requests.get(one.url, timeout=5)
@@ -88,26 +88,23 @@ def test_a_split_is_in_the_environment_and_nothing_is_left(tmp_path: Path) -> No
 
 
 def test_a_server_that_ends_is_a_failed_trial_with_its_last_words(tmp_path: Path) -> None:
-    with (
-        ServerDriver(plan(tmp_path)) as driver,
-        pytest.raises(TrialFailed, match="ended with 1: out of memory on stage 0"),
-    ):
+    driver = ServerDriver(plan(tmp_path))
+    with pytest.raises(TrialFailed, match="ended with 1: out of memory on stage 0"):
         driver.measure((5, 1))
 
 
 def test_another_server_in_its_place_is_not_measured(tmp_path: Path) -> None:
-    outer = ServerDriver(plan(tmp_path))
-    with outer._served((2, 4)), pytest.raises(EngineUnusable, match="answers already"):
-        outer.__enter__()
+    outer = plan(tmp_path)
+    served = ServerDriver(outer)._served((2, 4))
+    with served, pytest.raises(EngineUnusable, match="answers already"):
+        ServerDriver(outer)
 
 
 def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)):
         silent = plan(tmp_path, command=("sleep", "600"), start_timeout_s=0.2)
-        with (
-            ServerDriver(silent) as driver,
-            pytest.raises(TrialFailed, match=r"not answer within 0\.2 s"),
-        ):
+        driver = ServerDriver(silent)
+        with pytest.raises(TrialFailed, match=r"not answer within 0\.2 s"):
             driver.measure((2, 4))
 
 
