@@ -7,8 +7,6 @@ BenchmarkError
 │   └── LoadProcessFailed    the process that sends the load has died
 ├── InvalidResults       a folder does not hold the results of a run
 ├── Unfit                the measurements do not determine the model's parameters
-├── Disturbed            the machine was not left alone for long enough to measure
-├── Interrupted          the user stopped what has no result before its end
 ├── OptimizerUnusable    the optimizer does not answer, or refuses what it was sent
 └── NotWritable          results cannot be written where they should go
 """
@@ -45,19 +43,6 @@ class InvalidResults(BenchmarkError):
 
 class Unfit(BenchmarkError):
     pass
-
-
-class Disturbed(BenchmarkError):
-    def __init__(self, rows: int, disturbed: int, max_share: float) -> None:
-        super().__init__(
-            f"in {disturbed} of {rows} rows the host took more than {max_share:.0%} of a core from "
-            "this virtual machine: run it at a quieter time"
-        )
-
-
-class Interrupted(BenchmarkError):
-    def __init__(self) -> None:
-        super().__init__("interrupted; what was measured is in the folder of the run")
 
 
 class OptimizerUnusable(BenchmarkError):

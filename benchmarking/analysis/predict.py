@@ -5,7 +5,7 @@ compared, each at the rate at which its requests really came due.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -13,18 +13,16 @@ import numpy as np
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.fit import Validity
-from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval, mean_within_run
 from benchmarking.analysis.latency import (
     ITL,
     TTFT,
-    input_tokens,
     mean_tokens,
     output_tokens,
     succeeded,
 )
 from benchmarking.errors import OptimizerUnusable
-from benchmarking.records import RequestRecord, Workload
+from benchmarking.records import Workload
 from common.fetch import OK, FetchBounds, FetchFailed, ask
 
 BOUNDS = FetchBounds(connect_s=10.0, read_s=30.0, max_bytes=2**20)
@@ -54,15 +52,6 @@ class Prediction:
     ttft_bounds_ms: tuple[float, float] | None = None
     itl_bounds_ms: tuple[float, float] | None = None
     warnings: tuple[str, ...] = ()
-
-    def sent_late(self, late_ms: float) -> "Prediction":
-        """Returns that of requests which were sent so long after they were due, on average."""
-        bounds = self.ttft_bounds_ms
-        return replace(
-            self,
-            ttft_ms=self.ttft_ms + late_ms,
-            ttft_bounds_ms=bounds and (bounds[0] + late_ms, bounds[1] + late_ms),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,50 +103,14 @@ class OptimizerApi:
         asked = {"arrivalRate": rate_per_s * PER_MINUTE}
         if out_scv is not None and "serviceCurve" in perf:
             asked["outTokensScv"] = out_scv
-        answer = self._post("/analyze", self._replica(perf, shape) | asked)
-        return _prediction(answer, answer["maxRate"])
+        answer = self.ask("/analyze", perf, shape, asked)
+        return prediction_of(answer, answer["maxRate"])
 
-    def replay(
-        self,
-        perf: Mapping[str, Any],
-        point: LoadPoint,
-        shape: tuple[int, int],
-        slowness: Sequence[tuple[float, float]] = (),
-    ) -> Prediction:
-        """Just the requests of a row, when they were sent: what remains to chance is the server.
-        TTFT is from when they were due, as it is measured. `slowness`: of moments on the run's
-        clock, as `ServiceCurve` has it."""
-        sent = sorted(point.all_records, key=lambda record: record.sent_s)
-        start_s = sent[0].sent_s
-        trace = [
-            {
-                "atMs": 1000 * (record.sent_s - start_s),
-                "inTokens": input_tokens(record) or shape[0],
-                "outTokens": output_tokens(record) if record.chunk_s else shape[1],
-            }
-            for record in sent
-        ]
-        asked = {
-            "arrivalRate": point.offered_per_s * PER_MINUTE,
-            "trace": trace,
-            "warmupRequests": sum(record.is_warmup for record in sent),
-        }
-        if slowness:
-            asked["slowness"] = [
-                {"atMs": 1000 * max(at_s - start_s, 0.0), "factor": factor}
-                for at_s, factor in slowness
-            ]
-        answer = self._post("/analyze", self._replica(perf, shape) | asked)
-        late_ms = fmean(1000 * (record.sent_s - record.scheduled_s) for record in point.measured)
-        return _prediction(answer, answer["maxRate"]).sent_late(late_ms)
-
-    def max_rate(
-        self, perf: Mapping[str, Any], shape: tuple[int, int], slo: Slo
-    ) -> Prediction | None:
-        """At the highest rate whose *mean* TTFT and ITL keep `slo`; None where none does."""
-        targets = {"slo-ttft": slo.ttft_ms or 0.0, "slo-itl": slo.itl_ms or 0.0}
-        answer = self._post("/size", self._replica(perf, shape) | targets)
-        return _prediction(answer, answer["arrivalRate"]) if answer["feasible"] else None
+    def ask(
+        self, path: str, perf: Mapping[str, Any], shape: tuple[int, int], asked: Mapping[str, Any]
+    ) -> Json:
+        """Returns the answer about one replica with this performance data."""
+        return self._post(path, {**self._replica(perf, shape), **asked})
 
     def _replica(self, perf: Mapping[str, Any], shape: tuple[int, int]) -> Json:
         in_tokens, out_tokens = shape
@@ -191,12 +144,6 @@ def batch_at(perf: Mapping[str, Any], out_tokens: int) -> int:
     """The batch of answers of another length, as the optimizer scales it."""
     batch: int = perf["maxBatchSize"] * perf["atTokens"] // out_tokens
     return max(1, batch)
-
-
-def request_shape(records: Iterable[RequestRecord]) -> tuple[int, int]:
-    """`mean_tokens` as the optimizer takes them: whole."""
-    in_tokens, out_tokens = mean_tokens(records)
-    return round(in_tokens), round(out_tokens)
 
 
 def is_comparable(point: LoadPoint) -> bool:
@@ -299,7 +246,7 @@ def _predicted(ms: float, bounds_ms: tuple[float, float] | None, method: str | N
     return f"{ms:.2f}{interval}" + (f", {method}" if method else "")
 
 
-def _prediction(answer: Json, max_rate_per_minute: float) -> Prediction:
+def prediction_of(answer: Json, max_rate_per_minute: float) -> Prediction:
     return Prediction(
         rate_per_s=answer["arrivalRate"] / PER_MINUTE,
         ttft_ms=answer["ttftAverage"],

@@ -25,10 +25,6 @@ FloatArray = npt.NDArray[np.float64]
 
 MAX_SPEED_BYTES = 2**20
 BOUNDS = FetchBounds(connect_s=5.0, read_s=10.0, max_bytes=MAX_SPEED_BYTES)
-MIN_USERS = 3  # different numbers of them, that make a curve
-DIFFERENT_LENGTHS = 1.5  # longest prompts over the shortest, to tell overhead from their work
-IN_95 = 1.96
-SETTLES = 8  # rounds after which a loop's overhead and its users in service fit each other
 LEAST_ERROR = 0.002  # least relative error of a mean; clock and load allow no better
 LEAST_MS = 1e-6  # least time of a step
 
@@ -85,9 +81,6 @@ class CurvePoint:
     ms: float
     standard_error: float
 
-    def times(self, factor: float) -> "CurvePoint":
-        return CurvePoint(self.rows, factor * self.ms, factor * self.standard_error)
-
 
 Points = tuple[CurvePoint, ...]
 
@@ -125,26 +118,6 @@ class ServiceCurve:
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    def at_speed(self, slowness: float, speed_error: float) -> "ServiceCurve":
-        """Returns the curve of a moment at which everything takes so many times as long."""
-        return replace(
-            self,
-            decode=_of_steps(point.times(slowness) for point in self.decode),
-            prompt_token=_of_steps(point.times(slowness) for point in self.prompt_token),
-            overhead=self.overhead and tuple(point.times(slowness) for point in self.overhead),
-            handling_ms=slowness * self.handling_ms,
-            speed_error=speed_error,
-        )
-
-    def exact(self) -> "ServiceCurve":
-        """Returns the same without its errors, for answers without intervals."""
-        return replace(
-            self,
-            decode=tuple(replace(point, standard_error=0.0) for point in self.decode),
-            prompt_token=tuple(replace(point, standard_error=0.0) for point in self.prompt_token),
-            speed_error=0.0,
-        )
-
     def of_requests(self, work_tokens: float, output_tokens: float) -> "ServiceCurve":
         """Returns the curve of closed loops for requests of such lengths.
 
@@ -164,21 +137,6 @@ class ServiceCurve:
             ),
             prompt_token=tuple(replace(p, ms=min(p.ms, first_ms)) for p in self.prompt_token),
         )
-
-    def overhead_ms(self, requests: float) -> float:
-        """Returns that of one of so many requests in service; 0 where it is not known."""
-        return at(self.overhead, requests) if self.overhead else 0.0
-
-    def closed_loop_ms(self, users: int, work_tokens: float, output_tokens: float) -> float:
-        """Returns the end to end latency in a closed loop of so many users, of whom those in the
-        midst of their overhead are in no step."""
-        e2e_ms, in_service = 0.0, float(users)
-        for _ in range(SETTLES):
-            overhead_ms = self.overhead_ms(in_service)
-            prompts_ms = in_service * at(self.prompt_token, in_service) * work_tokens
-            e2e_ms = overhead_ms + prompts_ms + output_tokens * at(self.decode, in_service)
-            in_service = 1 + (users - 1) * (1 - overhead_ms / e2e_ms)
-        return e2e_ms
 
     def line(self) -> str:
         """For people."""
@@ -247,11 +205,6 @@ def at(points: Sequence[CurvePoint], rows: float) -> float:
 def _by_rows(points: Points) -> str:
     """For people."""
     return ", ".join(f"{p.rows:.3g}: {p.ms:.3g} ± {p.standard_error:.2g}" for p in points)
-
-
-def _of_steps(points: Iterable[CurvePoint]) -> Points:
-    """Returns points of which none takes no time at all, which the optimizer refuses."""
-    return tuple(replace(point, ms=max(point.ms, LEAST_MS)) for point in points)
 
 
 def rising(rows: Iterable[tuple[int, float, float]]) -> Points:

@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarking.analysis.closed_loops import Loop, fit_loops
 from benchmarking.analysis.service_curve import Points, ServiceCurve
+from lab.kit.curves import closed_loop_ms
 
 WIDTHS = (1, 2, 4, 8)  # loops before a moment that count, and as many after it
 ROUNDS = 3  # of a curve given the slowness of its loops, and of their slowness given the curve
@@ -186,7 +187,7 @@ def _logs(loops: Sequence[Loop], curve: ServiceCurve) -> list[float]:
     """Returns logarithms of how much longer loops took than the curve says."""
     return [
         math.log(
-            loop.e2e_ms / curve.closed_loop_ms(loop.users, loop.work_tokens, loop.output_tokens)
+            loop.e2e_ms / closed_loop_ms(curve, loop.users, loop.work_tokens, loop.output_tokens)
         )
         for loop in loops
     ]

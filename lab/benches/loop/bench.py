@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from benchmarking.analysis.predict import OptimizerApi
 from benchmarking.analysis.search import Shape
 from benchmarking.commands.command_line import FAILURES, OK, UNUSABLE
-from benchmarking.errors import BenchmarkError, Interrupted
+from benchmarking.errors import BenchmarkError
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.machine import describe_machine
 from benchmarking.report.fit_files import write_fit
@@ -35,6 +35,7 @@ from lab.benches.loop.plan import LoopPlan, Turns, measure_in_turn
 from lab.benches.loop.proof import Measured, prove
 from lab.benches.loop.servers import KINDS, Checked, hearth, llama, optimizer, running
 from lab.benches.loop.speed_log import Reading, speed_log
+from lab.kit.errors import Interrupted
 from lab.kit.servers import ROOT, exit_on_sigterm
 
 RESULTS = ROOT / "var" / "bench" / "loop"

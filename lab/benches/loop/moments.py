@@ -12,6 +12,7 @@ from benchmarking.analysis.latency import mean_tokens
 from benchmarking.analysis.predict import Prediction
 from benchmarking.analysis.service_curve import CurvePoint, Points, ServiceCurve, at
 from lab.benches.loop.plan import is_volley
+from lab.kit.curves import at_speed, exact
 from lab.kit.moments import SpeedOfMoments
 
 TTFT_ERROR = 0.1  # of a simulated one, by what a curve is wrong of
@@ -37,7 +38,7 @@ class Moments:
         in_tokens, out_tokens = mean_tokens(point.measured)
         curve = self.curve.of_requests(max(in_tokens - 1, 0.0), out_tokens)
         return replace(
-            curve.at_speed(self.slowness(point), 0.0),
+            at_speed(curve, self.slowness(point)),
             slowness=self.speeds.course(*_from_to_s(point)),
         )
 
@@ -95,9 +96,9 @@ class _Beyond:
 def _beyond(ask: Ask, point: LoadPoint, moments: Moments) -> _Beyond:
     """A loop counts the less the more its simulation depends on the machine's speed: near capacity
     a slightly lower one makes a long queue, which is no overhead."""
-    bare = replace(moments.at(point), overhead=None).exact()
+    bare = exact(replace(moments.at(point), overhead=None))
     said_ms = ask(point, bare).ttft_ms
-    slower_ms = ask(point, bare.at_speed(SLOWER, 0.0)).ttft_ms
+    slower_ms = ask(point, at_speed(bare, SLOWER)).ttft_ms
     of_handling = 0.0
     if is_volley(point.load):
         longer = replace(bare, handling_ms=bare.handling_ms + MORE_HANDLING_MS)

@@ -14,8 +14,8 @@ from random import Random
 from benchmarking.analysis.closed_loops import closed_loops
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.search import Shape
-from benchmarking.errors import Disturbed
 from benchmarking.records import Workload
+from lab.kit.errors import Disturbed
 
 FIRST_EACH = 2  # requests of each user, where nothing is known of their time
 LEAST_EACH = 6  # of each user of a closed loop, of which the last does not count

@@ -22,7 +22,7 @@ from benchmarking.analysis.fit import Fit, fit_run
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.intervals import Interval, mean_within_run, over_repeats
 from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
-from benchmarking.analysis.predict import MAX_SCV, OptimizerApi, Prediction, request_shape
+from benchmarking.analysis.predict import MAX_SCV, OptimizerApi, Prediction
 from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.errors import Unfit
 from benchmarking.records import Run, Workload
@@ -39,7 +39,9 @@ from lab.benches.loop.figures import (
 from lab.benches.loop.moments import Ask, Fitter, Moments, fit_moments
 from lab.benches.loop.plan import LoopPlan, Rows
 from lab.benches.loop.speed_log import Reading, steps_course
+from lab.kit.curves import at_speed, exact
 from lab.kit.moments import fit_drifting, fit_in_course
+from lab.kit.questions import max_rate, replay, request_shape
 
 At = tuple[LoadPoint, ServiceCurve]
 """A row, and the curve of its moment."""
@@ -80,7 +82,7 @@ class Asked:
     def of_requests(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
         """Returns what it says of just the requests of a row. Raises OptimizerUnusable."""
         shape = request_shape(part.measured)
-        return self.optimizer.replay(self._at(curve, shape), part, shape, curve.slowness)
+        return replay(self.optimizer, self._at(curve, shape), part, shape, curve.slowness)
 
     def of_rate(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
         """Returns what it says of the rate of a row, in the long run. Raises OptimizerUnusable."""
@@ -94,7 +96,7 @@ class Asked:
     def max_rate_per_s(self, like: LoadPoint, curve: ServiceCurve, slo: Slo) -> float | None:
         """Returns the highest rate of such requests with means within `slo`."""
         shape = request_shape(like.measured)
-        found = self.optimizer.max_rate(self._at(curve, shape), shape, slo)
+        found = max_rate(self.optimizer, self._at(curve, shape), shape, slo)
         return None if found is None else found.rate_per_s
 
     def _at(self, curve: ServiceCurve, shape: tuple[int, int]) -> dict[str, Any]:
@@ -242,7 +244,7 @@ def _answered_per_s(said: Prediction, part: LoadPoint) -> float:
 def _ttft_per_speed(ask: Ask, part: LoadPoint, curve: ServiceCurve) -> float:
     """Returns the elasticity of TTFT with regard to all times of the curve."""
     slow, fast = (
-        ask(part, curve.exact().at_speed(slowness, 0.0)).ttft_ms
+        ask(part, at_speed(exact(curve), slowness)).ttft_ms
         for slowness in (OTHERWISE, 1 / OTHERWISE)
     )
     return math.log(slow / fast) / (2 * math.log(OTHERWISE))

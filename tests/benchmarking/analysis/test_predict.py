@@ -11,11 +11,12 @@ from benchmarking.analysis.curve import LoadPoint, load_point, load_points
 from benchmarking.analysis.fit import Fit
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.latency import TTFT
-from benchmarking.analysis.predict import OptimizerApi, is_comparable, predict, request_shape
+from benchmarking.analysis.predict import OptimizerApi, is_comparable, predict
 from benchmarking.analysis.search import Shape, search_max_rate
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Workload
 from lab.benches.loop.figures import MAX_ITL_ERROR, MAX_TTFT_ERROR
+from lab.kit.questions import max_rate, request_shape
 from tests.benchmarking.analysis.test_search import drive
 from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_loop import BENT, SERVER, fitted_in_open_loop, saturated
@@ -59,7 +60,7 @@ def test_predictions_at_half_and_four_fifths_of_capacity(
 def test_the_maximum_rate_within_a_level(fitted: Fit, optimizer_url: str) -> None:
     optimizer = OptimizerApi(optimizer_url)
     slo = Slo(itl_ms=fitted.decode.at(16))
-    predicted = optimizer.max_rate(fitted.perf_data("m", "cpu"), (64, 64), slo)
+    predicted = max_rate(optimizer, fitted.perf_data("m", "cpu"), (64, 64), slo)
     assert predicted is not None
 
     def keeps_level(point: LoadPoint) -> bool:
@@ -81,7 +82,7 @@ def test_a_level_below_what_an_idle_server_does_has_no_rate(
 ) -> None:
     slo = Slo(itl_ms=fitted.decode.at(0) / 2)
     perf = fitted.perf_data("m", "cpu")
-    assert OptimizerApi(optimizer_url).max_rate(perf, (64, 64), slo) is None
+    assert max_rate(OptimizerApi(optimizer_url), perf, (64, 64), slo) is None
 
 
 def test_posted_data_and_the_same_parameters_give_the_same_answer(

@@ -14,6 +14,7 @@ from benchmarking.analysis.fit import fit_run
 from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import CurvePoint, ServiceCurve, at, read_speed
 from benchmarking.errors import InvalidResults
+from lab.kit.curves import closed_loop_ms, overhead_ms
 from tests.benchmarking.simulated_loop import BENT, CONCURRENCIES, SERVER, simulated
 from tests.benchmarking.simulated_server import SimulatedServer
 
@@ -140,16 +141,16 @@ def test_prompt_tokens_that_cost_more_beside_more_rows_do_so_in_later_steps() ->
     expected = [1.0 + 0.1 * n + n * 50 * ms for n, ms in attended_ms.items()]
     assert [point.ms for point in curve.decode] == pytest.approx(expected)
     for users in attended_ms:
-        assert curve.closed_loop_ms(users, 50, 96) == pytest.approx(
-            exact.closed_loop_ms(users, 50, 96)
+        assert closed_loop_ms(curve, users, 50, 96) == pytest.approx(
+            closed_loop_ms(exact, users, 50, 96)
         )
 
 
 def loop_of(curve: ServiceCurve, users: int, work_tokens: int) -> Loop:
     """What a closed loop of equal answers takes by a curve."""
-    overhead_ms, token_ms = curve.overhead_ms(users), at(curve.prompt_token, users)
-    e2e_ms = overhead_ms + users * token_ms * work_tokens + 96 * at(curve.decode, users)
-    ttft_ms = overhead_ms + token_ms * work_tokens + at(curve.decode, users)
+    outside_ms, token_ms = overhead_ms(curve, users), at(curve.prompt_token, users)
+    e2e_ms = outside_ms + users * token_ms * work_tokens + 96 * at(curve.decode, users)
+    ttft_ms = outside_ms + token_ms * work_tokens + at(curve.decode, users)
     return Loop(0.0, 1.0, users, work_tokens, 96, e2e_ms, 0.01, ttft_ms, 0.01, is_mixed=False)
 
 

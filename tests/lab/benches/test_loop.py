@@ -15,7 +15,7 @@ from benchmarking.analysis.intervals import Interval
 from benchmarking.analysis.predict import OptimizerApi
 from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import Speed
-from benchmarking.errors import Disturbed, TargetUnusable
+from benchmarking.errors import TargetUnusable
 from benchmarking.load.targets import Endpoint
 from benchmarking.records import RequestRecord, RowRecord, Workload, read_run
 from benchmarking.report.fit_files import PERF_FILE, PICTURE_FILE, read_fit
@@ -26,6 +26,8 @@ from lab.benches.loop.plan import LoopPlan, Rows, measure_in_turn
 from lab.benches.loop.proof import Cuts, Measured, crossing_per_s, fitted, prove
 from lab.benches.loop.servers import Checked
 from lab.benches.loop.speed_log import Reading
+from lab.kit.curves import overhead_ms
+from lab.kit.errors import Disturbed
 from lab.kit.servers import MOCK_APP, served
 from optimizer.spec import ModelData
 from tests.benchmarking.made_runs import made_run
@@ -197,8 +199,8 @@ def test_what_requests_wait_for_outside_of_steps_grows_with_those_in_service(
         assert abs(check.itl.error) < 0.02
     curve = result.fit.curve
     assert curve is not None
-    assert curve.overhead_ms(1) == pytest.approx(1000 * SERVER.overhead_s, rel=0.1)
-    assert curve.overhead_ms(17) == pytest.approx(1000 * (SERVER.overhead_s + 0.016), rel=0.2)
+    assert overhead_ms(curve, 1) == pytest.approx(1000 * SERVER.overhead_s, rel=0.1)
+    assert overhead_ms(curve, 17) == pytest.approx(1000 * (SERVER.overhead_s + 0.016), rel=0.2)
 
 
 @pytest.mark.parametrize("handling_s", [0.0, 0.003])
