@@ -60,27 +60,6 @@ class Service(Protocol):
 class ClientConnection(asyncio.Protocol):
     """A member of the crowd, and the client of one exchange at a time."""
 
-    __slots__ = (
-        "_crowd",
-        "_exchange",
-        "_is_reading",
-        "_is_tls",
-        "_loop",
-        "_num_discarded_bytes",
-        "_num_unsent_bytes",
-        "_patience",
-        "_pipelined",
-        "_reader",
-        "_service",
-        "_since_s",
-        "_transport",
-        "_will_close",
-        "address",
-        "deadline_s",
-        "is_congested",
-        "wait",
-    )
-
     def __init__(self, crowd: Crowd, service: Service, patience: Patience) -> None:
         self._crowd, self._service, self._patience = crowd, service, patience
         self._loop = asyncio.get_running_loop()

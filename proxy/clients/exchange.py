@@ -43,8 +43,6 @@ class Source(Protocol):
 class Exchange:
     """A request, its client and, while an answer is relayed, where that comes from."""
 
-    __slots__ = ("_task", "abort_reason", "body", "client", "head", "source")
-
     def __init__(self, head: RequestHead, body: RequestBody, client: Client) -> None:
         self.head, self.body, self.client = head, body, client
         self.abort_reason: Outcome | None = None

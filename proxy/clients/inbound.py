@@ -54,22 +54,6 @@ class RequestBody:
     Event loop only.
     """
 
-    __slots__ = (
-        "_error",
-        "_is_invited",
-        "_num_held_bytes",
-        "_pieces",
-        "_source",
-        "_waiter",
-        "is_chunked",
-        "is_complete",
-        "is_ended",
-        "is_held_back",
-        "length",
-        "num_read_bytes",
-        "prefix",
-    )
-
     def __init__(self, head: RequestHead, source: BodySource) -> None:
         self.length = head.content_length
         self.is_chunked = head.is_chunked

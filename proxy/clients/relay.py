@@ -18,8 +18,6 @@ MAX_HELD_BYTES = 16 * 1024
 class Relay:
     """Takes an answer's body. The head goes out with what is taken first, be it nothing."""
 
-    __slots__ = ("_client", "_head", "_hider", "_is_chunked", "_meter", "_note_piece", "_record")
-
     def __init__(
         self,
         client: Client,
@@ -72,8 +70,6 @@ class Relay:
 
 class UsageHider:
     """Leaves the event of usage out of a stream of events."""
-
-    __slots__ = ("_held", "_is_begun", "_meter")
 
     def __init__(self, meter: UsageMeter) -> None:
         self._meter = meter

@@ -82,23 +82,6 @@ class RequestReader:
     `on_head` is called once, then `on_body` for each piece; `part` is NONE when all has come.
     """
 
-    __slots__ = (
-        "_fields",
-        "_is_chunked",
-        "_last_bytes",
-        "_num_fields",
-        "_num_framing_bytes",
-        "_num_head_bytes",
-        "_on_body",
-        "_on_head",
-        "_parser",
-        "_pieces",
-        "_url",
-        "has_overrun",
-        "num_missing_bytes",
-        "part",
-    )
-
     def __init__(
         self, on_head: Callable[[RequestHead], None], on_body: Callable[[bytes], None]
     ) -> None:

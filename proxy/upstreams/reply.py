@@ -65,31 +65,6 @@ class StaleConnection(Exception):
 class UpstreamConnection(asyncio.Protocol):
     """A connection to an upstream, for one conversation after the other."""
 
-    __slots__ = (
-        "_can_go_on",
-        "_drained",
-        "_ended",
-        "_error",
-        "_fields",
-        "_head_waiter",
-        "_is_asked",
-        "_is_early",
-        "_loop",
-        "_method",
-        "_num_head_bytes",
-        "_parser",
-        "_phrase",
-        "_pieces",
-        "_receiver",
-        "_transport",
-        "has_answered",
-        "head",
-        "idle_since_s",
-        "is_bodyless",
-        "is_reused",
-        "is_whole",
-    )
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._parser: httptools.HttpResponseParser | None = None  # None: between conversations
