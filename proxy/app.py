@@ -47,12 +47,7 @@ class ProxyApp:
         self.crowd = Crowd(settings.proxy_connections, settings.max_waiting_per_address)
         self._all_done = asyncio.Event()
         self._maintenance = Maintenance(
-            [
-                *parts.refreshers,
-                self._discover,
-                parts.limits.renew,
-            ],
-            settings.health_interval,
+            [*parts.refreshers, self._discover, parts.limits.renew], settings.health_interval
         )
         self._metrics = Metrics(parts.balancer, self._gauges())
         self._audit = AuditLog(self._metrics.record)
@@ -147,7 +142,7 @@ class ProxyApp:
         if is_recorded:
             self._audit.write(record)
         headers, body = refusal(error, record.request_id)
-        return answer_head(error.status, error.phrase, headers, closes=True) + body
+        return answer_head(error.status, headers, closes=True) + body
 
     async def _answer(self, exchange: Exchange) -> None:
         try:
@@ -165,13 +160,13 @@ class ProxyApp:
         origin, allowed = head.get("origin"), origins_for(head, self._settings.cors_origins)
         if is_preflight(head) and is_allowed(origin, allowed):
             cors = cors_headers(origin, allowed)
-            exchange.answer(204, "No Content", cors + PREFLIGHT_HEADERS, b"")
+            exchange.answer(204, cors + PREFLIGHT_HEADERS, b"")
             return True
         if head.method not in ("GET", "HEAD") or not (answer := self._probes.answer(head.target)):
             return False
-        status, phrase, content_type, body = answer
+        status, content_type, body = answer
         headers = content_headers(content_type, body) + cors_headers(origin, allowed)
-        exchange.answer(status, phrase, headers, body)
+        exchange.answer(status, headers, body)
         return True
 
     def _sweep(self) -> None:

@@ -28,33 +28,27 @@
     DiscoveryFailed   the list of replicas cannot be had: logged, the last one stays
     StartupError   the process cannot start; lists every fault found
 
-`visits.Visits` renders them, once, at the edge; those of a head that is no request,
-`client.ClientConnection`.
+`visits.Visits` renders them, once, at the edge; `client.ClientConnection` those of broken heads.
 """
 
 from common import startup
 from common.errors import WireError
 
 Headers = list[tuple[str, str]]
+NO_HEADERS: Headers = []  # to be read only
 
 
 class ProxyError(WireError):
     """Base of the tree. `str(error)` is the message for the client; `reason` is for the log."""
 
-    phrase = "Internal Server Error"
-
-    def __init__(self, message: str, *, reason: str = "") -> None:
+    def __init__(self, message: str, *, reason: str = "", headers: Headers = NO_HEADERS) -> None:
         super().__init__(message)
         self.reason = reason or message
-
-    @property
-    def headers(self) -> Headers:
-        return []
+        self.headers = headers
 
 
 class BadRequest(ProxyError):
     status = 400
-    phrase = "Bad Request"
     code = "invalid_request"
 
 
@@ -62,33 +56,25 @@ class Unauthorized(ProxyError):
     """One answer for every fault of a token, so that a guesser learns nothing from it."""
 
     status = 401
-    phrase = "Unauthorized"
     code = "unauthorized"
 
     def __init__(self, reason: str, *, is_token_present: bool = True) -> None:
-        super().__init__("A valid Bearer token is required.", reason=reason)
         # RFC 6750, section 3: no error code where no credentials were sent.
-        self._challenge = 'Bearer realm="hearth"'
-        if is_token_present:
-            self._challenge += ', error="invalid_token"'
-
-    @property
-    def headers(self) -> Headers:
-        return [("WWW-Authenticate", self._challenge)]
+        code = ', error="invalid_token"' if is_token_present else ""
+        headers = [("WWW-Authenticate", f'Bearer realm="hearth"{code}')]
+        super().__init__("A valid Bearer token is required.", reason=reason, headers=headers)
 
 
 class LoginNeeded(Unauthorized):
     status = 303
-    phrase = "See Other"
 
-    @property
-    def headers(self) -> Headers:
-        return [("Location", "/login")]
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.headers = [("Location", "/login")]
 
 
 class ModelNotAllowed(ProxyError):
     status = 403
-    phrase = "Forbidden"
     code = "model_not_allowed"
     param = "model"
 
@@ -99,7 +85,6 @@ class ModelNotAllowed(ProxyError):
 
 class RoleNeeded(ProxyError):
     status = 403
-    phrase = "Forbidden"
     code = "role_needed"
 
     def __init__(self, route: str, role: str, needed: str) -> None:
@@ -111,44 +96,35 @@ class RoleNeeded(ProxyError):
 
 class OriginNotAllowed(ProxyError):
     status = 403
-    phrase = "Forbidden"
     code = "origin_not_allowed"
 
 
 class BadMethod(ProxyError):
     status = 405
-    phrase = "Method Not Allowed"
     code = "method_not_allowed"
 
     def __init__(self, method: str, path: str) -> None:
-        super().__init__(f"{method} {path}: Method Not Allowed; send GET, or a form to /login.")
-
-    @property
-    def headers(self) -> Headers:
-        return [("Allow", "GET, HEAD, POST")]
+        message = f"{method} {path}: Method Not Allowed; send GET, or a form to /login."
+        super().__init__(message, headers=[("Allow", "GET, HEAD, POST")])
 
 
 class ClientStalled(ProxyError):
     status = 408
-    phrase = "Request Timeout"
     code = "request_timeout"
 
 
 class BodyTooLarge(ProxyError):
     status = 413
-    phrase = "Content Too Large"
     code = "request_too_large"
 
 
 class NotAForm(ProxyError):
     status = 415
-    phrase = "Unsupported Media Type"
     code = "unsupported_media_type"
 
 
 class ExpectationFailed(ProxyError):
     status = 417
-    phrase = "Expectation Failed"
     code = "expectation_failed"
 
     def __init__(self, expectation: str) -> None:
@@ -157,28 +133,20 @@ class ExpectationFailed(ProxyError):
 
 class LimitExceeded(ProxyError):
     status = 429
-    phrase = "Too Many Requests"
     code = "rate_limit_exceeded"
 
     def __init__(self, message: str, code: str, headers: Headers) -> None:
-        super().__init__(message)
+        super().__init__(message, headers=headers)
         self.code = code
-        self._headers = headers
-
-    @property
-    def headers(self) -> Headers:
-        return self._headers
 
 
 class HeadTooLarge(ProxyError):
     status = 431
-    phrase = "Request Header Fields Too Large"
     code = "request_head_too_large"
 
 
 class ClientGone(ProxyError):
     status = 499
-    phrase = "Client Closed Request"
     code = "client_gone"
 
     def __init__(self, reason: str = "the client closed its connection") -> None:
@@ -187,7 +155,6 @@ class ClientGone(ProxyError):
 
 class UpstreamUnreachable(ProxyError):
     status = 502
-    phrase = "Bad Gateway"
     code = "upstream_unreachable"
 
     def __init__(self, reason: str) -> None:
@@ -196,7 +163,6 @@ class UpstreamUnreachable(ProxyError):
 
 class UpstreamBroken(ProxyError):
     status = 502
-    phrase = "Bad Gateway"
     code = "upstream_broken"
 
     def __init__(self, reason: str) -> None:
@@ -211,12 +177,10 @@ class _ComeAgain(ProxyError):
     """503 with the seconds after which it is worth asking again."""
 
     status = 503
-    phrase = "Service Unavailable"
     retry_after_s = 1
 
-    @property
-    def headers(self) -> Headers:
-        return [("Retry-After", str(self.retry_after_s))]
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message, reason=reason, headers=[("Retry-After", f"{self.retry_after_s}")])
 
 
 class UpstreamNotReady(_ComeAgain):
@@ -252,7 +216,6 @@ class Draining(_ComeAgain):
 
 class UpstreamTimeout(ProxyError):
     status = 504
-    phrase = "Gateway Timeout"
     code = "upstream_timeout"
 
     def __init__(self, timeout_s: float) -> None:

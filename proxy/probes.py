@@ -14,14 +14,14 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from proxy.clients.answers import content_headers
+from proxy.clients.answers import content_headers, phrase_of
 
 log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 5.0
 POLL_S = 0.1  # how soon it notices that it shall stop
 
-Answer = tuple[int, str, str, bytes]  # status, phrase, content type, body
+Answer = tuple[int, str, bytes]  # status, content type, body
 
 
 class Probes:
@@ -43,16 +43,13 @@ class Probes:
 
     def _health(self) -> Answer:
         if self._is_alive():
-            return 200, "OK", "text/plain; charset=utf-8", b"OK"
-        failure = b"a part of the proxy has died"
-        return 500, "Internal Server Error", "text/plain; charset=utf-8", failure
+            return 200, "text/plain; charset=utf-8", b"OK"
+        return 500, "text/plain; charset=utf-8", b"a part of the proxy has died"
 
     def _ready(self) -> Answer:
         why_not = self._why_not_ready()
         body = json.dumps({"status": why_not or "ready"}).encode()
-        if why_not:
-            return 503, "Service Unavailable", "application/json", body
-        return 200, "OK", "application/json", body
+        return 503 if why_not else 200, "application/json", body
 
 
 class ControlServer:
@@ -101,9 +98,9 @@ class ControlServer:
         path = environ["PATH_INFO"]
         answer = self._probes.answer(path)
         if path == "/metrics":
-            answer = 200, "OK", CONTENT_TYPE_LATEST, generate_latest(self._registry)
-        status, phrase, content_type, body = answer or (404, "Not Found", "text/plain", b"")
-        start_response(f"{status} {phrase}", content_headers(content_type, body))
+            answer = 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        status, content_type, body = answer or (404, "text/plain", b"")
+        start_response(f"{status} {phrase_of(status)}", content_headers(content_type, body))
         return [body]
 
 

@@ -126,20 +126,17 @@ class Settings(BaseSettings):
 
     @property
     def is_loopback(self) -> bool:
-        if self.proxy_host == "localhost":
-            return True
         try:
-            return ipaddress.ip_address(self.proxy_host).is_loopback
+            return (
+                self.proxy_host == "localhost" or ipaddress.ip_address(self.proxy_host).is_loopback
+            )
         except ValueError:
             return False
 
     @property
     def weak_secrets(self) -> tuple[str, ...]:
         """The names of the variables that hold a secret under MIN_SECRET_BYTES."""
-        named = {
-            "JWT_SECRET": self.jwt_secret,
-            "JWT_SECRET_PREVIOUS": self.jwt_secret_previous,
-        }
+        named = {"JWT_SECRET": self.jwt_secret, "JWT_SECRET_PREVIOUS": self.jwt_secret_previous}
         return tuple(
             name
             for name, secret in named.items()
@@ -151,10 +148,11 @@ class Settings(BaseSettings):
         algorithms = set(self.jwt_algorithms)
         has_jwks = self.jwks_file is not None or self.jwks_url is not None
         weak = [] if self.is_loopback else self.weak_secrets
+        known = ", ".join(sorted(SYMMETRIC_ALGORITHMS | ASYMMETRIC_ALGORITHMS))
         rules = [
             (not algorithms, "JWT_ALGORITHMS is empty; name at least one, such as HS256"),
             *(
-                (True, f"JWT_ALGORITHMS: '{name}' is not one of {_known_algorithms()}")
+                (True, f"JWT_ALGORITHMS: '{name}' is not one of {known}")
                 for name in sorted(algorithms - SYMMETRIC_ALGORITHMS - ASYMMETRIC_ALGORITHMS)
             ),
             (
@@ -194,7 +192,3 @@ class Settings(BaseSettings):
             ),
         ]
         return [message for is_broken, message in rules if is_broken]
-
-
-def _known_algorithms() -> str:
-    return ", ".join(sorted(SYMMETRIC_ALGORITHMS | ASYMMETRIC_ALGORITHMS))

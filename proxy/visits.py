@@ -91,7 +91,8 @@ class Visits:
 
     async def serve(self, exchange: Exchange) -> None:
         head = exchange.head
-        record = AuditRecord(new_request_id(), head.method, _route(head.target))
+        route = head.target.partition("?")[0][:256]  # the query may hold anything
+        record = AuditRecord(new_request_id(), head.method, route)
         allowed = origins_for(head, self._settings.cors_origins)
         visit = Visit(record, exchange, cors_headers(head.get("origin"), allowed))
         request_id.set(record.request_id)
@@ -121,7 +122,7 @@ class Visits:
         principal, role = await self._gate.let_in(record, head, path)
         self._check_room(role)
         if path.startswith(EVENTS_PATH):
-            self._show(visit, Page(404, "Not Found", []))
+            self._show(visit, Page(404, []))
             return
         policy = self._parts.policy().for_team(principal.team_id)
         visit.admission = await self._admissions.admit(principal.team_id, policy)
@@ -160,7 +161,7 @@ class Visits:
         if is_chunked:
             headers.append(("Transfer-Encoding", "chunked"))
         closes = client.must_close()
-        answer = answer_head(head.status, head.reason, headers + visit.cors, closes=closes)
+        answer = answer_head(head.status, headers + visit.cors, closes=closes, phrase=head.reason)
         visit.has_begun_answer = True
         relay = Relay(
             client,
@@ -194,7 +195,7 @@ class Visits:
             raise UpstreamBroken(f"{reply.upstream.name}: {error}") from error
         record.ttft_ms, record.bytes_out = record.elapsed_ms(), len(shown)
         headers += content_headers("application/json", shown)
-        visit.exchange.answer(head.status, head.reason, headers, shown)
+        visit.exchange.answer(head.status, headers, shown, head.reason)
 
     def _begin(self, visit: Visit, reply: Reply) -> Headers:
         """The head of an answer has come. Returns what is ours to add to it."""
@@ -222,15 +223,16 @@ class Visits:
             visit.exchange.client.break_off()
             return
         headers, body = refusal(error, record.request_id, visit.exchange.head.target, visit.cors)
-        visit.exchange.answer(error.status, error.phrase, headers, body)
+        visit.exchange.answer(error.status, headers, body)
 
     def _show(self, visit: Visit, page: Page) -> None:
         record = visit.record
         record.status = page.status
         if page.reason is not None:
             record.outcome, record.reason = Outcome.REFUSED, page.reason[:256]
-        headers = [*page.headers, ("Content-Length", str(len(page.body))), *self._ours(visit)]
-        visit.exchange.answer(page.status, page.phrase, headers, page.body)
+        headers = [*page.headers, ("Content-Length", str(len(page.body)))]
+        headers += [("X-Request-Id", record.request_id), *visit.cors]
+        visit.exchange.answer(page.status, headers, page.body)
 
     def _break_off(self, visit: Visit) -> None:
         """The exchange was aborted: its client has gone or stalled, or the drain is over."""
@@ -242,9 +244,6 @@ class Visits:
             self._refuse(visit, ClientGone())
         visit.record.outcome = outcome
         visit.exchange.client.break_off()
-
-    def _ours(self, visit: Visit) -> Headers:
-        return [("X-Request-Id", visit.record.request_id), *visit.cors]
 
     def _settle(self, visit: Visit) -> None:
         """Exactly once per visit: charge, and write down what happened."""
@@ -279,8 +278,3 @@ def _check_model(request: InboundRequest, path: str, policy: TeamPolicy) -> None
             return
     if policy.models is not None and model not in policy.models:
         raise ModelNotAllowed(request.team_id, model)
-
-
-def _route(target: str) -> str:
-    """The path without its query, which may hold anything: for records."""
-    return target.partition("?")[0][:256]

@@ -72,9 +72,8 @@ class ClaimRules:
 class Authenticator:
     """Checks tokens. Any thread.
 
-    A token of a shared secret is known once it has been checked, as secrets do not change while we
-    run; its end and its revocation are looked at each time. Public keys come and go, so tokens of
-    theirs are checked anew.
+    A token of a shared secret is known once it has been checked; its end and its revocation are
+    looked at each time. Public keys come and go, so tokens of theirs are checked anew.
     """
 
     def __init__(

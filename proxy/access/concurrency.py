@@ -33,7 +33,6 @@ class Places(Protocol):
 
     def enter(self, team_id: str, place_id: str, max_places: int) -> int | None:
         """Take a place; the number already taken when there is none left."""
-        ...
 
     def leave(self, team_id: str, place_id: str) -> None: ...
 

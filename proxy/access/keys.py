@@ -42,7 +42,6 @@ class KeySource(Protocol):
 
     def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:
         """The keys worth trying, best first; empty when none fits. Never raises."""
-        ...
 
 
 class SharedSecrets:
@@ -95,7 +94,8 @@ class JwksUrl:
         self._refetches: deque[tuple[float, object]] = deque(maxlen=MAX_REFETCHES)  # when, why
 
     def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:
-        is_old = self._is_older_than(MAX_AGE_S)
+        fetched_at = self._fetched_at
+        is_old = fetched_at is None or self._clock() - fetched_at >= MAX_AGE_S
         if is_old:
             self._refetch("age")
         found = select_keys(self._keys, algorithm, key_id)
@@ -103,9 +103,6 @@ class JwksUrl:
             self._refetch((algorithm, key_id))
             found = select_keys(self._keys, algorithm, key_id)
         return found
-
-    def _is_older_than(self, age_s: float) -> bool:
-        return self._fetched_at is None or self._clock() - self._fetched_at >= age_s
 
     def _refetch(self, reason: object) -> None:
         with self._lock:
@@ -125,8 +122,7 @@ class JwksUrl:
 
 
 def fetch_jwks(url: str) -> str:
-    """One GET, without redirects: they could lead to a place nobody configured. Raises FetchFailed,
-    which is an OSError, and ValueError."""
+    """One GET, without redirects. Raises FetchFailed, which is an OSError, and ValueError."""
     return str(fetch(url, BOUNDS), "utf-8")
 
 

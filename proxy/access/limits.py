@@ -1,9 +1,8 @@
 """Keeps each team within its policy: requests and tokens per minute, requests at a time.
 
-Counting is the `limits` library's: a moving window for requests; for tokens a fixed one, as it
-may be overdrawn (what an answer costs is known when it has ended, so a team is refused from the
-first request after its budget is spent). With Redis all counts are shared by all proxies, else
-they are this process's own.
+Counting is the `limits` library's: a moving window for requests; for tokens a fixed one, which may
+be overdrawn (an answer's cost is known when it has ended, so a team is refused from the first
+request after its budget is spent). With Redis all proxies share the counts.
 """
 
 import logging
@@ -17,6 +16,7 @@ from typing import TypeVar
 from limits import RateLimitItem, RateLimitItemPerMinute
 from limits.storage import MemoryStorage, RedisStorage, Storage
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, RateLimiter
+from limits.util import WindowStats
 
 from proxy.access.concurrency import LocalPlaces, Places, SharedPlaces
 from proxy.access.policy import TeamPolicy
@@ -66,9 +66,7 @@ class TeamLimits:
         self._redis_errors: type[Exception] | tuple[type[Exception], ...] = ()
         if redis_url is not None:
             storage = RedisStorage(
-                redis_url,
-                socket_timeout=REDIS_TIMEOUT_S,
-                socket_connect_timeout=REDIS_TIMEOUT_S,
+                redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
             )
             # Every error of the client's, as the library knows them: its module is not ours.
             self._redis_errors = storage.base_exceptions
@@ -87,13 +85,12 @@ class TeamLimits:
         """
         headers: Headers = []
         if policy.tokens_per_minute is not None:
-            headers += self._check_tokens(team_id, policy.tokens_per_minute)
+            headers += self._count(team_id, "tokens", policy.tokens_per_minute, [])
         admission = self._enter(team_id, policy, headers)
         try:
             if policy.requests_per_minute is not None:
-                admission.headers.extend(
-                    self._count_request(team_id, policy.requests_per_minute, headers)
-                )
+                limit = policy.requests_per_minute
+                admission.headers.extend(self._count(team_id, "requests", limit, headers))
         except LimitExceeded:
             self.leave(admission)
             raise
@@ -140,33 +137,29 @@ class TeamLimits:
             [*headers, ("Retry-After", "1"), ("X-RateLimit-Limit-Concurrent", str(max_places))],
         )
 
-    def _check_tokens(self, team_id: str, limit: int) -> Headers:
-        item = _per_minute(limit, "tokens")
-        is_left, stats = self._ask(
-            lambda counts: (
-                counts.tokens.test(item, team_id),
-                counts.tokens.get_window_stats(item, team_id),
-            )
-        )
-        headers, wait_s = _window_headers("Tokens", limit, stats.remaining, stats.reset_time)
-        if is_left:
-            return headers
-        message = f"Team '{team_id}' has used its {limit} tokens per minute."
-        raise _exceeded(message, headers, wait_s)
+    def _count(self, team_id: str, unit: str, limit: int, others: Headers) -> Headers:
+        """Counts a request, or only looks whether tokens are left; returns the limit's headers."""
+        item = _per_minute(limit, unit)
 
-    def _count_request(self, team_id: str, limit: int, others: Headers) -> Headers:
-        item = _per_minute(limit, "requests")
-        is_counted, stats = self._ask(
-            lambda counts: (
-                counts.requests.hit(item, team_id),
-                counts.requests.get_window_stats(item, team_id),
-            )
-        )
-        headers, wait_s = _window_headers("Requests", limit, stats.remaining, stats.reset_time)
-        if is_counted:
+        def question(counts: Counts) -> tuple[bool, WindowStats]:
+            limiter = counts.tokens if unit == "tokens" else counts.requests
+            ask = limiter.test if unit == "tokens" else limiter.hit
+            return ask(item, team_id), limiter.get_window_stats(item, team_id)
+
+        is_within, stats = self._ask(question)
+        wait_s = str(max(1, math.ceil(stats.reset_time - time.time())))
+        headers = [
+            (f"X-RateLimit-Limit-{unit.capitalize()}", str(limit)),
+            (f"X-RateLimit-Remaining-{unit.capitalize()}", str(max(0, stats.remaining))),
+            (f"X-RateLimit-Reset-{unit.capitalize()}", wait_s),
+        ]
+        if is_within:
             return headers
-        message = f"Team '{team_id}' has used its {limit} requests per minute."
-        raise _exceeded(message, others + headers, wait_s)
+        raise LimitExceeded(
+            f"Team '{team_id}' has used its {limit} {unit} per minute. Try again in {wait_s} s.",
+            "rate_limit_exceeded",
+            [*others, *headers, ("Retry-After", wait_s)],
+        )
 
     def _ask(self, question: Callable[[Counts], T]) -> T:
         """Redis's answer, or memory's while Redis is away: limits must not stop the service."""
@@ -190,24 +183,3 @@ def _counts(storage: Storage, places: Places) -> Counts:
 
 def _per_minute(amount: int, kind: str) -> RateLimitItem:
     return RateLimitItemPerMinute(amount, namespace=f"hearth-{kind}")
-
-
-def _window_headers(
-    unit: str, limit: int, remaining: int, reset_time_s: float
-) -> tuple[Headers, int]:
-    """The X-RateLimit headers of one limit, and the seconds until its window moves on."""
-    wait_s = max(1, math.ceil(reset_time_s - time.time()))
-    headers = [
-        (f"X-RateLimit-Limit-{unit}", str(limit)),
-        (f"X-RateLimit-Remaining-{unit}", str(max(0, remaining))),
-        (f"X-RateLimit-Reset-{unit}", str(wait_s)),
-    ]
-    return headers, wait_s
-
-
-def _exceeded(message: str, headers: Headers, wait_s: int) -> LimitExceeded:
-    return LimitExceeded(
-        f"{message} Try again in {wait_s} s.",
-        "rate_limit_exceeded",
-        [*headers, ("Retry-After", str(wait_s))],
-    )

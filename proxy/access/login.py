@@ -50,7 +50,6 @@ class Page:
     """An answer of the login's own. `reason` is for the audit line of a refusal."""
 
     status: int
-    phrase: str
     headers: Headers
     body: bytes = b""
     reason: str | None = None
@@ -66,7 +65,7 @@ class Login:
         """Raises BadMethod, OriginNotAllowed, NotAForm, and what reading a body raises."""
         method = head.method
         if method in ("GET", "HEAD"):
-            return Page(200, "OK", PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()
+            return Page(200, PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()
         if path == LOGOUT_PATH or method != "POST":
             raise BadMethod(method, path)
         check_own_page(head)
@@ -82,21 +81,21 @@ class Login:
         try:
             principal, role = await self._gate.identify(f"Bearer {token}")
         except Unauthorized as error:
-            return _refused(401, "Unauthorized", "The proxy refused this token.", error.reason)
+            return _refused(401, "The proxy refused this token.", error.reason)
         if role < Role.VIEWER:
             fault = "This token may generate only; the dashboard needs the role viewer or operator."
-            return _refused(403, "Forbidden", fault, fault)
+            return _refused(403, fault, fault)
         if len(token) > MAX_COOKIE_TOKEN_CHARS:
             fault = f"Browsers keep tokens of at most {MAX_COOKIE_TOKEN_CHARS} characters."
-            return _refused(400, "Bad Request", fault, fault)
+            return _refused(400, fault, fault)
         cookie = _cookie(token, _is_secure(head), _seconds_left(principal))
-        return Page(303, "See Other", [("Location", "/"), ("Set-Cookie", cookie)])
+        return Page(303, [("Location", "/"), ("Set-Cookie", cookie)])
 
 
 def _leave() -> Page:
     """Back to the form, without the cookie."""
     cookie = _cookie("", False, 0)
-    return Page(303, "See Other", [("Location", LOGIN_PATH), ("Set-Cookie", cookie)])
+    return Page(303, [("Location", LOGIN_PATH), ("Set-Cookie", cookie)])
 
 
 def _token_of(form: bytes) -> str:
@@ -127,8 +126,8 @@ def _seconds_left(principal: Principal) -> int | None:
     return max(0, int(principal.expires_s - time.time()))
 
 
-def _refused(status: int, phrase: str, fault: str, reason: str) -> Page:
-    return Page(status, phrase, PAGE_HEADERS, _page(fault), reason)
+def _refused(status: int, fault: str, reason: str) -> Page:
+    return Page(status, PAGE_HEADERS, _page(fault), reason)
 
 
 def _page(fault: str = "") -> bytes:

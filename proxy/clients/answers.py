@@ -4,21 +4,27 @@ import json
 import time
 from email.utils import formatdate
 from functools import lru_cache
+from http import HTTPStatus
 
 from common.errors import Error, MessagesError, is_of_messages, messages_error
-from proxy.errors import Headers, ProxyError
+from proxy.errors import NO_HEADERS, Headers, ProxyError
 
-NO_HEADERS: Headers = []  # to be read only
 END_OF_CHUNKS = b"0\r\n\r\n"
+_PHRASES = {413: "Content Too Large", 499: "Client Closed Request"}  # Python has others, or none
 
 
-def answer_head(status: int, phrase: str, headers: Headers, *, closes: bool) -> bytes:
-    """A status line and its fields, which are taken as they are: all checked before."""
-    lines = [f"HTTP/1.1 {status} {phrase}", _date(int(time.time()))]
+def answer_head(status: int, headers: Headers, *, closes: bool, phrase: str = "") -> bytes:
+    """A status line and its fields, which are taken as they are: all checked before. `phrase`: an
+    upstream's, in place of the status's own."""
+    lines = [f"HTTP/1.1 {status} {phrase or phrase_of(status)}", _date(int(time.time()))]
     lines += [f"{name}: {value}" for name, value in headers]
     if closes:
         lines.append("Connection: close")
     return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
+
+
+def phrase_of(status: int) -> str:
+    return _PHRASES.get(status) or HTTPStatus(status).phrase
 
 
 def content_headers(content_type: str, body: bytes) -> Headers:

@@ -50,11 +50,9 @@ class Service(Protocol):
 
     def begin(self, exchange: Exchange) -> None:
         """Start to serve; `client.end_answer` or `break_off` will say that it is over."""
-        ...
 
     def refuse(self, error: ProxyError, *, is_recorded: bool = True) -> bytes:
         """The answer to what is no request."""
-        ...
 
 
 class ClientConnection(asyncio.Protocol):
@@ -239,12 +237,8 @@ class ClientConnection(asyncio.Protocol):
             self.data_received(data)
 
     def _feed(self, data: bytes) -> None:
-        reader = self._reader
-        if reader is None:
-            reader = self._reader = RequestReader(self._on_head, self._on_body)
-            is_begun = False
-        else:
-            is_begun = True
+        is_begun = self._reader is not None
+        reader = self._reader = self._reader or RequestReader(self._on_head, self._on_body)
         try:
             rest = reader.feed(data)
         except ProxyError as error:
@@ -281,10 +275,8 @@ class ClientConnection(asyncio.Protocol):
         self._exchange.body.feed(piece)
 
     def _await_head(self, wait: Wait) -> None:
-        patience_s = (
-            self._patience.keepalive_s if wait is Wait.NEXT_REQUEST else self._patience.head_s
-        )
-        self.deadline_s = self._loop.time() + patience_s
+        patience, is_kept = self._patience, wait is Wait.NEXT_REQUEST
+        self.deadline_s = self._loop.time() + (patience.keepalive_s if is_kept else patience.head_s)
         if self.wait is not wait:
             self._crowd.wait(self, wait, self._loop.time())
 

@@ -35,15 +35,12 @@ class Member(Protocol):
     @property
     def is_sending(self) -> bool:
         """Whether it has something that the client is yet to take."""
-        ...
 
     def expire(self) -> None:
         """The deadline has passed."""
-        ...
 
     def evict(self) -> None:
         """Close it now; its room is needed. It still waits, and is told if a request may come."""
-        ...
 
 
 class Crowd:
@@ -106,8 +103,7 @@ class Crowd:
     def sweep(self, now_s: float) -> bool:
         """Close those who are too many or whose time is over. Called a few times a second.
 
-        Returns whether there are more of them: of thousands some at a time, or nobody else would
-        be served meanwhile.
+        Returns whether there are more: of thousands some at a time, to serve others meanwhile.
         """
         surplus = [
             member

@@ -15,20 +15,15 @@ class Client(Protocol):
     """The client's connection, as an exchange uses it."""
 
     def must_close(self, *, is_last: bool = False) -> bool:
-        """Whether the answer that is about to begin is the connection's last, by its own wish or
-        because it has to be.
-        """
-        ...
+        """Whether the answer about to begin is the connection's last, by wish or by need."""
 
     def write(self, data: bytes) -> None: ...
 
     def end_answer(self) -> None:
         """All of the answer is written."""
-        ...
 
     def break_off(self) -> None:
         """The answer has begun and will not be whole: the client has to see that."""
-        ...
 
     @property
     def is_congested(self) -> bool: ...
@@ -59,10 +54,10 @@ class Exchange:
             # Not at once: a task that is cancelled before its first step leaves no audit line.
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
-    def answer(self, status: int, phrase: str, headers: Headers, body: bytes) -> None:
+    def answer(self, status: int, headers: Headers, body: bytes, phrase: str = "") -> None:
         """An answer of the proxy's own, whole. After an odd request nothing else is believed."""
         closes = self.client.must_close(is_last=status == 400)
-        head = answer_head(status, phrase, headers, closes=closes)
+        head = answer_head(status, headers, closes=closes, phrase=phrase)
         self.client.write(head if self.head.method == "HEAD" else head + body)
         self.client.end_answer()
 

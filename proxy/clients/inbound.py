@@ -45,7 +45,6 @@ class BodySource(Protocol):
 
     def invite_body(self) -> None:
         """Tell a client that asks first that its body is wanted."""
-        ...
 
 
 class RequestBody:

@@ -1,8 +1,7 @@
 """Finds what a JSON document says of tokens while its bytes pass, and keeps none of the others,
 however many there are and however deep they nest.
 
-A quotation mark inside a string is escaped, so that text cannot be taken for a key. How the bytes
-were cut makes no difference.
+Quotation marks inside strings are escaped: text is never taken for a key, however it is cut.
 """
 
 import re

@@ -107,9 +107,7 @@ class UsageMeter:
         return prompt, completion
 
     def _estimate(self) -> int:
-        """Tokens of the text. Hearth sends each as an event or a chunk of its own; so do others,
-        or several at once.
-        """
+        """Tokens of the text: some servers send each by itself, some several at once."""
         num_pieces = self._num_pieces if self._events is None else self._events.num_texts
         if num_pieces and self._prompt_tokens is not None:
             return num_pieces

@@ -1,7 +1,6 @@
 """The question for usage that is added to the request of a stream whose client does not ask it.
 
-OpenAI's streams say what they used if `stream_options` asks them to, in an event of its own, which
-such a client is not shown.
+OpenAI's streams say it in an event of its own, which a client that did not ask is not shown.
 """
 
 from typing import Any

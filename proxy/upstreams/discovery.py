@@ -20,17 +20,14 @@ class Discovery(Protocol):
     @property
     def is_stale(self) -> bool:
         """Whether the list may be an old one, as where it comes from cannot be reached."""
-        ...
 
     def start(self, on_change: Callable[[], object]) -> None:
         """In the process that serves. `on_change`, from any thread: `changed` is worth asking."""
-        ...
 
     def stop(self) -> None: ...
 
     def changed(self) -> Specs | None:
         """The new list, once after each change."""
-        ...
 
 
 class FixedReplicas:

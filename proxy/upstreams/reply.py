@@ -37,7 +37,6 @@ class Receiver(Protocol):
 
     def take(self, pieces: list[bytes], is_last: bool) -> None:
         """Takes the pieces that came at one time, in order."""
-        ...
 
 
 class _Whole:

@@ -31,10 +31,7 @@ class WaitingRoom:
     """`choose` names an upstream with a free row and counts the request in, or raises."""
 
     def __init__(
-        self,
-        choose: Choose,
-        give_back: Callable[[Upstream], None],
-        max_waiting: int,
+        self, choose: Choose, give_back: Callable[[Upstream], None], max_waiting: int
     ) -> None:
         self._choose = choose
         self._give_back = give_back
