@@ -48,8 +48,7 @@ def load_settings() -> Settings:
 
 
 def checked_base(base: str) -> str:
-    """Returns the address of a server, without a slash at its end. Raises ValueError, whose message
-    holds no part of it."""
+    """Returns a server's address without a slash at its end. No ValueError holds a part of it."""
     try:
         parts = urlsplit(base)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

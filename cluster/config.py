@@ -89,10 +89,7 @@ class ActuatorKeys(Keys):
     )
     pins: bool = Field(False, description="Of local and Ray: replicas of whole CPUs get their own.")
     leave_s: Seconds = Field(
-        10.0,
-        ge=0,
-        le=3600,
-        description="Of local and Ray: from leaving the upstreams to SIGTERM.",
+        10.0, ge=0, le=3600, description="Of local and Ray: from leaving the upstreams to SIGTERM."
     )
 
 

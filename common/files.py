@@ -1,7 +1,6 @@
 """Files that another start believes: whole, or not there, whenever this process is killed.
 
-They are written beside their place and moved there. What a killed process leaves behind is a
-draft, which nobody reads.
+A file is written beside its place and moved there. A killed process leaves at most a draft.
 """
 
 import os

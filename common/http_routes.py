@@ -1,6 +1,4 @@
-"""Routes of a service, whose bodies are read within a bound and, where they may be large, in turn.
-Any thread.
-"""
+"""Routes of a service: bodies are read within a bound, and large work is done in turn."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -29,8 +27,7 @@ class Wire:
     """How a service reads bodies and writes answers.
 
     A body has at most `max_body_bytes`, which `variable` sets. `decode` takes its bytes, `read` a
-    model and what `decode` returns. `refusal` makes the error of a body that cannot be read, of a
-    message and a code.
+    model and what `decode` returns. `refusal` makes an error of a message and a code.
     """
 
     max_body_bytes: int
@@ -46,8 +43,7 @@ class HttpRoutes:
 
     `get`, `post`, `put` and `delete` return decorators of views that have an operation. A view gets
     the body first, where the operation has one model for it, then the names in the path. It returns
-    a Response, or a value that is written. `in_turn`: it takes long, and runs when no other such
-    does.
+    a Response, or a value that is written. `in_turn`: it runs when no other such does.
     """
 
     def __init__(self, blueprint: Blueprint, wire: Wire, merge_slashes: bool | None = None) -> None:

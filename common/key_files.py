@@ -37,8 +37,7 @@ def parse_keys(
 ) -> KeysT:
     """Returns the keys of a file with this content.
 
-    `known` says which keys the mapping at fault may have, `further` what else is wrong with a
-    mapping, whatever its values. Raises KeysFaulty.
+    `known`: keys that the mapping at fault may have; `further`: other faults. Raises KeysFaulty.
     """
     try:
         raw, faults = read_yaml(content.decode(), max_nodes)

@@ -18,9 +18,7 @@ NOT_DESCRIBED = frozenset({"HEAD", "OPTIONS"})  # Flask answers these by itself
 
 
 def add_description(
-    app: Flask,
-    application: Application,
-    needs_token: Callable[[str], bool] = lambda _: False,
+    app: Flask, application: Application, needs_token: Callable[[str], bool] = lambda _: False
 ) -> None:
     """Describe what is registered with `app` by the time of the first request.
 
@@ -40,10 +38,9 @@ def add_description(
     app.register_blueprint(blueprint)
     page = {"app_name": application.title, "validatorUrl": None}  # which would be another host
     app.register_blueprint(get_swaggerui_blueprint(PAGE_PATH, DOCUMENT_PATH, page))
-    operation(
-        "This description as a page; its scripts and styles.",
-        {200: ("text/html", "*/*")},
-    )(app.view_functions["swagger_ui.show"])
+    operation("This description as a page; its scripts and styles.", {200: ("text/html", "*/*")})(
+        app.view_functions["swagger_ui.show"]
+    )
 
 
 def rules_of(app: Flask, needs_token: Callable[[str], bool]) -> Iterator[Rule]:

@@ -88,8 +88,7 @@ def _with_failures(rule: Rule, failures: Mapping[int, Content]) -> Rule:
 
 
 class _Schemas:
-    """The JSON schemas of all types that the operations name, made in one go so that equal names
-    of different packages stay apart."""
+    """The JSON schemas of all types that the operations name, made in one go to stay apart."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
         adapters: dict[tuple[Any, Any], TypeAdapter[Any]] = {}

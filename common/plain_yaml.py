@@ -1,8 +1,7 @@
 """The plain part of YAML, for files that anybody may have written.
 
 It reads lists, mappings with unique keys, strings, numbers, true, false and null. It refuses what
-makes YAML grow or surprise: aliases, tags, merged keys, several documents, deep nesting. Dates stay
-strings.
+makes YAML grow or surprise: aliases, tags, merged keys, several documents, deep nesting.
 """
 
 from typing import Any

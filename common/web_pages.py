@@ -5,9 +5,8 @@ tell its pages from others': `Host`, which names another host than ours when a p
 name point here (DNS rebinding); `Origin` and `Sec-Fetch-Site`, which browsers set and no page can;
 and a JSON body, for which browsers ask first whether its page may send it.
 
-Reading needs no check, as a browser keeps answers from pages of origins that the answer does not
-name. So every GET must only read; those of the optimizer's reference that change something
-are not for browsers at all.
+Reading needs no check, as a browser keeps answers from pages that they do not name. So every GET
+must only read; those of the optimizer's reference that change something are not for browsers.
 """
 
 import ipaddress

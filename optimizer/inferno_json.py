@@ -97,8 +97,7 @@ closed = with_config(extra="forbid")
 
 @closed
 class JsonObject(TypedDict):
-    """Base of the answers that are no `Body`: the type checker holds what builds them to what
-    describes them, at no cost."""
+    """Base of the answers that are no `Body`: checked against their descriptions, at no cost."""
 
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -185,8 +184,7 @@ def _unknown_key(model: type[Body], location: tuple[int | str, ...]) -> str:
 
 
 def _held_by(model: type[Body], alias: str) -> type[Body]:
-    """Returns the type of the objects in a field: of itself, or of its list's or union's
-    members."""
+    """Returns the type of the objects in a field: its own, its list's or its union's."""
     kinds = [next(f.annotation for n, f in model.model_fields.items() if alias in (f.alias, n))]
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, Body):
@@ -196,8 +194,7 @@ def _held_by(model: type[Body], alias: str) -> type[Body]:
 
 
 def _sentence(message: str) -> str:
-    """Returns pydantic's message in the words of JSON, without the prefix of our own
-    validators'."""
+    """Returns pydantic's message in the words of JSON, without our validators' prefix."""
     message = message.removeprefix("Value error, ")
     if message.startswith("Input should be a valid dictionary"):
         return "Input should be an object"

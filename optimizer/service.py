@@ -100,8 +100,7 @@ class StatelessService:
 
 class StatefulService:
     """Keeps a system between requests, and in a store. Raises StoreFailed, with the state
-    unchanged, where a change could not be saved, and TooManyQuestions where it would have to wait
-    too long for a large solve."""
+    unchanged, where a change could not be saved, and TooManyQuestions behind long solves."""
 
     def __init__(self, store: RecordStore, options: ServiceOptions) -> None:
         self.options = options
@@ -116,8 +115,7 @@ class StatefulService:
         return self._state
 
     def update(self, edit: Callable[[System], System]) -> tuple[System, System]:
-        """Changes the system; returns it as before and as after. An error that `edit` raises leaves
-        it as it was."""
+        """Changes the system; returns it before and after. An error of `edit` leaves it."""
         with self._writing():
             old = self._state
             new = next_state(old, edit(old.system), self.options.clock())
@@ -210,8 +208,7 @@ def _solve(
 
 
 def _solved(state: SystemState, answer: Answer) -> tuple[SystemState, Solution]:
-    """Returns the state with the answer's allocations as desired ones, and the body of the
-    answer."""
+    """Returns the state with the answer's allocations as desired ones, and the answer's body."""
     desired = answer.desired()
     nothing = AllocationData()
     system = state.system.with_servers(

@@ -22,8 +22,7 @@ from optimizer.system import System
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """The process's defaults, the time, and when each server's current allocation last changed;
-    None where nobody keeps that."""
+    """The process's defaults, the time, and when servers' allocations last changed, if known."""
 
     now_s: float = 0.0
     changed_at_s: Mapping[str, float] | None = None
@@ -35,11 +34,7 @@ class Stability:
 
 
 def stabilize(
-    system: System,
-    offered: Offers,
-    solution: Solution,
-    flags: OptimizerSpec,
-    stability: Stability,
+    system: System, offered: Offers, solution: Solution, flags: OptimizerSpec, stability: Stability
 ) -> tuple[Solution, tuple[str, ...]]:
     """Returns the solution with some servers left as they are, and their names."""
     gain_percent = flags.min_gain_percent

@@ -1,7 +1,6 @@
 """A stateful optimizer's memory, as one immutable value, and its form in a store.
 
-A store holds small records, (kind, name) -> JSON, so that a change writes what it changed.
-Pure: any thread.
+A store holds small records, (kind, name) -> JSON: a change writes what it changed. Pure.
 """
 
 import json

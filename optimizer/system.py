@@ -1,7 +1,6 @@
 """A system to optimise, as one immutable value. Any thread may hold and read it.
 
-Changes make a new value (`with_...`), so a solve works on what it was given whatever happens
-meanwhile.
+Changes make a new value (`with_...`), so that a solve works on what it was given.
 """
 
 from collections import Counter
@@ -56,8 +55,7 @@ class System:
         return system.with_servers(spec.server_data.servers)
 
     def to_spec(self) -> SystemSpec:
-        """Returns the spec as JSON shows it: lists in the order of their names, whatever the
-        history."""
+        """Returns the spec as JSON shows it: lists by names, whatever the history."""
         return SystemSpec(
             accelerator_data=AcceleratorData(accelerators=in_order(self.accelerators)),
             model_data=ModelData(
@@ -129,8 +127,7 @@ class System:
         return replace(self, servers={**self.servers, **{s.name: s for s in specs}})
 
     def with_model(self, name: str) -> "System":
-        """Returns the system with a model that has no performance data; one that exists keeps
-        it."""
+        """Returns the system with a model without performance data; one that exists stays."""
         return self if name in self.models else replace(self, models={**self.models, name: {}})
 
     def without_perf(self, model: str, accelerator: str) -> "System":

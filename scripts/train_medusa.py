@@ -1,7 +1,6 @@
 """Trains Medusa heads for a model that Hearth serves, on the model's own answers.
 
-`python -m scripts.train_medusa --model DIR` runs every stage; each goes on from where it was
-stopped. docs/medusa.md says more.
+`python -m scripts.train_medusa --model DIR` runs every stage, or goes on. See docs/medusa.md.
 """
 
 from scripts.medusa.cli import main

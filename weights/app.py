@@ -61,8 +61,7 @@ ALONE = Application(
 
 
 def create_service(settings: Settings, store: WeightStore | None = None) -> WeightsService:
-    """Over the configured store, unless another is given. Nothing is opened yet. Raises
-    StartupError."""
+    """Over the configured store, unless another is given; opens nothing. Raises StartupError."""
     return WeightsService(store or _choose_store(settings), choose_sampler(settings.sampler))
 
 

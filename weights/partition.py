@@ -24,9 +24,8 @@ def partition(
 ) -> Layers:
     """Returns layers per node by largest remainder, within the caps. Ties go to the earlier node.
 
-    The result is the nearest to shares x layers of all that the bounds allow (Euclidean), as the
-    squared distance is a sum of convex terms, which one layer at a time minimises. Raises
-    NoPartition where the bounds leave none.
+    The result is the nearest to shares x layers that the bounds allow (Euclidean): the squared
+    distance is a sum of convex terms, which one layer at a time minimises. Raises NoPartition.
     """
     low = [min_layers] * len(shares) if isinstance(min_layers, int) else list(min_layers)
     high = [floor(cap * num_layers + ROUNDING) for cap in max_weightings or [1.0] * len(shares)]

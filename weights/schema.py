@@ -240,8 +240,7 @@ def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
 def _checked(
     weights: Sequence[float], low: Sequence[float], high: Sequence[float], at: str = ""
 ) -> Shares:
-    """Returns weights within [low, high] that sum to 1, both up to their tolerance, scaled to sum
-    to 1."""
+    """Returns weights within [low, high] that sum to 1, up to their tolerance, made exact."""
     if not high:
         return tuple(weights)  # the bounds are invalid, which is reported already
     if len(weights) != len(high):

@@ -20,9 +20,8 @@ ROUNDING = 1e-6  # how far rounding may put shares beyond their bounds
 class Problem:
     """The bounds of proposals, and the direction of the metric.
 
-    The bounds are per node, within [0, 1]; `sum(min_weightings) <= 1 <= sum(max_weightings)` up to
-    1e-6 is the caller's promise. With `num_layers` only whole-layer splits exist: every share is a
-    multiple of 1 / num_layers.
+    The bounds are per node, within [0, 1]; the caller sees to `sum(min_weightings) <= 1 <=
+    sum(max_weightings)`. With `num_layers` every share is a multiple of 1 / num_layers.
     """
 
     min_weightings: Shares
@@ -99,8 +98,7 @@ class Assessment:
 
 
 class Sampler(Protocol):
-    """Chooses what to measure next. Stateless: a pure function of its arguments. Any thread, if
-    each has its own `rng`."""
+    """Chooses what to measure next: a pure function. Any thread with its own `rng`."""
 
     def propose(
         self,
@@ -111,8 +109,7 @@ class Sampler(Protocol):
         rng: np.random.Generator,
     ) -> list[Proposal]:
         """Returns `count` shares within the bounds, to be measured in parallel with the `pending`
-        ones (asked for and not yet told). The observations come in the order in which they were
-        told."""
+        ones (asked for and not yet told). Observations come in the order they were told in."""
 
     def assess(self, problem: Problem, observations: Sequence[Observation]) -> Assessment:
         """Returns best, convergence and concentration. Needs at least one observation."""

@@ -12,8 +12,7 @@ from weights.search import Direction, Observation, Problem
 class Session:
     """A search so far, without its history: the part that an update reads and writes.
 
-    `problem` holds the bounds that were told last; `best` is the best single measurement, the
-    earliest of equal ones.
+    `problem`: the bounds told last; `best`: the best single measurement, the earliest of equals.
     """
 
     session_id: str

@@ -53,8 +53,7 @@ def sample_dirichlet(
     count: int,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Returns `count` points of the Dirichlet(`concentration` > 0) law restricted to the body:
-    [count, n].
+    """Returns `count` points [count, n] of the Dirichlet(`concentration`) law within the body.
 
     Bounds whose sums miss 1 by rounding are taken for a body of one point.
     """
@@ -105,8 +104,7 @@ class _Marginals:
         return np.minimum(self.concentration, 1.0)
 
     def log_in_t(self, x: FloatArray) -> FloatArray:
-        """Returns the log of the density in t, at x = t^(1 / min(alpha, 1)). Nodes on the last
-        axis."""
+        """Returns the log density in t, at x = t^(1 / min(alpha, 1)); nodes on the last axis."""
         rise = np.maximum(self.concentration - 1.0, 0.0)
         log: FloatArray = scipy.special.xlogy(rise, x) - self.tilt * x
         return log
@@ -118,8 +116,7 @@ class _Marginals:
         return log
 
     def mass_and_mean(self) -> tuple[FloatArray, FloatArray]:
-        """Returns per node the integral of h / exp(peak) and the mean, by Simpson's rule in each
-        cell."""
+        """Returns per node the integral of h / exp(peak) and the mean, by Simpson's rule."""
         ends = np.stack([self.edges[:, :-1], self._middles(), self.edges[:, 1:]])
         x = ends ** (1.0 / self.power()[:, None])
         density = np.exp(self.log_in_t(np.swapaxes(x, 1, 2)) - self.peaks).swapaxes(1, 2)

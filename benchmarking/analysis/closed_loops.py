@@ -88,8 +88,7 @@ class Loop:
 
 def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> ServiceCurve | None:
     """Returns the curve of the closed loops of no more users than places, for requests of their
-    mean lengths; None for fewer than three different numbers of users. Raises Unfit where no step
-    takes any time.
+    mean lengths; None for fewer than three numbers of users. Raises Unfit where no step takes time.
 
     With prompts of lengths that differ, overhead and prompts' work are told apart; with equal ones
     the overhead counts as work.
@@ -110,8 +109,7 @@ def closed_loops(points: Iterable[LoadPoint], places: int | None) -> list[Loop]:
 
 
 def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceCurve | None:
-    """As `fit_closed_loops`, for loops of any lengths: see `ServiceCurve.of_requests`. `overhead`:
-    by users, where it is known."""
+    """As `fit_closed_loops`, for loops of any lengths. `overhead`: by users, where it is known."""
     users = sorted({loop.users for loop in loops})
     if len(users) < MIN_USERS:
         return None
@@ -266,8 +264,7 @@ def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, Flo
 
 
 def _drift(loops: Sequence[Loop]) -> float:
-    """Returns the relative scatter of rows of the same load beyond that within them: the machine's
-    own speed; 0 without such rows."""
+    """Returns the relative scatter of rows of one load beyond that within them; 0 without any."""
     of_load: defaultdict[tuple[int, int], list[Loop]] = defaultdict(list)
     for loop in loops:
         of_load[(loop.users, round(loop.work_tokens))].append(loop)

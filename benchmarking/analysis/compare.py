@@ -1,8 +1,7 @@
 """Whether two runs differ: each metric's change with its 95 % interval, and a verdict.
 
 Rows of the same load are repeats of each other. With repeats on both sides the change has Welch's
-interval over them; with one row on a side it is estimated from blocks within the rows. Pure: any
-thread.
+interval over them, else one estimated from blocks within the rows. Pure: any thread.
 """
 
 from collections import defaultdict

@@ -30,9 +30,8 @@ class Spread:
 class LoadPoint:
     """Rates hold while the load was held: neither the ramp nor the drain counts.
 
-    A latency is None where no request has it, ITL also where tokens came in bursts. `measured` are
-    the requests without the warm-up, in the order of their schedule. `stolen_share`:
-    ClientOverhead's.
+    A latency is None where no request has it, ITL also where tokens came in bursts. `measured`: the
+    requests without the warm-up, in the order of their schedule. `stolen_share`: ClientOverhead's.
     """
 
     load: Workload

@@ -78,10 +78,7 @@ class Fit:
             "accCount": 1,
             "maxBatchSize": self.max_batch_size,
             "atTokens": self.at_tokens,
-            "decodeParms": {
-                "alpha": self.decode.intercept.value,
-                "beta": self.decode.slope.value,
-            },
+            "decodeParms": {"alpha": self.decode.intercept.value, "beta": self.decode.slope.value},
             "prefillParms": {
                 "gamma": self.prefill.intercept.value,
                 "delta": self.prefill.slope.value,

@@ -35,8 +35,7 @@ class Places:
 class Point:
     """Means over one row. Concurrency is in service when a request came, itself included.
 
-    `prefill_concurrency` and `ttft_ms` leave out who had to queue. `rate_per_s`: of requests that
-    came due.
+    `prefill_concurrency` and `ttft_ms` leave out who had to queue. `rate_per_s`: as they came due.
     """
 
     row: int

@@ -44,8 +44,7 @@ class InFlight:
 def max_decoding(records: Iterable[RequestRecord]) -> int:
     """The most answers that were ever under way at once: begun, and not yet in their last part.
 
-    Without that part, at least a step, last tokens that come late do not meet who took their place
-    meanwhile.
+    Without that part, at least a step, late last tokens do not meet who took their place.
     """
     begun = [record for record in records if record.chunk_s]
     first_s = np.sort([record.chunk_s[0] for record in begun])

@@ -27,8 +27,7 @@ class Saturation(StrEnum):
 def knee(points: Sequence[LoadPoint]) -> LoadPoint | None:
     """The point of greatest power, throughput over latency (Kleinrock, 1979).
 
-    Below it more load buys much throughput for little latency, above it the reverse. None where
-    nothing was answered.
+    Below it more load buys much throughput for little latency. None where nothing was answered.
     """
     answered = [point for point in points if point.e2e is not None]
     return max(answered, key=_power, default=None)
@@ -40,8 +39,7 @@ def brings_no_more(point: LoadPoint, previous: LoadPoint | None) -> bool:
 
 
 def saturation(due: Sequence[RequestRecord]) -> Saturation:
-    """Whether the requests of an open loop, in the order of their schedule, came due faster than
-    they were answered, beyond chance.
+    """Whether requests of an open loop came due faster than they were answered, beyond chance.
 
     Latency grows while a queue does. Compared are the means of the first and the last quarter of
     the row; they may differ by what n Poisson arrivals vary, sqrt(n) of the mean wait between

@@ -14,13 +14,7 @@ import numpy as np
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.fit import Validity
 from benchmarking.analysis.intervals import Interval, mean_within_run
-from benchmarking.analysis.latency import (
-    ITL,
-    TTFT,
-    mean_tokens,
-    output_tokens,
-    succeeded,
-)
+from benchmarking.analysis.latency import ITL, TTFT, mean_tokens, output_tokens, succeeded
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Workload
 from common.fetch import OK, FetchBounds, FetchFailed, ask

@@ -69,9 +69,8 @@ def sweep_concurrency(
 def sweep_rate(
     shape: Shape, max_concurrency: int, shares: Sequence[float], duration_s: float
 ) -> Generator[Workload, LoadPoint, SweepEnd]:
-    """Yields a closed loop of `max_concurrency` users, then open loops at ascending `shares` of
-    its rate, until requests come due faster than they are answered. A row that is too short to
-    tell ends nothing.
+    """Yields a closed loop of `max_concurrency` users, then open loops at ascending `shares` of its
+    rate, until requests come due faster than they are answered. Rows too short to tell end nothing.
     """
     requests_each = 4
     closed = yield shape.at_concurrency(max_concurrency, requests_each)

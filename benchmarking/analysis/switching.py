@@ -1,8 +1,7 @@
 """Switching times: how long a bundle takes to bring another model into fast memory.
 
-Two sources stand beside each other: the server's own word, and an estimate from its times to first
-token by the documented rule. The rule is a pure function; so is the matrix, over a run whose rows
-visit the models along `rotation`.
+The server's own word stands beside an estimate from its times to first token by the documented
+rule. Both are pure functions, over a run whose rows visit the models along `rotation`.
 """
 
 from collections.abc import Sequence

@@ -13,8 +13,7 @@ def verdict(points: Sequence[LoadPoint], slo: Slo) -> str:
     """One sentence; empty where no load was measured or no service level was asked for. Where
     nothing was answered it says why, and no rate.
 
-    Open loops are told by the rate they offered; closed loops, where there are no open ones, by
-    what was answered.
+    Open loops are told by the rate they offered; without any, closed loops by what was answered.
     """
     if why := nothing_answered([record for point in points for record in point.all_records]):
         return f"{why[0].upper()}{why[1:]}"

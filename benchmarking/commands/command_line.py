@@ -40,8 +40,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Checked(click.ParamType[Any]):
-    """What `check` makes of a value. Its ValueError holds no part of the value, as that may be a
-    secret; nor does what we say."""
+    """What `check` makes of a value, which may be a secret: no message may hold a part of it."""
 
     def __init__(self, name: str, check: Callable[[str], Any]) -> None:
         self.name = name

@@ -246,9 +246,7 @@ def capacity(
 
 @click.command()
 @click.argument(
-    "prompts",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="PROMPTS.JSONL",
+    "prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PROMPTS.JSONL"
 )
 @MODEL
 @click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True)
@@ -256,12 +254,7 @@ def capacity(
 @click.option("--save-texts", is_flag=True, help="Also write prompts and completions.")
 @asking
 def custom(
-    prompts: Path,
-    model: str,
-    concurrency: int,
-    output_tokens: int,
-    save_texts: bool,
-    asked: Asked,
+    prompts: Path, model: str, concurrency: int, output_tokens: int, save_texts: bool, asked: Asked
 ) -> None:
     """Send your own prompts, each once.
 

@@ -1,7 +1,6 @@
 """Prompts of exactly the asked length in the model's own tokenizer, the same for the same seed.
 
-Each begins with a prefix of its own unless that is switched off, so that no prefix cache makes the
-server look faster than it is.
+Each has a prefix of its own, if that is not switched off, so that no prefix cache flatters.
 """
 
 from collections.abc import Callable

@@ -9,11 +9,7 @@ MOST_SPREAD = 4  # largest ratio of a drawn length to the mean, or of the mean t
 
 
 def due_times_s(
-    count: int,
-    qps: float,
-    distribution: Distribution,
-    rng: Random,
-    scv: float | None = None,
+    count: int, qps: float, distribution: Distribution, rng: Random, scv: float | None = None
 ) -> list[float]:
     """Seconds after the start; the first is due at 0, the others after waits of mean 1/qps.
 

@@ -97,8 +97,7 @@ def _heat_map(
 
 
 def acceptance(run: Run) -> Figure | None:
-    """What drafts brought in every row that has them: the share that was right, and the tokens of a
-    step where the server says those."""
+    """What drafts brought in every row that has them: the share that was right, tokens per step."""
     figures = (("acceptance rate", acceptance_rate), ("tokens per step", tokens_per_step))
     said = [(label, rows) for label, of in figures if (rows := _by_row(run, of))]
     if not said:

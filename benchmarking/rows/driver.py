@@ -62,8 +62,7 @@ class Driver:
                 self.measure(load)
 
     def drive(self, plan: Generator[Workload, LoadPoint, T]) -> T | None:
-        """Measure what the plan asks for until it ends, and return its finding; None once the
-        user has stopped it."""
+        """Measures what the plan asks for, and returns its finding; None once the user stops it."""
         try:
             load = next(plan)
             while not self._stop.is_set():

@@ -1,7 +1,6 @@
 """The model_configs CSV: one row of it is one group of requests. Every wrong cell is named.
 
-A row with faults is refused by itself, the others run; a file without usable header or rows is
-refused whole.
+A row with faults is refused by itself; a file without usable header or rows is refused whole.
 """
 
 import csv

@@ -1,7 +1,6 @@
 """One row from what it asks to what was recorded: prompts, load, records.
 
-`RowRunner.run` is the whole of it. What a request does wrong is recorded; what keeps the row from
-being run at all raises RowRefused.
+What a request does wrong is recorded; what keeps the row from being run raises RowRefused.
 """
 
 import math

@@ -165,8 +165,7 @@ class Deployments:
         log.info("rolling out %s with %d user rows", deployment.name, user_rows)
 
     def _check_owner(self, deployment: Deployment) -> None:
-        """Raises Refused if an autoscaler would undo the change. KEDA makes one for each of its
-        ScaledObjects."""
+        """Raises Refused if an autoscaler, which KEDA makes too, would undo the change."""
         autoscalers = self._allowed("see autoscalers", self._calls.autoscalers) or ()
         for each in autoscalers:
             target = each.spec.scale_target_ref
@@ -213,8 +212,7 @@ class Deployments:
         return tuple(sorted(found))
 
     def _unplaced(self, deployment: Deployment, group: Group, count: int) -> Outcome:
-        """How many of `count` are not going to run as things are, and why. Those that find no node
-        are taken back."""
+        """How many of `count` will not run, and why. Those that find no node are taken back."""
         here = [pod for of_group, pod in self._pods() if of_group == group]
         reasons = [pod.why_unplaced for pod in here if self._is_unplaced(pod)]
         if reasons:

@@ -1,7 +1,6 @@
 """The controller over HTTP: its state, and `POST /invoke`. Request threads.
 
-It listens on loopback unless its file says otherwise. It trusts everybody who can reach it, except
-web pages of other origins.
+It listens on loopback unless its file says otherwise, and trusts all but other origins' pages.
 """
 
 from collections import Counter

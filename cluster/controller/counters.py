@@ -24,10 +24,7 @@ NAMES = {
         "vllm:request_generation_tokens_sum",
         "vllm:generation_tokens_total",
     ),
-    "ttft_s": (
-        "inference_time_to_first_token_seconds_sum",
-        "vllm:time_to_first_token_seconds_sum",
-    ),
+    "ttft_s": ("inference_time_to_first_token_seconds_sum", "vllm:time_to_first_token_seconds_sum"),
     "ttft_count": (
         "inference_time_to_first_token_seconds_count",
         "vllm:time_to_first_token_seconds_count",

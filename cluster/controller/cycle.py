@@ -114,8 +114,7 @@ class Planner:
         loads = {name: demand.load for name, demand in self._demands.items()}
         unsure = {name for name, each in self._demands.items() if not each.is_known(at_s)}
         asked = question(
-            self._parts.system,
-            Standing(self.plan, loads, self._speeds.perf, held.keys(), unsure),
+            self._parts.system, Standing(self.plan, loads, self._speeds.perf, held.keys(), unsure)
         )
         fault, answer = "", None
         try:

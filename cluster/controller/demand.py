@@ -1,9 +1,8 @@
 """The demand on a server, from its recent load. Controller thread only.
 
 Demand rises at once. A clear rise is extrapolated by one more period, because what is started now
-serves the next one. Waiting requests are added, to be answered within a period: once a queue has
-reached its bound, no more can arrive than are answered. Demand falls late: it is the highest of the
-last `scale_down_s`.
+serves the next one. Waiting requests are added, to be answered within a period: once a queue is
+full, no more can arrive than are answered. Demand falls late: it is the highest of `scale_down_s`.
 """
 
 import math

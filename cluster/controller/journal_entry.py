@@ -1,5 +1,4 @@
-"""A cycle as JSON: for the journal, whole; for `GET /state`, without question and answer, and in
-short, as one of the last."""
+"""A cycle as JSON: whole for the journal, without question and answer, and in short."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -35,8 +34,7 @@ class LatenciesTold(TypedDict):
 
 
 class ServerTold(TypedDict):
-    """One server in one cycle. `load` is in the optimizer's terms; `is_short`: its plan has fewer
-    replicas than its load needs."""
+    """One server in one cycle. `load`: in the optimizer's terms; `is_short`: of replicas for it."""
 
     load: dict[str, float]
     arrived_per_minute: float | None

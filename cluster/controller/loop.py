@@ -35,8 +35,7 @@ Asking = SimpleQueue[Cycle | ClusterError]
 @dataclass(frozen=True, slots=True)
 class ControllerSnapshot:
     """What is known now. `fault`: why the last attempt at anything failed; empty if it did not.
-    `num_faults`: how often that was something new. `decisions`: of the last cycles, newest first,
-    as JSON."""
+    `num_faults`: how often that was new. `decisions`: of the last cycles, newest first, as JSON."""
 
     replicas: tuple[Replica, ...] = ()
     plan: Plan = field(default_factory=dict)

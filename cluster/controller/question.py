@@ -24,9 +24,8 @@ FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a question is about. `plan`: what runs or is to run; `perf`: speeds of now, of a model
-    on an accelerator; `held`: servers that are not to change; `unsure`: those that are not to have
-    fewer replicas."""
+    """What a question is about. `plan`: what runs or is to run; `perf`: speeds of now, by model and
+    accelerator; `held`: servers not to change; `unsure`: those not to have fewer replicas."""
 
     plan: Plan
     loads: Mapping[str, OfferedLoad]
@@ -76,10 +75,7 @@ def as_it_is(system: SystemDocument, standing: Standing) -> Json:
     all_held = Standing(standing.plan, standing.loads, standing.perf, held)
     asked = question(system, all_held)
     classes = [
-        {
-            **each,
-            "modelTargets": [{"model": target["model"]} for target in each["modelTargets"]],
-        }
+        {**each, "modelTargets": [{"model": target["model"]} for target in each["modelTargets"]]}
         for each in asked["serviceClassData"]["serviceClasses"]
     ]
     servers = [each for each in asked["serverData"]["servers"] if each["name"] in held]

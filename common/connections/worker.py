@@ -69,8 +69,7 @@ class ConnectionLimits:
 
 
 class PollingWorker(ThreadWorker):
-    """All but `handle`, which is gunicorn's, runs on the thread that polls. Use a subclass that has
-    limits: see `polling_worker`."""
+    """All but `handle`, which is gunicorn's, runs on the polling thread. See `polling_worker`."""
 
     limits: ClassVar[ConnectionLimits]
     _waiting: WaitingConnections
@@ -289,9 +288,7 @@ class PollingWorker(ThreadWorker):
             self._close(conn)
             return
         error = RequestTimeout(
-            self.limits.head_timeout_s,
-            self.limits.body_timeout_s,
-            self.limits.min_body_bytes_per_s,
+            self.limits.head_timeout_s, self.limits.body_timeout_s, self.limits.min_body_bytes_per_s
         )
         self._refuse(conn, error)
 

@@ -56,8 +56,7 @@ class Chat:
         return Extras([tool.as_json() for tool in self.use.tools], options, self.ending)
 
     def unread_by(self, dialect: Dialect) -> dict[str, str]:
-        """Returns the fields for which the model's template has no place, as `Body.left_aside`
-        does."""
+        """Returns the fields for which the model's template has no place, as in `left_aside`."""
         unread = {
             field: field.partition(".")[0]  # behind it a client's own name may stand
             for field, said in self.options.items()

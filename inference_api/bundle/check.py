@@ -287,11 +287,7 @@ def _kernel_fault(config: ModelConfig) -> str | None:
 
 
 def _taken(
-    expert: Expert,
-    settings: ModelSettings,
-    model: _Model,
-    draft: _Model | None,
-    heads: Path | None,
+    expert: Expert, settings: ModelSettings, model: _Model, draft: _Model | None, heads: Path | None
 ) -> Taken:
     options = EngineOptions.from_settings(settings)
     pieces = [_piece(model, options)]

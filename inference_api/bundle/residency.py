@@ -1,8 +1,7 @@
 """Decides which experts of a bundle are in memory, and whose requests take the rows.
 
 The decode thread owns it. It calls `advance` once per turn, hands the effects to a loader that
-executes them one at a time, and reports the loader's answers here. This module has no threads, no
-I/O and no clock.
+executes them one at a time, and reports its answers here. This module has no threads, I/O or clock.
 
     absent ─▶ packing ─▶ on_disk ─▶ loading ─▶ resident ─▶ draining ─▶ on_disk
                  └───────────────────┴──▶ failed
@@ -96,8 +95,7 @@ class Residency:
         return effects
 
     def order(self) -> list[str]:
-        """Returns the experts that may start a waiting request, in their order. Ask again after
-        each start."""
+        """Returns the experts that may start a request, in their order. Ask after each start."""
         return self._rows.order()
 
     def started(self, name: str, now_s: float) -> None:

@@ -147,8 +147,7 @@ class BundleResidents:
         return math.inf if self._residency.is_settled else TIMER_S
 
     def _give_back_memory(self, model: LoadedModel) -> None:
-        """Frees caches of free rows beyond the guaranteed ones; the others stay for prompts that
-        continue them."""
+        """Frees caches of free rows beyond the guaranteed ones; the others stay for reuse."""
         rows, rows_min = model.rows, self._needs[model.name].rows_min
         holding = rows.holding()
         for index in holding[: max(0, min(len(holding), len(rows) + len(holding) - rows_min))]:
@@ -231,10 +230,7 @@ def bring_up(backend: DecodeBackend) -> None:
 
 
 def bundle_residents(
-    bundle: Bundle,
-    settings: Settings,
-    input_queue: InputQueue,
-    pause: Callable[[], None],
+    bundle: Bundle, settings: Settings, input_queue: InputQueue, pause: Callable[[], None]
 ) -> BundleResidents:
     """Describes the experts; none is in memory yet. `pause` is called repeatedly during a load.
     Imports torch. Raises StartupError."""

@@ -65,8 +65,7 @@ def memory_need(experts: Experts) -> int:
 
 
 def fast_memory_need(experts: Experts) -> int:
-    """Bytes that are needed to load every expert at some time: for the pinned ones, the largest
-    other one, and a step."""
+    """Bytes to load every expert at some time: the pinned ones, the largest other, and a step."""
     pinned = [each for each in experts if each.is_pinned]
     held = _weights_of(pinned)
     others = [

@@ -18,8 +18,7 @@ class Thought:
 
 
 class AnswerReader:
-    """Belongs to one answer. The events are a function of the text alone: pieces that it comes in
-    only say where texts are cut."""
+    """Belongs to one answer. The events depend on the text alone, not on how it is cut."""
 
     def __init__(
         self,

@@ -33,11 +33,7 @@ THOUGHTS = (Thought("<think>", "</think>"), Thought("[THINK]", "[/THINK]"))
 TAGS = ("<tool_call>", "</tool_call>")
 
 HARMONY = Dialect(
-    "harmony",
-    harmony.harmony,
-    harmony.MARKERS,
-    ("<|return|>", "<|call|>"),
-    one_call_per_turn=True,
+    "harmony", harmony.harmony, harmony.MARKERS, ("<|return|>", "<|call|>"), one_call_per_turn=True
 )
 DEEPSEEK = Dialect(
     "deepseek",

@@ -26,8 +26,7 @@ _INSTRUCTION = (
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """What a chat template takes, found out by rendering. `is_native` where it renders tools, calls
-    and results; the others say how."""
+    """What a chat template takes, found by rendering. `is_native`: it renders tools and calls."""
 
     is_native: bool = False
     wants_text_arguments: bool = False
@@ -94,8 +93,7 @@ def _native_call(call: Json, manners: Manners) -> Json:
 
 
 def as_object(arguments: str) -> Any:
-    """Returns what the text says, where it is an object that can be rendered; else the text, which
-    a model may have written badly."""
+    """Returns what the text says, where that is an object that can be rendered; else the text."""
     try:
         said = json.loads(arguments or "{}")
         json.dumps(said, ensure_ascii=False).encode()  # refuses half of a surrogate pair

@@ -83,8 +83,7 @@ class Reader:
     ) -> Steps[str | None]:
         """Sends text on up to the first of the marks, which is read and returned; None at the end.
 
-        What may yet become a mark is held back and, with `trims`, so is white space, which is not
-        sent where a mark follows.
+        What may become a mark is held back and, with `trims`, white space that it would follow.
         """
         while (mark := (found := self._find(marks))[1]) is None and not self.has_ended:
             held = max((overlap(self.text, each) for each in marks), default=0)
@@ -97,8 +96,7 @@ class Reader:
         return mark
 
     def read_until(self, marks: Sequence[str]) -> Steps[tuple[str, str]]:
-        """Reads up to the first of the marks; returns what is before it, and the mark. Raises
-        EndOfText."""
+        """Reads to the first of the marks; returns what is before it, and it. Raises EndOfText."""
         while (mark := (found := self._find(marks))[1]) is None:
             yield from self.more()
         before = self.text[self.at : found[0]]

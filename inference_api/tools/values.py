@@ -38,8 +38,7 @@ def python_arguments(text: str) -> str | None:
 
 
 def typed(value: str, name: str, schema: Json) -> str:
-    """Returns the text of an argument as JSON, by what the schema says of it: text stays text, and
-    so does what is no JSON."""
+    """Returns an argument as JSON, by its schema: text stays text, and so does what is no JSON."""
     value = value.removeprefix("\n").removesuffix("\n")
     properties = schema.get("properties")
     about = properties.get(name) if isinstance(properties, dict) else None

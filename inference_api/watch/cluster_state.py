@@ -28,8 +28,7 @@ class ClusterAnswer:
 class ClusterState:
     """The controller's last answer. Any thread.
 
-    One thread at a time asks the controller and the others get its last answer: a controller that
-    hangs blocks one request thread.
+    One thread at a time asks; others get its last answer: a hanging controller blocks one thread.
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -55,10 +55,7 @@ class LiveState:
             "at_s": now_s,
             "server": self._server(),
             "rows": self._rows(now_s),
-            "queue": {
-                "waiting": len(self._input_queue),
-                "capacity": self._settings.queue_capacity,
-            },
+            "queue": {"waiting": len(self._input_queue), "capacity": self._settings.queue_capacity},
             "totals": {
                 "steps": totals.steps,
                 "prefilled_tokens": totals.prefilled_tokens,
@@ -133,8 +130,7 @@ class LiveState:
         }
 
     def _histogram(self, name: str) -> Json:
-        """Returns a histogram of all models together, cumulative since start; the last upper bound
-        is null, for infinity."""
+        """Returns a histogram of all models, since start; the last upper bound is null."""
         numbers = Counter[str]()
         sum_s = 0.0
         for sample in self._samples([f"{name}_bucket", f"{name}_sum"]):

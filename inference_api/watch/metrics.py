@@ -1,8 +1,7 @@
 """Every metric of the API process, declared here and nowhere else.
 
-Request threads record what they saw; the state of rows and queues is read at each scrape. What
-autoscalers and dashboards know from vLLM is the same numbers under vLLM's names: two tables of
-names, one record.
+Request threads record what they saw; the state of rows and queues is read at each scrape. vLLM's
+names, which autoscalers and dashboards know, are a second table over the same numbers.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -123,7 +122,7 @@ DEPTH_COUNTERS = {
 VLLM_DEPTH_COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens_per_pos": DepthMetric(
         "Drafts accepted up to a position.", "position", 0, lambda depths: depths.accepted_by_depth
-    ),
+    )
 }
 
 

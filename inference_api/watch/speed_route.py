@@ -17,8 +17,7 @@ Row = tuple[float, float, float]  # rows that decode, milliseconds, their standa
 
 
 class ModelSpeed(BaseModel):
-    """Times at the speed of the last five seconds with steps, each as
-    `[rows, ms, standard_error_ms]`, by ascending rows.
+    """Times at the last five seconds' speed, `[rows, ms, standard_error_ms]` by ascending rows.
 
     A step of n rows that decode and p prompt tokens takes `decode_ms` at n (at 0 as at 1) and p
     times `prefill_ms_per_token` at n. `speed`: steps per second beside when they were first

@@ -55,8 +55,8 @@ class Tracing(Observer):
         self._provider.shutdown()
 
     def ended(self, ended: EndedGeneration) -> None:
-        """One span for the generation, within it one for each of its phases. Without W3C headers of
-        the request a new trace begins."""
+        """One span for the generation and one for each phase, in the caller's trace or a new
+        one."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -62,8 +62,7 @@ def caller_of_request() -> Caller:
 
 
 def read(kind: type[B]) -> B:
-    """Returns the body of this request. What it leaves aside is said in the response, in the log
-    and in the dashboard. Raises InvalidRequest."""
+    """Returns this request's body; says what it leaves aside. Raises InvalidRequest."""
     body = parse(kind, json_body(), current_app.config[RULES])
     leave_aside(body.left_aside)
     return body

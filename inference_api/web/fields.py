@@ -57,8 +57,7 @@ class Body(BaseModel):
 
     @property
     def left_aside(self) -> Mapping[str, str]:
-        """Paths of what this body asked for and does not get, such as `thinking.display`; and what
-        metrics count each as."""
+        """Paths of what this body asked for and does not get, and what metrics count each as."""
         return self._left_aside
 
     def leaving(self, aside: LeftAside) -> Self:
@@ -93,8 +92,7 @@ B = TypeVar("B", bound=Body)
 
 
 def parse(kind: type[B], body: bytes, rules: ReadingRules = DEFAULT_RULES) -> B:
-    """Returns the body, which knows what was left aside. Raises InvalidRequest naming the field at
-    fault."""
+    """Returns the body, with what it left aside. Raises InvalidRequest naming the field."""
     aside = LeftAside(kind, rules)
     try:
         return kind.model_validate(parse_object(body), context=aside).leaving(aside)
@@ -186,8 +184,7 @@ def _without_zeros(value: Any) -> Any:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Returns a path like `messages[0].content`, without the branches of unions, which have names
-    in angle brackets."""
+    """Returns a path like `messages[0].content`, without unions' branches in angle brackets."""
     steps = [step for step in location if not (isinstance(step, str) and step.startswith("<"))]
     texts = [f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in steps]
     return "".join(texts).removeprefix(".")

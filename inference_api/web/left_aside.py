@@ -72,8 +72,7 @@ class LeftAside:
 
 @cache
 def places(body: type[BaseModel]) -> dict[type[BaseModel], str]:
-    """Returns where in a body each kind of object stands first: `` is the body itself, `tools[]` an
-    entry of its tools."""
+    """Returns where in a body each kind of object stands first, as `tools[]`; `` is the body."""
     found: dict[type[BaseModel], str] = {}
 
     def find(kind: type[BaseModel], place: str) -> None:

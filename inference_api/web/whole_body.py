@@ -20,8 +20,7 @@ class WholeBodyRequest(Request):
 
     @cached_property
     def stream(self) -> IO[bytes]:
-        """The body, decompressed. Raises UnknownEncoding, RequestTooLarge, and InvalidRequest where
-        it is malformed or cut."""
+        """The body, decompressed. Raises UnknownEncoding, RequestTooLarge, InvalidRequest."""
         limit, length = self.max_content_length, self.content_length or 0
         assert limit is not None, "the API always has MAX_CONTENT_LENGTH"
         encoding = self.headers.get("Content-Encoding", "").strip().lower() or "identity"

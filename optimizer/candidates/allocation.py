@@ -44,8 +44,7 @@ class Offers:
 
 
 def offers(system: System, cache: SizingCache) -> Offers:
-    """Returns the candidates of every server of a system. Raises InvalidRequest for too many
-    servers times accelerators."""
+    """Returns every server's candidates. Raises InvalidRequest for too many pairs."""
     options, targets = OptionTable(system), system.targets()
     faults = {
         name: fault
@@ -103,8 +102,7 @@ def _contender(item: Eligible, candidates: list[Candidate]) -> Contender:
 
 
 def _no_candidate(server: ServerSpec, refused: dict[str, Refusal]) -> Refusal:
-    """Returns the refusal of a server without candidates: that of the accelerator that came
-    nearest."""
+    """Returns the refusal of a server without candidates: the nearest accelerator's."""
     if not refused:
         if server.keep_accelerator and server.current_alloc.accelerator:
             kept = server.current_alloc.accelerator

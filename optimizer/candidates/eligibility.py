@@ -42,8 +42,7 @@ class Eligible:
 
 
 def eligible(system: System, server: ServerSpec, targets: Targets) -> Eligible | Refusal:
-    """Returns a refusal if the system knows too little about a server, or its load is negative.
-    `targets` are the system's."""
+    """Returns a refusal if too little is known about a server, or its load is negative."""
     if refusal := negative_load(server.current_alloc.load):
         return refusal
     if server.model not in system.models:

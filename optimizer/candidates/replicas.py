@@ -219,8 +219,7 @@ class SizingCache:
         self._rows: dict[bytes, FloatArray] = {}
 
     def size(self, table: ReplicaTable) -> Sizing:
-        """Returns the same as `ReplicaTable.size`, computing only parameter sets not seen
-        before."""
+        """Returns `ReplicaTable.size`, computing only parameter sets not seen before."""
         parameters = np.stack(table.columns(), axis=1)  # [pairs, columns]
         keys = parameters.view(f"V{parameters.itemsize * parameters.shape[1]}").ravel().tolist()
         rows = self._rows

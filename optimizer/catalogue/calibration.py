@@ -184,8 +184,7 @@ def _left_out(equations: Sequence[Equation], pair: Pair) -> LeftOut:
 
 
 def _pair_fit(facts: Facts, key: PairKey, own: Sequence[Equation], bare: Calibration) -> PairFit:
-    """Two factors by least squares; each also counts as seen once, at 1, with the error of
-    estimates."""
+    """Two factors by least squares; each counts as seen once, at 1, with the estimates' error."""
     error = bare.error_of(facts.models[key[0]])
     parts = np.array([(e.steps @ bare.efficiency, e.prompts @ bare.efficiency) for e in own])
     ms = np.array([e.ms for e in own])

@@ -1,7 +1,6 @@
 """The facts that ship with Hearth: models, accelerators, published measurements.
 
-Each has its source. They are read from `data/*.yaml` and checked as whatever crosses the wire is.
-Immutable: any thread.
+Each has its source. They are read from `data/*.yaml` and checked as bodies are. Immutable.
 """
 
 from collections.abc import Mapping, Sequence

@@ -59,8 +59,7 @@ class Option:
         return self.speed.machine
 
     def lowest_cost(self, demand: RequestDemand) -> float:
-        """Returns a bound of the cost, from steps alone and no queue; infinite where ITL is
-        missed even so."""
+        """Returns a bound of the cost, without a queue; infinite where ITL is missed even so."""
         tokens = demand.in_tokens / demand.out_tokens
         rates = [
             1000 * rows / (demand.out_tokens * (step_ms + rows * tokens * token_ms))
@@ -73,8 +72,7 @@ class Option:
 
 
 def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], dict[str, str]]:
-    """Returns what is worth sizing, by accelerator and bound of its cost, and reasons why others
-    have nothing of it."""
+    """Returns what is worth sizing, by accelerator and cost, and why others have nothing of it."""
     found: list[Option] = []
     refused: dict[str, str] = {}
     for accelerator in market.accelerators:

@@ -66,11 +66,7 @@ def published_speed(
     fit = calibration.fits.get((model.shape, machine.accelerator.name, machine.precision))
     curve = _curve(calibration, fit, machine, rows, in_tokens + out_tokens / 2)
     perf = PerfData(
-        name=model.name,
-        acc=name,
-        max_batch_size=rows,
-        at_tokens=out_tokens,
-        service_curve=curve,
+        name=model.name, acc=name, max_batch_size=rows, at_tokens=out_tokens, service_curve=curve
     )
     estimated = calibration.error_of(model)
     if fit is None:

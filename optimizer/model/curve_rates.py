@@ -26,8 +26,7 @@ MOST_BUSY = 0.98  # share of time beyond which a formula for a stable queue is n
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tokens of a request. `work_tokens`: those of a prompt that are prefilled; with the last one
-    its row decodes already."""
+    """Tokens of a request. `work_tokens`: those of a prompt but the last, which decodes."""
 
     in_tokens: float
     out_tokens: float  # at least 1
@@ -137,8 +136,7 @@ def _steps_of_prompt(
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Returns the steps that a prompt's tokens fill, the whole steps it takes, and the room of one.
 
-    The room depends on whether any other row decodes meanwhile: each does with the same share of
-    time, by itself.
+    The room depends on whether any other row decodes: each does with the same share of time.
     """
     share = np.minimum(decoding / rows, 1.0)
     alone = np.where(rows > 1, (1 - share) ** (rows - 1), 1.0)

@@ -80,8 +80,7 @@ class ServiceModel(Protocol):
     """Service time against concurrency. Immutable: any thread."""
 
     def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
-        """Returns the mean service time of a request beside which `concurrency` are in service,
-        itself included."""
+        """Returns the mean service time beside `concurrency` in service, itself included."""
 
     def is_valid(self) -> BoolArray:
         """Returns False where a request would take no time at all, so that no rate is a maximum."""

@@ -72,8 +72,7 @@ class Performance:
 
 @runtime_checkable
 class OwnChain(ServiceModel, Protocol):
-    """One whose chain is not that of its service times alone, and whose latencies depend on all of
-    its states."""
+    """A model whose chain and latencies depend on more than its service times."""
 
     def performance(self, rate_per_ms: FloatArray) -> Performance:
         """Returns every replica in steady state, at any rate > 0."""
@@ -135,8 +134,7 @@ def _states_below_batch(replica: Replica, rate_per_ms: FloatArray) -> tuple[Floa
 
 
 def _by_incomplete_beta(replica: Replica, rate_per_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Returns E_N and the mean below N of long chains in closed form; NaN where that does not
-    apply.
+    """Returns E_N and the mean below N of long chains in closed form; else NaN.
 
     With service(n) = fixed + slope n, x = lambda slope and t = fixed / slope the weights are
     w_n = C(n + t, n) x^n: a negative binomial, whose sum below N is an incomplete beta function,
@@ -252,8 +250,7 @@ def _recur(
 
 
 def _sum_over_states(replica: Replica, rate_per_ms: float) -> tuple[float, float]:
-    """Returns E_N and the mean state below N for one pair, as a sum of logarithms over its
-    states."""
+    """Returns E_N and the mean state below N for one pair, summing logarithms over its states."""
     n = np.arange(1.0, float(replica.max_batch[0]) + 1.0)
     log_weight = np.concatenate(
         ([0.0], np.cumsum(np.log(rate_per_ms * replica.model.service_ms(n) / n)))

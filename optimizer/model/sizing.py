@@ -46,10 +46,7 @@ class Sizing(Columns):
 
 def rate_range(replica: Replica) -> tuple[FloatArray, FloatArray]:
     """Returns the arrival rates that bound the search: of an idle replica, and near saturation."""
-    return (
-        LOWEST_RATE / replica.model.service_ms(1.0),
-        HIGHEST_RATE * replica.max_rate_per_ms(),
-    )
+    return (LOWEST_RATE / replica.model.service_ms(1.0), HIGHEST_RATE * replica.max_rate_per_ms())
 
 
 def size(replica: Replica, targets: Targets) -> Sizing:

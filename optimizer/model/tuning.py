@@ -61,8 +61,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """`decode` and `prefill` times are so many times what the parameters say; `*_error` are their
-    standard errors, relative."""
+    """`decode` and `prefill` times are so many times the parameters'; `*_error`: relative."""
 
     decode: float = 1.0
     prefill: float = 1.0
@@ -160,9 +159,7 @@ class SpeedTuner:
         return np.eye(FACTORS) * DRIFT_SIGMA**2 * passed_s / DRIFT_S
 
 
-def _observed(
-    observation: Observation,
-) -> tuple[FloatArray, FloatArray, list[int]] | None:
+def _observed(observation: Observation) -> tuple[FloatArray, FloatArray, list[int]] | None:
     """Returns logarithms of what was observed, their errors, and which of a prediction they are."""
     pairs = [
         (observation.ttft_ms, observation.ttft_error),
@@ -182,8 +179,7 @@ def _observed(
 def _linearised(
     predict: Predict, log: FloatArray, chosen: list[int]
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Returns the logarithms of what is predicted there, and how they change with the factors' and
-    with the load's."""
+    """Returns the logarithms predicted there, and how they change with factors and load."""
 
     def predicted(at: FloatArray) -> FloatArray:
         decode, prefill, load = np.exp(at)

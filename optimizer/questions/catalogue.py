@@ -17,8 +17,7 @@ AcceleratorJson = Annotated[
 
 
 class CataloguePart(JsonObject):
-    """One part of the time. `times`: how many times the datasheet's time it takes; `ms`: what it
-    takes where the datasheet says nothing."""
+    """One part of the time. `times`: the datasheet's time; `ms`: where that says nothing."""
 
     part: str
     times: float | None
@@ -53,8 +52,7 @@ class FittedPair(JsonObject):
 
 
 class CalibrationAnswer(JsonObject):
-    """`denseError`, `expertsError`: standard and relative, of estimates of models without and with
-    experts."""
+    """`denseError`, `expertsError`: standard, relative, of models without and with experts."""
 
     parts: list[CataloguePart]
     denseError: float

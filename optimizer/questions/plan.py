@@ -128,8 +128,7 @@ def _start(change: _Change, free: dict[str, int] | None) -> Step | None:
 
 
 def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[Step]:
-    """Stops replicas that may stop, else one that stands in the way; with nothing left to stop,
-    gives up on the first start."""
+    """Stops replicas that may stop, else one that stands in the way, else gives up a start."""
     waiting = {change.server for change in pending if change.missing > 0}
     wanted = {change.card_type for change in pending if change.missing > 0}
     stoppable = [change for change in pending if change.missing < 0]

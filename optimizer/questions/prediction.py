@@ -146,8 +146,7 @@ def _by_simulation(
 
 
 def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _Said:
-    """The interval is that of the parameters alone: nothing else is left to chance. Raises
-    InvalidRequest as `_simulated` does."""
+    """The interval is that of the parameters alone. Raises InvalidRequest as `_simulated` does."""
     start_ms = query.trace[0].at_ms
     drawn = Requests(
         np.array([one.at_ms - start_ms for one in query.trace]),
@@ -294,8 +293,7 @@ def _sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
 def _sampled_lines(
     table: ReplicaTable, perf: PerfData, rng: np.random.Generator
 ) -> ReplicaTable | None:
-    """Returns the replica with alpha, beta, gamma and delta as given and then drawn; None where no
-    standard error of them is known."""
+    """Returns the replica with parameters as given and then drawn; None without errors of them."""
     decode, prefill = perf.decode_parms, perf.prefill_parms
     errors = {
         "alpha_ms": decode.alpha_error,

@@ -66,8 +66,7 @@ class ReplicaQuery(Body):
     out_tokens_scv: Spread | None = None  # absent = 1, about geometric; asks for a service curve
 
     def table(self, system: System, targets: tuple[float, float, float]) -> ReplicaTable:
-        """Returns the replica as the one entry of a table. Raises NotFound, and InvalidRequest
-        where there is nothing to compute."""
+        """Returns the replica as a table of one. Raises NotFound, and InvalidRequest."""
         return self.table_of(self.perf(system), targets)
 
     def table_of(self, perf: PerfData, targets: tuple[float, float, float]) -> ReplicaTable:
@@ -128,10 +127,9 @@ class Slowness(Body):
 class AnalyzeQuery(ReplicaQuery):
     """`method` auto: the chain, or where that would be off the simulation of a service curve.
 
-    What follows `method` asks for the simulation: arrivals that are burstier than Poisson, prompts
-    of mixed lengths, and shares of requests by priority 0, 1, .... With a `trace` just those
-    requests are simulated, on a machine whose `slowness` may change, and of the first
-    `warmup_requests` no latency counts.
+    What follows `method` asks for the simulation: arrivals burstier than Poisson, prompts of mixed
+    lengths, and shares of requests by priority 0, 1, .... With a `trace` just those requests are
+    simulated, on a machine whose `slowness` may change; the first `warmup_requests` do not count.
     """
 
     arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e15)]

@@ -202,8 +202,7 @@ def _seen(
 
 
 def _needed(demand: RequestDemand, table: ReplicaTable, start: FloatArray) -> FloatArray:
-    """Returns the least replicas that meet the levels, by halving; infinite beyond `MOST_MORE`
-    times those to start with."""
+    """Returns the least replicas that meet the levels; infinite beyond `MOST_MORE` times."""
 
     def meets(replicas: FloatArray, of: IntArray) -> BoolArray:
         ttft_ms, itl_ms = _seen(demand, table.take(of), replicas[of])

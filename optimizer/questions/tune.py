@@ -181,9 +181,7 @@ def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> Service
     def scaled_points(points: list[CurvePoint], factor: float) -> list[CurvePoint]:
         return [
             CurvePoint.model_construct(
-                rows=point.rows,
-                ms=point.ms * factor,
-                standard_error=point.standard_error * factor,
+                rows=point.rows, ms=point.ms * factor, standard_error=point.standard_error * factor
             )
             for point in points
         ]

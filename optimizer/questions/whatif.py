@@ -65,8 +65,7 @@ class Sweep(JsonObject):
 
 
 def what_if(query: WhatIfQuery, system: System, options: SolveOptions) -> Sweep:
-    """Returns the answer of POST /whatif, one row per factor. Raises NotFound for an unknown
-    target."""
+    """Returns the answer of POST /whatif, one row per factor. Raises NotFound for a target."""
     if query.system is not None:
         system = System.from_spec(query.system)
     flags = query.optimizer or system.optimizer

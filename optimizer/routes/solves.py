@@ -65,8 +65,7 @@ def _flags(http: HttpRoutes) -> OptimizerSpec:
 
 
 def _expected_by_client() -> Callable[[SystemState], bool]:
-    """Returns the check of If-Match: the ETag that the client last saw, `*`, or nothing, which is
-    any."""
+    """Returns the check of If-Match: the ETag last seen, `*`, or nothing, which is any."""
     wanted = request.if_match
     if not wanted or wanted.star_tag:
         return lambda _: True

@@ -52,8 +52,7 @@ def serve(server: Server, requests: Requests) -> Served:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Requests in the order in which they get rows. A step of priority below another counts as
-    having come `PRIORITY_MS` earlier."""
+    """Requests in their order. A priority lower counts as having come `PRIORITY_MS` earlier."""
 
     places: list[float]
     heap: list[tuple[float, int]] = field(default_factory=list)

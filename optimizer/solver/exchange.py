@@ -107,8 +107,7 @@ class Assignment:
         self, card_type: str, missing: int, gain: float, at_once: bool
     ) -> tuple[int, int, float] | None:
         """Returns which server frees cards, all that are missing if `at_once`, at the least loss
-        for each of them, what it takes instead, and the loss. None if none loses less than is
-        gained."""
+        for each, what it takes instead, and the loss. None if none loses less than is gained."""
         holders = self._holders[card_type]
         if self._looks < len(holders):
             return None

@@ -165,8 +165,7 @@ class _Cut:
         return moved
 
     def leave_out(self, card_type: int) -> None:
-        """Leaves out servers until the type suffices, of the lowest priority those with most
-        cards first."""
+        """Leaves out servers until the type suffices: lowest priority, most cards first."""
         members = self._members(card_type)
         held = self._market.need[self._row[members], members]
         for at in np.lexsort((-held, -self._market.priority[members])).tolist():

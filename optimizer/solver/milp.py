@@ -54,8 +54,7 @@ class MilpOptions:
 
 
 class MilpSolver:
-    """A `Solver` for limited cards; falls back to the greedy one, and says so, if HiGHS finds
-    nothing in its time."""
+    """A `Solver` for limited cards; falls back to the greedy one, and says so, without a result."""
 
     def __init__(self, options: MilpOptions, scarcity: Scarcity) -> None:
         self._options, self._scarcity = options, scarcity
@@ -170,8 +169,7 @@ class _Program:
         extra: Sequence[LinearConstraint] = (),
         turns: int = 1,
     ) -> tuple[FloatArray, float] | None:
-        """Returns (x, gap), or None if no solution was found in its time: what is left until the
-        deadline, shared among as many `turns`."""
+        """Returns (x, gap), or None if its share of the time, one of `turns`, was not enough."""
         remaining_s = self._deadline - time.monotonic()
         if remaining_s <= 0:
             return None
@@ -249,8 +247,7 @@ class _Program:
         return LinearConstraint(matrix.tocsr(), -np.inf, limits)
 
     def _service(self) -> LinearConstraint:
-        """Returns the rule that every server takes one candidate, or replicas enough for its
-        demand, or is left out."""
+        """Returns the rule: a server takes one candidate, or enough replicas, or is left out."""
         rows = [i for i, _ in self._columns] + list(range(len(self._contenders)))
         columns = list(range(self._first_z))
         if not self._options.heterogeneous:
@@ -266,8 +263,7 @@ class _Program:
         return LinearConstraint(matrix.tocsr(), 1 - RATE_SLACK, np.inf)
 
     def _extras(self) -> list[LinearConstraint]:
-        """Returns, heterogeneous only, the bounds on replicas and the meaning of leaving an
-        accelerator."""
+        """Returns the bounds on replicas and the meaning of leaving an accelerator."""
         if not self._options.heterogeneous:
             return []
         servers = len(self._contenders)
@@ -291,8 +287,7 @@ class _Program:
         return [bounds, LinearConstraint(moved, 1, np.inf)]
 
     def _movable(self) -> list[tuple[int, int]]:
-        """Returns (server, column of its current accelerator) of servers that run on a
-        candidate."""
+        """Returns (server, column of its accelerator) of servers that run on a candidate."""
         return [
             (i, column)
             for column, (i, candidate) in enumerate(self._columns)
@@ -305,8 +300,7 @@ def _largest_first(part: SolverChoice) -> tuple[float, str]:
 
 
 def _share(candidate: Candidate, contender: Contender) -> float:
-    """Returns the part of a server's demand that one replica takes; minReplicas is bounded
-    apart."""
+    """Returns the part of a server's demand that one replica takes, without minReplicas."""
     if candidate.capped:
         return 1.0 / candidate.replicas
     if contender.demand_per_s == 0:

@@ -33,8 +33,7 @@ class Stock:
         return replicas * candidate.cards_per_replica <= self._cards.get(candidate.card_type, 0)
 
     def most_replicas(self, candidate: Candidate) -> int:
-        """Returns how many replicas the cards left would hold, at most what the candidate asks
-        for."""
+        """Returns how many replicas the cards left hold, at most what the candidate asks for."""
         if candidate.cards_per_replica == 0:
             return candidate.replicas
         left = self._cards.get(candidate.card_type, 0) // candidate.cards_per_replica

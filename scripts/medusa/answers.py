@@ -1,8 +1,7 @@
 """Answers of the model with the hidden state of each of their positions, kept in shards.
 
-A position is one drawn token: the hidden state that it was drawn from, the token, and the token the
-model itself finds likeliest there. The positions of an answer follow each other, the one of the
-prompt's last token first.
+A position is one drawn token: its hidden state, the token, and the one the model finds likeliest
+there. The positions of an answer follow each other, the one of the prompt's last token first.
 """
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence

@@ -79,8 +79,7 @@ def output_matrix(path: Path) -> Tensor:
 
 
 def tokenizer_sha256(path: Path) -> str:
-    """Returns what tells one tokenizer from another: the hash of its file or, of a GGUF file, of
-    its tokens, one a line."""
+    """Returns a hash that tells tokenizers apart: of the file or, of a GGUF file, of its tokens."""
     if is_gguf(path):
         tokens: list[str] = read_gguf(path).metadata["tokenizer.ggml.tokens"]
         content = "\n".join(tokens).encode()

@@ -26,8 +26,7 @@ class Heads(nn.Module):
     """
 
     def __init__(self, shape: Shape, output: Tensor) -> None:
-        """`output` [tokens, hidden] are the rows of the model's output matrix for the tokens that
-        can be named."""
+        """`output` [tokens, hidden]: the model's output matrix for nameable tokens."""
         super().__init__()
         hidden_size = output.shape[1]
         self.weight = nn.Parameter(torch.zeros(shape.num_heads, hidden_size, hidden_size))

@@ -31,8 +31,7 @@ class Jobs:
 
     @property
     def all(self) -> list[Job]:
-        """Returns all jobs. Those to judge by come first: they are few, and every stopped run
-        needs them."""
+        """Returns all jobs. The few to judge by come first, as every stopped run needs them."""
         return [*self.held_out, *self.calibration, *self.training]
 
     @classmethod

@@ -43,8 +43,7 @@ class Judgement:
 
 
 def answer_ranks(heads: Heads, token_ids: Tensor, positions: Positions) -> list[Tensor]:
-    """The ranks of what came, of each answer [positions, heads]. `token_ids` are those that can be
-    named."""
+    """The ranks of what came, of each answer [positions, heads]. `token_ids`: the nameable ones."""
     guesses = heads.guesses(positions.hidden, min(MAX_RANKS, len(token_ids)))
     found = ranks(token_ids[guesses], positions.continuations(heads.num_heads))
     return list(found.split(positions.lengths.tolist()))

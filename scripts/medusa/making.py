@@ -188,8 +188,7 @@ def _fitting(prompts: Iterator[Prompt], how: Collecting) -> Iterator[Prompt]:
 
 
 def _draft_tokens(options: Options, training: Positions, vocab_size: int) -> Tensor:
-    """Returns the tokens that heads can name, ascending: for shared ones the most frequent, as each
-    takes its share of every step."""
+    """Returns the tokens that heads can name, ascending: for shared ones the most frequent."""
     if options.variant == "full" or not 0 < options.draft_tokens < vocab_size:
         return torch.arange(vocab_size)
     counts = training.likeliest_ids.bincount(minlength=vocab_size)

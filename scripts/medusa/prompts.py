@@ -78,8 +78,7 @@ def _read_forms(path: Path) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def turn_of_user(tokenizer: HuggingFaceTokenizer) -> tuple[Prompt, int] | None:
-    """What stands before a user's message in a chat, and the token that ends it; None where the
-    model has no chat template.
+    """What stands before a user's message, and what ends it; None without a chat template.
 
     A chat model that goes on from there writes what a user might ask (Xu et al. 2024, "Magpie",
     arXiv 2406.08464).

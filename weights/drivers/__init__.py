@@ -23,8 +23,7 @@ class Driver(Protocol):
     def ring(self) -> Ring: ...
 
     def measure(self, layers: Layers) -> float:
-        """Returns tokens/s with this split. Raises TrialFailed where it does not run, and
-        EngineUnusable where none would."""
+        """Returns tokens/s. Raises TrialFailed for this split, EngineUnusable for all."""
 
     def finish(self, layers: Sequence[int]) -> str:
         """Leaves the engine with this split, where it goes on running, and returns what sets it for

@@ -1,8 +1,7 @@
 """Instances of an exo cluster: from the preview it gives to the one a split needs. Pure.
 
 exo checks neither that ranges are contiguous nor that they cover the model or fit a node, and an
-empty one crashes its runner: everything is checked here. JSON as exo's API has it (src/exo/shared/
-types of exo-explore/exo, 2026-06).
+empty one crashes its runner: all is checked here. JSON as in exo's src/exo/shared/types, 2026-06.
 """
 
 import copy

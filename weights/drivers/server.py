@@ -1,7 +1,6 @@
 """An engine that takes its split from the environment when it starts: vLLM, SGLang, our own.
 
-For each split the server is started, waited for, measured by concurrent completions over HTTP, and
-ended.
+For each split the server is started, measured by concurrent completions over HTTP, and ended.
 """
 
 import os

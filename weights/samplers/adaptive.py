@@ -1,8 +1,7 @@
 """The default: fit every model of the cost, trust the one that predicts best, and ask it.
 
 Two of three trials explore, where the trusted model would learn most about the optimum; one in
-three takes the shares that are best in expectation, so that good shares have been measured
-whenever the search is stopped.
+three takes the best shares in expectation, so that good ones are measured whenever it is stopped.
 """
 
 from collections.abc import Collection, Sequence

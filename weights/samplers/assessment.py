@@ -39,8 +39,7 @@ def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
 
 
 def _without_model(trials: Trials, bounds: Bounds) -> Assessment:
-    """Returns the best mean as told, and its interval by Student's t over the repeats of all
-    points; infinite where nothing was repeated."""
+    """Returns the best mean as told, with Student's t over all repeats; infinite without any."""
     means = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
     worse = trials.scale.slope_sign * means
     best = int(np.where(bounds.hold(trials.points), worse, np.inf).argmin())
@@ -61,8 +60,7 @@ def _without_model(trials: Trials, bounds: Bounds) -> Assessment:
 
 
 def _best_point(trials: Trials, expected: FloatArray) -> int:
-    """Returns the point of least expected cost; of equals (an exact metric has them) the best as
-    told."""
+    """Returns the point of least expected cost; of equals, as exact metrics have, the best told."""
     told = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
     equal = np.flatnonzero(expected <= expected.min() + EQUAL)
     return int(equal[(trials.scale.slope_sign * told[equal]).argmin()])

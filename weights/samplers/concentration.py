@@ -1,8 +1,7 @@
 """Partitions as a Dirichlet distribution: the concentration that matches or most likely made them.
 
-Maximum likelihood by Newton's method (Minka, Estimating a Dirichlet distribution, 2000). Where
-partitions agree or hold zeros the likelihood has no maximum: shares are kept off zero, and the
-concentration has a ceiling.
+Maximum likelihood by Newton's method (Minka, Estimating a Dirichlet distribution, 2000). Equal
+partitions or zeros have no maximum: shares are kept off zero, and the concentration has a ceiling.
 """
 
 import numpy as np

@@ -22,8 +22,7 @@ class Bounds:
         return cls(np.array(problem.min_weightings), np.array(problem.max_weightings))
 
     def hold(self, points: FloatArray) -> BoolArray:
-        """Returns which points [points, n] are within; all where none is, which were measured
-        before the bounds were tightened."""
+        """Returns which points [points, n] are within; all where none is, by older bounds."""
         above, below = points >= self.lower - ROUNDING, points <= self.upper + ROUNDING
         held: BoolArray = np.asarray((above & below).all(axis=1))
         return held if held.any() else ~held
@@ -48,8 +47,7 @@ class Fit(Protocol):
         (Vehtari, Gelman & Gabry, Statistics and Computing 27, 2017)."""
 
     def costs(self, points: FloatArray) -> FloatArray:
-        """Returns noise-free costs [draws, points], jointly drawn: each row is one possible
-        truth."""
+        """Returns noise-free costs [draws, points]: each row is one possible truth."""
 
     def optima(self, bounds: Bounds) -> FloatArray:
         """Returns the optimum of each possible truth, [draws, n]."""
@@ -63,8 +61,7 @@ class Fit(Protocol):
 
 def log_density(residuals: FloatArray, deviation: FloatArray | float) -> FloatArray:
     """Returns the log density of a normal distribution. Deviations under RESOLUTION count as that:
-    a model that predicts to a part in a million is no more to be trusted than one that predicts to
-    a part in a hundred."""
+    to predict to a part in a million is no more trusted than to a part in a hundred."""
     coarse = np.hypot(deviation, RESOLUTION)
     density: FloatArray = (
         -0.5 * (residuals / coarse) ** 2 - np.log(coarse) - 0.5 * np.log(2.0 * np.pi)

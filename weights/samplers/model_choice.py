@@ -35,8 +35,7 @@ def most_trusted(trials: Trials, rng: np.random.Generator) -> Fit:
 def guide(trials: Trials, rng: np.random.Generator) -> Fit:
     """Returns the model that proposes: the trusted one. A surrogate is equally smooth everywhere,
     so bad shares blur what it sees among the good ones: it is fitted again without most of the bad.
-    This favours lucky trials, which costs a trial at most; what is reported best is judged by all
-    of them."""
+    This favours lucky trials, which costs a trial at most: the best is judged by all of them."""
     fit = most_trusted(trials, rng)
     if isinstance(fit, Surrogate) and len(trials) > NEAR_TRIALS:
         return fit_surrogate(trials.most_telling(NEAR_TRIALS), rng)
@@ -44,8 +43,7 @@ def guide(trials: Trials, rng: np.random.Generator) -> Fit:
 
 
 def clearly_beats(other: Fit, fit: Fit) -> bool:
-    """Returns True if the difference in evidence is over MARGIN and over two standard errors of
-    it."""
+    """Returns True if evidence differs by over MARGIN and two standard errors."""
     difference = other.evidence - fit.evidence
     error = np.sqrt(len(difference)) * float(difference.std())
     return bool(difference.sum() > max(MARGIN, 2.0 * error))

@@ -160,11 +160,7 @@ class _Climb:
 
     @classmethod
     def perturbed(
-        cls,
-        trials: Trials,
-        reference: FloatArray,
-        shape: tuple[int, int],
-        rng: np.random.Generator,
+        cls, trials: Trials, reference: FloatArray, shape: tuple[int, int], rng: np.random.Generator
     ) -> "_Climb":
         return cls(
             trials.costs + START_NOISE * rng.normal(size=(shape[0], len(trials))),

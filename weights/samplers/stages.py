@@ -32,8 +32,7 @@ class SlowestStage:
         return fastest_shares(self.slopes, self.latencies, bounds)
 
     def safest(self, bounds: Bounds) -> FloatArray:
-        """Returns optima for the mean node, and with more caution about nodes that are less
-        known."""
+        """Returns optima for the mean node, and with more caution about less known nodes."""
         logs = np.log(self.slopes)
         pessimism = np.array(PESSIMISM)[:, None]
         slopes = np.exp(logs.mean(axis=0) + pessimism * logs.std(axis=0))
@@ -42,9 +41,8 @@ class SlowestStage:
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
         """Returns, half of the times, the optimum of one possible truth (Thompson). Else, from safe
-        shares, the least known node gets so much more that it is the slowest: then the trial
-        measures that node and no other. A node that its bound keeps from being the slowest teaches
-        nothing."""
+        shares, the least known node gets so much more that it is the slowest: the trial measures
+        that node alone. One that its bound keeps from being the slowest teaches nothing."""
         if rng.random() < 0.5:
             drawn: FloatArray = rng.choice(self.optima(bounds))
             return drawn
@@ -66,8 +64,7 @@ class SlowestStage:
 def fastest_shares(slopes: FloatArray, latencies: FloatArray, bounds: Bounds) -> FloatArray:
     """Returns per row of `slopes` [rows, n] the shares whose slowest stage is fastest.
 
-    Within t seconds node i can take (t - c_i) / a_i, cut to its bounds: bisect for the t at which
-    the nodes together take everything.
+    Within t s node i can take (t - c_i) / a_i, cut to its bounds: bisect for the t that takes all.
     """
 
     def shares(seconds: FloatArray) -> FloatArray:

@@ -15,8 +15,7 @@ SAME = 1e-9  # points that agree to this in every share are the same
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Between a metric and its cost: a number of order 1, to be minimised, on which noise is about
-    the same everywhere.
+    """Between a metric and its cost, of order 1, to be minimised, with about equal noise.
 
     Metrics of one sign are times or rates; their cost is the log of the time (a rate's is the
     inverse), and noise in proportion becomes even. Of others the cost is the metric itself.

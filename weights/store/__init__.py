@@ -21,14 +21,12 @@ class WeightStore(Protocol):
         self, session_id: str, problem: Problem, observations: Sequence[Observation]
     ) -> Told:
         """Adds all of `observations`, at least one, or none; the first ones make the session.
-        Durable when it returns. Raises SessionMismatch, and stores nothing, if the session is about
-        other nodes or another direction."""
+        Durable when it returns. Raises SessionMismatch for other nodes or another direction."""
 
     def find(self, session_id: str) -> Session | None: ...
 
     def observations(self, session_id: str, first: int, count: int) -> list[Observation]:
-        """Returns those numbered `first` to `first + count - 1` from 0, as far as there are, in the
-        order in which they were told."""
+        """Returns those numbered from `first` on, at most `count`, in the order of telling."""
 
     def sessions(self, first: int, count: int) -> list[Session]:
         """Returns sessions as far as there are, in the order of their ids in UTF-8."""

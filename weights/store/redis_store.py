@@ -1,7 +1,6 @@
 """The shared store: a Redis server, for several processes or machines.
 
-Per session a hash `weights:session:<id>` and a list `weights:observations:<id>`; the ids in the
-sorted set `weights:sessions`.
+Per session: hash `weights:session:<id>`, list `weights:observations:<id>`; ids: `weights:sessions`.
 """
 
 from collections.abc import Sequence

@@ -110,10 +110,7 @@ class MessageWriter:
 
 
 def _usage(answer: ChatAnswer, output_tokens: int) -> Usage:
-    return {
-        "input_tokens": len(answer.generation.prompt_tokens),
-        "output_tokens": output_tokens,
-    }
+    return {"input_tokens": len(answer.generation.prompt_tokens), "output_tokens": output_tokens}
 
 
 def _stop(answer: ChatAnswer) -> tuple[StopReason, str | None]:

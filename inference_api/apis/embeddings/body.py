@@ -33,8 +33,7 @@ Inputs = Annotated[
 
 
 class EmbeddingsBody(RequestBody):
-    """`dimensions`: of the vector, from its beginning; `pooling`: of all tokens' states, or the
-    last one."""
+    """`dimensions`: the vector's first ones; `pooling`: of all tokens' states, or the last one."""
 
     unserved: ClassVar[Unserved] = UNSERVED_OF_EMBEDDINGS
 

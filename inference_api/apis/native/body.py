@@ -92,10 +92,7 @@ Integer = Annotated[int, BeforeValidator(_integer), _or(_text_of(INTEGER_TEXT))]
 OptionalInteger = Annotated[int | None, BeforeValidator(_integer), _or(_text_of(INTEGER_TEXT))]
 Boolean = Annotated[bool, BeforeValidator(_boolean), _or({"enum": [*TRUTHS, 0, 1]})]
 StopStrings = Annotated[
-    list[str],
-    Field(fail_fast=True),
-    BeforeValidator(_stop_strings),
-    _or({"type": "string"}),
+    list[str], Field(fail_fast=True), BeforeValidator(_stop_strings), _or({"type": "string"})
 ]
 
 
@@ -123,10 +120,7 @@ class NativeBody(Body):
             session_id=self.session_id or None,
             speculation=self.speculation or "auto",
             sampling=SamplingParams(
-                temperature=self.temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                seed=seed % 2**64,
+                temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed % 2**64
             ),
         )
 
@@ -138,9 +132,7 @@ class StrictNativeBody(NativeBody):
 
 
 def parse_native_body(
-    body: bytes,
-    has_strict_bounds: bool = False,
-    rules: ReadingRules = DEFAULT_RULES,
+    body: bytes, has_strict_bounds: bool = False, rules: ReadingRules = DEFAULT_RULES
 ) -> NativeBody:
     """Raises InvalidRequest naming the first field at fault, types before bounds."""
     kind = StrictNativeBody if has_strict_bounds else NativeBody

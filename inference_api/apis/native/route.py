@@ -89,10 +89,7 @@ def encode_turn(prompts: PromptEncoder, text: str) -> Sequence[int]:
 
 
 def streamed(
-    generation: TextGeneration,
-    chunks: Iterator[bytes],
-    mimetype: str,
-    headers: Mapping[str, str],
+    generation: TextGeneration, chunks: Iterator[bytes], mimetype: str, headers: Mapping[str, str]
 ) -> Response:
     """Returns a chunked response that closes its generation when it ends, in whatever way."""
     with ExitStack() as stack:

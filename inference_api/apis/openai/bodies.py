@@ -40,8 +40,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 def _form_of_prompt(prompt: Any) -> str | None:
-    """Returns the form of the first element, so that a refusal of mixed forms names the first that
-    differs."""
+    """Returns the form of the first element: a refusal names the first that differs."""
     if isinstance(prompt, str):
         return "<text>"
     if not isinstance(prompt, list) or not prompt:

@@ -129,8 +129,7 @@ class ChoicesWriter:
         return {**whole_answer, "usage": self._usage(answers), **beside}
 
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
-        """Yields server-sent events: one per piece, one for the finish of each choice, one for
-        usage if asked, `[DONE]`."""
+        """Yields server-sent events: pieces, each choice's finish, usage if asked, `[DONE]`."""
         choices, options = self._choices(answers), self._body.stream_options or StreamOptions()
         head = {**self._identity, "object": self._form.chunk_object}
         # Everything but the choice is the same in every event, and not worth encoding again.
@@ -192,8 +191,7 @@ def _in_turn(
 ) -> Iterator[tuple[Choice, tuple[Event | None, LogprobsAnswer | None] | None]]:
     """Yields a piece of each choice in turn, None at its end.
 
-    Waiting for one holds up the others no longer than a step: all of them run, and a step brings
-    each a token.
+    Waiting for one holds up the others no longer than a step, which brings each a token.
     """
     running = [(choice, choice.pieces()) for choice in choices]
     while running:

@@ -9,8 +9,7 @@ from inference_api.web.fields import fault
 
 
 class ConversationFields(ToolFields):
-    """`continue_final_message` has the answer go on with the last message, without
-    `add_generation_prompt`, which begins an answer."""
+    """`continue_final_message` goes on with the last message, without `add_generation_prompt`."""
 
     chat_template_kwargs: TemplateOptions | None = None
     add_generation_prompt: bool | None = None

@@ -77,7 +77,4 @@ UNSERVED_TOOLS: Unserved = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
-UNSERVED_OF_CHAT: Unserved = {
-    "chat_template": (),
-    "documents": ([],),
-}
+UNSERVED_OF_CHAT: Unserved = {"chat_template": (), "documents": ([],)}

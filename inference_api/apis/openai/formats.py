@@ -90,8 +90,7 @@ class StructuredOutputs(Body):
 
 
 class Constrained(Body):
-    """What a body may say of its answer's form: one of these, the last four by vLLM's older
-    names."""
+    """What a body may say of its answer's form: one of these, the last four by vLLM's old names."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -108,8 +108,7 @@ class Logprobs:
         self._prompt_tokens_left = num_prompt_tokens
 
     def shape(self, tokens: Sequence[ScoredToken], end: int | None = None) -> LogprobsAnswer:
-        """Returns those of the tokens that came next; with `end`, of the ones that begin before
-        it."""
+        """Returns those of the next tokens; with `end`, of the ones that begin before it."""
         kept: list[ScoredToken] = []
         offsets: list[int] = []
         for token in tokens:

@@ -299,9 +299,7 @@ class ResponseWriter:
         return response
 
     def _response(
-        self,
-        status: Literal["in_progress", "completed", "incomplete", "failed"],
-        items: list[Item],
+        self, status: Literal["in_progress", "completed", "incomplete", "failed"], items: list[Item]
     ) -> ResponseAnswer:
         body = self.body
         asked = body.model_dump(by_alias=True, exclude_none=True)

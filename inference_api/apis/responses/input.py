@@ -237,8 +237,7 @@ def tools_of(given: str | Sequence[Item]) -> list[AnyTool]:
 
 
 def turns_of(given: str | Sequence[Item]) -> list[Message]:
-    """Returns the turns as chat templates take them. What an assistant thought, said and called in
-    a row is one turn."""
+    """Returns templates' turns; an assistant's thoughts, texts and calls in a row are one."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     return list(_turns(given))
