@@ -146,14 +146,16 @@ def _in_service(loop: Loop, outside_ms: float) -> float:
 
 
 def _moved(points: Points, in_service: Mapping[int, float]) -> Points:
-    """Returns points by rows in service, of those by users; the last line goes on."""
+    """Returns points by rows in service, of those by users; the last line goes on, above 0."""
     rows, ms = [in_service[point.rows] for point in points], [point.ms for point in points]
     slope = (ms[-1] - ms[-2]) / max(rows[-1] - rows[-2], 1.0) if len(ms) > 1 else 0.0
     beyond = [max(point.rows - rows[-1], 0.0) for point in points]
-    return tuple(
-        replace(point, ms=float(np.interp(point.rows, rows, ms)) + slope * more)
+    on_line = [
+        float(np.interp(point.rows, rows, ms)) + slope * more
         for point, more in zip(points, beyond, strict=True)
-    )
+    ]
+    least_ms = min(LEAST_MS, *ms)
+    return tuple(replace(p, ms=max(on, least_ms)) for p, on in zip(points, on_line, strict=True))
 
 
 def _loop(point: LoadPoint) -> Loop | None:

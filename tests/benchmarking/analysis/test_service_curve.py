@@ -128,6 +128,19 @@ def test_prompt_tokens_that_cost_less_beside_more_rows_are_found() -> None:
         assert [p.ms for p in of_found] == pytest.approx([p.ms for p in of_exact], rel=1e-3)
 
 
+def test_prompt_tokens_that_seem_to_cost_ever_less_still_cost_something() -> None:
+    exact = ServiceCurve(
+        decode=tuple(CurvePoint(n, 2.0 + 0.2 * n, 0.0) for n in (1, 2, 4, 8, 16, 32)),
+        prompt_token=tuple(CurvePoint(n, ms, 0.0) for n, ms in ((1, 0.5), (8, 0.4), (32, 0.001))),
+        source="closed loops",
+        overhead=(CurvePoint(1, 300.0, 0.0),),
+    )
+    loops = [loop_of(exact, point.rows, w) for point in exact.decode for w in (31, 127)]
+    found = fit_loops([replace(loop, is_mixed=True) for loop in loops])
+    assert found is not None
+    assert min(point.ms for point in found.prompt_token) > 0
+
+
 def test_prompt_tokens_that_cost_more_beside_more_rows_do_so_in_later_steps() -> None:
     """They are attended to: each of n rows has `w` more of them to read in each of its steps."""
     attended_ms = {1: 0.0, 8: 0.004, 32: 0.02}
