@@ -38,6 +38,12 @@ class Manners:
     takes_thoughts_beside_text: bool = True  # before calls; Harmony's refuses a turn with both
 
 
+def call_as_json(call_id: str, name: str, arguments: str) -> Message:
+    """Returns a call in OpenAI's form, in which chat templates want it."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
 def has_calls(messages: Sequence[Message]) -> bool:
     return any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 

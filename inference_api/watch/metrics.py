@@ -65,8 +65,8 @@ GAUGES: StateMetrics = {
     "inference_sessions": ("Sessions with an open stream.", lambda state: state.sessions),
 }
 VLLM_GAUGES: StateMetrics = {
-    "vllm:num_requests_running": ("User rows that run a request.", lambda state: state.busy_rows),
-    "vllm:num_requests_waiting": ("Requests waiting for a row.", lambda state: state.queued),
+    "vllm:num_requests_running": GAUGES["inference_rows_busy"],
+    "vllm:num_requests_waiting": GAUGES["inference_queue_depth"],
     "vllm:kv_cache_usage_perc": (
         "Tokens that busy rows hold in the KV cache, of those it has room for; 0 to 1.",
         lambda state: state.kv_cache_usage,
@@ -93,12 +93,9 @@ COUNTERS: StateMetrics = {
     ),
 }
 VLLM_COUNTERS: StateMetrics = {
-    "vllm:spec_decode_num_drafts": ("Drafts verified.", lambda state: state.drafts),
-    "vllm:spec_decode_num_draft_tokens": ("Tokens drafted.", lambda state: state.drafted_tokens),
-    "vllm:spec_decode_num_accepted_tokens": (
-        "Drafted tokens that were accepted.",
-        lambda state: state.accepted_tokens,
-    ),
+    "vllm:spec_decode_num_drafts": COUNTERS["inference_drafts"],
+    "vllm:spec_decode_num_draft_tokens": COUNTERS["inference_drafted_tokens"],
+    "vllm:spec_decode_num_accepted_tokens": COUNTERS["inference_accepted_tokens"],
 }
 
 

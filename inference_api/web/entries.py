@@ -4,7 +4,7 @@ place, and either is said."""
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, Discriminator, ValidationInfo
 
 from inference_api.web.fields import fault
 from inference_api.web.left_aside import LeftAside
@@ -62,6 +62,19 @@ def only(types: Collection[str], kind: type[BaseModel]) -> BeforeValidator:
         return kept
 
     return BeforeValidator(read)
+
+
+def text_or(a_list: str, error_type: str) -> Discriminator:
+    """Returns what tells a text, tagged `<text>`, from a list, tagged `<list>`. `a_list`: what to
+    give in place of a text, for the refusal of anything else."""
+
+    def form(given: Any) -> str | None:
+        if isinstance(given, str):
+            return "<text>"
+        return "<list>" if isinstance(given, list) else None
+
+    message = f"give a text or {a_list}"
+    return Discriminator(form, custom_error_type=error_type, custom_error_message=message)
 
 
 def aside_of(info: ValidationInfo, kind: type[BaseModel]) -> LeftAside:

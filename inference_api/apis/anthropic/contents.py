@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from inference_api.tools.history import Message
-from inference_api.web.entries import ENCRYPTED, read_parts
+from inference_api.tools.history import Message, call_as_json
+from inference_api.web.entries import ENCRYPTED, read_parts, text_or, type_of
 from inference_api.web.fields import Body, fault
 from inference_api.web.tools import CalledName, CallId
 
@@ -29,20 +29,10 @@ class TextBlock(Body):
     text: str
 
 
-def _form_of_content(content: Any) -> str | None:
-    if isinstance(content, str):
-        return "<text>"
-    return "<blocks>" if isinstance(content, list) else None
-
-
 Text = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[TextBlock], read_parts(TextBlock), Tag("<blocks>")],
-    Discriminator(
-        _form_of_content,
-        custom_error_type="text",
-        custom_error_message="give a text or a list of blocks of type text",
-    ),
+    | Annotated[list[TextBlock], read_parts(TextBlock), Tag("<list>")],
+    text_or("a list of blocks of type text", "text"),
 ]
 
 
@@ -60,8 +50,7 @@ class ToolReference(Body):
 
 
 def _form_of_part(part: Any) -> str:
-    is_reference = isinstance(part, dict) and part.get("type") == "tool_reference"
-    return "<reference>" if is_reference else "<text>"
+    return "<reference>" if type_of(part) == "tool_reference" else "<text>"
 
 
 ResultPart = Annotated[
@@ -70,12 +59,8 @@ ResultPart = Annotated[
 ]
 Result = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[ResultPart], read_parts(TextBlock), Tag("<blocks>")],
-    Discriminator(
-        _form_of_content,
-        custom_error_type="text",
-        custom_error_message="give a text or a list of blocks of type text or tool_reference",
-    ),
+    | Annotated[list[ResultPart], read_parts(TextBlock), Tag("<list>")],
+    text_or("a list of blocks of type text or tool_reference", "text"),
 ]
 
 
@@ -99,9 +84,7 @@ class ToolUseBlock(Body):
     input: dict[str, Any]
 
     def as_json(self) -> Message:
-        arguments = json.dumps(self.input, ensure_ascii=False)
-        function = {"name": self.name, "arguments": arguments}
-        return {"id": self.id, "type": "function", "function": function}
+        return call_as_json(self.id, self.name, json.dumps(self.input, ensure_ascii=False))
 
 
 class ToolResultBlock(Body):
@@ -129,7 +112,7 @@ _TYPES = ("text", "thinking", "tool_use", "tool_result")
 
 
 def _type_of_block(block: Any) -> str | None:
-    kind = block.get("type") if isinstance(block, dict) else None
+    kind = type_of(block)
     return f"<{kind}>" if kind in _TYPES else None
 
 
@@ -147,13 +130,9 @@ AnyBlock = Annotated[
 Content = Annotated[
     Annotated[str, Tag("<text>")]
     | Annotated[
-        list[AnyBlock], Field(fail_fast=True), read_parts(TextBlock, FOREIGN), Tag("<blocks>")
+        list[AnyBlock], Field(fail_fast=True), read_parts(TextBlock, FOREIGN), Tag("<list>")
     ],
-    Discriminator(
-        _form_of_content,
-        custom_error_type="content",
-        custom_error_message="give a text or a list of blocks",
-    ),
+    text_or("a list of blocks", "content"),
 ]
 
 

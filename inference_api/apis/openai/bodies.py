@@ -18,6 +18,7 @@ from inference_api.apis.openai.formats import Constrained
 from inference_api.apis.openai.messages import Messages, turns_of
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams
+from inference_api.web.entries import text_or
 from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, Body, Unserved, fault
 from inference_api.web.json_object import shortened
 from inference_api.web.sampling import SampledBody
@@ -49,12 +50,6 @@ def _form_of_prompt(prompt: Any) -> str | None:
     return forms.get(type(prompt[0]))
 
 
-def _form_of_stop(stop: Any) -> str | None:
-    if isinstance(stop, str):
-        return "<text>"
-    return "<texts>" if isinstance(stop, list) else None
-
-
 BY_FORM_OF_PROMPT = Discriminator(
     _form_of_prompt,
     custom_error_type="prompt",
@@ -71,12 +66,8 @@ Prompt = Annotated[
 ]
 Stop = Annotated[
     Annotated[Text, Tag("<text>")]
-    | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("<texts>")],
-    Discriminator(
-        _form_of_stop,
-        custom_error_type="stop",
-        custom_error_message=f"give a text or a list of {MAX_STOP_STRINGS} texts at most",
-    ),
+    | Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS), Tag("<list>")],
+    text_or(f"a list of {MAX_STOP_STRINGS} texts at most", "stop"),
 ]
 
 

@@ -4,18 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 
-from inference_api.tools.history import Message
-from inference_api.web.entries import read_parts
+from inference_api.tools.history import Message, call_as_json
+from inference_api.web.entries import read_parts, text_or
 from inference_api.web.fields import Body, Unserved, fault
 from inference_api.web.tools import MAX_CALLS_OF_A_TURN, CalledName, CallId
-
-
-def form_of_content(content: Any) -> str | None:
-    if isinstance(content, str):
-        return "<text>"
-    return "<parts>" if isinstance(content, list) else None
 
 
 class TextPart(Body):
@@ -35,12 +29,8 @@ def as_text(arguments: Any) -> Any:
 
 Content = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[TextPart], Field(fail_fast=True), read_parts(TextPart), Tag("<parts>")],
-    Discriminator(
-        form_of_content,
-        custom_error_type="content",
-        custom_error_message="give a text or a list of parts of type text",
-    ),
+    | Annotated[list[TextPart], Field(fail_fast=True), read_parts(TextPart), Tag("<list>")],
+    text_or("a list of parts of type text", "content"),
 ]
 
 
@@ -61,8 +51,7 @@ class ToolCall(Body):
     function: CalledFunction
 
     def as_json(self) -> Message:
-        function = {"name": self.function.name, "arguments": self.function.arguments}
-        return {"id": self.id, "type": "function", "function": function}
+        return call_as_json(self.id, self.function.name, self.function.arguments)
 
 
 class ChatMessage(Body):

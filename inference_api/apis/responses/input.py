@@ -7,10 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from inference_api.apis.openai.messages import form_of_content
 from inference_api.apis.responses.tools import SEARCH, SHELL, AnyTool, Tools, flat_name, flattened
-from inference_api.tools.history import Message
-from inference_api.web.entries import ENCRYPTED, read_parts, type_of
+from inference_api.tools.history import Message, call_as_json
+from inference_api.web.entries import ENCRYPTED, read_parts, text_or, type_of
 from inference_api.web.fields import Body
 from inference_api.web.tools import CalledName, CallId
 
@@ -46,7 +45,7 @@ class InputRefusal(Body):
 
 
 def _form_of_part(part: Any) -> str:
-    return "<refusal>" if isinstance(part, dict) and part.get("type") == "refusal" else "<part>"
+    return "<refusal>" if type_of(part) == "refusal" else "<part>"
 
 
 AnyPart = Annotated[
@@ -57,12 +56,8 @@ AnyPart = Annotated[
 
 Content = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[list[AnyPart], Field(fail_fast=True), read_parts(InputPart), Tag("<parts>")],
-    Discriminator(
-        form_of_content,
-        custom_error_type="content",
-        custom_error_message="give a text or a list of parts of text",
-    ),
+    | Annotated[list[AnyPart], Field(fail_fast=True), read_parts(InputPart), Tag("<list>")],
+    text_or("a list of parts of text", "content"),
 ]
 
 
@@ -82,13 +77,8 @@ class InputCall(Body):
 
     call_id: CallId
 
-    @property
     @abstractmethod
-    def function(self) -> dict[str, str]:
-        """Its name and its arguments as JSON."""
-
-    def as_json(self) -> Message:
-        return {"id": self.call_id, "type": "function", "function": self.function}
+    def as_json(self) -> Message: ...
 
 
 class FunctionCall(InputCall):
@@ -97,9 +87,8 @@ class FunctionCall(InputCall):
     namespace: CalledName | None = None
     arguments: str
 
-    @property
-    def function(self) -> dict[str, str]:
-        return {"name": flat_name(self.namespace, self.name), "arguments": self.arguments}
+    def as_json(self) -> Message:
+        return call_as_json(self.call_id, flat_name(self.namespace, self.name), self.arguments)
 
 
 class CustomToolCall(InputCall):
@@ -108,20 +97,18 @@ class CustomToolCall(InputCall):
     namespace: CalledName | None = None
     input: str
 
-    @property
-    def function(self) -> dict[str, str]:
+    def as_json(self) -> Message:
         arguments = json.dumps({"input": self.input}, ensure_ascii=False)
-        return {"name": flat_name(self.namespace, self.name), "arguments": arguments}
+        return call_as_json(self.call_id, flat_name(self.namespace, self.name), arguments)
 
 
 class LocalShellCall(InputCall):
     type: Literal["local_shell_call"]
     action: dict[str, Any]
 
-    @property
-    def function(self) -> dict[str, str]:
+    def as_json(self) -> Message:
         said = {key: value for key, value in self.action.items() if key != "type"}
-        return {"name": SHELL, "arguments": json.dumps(said, ensure_ascii=False)}
+        return call_as_json(self.call_id, SHELL, json.dumps(said, ensure_ascii=False))
 
 
 class ToolSearchCall(InputCall):
@@ -130,9 +117,9 @@ class ToolSearchCall(InputCall):
     type: Literal["tool_search_call"]
     arguments: dict[str, Any]
 
-    @property
-    def function(self) -> dict[str, str]:
-        return {"name": SEARCH, "arguments": json.dumps(self.arguments, ensure_ascii=False)}
+    def as_json(self) -> Message:
+        arguments = json.dumps(self.arguments, ensure_ascii=False)
+        return call_as_json(self.call_id, SEARCH, arguments)
 
 
 class AdditionalTools(Body):
@@ -208,25 +195,15 @@ AnyItem = Annotated[
 ]
 
 
-def _form_of_input(given: Any) -> str | None:
-    if isinstance(given, str):
-        return "<text>"
-    return "<items>" if isinstance(given, list) else None
-
-
 Input = Annotated[
     Annotated[str, Field(min_length=1), Tag("<text>")]
     | Annotated[
         list[AnyItem],
         Field(min_length=1, fail_fast=True),
         read_parts(InputMessage, FOREIGN),
-        Tag("<items>"),
+        Tag("<list>"),
     ],
-    Discriminator(
-        _form_of_input,
-        custom_error_type="input",
-        custom_error_message="give a text or a list of items",
-    ),
+    text_or("a list of items", "input"),
 ]
 
 
