@@ -10,7 +10,7 @@ Writing: 4 spaces, `<`, `>` and `&` escaped so that an answer may stand in an HT
 import json
 from difflib import get_close_matches
 from enum import Enum, auto
-from typing import Any, ClassVar, NoReturn, Self, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -81,11 +81,6 @@ class Body(BaseModel):
         found = get_close_matches(key.lower(), cls._names_by_lower, n=1)
         return cls._names_by_lower[found[0]] if found else None
 
-    @classmethod
-    def parse(cls, raw: bytes) -> Self:
-        """Reads a request body. Raises InvalidRequest with every fault and its path."""
-        return read(cls, decode(raw))
-
     def dump(self) -> dict[str, Any]:
         """Returns plain JSON values; extensions that were not given are left out."""
         return self.model_dump(exclude_none=True)
@@ -128,7 +123,7 @@ def decode(raw: bytes) -> object:
     try:
         text = raw.decode("utf-8-sig").lstrip(" \t\r\n")
         if not text:
-            _reject("the body is empty; send a JSON object")
+            raise InvalidRequest([Fault("", "the body is empty; send a JSON object")])
         value: object
         decoder = json.JSONDecoder(parse_int=_integer)
         value, _ = decoder.raw_decode(text)
@@ -150,10 +145,6 @@ def encode(value: object) -> str:
 def encode_compact(value: object) -> str:
     """Returns the same value on one line, for stores and ETags: equal values give equal text."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
-
-
-def _reject(message: str) -> NoReturn:
-    raise InvalidRequest([Fault("", message)])
 
 
 def _integer(digits: str) -> int:

@@ -4,14 +4,14 @@ A store holds small records, (kind, name) -> JSON: a change writes what it chang
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from common.stores import Record
-from optimizer.inferno_json import Body, BodyT, Reading, encode_compact, read
+from optimizer.inferno_json import Body, Reading, encode_compact, read
 from optimizer.spec import (
     AcceleratorSpec,
     Name,
@@ -135,8 +135,9 @@ def from_records(records: Iterable[Record]) -> SystemState:
     tables: dict[str, dict[str, Any]] = {}
     for kind, name, body in records:
         value = json.loads(body or "null")
-        build = _BUILDERS.get(kind)
-        tables.setdefault(kind, {})[name] = build(value) if build else value
+        if model := _MODELS.get(kind):
+            value = read(model, value, Reading.RECORD)  # keys of another version are no fault
+        tables.setdefault(kind, {})[name] = value
     models: dict[str, dict[str, PerfData]] = {name: {} for name in tables.get("model", {})}
     for perf in tables.get("perf", {}).values():
         models.setdefault(perf.name, {})[perf.acc] = perf
@@ -154,15 +155,10 @@ def from_records(records: Iterable[Record]) -> SystemState:
     )
 
 
-def _read_record(model: type[BodyT], value: object) -> BodyT:
-    """Validates a record. Keys that only another version of Hearth knows do not stop the start."""
-    return read(model, value, Reading.RECORD)
-
-
-_BUILDERS: Mapping[str, Callable[[object], Body]] = {
-    "accelerator": lambda value: _read_record(AcceleratorSpec, value),
-    "perf": lambda value: _read_record(PerfData, value),
-    "class": lambda value: _read_record(ServiceClassSpec, value),
-    "server": lambda value: _read_record(ServerSpec, value),
-    "optimizer": lambda value: _read_record(OptimizerSpec, value),
+_MODELS: Mapping[str, type[Body]] = {
+    "accelerator": AcceleratorSpec,
+    "perf": PerfData,
+    "class": ServiceClassSpec,
+    "server": ServerSpec,
+    "optimizer": OptimizerSpec,
 }

@@ -52,7 +52,7 @@ def offers(system: System, cache: SizingCache) -> Offers:
         if (fault := load_fault(system, server))
     }
     items = {
-        name: eligible(system, _moving_only_if(name not in faults, server), targets)
+        name: eligible(system, _held(server) if name in faults else server, targets)
         for name, server in system.servers.items()
         if name not in faults or not faults[name].stays
     }
@@ -83,8 +83,8 @@ def offers(system: System, cache: SizingCache) -> Offers:
     )
 
 
-def _moving_only_if(may_move: bool, server: ServerSpec) -> ServerSpec:
-    return server if may_move else server.model_copy(update={"keep_accelerator": True})
+def _held(server: ServerSpec) -> ServerSpec:
+    return server.model_copy(update={"keep_accelerator": True})
 
 
 def _contender(item: Eligible, candidates: list[Candidate]) -> Contender:

@@ -21,6 +21,8 @@ from optimizer.solver import Candidate
 from optimizer.spec import AllocationJson, ModelTargetJson, ServerSpec
 from optimizer.system import System, in_order, lookup
 
+TOO_FEW = "replicas: maxNumReplicas is below what it needs"
+
 
 class Refused(JsonObject):
     code: str
@@ -120,9 +122,7 @@ def _verdict(candidate: Candidate | None, refusal: Refusal) -> Verdict:
         return {"feasible": False, "reason": _refusal(refusal)}
     return {
         "feasible": not candidate.capped,
-        "reason": None
-        if not candidate.capped
-        else {"code": "replicas", "message": "replicas: maxNumReplicas is below what it needs"},
+        "reason": Refused(code="replicas", message=TOO_FEW) if candidate.capped else None,
         "numReplicas": candidate.replicas,
         "maxBatch": candidate.batch,
         "cards": candidate.cards,

@@ -168,13 +168,9 @@ def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _Said:
         raise InvalidRequest([Fault("trace", "none of these requests is answered; give others")])
     if not samples:
         return _Said("simulation", _of(seen), None, seen.above_measured)
-    curves = [_sampled(replica.curve, rng) for _ in range(samples)]
-    servers = [Server(curve, replica.max_batch, replica.max_queue) for curve in curves]
-    each = [
-        seen,
-        *(measured(server, drawn, query.warmup_requests, course=course) for server in servers),
-    ]
-    values = np.array([_triple(one) for one in each])
+    servers = [replace(server, curve=_sampled(replica.curve, rng)) for _ in range(samples)]
+    others = [measured(each, drawn, query.warmup_requests, course=course) for each in servers]
+    values = np.array([_triple(one) for one in (seen, *others)])
     factors = _log_normal(values)
     bounds = (values[0] * factors[0], values[0] * factors[1])
     return _Said("simulation", _of(seen), bounds, seen.above_measured)

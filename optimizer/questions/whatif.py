@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from optimizer.answer import Summary
 from optimizer.inferno_json import Body, JsonObject
 from optimizer.optimize import SolveOptions, optimize
-from optimizer.spec import AcceleratorSpec, OptimizerSpec, ServerSpec, SystemSpec, Text
+from optimizer.spec import OptimizerSpec, ServerSpec, SystemSpec, Text
 from optimizer.stabilize import Stability
 from optimizer.system import System, lookup
 
@@ -99,7 +99,10 @@ def _scaled(system: System, query: WhatIfQuery, factor: float) -> System:
             return system.with_servers(_busier(server, factor) for server in servers.values())
         case Swept.COST:
             accelerators = _chosen("accelerator", system.accelerators, query.target)
-            return system.with_accelerators(_dearer(a, factor) for a in accelerators.values())
+            return system.with_accelerators(
+                each.model_copy(update={"cost": each.cost * factor})
+                for each in accelerators.values()
+            )
         case Swept.CAPACITY:
             counts = _chosen("accelerator type", system.capacities, query.target)
             scaled = {card_type: math.floor(n * factor) for card_type, n in counts.items()}
@@ -117,7 +120,3 @@ def _busier(server: ServerSpec, factor: float) -> ServerSpec:
     load = load.model_copy(update={"known_rate": load.known_rate * factor})
     current = server.current_alloc.model_copy(update={"load": load})
     return server.model_copy(update={"current_alloc": current})
-
-
-def _dearer(accelerator: AcceleratorSpec, factor: float) -> AcceleratorSpec:
-    return accelerator.model_copy(update={"cost": accelerator.cost * factor})

@@ -17,7 +17,7 @@ from optimizer.errors import Fault, InvalidRequest, OptimizerError
 from optimizer.inferno_json import Reading, decode, read
 from optimizer.routes.answers import FaultAnswer, Problem
 from optimizer.routes.edits import add_edit_routes
-from optimizer.routes.http import json_response, text_response
+from optimizer.routes.http import json_response, no_route
 from optimizer.routes.reads import (
     add_catalogue_routes,
     add_query_routes,
@@ -61,7 +61,7 @@ def add_not_found_pages(app: Flask) -> None:
     """Adds the reference's answer to unknown paths and wrong verbs, for an application that serves
     the optimizer alone."""
     for status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
-        app.register_error_handler(status, lambda _: text_response("404 page not found", 404))
+        app.register_error_handler(status, lambda _: no_route())
 
 
 def _error_response(error: OptimizerError | WireError) -> Response:

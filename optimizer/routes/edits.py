@@ -14,7 +14,7 @@ from common.operations import Content, ViewT, operation
 from optimizer.errors import Fault, InvalidRequest, NotFound
 from optimizer.inferno_json import Body, read
 from optimizer.routes.answers import NO_ROUTE, Problem, problems
-from optimizer.routes.http import json_response, text_response
+from optimizer.routes.http import json_response, no_route
 from optimizer.routes.reads import perf_of, target_of, with_two_names
 from optimizer.service import StatefulService
 from optimizer.spec import (
@@ -160,7 +160,7 @@ def _add_classes(http: HttpRoutes, service: StatefulService) -> None:
         """A class that exists keeps its targets."""
         name, _, priority = names.rstrip("/").rpartition("/")
         if not name:
-            return text_response("404 page not found", 404)
+            return no_route()
         if not re.fullmatch(r"[+-]?[0-9]{1,9}", priority):
             message = f"service class priority {priority} invalid"
             raise InvalidRequest([Fault("", message)])

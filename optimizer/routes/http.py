@@ -13,8 +13,9 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(text, status, content_type="application/json; charset=utf-8")
 
 
-def text_response(text: str, status: int) -> Response:
-    return Response(text, status, content_type="text/plain")
+def no_route() -> Response:
+    """Returns the answer to a path or verb that there is not."""
+    return Response("404 page not found", 404, content_type="text/plain")
 
 
 def two_names(rest: str, is_known: Callable[[str], bool]) -> tuple[str, str] | None:

@@ -19,7 +19,7 @@ from optimizer.questions.queries import Analyzed, AnalyzeQuery, NotSized, Sized,
 from optimizer.questions.tune import Tuned, TuneQuery, tune
 from optimizer.questions.whatif import Sweep, WhatIfQuery, what_if
 from optimizer.routes.answers import NO_ROUTE, Problem, problems
-from optimizer.routes.http import json_response, text_response, two_names
+from optimizer.routes.http import json_response, no_route, two_names
 from optimizer.service import OptimizerService
 from optimizer.spec import (
     AcceleratorData,
@@ -214,7 +214,7 @@ def with_two_names(
 ) -> BodyT | Response:
     """Returns the answer about two names in a path; a path that has only one is no route."""
     split = two_names(names, lambda first: first in known)
-    return text_response("404 page not found", 404) if split is None else answer(*split)
+    return no_route() if split is None else answer(*split)
 
 
 def perf_of(system: System) -> Callable[[str, str], PerfData]:

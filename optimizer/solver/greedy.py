@@ -54,8 +54,6 @@ class GreedySolver:
 class _Turn:
     """A server in the queue and the candidate it tries next. Owned by one solve."""
 
-    __slots__ = ("contender", "index", "rank")
-
     def __init__(self, contender: Contender, index: int = 0) -> None:
         self.contender, self.index = contender, index
         value = contender.candidates[index].value

@@ -19,7 +19,7 @@ from itertools import chain
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csr_array
 
 from optimizer.model.latency import FloatArray
 from optimizer.solver import (
@@ -248,34 +248,20 @@ class _Program:
 
     def _service(self) -> LinearConstraint:
         """Returns the rule: a server takes one candidate, or enough replicas, or is left out."""
-        rows = [i for i, _ in self._columns] + list(range(len(self._contenders)))
-        columns = list(range(self._first_z))
+        out = [1.0] * len(self._contenders)
         if not self._options.heterogeneous:
-            matrix = coo_array(
-                (np.ones(self._first_z), (rows, columns)), shape=(len(self._contenders), self._size)
-            )
-            return LinearConstraint(matrix.tocsr(), 1, 1)
+            return LinearConstraint(self._by_server([1.0] * self._first_y, out), 1, 1)
         # In units of the demand, so that the solver's tolerance is relative.
-        shares = [_share(candidate, self._contenders[i]) for i, candidate in self._columns] + [
-            1.0
-        ] * len(self._contenders)
-        matrix = coo_array((shares, (rows, columns)), shape=(len(self._contenders), self._size))
-        return LinearConstraint(matrix.tocsr(), 1 - RATE_SLACK, np.inf)
+        shares = [_share(candidate, self._contenders[i]) for i, candidate in self._columns]
+        return LinearConstraint(self._by_server(shares, out), 1 - RATE_SLACK, np.inf)
 
     def _extras(self) -> list[LinearConstraint]:
         """Returns the bounds on replicas and the meaning of leaving an accelerator."""
         if not self._options.heterogeneous:
             return []
-        servers = len(self._contenders)
-        rows = [i for i, _ in self._columns] + list(range(servers))
-        columns = list(range(self._first_z))
         low = [float(contender.min_replicas) for contender in self._contenders]
         high = [np.inf if c.max_replicas is None else c.max_replicas for c in self._contenders]
-        ones = [1.0] * self._first_y + low
-        shape = (servers, self._size)
-        bounds = LinearConstraint(
-            coo_array((ones, (rows, columns)), shape=shape).tocsr(), low, high
-        )
+        bounds = LinearConstraint(self._by_server([1.0] * self._first_y, low), low, high)
         if not self._moves:
             return [bounds]
         rows, columns = [], []
@@ -285,6 +271,12 @@ class _Program:
         shape = (len(self._moves), self._size)
         moved = coo_array((np.ones(len(rows)), (rows, columns)), shape=shape).tocsr()
         return [bounds, LinearConstraint(moved, 1, np.inf)]
+
+    def _by_server(self, of_candidates: Sequence[float], of_left_out: Sequence[float]) -> csr_array:
+        """Returns a matrix with a row per server: of its candidates' columns, and of its y."""
+        rows = [i for i, _ in self._columns] + list(range(len(self._contenders)))
+        entries = ([*of_candidates, *of_left_out], (rows, list(range(self._first_z))))
+        return coo_array(entries, shape=(len(self._contenders), self._size)).tocsr()
 
     def _movable(self) -> list[tuple[int, int]]:
         """Returns (server, column of its accelerator) of servers that run on a candidate."""

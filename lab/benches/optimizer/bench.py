@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from benchmarking.machine import describe_machine
 from optimizer.candidates.allocation import Offers, offers
 from optimizer.candidates.replicas import SizingCache
-from optimizer.inferno_json import encode
+from optimizer.inferno_json import decode, encode, read
 from optimizer.optimize import SolveOptions, choose_solver, optimize
 from optimizer.solver import Problem, Scarcity, Solution
 from optimizer.solver.greedy import GreedySolver
@@ -114,7 +114,7 @@ class Phases:
 
 def measure(servers: int) -> Phases:
     raw = encode(random_system(servers, seed=1, capacity=1.0)).encode()
-    read_s, system = timed(lambda: System.from_spec(SystemData.parse(raw).system))
+    read_s, system = timed(lambda: System.from_spec(read(SystemData, decode(raw)).system))
     candidates_s, found = timed(lambda: offers(system, SizingCache()))
     problem = Problem(found.contenders, system.capacities)
     flags = {"unlimited": OptimizerSpec(unlimited=True), "greedy": OptimizerSpec()}
