@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Annotated, Self, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, read
@@ -32,11 +32,7 @@ class Precision(StrEnum):
     MXFP4 = "mxfp4"
 
 
-def _known_precision(value: object) -> object:
-    return next((precision for precision in Precision if precision == value), value)
-
-
-AnyPrecision = Annotated[Precision, BeforeValidator(_known_precision)]
+AnyPrecision = Annotated[Precision, Field(strict=False)]
 Positive = Annotated[float, Field(gt=0, le=1e15)]
 Whole = Annotated[int, Field(ge=1, le=10**7)]
 Source = Annotated[str, Field(pattern="^https://", max_length=500)]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from optimizer.answer import Summary
 from optimizer.inferno_json import Body, JsonObject
@@ -30,14 +30,10 @@ class Swept(StrEnum):
     CAPACITY = "capacity"
 
 
-def _known_sweep(value: object) -> object:
-    return next((sweep for sweep in Swept if sweep == value), value)
-
-
 class WhatIfQuery(Body):
     """Scales the load of servers, the cost of accelerators or the cards of types by factors."""
 
-    sweep: Annotated[Swept, BeforeValidator(_known_sweep)]
+    sweep: Annotated[Swept, Field(strict=False)]
     factors: Annotated[list[Factor], Field(min_length=1, max_length=MAX_FACTORS)]
     target: Text | None = None  # one server, accelerator or type; absent = all
     optimizer: OptimizerSpec | None = None  # absent = the flags last used

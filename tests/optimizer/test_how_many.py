@@ -149,7 +149,7 @@ def test_too_few_cards_too_little_memory_and_no_price_are_told(
         ({"arrivalRate": 0}, "arrivalRate"),
         ({"arrivalRate": float("nan")}, "arrivalRate"),
         ({"avgInTokens": 41_000}, "avgInTokens"),
-        ({"precision": "fp1"}, "precision"),
+        ({"precision": "fp1"}, "precision: .* 'bf16', 'fp8', 'int4', 'fp4' or 'mxfp4'"),
         ({"precision": "mxfp4"}, "precision"),
         ({"prices": {"h100": 1e8}}, "prices"),
         ({"measured": [{"name": "hearth-tiny", "acc": "h100"}]}, r"measured\[0\].name"),
