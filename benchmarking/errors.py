@@ -11,7 +11,8 @@ BenchmarkError
 └── NotWritable          results cannot be written where they should go
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class BenchmarkError(Exception):
@@ -52,3 +53,12 @@ class OptimizerUnusable(BenchmarkError):
 class NotWritable(BenchmarkError):
     def __init__(self, error: OSError) -> None:
         super().__init__(f"{error.filename}: {error.strerror}; choose a folder that can be written")
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Has an OSError in it raised as NotWritable."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritable(error) from error

@@ -26,7 +26,7 @@ from benchmarking.commands.command_line import (
     open_run,
     slo_options,
 )
-from benchmarking.errors import InvalidResults, NotWritable
+from benchmarking.errors import InvalidResults, writing
 from benchmarking.records import Run
 from benchmarking.report.fit_files import PERF_FILE, PREDICT_FILE, read_fit, write_fit
 from benchmarking.report.page import report_html
@@ -94,10 +94,8 @@ def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
     if not found:
         raise InvalidResults(f"{folder} holds no open loop with exponential waits to compare")
     text = json.dumps([as_json(beside, validity) for beside in found], indent=1)
-    try:
+    with writing():
         write_whole(folder / PREDICT_FILE, text + "\n")
-    except OSError as error:
-        raise NotWritable(error) from error
 
 
 @click.command("compare")
@@ -129,10 +127,8 @@ def report_run(folder: Path, against: Path | None, slo: Slo) -> None:
     before = open_run(against) if against else None
     page = report_html(open_run(folder), slo, read_fit(folder), before)
     path = folder / "report.html"
-    try:
+    with writing():
         write_whole(path, page)
-    except OSError as error:
-        raise NotWritable(error) from error
     click.echo(str(path))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from benchmarking.analysis.fit import Fit
-from benchmarking.errors import InvalidResults, NotWritable
+from benchmarking.errors import InvalidResults, writing
 from benchmarking.report.finding_pictures import fit_residuals
 from benchmarking.report.svg import to_svg
 from common.files import write_whole
@@ -20,12 +20,10 @@ _FIT = TypeAdapter(Fit)
 def write_fit(folder: Path, fit: Fit, model: str, accelerator: str) -> None:
     """`perf.json` is a body for the optimizer's `/setModels`. Raises NotWritable."""
     perf = {"models": [fit.perf_data(model, accelerator)]}
-    try:
+    with writing():
         write_whole(folder / FIT_FILE, _FIT.dump_json(fit, indent=1))
         write_whole(folder / PERF_FILE, json.dumps(perf, indent=1) + "\n")
         write_whole(folder / PICTURE_FILE, to_svg(fit_residuals(fit), "fit"))
-    except OSError as error:
-        raise NotWritable(error) from error
 
 
 def read_fit(folder: Path) -> Fit | None:

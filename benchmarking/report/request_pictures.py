@@ -18,6 +18,8 @@ TIME_SLICES = 200
 MAX_DOTS = 3000
 MAX_TICKS = 12
 
+_Figure = Callable[[RequestRecord], float | None]
+
 
 def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
     """The first requests of a row: late to be sent, waiting for a place, prefill, decode.
@@ -99,13 +101,8 @@ def batch_bars(records: Sequence[RequestRecord]) -> Figure | None:
             (-0.2, client, COLORS[0], "client"),
             (0.2, server, COLORS[4], "server"),
         ):
-            _bars(
-                ax,
-                [[of(record) for record in by_batch[size]] for size in sizes],
-                offset,
-                color,
-                who,
-            )
+            groups = [[of(record) for record in by_batch[size]] for size in sizes]
+            _bars(ax, groups, offset, color, who)
         ax.set(xlabel="batch size", ylabel=label)
     total = [
         size * float(np.mean(_known([_client_rate(r) for r in by_batch[size]]) or [0]))
@@ -144,7 +141,7 @@ def _client_rate(record: RequestRecord) -> float | None:
     return (output_tokens(record) - 1) / decode_s if decode_s > 0 else None
 
 
-def _server(name: str, scale: float) -> Callable[[RequestRecord], float | None]:
+def _server(name: str, scale: float) -> _Figure:
     def of(record: RequestRecord) -> float | None:
         value = getattr(record.usage, name) if record.usage else None
         return None if value is None else float(value) * scale
@@ -153,9 +150,7 @@ def _server(name: str, scale: float) -> Callable[[RequestRecord], float | None]:
 
 
 # Both sides count from sending here, so that they measure the same.
-_BARS: Sequence[
-    tuple[str, Callable[[RequestRecord], float | None], Callable[[RequestRecord], float | None]]
-] = (
+_BARS: Sequence[tuple[str, _Figure, _Figure]] = (
     ("TTFT, ms", lambda r: 1000 * (r.chunk_s[0] - r.sent_s), _server("ttft_s", 1000)),
     (
         "end-to-end, ms",

@@ -14,7 +14,7 @@ from uuid import uuid4
 from benchmarking.errors import InvalidResults
 from benchmarking.records import Workload
 from benchmarking.results.responses import Response
-from benchmarking.results.summary import METRICS, Summary
+from benchmarking.results.summary import METRICS, MODEL_IDX, Summary
 from common.files import write_whole
 
 SUMMARY, RESPONSES, TEXTS = "_summary.json", "_individual_responses.json", "_response_texts.jsonl"
@@ -42,22 +42,19 @@ class RowResult:
         return fields[fields.index(IMAGE_MARK) + 1] if IMAGE_MARK in fields else None
 
 
-def file_stem(load: Workload, model_idx: int = 0) -> str:
+def file_stem(load: Workload) -> str:
     """As documented, with a new uuid: what the names of a row's files begin with."""
     model = load.model.replace("_", "-")
     if load.prompts_path is not None:
         prompts = Path(load.prompts_path).stem.replace("_", "-")
         return _stem(["custom", model, prompts, load.concurrency or load.qps])
     kind = "synthetic" if load.concurrency else "realworkload"
-    fields: list[object] = [kind, model_idx, model]
+    fields: list[object] = [kind, MODEL_IDX, model]
     fields += [IMAGE_MARK, load.image_size] if load.image_size != "na" else []
     fields += [load.input_tokens, load.output_tokens]
-    fields += (
-        [load.concurrency]
-        if load.concurrency
-        else [round(load.qps or 0.0, 4), load.qps_distribution]
-    )
-    return _stem(fields)
+    if load.concurrency:
+        return _stem([*fields, load.concurrency])
+    return _stem([*fields, round(load.qps or 0.0, 4), load.qps_distribution])
 
 
 def _stem(fields: Sequence[object]) -> str:

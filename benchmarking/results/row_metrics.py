@@ -60,15 +60,9 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
         "end_to_end_latency_s": _distribution(e2e_s, answered),
         "send_delay_s": _distribution(lambda record: record.sent_s - record.scheduled_s, measured),
         "steady_window": steady_window(row, records),
-        "batch_size_used_mean": _mean(
-            [record.usage.batch_size_used for record in answered if record.usage]
-        ),
-        "acceptance_rate_mean": _mean(
-            [record.usage.acceptance_rate for record in answered if record.usage]
-        ),
-        "tokens_per_step_mean": _mean(
-            [record.usage.tokens_per_step for record in answered if record.usage]
-        ),
+        "batch_size_used_mean": _mean_usage("batch_size_used", answered),
+        "acceptance_rate_mean": _mean_usage("acceptance_rate", answered),
+        "tokens_per_step_mean": _mean_usage("tokens_per_step", answered),
         **switching(records),
         "client": None if row.overhead is None else asdict(row.overhead),
         "is_client_bottleneck": is_client_bottleneck(row),
@@ -96,7 +90,7 @@ def switching(records: Sequence[RequestRecord]) -> Metrics:
     ttfts_s = [record.usage.ttft_s if record.usage else None for record in answered]
     return {
         "switching_time_s": max(known_s, default=None),
-        "switching_time_estimate_s": three_sigma_s(ttfts_s) if answered else None,
+        "switching_time_estimate_s": three_sigma_s(ttfts_s),
     }
 
 
@@ -119,6 +113,8 @@ def _distribution(
     return {**named, "mean": fmean(values), "min": min(values), "max": max(values)}
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _mean_usage(name: str, records: Sequence[RequestRecord]) -> float | None:
+    """The mean of a field of `ServerUsage`."""
+    said = [getattr(record.usage, name) for record in records if record.usage]
+    known = [value for value in said if value is not None]
     return fmean(known) if known else None

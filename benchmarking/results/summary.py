@@ -11,6 +11,7 @@ from benchmarking.results.responses import Response
 
 PERCENTS = (5, 25, 50, 75, 90, 95, 99)
 DIGITS = 4
+MODEL_IDX = 0  # documented; a row has one model
 METRICS = (
     "client_ttft_s",
     "client_end_to_end_latency_s",
@@ -32,10 +33,7 @@ Summary = dict[str, Any]
 
 
 def summarise(
-    row: RowRecord,
-    responses: Sequence[Response],
-    sampling_params: dict[str, Any],
-    model_idx: int = 0,
+    row: RowRecord, responses: Sequence[Response], sampling_params: dict[str, Any]
 ) -> Summary:
     load = row.load
     if load.concurrency:
@@ -60,7 +58,7 @@ def summarise(
         **shape,
         **results(responses, row.end_s - row.start_s),
         **asked,
-        "model_idx": model_idx,
+        "model_idx": MODEL_IDX,
         "timestamp": int(row.timestamp),
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from openpyxl import Workbook
 
-from benchmarking.errors import NotWritable
+from benchmarking.errors import writing
 from benchmarking.results.batches import batch_columns
 from benchmarking.results.result_files import RowResult
 
@@ -63,11 +63,9 @@ def write_workbook(path: Path, rows: Sequence[RowResult]) -> None:
     sheet.append(shown)
     for line in lines:
         sheet.append([_cell(line.get(name)) for name in shown])
-    try:
+    with writing():
         path.parent.mkdir(parents=True, exist_ok=True)
         book.save(path)
-    except OSError as error:
-        raise NotWritable(error) from error
 
 
 def _line(row: RowResult) -> Line:

@@ -16,7 +16,7 @@ from threading import Lock
 from pydantic import ValidationError
 
 from benchmarking.analysis.bursts import burst_fault
-from benchmarking.errors import InvalidResults, NotWritable
+from benchmarking.errors import InvalidResults, writing
 from benchmarking.load.preflight import user_rows
 from benchmarking.machine import describe_machine
 from benchmarking.records import (
@@ -48,7 +48,7 @@ class RunFolder:
         self.run = run
         self.workbook = workbook
         self._lock = Lock()
-        try:
+        with writing():
             folder.mkdir(parents=True, exist_ok=False)
             append_records(folder, ())
             write_run(folder, run)
@@ -56,22 +56,17 @@ class RunFolder:
                 workbook.parent.mkdir(parents=True, exist_ok=True)
                 workbook.touch()
                 workbook.unlink()
-        except OSError as error:
-            raise NotWritable(error) from error
 
     def add(self, number: int, outcome: RowOutcome, texts_too: bool) -> None:
         """Keep what came of a row; its documented files too, if anything was measured."""
-        with self._lock:
+        with self._lock, writing():
             rows = (*self.run.rows[:number], outcome.row, *self.run.rows[number + 1 :])
             self.run = replace(self.run, rows=rows, records=(*self.run.records, *outcome.records))
-            try:
-                append_records(self.folder, outcome.records)
-                write_run(self.folder, self.run)
-                write_documented(self.folder, self.run, number)
-                if texts_too:
-                    write_texts(self.folder, outcome.row.name, outcome.texts)
-            except OSError as error:
-                raise NotWritable(error) from error
+            append_records(self.folder, outcome.records)
+            write_run(self.folder, self.run)
+            write_documented(self.folder, self.run, number)
+            if texts_too:
+                write_texts(self.folder, outcome.row.name, outcome.texts)
 
     def refuse(self, number: int, reason: str) -> None:
         """The row could not be run."""
@@ -80,16 +75,10 @@ class RunFolder:
 
     def finish(self) -> None:
         """Writes the files about the whole run; no workbook where nothing was measured."""
-        with self._lock:
-            try:
-                write_metrics(self.folder, run_metrics(self.run))
-            except OSError as error:
-                raise NotWritable(error) from error
-            if self.workbook is not None and any(map(self.run.records_of, self._numbers())):
+        with self._lock, writing():
+            write_metrics(self.folder, run_metrics(self.run))
+            if self.workbook is not None and any(record.is_measured for record in self.run.records):
                 write_workbook(self.workbook, list(read_rows(self.folder)))
-
-    def _numbers(self) -> range:
-        return range(len(self.run.rows))
 
 
 def new_run(
@@ -157,12 +146,10 @@ def recompute(folder: Path) -> Run:
         run = read_run(folder)
     except (OSError, ValidationError) as error:
         raise InvalidResults(f"{folder} holds no run: {error}") from error
-    try:
+    with writing():
         for number in range(len(run.rows)):
             write_documented(folder, run, number)
         write_metrics(folder, run_metrics(run))
-    except OSError as error:
-        raise NotWritable(error) from error
     return run
 
 
