@@ -198,27 +198,17 @@ def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
     config = _from_folder(read, path.resolve().parent)
     system = read_system(_bytes_of(config.system, MAX_SYSTEM_BYTES))
     name = config.system.name
-    faults = [
-        f"servers: {shown(each)} is not a server of {name}; known: {_listed(system.servers)}."
-        for each in config.servers
-        if each not in system.servers
-    ]
-    faults += [
-        f"servers: {shown(each)} of {name} is missing; say how it is run."
-        for each in system.servers
-        if each not in config.servers
-    ]
-    faults += [
-        f"accelerators: {shown(each)} is not an accelerator of {name}; known: "
-        f"{_listed(system.accelerators)}."
-        for each in config.accelerators
-        if each not in system.accelerators
-    ]
-    faults += [
-        f"accelerators: {shown(each)} of {name} is missing; say what a replica takes there."
-        for each in system.accelerators
-        if each not in config.accelerators
-    ]
+    faults: list[str] = []
+    for key, kind, given, known, remedy in (
+        ("servers", "a server", config.servers, system.servers, "say how it is run"),
+        ("accelerators", "an accelerator", config.accelerators, system.accelerators,
+            "say what a replica takes there"),
+    ):  # fmt: skip
+        unknown = [shown(each) for each in given if each not in known]
+        missing = [shown(each) for each in known if each not in given]
+        listed = ", ".join(map(shown, list(known)[:20]))
+        faults += [f"{key}: {each} is not {kind} of {name}; known: {listed}." for each in unknown]
+        faults += [f"{key}: {each} of {name} is missing; {remedy}." for each in missing]
     if faults:
         _refuse(faults)
     return config, system
@@ -237,10 +227,6 @@ def _keys_at(detail: ErrorDetails) -> Iterable[str]:
     path = detail["loc"]
     is_inside = len(path) > 1 or detail["type"] == "model_type"
     return (_PARTS.get(str(path[0]), ClusterConfig) if is_inside else ClusterConfig).model_fields
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(shown, list(names)[:20]))
 
 
 def _refuse(faults: list[str]) -> NoReturn:

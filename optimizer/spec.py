@@ -31,10 +31,6 @@ Level = Annotated[float, Field(ge=0, le=1e12)]
 _READ_EMPTY: Any = Field(default_factory=dict, validate_default=True)
 
 
-def _one_if_zero(value: int) -> int:
-    return value or 1
-
-
 class ModelName(Body):
     """What `/addModel` takes in its path."""
 
@@ -64,7 +60,7 @@ class AcceleratorSpec(Body):
 
     name: Name
     type: Text = ""
-    multiplicity: Annotated[Count, AfterValidator(_one_if_zero), Field(le=10**6)] = 1
+    multiplicity: Annotated[Count, AfterValidator(lambda value: value or 1), Field(le=10**6)] = 1
     mem_size: Count = 0
     mem_bw: Count = Field(default=0, alias="memBW")
     power: PowerSpec = PowerSpec()

@@ -214,11 +214,9 @@ class Planner:
         if answer is None:
             return ServerCycle(current, load, held="the optimizer gave no plan")
         allocation = answer.allocations.get(name)
-        planned = (
-            Latencies()
-            if allocation is None
-            else Latencies(allocation.ttft_average, allocation.itl_average)
-        )
+        planned = Latencies()
+        if allocation is not None:
+            planned = Latencies(allocation.ttft_average, allocation.itl_average)
         if name in held:
             return ServerCycle(current, load, planned=planned, held=held[name])
         if allocation is None:

@@ -14,7 +14,7 @@ from cluster.controller.rollout import Plan
 from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
 
-FLAGS = {
+FLAGS = {  # unless the document has others
     "priceSolver": True,  # plans of nearly the least cost where cards are scarce
     # Where cards run short a server gets those that are left. Without it, it would be left as it is
     # just when more comes than all cards can serve.
@@ -59,12 +59,13 @@ def question(system: SystemDocument, standing: Standing) -> Json:
         servers.append(asked)
     perf = [standing.perf.get(key, each) for key, each in system.perf.items()]
     classes = [{**each, "modelTargets": targets[name]} for name, each in system.classes.items()]
+    flags = system.parts.get("optimizerData") or {}
     return {
         **system.parts,
         "modelData": {"models": perf + own_models},
         "serviceClassData": {"serviceClasses": classes},
         "serverData": {"servers": servers},
-        "optimizerData": _with_flags(system.parts.get("optimizerData") or {}),
+        "optimizerData": {**flags, "optimizer": FLAGS | (flags.get("optimizer") or {})},
     }
 
 
@@ -92,11 +93,6 @@ def groups_of(server: str, allocation: AllocationReply) -> dict[Group, int]:
         Group(server, part.accelerator, part.max_batch): part.num_replicas
         for part in allocation.each_part
     }
-
-
-def _with_flags(asked: Json) -> Json:
-    """Returns the document's flags, and ours for those that it does not name."""
-    return {**asked, "optimizer": FLAGS | (asked.get("optimizer") or {})}
 
 
 def _server(system: SystemDocument, standing: Standing, name: str) -> Json:

@@ -43,7 +43,6 @@ class Placement:
     """An instance to post. `body` is `{"instance": ...}`."""
 
     body: Json
-    instance_id: str
     runner_ids: tuple[str, ...]
 
 
@@ -95,7 +94,6 @@ def placed(preview: Preview, layers: Layers) -> Placement:
     assert sum(layers) == preview.num_layers
     assert min(layers) >= 1
     instance = copy.deepcopy(preview.instance)
-    instance_id = str(uuid.uuid4())
     runner_ids = tuple(str(uuid.uuid4()) for _ in layers)
     assignments = instance["shardAssignments"]
     shards = [assignments["runnerToShard"][runner][SHARD] for runner in preview.runners]
@@ -104,8 +102,8 @@ def placed(preview: Preview, layers: Layers) -> Placement:
     named = zip(runner_ids, shards, strict=True)
     assignments["runnerToShard"] = {runner: {SHARD: shard} for runner, shard in named}
     assignments["nodeToRunner"] = dict(zip(preview.nodes, runner_ids, strict=True))
-    instance["instanceId"] = instance_id
-    return Placement({"instance": {RING: instance}}, instance_id, runner_ids)
+    instance["instanceId"] = str(uuid.uuid4())
+    return Placement({"instance": {RING: instance}}, runner_ids)
 
 
 def free_bytes_of(state: Any) -> dict[str, int]:
