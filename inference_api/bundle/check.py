@@ -14,12 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from inference_api.bundle.sums import FAST_MEMORY, MEMORY, Limit, Piece, Taken, excess
 from inference_api.errors import StartupError
-from inference_api.kernels.packing import GROUP, MAX_HEAD_DIM
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.heads_folder import find_heads, heads_bytes
 from inference_api.loading.hub import is_hub_id
-from inference_api.loading.layout import Tensors, shown
+from inference_api.loading.layout import Tensors
 from inference_api.loading.memory import scratch_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.settings import Settings
@@ -268,22 +267,10 @@ def _look_at(source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
         return None, [("SourceInvalid", fault) for fault in error.faults]
     if described.faults or described.config is None:
         return None, [("SourceInvalid", fault) for fault in described.faults]
-    if (fault := _kernel_fault(described.config)) is not None:
-        return None, [("ArchitectureNotSupported", fault)]
+    faults = checkpoint.kernel_faults(described.config)  # experts are packed for them
+    if faults:
+        return None, [("ArchitectureNotSupported", f"{each}; choose another.") for each in faults]
     return _Model(described.folder, described.config, described.tensors), []
-
-
-def _kernel_fault(config: ModelConfig) -> str | None:
-    """Why the kernels, for which experts are packed, cannot decode this model."""
-    if config.head_dim > MAX_HEAD_DIM:
-        return f"head_dim {config.head_dim} > {MAX_HEAD_DIM}, the kernels' limit; choose another."
-    uneven = [f"{part.name} {part.shape}" for part in checkpoint.uneven_weights(config)]
-    if not uneven:
-        return None
-    return (
-        f"the kernels need weights with a multiple of {GROUP} columns; these differ: "
-        f"{shown(uneven)}; choose another model."
-    )
 
 
 def _taken(

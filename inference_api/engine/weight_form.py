@@ -84,7 +84,7 @@ def _log_losses(
     name: str, config: ModelConfig, asked: EngineOptions, settled: EngineOptions, tensors: Tensors
 ) -> None:
     """Says what QUANTIZATION costs this model: memory and speed, or quality."""
-    reason = checkpoint.obstacle(config, asked)
+    reason = checkpoint.obstacle(asked)
     if asked.quantization == "auto" and reason and checkpoint.is_quantised(config, tensors):
         logger.info("%s is quantised, yet QUANTIZATION=auto is none for it: %s", name, reason)
     num_rounded = checkpoint.num_rounded(config, tensors) if settled.quantization == "int4" else 0
@@ -103,14 +103,14 @@ def _packing(
 
     Raises StartupError, and KernelsUnavailable.
     """
-    faults = checkpoint.quantization_faults(config, options)
+    faults = checkpoint.quantization_faults(options)
     if options.device == "cpu":
-        faults += checkpoint.head_faults(config, options)
+        faults += checkpoint.cpu_faults(config, options)
     if faults:
         raise StartupError(faults)
     if options.device != "cpu":
         return None
-    bits = checkpoint.weight_bits(config, options)
+    bits = checkpoint.weight_bits(options)
     if bits is None:
         return None
     kernels = kernels_of()

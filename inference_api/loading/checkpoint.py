@@ -21,7 +21,6 @@ from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.files import SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.layout import (
-    SourceTensor,
     Tensors,
     is_router,
     linear_weights,
@@ -118,21 +117,17 @@ def _examined(model: str, options: EngineOptions) -> Examined:
     if config is None:
         return faults, None
     options = settled(config, options, described.tensors)
-    unquantisable = quantization_faults(config, options)
-    faults = [*faults, *context_faults(config, options.max_seq_len), *unquantisable]
+    faults += context_faults(config, options.max_seq_len) + quantization_faults(options)
     if _is_for_cuda(options):
         return faults, None
-    faults += head_faults(config, options)
-    return faults, footprint_on_cpu(config, options, described.tensors, not unquantisable)
+    faults += cpu_faults(config, options)
+    return faults, footprint_on_cpu(config, options, described.tensors)
 
 
-def footprint_on_cpu(
-    config: ModelConfig, options: EngineOptions, tensors: Tensors, can_pack: bool = True
-) -> Footprint:
-    """What the model takes of the CPU's memory. `can_pack`: whether the kernels may have it."""
+def footprint_on_cpu(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Footprint:
+    """What the model takes of the CPU's memory."""
     options = options.on("cpu", keeps_bfloat16(config, options, tensors))
-    bits = weight_bits(config, options) if can_pack else None
-    return Footprint.of(options.part_of(config), options, bits)
+    return Footprint.of(options.part_of(config), options, weight_bits(options))
 
 
 def locate(model: str, setting: str = "MODEL") -> Path:
@@ -169,7 +164,7 @@ def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> En
     nothing is against it, else none."""
     if options.quantization != "auto":
         return options
-    is_int8 = is_quantised(config, tensors) and obstacle(config, options) is None
+    is_int8 = is_quantised(config, tensors) and obstacle(options) is None
     return replace(options, quantization="int8" if is_int8 else "none")
 
 
@@ -180,11 +175,11 @@ def is_quantised(config: ModelConfig, tensors: Tensors) -> bool:
     )
 
 
-def obstacle(config: ModelConfig, options: EngineOptions) -> str | None:
+def obstacle(options: EngineOptions) -> str | None:
     """Returns why QUANTIZATION=auto leaves quantised weights to torch, if it does."""
     if not options.kernels:
         return "KERNELS=false"
-    faults = quantization_faults(config, replace(options, quantization="int8"))
+    faults = quantization_faults(replace(options, quantization="int8"))
     return " ".join(faults) or None
 
 
@@ -202,34 +197,36 @@ def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
     return sum(tensors[name].dtype != "Q4_0" if name in tensors else not is_kept for name in names)
 
 
-def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
-    """Whether the weights can be quantised, and multiplied on the device."""
-    quantization = options.quantization
-    if quantization == "none":
-        return []
-    faults = []
-    if options.device == "cuda":
-        faults.append(
-            f"QUANTIZATION={quantization} is not there yet for CUDA; unset it or set DEVICE=cpu."
-        )
-    uneven = [f"{part.name} {part.shape}" for part in uneven_weights(config)]
-    if uneven:
-        faults.append(
-            f"QUANTIZATION={quantization} needs weights with a multiple of {GROUP} columns, which "
-            f"these are not: {shown(uneven)}; set QUANTIZATION=none."
-        )
-    return faults
-
-
-def head_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
-    """Whether the kernels, which decode on the CPU, can have heads as wide as the model's."""
-    is_by_torch = options.quantization == "none" and not options.kernels
-    if config.head_dim <= MAX_HEAD_DIM or is_by_torch:
+def quantization_faults(options: EngineOptions) -> list[str]:
+    """Whether weights can be quantised on the device."""
+    if options.quantization == "none" or options.device != "cuda":
         return []
     return [
-        f"head_dim={config.head_dim} exceeds the {MAX_HEAD_DIM} that can be served on the CPU; "
-        "set DEVICE=cuda or choose another model."
+        f"QUANTIZATION={options.quantization} is not there yet for CUDA; unset it or set "
+        "DEVICE=cpu."
     ]
+
+
+def cpu_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
+    """Whether the model can be decoded on the CPU."""
+    if options.quantization == "none" and not options.kernels:
+        return []
+    return [f"{fault}; set DEVICE=cuda or choose another model." for fault in kernel_faults(config)]
+
+
+def kernel_faults(config: ModelConfig) -> list[str]:
+    """Returns why the kernels cannot decode this model, without a remedy."""
+    faults = []
+    if config.head_dim > MAX_HEAD_DIM:
+        faults.append(f"head_dim={config.head_dim} exceeds {MAX_HEAD_DIM}, the kernels' limit")
+    parts = [part for parts in linear_weights(config).values() for part in parts]
+    uneven = [f"{part.name} {part.shape}" for part in parts if part.shape[1] % GROUP]
+    if uneven:
+        faults.append(
+            f"the kernels need weights with a multiple of {GROUP} columns; these differ: "
+            f"{shown(uneven)}"
+        )
+    return faults
 
 
 def vocabulary_faults(model_dir: Path, draft_dir: Path) -> list[str]:
@@ -261,7 +258,7 @@ def vocabulary_difference(model_dir: Path, draft_dir: Path) -> str | None:
     )
 
 
-def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
+def weight_bits(options: EngineOptions) -> Bits | None:
     """The form in which the kernels multiply by the weights on the CPU; None where torch does.
 
     It does where `kernels` is false or weights that are not quantised do not fit the kernels.
@@ -269,8 +266,7 @@ def weight_bits(config: ModelConfig, options: EngineOptions) -> Bits | None:
     """
     if options.quantization != "none":
         return BITS[options.quantization]
-    fits = options.kernels and not uneven_weights(config)
-    return FLOAT_BITS[options.dtype] if fits else None
+    return FLOAT_BITS[options.dtype] if options.kernels else None
 
 
 def keeps_bfloat16(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> bool:
@@ -279,16 +275,10 @@ def keeps_bfloat16(config: ModelConfig, options: EngineOptions, tensors: Tensors
     They widen each weight to float32, which is exact; torch would compute in bfloat16. Vectors are
     always float32 beside the kernels.
     """
-    bits = weight_bits(config, replace(options, dtype="bfloat16"))
+    bits = weight_bits(replace(options, dtype="bfloat16"))
     return bits is not None and all(
         part.name in tensors and tensors[part.name].dtype == "BF16" for part in matrices(config)
     )
-
-
-def uneven_weights(config: ModelConfig) -> list[SourceTensor]:
-    """Weights that do not fill groups."""
-    parts = [part for parts in linear_weights(config).values() for part in parts]
-    return [part for part in parts if part.shape[1] % GROUP]
 
 
 def _is_for_cuda(options: EngineOptions) -> bool:

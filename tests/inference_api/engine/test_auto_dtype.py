@@ -23,7 +23,6 @@ from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
 
 Tiny = Callable[[str], TinyModel]
 Change = Callable[[str, Tensor], Tensor]
-UNEVEN = "falcon-sequential"  # its MLP is 80 wide: torch multiplies
 ROWS = 3
 
 try:
@@ -75,7 +74,7 @@ def form(runner: EngineRunner) -> tuple[str, torch.dtype]:
     return runner._form.options.dtype, runner._cache.keys.dtype
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != UNEVEN])
+@pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_checkpoint_is_kept_with_the_bits_of_float32(
     folder: Callable[..., Path], name: str
 ) -> None:
@@ -142,7 +141,6 @@ def test_torch_computes_in_float32_still(
 ) -> None:
     model = folder()
     assert form(loaded(model, kernels=False)) == ("float32", torch.float32)
-    assert form(loaded(folder(UNEVEN))) == ("float32", torch.float32)
     monkeypatch.setattr(engine_runner, "Kernels", lambda threads: Kernels(threads, PORTABLE))
     assert form(loaded(model)) == ("float32", torch.float32)
 

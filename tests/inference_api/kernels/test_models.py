@@ -26,11 +26,10 @@ from inference_api.loading.options import EngineOptions
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill
-from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE, make_model
+from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, UNEVEN, VOCAB_SIZE, make_model
 from tests.inference_api.parameters import packed_parameters, torch_parameters
 
 ROWS = 32
-UNEVEN = "falcon-sequential"  # its MLP is 80 wide
 BATCHES = 4  # of ROWS texts of CONTEXT tokens: 16,384 positions
 HELDOUT = EMBEDDED_MODEL / "heldout.txt"
 
@@ -86,7 +85,7 @@ def random_texts(count: int, length: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("quantization", "bound"), [("int8", 0.06), ("int4", 0.6)])
-@pytest.mark.parametrize("name", [name for name in MODELS if name != UNEVEN])
+@pytest.mark.parametrize("name", MODELS)
 def test_logits_stay_close(
     folder: Callable[[str], Path], name: str, quantization: str, bound: float
 ) -> None:
@@ -222,12 +221,13 @@ def test_a_smaller_cache_needs_less_memory() -> None:
 def test_weights_that_do_not_fill_groups_are_named_before_anything_is_loaded(
     folder: Callable[[str], Path],
 ) -> None:
-    options = EngineOptions(device="cpu", max_rows=1, quantization="int8")
-    faults = check_one(str(folder(UNEVEN)), options)
-    assert len(faults) == 1
-    assert "transformer.h.0.mlp.dense_4h_to_h.weight (64, 80)" in faults[0]
-    with pytest.raises(StartupError, match="dense_4h_to_h"):
-        loaded(folder(UNEVEN), "int8")
+    for quantization in ("none", "int8"):
+        options = EngineOptions(device="cpu", max_rows=1, quantization=quantization)
+        [fault] = check_one(str(folder(UNEVEN)), options)
+        assert "transformer.h.0.mlp.dense_4h_to_h.weight (64, 80)" in fault
+        assert fault.endswith("; set DEVICE=cuda or choose another model.")
+        with pytest.raises(StartupError, match="dense_4h_to_h"):
+            loaded(folder(UNEVEN), quantization)
 
 
 def test_a_weight_that_is_no_number_is_named(folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -242,9 +242,8 @@ def test_a_weight_that_is_no_number_is_named(folder: Callable[[str], Path], tmp_
 
 
 def test_cuda_is_refused() -> None:
-    config = checkpoint.load_config(EMBEDDED_MODEL)
     options = EngineOptions(device="cuda", max_rows=1, quantization="int8")
-    assert "DEVICE=cpu" in checkpoint.quantization_faults(config, options)[0]
+    assert "DEVICE=cpu" in checkpoint.quantization_faults(options)[0]
 
 
 def test_without_kernels_torch_serves_and_the_log_says_so(

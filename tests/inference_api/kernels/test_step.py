@@ -32,14 +32,11 @@ from tests.inference_api.parameters import packed_parameters
 
 ROWS = 6
 CPU = torch.device("cpu")
-UNEVEN = "falcon-sequential"  # its MLP is 80 wide
-EVEN = f"{UNEVEN}-even"
 EXTRA = {
-    EVEN: ("Falcon", {**MODELS[UNEVEN][1], "ffn_hidden_size": 96}),
     "llama-widest-heads": ("Llama", {**GATED, "head_dim": MAX_HEAD_DIM}),
     **{f"llama-{act}": ("Llama", {**GATED, "hidden_act": act}) for act in ("gelu", "relu")},
 }
-NAMES = [*(name for name in MODELS if name != UNEVEN), *EXTRA]
+NAMES = [*MODELS, *EXTRA]
 
 Folder = Callable[[str], Path]
 
@@ -167,7 +164,15 @@ def test_so_it_does_with_weights_as_they_are(folder: Folder, name: str, bits: Bi
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen3", "llama-wide-heads", EVEN, "llama-relu", "qwen3-moe", "glm4-moe", "deepseek-v2"],
+    [
+        "qwen3",
+        "llama-wide-heads",
+        "falcon-sequential",
+        "llama-relu",
+        "qwen3-moe",
+        "glm4-moe",
+        "deepseek-v2",
+    ],
 )
 def test_so_it_does_with_every_variant(folder: Folder, kernels: Kernels, name: str) -> None:
     """Between them they have every norm, activation and kind of MLP, and biases."""

@@ -23,6 +23,7 @@ from inference_api.settings.bundle_file import Bundle
 from inference_api.settings.model import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
+from tests.inference_api.engine.tiny_models import UNEVEN
 
 Tiny = Callable[[str], TinyModel]
 GIB = 2**30
@@ -246,7 +247,7 @@ def test_architectures_that_are_not_served_are_refused(folder: Path, tiny_model:
     edit(folder / "config.json", model_type="mamba")
     error = error_of(checked(expert(folder, "e")))
     assert error.message.startswith("e: model_type='mamba' in config.json is not supported; choose")
-    error = error_of(checked(expert(tiny_model("falcon-sequential")[0], "e")))
+    error = error_of(checked(expert(tiny_model(UNEVEN)[0], "e")))
     assert error.reason == "ArchitectureNotSupported"
     assert error.message.startswith(
         "e: the kernels need weights with a multiple of 32 columns; these differ: "
