@@ -1,6 +1,6 @@
 """`python -m inference_api.kernels.compile_commands`: how each unit is compiled, for clang's tools.
 
-Writes `var/kernels/compile_commands.json`, which clang-tidy and editors read. Loads no torch.
+Writes `var/kernels/compile_commands.json`, which clang-tidy and editors read.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The kernels' limits and sizes, to plan memory with. Loads no torch; see `src/layout.h`."""
+"""The kernels' limits and sizes, to plan memory with. See `src/layout.h`."""
 
 from typing import Literal
 

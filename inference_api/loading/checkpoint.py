@@ -1,7 +1,7 @@
 """Finding a model and every reason why it cannot be served here.
 
-Runs before any worker exists, so it loads no torch and reads headers, not weights. The loader
-uses the same functions: what passes `check` also loads.
+Runs before any worker exists, and reads headers, not weights. The loader uses the same functions:
+what passes `check` also loads.
 """
 
 import reprlib

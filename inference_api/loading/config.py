@@ -1,4 +1,4 @@
-"""`ModelConfig`: a decoder's shape, which `families` reads from a config.json. Loads no torch."""
+"""`ModelConfig`: a decoder's shape, which `families` reads from a config.json."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self

@@ -1,6 +1,6 @@
 """The weights of a model: which files they are in and what the files' headers say.
 
-Loads no torch and reads no weights.
+Reads no weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""This machine's free memory and its cores that compute. Loads no torch."""
+"""This machine's free memory and its cores that compute."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""Where a model's Medusa heads are, and how large. Loads no torch."""
+"""Where a model's Medusa heads are, and how large."""
 
 from pathlib import Path
 

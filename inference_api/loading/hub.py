@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub. Downloads go to the hub's own cache (HF_HOME). Loads no torch."""
+"""Models on the Hugging Face hub. Downloads go to the hub's own cache (HF_HOME)."""
 
 import re
 from collections.abc import Iterator, Sequence

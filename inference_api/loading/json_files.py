@@ -1,4 +1,4 @@
-"""The JSON in a model's folder, which anybody may have written. Loads no torch."""
+"""The JSON in a model's folder, which anybody may have written."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The layout of parameters: the checkpoint tensors that make up each. Loads no torch.
+"""The layout of parameters: the checkpoint tensors that make up each.
 
 Query, key and value projections are one parameter here, and so are the gate and up projections
 of an MLP: one matrix product instead of three or two. A parameter's parts are stacked by rows.

@@ -1,4 +1,4 @@
-"""`EngineOptions`: the settings that the engine has to know. Loads no torch."""
+"""`EngineOptions`: the settings that the engine has to know."""
 
 from dataclasses import dataclass, replace
 from typing import Self

@@ -4,7 +4,7 @@ Safetensors mostly have experts singly; some have `experts.gate_up_proj` [expert
 what passes them, hidden] and `experts.down_proj` [experts, hidden, ffn]. Those of gpt-oss have
 gates and what passes them by turns, and biases beside them; their matrices are transposed,
 [experts, inputs, outputs], or MXFP4: `_blocks` [experts, outputs, blocks, bytes] with `_scales`
-[experts, outputs, blocks]. GGUF has a stack for each of the three. Loads no torch.
+[experts, outputs, blocks]. GGUF has a stack for each of the three.
 """
 
 import re

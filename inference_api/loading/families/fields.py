@@ -1,4 +1,4 @@
-"""Typed access to a config.json. Loads no torch."""
+"""Typed access to a config.json."""
 
 import math
 import reprlib

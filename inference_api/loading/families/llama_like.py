@@ -1,4 +1,4 @@
-"""Reads the config.json of Llama, and what other families share with it. Loads no torch."""
+"""Reads the config.json of Llama, and what other families share with it."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Reads what a config.json says of a mixture of experts. Loads no torch."""
+"""Reads what a config.json says of a mixture of experts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Reads a Hugging Face config.json: all differences between the supported families end here.
 
 The rest of the engine asks a `ModelConfig` only for properties ("is the MLP gated?"), never for a
-family. Loads no torch.
+family.
 """
 
 import math

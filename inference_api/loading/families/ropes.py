@@ -1,4 +1,4 @@
-"""Reads the rotary embedding of a config.json, in both spellings. Loads no torch.
+"""Reads the rotary embedding of a config.json, in both spellings.
 
 `rope_parameters` is transformers' word since its version 5; `rope_theta`, `rope_scaling` and
 `partial_rotary_factor` are the ones before. What is wrong gathers in the fields' faults.

@@ -1,4 +1,4 @@
-"""What checkpoints call their tensors, by naming scheme. Loads no torch."""
+"""What checkpoints call their tensors, by naming scheme."""
 
 from dataclasses import dataclass, replace
 

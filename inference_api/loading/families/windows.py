@@ -1,4 +1,4 @@
-"""Reads the sliding windows of a config.json's layers. Loads no torch.
+"""Reads the sliding windows of a config.json's layers.
 
 What is wrong gathers in the fields' faults.
 """

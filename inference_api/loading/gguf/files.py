@@ -1,7 +1,7 @@
 """A GGUF file: its configuration, its tokenizer's metadata and where its tensors lie.
 
 The `gguf` package reads the container through a memory map. Everything it says is checked before it
-is believed: what is damaged, or not understood to the last tensor, is refused. Loads no torch.
+is believed: what is damaged, or not understood to the last tensor, is refused.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""SHA-256 of files of weights, kept for as long as the files stay as they are. Loads no torch."""
+"""SHA-256 of files of weights, kept for as long as the files stay as they are."""
 
 import hashlib
 import os

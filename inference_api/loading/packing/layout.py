@@ -1,4 +1,4 @@
-"""The layout of packed files: a model's parameters as they lie in memory. Loads no torch.
+"""The layout of packed files: a model's parameters as they lie in memory.
 
 A file is a preamble, a header of JSON, zeros up to a page, and the parameters' bytes, each at a
 multiple of 64. A configuration and a form decide all of it but the checksums, so that a file's size

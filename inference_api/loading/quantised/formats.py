@@ -2,7 +2,7 @@
 
 Formats: FP8 as Qwen and DeepSeek publish it, compressed-tensors (float, int and packed), AWQ's gemm
 layout, GPTQ and GPTQv2, and MXFP4 as gpt-oss has it. `quantised_weights` turns the tensors into
-numbers. Loads no torch.
+numbers.
 """
 
 from collections.abc import Callable, Mapping
