@@ -118,6 +118,7 @@ def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[HTTPConnecti
             yield connection
         finally:
             watchdog.cancel()
+            watchdog.join()
             connection.close()
             if time.monotonic() >= until_s:
                 raise TimeoutError(f"took more than {bounds.read_s:g} s")

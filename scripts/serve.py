@@ -7,17 +7,13 @@ that a printed line stays good; the proxy alone gets it and checks tokens. MODEL
 for SmolLM2-135M-Instruct, which is fetched at first, with the heads that come with us.
 """
 
-import ctypes
-import math
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -28,12 +24,11 @@ import proxy
 from common.fetch import answers_ok
 from common.files import OWNER_ALONE, write_whole
 from inference_api.errors import StartupError
-from inference_api.loading.checkpoint import describe
-from inference_api.pipeline.splits import resolved
 from inference_api.settings import Settings, load_settings
 from inference_api.shipped_files import SHIPPED
 from scripts.fetch_smollm2 import fetch_smollm2
 from scripts.jwt_util import SECRET_PATH
+from scripts.ranks import Process, Ranks
 
 API_CONFIG = SHIPPED / "gunicorn.conf.py"
 PROXY_CONFIG = Path(proxy.__path__[0]) / "gunicorn.conf.py"
@@ -42,14 +37,9 @@ ANY_ADDRESS = ("0.0.0.0", "::")
 SMOLLM2_WORD = "smollm2"
 SMOLLM2_HEADS = SHIPPED / "models" / "smollm2-135m-instruct-medusa"
 POLL_S = 0.2
-LOOPBACK = "lo"
-MAX_RESTARTS = 20  # restarts of the ranks that serve one model together
-SHUTDOWN_BEYOND_DRAIN_S = 30
-MAX_PAUSELESS_S = 86_400  # trials of SPLIT=auto wait for pauses between requests
-PR_SET_PDEATHSIG = 1  # prctl(2)
 QUESTION = "Have you been to Paris, France?"
 
-Process = subprocess.Popen[bytes]
+Processes = tuple[Process | Ranks, ...]
 
 
 @click.command()
@@ -63,32 +53,27 @@ def main(mock: bool) -> None:
             name_smollm2()
         secret = os.environ.pop("JWT_SECRET", None) or kept_secret()
         settings = load_settings()
+        url = f"http://{_reachable(settings)}:{settings.service_port}"
+        os.environ.setdefault("UPSTREAM", url)
+        proxy_port = os.environ.setdefault("PROXY_PORT", DEFAULT_PROXY_PORT)
+        signal.signal(signal.SIGTERM, _interrupt)
         is_split = settings.split is not None and not settings.mock_model
-        api = _ranks(settings) if is_split else _gunicorn(API_CONFIG)
+        api = Ranks(settings, url) if is_split else Process(_gunicorn(API_CONFIG), {})
     except StartupError as error:
         sys.exit(str(error))
-    signal.signal(signal.SIGTERM, _interrupt)
-    os.environ.setdefault("UPSTREAM", f"http://{_reachable(settings)}:{settings.service_port}")
-    proxy_port = os.environ.setdefault("PROXY_PORT", DEFAULT_PROXY_PORT)
-    processes = (
-        _start(api, dict(os.environ)),
-        _start(_gunicorn(PROXY_CONFIG), dict(os.environ, JWT_SECRET=secret)),
-    )
-    search: list[Process] = []
+    processes = (api, Process(_gunicorn(PROXY_CONFIG), {"JWT_SECRET": secret}))
     try:
         # The API first: before its first probe the proxy believes the best of its upstream.
         urls = (f"{os.environ['UPSTREAM']}/ready", f"http://127.0.0.1:{proxy_port}/ready")
         if all(wait_until_ready(url, processes) for url in urls):
             print(welcome(settings, proxy_port, secret), flush=True)
-            if is_split and settings.split == "auto":
-                search.append(_start(_search(settings), dict(os.environ)))
         while _are_running(processes):
             time.sleep(POLL_S)
         sys.exit(1)  # nobody asked for it to end
     except KeyboardInterrupt:
         pass
     finally:
-        end((*processes, *search))
+        end(processes)
 
 
 def name_smollm2() -> None:
@@ -107,7 +92,7 @@ def name_smollm2() -> None:
     os.environ.setdefault("SPECULATION", "auto")
 
 
-def wait_until_ready(url: str, processes: tuple[Process, ...]) -> bool:
+def wait_until_ready(url: str, processes: Processes) -> bool:
     """Whether `url` answered 200 before any process ended."""
     while _are_running(processes):
         if answers_ok(url):
@@ -155,7 +140,7 @@ def kept_secret() -> str:
     return secret
 
 
-def end(processes: tuple[Process, ...]) -> None:
+def end(processes: Processes) -> None:
     """Let all of them drain and end; kill them at the next Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for process in processes:
@@ -165,73 +150,18 @@ def end(processes: tuple[Process, ...]) -> None:
             process.wait()
     except KeyboardInterrupt:
         for process in processes:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
 
 
 def _gunicorn(config: Path) -> list[str]:
     return [sys.executable, "-m", "gunicorn", "--config", str(config)]
 
 
-def _ranks(settings: Settings) -> list[str]:
-    """torchrun, of which the first rank is the API. All end and start again when one has ended, so
-    that what would end them each time is looked for before. Raises StartupError."""
-    assert settings.split is not None
-    num_ranks = settings.split_ranks if settings.split == "auto" else len(settings.split)
-    described = describe(settings.default_model.model)
-    if described.config is None or described.faults:
-        raise StartupError(described.faults)
-    resolved(settings.split, described.config.num_layers, num_ranks)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)  # the ranks' network is this machine
-    shutdown_s = math.ceil(settings.drain_timeout_s) + SHUTDOWN_BEYOND_DRAIN_S
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)),
-        *("--master-addr", "127.0.0.1", "--master-port", str(_free_port())),
-        *("--max-restarts", str(MAX_RESTARTS), "--shutdown-timeout", str(shutdown_s)),
-        *("-m", "inference_api.pipeline"),
-    ]
-
-
-def _search(settings: Settings) -> list[str]:
-    """The search for the best split, which ends by itself."""
-    model = settings.default_model
-    session = f"{model.name} {model.quantization} {settings.split_ranks} ranks"
-    return [
-        *(sys.executable, "-m", "weights", "drive", "pipeline", "--url", os.environ["UPSTREAM"]),
-        *("--model", session, "--timeout", str(MAX_PAUSELESS_S)),
-    ]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _start(command: list[str], environment: dict[str, str]) -> Process:
-    """In a session of its own, so that a Ctrl-C reaches it through us alone."""
-    return subprocess.Popen(
-        command,
-        env=environment,
-        start_new_session=True,
-        preexec_fn=partial(_end_with, os.getpid(), ctypes.CDLL(None)),
-    )
-
-
-def _end_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Have Linux send us SIGTERM when the parent ends, however that happens.
-
-    Runs between fork and exec, which is safe as the parent has one thread.
-    """
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it has ended before
-        os._exit(1)
-
-
 def _reachable(settings: Settings) -> str:
     return "127.0.0.1" if settings.service_host in ANY_ADDRESS else settings.service_host
 
 
-def _are_running(processes: tuple[Process, ...]) -> bool:
+def _are_running(processes: Processes) -> bool:
     return all(process.poll() is None for process in processes)
 
 

@@ -1,6 +1,6 @@
-"""One rank, as torchrun starts it: rank 0 becomes the API, the others work for it.
+"""One rank: the first becomes the API, the others work for it.
 
-    torchrun --nproc-per-node 3 -m inference_api.pipeline
+    RANK=1 WORLD_SIZE=3 MASTER_ADDR=10.0.0.1 python -m inference_api.pipeline
 
 The settings are the API's, from the environment, and the same for all ranks.
 """
@@ -33,7 +33,7 @@ def main() -> None:
     except StartupError as error:
         sys.exit(str(error))
     if ranks.rank == 0:
-        # It drains: torchrun's SIGTERM is for it.
+        # It drains: the launcher's SIGTERM is for it.
         _end_with_parent(signal.SIGTERM)
         command = [sys.executable, "-m", "gunicorn", "--config", str(GUNICORN_CONFIG)]
         os.execv(sys.executable, command)
@@ -56,7 +56,7 @@ def _work(ranks: RankSettings, settings: Settings) -> int:
         folder = locate(model.model)
         hidden_size = load_config(folder).hidden_size
         make_runner = part_runners(folder, options, ranks.local_world_size)
-        ring = Ring.join("env://", hidden_size, settings.split_timeout_s)
+        ring = Ring.join(ranks, hidden_size, settings.split_timeout_s)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # rank 0 needs this one until it has drained
         RankWorker(ring, make_runner).run()

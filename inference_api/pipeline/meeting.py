@@ -1,52 +1,203 @@
-"""How ranks find each other again after a restart.
+"""How ranks find their neighbours, and find them again after a restart.
 
-Restarted ranks may get a store that still holds the addresses of dead ones. Rank 0 therefore opens
-a meeting under a new name each time and goes ahead with the ranks that came to it.
+Rank 0 listens at the meeting place. Every other rank listens at a port of its own, comes there, and
+says its number and that port. Once all are there, rank 0 tells each the name of this meeting, which
+is new each time, and where its next neighbour listens. A rank is let in by its neighbour only with
+that name. So a rank that comes late, or twice, or from an older meeting is refused, and tries again
+until it is too late; and whoever else finds a port holds nobody up.
 """
 
+import logging
+import os
+import socket
 import time
-from datetime import timedelta
-from uuid import uuid4
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from selectors import EVENT_READ, DefaultSelector
+from struct import Struct
+from typing import Self
 
-from torch.distributed import DistStoreError
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
+from inference_api.pipeline.ranks import RankSettings
 
-MEETING = "hearth/meeting"
-LOOK_AGAIN_S = 0.2  # whether it is still the meeting
+logger = logging.getLogger(__name__)
 
+WORD = Struct(">16sHHH")  # COME or the meeting's name, rank, number of ranks, port it listens at
+COME = b"hearth meeting 1"
+INVITATION = Struct(">16s46sH")  # the meeting's name; host and port of the next neighbour
+LINK_TIMEOUT_S = 30.0  # from the invitation on
+COME_AGAIN_S = 0.2
+MAX_VISITORS = 64  # who have not yet said their word; beyond, the oldest has to go
 
-def meet(address: str, timeout_s: float) -> tuple[Store, int, int]:
-    """What the ranks of this meeting have in common, this one's number, and how many there are.
-
-    `address`: see torch's rendezvous. Raises RuntimeError and ValueError.
-    """
-    limit = timedelta(seconds=timeout_s)
-    store, rank, num_ranks = next(rendezvous(address, timeout=limit))
-    store.set_timeout(limit)
-    meeting = _call(store, num_ranks) if rank == 0 else _come(store, rank, timeout_s)
-    return PrefixStore(meeting, store), rank, num_ranks
+Neighbours = tuple[socket.socket, socket.socket]  # the next and the previous one
 
 
-def _call(store: Store, num_ranks: int) -> str:
-    meeting = f"{MEETING}/{uuid4().hex}"
-    store.set(MEETING, meeting)
-    guests = [store.get(f"{meeting}/{rank}").decode() for rank in range(1, num_ranks)]
-    store.set(f"{meeting}/guests", ",".join(guests))
-    return meeting
-
-
-def _come(store: Store, rank: int, timeout_s: float) -> str:
-    name, until_s = uuid4().hex, time.monotonic() + timeout_s
-    while time.monotonic() < until_s:
-        meeting: str = store.get(MEETING).decode()
-        guests = f"{meeting}/guests"
-        store.set(f"{meeting}/{rank}", name)
+def meet(ranks: RankSettings, timeout_s: float) -> Neighbours:
+    """Waits for all ranks. Raises OSError where they do not come."""
+    until_s = time.monotonic() + timeout_s
+    if ranks.rank == 0:
+        with _Door(ranks.meeting_place) as door:
+            return _hold(door, ranks, until_s)
+    while True:
         try:
-            store.wait([guests], timedelta(seconds=LOOK_AGAIN_S))
-        except DistStoreError:
-            continue  # others are on their way, or this was the last meeting
-        if name in store.get(guests).decode():
-            return meeting
-        time.sleep(LOOK_AGAIN_S)  # it was the last one
-    raise RuntimeError(f"rank 0 has called nobody for {timeout_s:.0f} s")
+            return _come(ranks, until_s)
+        except OSError as error:  # it was an older meeting, or there is none yet
+            if time.monotonic() >= until_s:
+                raise TimeoutError(f"rank {ranks.rank} is not let in: {error}") from error
+        time.sleep(COME_AGAIN_S)
+
+
+def _hold(door: "_Door", ranks: RankSettings, until_s: float) -> Neighbours:
+    guests = _guests(door, ranks, until_s)
+    with ExitStack() as stack:
+        for guest, _ in guests:
+            stack.enter_context(guest)
+        places = [(guest.getpeername()[0], port) for guest, port in guests]
+        places.append((guests[-1][0].getsockname()[0], door.port))
+        name = os.urandom(16)
+        for (guest, _), (host, port) in zip(guests, places[1:], strict=True):
+            guest.settimeout(LINK_TIMEOUT_S)
+            guest.sendall(INVITATION.pack(name, host.encode(), port))
+    return _linked(name, places[0], door, ranks)
+
+
+def _guests(
+    door: "_Door", ranks: RankSettings, until_s: float
+) -> Sequence[tuple[socket.socket, int]]:
+    """Waits for all ranks but the first. Returns their connections, in order, and their ports."""
+    guests: dict[int, tuple[socket.socket, int]] = {}
+    for visitor, said in door.visitors(until_s):
+        word, rank, num_ranks, port = WORD.unpack(said)
+        for gone in [each for each, (guest, _) in guests.items() if not _is_there(guest)]:
+            guests.pop(gone)[0].close()
+        is_one = 0 < rank < num_ranks == ranks.world_size and rank not in guests
+        if word != COME or not is_one:
+            logger.warning("refused a visitor as rank %d of %d", rank, num_ranks)
+            visitor.close()
+            continue
+        guests[rank] = visitor, port
+        if len(guests) == num_ranks - 1:
+            return [guests[each] for each in sorted(guests)]
+    for guest, _ in guests.values():
+        guest.close()
+    missing = sorted({*range(1, ranks.world_size)} - {*guests})
+    raise TimeoutError(f"ranks that have not come: {', '.join(map(str, missing))}")
+
+
+def _come(ranks: RankSettings, until_s: float) -> Neighbours:
+    with (
+        socket.create_connection(ranks.meeting_place, _left_s(until_s)) as first,
+        _Door((first.getsockname()[0], 0)) as door,
+    ):
+        first.sendall(WORD.pack(COME, ranks.rank, ranks.world_size, door.port))
+        name, host, port = INVITATION.unpack(_received(first, INVITATION.size, until_s))
+        return _linked(name, (host.rstrip(b"\0").decode(), port), door, ranks)
+
+
+def _linked(
+    name: bytes, next_place: tuple[str, int], door: "_Door", ranks: RankSettings
+) -> Neighbours:
+    """Connects to the next neighbour, and waits for the previous one."""
+    until_s, num_ranks = time.monotonic() + LINK_TIMEOUT_S, ranks.world_size
+    onward = socket.create_connection(next_place, LINK_TIMEOUT_S)
+    try:
+        onward.sendall(WORD.pack(name, ranks.rank, num_ranks, 0))
+        expected = WORD.pack(name, (ranks.rank - 1) % num_ranks, num_ranks, 0)
+        for visitor, said in door.visitors(until_s):
+            if said == expected:
+                return onward, visitor
+            visitor.close()
+        raise TimeoutError(f"the neighbour before rank {ranks.rank} has not come")
+    except BaseException:
+        onward.close()
+        raise
+
+
+def _is_there(guest: socket.socket) -> bool:
+    try:
+        return guest.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def _received(connection: socket.socket, num_bytes: int, until_s: float) -> bytes:
+    received = b""
+    while len(received) < num_bytes:
+        connection.settimeout(_left_s(until_s))
+        more = connection.recv(num_bytes - len(received))
+        if not more:
+            raise ConnectionError("refused")
+        received += more
+    return received
+
+
+def _left_s(until_s: float) -> float:
+    return max(0.001, until_s - time.monotonic())
+
+
+class _Door:
+    """A port, whose visitors say one WORD. One thread."""
+
+    def __init__(self, place: tuple[str, int]) -> None:
+        family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+        self._listener = socket.create_server(place, family=family)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._selector = DefaultSelector()
+        self._selector.register(self._listener, EVENT_READ)
+        self._said: dict[socket.socket, bytes] = {}  # words that are not whole yet
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
+        self._listener.close()
+        for visitor in self._said:
+            visitor.close()
+
+    def visitors(self, until_s: float) -> Iterator[tuple[socket.socket, bytes]]:
+        """Yields those who have said their word, until it is too late. The others hold nobody up,
+        however slow or many they are."""
+        while time.monotonic() < until_s:
+            for key, _ in self._selector.select(_left_s(until_s)):
+                if key.fileobj is self._listener:
+                    self._let_in()
+                elif said := self._heard(key.data):
+                    yield key.data, said
+
+    def _let_in(self) -> None:
+        with suppress(OSError):  # it has left again
+            visitor, _ = self._listener.accept()
+            visitor.setblocking(False)
+            self._said[visitor] = b""
+            self._selector.register(visitor, EVENT_READ, visitor)
+        if len(self._said) > MAX_VISITORS:
+            oldest = next(iter(self._said))
+            self._forget(oldest)
+            oldest.close()
+
+    def _heard(self, visitor: socket.socket) -> bytes:
+        """Returns the word of a visitor who has said all of it, who is let out of sight."""
+        said = self._said.get(visitor)
+        if said is None:  # it had to go
+            return b""
+        try:
+            more = visitor.recv(WORD.size - len(said))
+        except BlockingIOError:
+            return b""
+        except OSError:
+            more = b""
+        self._said[visitor] = said + more
+        if more and len(said + more) < WORD.size:
+            return b""
+        self._forget(visitor)
+        if not more:
+            visitor.close()
+            return b""
+        return said + more
+
+    def _forget(self, visitor: socket.socket) -> None:
+        self._selector.unregister(visitor)
+        del self._said[visitor]

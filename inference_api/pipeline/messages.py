@@ -6,12 +6,12 @@ kernels out of their memory are refused all the same. Loads no torch.
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from inference_api.runner import RowStep
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PART_TOKENS = 128  # the most tokens in one part of a step
 ROW_NUMBERS = 5  # integers that describe a row, beside its tree
@@ -30,7 +30,7 @@ class Kind(IntEnum):
 class Message(NamedTuple):
     kind: Kind
     numbers: Sequence[int] = ()
-    states: "Tensor | None" = None  # [tokens, hidden size] float32
+    states: NDArray[np.float32] | None = None  # [tokens, hidden size]
 
 
 class BadMessage(Exception):

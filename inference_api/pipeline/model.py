@@ -31,7 +31,7 @@ def load_split_model(settings: Settings) -> LoadedModel:
     kernels_of = kernels_of_ranks(ranks.local_world_size)
     options = EngineOptions.from_settings(model)
     make_runner = part_runners(folder, options, ranks.local_world_size, kernels_of)
-    join = partial(Ring.join, "env://", timeout_s=settings.split_timeout_s)
+    join = partial(Ring.join, ranks, timeout_s=settings.split_timeout_s)
     runner = PipelineRunner(make_runner, split, join)
     drafter = None
     if model.used_draft_model is not None:

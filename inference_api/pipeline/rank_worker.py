@@ -7,6 +7,7 @@ its connections close.
 
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 
 import torch
 
@@ -36,6 +37,10 @@ class RankWorker:
     @torch.inference_mode()
     def run(self) -> None:
         """Until rank 0 stops the ring. Raises RingBroken, BadMessage, StartupError."""
+        with closing(self._ring):
+            self._work()
+
+    def _work(self) -> None:
         timeout_s = LOAD_TIMEOUT_S  # others may be loading
         while True:
             message = self._ring.hear(timeout_s)
@@ -89,7 +94,7 @@ class RankWorker:
         part = read_step(message.numbers, runner.max_rows, runner.max_seq_len)
         if message.states is None or len(message.states) != part.num_tokens:
             raise BadMessage(f"{part.num_tokens} tokens without their residual")
-        after = runner.decoder.layers(part.rows, message.states)
+        after = runner.decoder.layers(part.rows, torch.from_numpy(message.states)).numpy()
         if self._ring.is_last:
             self._ring.tell(Message(Kind.STEP, (), after[list(part.returned)]))
         else:

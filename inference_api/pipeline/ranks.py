@@ -1,21 +1,39 @@
-"""This process's place among the ranks, as torchrun says it. Loads no torch."""
+"""This process's place among the ranks, as the environment says it. Loads no torch."""
 
 import os
+from collections.abc import Mapping
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from inference_api.errors import StartupError
 
+LOOPBACK = "127.0.0.1"
+
 
 class RankSettings(BaseSettings):
-    """Immutable. MASTER_ADDR and MASTER_PORT, where ranks meet, are read by torch."""
+    """Immutable."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")
 
     rank: int = Field(ge=0)
     world_size: int = Field(ge=2, le=256)
     local_world_size: int = Field(1, ge=1, description="Ranks on this machine.")
+    master_addr: str = Field(LOOPBACK, description="Where rank 0 listens.")
+    master_port: int = Field(29400, ge=1, le=65534)
+    torchelastic_use_agent_store: bool = False
+    """torchrun listens at MASTER_PORT itself, and rank 0 at the next one."""
+
+    @property
+    def meeting_place(self) -> tuple[str, int]:
+        return self.master_addr, self.master_port + self.torchelastic_use_agent_store
+
+
+def local_rank(rank: int, num_ranks: int, port: int) -> Mapping[str, str]:
+    """Returns the environment of a rank, all of which are on this machine and meet at `port`."""
+    numbers = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+    numbers["MASTER_PORT"] = port
+    return {"MASTER_ADDR": LOOPBACK} | {name: str(each) for name, each in numbers.items()}
 
 
 def load_rank_settings() -> RankSettings:
@@ -26,7 +44,7 @@ def load_rank_settings() -> RankSettings:
         given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
         raise StartupError(
             [
-                f"SPLIT needs the ranks that torchrun starts, 2 to 256, but it has said {given}; "
-                "start with `hearth serve`, or as docs/pipeline.md says, or unset SPLIT."
+                f"SPLIT needs 2 to 256 ranks, but the environment says {given}; start with "
+                "`hearth serve`, or as docs/pipeline.md says, or unset SPLIT."
             ]
         ) from None

@@ -1,29 +1,35 @@
 """The ring of ranks: each hears from the one before it and speaks to the one after it.
 
-After the last comes the first. A message is one tensor of bytes, its integers and then its
-activations, and goes by torch.distributed's Gloo: over TCP, in the clear and without a password, so
-that the network between ranks has to be private. Every wait has a bound, after which a rank that
-hangs is a dead one.
+After the last comes the first. A message is a frame of bytes: its length, its integers, and then
+its activations. It goes over TCP, in the clear and without a password, so that the network between
+ranks has to be private. Every wait has a bound, after which a rank that hangs is a dead one.
 """
 
+import socket
 import time
-from collections import deque
-from datetime import timedelta
-from typing import Self, cast
+from contextlib import suppress
+from queue import SimpleQueue
+from struct import Struct
+from threading import Thread
+from typing import Self
 
-import torch
-from torch import Tensor
-from torch.distributed import ProcessGroup, ProcessGroupGloo, Work
+import numpy as np
 
 from inference_api.pipeline.meeting import meet
-from inference_api.pipeline.messages import MAX_NUMBERS, PART_TOKENS, BadMessage, Kind, Message
+from inference_api.pipeline.messages import (
+    MAX_NUMBERS,
+    PART_TOKENS,
+    BadMessage,
+    Kind,
+    Message,
+)
+from inference_api.pipeline.ranks import RankSettings
 
 JOIN_TIMEOUT_S = 120.0  # for all ranks to be started
 LOAD_TIMEOUT_S = 900.0  # for all ranks to have loaded their layers
-HEAD = 4  # integers of a message: which one of this ring, its kind, how many numbers and tokens
+LENGTH = Struct("<I")  # bytes of what follows
+HEAD = Struct("<4q")  # which message of this ring, its kind, how many numbers and tokens
 INT_BYTES, FLOAT_BYTES = 8, 4
-MAX_ON_THEIR_WAY = 64  # messages that the next rank has not taken yet
-TAG = 0
 
 
 class RingBroken(Exception):
@@ -31,107 +37,134 @@ class RingBroken(Exception):
 
 
 class Ring:
-    """This process's place. One thread."""
+    """This process's place. One thread uses it; another one, its own, sends. So a rank computes
+    meanwhile, and ranks that all have more to send than connections hold do not wait for ever."""
 
     def __init__(
-        self, group: ProcessGroup, rank: int, num_ranks: int, hidden_size: int, timeout_s: float
+        self,
+        onward: socket.socket,
+        previous: socket.socket,
+        ranks: RankSettings,
+        hidden_size: int,
+        timeout_s: float,
     ) -> None:
-        self.rank, self.num_ranks = rank, num_ranks
+        """Takes the connections to the next and from the previous neighbour."""
+        self.rank, self.num_ranks = ranks.rank, ranks.world_size
         self.timeout_s = timeout_s
-        self.is_last = rank == num_ranks - 1
+        self.is_last = self.rank == self.num_ranks - 1
         self.told_at_s = time.monotonic()  # when this rank last told anything
-        self._group = group
         self._hidden_size = hidden_size
-        self._next, self._previous = (rank + 1) % num_ranks, (rank - 1) % num_ranks
-        self._on_their_way: deque[tuple[Work, Tensor]] = deque()
+        self._max_bytes = HEAD.size + INT_BYTES * MAX_NUMBERS + self._states_bytes(PART_TOKENS)
         self._num_told = self._num_heard = 0
-        # Gloo is eight times faster into a buffer that is posted already, which may be larger than
-        # the message.
-        max_bytes = INT_BYTES * (HEAD + MAX_NUMBERS) + FLOAT_BYTES * PART_TOKENS * hidden_size
-        self._memory, self._spare = (torch.empty(max_bytes, dtype=torch.uint8) for _ in range(2))
-        self._expected = self._expect()
+        self._onward, self._previous = onward, previous
+        onward.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        onward.settimeout(timeout_s)
+        # Bounded by the parts of a step, behind which rank 0 waits for what comes back.
+        self._unsent: SimpleQueue[bytes | None] = SimpleQueue()
+        self._failure: OSError | None = None  # the sender's, set before it ends
+        self._sender = Thread(target=self._send, name="ring", daemon=True)
+        self._sender.start()
 
     @classmethod
-    def join(cls, address: str, hidden_size: int, timeout_s: float) -> Self:
-        """Waits for all ranks. `address`: see torch's rendezvous; env:// is where torchrun says.
-
-        Raises RingBroken where they do not come.
-        """
-        limit = timedelta(seconds=JOIN_TIMEOUT_S)
+    def join(cls, ranks: RankSettings, hidden_size: int, timeout_s: float) -> Self:
+        """Waits for all ranks. Raises RingBroken where they do not come."""
         try:
-            store, rank, num_ranks = meet(address, JOIN_TIMEOUT_S)
-            group = cast(ProcessGroup, ProcessGroupGloo(store, rank, num_ranks, limit))
-        except (RuntimeError, ValueError) as error:
-            raise RingBroken(f"the ranks did not find each other: {error}") from error
-        return cls(group, rank, num_ranks, hidden_size, timeout_s)
+            onward, previous = meet(ranks, JOIN_TIMEOUT_S)
+        except OSError as error:
+            host, port = ranks.meeting_place
+            raise RingBroken(
+                f"the ranks did not find each other at {host}:{port}: {error}"
+            ) from error
+        return cls(onward, previous, ranks, hidden_size, timeout_s)
 
     def tell(self, message: Message) -> None:
         """Send it to the next rank, without waiting until it is taken. Raises RingBroken."""
+        if self._failure is not None:
+            raise self._lost(self.rank + 1, self._failure) from self._failure
         self._num_told += 1
-        num_tokens = 0 if message.states is None else len(message.states)
         count = len(message.numbers)
+        num_tokens = 0 if message.states is None else len(message.states)
         assert count <= MAX_NUMBERS
         assert num_tokens <= PART_TOKENS
-        head = [self._num_told, message.kind, count, num_tokens, *message.numbers]
-        tensor = torch.tensor(head).view(torch.uint8)
-        if message.states is not None:
-            tensor = torch.cat([tensor, message.states.view(torch.uint8).flatten()])
+        head = HEAD.pack(self._num_told, message.kind, count, num_tokens)
+        numbers = np.array(message.numbers, "<i8").data
+        states = b"" if message.states is None else np.ascontiguousarray(message.states, "<f4").data
+        num_bytes = len(head) + INT_BYTES * count + self._states_bytes(num_tokens)
+        self._unsent.put(b"".join((LENGTH.pack(num_bytes), head, numbers, states)))
         self.told_at_s = time.monotonic()
-        self._send(tensor)
 
     def hear(self, timeout_s: float | None = None) -> Message:
-        """The next message of the rank before; its activations are there until the next call.
-
-        Raises RingBroken, BadMessage.
-        """
-        self._wait(self._expected, timeout_s or self.timeout_s)
-        heard, self._memory, self._spare = self._memory, self._spare, self._memory
+        """The next message of the rank before. Raises RingBroken, BadMessage."""
+        until_s = time.monotonic() + (timeout_s or self.timeout_s)
+        (num_bytes,) = LENGTH.unpack(self._received(LENGTH.size, until_s))
+        if not HEAD.size <= num_bytes <= self._max_bytes:
+            raise BadMessage(f"a message of {num_bytes} bytes")
+        frame = self._received(num_bytes, until_s)
         self._num_heard += 1
-        number, kind, count, num_tokens = heard[: INT_BYTES * HEAD].view(torch.int64).tolist()
-        if kind != Kind.STOP:  # behind which the neighbour may have left
-            self._expected = self._expect()
+        number, kind, count, num_tokens = HEAD.unpack_from(frame)
         if number != self._num_heard:
             raise BadMessage(f"message {number} came after {self._num_heard - 1}")
         if not (0 <= count <= MAX_NUMBERS and 0 <= num_tokens <= PART_TOKENS):
             raise BadMessage(f"a message of {count} numbers and {num_tokens} tokens")
-        begin = INT_BYTES * (HEAD + count)
-        numbers = heard[INT_BYTES * HEAD : begin].view(torch.int64).tolist()
-        end = begin + FLOAT_BYTES * num_tokens * self._hidden_size
-        states = heard[begin:end].view(torch.float32).view(num_tokens, self._hidden_size)
+        begin = HEAD.size + INT_BYTES * count
+        if num_bytes != begin + self._states_bytes(num_tokens):
+            raise BadMessage(f"{count} numbers and {num_tokens} tokens in {num_bytes} bytes")
+        numbers = np.frombuffer(frame[HEAD.size : begin], "<i8").tolist()
+        states = np.frombuffer(frame[begin:], "<f4").reshape(num_tokens, self._hidden_size)
         try:
             return Message(Kind(kind), numbers, states if num_tokens else None)
         except ValueError as error:
             raise BadMessage(str(error)) from None
 
     def settle(self) -> None:
-        """Wait until everything that was told is taken. Raises RingBroken."""
-        while self._on_their_way:
-            self._wait(self._on_their_way.popleft()[0], self.timeout_s)
+        """Wait until everything that was told is sent; nothing is told after it. Raises
+        RingBroken."""
+        self._unsent.put(None)
+        self._sender.join(self.timeout_s)
+        if self._failure is not None or self._sender.is_alive():
+            raise self._lost(self.rank + 1, self._failure or TimeoutError("it takes nothing"))
 
-    def _send(self, tensor: Tensor) -> None:
-        sent = self._on_their_way
-        while sent and (len(sent) >= MAX_ON_THEIR_WAY or sent[0][0].is_completed()):
-            self._wait(sent.popleft()[0], self.timeout_s)
+    def close(self) -> None:
+        """Leave the ring, which both neighbours see. Idempotent."""
+        self._unsent.put(None)
+        for each in (self._onward, self._previous):
+            with suppress(OSError):  # it is gone already
+                each.shutdown(socket.SHUT_RDWR)
+        self._sender.join()
+        self._onward.close()
+        self._previous.close()
+
+    def _send(self) -> None:
+        """The sender's thread."""
         try:
-            sent.append((self._group.send([tensor], self._next, TAG), tensor))
-        except RuntimeError as error:
-            raise self._broken(error) from error
+            while (frame := self._unsent.get()) is not None:
+                self._onward.sendall(frame)
+        except OSError as error:
+            self._failure = error
+            with suppress(OSError):
+                self._previous.shutdown(socket.SHUT_RDWR)  # nothing is to be heard any more
 
-    def _expect(self) -> Work:
+    def _received(self, num_bytes: int, until_s: float) -> memoryview:
+        """Returns so many bytes of the previous neighbour, in memory of their own."""
+        received = rest = np.empty(num_bytes, np.uint8).data
         try:
-            return self._group.recv([self._memory], self._previous, TAG)
-        except RuntimeError as error:
-            raise self._broken(error) from error
+            while rest:
+                self._previous.settimeout(max(0.001, until_s - time.monotonic()))
+                count = self._previous.recv_into(rest)
+                if not count:
+                    raise ConnectionError("it has left")
+                rest = rest[count:]
+        except OSError as error:
+            if self._failure is not None:
+                raise self._lost(self.rank + 1, self._failure) from error
+            raise self._lost(self.rank - 1, error) from error
+        return received
 
-    def _wait(self, work: Work, timeout_s: float) -> None:
-        try:
-            work.wait(timedelta(seconds=timeout_s))
-        except RuntimeError as error:
-            raise self._broken(error) from error
-
-    def _broken(self, error: RuntimeError) -> RingBroken:
-        reason = str(error).strip().splitlines()[0]
+    def _lost(self, rank: int, reason: OSError) -> RingBroken:
         return RingBroken(
-            f"rank {self.rank} lost a neighbour, {self._previous} or {self._next}, whose log says "
-            f"why: {reason}"
+            f"rank {self.rank} lost its neighbour {rank % self.num_ranks}, whose log says why: "
+            f"{reason}"
         )
+
+    def _states_bytes(self, num_tokens: int) -> int:
+        return FLOAT_BYTES * num_tokens * self._hidden_size

@@ -34,7 +34,8 @@ class RingDecoder:
         num_tokens = sum(len(each.token_ids) for each in rows)
         parts = cut(rows, num_parts(num_tokens, self.parts_at_all_rows, self._max_rows))
         for part in parts:
-            self._ring.tell(Message(Kind.STEP, step_numbers(part), self._own.layers(part)))
+            states = self._own.layers(part).numpy()
+            self._ring.tell(Message(Kind.STEP, step_numbers(part), states))
         logits: list[Tensor] = []
         hidden: list[Tensor | None] = []
         for part in parts:
@@ -49,7 +50,7 @@ class RingDecoder:
         them."""
         count = sum(len(returned_tokens(each)) for each in part)
         message = self._ring.hear()
-        states = self._no_states if message.states is None else message.states
+        states = self._no_states if message.states is None else torch.from_numpy(message.states)
         if message.kind is not Kind.STEP or len(states) != count:
             raise BadMessage(f"{len(states)} tokens came back for {count}")
         return states

@@ -8,7 +8,7 @@ activations travels. Everything else that changes a cache is told to all ranks i
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.errors import StartupError
@@ -145,7 +145,7 @@ class PipelineRunner:
         """Have the other ranks end. Idempotent."""
         ring, self._ring = self._ring, None
         if ring is not None:
-            with suppress(RingBroken):
+            with suppress(RingBroken), closing(ring):
                 ring.tell(Message(Kind.STOP))
                 ring.settle()
 

@@ -51,7 +51,7 @@ def test_drain_closes_admission_first_and_ends_the_process_last(
 def test_no_number_of_sigterms_keeps_a_worker_from_ending(
     held_api: ServedApi, release_file: Path
 ) -> None:
-    """torchrun sends one to all of gunicorn, whose arbiter sends its worker another."""
+    """A launcher may send one to all of gunicorn, whose arbiter sends its worker another."""
     (worker,) = psutil.Process(held_api.process.pid).children()
     stream = held_api.open_stream(text="x" * 40)
     held_api.process.send_signal(signal.SIGTERM)

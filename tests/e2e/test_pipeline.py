@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from lab.kit.servers import ServedApi, eventually
-from tests.e2e.test_make_serve import END_TIMEOUT_S, SCRIPT, Stack, started
+from tests.e2e.test_make_serve import END_TIMEOUT_S, Stack, started
 from tests.followed_pages import DOCS, Reader, served_by
 
 PAGE = DOCS / "wishes" / "unequal-machines.md"
@@ -51,7 +51,7 @@ def ranks(stack: Stack) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(stack.process.pid).children(recursive=True):
         words = process.cmdline()
-        if words[-2:] == ["-m", "inference_api.pipeline"] and "run" not in " ".join(words):
+        if words[-2:] == ["-m", "inference_api.pipeline"]:
             found.append(process)
     return found
 
@@ -92,8 +92,9 @@ def test_only_an_operator_moves_layers_and_no_answer_changes(stack: Stack) -> No
 
 
 def test_split_auto_searches_beside_the_server(tmp_path: Path) -> None:
-    log_path, db_path = tmp_path / "log", tmp_path / "weights.db"
-    with started(log_path, SCRIPT, SPLIT="auto", SPLIT_RANKS=2, WEIGHTS_DB=db_path) as stack:
+    log_path, own = tmp_path / "log", Reader(tmp_path, {}).environment()
+    command = ("hearth", "serve")
+    with started(log_path, command, tmp_path, SPLIT="auto", SPLIT_RANKS=2, **own) as stack:
         expected = answer(stack.api)
         tried = re.compile(r'"layers": \[(\d), \d\].*"tokens_per_s"')
         eventually(lambda: len(set(tried.findall(log_path.read_text()))) > 1, 60)

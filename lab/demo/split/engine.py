@@ -1,8 +1,7 @@
-"""Starts the ranks of a pipeline under torchrun, and measures one split after another."""
+"""Starts the ranks of a pipeline, and measures one split after another."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,8 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
-from lab.kit.servers import ROOT
+from inference_api.pipeline.ranks import local_rank
+from lab.kit.servers import ROOT, free_port
 from lab.kit.shares import CpuLimiter
 from weights.drivers import Ring
 from weights.errors import EngineUnusable
@@ -38,27 +38,31 @@ class PipelineEngine:
         """`shares`: of one core, per rank."""
         self._shares, self._load, self._limiter = shares, load, limiter
         self._lines: Queue[str] = Queue()
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        self._command = [
-            "env", "OMP_NUM_THREADS=1", *torchrun, f"--nproc-per-node={len(shares)}",
-            "-m", "lab.demo.split.stage", str(model), str(load.rows),
-        ]  # fmt: skip
-        self._rank_pids: list[int] = []
+        self._command = (
+            *(sys.executable, "-m", "lab.demo.split.stage"), str(model), str(load.rows)
+        )  # fmt: skip
+        self._ranks: list[subprocess.Popen[str]] = []
         self.ring = Ring((), 0, ())
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            start_new_session=True,
-        )  # fmt: skip
+        shown, shows = os.pipe()
+        port = free_port()
+        for number in range(len(self._shares)):
+            place = local_rank(number, len(self._shares), port)
+            self._ranks.append(subprocess.Popen(
+                ["env", "OMP_NUM_THREADS=1", *map("=".join, place.items()), *self._command],
+                cwd=ROOT, stdin=subprocess.DEVNULL if number else subprocess.PIPE, stdout=shows,
+                text=True, start_new_session=True,
+            ))  # fmt: skip
+        os.close(shows)
+        self._shown = os.fdopen(shown)
         self._reader = Thread(target=self._read, name="pipeline-output", daemon=True)
         self._reader.start()
         try:
-            # Limited only now: what is measured is decoding, not the import of torch.
+            # Limited only now: what is measured is decoding, not imports.
             ready = [self._next(START_TIMEOUT_S) for _ in self._shares]
-            for each in ready:
-                self._rank_pids.append(each["pid"])
-                self._limiter.limit(self._shares[each["rank"]], each["pid"])
+            for share, rank in zip(self._shares, self._ranks, strict=True):
+                self._limiter.limit(share, rank.pid)
         except BaseException:
             self._stop()
             raise
@@ -75,12 +79,12 @@ class PipelineEngine:
 
     def measure(self, layers: Sequence[int], parts: int | None = None) -> float:
         """Tokens/s with this split, and with steps of so many parts. Raises EngineUnusable."""
-        assert self._process.stdin is not None
+        assert self._ranks[0].stdin is not None
         try:
-            self._process.stdin.write(
+            self._ranks[0].stdin.write(
                 json.dumps({"layers": list(layers), "parts": parts, **asdict(self._load)}) + "\n"
             )
-            self._process.stdin.flush()
+            self._ranks[0].stdin.flush()
         except BrokenPipeError as error:
             raise EngineUnusable("the pipeline has ended; its output above says why") from error
         return float(self._next(TRIAL_TIMEOUT_S)["tokens_per_s"])
@@ -100,32 +104,27 @@ class PipelineEngine:
         return message
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                self._lines.put(line)
+        with self._shown:
+            for line in self._shown:
+                if line.startswith("{"):
+                    self._lines.put(line)
         self._lines.put("")
 
     def _stop(self) -> None:
-        """Let the ranks end by themselves, as their input does; kill those that do not."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        """Let the ranks end by themselves, as the first one's input does; kill those that do
+        not."""
+        jobs = self._ranks[0].stdin
+        assert jobs is not None
         self._limiter.close()
         try:
             with suppress(BrokenPipeError):
-                self._process.stdin.close()
-            self._process.wait(timeout=STOP_TIMEOUT_S)
+                jobs.close()
+            for rank in self._ranks:
+                rank.wait(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._kill()
-        except BaseException:
-            self._kill()
-            raise
+            pass
         finally:
+            for rank in self._ranks:
+                rank.kill()
+                rank.wait()
             self._reader.join()
-            self._process.stdout.close()
-
-    def _kill(self) -> None:
-        for pid in [self._process.pid, *self._rank_pids]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()

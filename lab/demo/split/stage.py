@@ -1,4 +1,4 @@
-"""One rank of the pipeline, started by torchrun: the engine's own, with one thread of the kernels.
+"""One rank of the pipeline: the engine's own, with one thread of the kernels.
 
 Rank 0 reads a job a line from its input and writes an answer a line to its output, both JSON.
 """
@@ -50,7 +50,7 @@ def main() -> None:
         sys.exit(str(error))
     options = EngineOptions(device="cpu", max_rows=arguments.rows, max_seq_len=CONTEXT_TOKENS)
     make_runner = part_runners(folder, options, ranks.world_size, cache(lambda _: Kernels(1)))
-    join = partial(Ring.join, "env://", timeout_s=SILENCE_S)
+    join = partial(Ring.join, ranks, timeout_s=SILENCE_S)
     if ranks.rank > 0:
         ring = join(config.hidden_size)
         _write_ready(ranks.rank, config.num_layers)

@@ -3,7 +3,7 @@
     python -m lab.demo.split
     python -m lab.demo.split --model var/models/random-110m --exhaustive
 
-Three ranks under torchrun serve the model as a pipeline, held to 100, 50 and 25 % of a core
+Three ranks serve the model as a pipeline, held to 100, 50 and 25 % of a core
 (all a little less where there are few cores). It ends when further trials stop paying or after
 --trials. --exhaustive then measures every split there is, the best of them again, and the best of
 those in turn with what was found.

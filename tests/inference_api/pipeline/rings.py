@@ -8,6 +8,7 @@ from inference_api.loading.checkpoint import load_config
 from inference_api.loading.options import EngineOptions
 from inference_api.pipeline.rank_runners import part_runners
 from inference_api.pipeline.rank_worker import RankWorker
+from inference_api.pipeline.ranks import RankSettings
 from inference_api.pipeline.ring import Ring
 from inference_api.pipeline.runner import PipelineRunner
 from inference_api.pipeline.splits import Split
@@ -44,5 +45,5 @@ def _start(folder: Path, options: EngineOptions, port: int, num_ranks: int) -> N
 
 
 def _join(port: int, num_ranks: int, rank: int, hidden_size: int) -> Ring:
-    address = f"tcp://127.0.0.1:{port}?rank={rank}&world_size={num_ranks}"
-    return Ring.join(address, hidden_size, TIMEOUT_S)
+    ranks = RankSettings(rank=rank, world_size=num_ranks, master_port=port)
+    return Ring.join(ranks, hidden_size, TIMEOUT_S)

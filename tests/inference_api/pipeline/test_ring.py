@@ -1,41 +1,51 @@
-"""Neighbours that speak, that are gone, that hang, and that come again."""
+"""Neighbours that speak, that are gone, that hang, and that say what no rank says."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
+from typing import NoReturn
 
+import numpy as np
 import pytest
-import torch
 
 from inference_api.pipeline import ring as ring_module
-from inference_api.pipeline.messages import MAX_NUMBERS, PART_TOKENS, BadMessage, Kind, Message
-from inference_api.pipeline.ring import Ring, RingBroken
+from inference_api.pipeline.messages import (
+    MAX_NUMBERS,
+    PART_TOKENS,
+    BadMessage,
+    Kind,
+    Message,
+)
+from inference_api.pipeline.ranks import RankSettings
+from inference_api.pipeline.ring import HEAD, LENGTH, Ring, RingBroken
 from tests.ports import free_port
 
 HIDDEN = 32
 WORKER = """
 import sys
 from inference_api.pipeline.messages import Kind
+from inference_api.pipeline.ranks import RankSettings
 from inference_api.pipeline.ring import Ring
 
-ring = Ring.join(sys.argv[1], 32, 60)
+ring = Ring.join(RankSettings(rank=1, world_size=2, master_port=int(sys.argv[1])), 32, 60)
 while (message := ring.hear()).kind is not Kind.STOP:
     ring.tell(message)
     print(message.kind.name, flush=True)
 ring.settle()
 """
+RANKS = RankSettings(rank=1, world_size=2)
 
 
 @contextmanager
 def neighbour(port: int) -> Iterator["subprocess.Popen[str]"]:
     """A process that says what it hears."""
-    address = f"tcp://127.0.0.1:{port}?rank=1&world_size=2"
     with subprocess.Popen(
-        [sys.executable, "-c", WORKER, address], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WORKER, str(port)], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
             yield process
@@ -43,86 +53,192 @@ def neighbour(port: int) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
-def join(port: int, timeout_s: float = 60.0) -> Ring:
-    return Ring.join(f"tcp://127.0.0.1:{port}?rank=0&world_size=2", HIDDEN, timeout_s)
+@contextmanager
+def joined(port: int, timeout_s: float = 60.0) -> Iterator[Ring]:
+    ring = Ring.join(RankSettings(rank=0, world_size=2, master_port=port), HIDDEN, timeout_s)
+    try:
+        yield ring
+    finally:
+        ring.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Ring, socket.socket, socket.socket]]:
+    """A ring, what its previous neighbour says it by, and what its next one hears it by."""
+    ends = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ends.append((socket.create_connection(server.getsockname()), server.accept()[0]))
+    (onward, hears), (says, previous) = ends
+    ring = Ring(onward, previous, RANKS, HIDDEN, 60.0)
+    with hears, says:
+        yield ring, says, hears
+    ring.close()
+
+
+Pair = tuple[Ring, socket.socket, socket.socket]
+
+
+def frame(*numbers: int, rest: bytes = b"", length: int | None = None) -> bytes:
+    said = HEAD.pack(*numbers) + rest
+    return LENGTH.pack(len(said) if length is None else length) + said
+
+
+def tell_for_ever(ring: Ring, message: Message) -> NoReturn:
+    while True:
+        ring.tell(message)
 
 
 def test_message_comes_back_with_its_activations() -> None:
-    with neighbour(port := free_port()) as process:
-        ring = join(port)
+    with neighbour(port := free_port()) as process, joined(port) as ring:
         for count, tokens in ((0, 0), (3, 1), (MAX_NUMBERS, PART_TOKENS)):
-            states = torch.randn(tokens, HIDDEN) if tokens else None
-            ring.tell(Message(Kind.STEP, list(range(-1, count - 1)), states))
+            states = np.random.default_rng(tokens).standard_normal((tokens, HIDDEN), np.float32)
+            told = Message(Kind.STEP, range(-1, count - 1), states if tokens else None)
+            ring.tell(told)
             heard = ring.hear()
             assert (heard.kind, heard.numbers) == (Kind.STEP, list(range(-1, count - 1)))
-            assert (heard.states is None) == (states is None)
-            assert heard.states is None or states is None or torch.equal(heard.states, states)
+            assert (heard.states is None) == (tokens == 0)
+            assert heard.states is None or np.array_equal(heard.states, states)
         ring.tell(Message(Kind.STOP))
         assert process.wait(timeout=60) == 0
 
 
 def test_neighbour_that_is_gone_is_known_at_once_and_another_takes_its_place() -> None:
-    """The store of the first meeting is there at the second: torchrun's is."""
     port = free_port()
-    with neighbour(port) as process:
-        ring = join(port)
+    with neighbour(port) as process, joined(port) as ring:
         process.kill()
-        with pytest.raises(RingBroken, match="rank 0 lost a neighbour"):
+        with pytest.raises(RingBroken, match="rank 0 lost its neighbour 1"):
             ring.hear()
-    with neighbour(port):
-        again = join(port)
+    with neighbour(port), joined(port) as again:
         again.tell(Message(Kind.PING))
         assert again.hear().kind is Kind.PING
 
 
 def test_neighbour_that_hangs_is_given_up() -> None:
-    with neighbour(port := free_port()) as process:
-        ring = join(port, timeout_s=0.5)
+    with neighbour(port := free_port()) as process, joined(port, timeout_s=0.5) as ring:
         os.kill(process.pid, signal.SIGSTOP)
         ring.tell(Message(Kind.PING))
-        with pytest.raises(RingBroken):
+        with pytest.raises(RingBroken, match=r"rank 0 lost its neighbour 1.*timed out"):
             ring.hear()
 
 
-def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_module, "JOIN_TIMEOUT_S", 0.5)
-    with pytest.raises(RingBroken, match="did not find each other"):
-        join(free_port())
+def test_neighbour_that_drips_is_given_up(pair: Pair) -> None:
+    """Each byte comes long before its time; all of them do not."""
+    ring, says, _ = pair
+    bound, is_over = (
+        frame(1, Kind.STEP, MAX_NUMBERS, 0, length=HEAD.size + 8 * MAX_NUMBERS),
+        Event(),
+    )
+
+    def drip() -> None:
+        for byte in bound:
+            says.sendall(bytes([byte]))
+            if is_over.wait(0.01):
+                return
+
+    dripping = Thread(target=drip)
+    dripping.start()
+    with pytest.raises(RingBroken, match="timed out"):
+        ring.hear(timeout_s=0.1)
+    is_over.set()
+    dripping.join(60)
 
 
-def both_ranks() -> list[Ring]:
-    """A ring of two in one process."""
-    port = free_port()
-    address = f"tcp://127.0.0.1:{port}?rank=1&world_size=2"
-    rings: list[Ring] = []
-    joining = Thread(target=lambda: rings.append(Ring.join(address, HIDDEN, 60.0)))
-    joining.start()
-    first = join(port)
-    joining.join(60)
-    return [first, *rings]
+def test_more_than_connections_hold_goes_round_while_nobody_hears() -> None:
+    """Each tells all it has before it hears anything: were they to wait for one another, none
+    would go on."""
+    port, hidden, num_messages = free_port(), 4096, 32
+    states = np.ones((PART_TOKENS, hidden), np.float32)
+    heard: dict[int, list[int]] = {}
+
+    def work(rank: int) -> None:
+        ring = Ring.join(RankSettings(rank=rank, world_size=2, master_port=port), hidden, 60.0)
+        for number in range(num_messages):
+            ring.tell(Message(Kind.STEP, (number,), states))
+        heard[rank] = [ring.hear().numbers[0] for _ in range(num_messages)]
+        ring.settle()
+        ring.close()
+
+    threads = [Thread(target=work, args=(rank,)) for rank in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(120)
+    assert heard == {0: [*range(num_messages)], 1: [*range(num_messages)]}
 
 
 @pytest.mark.parametrize(
-    ("numbers", "fault"),
+    ("said", "fault"),
     [
-        ([2, Kind.PING, 0, 0], "message 2 came after 0"),
-        ([1, 99, 0, 0], "99 is not a valid Kind"),
-        ([1, Kind.STEP, -1, 0], "-1 numbers"),
-        ([1, Kind.STEP, 2**40, 0], "numbers and 0 tokens"),
-        ([1, Kind.STEP, 0, PART_TOKENS + 1], "129 tokens"),
-        ([1, Kind.STEP, 0, -5], "-5 tokens"),
+        (frame(2, Kind.PING, 0, 0), "message 2 came after 0"),
+        (frame(1, 99, 0, 0), "99 is not a valid Kind"),
+        (frame(1, Kind.STEP, -1, 0), "-1 numbers"),
+        (frame(1, Kind.STEP, 2**40, 0), "numbers and 0 tokens"),
+        (frame(1, Kind.STEP, 0, PART_TOKENS + 1), "129 tokens"),
+        (frame(1, Kind.STEP, 0, -5), "-5 tokens"),
+        (frame(1, Kind.STEP, 1, 0), "1 numbers and 0 tokens in 32 bytes"),
+        (frame(1, Kind.STEP, 0, 1, rest=bytes(HIDDEN * 4 - 1)), "1 tokens in 159 bytes"),
+        (frame(1, Kind.PING, 0, 0, rest=b"x"), "in 33 bytes"),
+        (LENGTH.pack(HEAD.size - 1), "a message of 31 bytes"),
+        (LENGTH.pack(0), "a message of 0 bytes"),
+        (LENGTH.pack(2**32 - 1), "a message of 4294967295 bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a message of 542393671 bytes"),
     ],
+    ids=str,
 )
-def test_what_no_rank_says_is_refused(numbers: list[int], fault: str) -> None:
-    hears, says = both_ranks()
-    says._send(torch.tensor(numbers).view(torch.uint8))
+def test_what_no_rank_says_is_refused(pair: Pair, said: bytes, fault: str) -> None:
+    ring, says, _ = pair
+    says.sendall(said)
     with pytest.raises(BadMessage, match=fault):
-        hears.hear()
+        ring.hear()
 
 
-def test_neighbour_that_leaves_behind_its_last_word_breaks_nothing() -> None:
-    first, *rings = both_ranks()
-    first.tell(Message(Kind.STOP))
-    first.settle()
-    del first
-    assert rings.pop().hear().kind is Kind.STOP
+@pytest.mark.parametrize("num_bytes", [0, 1, LENGTH.size, LENGTH.size + 1, LENGTH.size + 31])
+def test_half_a_message_is_no_message(pair: Pair, num_bytes: int) -> None:
+    ring, says, _ = pair
+    says.sendall(frame(1, Kind.PING, 0, 0)[:num_bytes])
+    says.close()
+    with pytest.raises(RingBroken, match=r"rank 1 lost its neighbour 0.* it has left"):
+        ring.hear()
+
+
+def test_messages_may_come_in_any_pieces(pair: Pair) -> None:
+    ring, says, _ = pair
+    said = b"".join(frame(number, Kind.KEEP, 2, 0, rest=bytes(16)) for number in (1, 2, 3))
+    for begin in range(0, len(said), 7):
+        says.sendall(said[begin : begin + 7])
+    assert [ring.hear().kind for _ in range(3)] == [Kind.KEEP] * 3
+
+
+def test_neighbour_that_leaves_behind_its_last_word_breaks_nothing(pair: Pair) -> None:
+    ring, says, _ = pair
+    says.sendall(frame(1, Kind.STOP, 0, 0))
+    says.close()
+    assert ring.hear().kind is Kind.STOP
+
+
+def test_next_neighbour_that_takes_nothing_is_given_up(pair: Pair) -> None:
+    """Also by a rank that waits for the previous one meanwhile."""
+    ring = pair[0]
+    ring._onward.settimeout(0.2)
+    states = np.zeros((PART_TOKENS, HIDDEN), np.float32)
+    for _ in range(2**26 // states.nbytes):  # more than the connection holds
+        ring.tell(Message(Kind.STEP, (), states))
+    with pytest.raises(RingBroken, match=r"rank 1 lost its neighbour 0.*timed out"):
+        ring.hear()
+    with pytest.raises(RingBroken, match=r"rank 1 lost its neighbour 0.*timed out"):
+        ring.settle()
+
+
+def test_next_neighbour_that_is_gone_is_known_when_it_is_told_something(pair: Pair) -> None:
+    ring, _, hears = pair
+    hears.close()
+    with pytest.raises(RingBroken, match="rank 1 lost its neighbour 0"):
+        tell_for_ever(ring, Message(Kind.PING))
+
+
+def test_ranks_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_module, "JOIN_TIMEOUT_S", 0.2)
+    ranks = RankSettings(rank=0, world_size=3, master_port=free_port())
+    with pytest.raises(RingBroken, match=r"did not find each other .* not come: 1, 2$"):
+        Ring.join(ranks, HIDDEN, 60.0)
