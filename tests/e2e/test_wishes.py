@@ -103,8 +103,9 @@ def test_accelerators_are_counted_before_anything_runs(tmp_path: Path) -> None:
     assert "What would change it" in answer
 
 
-def test_any_server_is_measured_and_judged(reader: Reader, mock_api: ServedApi) -> None:
-    reader = replace(reader, addresses={"http://127.0.0.1:8000": mock_api.url})
+def test_any_server_is_measured_and_judged(reader: Reader, slow_api: ServedApi) -> None:
+    # A fast one would be sent, and answer, hundreds of requests a second.
+    reader = replace(reader, addresses={"http://127.0.0.1:8000": slow_api.url})
     (said,) = reader.follow(WISHES / "measure-any-server.md")
     *_, report, verdict = said.splitlines()
     assert verdict.startswith(("Meets TTFT", "Misses "))
