@@ -1,4 +1,4 @@
 """The inference API: streamed tokens from fixed user rows, batched continuously.
 
-Importing the package loads no torch: only `engine.engine_runner` and what lies below it do.
+Importing the package loads no torch: only `engine.cuda` does.
 """

@@ -1,4 +1,4 @@
-"""From settings to models in memory. Imports torch when it is called."""
+"""From settings to models in memory. Imports the engine when it is called."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBud
 from inference_api.text.tokens import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from inference_api.engine.engine_runner import EngineRunner
+    from inference_api.engine.local_runner import LocalRunner
     from inference_api.kernels.library import Kernels
     from inference_api.loading.memory import Footprint
     from inference_api.loading.packing.folder import PackedFolder
@@ -33,8 +33,8 @@ class LoadableModel:
 
     served: ServedModel
     settings: Settings
-    runner: "EngineRunner"
-    drafter: "EngineRunner | None"
+    runner: "LocalRunner"
+    drafter: "LocalRunner | None"
 
     def load(self) -> LoadedModel:
         """Raises StartupError."""
@@ -66,7 +66,7 @@ class LoadableModel:
         return self.drafter is None and not self.runner.has_medusa_heads
 
     @property
-    def _runners(self) -> "list[EngineRunner]":
+    def _runners(self) -> "list[LocalRunner]":
         return [self.runner] if self.drafter is None else [self.runner, self.drafter]
 
 
@@ -107,7 +107,7 @@ def bring_up(backend: DecodeBackend) -> None:
 
 def load_models(settings: Settings) -> list[LoadedModel]:
     """Bring all models into memory, once it is known that all fit. Raises StartupError."""
-    from inference_api.engine.engine_runner import check_memory
+    from inference_api.engine.devices import check_memory
 
     models = describe_models(settings)
     runners = {model.served.name: model.runner for model in models}
@@ -127,7 +127,7 @@ def describe_models(
     They step one after another, so those of one number of threads share the kernels' threads.
     Raises StartupError.
     """
-    from inference_api.engine.engine_runner import EngineRunner
+    from inference_api.engine.devices import make_runner
     from inference_api.kernels.library import Kernels
     from inference_api.loading.checkpoint import locate
 
@@ -136,7 +136,7 @@ def describe_models(
     models = []
     for model in settings.served_models:
         folder = locate(model.model)
-        runner = EngineRunner(folder, EngineOptions.from_settings(model), kernels_of, packed)
+        runner = make_runner(folder, EngineOptions.from_settings(model), kernels_of, packed)
         drafter = None
         if model.used_draft_model is not None:
             drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of, packed)
@@ -149,7 +149,7 @@ def describe_model(
     model: ModelSettings,
     folder: Path,
     runner: ModelRunner,
-    drafter: "EngineRunner | None",
+    drafter: "LocalRunner | None",
     budget: ByteBudget,
 ) -> ServedModel:
     """Describes a runner, loaded or not, by its settings and the folder of its model. `budget`:
@@ -167,10 +167,10 @@ def make_drafter(
     max_seq_len: int,
     kernels_of: "Callable[[int], Kernels]",
     packed: "PackedFolder | None" = None,
-) -> "EngineRunner":
+) -> "LocalRunner":
     """Returns the runner of DRAFT_MODEL. It has as many rows as the model, and the model's context
     or as much of it as the draft has. Raises StartupError when it cannot draft for this model."""
-    from inference_api.engine.engine_runner import EngineRunner
+    from inference_api.engine.devices import make_runner
     from inference_api.loading.checkpoint import load_config, locate, vocabulary_faults
 
     assert model.used_draft_model is not None
@@ -181,4 +181,4 @@ def make_drafter(
     options = replace(
         EngineOptions.from_settings(model), max_seq_len=context_tokens, has_medusa=False
     )
-    return EngineRunner(folder, options, kernels_of, packed)
+    return make_runner(folder, options, kernels_of, packed)

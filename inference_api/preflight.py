@@ -32,8 +32,8 @@ def _model_faults(settings: Settings) -> list[str]:
         layers = _first_layers(settings)
     except StartupError as error:
         return list(error.faults)
-    if any(each.device == "cuda" for each in models) and hardware.lacks_cuda():
-        faults.append(hardware.NO_CUDA)
+    if any(each.device == "cuda" for each in models):
+        faults += hardware.cuda_faults()
     return faults + checkpoint.check_all(
         [
             checkpoint.Asked(
@@ -52,6 +52,8 @@ def _first_layers(settings: Settings) -> LayerRange | None:
         return None
     if settings.models:
         raise StartupError(["SPLIT is for one model; unset MODELS, or SPLIT."])
+    if settings.device == "cuda":
+        raise StartupError(["SPLIT is for the CPU; unset DEVICE, or SPLIT."])
     num_ranks = load_rank_settings().world_size
     config = checkpoint.describe(settings.model).config
     if config is None:

@@ -1,24 +1,21 @@
 """The seam between the decode loop and a model: `ModelRunner`.
 
 The loop owns which row runs whom, every position and every draft; a runner owns weights and KV
-memory. All calls come from the decode thread. Importing this module loads no torch.
+memory. All calls come from the decode thread.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.request import SamplingParams, TokenLogprobs
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 MAX_TREE_TOKENS = 33  # a row's own and as many as SPECULATION_TOKENS lets guess behind it
-Hidden: TypeAlias = "Tensor"
-"""[…, hidden size] float32: what the output head takes."""
+Hidden: TypeAlias = NDArray[np.float32]
+"""[…, hidden size]: what the output head takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ class RowResult(NamedTuple):
     """The result of one `RowStep`."""
 
     drawn: Sequence[Drawn]  # one for each of its draws
-    hidden: "Hidden | None" = None
+    hidden: Hidden | None = None
     """[tokens, hidden size] where wanted: of every token."""
 
 
@@ -122,7 +119,7 @@ class DraftHeads(Protocol):
     """The tree that guesses are taken from: for each depth the rank of that head's guess. A path is
     behind all that it begins with."""
 
-    def guess(self, hidden: "Sequence[Hidden]") -> HeadGuesses:
+    def guess(self, hidden: Sequence[Hidden]) -> HeadGuesses:
         """`hidden` [hidden size] of each row: what drew the row's next token."""
 
 

@@ -1,5 +1,5 @@
-"""What must not be imported is not: the serving threads need no torch, the proxy no numpy, and who
-has no Redis none of its client."""
+"""What must not be imported is not: the CPU needs no torch, the proxy no numpy, and who has no
+Redis none of its client."""
 
 import subprocess
 import sys
@@ -17,6 +17,7 @@ NUMERICS = {"numpy.f2py", "scipy.linalg", "scipy.optimize", "scipy.special", "sc
         ("inference_api.inference_api_server", ENGINE | NUMERICS | {"jwt", "redis", "requests"}),
         ("inference_api._mock_inference_api_server", ENGINE),
         ("inference_api.preflight", ENGINE),
+        ("inference_api.model_loading, inference_api.engine.devices", ENGINE),
         ("inference_api.loading.packing.folder", ENGINE),
         ("inference_api.loading.heads", ENGINE),
         ("proxy.proxy", {"kubernetes", "numpy", "flask", "redis", "requests"}),
@@ -41,3 +42,33 @@ def test_a_tokenizer_is_read_without_the_libraries_that_train() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], timeout=60, stdout=subprocess.PIPE)
     assert (said.returncode, said.stdout) == (0, b"\n")
+
+
+DECODE = """
+import sys
+sys.modules["torch"] = None  # its import fails
+from pathlib import Path
+from inference_api.engine.devices import check_memory, make_runner
+from inference_api.loading.options import EngineOptions
+from inference_api.request import SamplingParams
+from inference_api.runner import Draw, RowStep
+from inference_api.settings.model import EMBEDDED_MODEL
+
+options = EngineOptions(device="cpu", max_rows=2, max_seq_len=64, has_medusa=True)
+runner = make_runner(Path(EMBEDDED_MODEL), options)
+check_memory({"model": runner})
+runner.load()
+runner.warm_up()
+sampling = SamplingParams(seed=1, top_k=5, num_logprobs=3, logit_bias=((7, 1.0),))
+step = RowStep(1, 0, (5, 6, 7), (Draw(sampling, (5, 6, 7), ()),), wants_hidden=True)
+[result] = runner.step([step])
+runner.medusa.guess([result.hidden[-1]])
+runner.copy_prefix(1, 0, 3)
+print(len(result.drawn))
+"""
+
+
+@pytest.mark.slow
+def test_cpu_decodes_without_torch() -> None:
+    said = subprocess.run([sys.executable, "-c", DECODE], timeout=120, stdout=subprocess.PIPE)
+    assert (said.returncode, said.stdout) == (0, b"1\n")

@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
     row: UserRow
     tried: Sequence[int]
     accepted: Sequence[int]
-    hidden: "Hidden | None" = None
+    hidden: Hidden | None = None
 
 
 class DraftSource(Protocol):

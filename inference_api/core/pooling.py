@@ -18,7 +18,7 @@ class PooledStates:
     def add(self, hidden: Hidden) -> None:
         """Go on by these tokens' [tokens, hidden size]. Sums are made token by token, so that the
         bits of a mean do not depend on how the prompt was cut."""
-        states = hidden.cpu().numpy().astype(np.float64)
+        states = hidden.astype(np.float64)
         self._num_tokens += len(states)
         if not self._is_mean:
             self._vector = states[-1]

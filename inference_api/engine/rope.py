@@ -1,67 +1,45 @@
 """Rotary position embedding (Su et al. 2021, arXiv 2104.09864), with several scalings.
 
 Of a head's first `rotary_dim` dimensions, j and j + rotary_dim/2 form a pair that position p turns
-by p * frequency[j], the pairing most Hugging Face checkpoints are stored for.
+by p * frequency[j], the pairing most Hugging Face checkpoints are stored for. All is computed in
+float64, and what comes of it rounded once.
 """
 
 import math
+from collections.abc import Sequence
+from functools import cache
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from inference_api.loading.config import ModelConfig, RopeConfig
 
-Turns = tuple[Tensor, Tensor]  # cosines and sines [n, 1, rotary_dim]
+Turns = tuple[NDArray[np.float32], NDArray[np.float32]]  # cosines and sines [n, rotary_dim]
+Float64s = NDArray[np.float64]
 
 
-class Rope:
-    """The turns of all layers, precomputed for every position of a context. Immutable."""
+def rope_turns(config: ModelConfig, max_seq_len: int) -> Sequence[Turns | None]:
+    """Each layer's turns for every position of a context; layers that turn alike have the same
+    arrays, and those that turn nothing None."""
 
-    def __init__(
-        self, config: ModelConfig, max_seq_len: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        ropes = [rope for rope in dict.fromkeys(config.ropes) if rope is not None]
-        self._tables = [
-            _table(rope, config.rotary_dim, max_seq_len, device, dtype) for rope in ropes
-        ]
-        self._table_of = [None if rope is None else ropes.index(rope) for rope in config.ropes]
+    @cache
+    def turns(rope: RopeConfig) -> Turns:
+        return _turns(rope, config.rotary_dim, max_seq_len)
 
-    def at(self, positions: Tensor) -> list[Turns | None]:
-        """Each layer's turns for `positions` [n]; layers that turn alike have the same tensors."""
-        turns = [(cos[positions], sin[positions]) for cos, sin in self._tables]
-        return [None if table is None else turns[table] for table in self._table_of]
+    return [None if rope is None else turns(rope) for rope in config.ropes]
 
 
-def _table(
-    config: RopeConfig,
-    rotary_dim: int,
-    max_seq_len: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Turns:
-    positions = torch.arange(max_seq_len, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies(config, rotary_dim, max_seq_len))
-    angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)  # [positions, 1, rotary_dim]
+def _turns(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Turns:
+    angles = np.outer(np.arange(max_seq_len), frequencies(config, rotary_dim, max_seq_len))
+    magnitude = np.float32(config.magnitude)  # as GGUF files have it
+    cosines = (np.cos(angles) * magnitude).astype(np.float32)
+    sines = (np.sin(angles) * magnitude).astype(np.float32)
     # Half of every turned pair is subtracted: the sign lives in the table.
-    sign = torch.cat((-torch.ones(rotary_dim // 2), torch.ones(rotary_dim // 2)))
-    cos, sin = angles.cos(), angles.sin() * sign
-    return (cos * config.magnitude).to(device, dtype), (sin * config.magnitude).to(device, dtype)
+    return np.hstack((cosines, cosines)), np.hstack((-sines, sines))
 
 
-def turn(heads: Tensor, turns: Turns | None) -> Tensor:
-    """Apply `turns` to `heads` [n, heads, head_dim]."""
-    if turns is None:
-        return heads
-    cos, sin = turns
-    turned = heads[..., : cos.shape[-1]]
-    turned = turned * cos + turned.roll(turned.shape[-1] // 2, dims=-1) * sin
-    if turned.shape == heads.shape:
-        return turned
-    return torch.cat((turned, heads[..., turned.shape[-1] :]), dim=-1)
-
-
-def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Tensor:
-    """Radians per position for each pair of dimensions, [rotary_dim / 2] float32.
+def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Float64s:
+    """Radians per position for each pair of dimensions, [rotary_dim / 2].
 
     llama3 scaling (Llama 3.1 report and model code): pairs that turn less than `low_freq_factor`
     times over the original context are slowed by `factor`, those that turn more than
@@ -74,12 +52,12 @@ def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Tensor
     is another one where `max_seq_len` exceeds the original context. So a row's keys stay what they
     are however long it grows.
     """
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
+    exponents = np.arange(0, rotary_dim, 2) / rotary_dim
+    base: Float64s = 1.0 / config.theta**exponents
     if config.kind == "longrope":
         is_long = max_seq_len > config.original_max_positions
         factors = config.long_factors if is_long else config.short_factors
-        return 1.0 / (torch.tensor(factors) * config.theta**exponents)
-    base = 1.0 / config.theta**exponents
+        return base / np.array(factors, np.float32)  # like the magnitude
     if config.kind == "default":
         return base
     slowed = base / config.factor
@@ -90,11 +68,11 @@ def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Tensor
         return (1.0 - slowed_share) * base + slowed_share * slowed
     full_turns = config.original_max_positions * base / (2 * math.pi)
     low, high = config.low_freq_factor, config.high_freq_factor
-    kept = ((full_turns - low) / (high - low)).clamp(0.0, 1.0)
+    kept = ((full_turns - low) / (high - low)).clip(0.0, 1.0)
     return kept * base + (1.0 - kept) * slowed
 
 
-def _yarn_ramp(config: RopeConfig, rotary_dim: int) -> Tensor:
+def _yarn_ramp(config: RopeConfig, rotary_dim: int) -> Float64s:
     """The share of each pair that is slowed, [rotary_dim / 2]."""
 
     def pair_that_turns(times: float) -> float:
@@ -106,4 +84,4 @@ def _yarn_ramp(config: RopeConfig, rotary_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
     width = high - low or 0.001
-    return ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    return ((np.arange(rotary_dim // 2) - low) / width).clip(0.0, 1.0)

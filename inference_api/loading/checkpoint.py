@@ -116,17 +116,17 @@ def _examined(model: str, options: EngineOptions) -> Examined:
     config, faults = described.config, described.faults
     if config is None:
         return faults, None
-    options = settled(config, options, described.tensors)
     faults += context_faults(config, options.max_seq_len) + quantization_faults(options)
-    if _is_for_cuda(options):
+    if options.device == "cuda" or (options.device == "auto" and hardware.may_have_cuda()):
         return faults, None
-    faults += cpu_faults(config, options)
+    options = settled(config, options, described.tensors)
+    faults += cpu_faults(config)
     return faults, footprint_on_cpu(config, options, described.tensors)
 
 
 def footprint_on_cpu(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Footprint:
     """What the model takes of the CPU's memory."""
-    options = options.on("cpu", keeps_bfloat16(config, options, tensors))
+    options = options.on("cpu", keeps_bfloat16(config, tensors))
     return Footprint.of(options.part_of(config), options, weight_bits(options))
 
 
@@ -161,10 +161,10 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
 
 def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
     """With what QUANTIZATION=auto means for a checkpoint: int8 where some matrix is quantised and
-    nothing is against it, else none."""
+    the kernels decode, else none."""
     if options.quantization != "auto":
         return options
-    is_int8 = is_quantised(config, tensors) and obstacle(options) is None
+    is_int8 = options.device != "cuda" and is_quantised(config, tensors)
     return replace(options, quantization="int8" if is_int8 else "none")
 
 
@@ -173,14 +173,6 @@ def is_quantised(config: ModelConfig, tensors: Tensors) -> bool:
     return config.quantisation is not None or any(
         tensors[part.name].dtype not in FLOATS for part in matrices(config) if part.name in tensors
     )
-
-
-def obstacle(options: EngineOptions) -> str | None:
-    """Returns why QUANTIZATION=auto leaves quantised weights to torch, if it does."""
-    if not options.kernels:
-        return "KERNELS=false"
-    faults = quantization_faults(replace(options, quantization="int8"))
-    return " ".join(faults) or None
 
 
 def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
@@ -199,7 +191,7 @@ def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
 
 def quantization_faults(options: EngineOptions) -> list[str]:
     """Whether weights can be quantised on the device."""
-    if options.quantization == "none" or options.device != "cuda":
+    if options.device != "cuda" or options.quantization in ("auto", "none"):
         return []
     return [
         f"QUANTIZATION={options.quantization} is not there yet for CUDA; unset it or set "
@@ -207,10 +199,8 @@ def quantization_faults(options: EngineOptions) -> list[str]:
     ]
 
 
-def cpu_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
+def cpu_faults(config: ModelConfig) -> list[str]:
     """Whether the model can be decoded on the CPU."""
-    if options.quantization == "none" and not options.kernels:
-        return []
     return [f"{fault}; set DEVICE=cuda or choose another model." for fault in kernel_faults(config)]
 
 
@@ -258,32 +248,21 @@ def vocabulary_difference(model_dir: Path, draft_dir: Path) -> str | None:
     )
 
 
-def weight_bits(options: EngineOptions) -> Bits | None:
-    """The form in which the kernels multiply by the weights on the CPU; None where torch does.
+def weight_bits(options: EngineOptions) -> Bits:
+    """The form in which the kernels multiply by the weights. `options.dtype` is not auto."""
+    if options.quantization == "none":
+        return FLOAT_BITS[options.dtype]
+    return BITS[options.quantization]
 
-    It does where `kernels` is false or weights that are not quantised do not fit the kernels.
-    `options.dtype` is not auto.
+
+def keeps_bfloat16(config: ModelConfig, tensors: Tensors) -> bool:
+    """Whether the checkpoint's matrices are bfloat16, which the kernels take as it is.
+
+    They widen each weight to float32, which is exact; vectors are always float32 beside them.
     """
-    if options.quantization != "none":
-        return BITS[options.quantization]
-    return FLOAT_BITS[options.dtype] if options.kernels else None
-
-
-def keeps_bfloat16(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> bool:
-    """Whether the checkpoint's matrices are bfloat16 and the kernels can have them as they are.
-
-    They widen each weight to float32, which is exact; torch would compute in bfloat16. Vectors are
-    always float32 beside the kernels.
-    """
-    bits = weight_bits(replace(options, dtype="bfloat16"))
-    return bits is not None and all(
+    return all(
         part.name in tensors and tensors[part.name].dtype == "BF16" for part in matrices(config)
     )
-
-
-def _is_for_cuda(options: EngineOptions) -> bool:
-    """Whether the model is to be on a GPU, as far as can be known without torch."""
-    return options.device == "cuda" or (options.device == "auto" and hardware.has_nvidia_driver())
 
 
 def _folder_of(model: str, *, with_weights: bool, setting: str = "MODEL") -> Path:

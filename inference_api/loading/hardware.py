@@ -4,6 +4,7 @@ import mmap
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -15,6 +16,8 @@ NO_CUDA = (
     "DEVICE=cuda, but torch finds no CUDA device; set DEVICE=cpu, or check the driver and that "
     "torch is built for CUDA."
 )
+INSTALL_TORCH = "pip install 'hearth[cuda]'"
+NO_TORCH = f"DEVICE=cuda, but torch is not installed; {INSTALL_TORCH}, or set DEVICE=cpu."
 ASK_TORCH = "import torch; print(torch.cuda.is_available())"
 ASK_TIMEOUT_S = 60.0
 
@@ -59,15 +62,26 @@ def has_nvidia_driver() -> bool:
     return NVIDIA_CONTROL.exists()
 
 
-def lacks_cuda() -> bool:
-    """Whether torch says that there is no CUDA device, in a process of its own: it takes seconds,
-    and no process that has asked may fork. False where it says nothing."""
+def has_torch() -> bool:
+    return find_spec("torch") is not None
+
+
+def may_have_cuda() -> bool:
+    """Whether a model may be on a GPU, as far as can be known without torch."""
+    return has_nvidia_driver() and has_torch()
+
+
+def cuda_faults() -> list[str]:
+    """Why DEVICE=cuda cannot be. Asks torch in a process of its own: it takes seconds, and no
+    process that has asked may fork. Where it says nothing, the runner will."""
+    if not has_torch():
+        return [NO_TORCH]
     try:
         command = [sys.executable, "-c", ASK_TORCH]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return answer.stdout.strip() == "False"
+        return []
+    return [NO_CUDA] if answer.stdout.strip() == "False" else []
 
 
 def _quota_cores(cgroup: Path) -> int | None:

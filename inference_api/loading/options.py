@@ -21,9 +21,7 @@ class EngineOptions:
     quantization: str = "none"
     """auto, none, int8 or int4."""
     kv_cache_dtype: str = "auto"
-    """auto, float32, float16 or int8; used where the kernels decode."""
-    kernels: bool = True
-    """False: torch multiplies by weights that are not quantised."""
+    """auto, float32, float16 or int8; used by the kernels."""
     has_medusa: bool = False
     medusa_heads: str | None = None
     """The folder of the Medusa heads; None: the model's own."""
@@ -39,7 +37,6 @@ class EngineOptions:
             max_seq_len=settings.max_seq_len,
             quantization=settings.quantization,
             kv_cache_dtype=settings.kv_cache_dtype,
-            kernels=settings.kernels,
             has_medusa=settings.speculation in ("auto", "medusa"),
             medusa_heads=settings.medusa_heads,
         )

@@ -1,7 +1,7 @@
 """What rank 0 tells the others: a kind and some integers, never anything that is executed.
 
 Activations come with it. The network of the ranks is private, but numbers that would lead the
-kernels out of their memory are refused all the same. Loads no torch.
+kernels out of their memory are refused all the same.
 """
 
 from collections.abc import Iterator, Sequence

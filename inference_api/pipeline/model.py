@@ -1,4 +1,4 @@
-"""The one model of a server that is over several ranks. Imports torch when it is called."""
+"""The one model of a server that is over several ranks."""
 
 from functools import partial
 

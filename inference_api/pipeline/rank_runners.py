@@ -4,12 +4,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.library import Kernels
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
 
-MakeRunner = Callable[[LayerRange], EngineRunner]
+MakeRunner = Callable[[LayerRange], KernelRunner]
 
 
 def part_runners(
@@ -18,9 +18,9 @@ def part_runners(
     local_ranks: int,
     kernels_of: Callable[[int], Kernels] | None = None,
 ) -> MakeRunner:
-    """`local_ranks` share this machine's cores. `kernels_of`: see `EngineRunner`."""
+    """`local_ranks` share this machine's cores. `kernels_of`: see `KernelRunner`."""
     shared = kernels_of or kernels_of_ranks(local_ranks)
-    return lambda layers: EngineRunner(model_dir, options.with_layers(layers), shared)
+    return lambda layers: KernelRunner(model_dir, options.with_layers(layers), shared)
 
 
 def kernels_of_ranks(local_ranks: int) -> Callable[[int], Kernels]:

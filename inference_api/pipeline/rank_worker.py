@@ -9,10 +9,8 @@ import logging
 from collections.abc import Sequence
 from contextlib import closing
 
-import torch
-
 from inference_api.engine.cpu.decoder import KernelDecoder
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.pipeline.messages import BadMessage, Kind, Message, read_step
 from inference_api.pipeline.rank_runners import MakeRunner
@@ -32,9 +30,8 @@ class RankWorker:
         make_runner: MakeRunner,
     ) -> None:
         self._ring, self._make_runner = ring, make_runner
-        self._runner: EngineRunner | None = None
+        self._runner: KernelRunner | None = None
 
-    @torch.inference_mode()
     def run(self) -> None:
         """Until rank 0 stops the ring. Raises RingBroken, BadMessage, StartupError."""
         with closing(self._ring):
@@ -94,14 +91,14 @@ class RankWorker:
         part = read_step(message.numbers, runner.max_rows, runner.max_seq_len)
         if message.states is None or len(message.states) != part.num_tokens:
             raise BadMessage(f"{part.num_tokens} tokens without their residual")
-        after = runner.decoder.layers(part.rows, torch.from_numpy(message.states)).numpy()
+        after = runner.decoder.layers(part.rows, message.states)
         if self._ring.is_last:
             self._ring.tell(Message(Kind.STEP, (), after[list(part.returned)]))
         else:
             self._ring.tell(Message(Kind.STEP, message.numbers, after))
 
     @property
-    def _loaded(self) -> EngineRunner:
+    def _loaded(self) -> KernelRunner:
         if self._runner is None:
             raise BadMessage("work before there are layers")
         return self._runner

@@ -1,4 +1,4 @@
-"""This process's place among the ranks, as the environment says it. Loads no torch."""
+"""This process's place among the ranks, as the environment says it."""
 
 import os
 from collections.abc import Mapping

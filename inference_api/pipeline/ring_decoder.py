@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.step_decoder import Outputs
+from inference_api.kernels.interface import Floats
 from inference_api.pipeline.messages import BadMessage, Kind, Message, returned_tokens, step_numbers
 from inference_api.pipeline.micro_batches import cut, num_parts
 from inference_api.pipeline.ring import Ring
-from inference_api.runner import RowStep
+from inference_api.runner import Hidden, RowStep
 
 
 class RingDecoder:
@@ -23,10 +23,7 @@ class RingDecoder:
         self._own = own
         self._ring = ring
         self._max_rows = max_rows
-        self._no_states = torch.empty(0, hidden_size)
-
-    def warm_up(self) -> None:
-        self._own.warm_up()
+        self._no_states = np.empty((0, hidden_size), np.float32)
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
         """See `StepDecoder`. The head has done with what came back when the next part comes. Raises
@@ -34,23 +31,22 @@ class RingDecoder:
         num_tokens = sum(len(each.token_ids) for each in rows)
         parts = cut(rows, num_parts(num_tokens, self.parts_at_all_rows, self._max_rows))
         for part in parts:
-            states = self._own.layers(part).numpy()
-            self._ring.tell(Message(Kind.STEP, step_numbers(part), states))
-        logits: list[Tensor] = []
-        hidden: list[Tensor | None] = []
+            self._ring.tell(Message(Kind.STEP, step_numbers(part), self._own.layers(part)))
+        logits: list[Floats] = []
+        hidden: list[Hidden | None] = []
         for part in parts:
             outputs = self._own.head([_returned(each) for each in part], self._hear(part))
-            logits.append(outputs.logits.clone())  # the next part's are written to the same memory
+            logits.append(outputs.logits.copy())  # the next part's are written to the same memory
             hidden += outputs.hidden
         pieces = [piece for part in parts for piece in part]
-        return Outputs(torch.cat(logits), _joined(rows, pieces, hidden))
+        return Outputs(np.concatenate(logits), _joined(rows, pieces, hidden))
 
-    def _hear(self, part: Sequence[RowStep]) -> Tensor:
+    def _hear(self, part: Sequence[RowStep]) -> Hidden:
         """What all layers have made of a part's tokens, as far as there is something to say of
         them."""
         count = sum(len(returned_tokens(each)) for each in part)
         message = self._ring.hear()
-        states = self._no_states if message.states is None else torch.from_numpy(message.states)
+        states = self._no_states if message.states is None else message.states
         if message.kind is not Kind.STEP or len(states) != count:
             raise BadMessage(f"{len(states)} tokens came back for {count}")
         return states
@@ -62,11 +58,11 @@ def _returned(row: RowStep) -> RowStep:
 
 
 def _joined(
-    rows: Sequence[RowStep], pieces: Sequence[RowStep], hidden: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
+    rows: Sequence[RowStep], pieces: Sequence[RowStep], hidden: Sequence[Hidden | None]
+) -> Sequence[Hidden | None]:
     """Returns the states of each row, joined from its pieces, which follow each other."""
     rest = iter(zip(pieces, hidden, strict=True))
-    of_rows: list[Tensor | None] = []
+    of_rows: list[Hidden | None] = []
     for row in rows:
         num_missing, states = len(row.token_ids), []
         while num_missing:
@@ -74,5 +70,5 @@ def _joined(
             num_missing -= len(piece.token_ids)
             states.append(of_piece)
         wanted = [each for each in states if each is not None]
-        of_rows.append(torch.cat(wanted) if wanted else None)
+        of_rows.append(np.concatenate(wanted) if wanted else None)
     return of_rows

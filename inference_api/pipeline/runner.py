@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
 from inference_api.engine.cpu.decoder import KernelDecoder
-from inference_api.errors import StartupError
 from inference_api.pipeline.messages import BadMessage, Kind, Message
 from inference_api.pipeline.pauses import Pauses
 from inference_api.pipeline.rank_runners import MakeRunner
@@ -29,7 +28,7 @@ TRIALS = 2  # runs of each number of parts; the fastest counts
 
 
 class PipelineRunner:
-    """Constructed it is described, as an `EngineRunner` is; `load` waits for the other ranks."""
+    """Constructed it is described, as an `KernelRunner` is; `load` waits for the other ranks."""
 
     is_batch_invariant = True
 
@@ -45,13 +44,6 @@ class PipelineRunner:
         self.split = split
         self._own = make_runner(layers_of(split, 0))
         checked(split, self._own.num_layers, len(split))
-        if not self._own.is_batch_invariant:
-            raise StartupError(
-                [
-                    "SPLIT needs a model that the kernels decode, on the CPU; unset SPLIT, or see "
-                    "docs/pipeline.md."
-                ]
-            )
         self.max_rows = self._own.max_rows
         self.max_seq_len = self._own.max_seq_len
         self.vocab_size = self._own.vocab_size
@@ -128,7 +120,7 @@ class PipelineRunner:
         self._joined.tell(Message(Kind.COPY, (source, target, num_tokens)))
 
     def release(self, row: int) -> None:
-        """Nothing to free: see `EngineRunner`."""
+        """Nothing to free: see `KernelRunner`."""
 
     def release_memory(self, row: int) -> None:
         """All memory of a cache is taken at start."""

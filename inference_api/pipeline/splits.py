@@ -1,4 +1,4 @@
-"""Splits: how many layers each rank has, in the ring's order. Loads no torch."""
+"""Splits: how many layers each rank has, in the ring's order."""
 
 from collections.abc import Sequence
 from itertools import accumulate

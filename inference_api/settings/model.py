@@ -21,6 +21,13 @@ def readable(name: str) -> str:
     return name
 
 
+def kernels_alone(kernels: bool) -> bool:
+    """Raises ValueError for false, which earlier versions served."""
+    if not kernels:
+        raise ValueError("is served no more: on the CPU the kernels multiply")
+    return kernels
+
+
 class ModelSettings(BaseModel):
     """Settings that each model has of its own. Immutable."""
 
@@ -42,19 +49,19 @@ class ModelSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
         description=(
-            "Of weights, and of torch's cache; auto: bfloat16 on CUDA, and with the kernels where "
-            "the checkpoint's are, else float32."
+            "Of weights, and of the cache on CUDA; auto: bfloat16 on CUDA, and where the "
+            "checkpoint's are, else float32."
         ),
     )
     quantization: Literal["none", "auto", "int8", "int4"] = Field(
         "auto",
         description=(
             "Weights of linear maps in groups of 32; int8 and int4 on the CPU only; auto: int8 "
-            "where the file's are quantised and the kernels can have them, else none."
+            "where the file's are quantised, else none."
         ),
     )
-    kernels: bool = Field(
-        True, description="false: torch multiplies by weights that are not quantised; to compare."
+    kernels: Annotated[bool, AfterValidator(kernels_alone)] = Field(
+        True, description="false, which had torch multiply on the CPU, is refused."
     )
     kv_cache_dtype: Literal["auto", "float16", "float32", "int8"] = Field(
         "auto",

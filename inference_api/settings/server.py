@@ -118,7 +118,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
         1.4,
         ge=1,
         le=1000,
-        description="Longest step beside prefill, in steps of all rows decoding; with kernels.",
+        description="Longest step beside prefill, in steps of all rows decoding; on the CPU.",
     )
     itl_budget_ms: float | None = Field(
         None,
@@ -126,7 +126,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
         le=60_000,
         description=(
             "In place of ITL_BUDGET, longest that a step with prompts may take, as steps were "
-            "measured to; with kernels."
+            "measured to; on the CPU."
         ),
     )
     prefix_reuse: bool = Field(
@@ -214,8 +214,8 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
             if info.data.get(field, cls.model_fields[field].default)
             != cls.model_fields[field].default
         ]
-        if info.data.get("device") == "cuda" or info.data.get("kernels") is False:
-            faults.append("Only the kernels serve experts; unset DEVICE and KERNELS.")
+        if info.data.get("device") == "cuda":
+            faults.append("Only the CPU serves experts; unset DEVICE.")
         try:
             bundle = value if isinstance(value, Bundle) else read_bundle(Path(str(value)))
         except StartupError as error:
@@ -271,7 +271,6 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
             device="cpu",
             dtype=self.dtype,
             quantization=expert.quantisation,
-            kernels=self.kernels,
             kv_cache_dtype=self.kv_cache_dtype,
             generation_config=self.generation_config,
             user_rows=expert.rows.max or self.user_rows,

@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizer, chat templates, constraints. Loads no torch."""
+"""Between text and token ids: tokenizer, chat templates, constraints."""

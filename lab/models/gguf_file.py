@@ -318,7 +318,7 @@ def _rope_factors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
         return {}
     unscaled = frequencies(RopeConfig(theta=rope.theta), config.rotary_dim, config.max_positions)
     factors = unscaled / frequencies(rope, config.rotary_dim, config.max_positions)
-    return {ROPE_FACTORS: np.asarray(factors.numpy(), np.float32)}
+    return {ROPE_FACTORS: np.asarray(factors, np.float32)}
 
 
 def _read(path: Path) -> Json:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep
@@ -84,7 +84,7 @@ def our_answers(file: Path, quantization: str, prompts: list[list[int]]) -> list
         max_seq_len=PROMPT_TOKENS + MAX_TOKENS,
         quantization=quantization,
     )
-    runner = EngineRunner(file, options)
+    runner = KernelRunner(file, options)
     runner.load()
     answers = []
     for prompt in prompts:

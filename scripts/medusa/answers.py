@@ -70,7 +70,7 @@ class _Row:
             return
         (drawn,) = result.drawn
         assert result.hidden is not None
-        self.hidden.append(result.hidden[0].to("cpu", torch.float16))
+        self.hidden.append(torch.from_numpy(result.hidden[0]).half())
         self.drawn_ids.append(drawn.token_id)
         if drawn.logprobs is not None:
             self.likeliest.append(drawn.logprobs.top[0])

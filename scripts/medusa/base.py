@@ -1,6 +1,5 @@
 """The model that heads are trained for: it answers, and heads begin as its output matrix."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -9,15 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.devices import make_runner
+from inference_api.engine.local_runner import LocalRunner
 from inference_api.kernels.library import Kernels
 from inference_api.loading.checkpoint import load_config, locate
 from inference_api.loading.files import weight_files
-from inference_api.loading.gguf.files import is_gguf, read_gguf
 from inference_api.loading.layout import HEAD, linear_weights
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.stream import read_weights
-from inference_api.loading.tokenizer_files import TOKENIZER
 from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 
 MAX_PROMPT_TOKENS = 512
@@ -29,7 +27,7 @@ class Base:
     """A model, loaded to answer many prompts at once."""
 
     path: Path
-    runner: EngineRunner
+    runner: LocalRunner
     tokenizer: HuggingFaceTokenizer
 
     @classmethod
@@ -47,8 +45,7 @@ class Base:
             max_seq_len=max_seq_len,
             quantization=quantization_on(device),
         )
-        kernels_of = None if num_threads is None else lambda _: Kernels(num_threads)
-        runner = EngineRunner(path, options, kernels_of)
+        runner = make_runner(path, options, lambda most: Kernels(num_threads or most))
         tokenizer = load_tokenizer(path, runner.eos_token_ids)
         runner.load()
         return cls(path, runner, tokenizer)
@@ -76,13 +73,3 @@ def output_matrix(path: Path) -> Tensor:
         for first, rows in weight.rows():
             matrix[first : first + len(rows)] = rows
     return torch.from_numpy(matrix) / config.logits_divisor
-
-
-def tokenizer_sha256(path: Path) -> str:
-    """Returns a hash that tells tokenizers apart: of the file or, of a GGUF file, of its tokens."""
-    if is_gguf(path):
-        tokens: list[str] = read_gguf(path).metadata["tokenizer.ggml.tokens"]
-        content = "\n".join(tokens).encode()
-    else:
-        content = (path / TOKENIZER).read_bytes()
-    return hashlib.sha256(content).hexdigest()

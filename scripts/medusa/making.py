@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from inference_api.loading.checkpoint import load_config, locate
+from inference_api.loading.heads import tokenizer_sha256
 from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 
 from .answers import IGNORED, Job, Positions, Shards, answers_to
-from .base import Base, most_prompt_tokens, output_matrix, quantization_on, tokenizer_sha256
+from .base import Base, most_prompt_tokens, output_matrix, quantization_on
 from .card import Provenance, write_card
 from .collecting import Collecting, collect
 from .export import export, read_into

@@ -18,7 +18,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 from inference_api.core.drafts import DraftSource, Outcome
 from inference_api.core.plan import StepPlanner
 from inference_api.core.rows import Draft, RowTable, UserRow
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.loading.options import EngineOptions
 from inference_api.request import GenerationRequest, OutputQueue, SamplingParams, SessionId
@@ -48,29 +48,29 @@ TEXTS = (
     "a",
     "one two one two one two one",
 )
-Sources = Callable[[EngineRunner, EngineRunner], DraftSource]
+Sources = Callable[[KernelRunner, KernelRunner], DraftSource]
 
 
-def medusa(runner: EngineRunner, _: EngineRunner) -> DraftSource:
+def medusa(runner: KernelRunner, _: KernelRunner) -> DraftSource:
     assert runner.medusa is not None
     return MedusaDrafts(runner.medusa, MAX_TOKENS)
 
 
-def own_draft(runner: EngineRunner, _: EngineRunner) -> DraftSource:
+def own_draft(runner: KernelRunner, _: KernelRunner) -> DraftSource:
     """The model for itself, with a cache of its own."""
     return ModelDrafts(loaded(EMBEDDED_MODEL, "int8"), MAX_TOKENS, runner.vocab_size)
 
 
-def wrong_draft(runner: EngineRunner, other: EngineRunner) -> DraftSource:
+def wrong_draft(runner: KernelRunner, other: KernelRunner) -> DraftSource:
     return ModelDrafts(other, MAX_TOKENS, runner.vocab_size)
 
 
-def all_together(runner: EngineRunner, other: EngineRunner) -> DraftSource:
+def all_together(runner: KernelRunner, other: KernelRunner) -> DraftSource:
     every = [make(runner, other) for make in (ngram, medusa, own_draft)]
     return DraftScheduler(every, MAX_TOKENS, ROWS, tries_all=True)
 
 
-def ngram(*_: EngineRunner) -> DraftSource:
+def ngram(*_: KernelRunner) -> DraftSource:
     return NgramDrafts(MAX_TOKENS)
 
 
@@ -83,7 +83,7 @@ SOURCES: Mapping[str, Sources] = {
 }
 
 
-def loaded(folder: Path, form: str, heads: Path | None = None) -> EngineRunner:
+def loaded(folder: Path, form: str, heads: Path | None = None) -> KernelRunner:
     options = EngineOptions(
         device="cpu",
         dtype="float32",
@@ -93,7 +93,7 @@ def loaded(folder: Path, form: str, heads: Path | None = None) -> EngineRunner:
         has_medusa=heads is not None,
         medusa_heads=None if heads is None else str(heads),
     )
-    runner = EngineRunner(folder, options)
+    runner = KernelRunner(folder, options)
     runner.load()
     return runner
 
@@ -113,7 +113,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> EngineRunner:
+def other(tmp_path_factory: pytest.TempPathFactory) -> KernelRunner:
     """A random model of the embedded one's vocabulary."""
     folder = tmp_path_factory.mktemp("other")
     config = AutoConfig.from_pretrained(EMBEDDED_MODEL)
@@ -126,13 +126,13 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> EngineRunner:
 
 
 @pytest.fixture(scope="module", params=FORMS)
-def runner(request: pytest.FixtureRequest, heads: Path) -> EngineRunner:
+def runner(request: pytest.FixtureRequest, heads: Path) -> KernelRunner:
     return loaded(EMBEDDED_MODEL, request.param, heads)
 
 
 @pytest.fixture(params=SOURCES)
 def source(
-    request: pytest.FixtureRequest, runner: EngineRunner, other: EngineRunner
+    request: pytest.FixtureRequest, runner: KernelRunner, other: KernelRunner
 ) -> DraftSource:
     return SOURCES[request.param](runner, other)
 
@@ -161,7 +161,7 @@ def requests(count: int, seed: int = 0) -> list[GenerationRequest]:
 class Loop:
     """Rows of a runner, as the decode loop has them."""
 
-    def __init__(self, runner: EngineRunner, source: DraftSource | None) -> None:
+    def __init__(self, runner: KernelRunner, source: DraftSource | None) -> None:
         self.runner, self.source = runner, source
         self.rows = RowTable(ROWS, reuse_unit_tokens=1)
         settings = Settings(user_rows=ROWS, max_seq_len=CONTEXT, prefill_chunk_tokens=16)
@@ -202,7 +202,7 @@ class Loop:
         return self
 
 
-def test_answers_are_those_without_it(runner: EngineRunner, source: DraftSource) -> None:
+def test_answers_are_those_without_it(runner: KernelRunner, source: DraftSource) -> None:
     """More requests than rows, so that each row is many's; some hang up."""
     asked = requests(24)
     plain = Loop(runner, None).run(asked).said
@@ -245,7 +245,7 @@ class Checked:
 
 
 def test_proposals_are_trees_in_falling_likelihood(
-    runner: EngineRunner, source: DraftSource
+    runner: KernelRunner, source: DraftSource
 ) -> None:
     checked = Checked(source)
     Loop(runner, checked).run(requests(12, seed=1))
@@ -254,7 +254,7 @@ def test_proposals_are_trees_in_falling_likelihood(
 
 @pytest.mark.parametrize("wanted", ["off", "ngram", "medusa", "draft"])
 def test_request_is_guessed_for_by_whom_it_names(
-    runner: EngineRunner, other: EngineRunner, wanted: Speculation
+    runner: KernelRunner, other: KernelRunner, wanted: Speculation
 ) -> None:
     asked: list[str] = []
     sources = [make(runner, other) for make in (ngram, medusa, own_draft)]
@@ -279,14 +279,14 @@ def _note(source: DraftSource, asked: list[str]) -> None:
     source.propose = noting  # type: ignore[method-assign]
 
 
-def test_model_is_nearly_always_right_about_itself(runner: EngineRunner) -> None:
+def test_model_is_nearly_always_right_about_itself(runner: KernelRunner) -> None:
     source = own_draft(runner, runner)
     loop = Loop(runner, source).run([each for each in requests(16) if each.sampling is GREEDY])
     assert loop.num_tried > 20
     assert loop.num_accepted > 0.6 * loop.num_tried
 
 
-def test_wrong_model_learns_to_guess_little(runner: EngineRunner, other: EngineRunner) -> None:
+def test_wrong_model_learns_to_guess_little(runner: KernelRunner, other: KernelRunner) -> None:
     loop = Loop(runner, wrong_draft(runner, other)).run(requests(40))
     num_tokens = sum(map(len, loop.said.values()))
     assert loop.num_accepted < 0.2 * loop.num_tried

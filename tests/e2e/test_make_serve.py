@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import requests
 
+from inference_api.shipped_files import CACHE
 from lab.kit.servers import ROOT, environment, eventually
 from tests.ports import free_ports
 
@@ -105,7 +106,8 @@ def test_installed_wheel_serves_from_another_directory(tmp_path: Path) -> None:
     command = (install_wheel(tmp_path) / "hearth", "serve")
     cwd = tmp_path / "elsewhere"
     cwd.mkdir()
-    settings: dict[str, Any] = {"HOME": tmp_path, "KERNELS": "false"}  # compiling takes long
+    shutil.copytree(CACHE / "kernels", tmp_path / "hearth" / "kernels")  # compiling takes long
+    settings: dict[str, Any] = {"HOME": tmp_path, "XDG_CACHE_HOME": tmp_path}
     with started(tmp_path / "log", command, cwd, **settings) as stack:
         assert_curl_line_streams(stack)
         assert [path.name for path in cwd.glob("*/*")] == ["jwt_secret"]

@@ -44,6 +44,14 @@ def test_bare_text_is_continued_with_an_answer(api: ServedApi) -> None:
     assert "Nairobi" in answer.text
 
 
+def test_cpu_serves_without_torch(api: ServedApi) -> None:
+    ask(api, "Tell me a story.", temperature=0.8, seed=1, max_tokens=5)
+    server = psutil.Process(api.process.pid)
+    libraries = {part.path for each in server.children() for part in each.memory_maps()}
+    assert any("hearth_kernels" in library for library in libraries)
+    assert not [library for library in libraries if "torch" in library]
+
+
 @pytest.mark.parametrize("body", [PARIS, AUSTIN, NUMBER], ids=["paris", "austin", "number"])
 def test_documented_bodies_are_answered(api: ServedApi, body: dict[str, object]) -> None:
     response = api.post("/inference/falcon40b", **body)

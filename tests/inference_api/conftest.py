@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.cuda.runner import CudaRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.options import EngineOptions
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model
 
@@ -51,25 +52,27 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def make_runner(folder: Path, engine: str, dtype: str, max_rows: int) -> EngineRunner:
+Runner = KernelRunner | CudaRunner
+
+
+def make_runner(folder: Path, engine: str, dtype: str, max_rows: int) -> Runner:
     options = EngineOptions(
         device="cuda" if engine == "cuda" else "cpu",
         dtype=dtype,
         max_rows=max_rows,
         max_seq_len=CONTEXT,
-        kernels=engine == "kernels",
     )
-    runner = EngineRunner(folder, options)
+    runner = (KernelRunner if engine == "kernels" else CudaRunner)(folder, options)
     runner.load()
     return runner
 
 
 @pytest.fixture(scope="session")
-def loaded(tiny_model: Callable[[str], TinyModel], engine: str) -> Callable[[str], EngineRunner]:
+def loaded(tiny_model: Callable[[str], TinyModel], engine: str) -> Callable[[str], Runner]:
     """A loaded float32 runner by model name, each made once per engine."""
 
     @cache
-    def load(name: str) -> EngineRunner:
+    def load(name: str) -> Runner:
         runner = make_runner(tiny_model(name)[0], engine, "float32", MAX_ROWS)
         if engine == "cuda":
             runner.warm_up()  # captures the steps

@@ -229,13 +229,21 @@ def test_what_a_bundle_says_is_refused_beside_it(
 
 
 @pytest.mark.usefixtures("bundle_file")
-@pytest.mark.parametrize(("variable", "value"), [("DEVICE", "cuda"), ("KERNELS", "false")])
-def test_bundle_is_served_by_the_kernels_alone(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(StartupError, match="Only the kernels serve experts; unset DEVICE and KERN"):
+def test_bundle_is_served_on_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEVICE", "cuda")
+    with pytest.raises(StartupError, match="Only the CPU serves experts; unset DEVICE"):
         load_settings()
+
+
+def test_torch_on_the_cpu_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELS", "false")
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    [fault] = caught.value.faults
+    assert fault == (
+        "KERNELS='false': is served no more: on the CPU the kernels multiply; correct it or unset "
+        "it."
+    )
 
 
 def test_faults_of_a_bundle_are_listed_beside_those_of_variables(

@@ -7,16 +7,16 @@ step, however a prompt is cut and on however many threads.
 
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.rope import Rope
+from inference_api.engine.rope import rope_turns
 from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import Floats, data, ffi, floats
-from inference_api.kernels.library import CACHE_TYPES, PackedWeight, StepStates, StepTokens
+from inference_api.kernels.library import CACHE_TYPES, StepStates, StepTokens
 from inference_api.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
 from inference_api.loading.layout import EMBEDDING, HEAD, ROUTER
 from inference_api.loading.weights import Parameters
@@ -38,17 +38,15 @@ class KernelDecoder:
         config: ModelConfig,
         parameters: Parameters,
         cache: KVCache,
-        rope: Rope,
         max_seq_len: int,
     ) -> None:
-        """`rope` turns float32 for `max_seq_len` positions. The weights are packed."""
         self._config = config
         self._packed = parameters.packed
         self._tensors = parameters.tensors
         self._kernels = parameters.packing.kernels
         self._bits = parameters.packing.bits
-        self._pointed: list[Any] = []  # what the model points to, kept alive
-        turns = self._turns(rope, max_seq_len)
+        self._floats: list[Any] = []  # what the model points to, kept alive
+        turns = self._turns(max_seq_len)
         layers = [
             self._layer(index, cache, parameters.qk_norm(config, index)) | turns[index]
             for index in range(config.num_layers)
@@ -58,58 +56,50 @@ class KernelDecoder:
         self._head = ffi.new("HearthModel *", self._model[0])
         self._head.num_layers = 0
         self._cache = cache
-        self._logits = torch.empty(0, config.vocab_size)
-
-    def warm_up(self) -> None:
-        """Nothing is prepared by shapes."""
+        self._logits = np.empty((0, config.vocab_size), np.float32)
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
         """See `StepDecoder`. The logits' memory is written again by the next call."""
         return self._run(self._model, rows)
 
-    def layers(self, rows: Sequence[RowStep], before: Tensor | None = None) -> Tensor:
+    def layers(self, rows: Sequence[RowStep], before: Floats | None = None) -> Floats:
         """What these layers make of the residual [tokens, hidden size], which is the embedding's
         where `before` is None. Nothing is drawn."""
         tokens = _flattened(rows)._replace(outputs=array("q"))
-        after = torch.empty(len(tokens.ids), self._config.hidden_size)
-        self._step(self._model, tokens, before=before, after=after)
+        after = np.empty((len(tokens.ids), self._config.hidden_size), np.float32)
+        self._kernels.step(self._model, tokens, StepStates(before=before, after=after))
         return after
 
-    def head(self, rows: Sequence[RowStep], before: Tensor) -> Outputs:
+    def head(self, rows: Sequence[RowStep], before: Floats) -> Outputs:
         """What follows once all layers are done: `before` is the residual of all tokens of
         `rows`."""
         return self._run(self._head, rows, before)
 
-    def _run(self, model: Any, rows: Sequence[RowStep], before: Tensor | None = None) -> Outputs:
+    def _run(self, model: Any, rows: Sequence[RowStep], before: Floats | None = None) -> Outputs:
         tokens = _flattened(rows)
         num_outputs = len(tokens.outputs)
         if len(self._logits) < num_outputs:
-            self._logits = torch.empty(num_outputs, self._config.vocab_size)
+            self._logits = np.empty((num_outputs, self._config.vocab_size), np.float32)
         logits, hidden = self._logits[:num_outputs], None
-        if any(each.wants_hidden for each in rows):
-            hidden = torch.empty(len(tokens.ids), self._config.hidden_size)
-        self._step(model, tokens, logits, hidden, before)
+        if any(each.wants_hidden for each in rows):  # drafts keep it: it is not used again
+            hidden = np.empty((len(tokens.ids), self._config.hidden_size), np.float32)
+        self._kernels.step(model, tokens, StepStates(logits, hidden, before))
         if hidden is None:
             return Outputs(logits, [None] * len(rows))
-        parts = hidden.split_with_sizes([len(each.token_ids) for each in rows])
-        wanted = zip(rows, parts, strict=True)
-        return Outputs(logits, [part if each.wants_hidden else None for each, part in wanted])
+        ends = accumulate(len(each.token_ids) for each in rows)
+        return Outputs(
+            logits,
+            [
+                hidden[end - len(each.token_ids) : end] if each.wants_hidden else None
+                for each, end in zip(rows, ends, strict=True)
+            ],
+        )
 
-    def _step(
-        self, model: Any, tokens: StepTokens, *states: Tensor | None, **named: Tensor | None
-    ) -> None:
-        arrays = [None if each is None else each.numpy() for each in states]
-        by_name = {name: None if each is None else each.numpy() for name, each in named.items()}
-        self._kernels.step(model, tokens, StepStates(*arrays, **by_name))
-
-    def _turns(self, rope: Rope, max_seq_len: int) -> list[Fields]:
+    def _turns(self, max_seq_len: int) -> list[Fields]:
         """Returns pointers to each layer's turns; none where nothing is turned."""
-        layers = rope.at(torch.arange(max_seq_len))
+        layers = rope_turns(self._config, max_seq_len)
         pointers = {
-            id(turns): {
-                name: self._kept(floats(each.numpy()))
-                for name, each in zip(("cos", "sin"), turns, strict=True)
-            }
+            id(turns): {"cos": self._pointer(turns[0]), "sin": self._pointer(turns[1])}
             for turns in layers
             if turns is not None
         }
@@ -121,7 +111,7 @@ class KernelDecoder:
         if config.has_ends:
             embedding = self._packed[EMBEDDING]
             ends = {
-                "embedding": self._kept(data(embedding.blocks)),
+                "embedding": data(embedding.blocks),
                 "embedding_bits": embedding.bits,
                 "final_norm": self._norm("final_norm"),
                 "head": self._linear(HEAD),
@@ -136,10 +126,10 @@ class KernelDecoder:
             "head_dim": config.head_dim,
             "value_dim": config.value_dim,
             "rotary_dim": config.rotary_dim,
-            "row_stride": cache.keys.stride(1),
-            "head_stride": cache.keys.stride(2),
+            "row_stride": cache.keys[0, 0].size,
+            "head_stride": cache.keys[0, 0, 0].size,
             "bits": self._bits,
-            "cache_type": CACHE_TYPES[str(cache.keys.dtype).removeprefix("torch.")],
+            "cache_type": CACHE_TYPES[cache.keys.dtype.name],
             "norm": NORMS.index(config.norm),
             "activation": ACTIVATIONS.index(config.activation),
             "is_gated": config.is_mlp_gated,
@@ -182,13 +172,13 @@ class KernelDecoder:
             {each: self._norm(f"{name}.{each}") for each in norms}
             | linears
             | {
-                "qk_norm": ffi.NULL if qk_norm is None else self._kept(floats(qk_norm)),
+                "qk_norm": ffi.NULL if qk_norm is None else self._pointer(qk_norm),
                 "q_a_norm": self._optional(f"{name}.q_a_norm.weight"),
                 "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
                 "sinks": self._optional(f"{name}.sinks"),
                 "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
-                "keys": self._kept(data(cache.keys[index].numpy())),
-                "values": self._kept(data(cache.values[index].numpy())),
+                "keys": data(cache.keys[index]),
+                "values": data(cache.values[index]),
                 "window": self._config.windows[index] or 0,
             }
         )
@@ -200,21 +190,22 @@ class KernelDecoder:
         }
 
     def _linear(self, weight: str, bias: str = "") -> Fields:
-        packed: PackedWeight = self._packed[weight]
+        packed = self._packed[weight]
         return {
-            "packed": self._kept(data(packed.blocks)),
+            "packed": data(packed.blocks),
             "bias": self._optional(bias),
             "outputs": packed.outputs,
             "inputs": packed.inputs,
         }
 
     def _optional(self, name: str) -> Any:
-        vector = self._tensors.get(name)
-        return ffi.NULL if vector is None else self._kept(floats(vector))
+        tensor = self._tensors.get(name)
+        return ffi.NULL if tensor is None else self._pointer(tensor)
 
-    def _kept(self, address: Any) -> Any:
-        self._pointed.append(address)
-        return address
+    def _pointer(self, array: Floats) -> Any:
+        """The address of the array's numbers, which stay there."""
+        self._floats.append(floats(np.ascontiguousarray(array)))
+        return self._floats[-1]
 
 
 def _flattened(rows: Sequence[RowStep]) -> StepTokens:

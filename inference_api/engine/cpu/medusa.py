@@ -7,9 +7,7 @@ model's own output head takes, and guesses the token k + 1 places after the one 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from inference_api.engine.medusa_tree import tree_paths
 from inference_api.kernels.interface import Floats
@@ -20,7 +18,7 @@ from inference_api.loading.heads import MedusaFile
 from inference_api.loading.layout import HEAD
 from inference_api.loading.packing.pages import anonymous
 from inference_api.loading.weights import Parameters
-from inference_api.runner import HeadGuesses
+from inference_api.runner import HeadGuesses, Hidden
 
 LAYER_BITS, OUTPUT_BITS = BITS["int8"], BITS["int4"]
 UNPACKED_ROWS = 64 * PANEL  # at a time, of the model's own head
@@ -72,12 +70,11 @@ class MedusaHeads:
             config.logits_softcap or 0.0,
         )
 
-    @torch.inference_mode()
-    def guess(self, hidden: Sequence[Tensor]) -> HeadGuesses:
-        states = torch.stack(list(hidden))
+    def guess(self, hidden: Sequence[Hidden]) -> HeadGuesses:
+        states = np.stack(hidden)
         shape = len(states), self._num_heads, self._num_ranks
         token_ids, probabilities = np.empty(shape, np.int64), np.empty(shape, np.float32)
-        self._kernels.guess(self._description, states.numpy(), token_ids, probabilities)
+        self._kernels.guess(self._description, states, token_ids, probabilities)
         if self._token_ids is not None:
             token_ids = self._token_ids[token_ids]
         return HeadGuesses(token_ids, probabilities)
@@ -92,8 +89,7 @@ def _packed(kernels: Kernels, weights: Floats, bits: Bits) -> PackedWeight:
 def _empty(bits: Bits, outputs: int, inputs: int) -> PackedWeight:
     """In pages of its own, which the system has back with the heads."""
     pages = anonymous(packed_bytes(bits, outputs, inputs))
-    blocks = np.frombuffer(pages, np.uint8)
-    return PackedWeight.empty(bits, outputs, inputs, blocks)
+    return PackedWeight.empty(bits, outputs, inputs, np.frombuffer(pages, np.uint8))
 
 
 def _rows_of(

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.loading.config import ModelConfig
 from inference_api.runner import MAX_TREE_TOKENS
 
@@ -41,40 +41,13 @@ class TokenPlace(NamedTuple):
         return self.position + 1 - len(self.branch or ())
 
 
-class Attentions(Protocol):
-    """Makes the attention of a model call."""
-
-    max_rows: int
-
-    def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
-        """Attention of `num_tokens` tokens of one row's prompt, from position `start` on."""
-
-    def step(self, tokens: Sequence[TokenPlace], num_padding: int) -> Attention:
-        """Attention of at most `max_rows` tokens of any rows, each row's in order. The batch ends
-        with `num_padding` tokens of no meaning."""
-
-
-class TorchAttentions:
-    """On any device and in any precision. See `Attentions`."""
-
-    def __init__(self, config: ModelConfig, cache: KVCache) -> None:
-        self._config = config
-        self._cache = cache
-        self.max_rows = cache.keys.shape[1]
-
-    def chunk(self, row: int, start: int, num_tokens: int) -> Attention:
-        return ChunkAttention(self._config, self._cache, row, start, num_tokens)
-
-    def step(self, tokens: Sequence[TokenPlace], num_padding: int) -> Attention:
-        return StepAttention(self._config, self._cache, tokens, num_padding)
-
-
 class ChunkAttention:
     """A chunk of one row's prompt attends to itself and to what the row holds before it."""
 
     def __init__(
-        self, config: ModelConfig, cache: KVCache, row: int, start: int, num_tokens: int
+        self, config: ModelConfig, cache: TorchCache, row: int, start: int, num_tokens: int
     ) -> None:
+        """`num_tokens` tokens, from position `start` on."""
         self._config = config
         self._cache = cache
         self._row = row
@@ -111,7 +84,7 @@ class StepAttention:
     def __init__(
         self,
         config: ModelConfig,
-        cache: KVCache,
+        cache: TorchCache,
         tokens: Sequence[TokenPlace],
         num_padding: int,
     ) -> None:
@@ -175,7 +148,7 @@ class FixedAttention:
     """
 
     def __init__(
-        self, config: ModelConfig, cache: KVCache, positions: Tensor, lengths: Sequence[int]
+        self, config: ModelConfig, cache: TorchCache, positions: Tensor, lengths: Sequence[int]
     ) -> None:
         """`positions` [max_rows], negative where absent. `lengths` ascend; the last is above every
         position."""
@@ -224,7 +197,7 @@ class FixedTokenAttention(FixedAttention):
     def __init__(
         self,
         config: ModelConfig,
-        cache: KVCache,
+        cache: TorchCache,
         places: Tensor,
         lengths: Sequence[int],
         slots: Tensor,
@@ -258,7 +231,7 @@ class FixedChunkAttention:
     see `FixedAttention`."""
 
     def __init__(
-        self, config: ModelConfig, cache: KVCache, rows: Tensor, positions: Tensor, length: int
+        self, config: ModelConfig, cache: TorchCache, rows: Tensor, positions: Tensor, length: int
     ) -> None:
         """`rows` [tokens] are all the same, `positions` [tokens] below `length`."""
         self._config = config
@@ -280,13 +253,13 @@ class FixedChunkAttention:
         return _chunk_attended(queries, keys, values, self._config, bias, sinks)
 
 
-def _own_slots(slots: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
+def _own_slots(slots: Tensor, positions: Tensor, cache: TorchCache) -> Tensor:
     """Where tokens are written: absent ones to the last slot, which `SPARE_SLOTS` keeps free."""
     return torch.where(positions >= 0, slots, cache.keys.shape[3] - 1)
 
 
 def _fixed_biases(
-    config: ModelConfig, cache: KVCache, reached: Tensor, length: int
+    config: ModelConfig, cache: TorchCache, reached: Tensor, length: int
 ) -> dict[int | None, Tensor]:
     """Returns a bias for each window: queries at `reached` [..., 1], first `length` places."""
     places = torch.arange(length, device=reached.device)
@@ -304,7 +277,7 @@ def _first_seen(position: int, window: int | None) -> int:
     return 0 if window is None else max(0, position + 1 - window)
 
 
-def _bias(mask: Tensor, cache: KVCache) -> Tensor:
+def _bias(mask: Tensor, cache: TorchCache) -> Tensor:
     """Returns the additive mask: 0 where `mask` is true, else minus infinity. Made once a step;
     given the mask itself, torch would make it again in each layer."""
     return cache.keys.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)

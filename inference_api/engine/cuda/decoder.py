@@ -13,14 +13,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.cuda.attention import Attention, Attentions, TokenPlace
+from inference_api.engine.cuda.attention import Attention, ChunkAttention, StepAttention, TokenPlace
+from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.latent import LatentOut, latent_qkv
 from inference_api.engine.cuda.mlp import Mlp, make_mlp
 from inference_api.engine.cuda.parameters import Linear, TorchParameters
-from inference_api.engine.rope import Rope, Turns, turn
-from inference_api.engine.step_decoder import Outputs
+from inference_api.engine.cuda.rope import Rope, TensorTurns, turn
 from inference_api.loading.config import ModelConfig
 from inference_api.runner import RowStep
+
+
+class TorchOutputs(NamedTuple):
+    """The outputs of a step: see `step_decoder.Outputs`."""
+
+    logits: Tensor  # float32
+    hidden: Sequence[Tensor | None]
 
 
 class Affine(NamedTuple):
@@ -46,23 +53,24 @@ class Layer:
 
 
 class Decoder:
-    """A `StepDecoder` by torch.
+    """Decodes by torch, step by step.
 
-    With `rows_multiple` as measured, a token that draws has the same bits whatever shares its step
-    and whether it was drafted; those of a prompt have when it is always cut alike.
+    With steps of one size, a token that draws has the same bits whatever shares its step and
+    whether it was drafted; those of a prompt have when it is always cut alike.
     """
 
     def __init__(
         self,
         config: ModelConfig,
         parameters: TorchParameters,
-        attentions: Attentions,
+        cache: TorchCache,
         rope: Rope,
         rows_multiple: int,
     ) -> None:
         """`rows_multiple`: a step computes this many rows or a multiple, the rest are padding."""
         self._config = config
-        self._attentions = attentions
+        self._cache = cache
+        self._max_rows = cache.keys.shape[1]
         self._rope = rope
         self._rows_multiple = rows_multiple
         self._embedding = parameters.tensors["embedding"]
@@ -79,24 +87,24 @@ class Decoder:
     def warm_up(self) -> None:
         """Nothing is prepared."""
 
-    def forward(self, rows: Sequence[RowStep]) -> Outputs:
+    def forward(self, rows: Sequence[RowStep]) -> TorchOutputs:
         """See `StepDecoder`. Torch's products would give other bits to a chunk that has company, so
-        each is a call of its own; tokens that draw share calls, of sizes that keep their bits."""
+        each is a call of its own; tokens that draw share calls, all of one size."""
         before = [self._chunk(each) for each in rows]
-        parts = [self._step(tokens) for tokens in _calls(rows, self._attentions.max_rows)]
+        parts = [self._step(tokens) for tokens in _calls(rows, self._max_rows)]
         if len(parts) == 1:
             logits, states = parts[0]
         else:
             parts.append((self._logits(self._no_states), self._no_states))
             logits, states = (torch.cat(each) for each in zip(*parts, strict=True))
         if not any(each.wants_hidden for each in rows):
-            return Outputs(logits, [None] * len(rows))
+            return TorchOutputs(logits, [None] * len(rows))
         of_rows = states.split_with_sizes([len(each.draws) for each in rows])
         hidden = [
             torch.cat([first, rest]).float() if each.wants_hidden else None
             for each, first, rest in zip(rows, before, of_rows, strict=True)
         ]
-        return Outputs(logits, hidden)
+        return TorchOutputs(logits, hidden)
 
     def at_once(
         self, tokens: Tensor, positions: Tensor, attend: Attention
@@ -116,7 +124,7 @@ class Decoder:
             return self._no_states
         tokens = torch.tensor(row.token_ids[: row.num_undrawn], device=self._device)
         positions = torch.arange(row.start, row.start + len(tokens), device=self._device)
-        attend = self._attentions.chunk(row.row, row.start, len(tokens))
+        attend = ChunkAttention(self._config, self._cache, row.row, row.start, len(tokens))
         hidden = self._hidden(tokens, positions, attend)
         return self._norm(hidden, self._final_norm) if row.wants_hidden else self._no_states
 
@@ -129,7 +137,7 @@ class Decoder:
             [[*token_ids, *padding], [*(each.position for each in places), *padding]],
             device=self._device,
         )
-        attention = self._attentions.step(places, num_padding)
+        attention = StepAttention(self._config, self._cache, places, num_padding)
         logits, states = self.at_once(tokens, positions, attention)
         return logits[: len(places)], states[: len(places)]
 
@@ -155,7 +163,7 @@ class Decoder:
         return x
 
     def _project(
-        self, x: Tensor, layer: Layer, turns: Turns | None
+        self, x: Tensor, layer: Layer, turns: TensorTurns | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim], rope applied."""
         config = self._config

@@ -22,10 +22,9 @@ from inference_api.engine.cuda.attention import (
     FixedTokenAttention,
     TokenPlace,
 )
-from inference_api.engine.cuda.decoder import Decoder, placed
+from inference_api.engine.cuda.decoder import Decoder, TorchOutputs, placed
 from inference_api.engine.cuda.graphs import Capture, Step, capturing
-from inference_api.engine.kv_cache import KVCache
-from inference_api.engine.step_decoder import Outputs
+from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.loading.config import ModelConfig, cache_capacity
 from inference_api.runner import RowStep
 
@@ -65,10 +64,10 @@ def step_lengths(max_seq_len: int) -> list[int]:
 
 
 class FixedStepDecoder:
-    """A `StepDecoder`: `Decoder`, with steps of fixed shape for all but long chunks of prompts."""
+    """`Decoder`, with steps of fixed shape for all but long chunks of prompts."""
 
     def __init__(
-        self, config: ModelConfig, decoder: Decoder, cache: KVCache, lengths: Sequence[int]
+        self, config: ModelConfig, decoder: Decoder, cache: TorchCache, lengths: Sequence[int]
     ) -> None:
         """`lengths` ascend; the last holds the longest sequence."""
         self._config = config
@@ -98,8 +97,8 @@ class FixedStepDecoder:
     def warm_up(self) -> None:
         self.capture(capturing())
 
-    def forward(self, rows: Sequence[RowStep]) -> Outputs:
-        """See `StepDecoder`. Prompt tokens that draw nothing are a chunk of their own; the few that
+    def forward(self, rows: Sequence[RowStep]) -> TorchOutputs:
+        """See `Decoder`. Prompt tokens that draw nothing are a chunk of their own; the few that
         a draft model lacks before it draws are tokens of the step."""
         firsts = [
             each.num_undrawn if not each.draws or each.num_undrawn > self._max_rows else 0
@@ -120,7 +119,7 @@ class FixedStepDecoder:
             else:
                 hidden.append(None)
             begin = end
-        return Outputs(logits if len(drawing) == begin else logits[drawing], hidden)
+        return TorchOutputs(logits if len(drawing) == begin else logits[drawing], hidden)
 
     def _chunk(self, row: RowStep, num_tokens: int) -> Sequence[Tensor]:
         """Write a row's first tokens: their states where wanted, else nothing."""

@@ -14,7 +14,7 @@ from inference_api.kernels.interface import Floats
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.heads import MedusaFile
 from inference_api.loading.layout import EMBEDDING, HEAD
-from inference_api.runner import HeadGuesses
+from inference_api.runner import HeadGuesses, Hidden
 
 
 class TorchMedusaHeads:
@@ -46,8 +46,8 @@ class TorchMedusaHeads:
             self._outputs = outputs[:, chosen]
 
     @torch.inference_mode()
-    def guess(self, hidden: Sequence[Tensor]) -> HeadGuesses:
-        states = torch.stack(list(hidden)).to(self._outputs)
+    def guess(self, hidden: Sequence[Hidden]) -> HeadGuesses:
+        states = _stacked(hidden).to(self._outputs)
         states = states.expand(self._num_heads, -1, -1)
         for weights, biases in self._layers:
             states = states + F.silu(torch.baddbmm(biases, states, weights))

@@ -13,7 +13,7 @@ from inference_api._mock_inference_api_server import ByteTokenizer
 from inference_api.core.loaded_model import LoadedModel
 from inference_api.core.plan import PlannedStep
 from inference_api.core.rows import RowTable
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.model_loading import loaded_alone
 from inference_api.request import GenerationRequest, OutputQueue, SessionId
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="for each line")
     num_steps = parser.parse_args().steps
     settings = Settings(model=str(EMBEDDED_MODEL), user_rows=MAX_ROWS)
-    runner = EngineRunner(EMBEDDED_MODEL, EngineOptions.from_settings(settings))
+    runner = KernelRunner(EMBEDDED_MODEL, EngineOptions.from_settings(settings))
     runner.load()
     model = loaded_alone("m", runner, ByteTokenizer(), settings)
     model.warm_up()

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarking.machine import describe_machine
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep
@@ -90,7 +90,7 @@ def lines(model: str, read_per_s: float, budget_s: float) -> Iterator[str]:
     if not (folder / "model.safetensors").exists():
         make_random_model(MODEL_SHAPES[model], folder)
     options = EngineOptions(device="cuda", max_rows=max(ROWS), max_seq_len=CONTEXT_TOKENS)
-    runner = EngineRunner(folder, options)
+    runner = CudaRunner(folder, options)
     runner.load()
     launched = times_s(runner, budget_s)
     runner.warm_up()  # records the steps
@@ -114,7 +114,7 @@ def lines(model: str, read_per_s: float, budget_s: float) -> Iterator[str]:
         )
 
 
-def times_s(runner: EngineRunner, budget_s: float) -> dict[Case | int, float]:
+def times_s(runner: CudaRunner, budget_s: float) -> dict[Case | int, float]:
     """Of each case, and of prompts by their length."""
     times: dict[Case | int, float] = {
         case: median_s(decode(runner, case), budget_s) for case in CASES
@@ -124,14 +124,14 @@ def times_s(runner: EngineRunner, budget_s: float) -> dict[Case | int, float]:
     }
 
 
-def decode(runner: EngineRunner, case: Case) -> Callable[[], object]:
+def decode(runner: CudaRunner, case: Case) -> Callable[[], object]:
     start = case.context_tokens - case.tokens
     token_ids, draws = (TOKEN_ID,) * case.tokens, (DRAW,) * case.tokens
     rows = [RowStep(row, start, token_ids, draws) for row in range(case.rows)]
     return lambda: runner.decoder.forward(rows)
 
 
-def prefill(runner: EngineRunner, num_tokens: int) -> Callable[[], object]:
+def prefill(runner: CudaRunner, num_tokens: int) -> Callable[[], object]:
     """All of a prompt but its last token, which is the first that draws."""
     chunks = [
         [RowStep(0, start, [TOKEN_ID] * min(CHUNK_TOKENS, num_tokens - 1 - start))]

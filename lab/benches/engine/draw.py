@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarking.machine import describe_machine
-from inference_api.engine.sampler import sample
+from inference_api.engine import sampler
+from inference_api.engine.cuda import sampler as torch_sampler
 from inference_api.kernels.library import Kernels
 from inference_api.loading import hardware
 from inference_api.request import SamplingParams
@@ -25,6 +26,7 @@ WAYS = {
     "temperature 1": SamplingParams(),
     "top_p 0.9": SamplingParams(top_p=0.9),
     "top_k 40, top_p 0.9": SamplingParams(top_k=40, top_p=0.9),
+    "temperature 1, log probabilities": SamplingParams(num_logprobs=5),
 }
 
 
@@ -32,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time the drawing of tokens.")
     parser.add_argument("--times", type=int, default=20, help="alternations")
     times = parser.parse_args().times
-    torch.set_num_threads(1)  # as a server that decodes by the kernels does
+    torch.set_num_threads(1)  # as many as the kernels' sampler has for all but the draws
     kernels = Kernels(hardware.physical_cores())
     print(f"{describe_machine('torch')}; {kernels.variant}\n")
     print(f"| vocabulary | {ROWS} rows draw by | torch ms | kernels ms | ratio |")
@@ -53,5 +55,8 @@ def main() -> None:
 def draw_ms(logits: Tensor, draws: list[Draw], kernels: Kernels | None) -> float:
     own = logits.clone()  # they are overwritten
     began_s = time.perf_counter()
-    sample(own, draws, range(ROWS), kernels)
+    if kernels is None:
+        torch_sampler.sample(own, draws, range(ROWS))
+    else:
+        sampler.sample(own.numpy(), draws, range(ROWS), kernels)
     return 1000 * (time.perf_counter() - began_s)

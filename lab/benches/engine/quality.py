@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from benchmarking.machine import describe_machine
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.gguf.files import is_gguf
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
@@ -106,7 +106,7 @@ def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
     return [[bos, *text[first : first + size]] for first in range(0, len(text), size)]
 
 
-def loaded(model: Path, quantization: str, cache: str) -> EngineRunner:
+def loaded(model: Path, quantization: str, cache: str) -> KernelRunner:
     options = EngineOptions(
         device="cpu",
         dtype="float32",
@@ -115,13 +115,13 @@ def loaded(model: Path, quantization: str, cache: str) -> EngineRunner:
         quantization=quantization,
         kv_cache_dtype=cache,
     )
-    runner = EngineRunner(model, options)
+    runner = KernelRunner(model, options)
     runner.load()
     return runner
 
 
 @torch.inference_mode()
-def read(exact: EngineRunner, form: EngineRunner, pieces: Sequence[Sequence[int]]) -> Reading:
+def read(exact: KernelRunner, form: KernelRunner, pieces: Sequence[Sequence[int]]) -> Reading:
     """Both read in step, so that predictions of one step are in memory at a time."""
     steps = []
     for first in range(0, len(pieces), ROWS):
@@ -135,7 +135,7 @@ def read(exact: EngineRunner, form: EngineRunner, pieces: Sequence[Sequence[int]
 
 
 def read_together(
-    runner: EngineRunner, pieces: Sequence[Sequence[int]]
+    runner: KernelRunner, pieces: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """One piece a row, one token a step: log probabilities [rows, vocabulary] of the next token,
     and which it is, step by step."""
@@ -147,4 +147,4 @@ def read_together(
         steps = [RowStep(row, position, (pieces[row][position],), (draw,)) for row in rows]
         logits = runner.decoder.forward(steps).logits
         following = torch.tensor([pieces[row][position + 1] for row in rows])
-        yield logits.float().log_softmax(dim=-1), following
+        yield torch.from_numpy(logits).log_softmax(dim=-1), following

@@ -19,8 +19,7 @@ from statistics import median
 import torch
 
 from benchmarking.machine import describe_machine
-from inference_api.engine.cpu.decoder import KernelDecoder
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.packing import BITS, CACHE_BYTES, FLOAT_BITS, packed_bytes
 from inference_api.loading import hardware
 from inference_api.loading.checkpoint import load_config
@@ -112,7 +111,6 @@ def line(result: Result) -> str:
     )
 
 
-@torch.inference_mode()
 def measure(
     model: str, form: str, stream: Stream, arguments: argparse.Namespace
 ) -> Iterator[Result]:
@@ -128,10 +126,9 @@ def measure(
         quantization=quantization,
         kv_cache_dtype=arguments.kv_cache_dtype,
     )
-    runner = EngineRunner(folder, options)
+    runner = KernelRunner(folder, options)
     runner.load()
     decoder = runner.decoder
-    assert isinstance(decoder, KernelDecoder), "there are no kernels: see python -m ...build"
     weight_bytes = linear_bytes(folder, form)
     draw = Draw(SamplingParams(), (), ())
 

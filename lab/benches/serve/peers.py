@@ -71,7 +71,6 @@ LOADS = {
 OWN: dict[str, dict[str, str]] = {
     "bfloat16": {"DTYPE": "bfloat16"},
     "float32": {"DTYPE": "float32"},
-    "float32 by torch": {"KERNELS": "false"},
 }
 
 

@@ -2,30 +2,34 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.fixed_step import FixedStepDecoder
 from inference_api.engine.step_decoder import StepDecoder
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, ModelRunner, RowStep
 
 GREEDY = SamplingParams(temperature=0.0)
 ANY_DRAW = Draw(GREEDY, (0,), ())
+AnyDecoder = StepDecoder | Decoder | FixedStepDecoder
 
 
-def prefill(decoder: StepDecoder, row: int, start: int, token_ids: Sequence[int]) -> None:
+def prefill(decoder: AnyDecoder, row: int, start: int, token_ids: Sequence[int]) -> None:
     """Write the keys and values of one row's next tokens."""
     decoder.forward([RowStep(row, start, token_ids)])
 
 
 def decode(
-    decoder: StepDecoder, token_ids: Sequence[int], rows: Sequence[int], positions: Sequence[int]
+    decoder: AnyDecoder, token_ids: Sequence[int], rows: Sequence[int], positions: Sequence[int]
 ) -> Tensor:
     """Write one token of each row; logits [len(rows), vocab] of what follows, to keep."""
     steps = [
         RowStep(row, position, (token_id,), (ANY_DRAW,))
         for token_id, row, position in zip(token_ids, rows, positions, strict=True)
     ]
-    return decoder.forward(steps).logits.clone()
+    return torch.as_tensor(decoder.forward(steps).logits).clone()
 
 
 def draw_next(

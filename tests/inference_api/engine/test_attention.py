@@ -5,8 +5,13 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.cuda import attention
-from inference_api.engine.cuda.attention import FixedAttention, TokenPlace, TorchAttentions
-from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.cuda.attention import (
+    ChunkAttention,
+    FixedAttention,
+    StepAttention,
+    TokenPlace,
+)
+from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.loading.families.read import read_config
 
 CONFIG = read_config(
@@ -49,13 +54,15 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("shift", [-30.0, 0.0, 30.0])
 def test_sinks_take_their_share(layer: int, shift: float) -> None:
     assert CONFIG.windows == (5, None)
-    cache = KVCache(CONFIG, ROWS, LENGTH, CPU, torch.float32)
-    attentions = TorchAttentions(CONFIG, cache)
+    cache = TorchCache(CONFIG, ROWS, LENGTH, CPU, torch.float32)
     sinks = random(6, seed=0) + shift
     queries, keys, values = (random(12, heads, 8, seed=heads) for heads in (6, 2, 2))
-    chunk = attentions.chunk(1, 0, 11)(layer, queries[:11], keys[:11], values[:11], sinks)
+    chunk = ChunkAttention(CONFIG, cache, 1, 0, 11)(
+        layer, queries[:11], keys[:11], values[:11], sinks
+    )
     query, key, value = queries[11:], keys[11:], values[11:]
-    step = attentions.step([TokenPlace(1, 11, 11)], 0)(layer, query, key, value, sinks)
+    attend = StepAttention(CONFIG, cache, [TokenPlace(1, 11, 11)], 0)
+    step = attend(layer, query, key, value, sinks)
     for row in range(11):
         seen = keys[: row + 1], values[: row + 1]
         assert_close(chunk[row], expected(layer, queries[row], *seen, sinks))
@@ -72,11 +79,11 @@ def test_the_last_token_of_a_chunk_may_be_attended_apart(
     layer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it is where torch would get it wrong."""
-    cache = KVCache(CONFIG, ROWS, LENGTH, CPU, torch.float32)
+    cache = TorchCache(CONFIG, ROWS, LENGTH, CPU, torch.float32)
     queries, keys, values = (random(9, heads, 8, seed=heads) for heads in (6, 2, 2))
 
     def attended() -> Tensor:
-        return TorchAttentions(CONFIG, cache).chunk(1, 2, 9)(layer, queries, keys, values, None)
+        return ChunkAttention(CONFIG, cache, 1, 2, 9)(layer, queries, keys, values, None)
 
     whole = attended()
     monkeypatch.setattr(attention, "_loses_last", lambda queries: True)

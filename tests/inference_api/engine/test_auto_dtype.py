@@ -9,9 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inference_api.engine import engine_runner
-from inference_api.engine.engine_runner import EngineRunner
-from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable, supported_variants
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.options import EngineOptions
@@ -24,12 +22,6 @@ from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
 Tiny = Callable[[str], TinyModel]
 Change = Callable[[str, Tensor], Tensor]
 ROWS = 3
-
-try:
-    if supported_variants()[0] == PORTABLE:
-        pytest.skip("the kernels have no better variant here", allow_module_level=True)
-except KernelsUnavailable as unavailable:
-    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
 
 
 @pytest.fixture
@@ -46,15 +38,15 @@ def folder(tiny_model: Tiny, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def loaded(model: Path, **options: object) -> EngineRunner:
+def loaded(model: Path, **options: object) -> KernelRunner:
     chosen = EngineOptions(device="cpu", max_rows=ROWS, max_seq_len=CONTEXT, **options)  # type: ignore[arg-type]
-    runner = EngineRunner(model, chosen)
+    runner = KernelRunner(model, chosen)
     runner.load()
     return runner
 
 
 @torch.inference_mode()
-def logits(runner: EngineRunner) -> Tensor:
+def logits(runner: KernelRunner) -> Tensor:
     """After prompts of 1 to 41 tokens and 8 steps, all rows together: [steps, rows, vocab]."""
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(VOCAB_SIZE, (ROWS, CONTEXT), generator=generator).tolist()
@@ -69,9 +61,9 @@ def logits(runner: EngineRunner) -> Tensor:
     return torch.stack(steps)
 
 
-def form(runner: EngineRunner) -> tuple[str, torch.dtype]:
+def form(runner: KernelRunner) -> tuple[str, str]:
     """What became of DTYPE=auto, and the cache."""
-    return runner._form.options.dtype, runner._cache.keys.dtype
+    return runner.facts.dtype, runner.facts.kv_cache_dtype
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -80,14 +72,14 @@ def test_bfloat16_checkpoint_is_kept_with_the_bits_of_float32(
 ) -> None:
     model = folder(name)
     kept = loaded(model)
-    assert form(kept) == ("bfloat16", torch.float32)
+    assert form(kept) == ("bfloat16", "float32")
     assert torch.equal(logits(kept), logits(loaded(model, dtype="float32")))
 
 
 def test_vectors_of_a_mixed_checkpoint_are_not_rounded(folder: Callable[..., Path]) -> None:
     model = folder("qwen3", lambda _, tensor: tensor.bfloat16() if tensor.ndim > 1 else tensor)
     kept = loaded(model)
-    assert form(kept) == ("bfloat16", torch.float32)
+    assert form(kept) == ("bfloat16", "float32")
     assert torch.equal(logits(kept), logits(loaded(model, dtype="float32")))
 
 
@@ -97,7 +89,7 @@ def test_gguf_file_of_bfloat16_is_kept_with_the_bits_of_float32(
     file = tmp_path / "model.gguf"
     make_gguf(folder(), file, "BF16")
     kept = loaded(file)
-    assert form(kept) == ("bfloat16", torch.float32)
+    assert form(kept) == ("bfloat16", "float32")
     assert torch.equal(logits(kept), logits(loaded(file, dtype="float32")))
 
 
@@ -107,7 +99,7 @@ def test_embedding_beside_quantised_weights_is_kept_with_the_bits_of_float32(
 ) -> None:
     model = folder("llama-tied")
     kept = loaded(model, quantization=quantization)
-    assert form(kept) == ("bfloat16", torch.float16)
+    assert form(kept) == ("bfloat16", "float16")
     exact = loaded(model, quantization=quantization, dtype="float32")
     assert torch.equal(logits(kept), logits(exact))
 
@@ -124,7 +116,7 @@ def one_matrix_exact(name: str, tensor: Tensor) -> Tensor:
 def test_what_bfloat16_would_round_is_served_in_float32(
     folder: Callable[..., Path], change: Change
 ) -> None:
-    assert form(loaded(folder("llama", change))) == ("float32", torch.float32)
+    assert form(loaded(folder("llama", change))) == ("float32", "float32")
 
 
 @pytest.mark.parametrize("type_name", ["F32", "F16", "Q8_0"])
@@ -133,30 +125,14 @@ def test_gguf_files_of_other_types_are_served_in_float32(
 ) -> None:
     file = tmp_path / "model.gguf"
     make_gguf(folder(), file, type_name)
-    assert form(loaded(file)) == ("float32", torch.float32)
-
-
-def test_torch_computes_in_float32_still(
-    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = folder()
-    assert form(loaded(model, kernels=False)) == ("float32", torch.float32)
-    monkeypatch.setattr(engine_runner, "Kernels", lambda threads: Kernels(threads, PORTABLE))
-    assert form(loaded(model)) == ("float32", torch.float32)
-
-    def unavailable(threads: int) -> Kernels:
-        raise KernelsUnavailable("of this test")
-
-    monkeypatch.setattr(engine_runner, "Kernels", unavailable)
-    assert form(loaded(model)) == ("float32", torch.float32)
-    assert form(loaded(model, quantization="int8")) == ("float32", torch.float32)
+    assert form(loaded(file)) == ("float32", "float32")
 
 
 def test_what_is_asked_for_is_as_it_was(folder: Callable[..., Path]) -> None:
     model = folder()
-    assert form(loaded(model, dtype="bfloat16")) == ("bfloat16", torch.float16)
-    assert form(loaded(model, kv_cache_dtype="float16")) == ("bfloat16", torch.float16)
-    assert form(loaded(model, kv_cache_dtype="int8")) == ("bfloat16", torch.int8)
+    assert form(loaded(model, dtype="bfloat16")) == ("bfloat16", "float16")
+    assert form(loaded(model, kv_cache_dtype="float16")) == ("bfloat16", "float16")
+    assert form(loaded(model, kv_cache_dtype="int8")) == ("bfloat16", "int8")
 
 
 def test_memory_is_foreseen_for_weights_as_they_are(
@@ -168,7 +144,7 @@ def test_memory_is_foreseen_for_weights_as_they_are(
     options = EngineOptions(device="cpu", max_rows=1, max_seq_len=16)
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed)
     assert check_one(model, options) == []
-    EngineRunner(model, options).load()
+    KernelRunner(model, options).load()
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed - 1)
     [fault] = check_one(model, options)
     assert fault.startswith("Memory:")

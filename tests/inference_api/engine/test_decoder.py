@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inference_api.engine.cuda.decoder import Decoder
-from inference_api.engine.engine_runner import EngineRunner
 from inference_api.runner import RowStep
-from tests.inference_api.conftest import MAX_ROWS, TinyModel, make_runner
+from tests.inference_api.conftest import MAX_ROWS, Runner, TinyModel, make_runner
 from tests.inference_api.engine.steps import decode, draw_next
 from tests.inference_api.engine.tiny_models import CONTEXT, EOS, MODELS, VOCAB_SIZE
 
@@ -22,20 +21,18 @@ PROMPT = random.Random(7).choices(range(3, VOCAB_SIZE), k=40)
 NUM_NEW = 12
 every_model = pytest.mark.parametrize("name", MODELS)
 
-Loaded = Callable[[str], EngineRunner]
+Loaded = Callable[[str], Runner]
 Tiny = Callable[[str], TinyModel]
 
 
-def prefill(
-    runner: EngineRunner, row: int, tokens: Sequence[int], cuts: Sequence[int] = ()
-) -> None:
+def prefill(runner: Runner, row: int, tokens: Sequence[int], cuts: Sequence[int] = ()) -> None:
     """Prefill `tokens` in chunks that end at `cuts`."""
     borders = [0, *cuts, len(tokens)]
     for start, end in pairwise(borders):
         runner.step([RowStep(row, start, tokens[start:end])])
 
 
-def next_logits(runner: EngineRunner, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+def next_logits(runner: Runner, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
     """Decode the last token of each row's prompt in one step: logits by row."""
     with torch.inference_mode():
         logits = decode(
@@ -112,7 +109,7 @@ def test_logits_equal_those_of_transformers_however_the_prompt_is_cut(
     torch.testing.assert_close(actual.cpu(), expected, atol=1e-4, rtol=0)
 
 
-def assert_rows_do_not_mix(runner: EngineRunner, num_neighbours: int) -> None:
+def assert_rows_do_not_mix(runner: Runner, num_neighbours: int) -> None:
     rng = random.Random(num_neighbours)
     rows = rng.sample(range(MAX_ROWS), num_neighbours + 1)
     prompts = {row: random_prompt(rng) for row in rows}

@@ -22,8 +22,8 @@ from inference_api.engine.cuda import fixed_step
 from inference_api.engine.cuda.decoder import Decoder
 from inference_api.engine.cuda.fixed_step import CHUNK_SIZES, FixedStepDecoder, step_lengths
 from inference_api.engine.cuda.graphs import Forward, Step, captured, capturing
-from inference_api.engine.engine_runner import EngineRunner
-from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.cuda.kv_cache import TorchCache
+from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import MAX_TREE_TOKENS, RowStep
 from inference_api.settings import ModelSettings
@@ -42,7 +42,7 @@ class Decoders(NamedTuple):
 
     fixed: FixedStepDecoder
     plain: Decoder
-    cache: KVCache
+    cache: TorchCache
 
 
 Make = Callable[..., Decoders]
@@ -65,10 +65,8 @@ def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
 
     @cache
     def make(name: str, is_recorded: bool, dtype: str) -> Decoders:
-        options = EngineOptions(
-            device=device, dtype=dtype, max_rows=MAX_ROWS, max_seq_len=CONTEXT, kernels=False
-        )
-        runner = EngineRunner(tiny_model(name)[0], options)
+        options = EngineOptions(device=device, dtype=dtype, max_rows=MAX_ROWS, max_seq_len=CONTEXT)
+        runner = CudaRunner(tiny_model(name)[0], options)
         runner.load()
         plain = runner.decoder
         if isinstance(plain, FixedStepDecoder):
@@ -118,7 +116,7 @@ def random_prompts(seed: int, num_rows: int) -> dict[int, list[int]]:
     return prompts
 
 
-def held(kv_cache: KVCache) -> tuple[Tensor, Tensor]:
+def held(kv_cache: TorchCache) -> tuple[Tensor, Tensor]:
     """Keys and values of all positions that there may be."""
     return kv_cache.keys[:, :, :, :CONTEXT], kv_cache.values[:, :, :, :CONTEXT]
 

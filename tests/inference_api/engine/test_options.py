@@ -12,7 +12,6 @@ def test_every_option_is_the_setting_of_its_name() -> None:
         max_seq_len=99,
         quantization="int4",
         kv_cache_dtype="float16",
-        kernels=False,
     )
     assert EngineOptions.from_settings(settings) == EngineOptions(
         device="cuda",
@@ -21,7 +20,6 @@ def test_every_option_is_the_setting_of_its_name() -> None:
         max_seq_len=99,
         quantization="int4",
         kv_cache_dtype="float16",
-        kernels=False,
     )
 
 

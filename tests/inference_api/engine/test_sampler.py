@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from inference_api.engine import sampler
+from inference_api.engine.cuda import sampler as torch_sampler
+from inference_api.engine.cuda.sampler import MAX_PARTIAL_SORT
 from inference_api.engine.random_numbers import uniforms
-from inference_api.engine.sampler import MAX_PARTIAL_SORT, apply_penalties, sample
-from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
+from inference_api.kernels.library import Kernels, supported_variants
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw
+from inference_api.runner import Draw, Drawn
 
 VOCAB = 24
 # Quarters repeat, so that ties are common; they and their sums are exact in float32.
@@ -34,6 +36,14 @@ any_sampling = st.builds(
 
 
 POSITION = 9
+ApplyPenalties = Callable[[torch.Tensor, Sequence[Draw]], None]
+PENALTIES: list[ApplyPenalties] = [  # both in place
+    torch_sampler.apply_penalties,
+    lambda logits, draws: sampler.apply_penalties(logits.numpy(), draws),
+]
+
+
+ONE_THREAD = Kernels(1)
 
 
 def row(
@@ -42,17 +52,21 @@ def row(
     return Draw(sampling, prompt, generated)
 
 
-def drawing_kernels() -> list[str | None]:
-    """Variants that draw here; None is torch."""
-    try:
-        return [None, *supported_variants()]
-    except KernelsUnavailable:
-        return [None]
-
-
-@pytest.fixture(scope="module", params=drawing_kernels())
+@pytest.fixture(scope="module", params=[None, *supported_variants()])
 def kernels(request: pytest.FixtureRequest) -> Kernels | None:
     return None if request.param is None else Kernels(2, request.param)
+
+
+def sample(
+    logits: torch.Tensor,
+    draws: Sequence[Draw],
+    kernels: Kernels | None,
+    positions: Sequence[int] | None = None,
+) -> list[Drawn]:
+    places = [POSITION] * len(draws) if positions is None else positions
+    if kernels is None:
+        return torch_sampler.sample(logits, draws, places)
+    return sampler.sample(logits.numpy(), draws, places, kernels)
 
 
 def tokens(
@@ -61,8 +75,7 @@ def tokens(
     kernels: Kernels | None,
     positions: Sequence[int] | None = None,
 ) -> list[int]:
-    places = [POSITION] * len(draws) if positions is None else positions
-    return [drawn.token_id for drawn in sample(logits, draws, places, kernels)]
+    return [drawn.token_id for drawn in sample(logits, draws, kernels, positions)]
 
 
 def reference_probabilities(logits: Sequence[float], params: SamplingParams) -> dict[int, float]:
@@ -195,7 +208,8 @@ def test_top_k_takes_the_lowest_ids_among_equals(kernels: Kernels | None) -> Non
     assert draws == {0, 1, 2}
 
 
-def test_penalties_and_bias_are_as_computed_by_hand() -> None:
+@pytest.mark.parametrize("apply_penalties", PENALTIES)
+def test_penalties_and_bias_are_as_computed_by_hand(apply_penalties: ApplyPenalties) -> None:
     logits = torch.tensor([[2.0, -2.0, 1.0, 0.0, 4.0]])
     params = SamplingParams(
         repetition_penalty=2.0,
@@ -208,14 +222,16 @@ def test_penalties_and_bias_are_as_computed_by_hand() -> None:
     assert logits.tolist() == [[4.0, -4.0, 1.0, -1.0, 0.75]]
 
 
-def test_presence_and_frequency_ignore_the_prompt() -> None:
+@pytest.mark.parametrize("apply_penalties", PENALTIES)
+def test_presence_and_frequency_ignore_the_prompt(apply_penalties: ApplyPenalties) -> None:
     logits = torch.ones(1, 4)
     params = SamplingParams(presence_penalty=1.0, frequency_penalty=1.0)
     apply_penalties(logits, [row(params, prompt=[0, 1, 2, 3])])
     assert logits.tolist() == [[1.0] * 4]
 
 
-def test_penalties_touch_only_the_rows_that_ask() -> None:
+@pytest.mark.parametrize("apply_penalties", PENALTIES)
+def test_penalties_touch_only_the_rows_that_ask(apply_penalties: ApplyPenalties) -> None:
     logits = torch.ones(3, 4)
     penalised = row(SamplingParams(repetition_penalty=2.0), prompt=[2])
     plain = row(SamplingParams(), prompt=[2])
@@ -236,15 +252,14 @@ def test_greedy_heeds_the_penalties(kernels: Kernels | None) -> None:
 )
 @settings(max_examples=50, deadline=None)
 def test_logprobs_are_of_the_models_own_distribution(
+    kernels: Kernels | None,
     rows: list[tuple[list[float], SamplingParams, int | None]],
 ) -> None:
     inputs = [
         row(replace(params, num_logprobs=count, repetition_penalty=3.0))
         for _, params, count in rows
     ]
-    drawn = sample(
-        torch.tensor([logits for logits, _, _ in rows]), inputs, [POSITION] * len(inputs)
-    )
+    drawn = sample(torch.tensor([logits for logits, _, _ in rows]), inputs, kernels)
     for (logits, _, count), each in zip(rows, drawn, strict=True):
         exact = torch.tensor(logits).log_softmax(-1)
         if count is None:
@@ -257,10 +272,54 @@ def test_logprobs_are_of_the_models_own_distribution(
         assert [float(exact[token]) for token, _ in each.logprobs.top] == pytest.approx(top)
 
 
-def test_known_token_is_scored_not_drawn() -> None:
+some_tokens = st.lists(st.integers(0, VOCAB - 1), max_size=6)
+any_draw = st.builds(
+    Draw,
+    st.builds(
+        replace,
+        any_sampling,
+        num_logprobs=st.none() | st.integers(0, VOCAB + 1),
+        repetition_penalty=st.sampled_from([1.0, 0.7, 1.3]),
+        presence_penalty=st.sampled_from([0.0, -0.3, 0.7]),
+        frequency_penalty=st.sampled_from([0.0, 0.1]),
+        logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-9, 9), max_size=3).map(
+            lambda biases: tuple(biases.items())
+        ),
+    ),
+    some_tokens,
+    some_tokens,
+    some_tokens,
+    known_id=st.none() | st.integers(0, VOCAB - 1),
+    allowed=st.none()
+    | st.integers(1, 2**VOCAB - 1).map(lambda n: n.to_bytes(VOCAB // 8, "little")),
+)
+
+
+@given(rows=st.lists(st.tuples(a_row_of_logits, any_draw), min_size=1, max_size=5))
+@settings(max_examples=300, deadline=None)
+def test_tokens_and_their_likelihoods_are_those_of_torch(
+    rows: list[tuple[list[float], Draw]],
+) -> None:
+    logits, draws = torch.tensor([numbers for numbers, _ in rows]), [draw for _, draw in rows]
+    expected = sample(logits.clone(), draws, None)
+    drawn = sample(logits.clone(), draws, ONE_THREAD)
+    for one, other, numbers in zip(drawn, expected, logits, strict=True):
+        assert one.token_id == other.token_id
+        if one.logprobs is None or other.logprobs is None:
+            assert one.logprobs is other.logprobs
+            continue
+        assert one.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-5)
+        assert one.logprobs.rank == other.logprobs.rank
+        ids, likelihoods = zip(*one.logprobs.top, strict=True) if one.logprobs.top else ((), ())
+        assert likelihoods == pytest.approx([each for _, each in other.logprobs.top], abs=1e-5)
+        by_rank = sorted(range(VOCAB), key=lambda token: (-numbers[token], token))
+        assert list(ids) == by_rank[: len(ids)]
+
+
+def test_known_token_is_scored_not_drawn(kernels: Kernels | None) -> None:
     params = SamplingParams(num_logprobs=1)
     known = replace(row(params), known_id=2)
-    (drawn,) = sample(torch.tensor([[0.0, 9.0, 0.0]]), [known], [POSITION])
+    (drawn,) = sample(torch.tensor([[0.0, 9.0, 0.0]]), [known], kernels)
     assert drawn.token_id == 2
     assert drawn.logprobs is not None
     assert drawn.logprobs.logprob < -8

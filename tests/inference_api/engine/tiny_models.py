@@ -223,15 +223,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-UNEVEN = "falcon-uneven"  # its MLP's 80 columns do not fill groups: refused on the CPU
-REFUSED = {UNEVEN: ("Falcon", {**MODELS["falcon-sequential"][1], "ffn_hidden_size": 80})}
-
-
-def make_model(name: str, folder: Path) -> PreTrainedModel:
-    """Build model `name`, save it to `folder` with a tokenizer, and return it."""
-    family, values = {**MODELS, **REFUSED}[name]
+def make_model(name: str, folder: Path, **changes: object) -> PreTrainedModel:
+    """Build model `name`, save it to `folder` with a tokenizer, and return it. `changes`: of its
+    config."""
+    family, values = MODELS[name]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**deepcopy(values))
+    config = getattr(transformers, f"{family}Config")(**deepcopy(values | changes))
     model: PreTrainedModel = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(
         config
     )

@@ -22,7 +22,7 @@ PEAK_OF_QUANTISED = 1.3
 MEASURE = """
 import sys
 from pathlib import Path
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.options import EngineOptions
 
 def peak_bytes():
@@ -32,7 +32,7 @@ def peak_bytes():
 options = EngineOptions(
     device="cpu", dtype="bfloat16", max_rows=1, max_seq_len=16, quantization=sys.argv[2]
 )
-runner = EngineRunner(Path(sys.argv[1]), options)
+runner = KernelRunner(Path(sys.argv[1]), options)
 runner.footprint  # loads the library
 before = peak_bytes()
 runner.load()

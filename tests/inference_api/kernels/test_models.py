@@ -1,6 +1,5 @@
 """Whole models with quantised weights: as good as promised, independent rows, clear refusals."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -13,30 +12,22 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from inference_api.engine import engine_runner
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.engine.kv_cache import KVCache
 from inference_api.errors import StartupError
-from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
 from inference_api.settings import EMBEDDED_MODEL
-from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill
-from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, UNEVEN, VOCAB_SIZE, make_model
+from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE, make_model
 from tests.inference_api.parameters import packed_parameters, torch_parameters
 
 ROWS = 32
 BATCHES = 4  # of ROWS texts of CONTEXT tokens: 16,384 positions
 HELDOUT = EMBEDDED_MODEL / "heldout.txt"
-
-try:
-    supported_variants()
-except KernelsUnavailable as unavailable:
-    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-def loaded(folder: Path, quantization: str, dtype: str = "float32") -> EngineRunner:
+def loaded(folder: Path, quantization: str, dtype: str = "float32") -> KernelRunner:
     options = EngineOptions(
         device="cpu",
         dtype=dtype,
@@ -60,13 +51,13 @@ def loaded(folder: Path, quantization: str, dtype: str = "float32") -> EngineRun
         max_seq_len=CONTEXT,
         quantization=quantization,
     )
-    runner = EngineRunner(folder, options)
+    runner = KernelRunner(folder, options)
     runner.load()
     return runner
 
 
 @torch.inference_mode()
-def teacher_forced(runner: EngineRunner, texts: Sequence[Sequence[int]]) -> Tensor:
+def teacher_forced(runner: KernelRunner, texts: Sequence[Sequence[int]]) -> Tensor:
     """Logits [position, row, vocab] after each token of `texts`, one row each, all of a length."""
     rows = range(len(texts))
     return torch.stack(
@@ -203,7 +194,7 @@ def test_a_smaller_cache_needs_less_memory() -> None:
     options = EngineOptions(dtype="float32", max_rows=32, max_seq_len=CONTEXT)
     weights = weight_bytes(config, 4, 8)
     cache = config.kv_cache_bytes(32, CONTEXT, 2 * config.head_dim)
-    of_bytes = KVCache(config, 32, CONTEXT, torch.device("cpu"), torch.int8)
+    of_bytes = KVCache(config, 32, CONTEXT, "int8")
     cache_of_bytes = of_bytes.keys.nbytes + of_bytes.values.nbytes
 
     def faults(available_bytes: int, kv_cache_dtype: str) -> list[str]:
@@ -216,18 +207,6 @@ def test_a_smaller_cache_needs_less_memory() -> None:
     assert "USER_ROWS" in faults(weights + cache_of_bytes - 1, "int8")[0]
     assert "USER_ROWS" in faults(weights + 2 * cache - 1, "float32")[0]
     assert "USER_ROWS" in faults(weights + cache - 1, "float16")[0]
-
-
-def test_weights_that_do_not_fill_groups_are_named_before_anything_is_loaded(
-    folder: Callable[[str], Path],
-) -> None:
-    for quantization in ("none", "int8"):
-        options = EngineOptions(device="cpu", max_rows=1, quantization=quantization)
-        [fault] = check_one(str(folder(UNEVEN)), options)
-        assert "transformer.h.0.mlp.dense_4h_to_h.weight (64, 80)" in fault
-        assert fault.endswith("; set DEVICE=cuda or choose another model.")
-        with pytest.raises(StartupError, match="dense_4h_to_h"):
-            loaded(folder(UNEVEN), quantization)
 
 
 def test_a_weight_that_is_no_number_is_named(folder: Callable[[str], Path], tmp_path: Path) -> None:
@@ -244,23 +223,3 @@ def test_a_weight_that_is_no_number_is_named(folder: Callable[[str], Path], tmp_
 def test_cuda_is_refused() -> None:
     options = EngineOptions(device="cuda", max_rows=1, quantization="int8")
     assert "DEVICE=cpu" in checkpoint.quantization_faults(options)[0]
-
-
-def test_without_kernels_torch_serves_and_the_log_says_so(
-    folder: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def unavailable(num_threads: int) -> None:
-        raise KernelsUnavailable("there is no C++ compiler; install one")
-
-    monkeypatch.setattr(engine_runner, "Kernels", unavailable)
-    texts = random_texts(2, 3)
-    with caplog.at_level(logging.WARNING):
-        runner = loaded(folder("llama"), "int8")
-    assert [record.message for record in caplog.records] == [
-        "QUANTIZATION=int8 is ignored and torch multiplies by the weights as they are, because "
-        "there is no C++ compiler; install one"
-    ]
-    exact = teacher_forced(loaded(folder("llama"), "none"), texts)
-    assert torch.equal(teacher_forced(runner, texts), exact)

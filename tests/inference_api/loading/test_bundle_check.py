@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from inference_api.bundle.check import Finding, Validation, check_bundle
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading import hub
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.files import read_headers
@@ -23,7 +23,7 @@ from inference_api.settings.bundle_file import Bundle
 from inference_api.settings.model import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
-from tests.inference_api.engine.tiny_models import UNEVEN
+from tests.inference_api.engine.tiny_models import make_model
 
 Tiny = Callable[[str], TinyModel]
 GIB = 2**30
@@ -60,7 +60,7 @@ def loaded_bytes(source: Path, quantization: str, context: int | None) -> tuple[
     options = EngineOptions(
         device="cpu", max_rows=1, quantization=quantization, max_seq_len=context
     )
-    footprint = EngineRunner(source, options).footprint
+    footprint = KernelRunner(source, options).footprint
     return footprint.weights_bytes, footprint.cache_bytes
 
 
@@ -243,16 +243,17 @@ def test_vocabularies_of_a_pair_have_to_be_one(folder: Path, tiny_model: Tiny) -
     )
 
 
-def test_architectures_that_are_not_served_are_refused(folder: Path, tiny_model: Tiny) -> None:
+def test_architectures_that_are_not_served_are_refused(folder: Path, tmp_path: Path) -> None:
     edit(folder / "config.json", model_type="mamba")
     error = error_of(checked(expert(folder, "e")))
     assert error.message.startswith("e: model_type='mamba' in config.json is not supported; choose")
-    error = error_of(checked(expert(tiny_model(UNEVEN)[0], "e")))
+    make_model("llama", uneven := tmp_path / "uneven", intermediate_size=80)
+    error = error_of(checked(expert(uneven, "e")))
     assert error.reason == "ArchitectureNotSupported"
     assert error.message.startswith(
         "e: the kernels need weights with a multiple of 32 columns; these differ: "
     )
-    assert "dense_4h_to_h.weight (64, 80)" in error.message
+    assert "mlp.down_proj.weight (64, 80)" in error.message
 
 
 def test_source_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from inference_api.engine.engine_runner import EngineRunner, check_memory
+from inference_api.engine.devices import check_memory
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import MAX_HEAD_DIM
 from inference_api.loading import checkpoint, hardware, hub
@@ -67,7 +68,7 @@ def test_memory_is_summed_over_all_models(
     folders = {name: tiny_model(name)[0] for name in ("llama", "qwen2")}
     options = EngineOptions(device="cpu", max_rows=8)
     asked = [checkpoint.Asked(name, str(folder), options) for name, folder in folders.items()]
-    runners = {name: EngineRunner(folder, options) for name, folder in folders.items()}
+    runners = {name: KernelRunner(folder, options) for name, folder in folders.items()}
     needed_bytes = sum(runner.footprint.total_bytes for runner in runners.values())
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed_bytes)
     assert checkpoint.check_all(asked) == []
@@ -135,7 +136,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tiny_model: Tiny, tmp_p
     """They follow the layers that `num_hidden_layers` counts."""
     folder = Path(copytree(tiny_model("deepseek-v3")[0], tmp_path / "model"))
     edit(folder / "config.json", num_hidden_layers=1)
-    runner = EngineRunner(folder, EngineOptions(device="cpu", max_rows=1, max_seq_len=16))
+    runner = KernelRunner(folder, EngineOptions(device="cpu", max_rows=1, max_seq_len=16))
     runner.load()
     assert runner.facts.num_layers == 1
 

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 from torch import Tensor
 
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.engine.rope import frequencies
 from inference_api.kernels.library import Kernels, PackedWeight, UnusableWeight
 from inference_api.kernels.packing import Bits
@@ -95,7 +95,7 @@ def logits(model: Path, quantization: str = "none") -> Tensor:
     options = EngineOptions(
         device="cpu", max_rows=1, max_seq_len=CONTEXT, quantization=quantization
     )
-    runner = EngineRunner(model, options)
+    runner = KernelRunner(model, options)
     runner.load()
     with torch.inference_mode():
         prefill(runner.decoder, 0, 0, PROMPT[:-1])
@@ -335,7 +335,7 @@ def test_scale_that_is_no_number_is_refused(bits: Bits) -> None:
 )
 def test_llama3_rope_is_found_from_its_factors(rope: RopeConfig) -> None:
     base = rope.theta ** -(np.arange(64) / 64)
-    factors = base / frequencies(rope, 128, 8192).numpy()
+    factors = base / frequencies(rope, 128, 8192)
     found = llama3_rope(factors.astype(np.float32).astype(np.float64), rope.theta)
     assert found["factor"] == pytest.approx(rope.factor)
     assert found["original_max_position_embeddings"] == pytest.approx(8192, rel=1e-3)

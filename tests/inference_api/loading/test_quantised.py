@@ -15,10 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inference_api.engine import engine_runner
-from inference_api.engine.weight_form import WeightForm, weight_form
+from inference_api.engine.cuda.runner import CudaRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
-from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.layout import linear_weights
@@ -126,11 +125,11 @@ def spoiled(folder: Path, target: Path, change: Change) -> Path:
     return copy
 
 
-def form_of(model: Path, device: str = "cpu", **settings: Any) -> WeightForm:
+def quantization_of(model: Path, device: str = "cpu", **settings: Any) -> str:
     """Of the weights as they are loaded where settings say nothing but these."""
     asked = EngineOptions.from_settings(ModelSettings(model=str(model), **settings))
-    config = checkpoint.load_config(model)
-    return weight_form(model, config, replace(asked, device=device), lambda: Kernels(1))
+    runner = CudaRunner if device == "cuda" else KernelRunner
+    return runner(model, replace(asked, device=device))._options.quantization
 
 
 def quantised_files(quantised: Make, folder: Path) -> list[Path]:
@@ -146,42 +145,25 @@ def test_who_names_no_form_gets_8_bits_of_what_is_quantised_and_the_rest_as_it_i
     quantised: Make, tmp_path: Path
 ) -> None:
     for file in quantised_files(quantised, tmp_path):
-        form = form_of(file)
-        assert (form.quantization, form.bits) == ("int8", 8), file
+        assert quantization_of(file) == "int8", file
     _, plain = quantised("awq")
     make_gguf(plain, tmp_path / "F16.gguf", "F16")
     for file in (plain, tmp_path / "F16.gguf"):
-        assert form_of(file).quantization == "none"
+        assert quantization_of(file) == "none"
 
 
-def test_where_8_bits_cannot_be_auto_is_none_and_the_log_says_why(
+def test_auto_is_none_on_cuda_and_the_log_says_so(
     quantised: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder, _ = quantised("awq")
+    folder, plain = quantised("awq")
     caplog.set_level(logging.INFO)
-    for form, reason in (
-        (form_of(folder, kernels=False), "KERNELS=false"),
-        (form_of(folder, device="cuda"), "QUANTIZATION=int8 is not there yet for CUDA"),
-    ):
-        assert form.quantization == "none"
-        [message] = [each for each in caplog.messages if reason in each]
-        assert "is quantised, yet QUANTIZATION=auto is none for it" in message
+    assert quantization_of(folder, "cuda") == "none"
+    [message] = caplog.messages
+    assert message.endswith("is quantised, yet QUANTIZATION=auto is none on CUDA")
     caplog.clear()
-    assert form_of(folder, quantization="none").quantization == "none"  # nobody asked for more
-    assert form_of(quantised("awq")[1]).quantization == "none"
+    assert quantization_of(folder, quantization="none") == "none"  # nobody asked for more
+    assert quantization_of(plain) == "none"
     assert caplog.messages == []
-
-
-def test_without_kernels_auto_serves_what_none_does(
-    quantised: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unavailable(num_threads: int) -> None:
-        raise KernelsUnavailable("there is no C++ compiler; install one")
-
-    folder, _ = quantised("awq")
-    monkeypatch.setattr(engine_runner, "Kernels", unavailable)
-    assert torch.equal(logits(folder, "auto"), logits(folder, "none"))
-    assert "QUANTIZATION=auto is ignored and torch multiplies" in caplog.messages[0]
 
 
 def test_int4_is_warned_of_where_it_rounds_and_nowhere_else(
@@ -191,7 +173,7 @@ def test_int4_is_warned_of_where_it_rounds_and_nowhere_else(
     files = quantised_files(quantised, tmp_path)
     for file in (plain, *files):
         caplog.clear()
-        form_of(file, quantization="int4")
+        quantization_of(file, quantization="int4")
         packed, numbers = packed_parameters(file, 4).packed, numbers_of(file)
         is_rounded = any(
             not np.array_equal(packed[name].unpack(), numbers[name])

@@ -1,7 +1,6 @@
 """What keeps ranks from serving a model together, and what rank 0 says of it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from threading import Thread
 
@@ -85,11 +84,6 @@ def test_rank_of_another_model_does_not_serve(tiny_model: Tiny) -> None:
     assert "Rank 1 has another model than rank 0" in failure
 
 
-def test_model_of_torchs_is_refused(tiny_model: Tiny) -> None:
-    with pytest.raises(StartupError, match="SPLIT needs a model that the kernels decode"):
-        make_pipeline(tiny_model("llama")[0], replace(OPTIONS, kernels=False), (1, 1))
-
-
 def test_silence_is_broken_in_time(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_pipeline(tiny_model("llama")[0], OPTIONS, (1, 1))
     runner.load()
@@ -116,6 +110,11 @@ def test_silence_is_broken_in_time(tiny_model: Tiny, monkeypatch: pytest.MonkeyP
             {"split": "2,3", "models": [{"model": str(EMBEDDED_MODEL)}]},
             {"RANK": "0", "WORLD_SIZE": "2"},
             "SPLIT is for one model; unset MODELS",
+        ),
+        (
+            {"split": "2,3", "device": "cuda"},
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "SPLIT is for the CPU; unset DEVICE",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
 from inference_api.core.plan import StepPlanner
 from inference_api.core.rows import Tokens
-from inference_api.engine.engine_runner import EngineRunner
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.model_loading import loaded_alone
 from inference_api.pipeline.runner import PipelineRunner
@@ -54,7 +54,7 @@ class Model:
         form: str,
         folder: Path = EMBEDDED_MODEL,
         max_seq_len: int = 1024,
-        make_runner: Callable[[Path, EngineOptions], EngineRunner | PipelineRunner] = EngineRunner,
+        make_runner: Callable[[Path, EngineOptions], KernelRunner | PipelineRunner] = KernelRunner,
     ) -> None:
         options = EngineOptions(
             device="cpu", max_rows=MAX_ROWS, max_seq_len=max_seq_len, has_medusa=True

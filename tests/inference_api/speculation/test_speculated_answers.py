@@ -19,7 +19,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
-    "torch": {"kernels": False},
 }
 if torch.cuda.is_available():
     FORMS["cuda"] = {"device": "cuda"}

@@ -1,0 +1,41 @@
+"""Turns of heads by torch."""
+
+import torch
+from torch import Tensor
+
+from inference_api.engine.rope import rope_turns
+from inference_api.loading.config import ModelConfig
+
+TensorTurns = tuple[Tensor, Tensor]  # cosines and sines [n, 1, rotary_dim]
+
+
+class Rope:
+    """The turns of all layers for every position of a context. Immutable."""
+
+    def __init__(
+        self, config: ModelConfig, max_seq_len: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        layers = rope_turns(config, max_seq_len)
+        tables = {id(turns): turns for turns in layers if turns is not None}
+        self._tables = {
+            key: tuple(torch.from_numpy(each).unsqueeze(1).to(device, dtype) for each in turns)
+            for key, turns in tables.items()
+        }
+        self._keys = [id(turns) for turns in layers]
+
+    def at(self, positions: Tensor) -> list[TensorTurns | None]:
+        """Each layer's turns for `positions` [n]; layers that turn alike have the same tensors."""
+        turns = {key: (cos[positions], sin[positions]) for key, (cos, sin) in self._tables.items()}
+        return [turns.get(key) for key in self._keys]
+
+
+def turn(heads: Tensor, turns: TensorTurns | None) -> Tensor:
+    """Apply `turns` to `heads` [n, heads, head_dim]."""
+    if turns is None:
+        return heads
+    cos, sin = turns
+    turned = heads[..., : cos.shape[-1]]
+    turned = turned * cos + turned.roll(turned.shape[-1] // 2, dims=-1) * sin
+    if turned.shape == heads.shape:
+        return turned
+    return torch.cat((turned, heads[..., turned.shape[-1] :]), dim=-1)

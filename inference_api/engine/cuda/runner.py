@@ -1,0 +1,89 @@
+"""`ModelRunner` by torch: on CUDA and, to be compared with the kernels, on the CPU."""
+
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.fixed_step import FixedStepDecoder, step_lengths
+from inference_api.engine.cuda.kv_cache import TorchCache
+from inference_api.engine.cuda.medusa import TorchMedusaHeads
+from inference_api.engine.cuda.parameters import TorchParameters, load_torch_parameters
+from inference_api.engine.cuda.rope import Rope
+from inference_api.engine.cuda.sampler import sample
+from inference_api.engine.local_runner import LocalRunner
+from inference_api.loading import hardware
+from inference_api.loading.config import SPARE_SLOTS
+from inference_api.loading.options import EngineOptions
+from inference_api.runner import Draw, Drawn, Hidden, RowStep, RunnerFacts
+
+logger = logging.getLogger(__name__)
+
+
+def has_cuda() -> bool:
+    return torch.cuda.is_available()
+
+
+class CudaRunner(LocalRunner):
+    """One model over `max_rows` user rows."""
+
+    is_batch_invariant = False
+    decoder: Decoder | FixedStepDecoder
+    _cache: TorchCache
+
+    def __init__(self, model_dir: Path, options: EngineOptions) -> None:
+        """See `LocalRunner`."""
+        super().__init__(model_dir, options)
+        self._device = torch.device(options.device)
+
+    @cached_property
+    def facts(self) -> RunnerFacts:
+        device = torch.cuda.get_device_name() if self.device == "cuda" else self.device
+        return self._facts(device, torch.get_num_threads(), "torch", self._options.dtype)
+
+    def free_bytes(self) -> int | None:
+        if self.device == "cpu":
+            return hardware.available_memory_bytes()
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        return free_bytes
+
+    @torch.inference_mode()
+    def load(self) -> None:
+        self._check(self.footprint)
+        config, dtype = self._config, getattr(torch, self._options.dtype)
+        num_slots = self.max_seq_len + SPARE_SLOTS
+        self._cache = TorchCache(config, self.max_rows, num_slots, self._device, dtype)
+        parameters = load_torch_parameters(self.files, config, self._device, dtype)
+        self.decoder = self._decoder(parameters, dtype)
+        heads = self._read_heads()
+        if heads is not None:
+            self.medusa = TorchMedusaHeads(heads, config, parameters)
+        logger.info("loaded %s by torch: %s, %s", self._folder.name, self.device, dtype)
+
+    def _decoder(
+        self, parameters: TorchParameters, dtype: torch.dtype
+    ) -> Decoder | FixedStepDecoder:
+        config, cache = self._config, self._cache
+        rope = Rope(config, self.max_seq_len, self._device, dtype)
+        decoder = Decoder(config, parameters, cache, rope, self.max_rows)
+        if self.device == "cuda" and config.mixture is None:  # see `Mixture`
+            return FixedStepDecoder(config, decoder, cache, step_lengths(self.max_seq_len))
+        return decoder
+
+    def warm_up(self) -> None:
+        """See `LocalRunner`. Steps are recorded after a prompt has been run."""
+        self._warm_up_prompt()
+        with torch.inference_mode():
+            self.decoder.warm_up()
+        self._warm_up_rows()
+
+    @torch.inference_mode()
+    def _forward(
+        self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
+    ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
+        logits, states = self.decoder.forward(rows)
+        drawn = sample(logits, draws, positions) if draws else []
+        return drawn, [None if each is None else each.cpu().numpy() for each in states]

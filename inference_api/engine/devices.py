@@ -1,0 +1,64 @@
+"""Makes runners on the device that is asked for, or that is there."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.engine.local_runner import LocalRunner
+from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels
+from inference_api.loading import hardware
+from inference_api.loading.memory import memory_faults
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.folder import PackedFolder
+
+logger = logging.getLogger(__name__)
+
+
+def make_runner(
+    folder: Path,
+    options: EngineOptions,
+    kernels_of: Callable[[int], Kernels] = Kernels,
+    packed: PackedFolder | None = None,
+) -> LocalRunner:
+    """`kernels_of` and `packed` are for the CPU: see `KernelRunner`. Raises StartupError."""
+    if _is_on_cuda(options.device):
+        from inference_api.engine.cuda.runner import CudaRunner
+
+        return CudaRunner(folder, replace(options, device="cuda"))
+    return KernelRunner(folder, options, kernels_of, packed)
+
+
+def _is_on_cuda(asked: str) -> bool:
+    """Imports torch where there may be a GPU. Raises StartupError where one that is asked for is
+    not there."""
+    is_asked = asked == "cuda"
+    if asked == "cpu" or not (is_asked or hardware.has_nvidia_driver()):
+        return False
+    if not hardware.has_torch():
+        if is_asked:
+            raise StartupError([hardware.NO_TORCH])
+        logger.warning(
+            "there is an NVIDIA driver and no torch: the CPU serves; %s to use the GPU",
+            hardware.INSTALL_TORCH,
+        )
+        return False
+    from inference_api.engine.cuda.runner import has_cuda
+
+    if is_asked and not has_cuda():
+        raise StartupError([hardware.NO_CUDA])
+    return has_cuda()
+
+
+def check_memory(runners: Mapping[str, LocalRunner]) -> None:
+    """Raises StartupError when these models, by name, do not fit into their devices together."""
+    faults: list[str] = []
+    for device, one in {runner.device: runner for runner in runners.values()}.items():
+        footprints = {
+            name: runner.footprint for name, runner in runners.items() if runner.device == device
+        }
+        faults += memory_faults(footprints, one.free_bytes())
+    if faults:
+        raise StartupError(faults)

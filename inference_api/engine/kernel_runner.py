@@ -1,0 +1,152 @@
+"""`ModelRunner` by the kernels, on the CPU."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.cpu.medusa import MedusaHeads
+from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.local_runner import LocalRunner
+from inference_api.engine.sampler import sample
+from inference_api.engine.step_decoder import StepDecoder
+from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels, KernelsUnavailable
+from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
+from inference_api.loading import checkpoint, hardware
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.layout import num_parameters
+from inference_api.loading.memory import Footprint
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.files import PackedModel
+from inference_api.loading.packing.folder import PackedFolder
+from inference_api.loading.weights import Packing, Parameters, load_parameters
+from inference_api.runner import DraftHeads, Draw, Drawn, Hidden, RowStep, RunnerFacts
+
+logger = logging.getLogger(__name__)
+
+# Threads that share small matrices mostly wait for each other: with 3.5M parameters and 32 rows
+# on two cores that have other work too, a step takes 12 ms on one thread and 70-82 ms on two.
+MIN_PARAMETERS_TO_SHARE = 30_000_000
+
+
+class KernelRunner(LocalRunner):
+    """One model over `max_rows` user rows. With packed files, `load` and `unload` may be called on
+    another thread than the decode thread, before steps and after them."""
+
+    is_batch_invariant = True
+    decoder: StepDecoder
+    _cache: KVCache
+
+    def __init__(
+        self,
+        model_dir: Path,
+        options: EngineOptions,
+        kernels_of: Callable[[int], Kernels] = Kernels,
+        packed: PackedFolder | None = None,
+    ) -> None:
+        """`kernels_of(n)` returns kernels with n threads, which runners of one thread may share.
+        `packed`: the folder of packed weights; the KV cache then takes memory as it is written.
+
+        Raises StartupError when the model is not supported, or there are no kernels.
+        """
+        super().__init__(model_dir, replace(options, device="cpu"))
+        faults = checkpoint.cpu_faults(self._config)
+        if faults:
+            raise StartupError(faults)
+        self.bits = checkpoint.weight_bits(self._options)
+        self._threads = _num_threads(self._config)
+        self._packing = Packing(_made(kernels_of, self._threads), self.bits)
+        self._packed = packed
+
+    def _footprint_of(self, config: ModelConfig, is_packed_file: bool = False) -> Footprint:
+        return super()._footprint_of(config, self._packed is not None)
+
+    @cached_property
+    def facts(self) -> RunnerFacts:
+        return self._facts("cpu", self._threads, self._packing.kernels.variant, self._cache_dtype)
+
+    @property
+    def num_layers(self) -> int:
+        """Returns the number of layers of the whole model."""
+        return self._whole.num_layers
+
+    @cached_property
+    def agreement(self) -> int:
+        """What processes that share a model's layers must agree on, as an int64."""
+        options = self._options
+        whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
+        cache = (self.max_rows, self.max_seq_len, options.kv_cache_dtype)
+        what = (whole, options.dtype, self.bits, cache, LAYOUT_VERSION)
+        return int.from_bytes(sha256(repr(what).encode()).digest()[:8], "big", signed=True)
+
+    def free_bytes(self) -> int | None:
+        return hardware.available_memory_bytes()
+
+    def is_packed(self) -> bool:
+        """See `LocalRunner`. Reads headers."""
+        return self._packed is None or self._packed.has(self._packed_model)
+
+    def load(self) -> None:
+        """See `LocalRunner`. From packed files it does not use the kernels, which are at work for
+        other runners."""
+        is_lazy, needed = self._packed is not None, self.footprint
+        if is_lazy:
+            needed = replace(needed, cache_bytes=needed.cache_bytes_per_row, rows=1)
+        self._check(needed, are_files_read=not (is_lazy and self.is_packed()))
+        config, context, dtype = self._config, self.max_seq_len, self._cache_dtype
+        self._cache = KVCache(config, self.max_rows, context, dtype, is_lazy)
+        parameters = self._parameters()
+        self.decoder = KernelDecoder(config, parameters, self._cache, context)
+        self.medusa = self._medusa_heads(parameters)
+        logger.info(
+            "loaded %s: %s, cache %s, QUANTIZATION=%s, by kernels of %s on %d threads",
+            *(self._folder.name, self._options.dtype, dtype, self._options.quantization),
+            *(self._packing.kernels.variant, self._threads),
+        )
+
+    def _parameters(self) -> Parameters:
+        if self._packed is not None:
+            return self._packed.load(self._packed_model, self._packing)
+        return load_parameters(self.files, self._config, self._options.dtype, self._packing)
+
+    def _medusa_heads(self, parameters: Parameters) -> DraftHeads | None:
+        file = self._read_heads()
+        if file is None:
+            return None
+        packer = None if self._packed is None else Kernels(1)
+        return MedusaHeads(file, self._config, parameters, packer)
+
+    @cached_property
+    def _packed_model(self) -> PackedModel:
+        name, dtype = self._folder.name, self._options.dtype
+        return PackedModel(name, self.files, self._config, dtype, self._packing.bits)
+
+    @property
+    def _cache_dtype(self) -> str:
+        return cache_dtype(self._options.kv_cache_dtype, self._packing.bits)
+
+    def _forward(
+        self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
+    ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
+        logits, hidden = self.decoder.forward(rows)
+        drawn = sample(logits, draws, positions, self._packing.kernels) if draws else []
+        return drawn, hidden
+
+    def release_memory(self, row: int) -> None:
+        """Give a row's memory back where it is taken as it is written; nothing of it is kept."""
+        self._cache.release_row(row)
+
+
+def _num_threads(config: ModelConfig) -> int:
+    return hardware.physical_cores() if num_parameters(config) >= MIN_PARAMETERS_TO_SHARE else 1
+
+
+def _made(kernels_of: Callable[[int], Kernels], num_threads: int) -> Kernels:
+    try:
+        return kernels_of(num_threads)
+    except KernelsUnavailable as error:
+        raise StartupError([str(error)]) from error

@@ -1,0 +1,234 @@
+"""What runners by the kernels and by torch have in common: a model by its configuration and the
+headers of its files, and what surrounds a decoder's step."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from inference_api.errors import StartupError
+from inference_api.kernels.packing import Bits
+from inference_api.loading import checkpoint
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.files import read_headers, shape_faults, weight_files
+from inference_api.loading.heads import MedusaFile, read_heads, tokenizer_sha256
+from inference_api.loading.heads_folder import find_heads, heads_bytes
+from inference_api.loading.layout import Tensors, num_parameters
+from inference_api.loading.memory import Footprint, memory_faults
+from inference_api.loading.options import EngineOptions
+from inference_api.request import SamplingParams
+from inference_api.runner import (
+    DraftHeads,
+    Draw,
+    Drawn,
+    Hidden,
+    ModelRunner,
+    RowResult,
+    RowStep,
+    RunnerFacts,
+)
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_PROMPT_TOKENS = 256
+INT4_COST = "with SmolLM2-135M, perplexity is 18.8 instead of int8's 14.2 (docs/benchmarks.md)"
+
+
+class RowCache(Protocol):
+    """A KV cache, as `KVCache` explains it."""
+
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None: ...
+
+    def move(self, row: int, sources: Sequence[int], target: int) -> None: ...
+
+
+class LocalRunner(ModelRunner):
+    """Runs a model, or some of its layers, in this process's memory or its GPU's.
+
+    Once constructed it is described, by its configuration and the headers of its weights; once
+    loaded it has `medusa`. Decode thread only, except the constructor.
+    """
+
+    is_batch_invariant: bool
+    bits: Bits | None = None
+    """The form that weights are packed in for the kernels; None by torch."""
+    medusa: DraftHeads | None = None
+    _cache: RowCache
+
+    def __init__(self, model_dir: Path, asked: EngineOptions) -> None:
+        """`asked.device` is not auto. Raises StartupError when the model is not supported, or
+        cannot have what is asked for."""
+        self._folder = model_dir
+        self._whole = whole = checkpoint.load_config(model_dir)
+        self._config = config = asked.part_of(whole)
+        self.files = weight_files(model_dir)
+        tensors = read_headers(self.files, whole.tensor_names)
+        settled = checkpoint.settled(whole, asked, tensors)
+        faults = checkpoint.quantization_faults(settled)
+        if faults:
+            raise StartupError(faults)
+        _log_losses(model_dir.name, whole, asked, settled, tensors)
+        self._options = settled.on(asked.device, checkpoint.keeps_bfloat16(whole, tensors))
+        self._heads = find_heads(model_dir, asked.medusa_heads) if asked.has_medusa else None
+        self.device = asked.device
+        self.max_rows = asked.max_rows
+        self.max_seq_len = config.context(asked.max_seq_len)
+        self.vocab_size = config.vocab_size
+        self.hidden_size = config.hidden_size
+        self.eos_token_ids = config.eos_token_ids
+        self.has_medusa_heads = self._heads is not None
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """Returns the model's share of the device's memory."""
+        return self._footprint_of(self._config)
+
+    def _footprint_of(self, config: ModelConfig, is_packed_file: bool = False) -> Footprint:
+        footprint = Footprint.of(config, self._options, self.bits, is_packed_file)
+        if self._heads is None:
+            return footprint
+        weights_bytes = footprint.weights_bytes + heads_bytes(self._heads)
+        return replace(footprint, weights_bytes=weights_bytes)
+
+    def _facts(self, device: str, threads: int, kernels: str, cache_dtype: str) -> RunnerFacts:
+        footprint = self._footprint_of(self._whole)
+        return RunnerFacts(
+            family=self._whole.family,
+            num_parameters=num_parameters(self._whole),
+            num_layers=self._whole.num_layers,
+            device=device,
+            threads=threads,
+            kernels=kernels,
+            dtype=self._options.dtype,
+            quantization=self._options.quantization,
+            kv_cache_dtype=cache_dtype,
+            weights_bytes=footprint.weights_bytes,
+            cache_bytes=footprint.cache_bytes,
+        )
+
+    @property
+    @abstractmethod
+    def facts(self) -> RunnerFacts: ...
+
+    @abstractmethod
+    def free_bytes(self) -> int | None:
+        """Returns the device's memory that is free; None where that is not known."""
+
+    def is_packed(self) -> bool:
+        """Whether `load` finds the weights as it needs them. Raises StartupError."""
+        return True
+
+    @abstractmethod
+    def load(self) -> None:
+        """Bring the weights into memory and allocate the KV cache. Raises StartupError."""
+
+    def _check(self, needed: Footprint, are_files_read: bool = True) -> None:
+        """Raises StartupError. Files that will be read may have changed meanwhile."""
+        faults: list[str] = []
+        if are_files_read:
+            tensors = read_headers(self.files, self._config.tensor_names)
+            faults += shape_faults(tensors, self._config)
+        faults += checkpoint.context_faults(self._config, self.max_seq_len)
+        faults += memory_faults({self._folder.name: needed}, self.free_bytes())
+        if faults:
+            raise StartupError(faults)
+
+    def _read_heads(self) -> MedusaFile | None:
+        """Raises StartupError where heads are named that do not fit."""
+        if self._heads is None:
+            return None
+        file = read_heads(self._heads, self._config)
+        if file.tokenizer_sha256 not in (None, tokenizer_sha256(self._folder)):
+            logger.warning(
+                "%s was trained beside another tokenizer than that of %s: its guesses will hardly "
+                "be accepted; set MEDUSA_HEADS to heads of this model",
+                *(self._heads, self._folder),
+            )
+        logger.info("Medusa heads of %s", self._heads)
+        return file
+
+    def unload(self) -> None:
+        """Give all memory back; nobody else holds what `load` made. `load` brings it again."""
+        self.medusa = None
+        for name in ("decoder", "_cache"):
+            vars(self).pop(name, None)
+
+    def warm_up(self) -> None:
+        """One prompt, then a step of every batch size. Overwrites the cache of all rows."""
+        self._warm_up_prompt()
+        self._warm_up_rows()
+
+    def _warm_up_prompt(self) -> None:
+        num_tokens = min(WARM_UP_PROMPT_TOKENS, self.max_seq_len - 1)
+        self.step([RowStep(0, 0, [0] * num_tokens)])
+
+    def _warm_up_rows(self) -> None:
+        draw = Draw(SamplingParams(top_k=min(40, self.vocab_size)), (0,), ())
+        rows = [RowStep(row, 0, (0,), (draw,)) for row in range(self.max_rows)]
+        for num_rows in range(1, self.max_rows + 1):
+            self.step(rows[:num_rows])
+
+    def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
+        assert all(0 <= each.row < self.max_rows for each in rows)
+        assert all(0 <= each.start <= self.max_seq_len - len(each.token_ids) for each in rows)
+        assert all(min(each.token_ids) >= 0 for each in rows)
+        assert all(max(each.token_ids) < self.vocab_size for each in rows)
+        draws = [draw for each in rows for draw in each.draws]
+        positions: list[int] = []
+        if draws:
+            for each in rows:
+                positions += each.positions[each.num_undrawn :]
+        all_drawn, hidden = self._forward(rows, draws, positions)
+        drawn = iter(all_drawn)
+        return [
+            RowResult([*islice(drawn, len(each.draws))], states)
+            for each, states in zip(rows, hidden, strict=True)
+        ]
+
+    @abstractmethod
+    def _forward(
+        self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
+    ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
+        """The result of each of `draws`, which follow `positions`, and of each of `rows`."""
+
+    def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
+        moved = [token for place, token in enumerate(accepted) if token != place]
+        if moved:
+            target = row.start + len(accepted) - len(moved)
+            self._cache.move(row.row, [row.start + token for token in moved], target)
+
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        self._cache.copy_prefix(source, target, num_tokens)
+
+    def release(self, row: int) -> None:
+        """Nothing to free: the row's memory is there for the next request."""
+
+    def release_memory(self, row: int) -> None:
+        """Nothing to give back, where all memory of a cache is taken at start."""
+
+    def idle(self) -> bool:
+        """Nothing to look after."""
+        return False
+
+    def close(self) -> None:
+        """Its memory goes with it."""
+
+
+def _log_losses(
+    name: str, config: ModelConfig, asked: EngineOptions, settled: EngineOptions, tensors: Tensors
+) -> None:
+    """Says what QUANTIZATION costs this model: memory and speed, or quality."""
+    is_auto = asked.quantization == "auto" and asked.device == "cuda"
+    if is_auto and checkpoint.is_quantised(config, tensors):
+        logger.info("%s is quantised, yet QUANTIZATION=auto is none on CUDA", name)
+    num_rounded = checkpoint.num_rounded(config, tensors) if settled.quantization == "int4" else 0
+    if num_rounded:
+        logger.warning(
+            "QUANTIZATION=int4 rounds %d matrices of %s that its file has in another form, and "
+            "answers are worse for it: %s; set QUANTIZATION=int8",
+            *(num_rounded, name, INT4_COST),
+        )
