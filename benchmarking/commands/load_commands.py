@@ -96,7 +96,7 @@ class Asked:
         target = agreed(target, models[0], tqdm.write)
         options = RowOptions(tokenizer=self.tokenizer, seed=self.seed)
         runner = RowRunner(target, options, Origin.now())
-        folder = new_run_folder(self.output_dir, runner, shown_argv(), {})
+        folder = new_run_folder(self.output_dir, runner, shown_argv())
         stop = Event()
         try:
             with closing(RunProgress(num_rows)) as progress:

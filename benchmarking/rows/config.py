@@ -24,22 +24,14 @@ RESERVED = {"model", "messages", "text", "max_tokens", "stream", "stream_options
 MAX_SECONDS = 30 * 86_400.0
 
 
-def _expanded(path: Path) -> Path:
-    return path.expanduser()
-
-
 def _known_api(name: object) -> object:
     if name == "sambastudio":
         raise ValueError("SambaStudio's own shapes are not included; use its OpenAI routes")
     return name
 
 
-def _checked(base: str | None) -> str | None:
-    return None if base is None else checked_base(base)
-
-
-UserPath = Annotated[Path, AfterValidator(_expanded)]
-ApiBase = Annotated[str | None, AfterValidator(_checked)]
+UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+ApiBase = Annotated[str, AfterValidator(checked_base)] | None
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from threading import Event
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from benchmarking.analysis.curve import LoadPoint, load_point, load_points
 from benchmarking.load.progress import RunProgress
@@ -76,12 +76,7 @@ class Driver:
         return None
 
 
-def new_run_folder(
-    parent: Path, runner: RowRunner, argv: list[str], config: dict[str, Any]
-) -> RunFolder:
-    """A folder below `parent`, named by the time, for rows yet to be decided. Raises NotWritable.
-
-    `config`: what else the run depends on, kept with it.
-    """
-    run = new_run(runner, argv, config)
+def new_run_folder(parent: Path, runner: RowRunner, argv: list[str]) -> RunFolder:
+    """A folder in `parent` by the time of now, for rows yet to be decided. Raises NotWritable."""
+    run = new_run(runner, argv, {})
     return RunFolder(parent / run.name, run, workbook=None)

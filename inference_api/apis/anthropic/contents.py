@@ -49,13 +49,9 @@ class ToolReference(Body):
         return f"The tool {self.tool_name} can be called now.\n"
 
 
-def _form_of_part(part: Any) -> str:
-    return "<reference>" if type_of(part) == "tool_reference" else "<text>"
-
-
 ResultPart = Annotated[
     Annotated[TextBlock, Tag("<text>")] | Annotated[ToolReference, Tag("<reference>")],
-    Discriminator(_form_of_part),
+    Discriminator(lambda part: "<reference>" if type_of(part) == "tool_reference" else "<text>"),
 ]
 Result = Annotated[
     Annotated[str, Tag("<text>")]

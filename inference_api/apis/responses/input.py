@@ -44,13 +44,9 @@ class InputRefusal(Body):
         return self.refusal
 
 
-def _form_of_part(part: Any) -> str:
-    return "<refusal>" if type_of(part) == "refusal" else "<part>"
-
-
 AnyPart = Annotated[
     Annotated[InputPart, Tag("<part>")] | Annotated[InputRefusal, Tag("<refusal>")],
-    Discriminator(_form_of_part),
+    Discriminator(lambda part: "<refusal>" if type_of(part) == "refusal" else "<part>"),
 ]
 
 

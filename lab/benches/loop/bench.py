@@ -124,7 +124,7 @@ def run_loop(
     options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
     origin = Origin.now()
     runner = RowRunner(server.target, options, origin)
-    folder = new_run_folder(results, runner, sys.argv, {})
+    folder = new_run_folder(results, runner, sys.argv)
     driver = Driver(runner, folder, Event(), print)
     measured = measure(server, measure_in_turn(plan), driver, origin)
     folder.finish()

@@ -147,7 +147,7 @@ def run_truth(
     options = RowOptions(tokenizer=server.tokenizer, seed=plan.seed)
     origin = Origin.now()
     runner = RowRunner(server.target, options, origin)
-    folder = new_run_folder(results, runner, sys.argv, {})
+    folder = new_run_folder(results, runner, sys.argv)
     driver = Driver(runner, folder, Event(), print)
 
     def loads(capacity_per_s: float) -> list[tuple[Workload, bool]]:
