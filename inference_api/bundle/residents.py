@@ -3,7 +3,6 @@
 Decode thread only, except where marked. A loader thread loads and unloads experts meanwhile.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -42,8 +41,6 @@ from inference_api.model_loading import LoadableModel, Stamp, describe_models
 from inference_api.request import FinishReason, TokenEvent
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import Bundle, Expert
-
-logger = logging.getLogger(__name__)
 
 TIMER_S = 0.05  # how exact times of patience and residence are while nobody runs
 FAILED_RETRY_AFTER_S = 30
