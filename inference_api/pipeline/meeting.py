@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 WORD = Struct(">16sHHH")  # COME or the meeting's name, rank, number of ranks, port it listens at
 COME = b"hearth meeting 1"
-INVITATION = Struct(">16s46sH")  # the meeting's name; host and port of the next neighbour
+INVITATION = Struct(">16s16s46sH")  # COME, the meeting's name, host and port of the next neighbour
 LINK_TIMEOUT_S = 30.0  # from the invitation on
 COME_AGAIN_S = 0.2
 MAX_VISITORS = 64  # who have not yet said their word; beyond, the oldest has to go
@@ -56,7 +56,7 @@ def _hold(door: "_Door", ranks: RankSettings, until_s: float) -> Neighbours:
         name = os.urandom(16)
         for (guest, _), (host, port) in zip(guests, places[1:], strict=True):
             guest.settimeout(LINK_TIMEOUT_S)
-            guest.sendall(INVITATION.pack(name, host.encode(), port))
+            guest.sendall(INVITATION.pack(COME, name, host.encode(), port))
     return _linked(name, places[0], door, ranks)
 
 
@@ -71,7 +71,8 @@ def _guests(
             guests.pop(gone)[0].close()
         is_one = 0 < rank < num_ranks == ranks.world_size and rank not in guests
         if word != COME or not is_one:
-            logger.warning("refused a visitor as rank %d of %d", rank, num_ranks)
+            if word == COME:
+                logger.warning("refused rank %d of %d", rank, num_ranks)
             visitor.close()
             continue
         guests[rank] = visitor, port
@@ -88,8 +89,12 @@ def _come(ranks: RankSettings, until_s: float) -> Neighbours:
         socket.create_connection(ranks.meeting_place, _left_s(until_s)) as first,
         _Door((first.getsockname()[0], 0)) as door,
     ):
+        if first.getsockname() == first.getpeername():
+            raise ConnectionError("TCP took the port itself, as nobody listens yet")
         first.sendall(WORD.pack(COME, ranks.rank, ranks.world_size, door.port))
-        name, host, port = INVITATION.unpack(_received(first, INVITATION.size, until_s))
+        word, name, host, port = INVITATION.unpack(_received(first, INVITATION.size, until_s))
+        if word != COME:
+            raise ConnectionError("somebody else listens there")
         return _linked(name, (host.rstrip(b"\0").decode(), port), door, ranks)
 
 

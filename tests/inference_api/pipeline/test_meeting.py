@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -148,7 +148,7 @@ def test_only_the_neighbour_of_this_meeting_is_let_in(meeting: Meeting) -> None:
         meeting.start(0)
         place = meeting.visit(WORD.pack(COME, 1, 3, own.getsockname()[1]))
         meeting.start(2)
-        name, host, port = INVITATION.unpack(place.recv(INVITATION.size, socket.MSG_WAITALL))
+        _, name, host, port = INVITATION.unpack(place.recv(INVITATION.size, socket.MSG_WAITALL))
         address = host.rstrip(b"\0").decode(), port
         wrong = (
             WORD.pack(bytes(16), 1, 3, 0),  # of an older meeting
@@ -177,10 +177,30 @@ def test_names_of_meetings_are_never_the_same(meeting: Meeting) -> None:
             first = pool.submit(meet, ranks_of(meeting.port, 0, 2), TIMEOUT_S)
             with socket.create_server(("127.0.0.1", 0)) as own:
                 place = meeting.visit(WORD.pack(COME, 1, 2, own.getsockname()[1]))
-                name, _, port = INVITATION.unpack(place.recv(INVITATION.size, socket.MSG_WAITALL))
+                _, name, _, port = INVITATION.unpack(
+                    place.recv(INVITATION.size, socket.MSG_WAITALL)
+                )
                 with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as onward:
                     onward.sendall(WORD.pack(name, 1, 2, 0))
                     for each in (*first.result(TIMEOUT_S), own.accept()[0]):
                         each.close()
             names.add(name)
     assert len(names) == 3
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n" * 9, b"\xff" * 200, b"x", b""])
+def test_who_else_listens_at_the_meeting_place_is_no_rank(said: bytes) -> None:
+    """However much it says: a rank goes on looking for rank 0, until it is too late."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        port = server.getsockname()[1]
+        rank = pool.submit(meet, ranks_of(port, 1), 0.3)
+        server.settimeout(TIMEOUT_S)
+        while not rank.done():
+            with suppress(TimeoutError):
+                visitor, _ = server.accept()
+                with visitor:
+                    visitor.recv(WORD.size, socket.MSG_WAITALL)
+                    visitor.sendall(said)
+            server.settimeout(0.1)
+        with pytest.raises(TimeoutError, match="rank 1 is not let in"):
+            rank.result(0)
