@@ -25,8 +25,9 @@ from inference_api.loading.heads_folder import CONFIG, PICKLE, WEIGHTS, heads_fi
 from inference_api.loading.json_files import read_json
 from inference_api.loading.numbers import FLOATS
 from inference_api.loading.safetensors import opened, read_numbers
+from inference_api.loading.sentence_pieces import SENTENCE_PIECES
+from inference_api.loading.tokenizer_files import TOKENIZER
 
-TOKENIZER = "tokenizer.json"  # the model's file
 PREFIX = "medusa_head."  # begins names in merged releases
 DRAFT_TOKEN_IDS = "draft_token_ids"
 MAX_HEADS = 16
@@ -80,12 +81,14 @@ def read_heads(folder: Path, config: ModelConfig) -> MedusaFile:
 
 
 def tokenizer_sha256(model_dir: Path) -> str:
-    """What heads keep of the tokenizer they were trained beside: the hash of `tokenizer.json`, or
-    of a GGUF file's tokens, a line each."""
+    """What heads keep of the tokenizer they were trained beside: the hash of its file, or of a GGUF
+    file's tokens, a line each."""
     if is_gguf(model_dir):
         tokens = read_gguf(model_dir).metadata["tokenizer.ggml.tokens"]
         return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
-    return hashlib.sha256((model_dir / TOKENIZER).read_bytes()).hexdigest()
+    file = model_dir / TOKENIZER
+    file = file if file.is_file() else model_dir / SENTENCE_PIECES
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _file_of(folder: Path, config: ModelConfig) -> Path:

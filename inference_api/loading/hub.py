@@ -8,7 +8,7 @@ from pathlib import Path
 from inference_api.errors import StartupError
 from inference_api.loading.layout import StoredTensor, Tensors, name_of_text_model
 
-DESCRIPTION_FILES = ["*.json", "*.jinja"]  # configuration and tokenizer: small
+DESCRIPTION_FILES = ["*.json", "*.jinja", "tokenizer.model"]  # configuration, tokenizer: small
 WEIGHT_FILES = ["*.safetensors"]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 

@@ -10,14 +10,17 @@ from inference_api.errors import StartupError
 from inference_api.loading.end_tokens import known_ends
 from inference_api.loading.families.fields import token_ids
 from inference_api.loading.generation_config import GENERATION_CONFIG
+from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.json_files import read_json
+from inference_api.loading.sentence_pieces import SENTENCE_PIECES, read_sentence_pieces
 
 TOKENIZER = "tokenizer.json"
 CONVERSION = (
     'python -c "from transformers import AutoTokenizer as A; '
     "A.from_pretrained('{0}').save_pretrained('{0}')\""
 )
-NAMES_OF_EOS = ("tokenizer_config.json", "special_tokens_map.json")
+TOKENIZER_CONFIG = "tokenizer_config.json"
+NAMES_OF_EOS = (TOKENIZER_CONFIG, "special_tokens_map.json")
 
 
 class Vocabulary(NamedTuple):
@@ -37,7 +40,7 @@ def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
     )
     named = [each.get("eos_token_id") for each in described if isinstance(each, dict)]
     ids = frozenset[int]().union(*map(token_ids, named))
-    if not (folder / TOKENIZER).is_file():
+    if not any((folder / name).is_file() for name in (TOKENIZER, SENTENCE_PIECES)):
         return ids
     vocabulary = read_tokenizer(folder)
     tokens = [read_json(folder / name, required=False).get("eos_token") for name in NAMES_OF_EOS]
@@ -46,20 +49,30 @@ def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
     return ids | token_ids(by_text) | known_ends(vocabulary.special)
 
 
+def tokenizer_json(folder: Path) -> dict[str, Any]:
+    """The content of the folder's tokenizer.json, or of one made of its SentencePiece model. Raises
+    StartupError when it has neither."""
+    own, pieces = folder / TOKENIZER, folder / SENTENCE_PIECES
+    if own.is_file():
+        return read_json(own)
+    if pieces.is_file():
+        adds_bos = read_json(folder / TOKENIZER_CONFIG, required=False).get("add_bos_token", True)
+        described = {**read_sentence_pieces(pieces), "tokenizer.ggml.add_bos_token": adds_bos}
+        return gguf_tokenizer.tokenizer_json(described)
+    raise StartupError(
+        [
+            f"{folder} has no {TOKENIZER}; get the model again or, if its tokenizer is of another "
+            f"format, make one: {CONVERSION.format(folder)}."
+        ]
+    )
+
+
 def read_tokenizer(folder: Path) -> Vocabulary:
-    """What tokenizer.json has. Raises StartupError when it is not there, or not one of the
-    tokenizers library.
+    """Raises StartupError when the folder has no tokenizer of the tokenizers library.
 
     Unigram models list their tokens, the others map them to ids.
     """
-    if not (folder / TOKENIZER).is_file():
-        raise StartupError(
-            [
-                f"{folder} has no {TOKENIZER}; get the model again or, if its tokenizer is of "
-                f"another format, make one: {CONVERSION.format(folder)}."
-            ]
-        )
-    tokenizer = read_json(folder / TOKENIZER)
+    tokenizer = tokenizer_json(folder)
     try:
         vocabulary = tokenizer["model"]["vocab"]
         if isinstance(vocabulary, list):

@@ -16,7 +16,7 @@ from inference_api.errors import StartupError
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.files import is_gguf, read_gguf
 from inference_api.loading.json_files import read_json
-from inference_api.loading.tokenizer_files import TOKENIZER
+from inference_api.loading.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, tokenizer_json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 DEFAULT, WITH_TOOLS = "default", "tool_use"  # names of templates, where a model has several
-TOKENIZER_CONFIG, ADDED = "tokenizer_config.json", "added_tokens_decoder"
+ADDED = "added_tokens_decoder"
 UNNAMED = "PreTrainedTokenizerFast"  # the class of a tokenizer whose files name none
 _NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -72,7 +72,12 @@ def _of_folder(folder: Path) -> "tuple[Backend, TokenizerConfig]":
     described = read_json(folder / TOKENIZER_CONFIG, required=False)
     if ADDED not in described:  # written by an older version
         described |= read_json(folder / "special_tokens_map.json", required=False)
-    backend = Backend.from_file(str(folder / TOKENIZER))
+    file = folder / TOKENIZER
+    backend = (
+        Backend.from_file(str(file))
+        if file.is_file()
+        else Backend.from_str(json.dumps(tokenizer_json(folder)))
+    )
     named = {name: _special(value) for name, value in _named(described).items()}
     others = described.get("extra_special_tokens") or described.get("additional_special_tokens")
     added = sorted(described.get(ADDED, {}).items(), key=lambda each: int(each[0]))

@@ -1,0 +1,88 @@
+"""A SentencePiece model, `tokenizer.model`, as a GGUF file would describe its vocabulary.
+
+The file is one protobuf message; numbers of fields are those of sentencepiece_model.proto
+(google/sentencepiece, src). Types of pieces have the same numbers in GGUF.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from inference_api.errors import StartupError
+from inference_api.loading.gguf.tokenizer import NORMAL
+
+SENTENCE_PIECES = "tokenizer.model"
+MAX_BYTES = 16 * 1024 * 1024  # Gemma's, with 262,144 pieces, has 4.7 MB
+MAX_VARINT_BYTES = 10
+_BPE = 2  # a model's type; other types cut a text in ways that no GGUF file describes
+_VARINT, _SIZED = 0, 2  # types on the wire
+_FIXED_BYTES = {1: 8, 5: 4}  # sizes of values of the others
+
+
+def read_sentence_pieces(file: Path) -> dict[str, Any]:
+    """Returns GGUF's metadata of the tokenizer. Raises StartupError when the file is none, or of
+    another kind.
+
+    SentencePiece puts a space before a text, but none behind a symbol of the user's in it; here,
+    as in the models' `tokenizer.json`, what follows such a symbol gets one too.
+    """
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES} bytes")
+        return _metadata(content)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
+        raise StartupError(
+            [f"{file} is no SentencePiece model that can be read ({error}); add a tokenizer.json."]
+        ) from None
+
+
+def _metadata(content: bytes) -> dict[str, Any]:
+    fields = list(_fields(content))
+    pieces = [dict(_fields(value)) for number, value in fields if number == 1]
+    trainer, normalizer = (dict(_fields(dict(fields).get(number, b""))) for number in (2, 3))
+    if trainer.get(3) != _BPE:
+        raise ValueError("its model is not BPE")
+    if normalizer.get(2) or normalizer.get(4, True):
+        raise ValueError("it changes a text before it cuts it")
+    ids = {"unknown": trainer.get(40, 0), "bos": trainer.get(41, 1), "eos": trainer.get(42, 2)}
+    known = {name: number for name, number in ids.items() if number < len(pieces)}  # -1: none
+    scores = [struct.unpack("<f", piece.get(2, bytes(4)))[0] for piece in pieces]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [piece[1].decode() for piece in pieces],
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [piece.get(3, NORMAL) for piece in pieces],
+        "tokenizer.ggml.add_space_prefix": bool(normalizer.get(3, True)),
+        **{f"tokenizer.ggml.{name}_token_id": number for name, number in known.items()},
+    }
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yields the fields' numbers, each with an integer or with bytes."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            value, at = _varint(message, at)
+            yield number, value
+        else:
+            size, at = _varint(message, at) if kind == _SIZED else (_FIXED_BYTES[kind], at)
+            yield number, message[at : at + size]
+            at += size
+    if at > len(message):
+        raise ValueError("it is cut short")
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Returns the number at this byte, in groups of seven bits, and where it ends."""
+    number = 0
+    for count in range(MAX_VARINT_BYTES):
+        byte = message[at + count]
+        number |= (byte & 0x7F) << 7 * count
+        if byte < 0x80:
+            return number, at + count + 1
+    raise ValueError(f"it has a number of more than {MAX_VARINT_BYTES} bytes")
