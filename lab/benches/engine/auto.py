@@ -19,6 +19,7 @@ from benchmarking.machine import describe_machine
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
+from inference_api.inference_api_server import bring_up_of
 from inference_api.request import GenerationRequest, OutputQueue, SamplingParams, SessionId
 from inference_api.settings import Settings
 from lab.benches.table.figures import Spread
@@ -59,7 +60,8 @@ class DecodeLoop:
         self._name = settings.served_models[0].name
         self._users = users
         self._input_queue = InputQueue(2 * users, {self._name: settings.user_rows}, monotonic)
-        self._backend = DecodeBackend(settings, self._input_queue, OutputQueues(), clock=monotonic)
+        queues, bring_up = (self._input_queue, OutputQueues()), bring_up_of(settings)
+        self._backend = DecodeBackend(settings, *queues, bring_up, clock=monotonic)
         self._backend.load_model_and_tokenizer()
         self._model = self._backend.models[self._name]
         self._model.warm_up()
