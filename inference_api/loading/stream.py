@@ -1,7 +1,6 @@
 """A checkpoint's weights, one after another: from safetensors, quantised or not, and from GGUF."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,39 @@ from inference_api.loading.quantised.weights import QuantisedTensor, read_quanti
 from inference_api.loading.safetensors import opened, read_numbers
 
 Weight = Numbers | QuantisedTensor | GgufTensor
+Write = Callable[[Weight], object]  # brings it to its place
+
+
+def write_weights(
+    files: Sequence[Path],
+    targets: Iterable[tuple[SourceTensor, Write]],
+    config: ModelConfig,
+    pause: Callable[[], None] = lambda: None,
+) -> None:
+    """Read every weight straight to its places: beyond these, only the one being read takes memory.
+
+    Files are read and not mapped: one that is cut short while it is mapped ends the process. The
+    caller has compared the files' headers with the plan. `pause` is called between weights. Raises
+    StartupError when a file cannot be read to its end, or a weight is not a number that can be
+    packed.
+    """
+    # Keys are names in the checkpoint; a tied embedding has two writes.
+    writes: dict[str, list[Write]] = {}
+    parts: dict[str, SourceTensor] = {}
+    for part, write in targets:
+        writes.setdefault(part.name, []).append(write)
+        parts[part.name] = part
+    for name, weight in read_weights(files, parts, config):
+        try:
+            for write in writes.pop(name):
+                write(weight)
+        except UnusableWeight as error:
+            what = "file" if isinstance(weight, GgufTensor) else "model"
+            raise StartupError(
+                [f"{name} cannot be loaded: {error}; get the {what} again."]
+            ) from error
+        pause()
+    assert not writes, f"headers were checked, yet {sorted(writes)} were not in the files"
 
 
 def read_weights(
@@ -44,16 +76,6 @@ def read_weights(
             yield from _read_gguf(file, parts)
         else:
             yield from map(as_ours, _read(file, parts.keys(), config.tensor_names))
-
-
-@contextmanager
-def faults_named(name: str, weight: Weight) -> Iterator[None]:
-    """Raises StartupError instead of UnusableWeight."""
-    try:
-        yield
-    except UnusableWeight as error:
-        what = "file" if isinstance(weight, GgufTensor) else "model"
-        raise StartupError([f"{name} cannot be loaded: {error}; get the {what} again."]) from error
 
 
 def converted(numbers: Numbers, part: SourceTensor, config: ModelConfig) -> Numbers:

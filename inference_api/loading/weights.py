@@ -26,7 +26,7 @@ from inference_api.loading.layout import (
 from inference_api.loading.numbers import Pack
 from inference_api.loading.packing.layout import ALIGNMENT_BYTES
 from inference_api.loading.packing.pages import anonymous
-from inference_api.loading.stream import Weight, faults_named, read_weights
+from inference_api.loading.stream import Weight, Write, write_weights
 
 
 class Packing(NamedTuple):
@@ -57,7 +57,6 @@ class Parameters:
         return np.concatenate(norms)
 
 
-Write = Callable[[Weight], object]  # brings it to its place
 Memory = Mapping[str, NDArray[np.uint8]]  # zeros for each parameter, by name
 
 
@@ -71,25 +70,10 @@ def load_parameters(
 ) -> Parameters:
     """Read every parameter straight to its packed form or, if it is a vector, its place.
 
-    Beyond the parameters themselves, only the tensor being read takes memory. Files are read and
-    not mapped: one that is cut short while it is mapped ends the process. The caller has
-    compared the files' headers with the plan. `dtype` and `memory`: see `empty_parameters`; `pause`
-    is called between tensors. Raises StartupError when a file cannot be read to its end, or a
-    weight is not a number that can be packed.
+    `dtype` and `memory`: see `empty_parameters`. Raises StartupError; see `write_weights`.
     """
     parameters = empty_parameters(config, dtype, packing, memory)
-    # Keys are names in the checkpoint; a tied embedding has two writes.
-    targets: dict[str, list[Write]] = {}
-    parts: dict[str, SourceTensor] = {}
-    for part, write in _targets(parameters, config):
-        targets.setdefault(part.name, []).append(write)
-        parts[part.name] = part
-    for name, weight in read_weights(files, parts, config):
-        with faults_named(name, weight):
-            for write in targets.pop(name):
-                write(weight)
-        pause()
-    assert not targets, f"headers were checked, yet {sorted(targets)} were not in the files"
+    write_weights(files, _targets(parameters, config), config, pause)
     return parameters
 
 

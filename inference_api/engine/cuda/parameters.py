@@ -1,7 +1,8 @@
 """The parameters of a model that torch decodes, on any device and in any precision."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -10,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import EMBEDDING, HEAD, parameter_forms, weight_plan
+from inference_api.loading.layout import EMBEDDING, HEAD, SourceTensor, parameter_forms, weight_plan
 from inference_api.loading.numbers import Numbers
-from inference_api.loading.stream import Weight, faults_named, read_weights
+from inference_api.loading.stream import Weight, Write, write_weights
 
 
 class Linear(Protocol):
@@ -64,13 +65,8 @@ class TorchParameters:
 def load_torch_parameters(
     files: Sequence[Path], config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> TorchParameters:
-    """Read every parameter straight to its place, device and precision.
-
-    Beyond the parameters themselves, only the tensor being read takes memory. The caller has
-    compared the files' headers with the plan. Raises StartupError when a file cannot be read to its
-    end.
-    """
-    plan = weight_plan(config)
+    """Read every parameter straight to its place, device and precision. Raises StartupError; see
+    `write_weights`."""
     tensors = {
         name: torch.empty(
             form.shape,
@@ -79,32 +75,30 @@ def load_torch_parameters(
         )
         for name, form in parameter_forms(config, dtype.itemsize, None).items()
     }
-    targets = {
-        part.name: view
-        for name, parts in plan.items()
-        for part, view in zip(
-            parts, tensors[name].split_with_sizes([part.shape[0] for part in parts]), strict=True
-        )
-    }
-    parts = {part.name: part for parts in plan.values() for part in parts}
-    for name, weight in read_weights(files, parts, config):
-        with faults_named(name, weight):
-            _copy(weight, targets.pop(name))
-    assert not targets, f"headers were checked, yet {sorted(targets)} were not in the files"
+    write_weights(files, _targets(tensors, config), config)
     if config.is_head_tied and config.has_ends:
         tensors[HEAD] = tensors[EMBEDDING]
     return TorchParameters(tensors)
 
 
-def _copy(weight: Weight, target: Tensor) -> None:
+def _targets(
+    tensors: Mapping[str, Tensor], config: ModelConfig
+) -> Iterator[tuple[SourceTensor, Write]]:
+    for name, parts in weight_plan(config).items():
+        views = tensors[name].split_with_sizes([part.shape[0] for part in parts])
+        for part, view in zip(parts, views, strict=True):
+            yield part, partial(_copy, view)
+
+
+def _copy(target: Tensor, weight: Weight) -> None:
     if isinstance(weight, Numbers):
-        target.copy_(as_tensor(weight))
+        target.copy_(_as_tensor(weight))
         return
     for first, rows in weight.rows():
         target[first : first + len(rows)].copy_(torch.from_numpy(rows))
 
 
-def as_tensor(numbers: Numbers) -> Tensor:
+def _as_tensor(numbers: Numbers) -> Tensor:
     """Returns the same floats, in the same memory."""
     tensor = torch.from_numpy(numbers.data)
     return tensor.view(torch.bfloat16) if numbers.kind == "BF16" else tensor
