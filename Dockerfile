@@ -1,9 +1,9 @@
 # An image for each process: docker build --target proxy --tag hearth-proxy . ; without --target it is
-# the API's. Stages that end up in no image install and compile: no image has a compiler, and those
-# that serve no models have no torch. Nothing is written below /hearth but var.
+# the API's. Stages that end up in no image install and compile: no image has a compiler, and none but
+# the API's, if it is asked for, has torch. Nothing is written below /hearth but var.
 
-# Where to look for the build of torch for CPUs; without it the one with CUDA (docs/install.md).
-ARG TORCH_INDEX=
+# Not empty: the API has torch with CUDA, and serves on GPUs (docs/install.md).
+ARG CUDA=
 
 FROM python:3.11-slim-bookworm AS python
 ENV PATH=/opt/hearth/bin:$PATH PYTHONPATH=/hearth
@@ -24,25 +24,26 @@ RUN rm -r models var \
 
 FROM python AS core-packages
 RUN python -m venv /opt/hearth
-COPY requirements.txt ./
-RUN pip install --no-cache-dir -r requirements.txt
+COPY requirements-core.txt ./
+RUN pip install --no-cache-dir -r requirements-core.txt
 
-FROM core-packages AS measure-packages
-COPY requirements-measure.txt ./
-RUN pip install --no-cache-dir -r requirements-measure.txt
+FROM core-packages AS plan-packages
+COPY requirements-plan.txt ./
+RUN pip install --no-cache-dir -r requirements-plan.txt
+
+FROM core-packages AS bench-packages
+COPY requirements-bench.txt ./
+RUN pip install --no-cache-dir -r requirements-bench.txt
 
 FROM core-packages AS cluster-packages
 COPY requirements-cluster.txt ./
 RUN pip install --no-cache-dir -r requirements-cluster.txt
 
-FROM measure-packages AS serve-packages
-ARG TORCH_INDEX
-COPY requirements-serve.txt requirements-constraints.txt requirements-otel.txt ./
-# hadolint ignore=DL3013
-RUN pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
-      "$(grep '^torch==' requirements-serve.txt)" \
- && pip install --no-cache-dir \
-      -r requirements-serve.txt -r requirements-constraints.txt -r requirements-otel.txt
+FROM plan-packages AS serve-packages
+ARG CUDA
+COPY requirements-*.txt ./
+RUN pip install --no-cache-dir -r requirements-serve.txt -r requirements-router.txt \
+      -r requirements-constraints.txt -r requirements-otel.txt ${CUDA:+-r requirements-cuda.txt}
 
 FROM core-packages AS kernels
 # hadolint ignore=DL3008
@@ -63,7 +64,7 @@ HEALTHCHECK --interval=5s --timeout=5s --start-period=1m \
 CMD ["gunicorn", "--config", "proxy/gunicorn.conf.py"]
 
 FROM python AS optimizer
-COPY --from=measure-packages /opt/hearth /opt/hearth
+COPY --from=plan-packages /opt/hearth /opt/hearth
 COPY --from=source /hearth /hearth
 USER 1000
 ENV INFERNO_HOST=0.0.0.0
@@ -73,7 +74,7 @@ HEALTHCHECK --interval=5s --timeout=5s --start-period=1m \
 CMD ["python", "-m", "optimizer"]
 
 FROM python AS weights
-COPY --from=measure-packages /opt/hearth /opt/hearth
+COPY --from=plan-packages /opt/hearth /opt/hearth
 COPY --from=source /hearth /hearth
 USER 1000
 ENV WEIGHTS_HOST=0.0.0.0
@@ -84,7 +85,7 @@ CMD ["python", "-m", "weights"]
 
 # docker run --rm --user "$(id -u)" --volume "$PWD:/hearth/var" hearth-benchmark http://server:8000/v1
 FROM python AS benchmark
-COPY --from=measure-packages /opt/hearth /opt/hearth
+COPY --from=bench-packages /opt/hearth /opt/hearth
 COPY --from=source /hearth /hearth
 USER 1000
 HEALTHCHECK NONE

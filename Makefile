@@ -9,17 +9,19 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-# torch as pip finds it brings CUDA's libraries along: gigabytes of no use where there is no driver of
-# NVIDIA's. Such a machine takes the build for CPUs once TORCH_INDEX says where to look for it.
+# On a machine with a driver of NVIDIA's, `make serve` adds torch. Tests need torch everywhere; as pip finds
+# it, it brings CUDA's libraries along: gigabytes of no use where there is no driver. Such a machine takes
+# the build for CPUs once TORCH_INDEX says where to look for it.
 NVIDIA := $(wildcard /proc/driver/nvidia/version /dev/dxg)
 TORCH_INDEX ?=
 CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
+SERVE_EXTRAS := serve$(if $(NVIDIA),$(shell echo ,)cuda)
 
 .PHONY: serve mock test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible test-kernels \
   cluster-demo image-check first-token clean
 
 serve: $(VENV)/python.stamp
-	@$(MAKE) --silent --jobs=2 $(VENV)/serve.stamp kernels-if-possible
+	@$(MAKE) --silent --jobs=2 $(if $(BUNDLE),$(VENV)/router.stamp,$(VENV)/serve.stamp) kernels-if-possible
 	$(BIN)/python scripts/serve.py
 
 mock: $(VENV)/serve.stamp
@@ -129,18 +131,21 @@ $(VENV)/python.stamp:
 	  { echo "Could not create a virtual environment; on Debian: sudo apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-# Only torch is looked for on a further index.
-$(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements.txt requirements-measure.txt \
-  requirements-serve.txt
-	@test -n "$(NVIDIA)$(TORCH_INDEX)" || \
-	  echo "Found no NVIDIA driver. To skip gigabytes of CUDA libraries: make TORCH_INDEX=ADDRESS (docs/install.md)"
-	$(PIP_INSTALL) $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') \
-	  "$$(grep '^torch==' requirements-serve.txt)"
-	$(PIP_INSTALL) --editable '.[serve]'
+$(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements-core.txt requirements-serve.txt \
+  requirements-cuda.txt
+	$(PIP_INSTALL) --editable '.[$(SERVE_EXTRAS)]'
 	@touch $@
 
-$(VENV)/dev.stamp: $(VENV)/serve.stamp requirements-dev.txt requirements-otel.txt \
-  requirements-constraints.txt requirements-cluster.txt
+# A bundle may have a router.
+$(VENV)/router.stamp: $(VENV)/serve.stamp requirements-router.txt
+	$(PIP_INSTALL) -r requirements-router.txt
+	@touch $@
+
+# Only torch is looked for on a further index.
+$(VENV)/dev.stamp: $(VENV)/serve.stamp $(wildcard requirements*.txt)
+	@test -n "$(NVIDIA)$(TORCH_INDEX)" || \
+	  echo "Found no NVIDIA driver. To skip gigabytes of CUDA libraries: make TORCH_INDEX=ADDRESS (docs/install.md)"
+	$(PIP_INSTALL) $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') -r requirements-cuda.txt
 	$(PIP_INSTALL) -r requirements-dev.txt
 	@touch $@
 

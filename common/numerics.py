@@ -18,7 +18,7 @@ class NotInstalled(WireError):
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
             f"{package} is not installed on this server; run `pip install 'hearth[{extra}]'` there "
-            "and start it again, or ask a server that has it"
+            f"(in a clone: `pip install --editable '.[{extra}]'`) and start it again"
         )
 
 

@@ -4,6 +4,7 @@ Does what a new user does, in a scratch folder and with an empty pip cache: clon
 as it is committed, runs `make serve`, and runs the curl line that it prints. Arguments go to make.
 """
 
+import mmap
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
@@ -36,6 +38,7 @@ def main() -> int:
             installed = (clone / ".venv" / "serve.stamp").stat().st_mtime
             wait_for_a_byte(line)
             answered = time.time()
+            rss_mb = largest_rss_mb(serve.pid)
         finally:
             os.killpg(serve.pid, signal.SIGTERM)
             serve.wait(END_TIMEOUT_S)
@@ -49,7 +52,8 @@ def main() -> int:
         print(f"\ngit cloned {size_mb(list((clone / '.git').rglob('*'))):.0f} MB", end="")
         print(f", pip downloaded {cached_mb:.0f} MB", end="")
         print(f" and read {size_mb(from_disk):.0f} MB from this disk" if from_disk else "", end="")
-        print(f"; .venv has {size_mb(list((clone / '.venv').rglob('*'))):.0f} MB")
+        print(f"; .venv has {size_mb(list((clone / '.venv').rglob('*'))):.0f} MB", end="")
+        print(f", the API holds {rss_mb:.0f} MB")
     return 0
 
 
@@ -89,6 +93,17 @@ def wait_for_a_byte(line: str) -> None:
         curl.terminate()
     if not first:
         sys.exit(f"no token came of {line}")
+
+
+def largest_rss_mb(group: int) -> float:
+    """Resident memory of the largest process of a group: the API's worker."""
+    found = [0.0]
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended meanwhile
+            if os.getpgid(int(folder.name)) == group:
+                pages = int((folder / "statm").read_text().split()[1])
+                found.append(pages * mmap.PAGESIZE / MB)
+    return max(found)
 
 
 def size_mb(paths: list[Path]) -> float:

@@ -20,8 +20,9 @@ class Extra:
     module: str
 
 
-SERVE = Extra("serve", "torch")
-BENCH, OPTIMIZER, WEIGHTS = (Extra(name, "scipy") for name in ("bench", "optimizer", "weights"))
+SERVE = Extra("serve", "cffi")
+BENCH = Extra("bench", "matplotlib")
+OPTIMIZER, WEIGHTS = (Extra(name, "scipy") for name in ("optimizer", "weights"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Commands(click.Group):
         if extra is not None and find_spec(extra.module) is None:
             raise click.ClickException(
                 f"{extra.module} is not installed, and `hearth {name}` needs it: pip install "
-                f"'hearth[{extra.name}]', or the path of a wheel followed by [{extra.name}]"
+                f"'hearth[{extra.name}]', or in a clone: pip install --editable '.[{extra.name}]'"
             )
         command = import_module(COMMANDS[name].module).main
         return command if isinstance(command, click.Command) else _script(name, command)

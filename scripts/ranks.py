@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 
 from common.fetch import answers_ok
 from inference_api.errors import StartupError
@@ -23,6 +24,11 @@ MAX_RESTARTS = 20
 SHUTDOWN_BEYOND_DRAIN_S = 30
 MAX_PAUSELESS_S = 86_400  # trials of SPLIT=auto wait for pauses between requests
 PR_SET_PDEATHSIG = 1  # prctl(2)
+NO_SEARCH = (
+    "SPLIT=auto needs the search for splits, which is not installed; run `pip install "
+    "'hearth[weights]'` (in a clone: `pip install --editable '.[weights]'`), or give the layers of "
+    "each rank, as in SPLIT=12,10,10."
+)
 
 
 class Process(subprocess.Popen[bytes]):
@@ -119,7 +125,9 @@ def _num_ranks(settings: Settings) -> int:
 
 
 def _search(settings: Settings, url: str) -> Sequence[str]:
-    """The search for the best split, which ends by itself."""
+    """The search for the best split, which ends by itself. Raises StartupError."""
+    if find_spec("scipy") is None:
+        raise StartupError([NO_SEARCH])
     model = settings.default_model
     session = f"{model.name} {model.quantization} {settings.split_ranks} ranks"
     drive = [sys.executable, "-m", "weights", "drive", "pipeline", "--url", url]

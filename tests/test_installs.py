@@ -1,5 +1,5 @@
-"""Each part imports with what its own install brings: the proxy with requirements.txt, the
-benchmark with the extra `bench`, and so on. What else is here cannot be imported meanwhile.
+"""Each part imports with what its own install brings: the proxy with requirements-core.txt, the API
+with the extra `serve`, and so on. What else is here cannot be imported meanwhile.
 """
 
 import re
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,15 @@ METADATA = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["requirements_txt"]
 EXTRAS: dict[str, list[str]] = METADATA["optional-dependencies"]
 
 # Packages of ours, whole but for what is named after them, by the file that they need beside
-# requirements.txt.
+# requirements-core.txt.
 PARTS = {
     None: "common proxy scripts.agent scripts.hearth scripts.init scripts.jwt_util",
-    "requirements-measure.txt": "benchmarking optimizer weights",
+    "requirements-serve.txt": (
+        "inference_api -inference_api.engine.cuda scripts.serve scripts.bundle "
+        "scripts.fetch_smollm2"
+    ),
+    "requirements-plan.txt": "optimizer weights",
+    "requirements-bench.txt": "benchmarking",
     "requirements-cluster.txt": "cluster",
 }
 IMPORT_ALL = """
@@ -74,7 +80,7 @@ def with_dependencies(requirements: list[Requirement]) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("file", PARTS)
 def test_a_part_imports_with_what_its_install_brings(file: str | None) -> None:
-    files = ["requirements.txt", *([file] if file else [])]
+    files = ["requirements-core.txt", *([file] if file else [])]
     brought = with_dependencies([each for file in files for each in listed(file)])
     refused = {
         module
@@ -88,15 +94,18 @@ def test_a_part_imports_with_what_its_install_brings(file: str | None) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_what_needs_no_torch_is_an_extra_without_it() -> None:
-    for extra in ("bench", "optimizer", "weights"):
-        assert EXTRAS[extra] == ["requirements-measure.txt"]
+def test_everything_is_what_the_parts_need() -> None:
+    parts = {*METADATA["files"], *chain.from_iterable(EXTRAS.values()), "requirements-test.txt"}
+    lines = (TOP / "requirements.txt").read_text().splitlines()
+    assert {line.removeprefix("-r ") for line in lines if line.startswith("-r ")} == parts
 
 
-def test_no_requirement_is_listed_twice() -> None:
-    files = sorted(path.name for path in TOP.glob("requirements*.txt"))
-    names = [each.name for file in files for each in listed(file)]
-    assert len(names) == len(set(names))
+def test_a_package_has_one_version() -> None:
+    pinned: dict[str, set[str]] = {}
+    for path in TOP.glob("requirements*.txt"):
+        for each in listed(path.name):
+            pinned.setdefault(each.name, set()).add(str(each.specifier))
+    assert {name: versions for name, versions in pinned.items() if len(versions) > 1} == {}
 
 
 def test_commands_know_the_extra_that_they_need() -> None:
@@ -104,14 +113,27 @@ def test_commands_know_the_extra_that_they_need() -> None:
         assert extra.module in {each.name for file in EXTRAS[extra.name] for each in listed(file)}
 
 
+def made(target: str, **variables: str) -> str:
+    """What `make` would do for it."""
+    command = ["make", "--dry-run", "--always-make", *map("=".join, variables.items()), target]
+    environment = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        command, cwd=TOP, capture_output=True, text=True, check=True, env=environment
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(("nvidia", "extras"), [("", "serve"), ("/dev/dxg", "serve,cuda")])
+def test_make_serve_installs_torch_only_where_there_is_a_driver(nvidia: str, extras: str) -> None:
+    told = made(".venv/serve.stamp", NVIDIA=nvidia)
+    assert f"'.[{extras}]'" in told
+    assert "torch" not in told
+
+
 @pytest.mark.parametrize(("nvidia", "is_asked"), [("", True), ("/dev/dxg", False)])
-def test_make_takes_the_build_for_cpus_where_there_is_no_driver(
+def test_make_test_takes_the_build_for_cpus_where_there_is_no_driver(
     nvidia: str, is_asked: bool
 ) -> None:
     address = "https://mirror.example.org/cpu"
-    command = ["make", "--dry-run", "--always-make", f"NVIDIA={nvidia}", ".venv/serve.stamp"]
-    environment = {"PATH": "/usr/bin:/bin", "TORCH_INDEX": address}
-    told = subprocess.run(
-        command, cwd=TOP, capture_output=True, text=True, check=True, env=environment
-    ).stdout
+    told = made(".venv/dev.stamp", NVIDIA=nvidia, TORCH_INDEX=address)
     assert re.findall(r"--extra-index-url '(.+)'", told) == [address] * is_asked

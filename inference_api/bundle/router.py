@@ -8,6 +8,7 @@ k-nearest-neighbour search among hidden states. It sorts by topic, not by diffic
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal, Protocol, Self
 
 from inference_api.errors import StartupError
@@ -19,6 +20,10 @@ MAX_CHARACTERS = 1000  # kept of a message: half from its start, half from its e
 _INVERSE_REGULARISATION = 300.0
 _TOKENS = r"[^\W\d_]+|0|[-+*/=%{}\[\]<>,]"
 _MAX_WORDS, _MAX_LETTERS = 2000, 4000  # different ones, to bound the time to learn
+NO_SKLEARN = (
+    "router: scikit-learn is not installed; run `pip install 'hearth[router]'` (in a clone: `pip "
+    "install --editable '.[router]'`), or leave `router` out of the bundle's file"
+)
 _DIGITS = re.compile(r"\d+")
 
 
@@ -98,7 +103,10 @@ def _bounded(message: str) -> str:
 
 
 def _text_classifier() -> Any:
-    """Untrained. All numbers are the same word to it, and symbols count as words."""
+    """Untrained. All numbers are the same word to it, and symbols count as words. Raises
+    StartupError where scikit-learn is not installed."""
+    if find_spec("sklearn") is None:
+        raise StartupError([NO_SKLEARN])
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline, make_union

@@ -47,7 +47,7 @@ def main() -> int:
         default=[],
         help="what pip reads here, to be seen there",
     )
-    parser.add_argument("--torch-index", help="in place of the Dockerfile's; may be empty")
+    parser.add_argument("--cuda", action="store_true", help="the API with torch")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if os.geteuid() != 0:
@@ -63,8 +63,8 @@ def main() -> int:
     ]
     base = options.base or bootstrapped(options.inside / "base")
     build = Build(stages, options.inside, base, options.bind)
-    if options.torch_index is not None:
-        build.arguments["TORCH_INDEX"] = options.torch_index
+    if options.cuda:
+        build.arguments["CUDA"] = "1"
     print("| image | packages, MiB | Hearth, MiB | torch | kernels | a compiler | ready after, s |")
     print("|---|---|---|---|---|---|---|")
     for name in images:

@@ -136,12 +136,15 @@ images = pytest.mark.parametrize(
 
 
 @images
-def test_no_image_has_a_compiler_and_torch_is_where_models_are_served(stage: Stage) -> None:
+def test_no_image_has_a_compiler_and_torch_is_only_where_it_is_asked_for(stage: Stage) -> None:
     serves = stage.name in ("api", "ray", "default")
     assert "g++" not in "".join(stage.of("RUN"))
     (*_, packages) = (STAGES[name] for name in brought(stage, "/opt/hearth"))
     assert "g++" not in "".join(packages.of("RUN"))
-    assert ("torch" in "".join(packages.of("RUN"))) == serves
+    installed = "".join(packages.of("RUN"))
+    assert ("requirements-serve.txt" in installed) == serves
+    assert ("${CUDA:+-r requirements-cuda.txt}" in installed) == serves
+    assert installed.count("cuda") == serves
     assert (brought(stage, "/hearth/inference_api/kernels/built") == ["kernels"]) == serves
     assert stage.of("USER")[-1] == "1000"
 
@@ -163,10 +166,10 @@ def test_an_image_runs_what_is_there(stage: Stage) -> None:
             assert other[0] == "ray"
 
 
-def test_the_gpu_is_the_apis_with_the_torch_that_can_use_it() -> None:
+def test_the_gpu_is_the_apis_with_torch() -> None:
     (name,) = GPU["services"]
     assert name == "api"
-    assert GPU["services"][name]["build"]["args"] == {"TORCH_INDEX": ""}
+    assert GPU["services"][name]["build"]["args"] == {"CUDA": "1"}
     assert "docker-compose.gpu.yml" in init.GPU_FILES
 
 

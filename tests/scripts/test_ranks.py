@@ -171,3 +171,11 @@ def test_the_search_runs_beside_ranks_that_are_ready_and_may_end(
     assert not has_searched(2)
     group.end(first, 1)
     eventually(lambda: has_searched(2), END_TIMEOUT_S)
+
+
+def test_a_search_that_is_not_installed_is_named_before_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scripts.ranks.find_spec", lambda _: None)
+    with pytest.raises(StartupError, match=r"pip install 'hearth\[weights\]'"):
+        Ranks(Settings(split="auto"), URL)

@@ -52,6 +52,12 @@ def router_of(threshold: float = 0.75) -> ExpertRouter:
 ROUTER = router_of()
 
 
+def test_without_scikit_learn_the_start_names_the_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference_api.bundle.router.find_spec", lambda _: None)
+    with pytest.raises(StartupError, match=r"pip install 'hearth\[router\]'"):
+        router_of()
+
+
 class Recording:
     """A classifier that knows nothing and keeps what it is asked."""
 
