@@ -1,5 +1,5 @@
-# Everything a person does here. `make serve` and `make test` need nothing but Python 3.11+, make
-# and a C++ compiler: they set up the rest in .venv.
+# Everything a person does here. `make serve` needs nothing but Python 3.11+ and make, `make test` a
+# C++ compiler too: they set up the rest in .venv.
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,7 +17,7 @@ TORCH_INDEX ?=
 CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
 SERVE_EXTRAS := serve$(if $(NVIDIA),$(shell echo ,)cuda)
 
-.PHONY: serve mock test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible test-kernels \
+.PHONY: serve mock test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible wheels test-kernels \
   cluster-demo image-check first-token clean
 
 serve: $(VENV)/python.stamp
@@ -92,12 +92,24 @@ format: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/clang-format -i $(KERNELS)
 	$(BIN)/node node_modules/.bin/biome check --write
 
-# Needs no packages: `make serve` compiles while it installs. Without a compiler torch serves.
-kernels: $(VENV)/python.stamp
+# The kernels for this processor. Needs no packages: `make serve` compiles while it installs. Where
+# no compiler is installed, one comes as a package.
+ZIG := $(if $(shell command -v g++ || command -v clang++ || command -v c++),,$(VENV)/zig.stamp)
+
+kernels: $(VENV)/python.stamp $(ZIG)
 	$(BIN)/python -m inference_api.kernels.build
 
+# Without them a GPU still serves.
 kernels-if-possible: $(VENV)/python.stamp
-	-$(BIN)/python -m inference_api.kernels.build
+	-@$(MAKE) --silent kernels
+
+# A wheel for each kind of processor, with the kernels for it, and what must be true of both.
+wheels: $(VENV)/dev.stamp
+	rm -rf var/wheels
+	$(BIN)/python -m inference_api.kernels.build --release var/wheels
+	for library in var/wheels/*.so; do \
+	  HEARTH_KERNELS=$$library $(BIN)/hatchling build --target wheel --directory var/wheels || exit; done
+	$(BIN)/python -m lab.wheels var/wheels
 
 # The kernels under the address, undefined-behaviour and thread sanitizers, and what `make check` has
 # left of them to clang-tidy.
@@ -129,6 +141,10 @@ $(VENV)/python.stamp:
 	  { echo "Hearth needs Python 3.11 or newer; choose one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Could not create a virtual environment; on Debian: sudo apt-get install python3-venv"; exit 1; }
+	@touch $@
+
+$(VENV)/zig.stamp: $(VENV)/python.stamp requirements-dev.txt
+	$(PIP_INSTALL) "$$(grep '^ziglang==' requirements-dev.txt)"
 	@touch $@
 
 $(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements-core.txt requirements-serve.txt \

@@ -1,16 +1,18 @@
 """Compiles `src/` into one shared library, once for each state of sources, flags and compiler.
 
 Each variant (one instruction set) is a translation unit with flags of its own; which of them runs
-is decided when the library is used. Variants that this processor cannot run are left out.
-`python -m inference_api.kernels.build` builds ahead of time; with `--beside` every variant, beside
-the sources, where an image keeps them: it then needs no compiler. Loads no packages in a clone, so
-that `make serve` compiles while it installs them.
+is decided when the library is used. A library compiled here leaves out the variants that this
+processor cannot run. A shipped one, in a wheel or an image, has all of its kind of processor, its
+"machine". `python -m inference_api.kernels.build` compiles for this processor; with `--beside` for
+every one of its kind, beside the sources, where an image keeps it; with `--release FOLDER` for
+every one of every kind, as wheels ship them. Loads no packages in a clone, so that `make serve`
+compiles while it installs them.
 """
 
 import argparse
 import hashlib
+import importlib.util
 import logging
-import os
 import platform
 import shutil
 import subprocess
@@ -26,11 +28,11 @@ from inference_api.shipped_files import CACHE
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent / "src"
-# In order of preference: the folder for made things, else beside the sources.
-BESIDE = SOURCES.parent / "built"
-FOLDERS = (CACHE / "kernels", BESIDE)
+MADE = CACHE / "kernels"  # libraries that were compiled here
+SHIPPED = SOURCES.parent / "built"
 COMPILERS = ("g++", "clang++", "c++")
-TIMEOUT_S = 300
+OLDEST_GLIBC = "2.17"  # zig links for it, as manylinux2014 asks
+TIMEOUT_S = 900  # zig first compiles its own standard library
 MAX_BUILDS = 4  # builds to keep, for checkouts and compilers that take turns
 
 FLAGS = (
@@ -59,6 +61,8 @@ X86_UNITS: Mapping[str, Sequence[str]] = {
     "variant_avx512vnni": AVX512,
     "variant_amx": (*AVX512, "-mamx-tile", "-mamx-int8"),
 }
+MACHINES: Mapping[str, Mapping[str, Sequence[str]]] = {"x86_64": {**UNITS, **X86_UNITS}}
+MACHINE = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
 VARIANT = "variant_"  # what the names of their units begin with
 PROCESSOR = Path("/proc/cpuinfo")
 
@@ -67,43 +71,52 @@ class BuildFailed(Exception):
     """The library could not be built; the message says why and what to do."""
 
 
-def library_path(folders: Sequence[Path] | None = None, for_any_processor: bool = False) -> Path:
-    """The library, built first if it is not there yet; where there is no compiler, one that
-    another compiler has made of the same sources will do. Raises BuildFailed.
+def library_path() -> Path:
+    """The library to load: compiled here for this processor, else shipped, else compiled now.
+    Raises BuildFailed.
 
-    `folders`: where it may lie, in order of preference; default: FOLDERS. Processes that build at
-    the same time do not disturb each other: each writes elsewhere and moves the finished file to
-    its place.
+    Whatever was made of the same sources will do, whichever compiler made it.
     """
-    folders = FOLDERS if folders is None else folders
-    left_out = [] if for_any_processor else variants_left_out()
-    sources = f"hearth_kernels-{_fingerprint()}"
-    try:
-        compiler = find_compiler()
-    except BuildFailed:
-        made = [built for folder in folders for built in folder.glob(f"{sources}-*.so")]
-        if not made:
-            raise
-        return max(made, key=_made_ns)
-    name = "-".join([sources, _version(compiler), *(f"no_{each}" for each in left_out)]) + ".so"
-    for folder in folders:
-        if (folder / name).exists():
-            return folder / name
-    folder = _writable_folder(folders)
-    logger.info("compiling the kernels, once: this takes half a minute")
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        objects = compile_units(compiler, units(left_out), FLAGS, Path(scratch))
-        with whole_file(folder / name) as draft:
-            link(compiler, objects, FLAGS, draft)
-    _remove_old_builds(folder)
-    return folder / name
+    made = sorted(MADE.glob(f"{library_stem(units(variants_left_out()))}-*.so"), key=_made_ns)
+    shipped = SHIPPED / f"{library_stem(units())}.so"
+    return made[-1] if made else shipped if shipped.exists() else compiled()
+
+
+def compiled() -> Path:
+    """The library for this processor from the compiler at hand, compiled unless it is there. Raises
+    BuildFailed.
+
+    Processes that build at the same time do not disturb each other: each writes elsewhere and moves
+    the finished file to its place.
+    """
+    compiler = find_compiler()
+    kept = units(variants_left_out())
+    target = MADE / f"{library_stem(kept)}-{_version(compiler)}.so"
+    if not target.exists():
+        logger.info("compiling the kernels, once: this takes half a minute, by zig two")
+        _build(compiler, kept, target)
+        _remove_old_builds()
+    target.touch()  # the newest one is loaded
+    return target
+
+
+def release(folder: Path) -> list[Path]:
+    """Compile a library for each kind of processor into `folder`, for wheels, and leave the object
+    files in a folder for each kind. Raises BuildFailed."""
+    libraries = []
+    for machine, every in MACHINES.items():
+        objects = folder / machine
+        objects.mkdir(parents=True, exist_ok=True)
+        libraries.append(folder / f"{library_stem(every, machine)}.so")
+        made = compile_units(zig(machine), every, FLAGS, objects)
+        link(zig(machine), made, [*FLAGS, "-s"], libraries[-1])
+    return libraries
 
 
 def units(left_out: Sequence[str] = ()) -> dict[str, Sequence[str]]:
     """The translation units for this kind of processor, and the flags that each adds to the common
     ones. Variants `left_out` have none, and the interface does not offer them."""
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    every = {**UNITS, **(X86_UNITS if is_x86 else {})}
+    every = MACHINES.get(MACHINE, UNITS)
     kept = {unit: every[unit] for unit in every if unit.removeprefix(VARIANT) not in left_out}
     lacks = [f"-DHEARTH_WITHOUT_{name.upper()}" for name in left_out]
     return kept | {"interface": [*every["interface"], *lacks]} if lacks else kept
@@ -126,11 +139,11 @@ def variants_left_out() -> list[str]:
 
 
 def compile_units(
-    compiler: str, units: Mapping[str, Sequence[str]], flags: Sequence[str], folder: Path
+    compiler: Sequence[str], units: Mapping[str, Sequence[str]], flags: Sequence[str], folder: Path
 ) -> list[Path]:
     """Compile all `units` at the same time, into object files in `folder`. Raises BuildFailed."""
     commands = {
-        folder / f"{unit}.o": [compiler, *flags, *extra, "-c", str(SOURCES / f"{unit}.cpp"), "-o"]
+        folder / f"{unit}.o": [*compiler, *flags, *extra, "-c", str(SOURCES / f"{unit}.cpp"), "-o"]
         for unit, extra in units.items()
     }
     _run([[*command, str(target)] for target, command in commands.items()])
@@ -138,36 +151,63 @@ def compile_units(
 
 
 def link(
-    compiler: str, objects: Sequence[Path], flags: Sequence[str], target: Path, shared: bool = True
+    compiler: Sequence[str],
+    objects: Sequence[Path],
+    flags: Sequence[str],
+    target: Path,
+    shared: bool = True,
 ) -> None:
     """Raises BuildFailed."""
     kind = ["-shared"] if shared else []
-    _run([[compiler, *flags, *kind, *map(str, objects), "-o", str(target)]])
+    _run([[*compiler, *flags, *kind, *map(str, objects), "-o", str(target)]])
 
 
-def find_compiler() -> str:
-    """The path of a C++ compiler. Raises BuildFailed."""
+def library_stem(units: Mapping[str, Sequence[str]], machine: str = MACHINE) -> str:
+    """The beginning of a library's name: changes with everything that it is made from, but for the
+    compiler."""
+    digest = hashlib.sha256()
+    digest.update(repr((FLAGS, sorted(units.items()))).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return f"hearth_kernels-{digest.hexdigest()[:16]}-{machine}"
+
+
+def find_compiler() -> list[str]:
+    """The command of a C++ compiler: one that is installed, else zig. Raises BuildFailed."""
     for name in COMPILERS:
         path = shutil.which(name)
         if path is not None:
-            return path
+            return [path]
+    if importlib.util.find_spec("ziglang") is not None:
+        return zig(MACHINE)
     raise BuildFailed(
-        "there is no C++ compiler; install one (on Debian: apt-get install g++) and start again"
+        "there is no C++ compiler; install one (pip install ziglang, or on Debian: apt-get install "
+        "g++) and start again"
     )
 
 
-def _fingerprint() -> str:
-    """Changes with everything that the library is made from, but for the compiler."""
-    digest = hashlib.sha256()
-    digest.update(repr((FLAGS, sorted(units().items()), platform.machine())).encode())
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+def zig(machine: str) -> list[str]:
+    """The command of the compiler in the package ziglang, for every processor of a kind."""
+    target = f"{machine}-linux-gnu.{OLDEST_GLIBC}"
+    return [sys.executable, "-m", "ziglang", "c++", "-target", target]
 
 
-def _version(compiler: str) -> str:
+def _build(compiler: Sequence[str], units: Mapping[str, Sequence[str]], target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            objects = compile_units(compiler, units, FLAGS, Path(scratch))
+            with whole_file(target) as draft:
+                link(compiler, objects, FLAGS, draft)
+    except OSError as error:
+        raise BuildFailed(
+            f"{target.parent} cannot be written ({error}); make it writable"
+        ) from error
+
+
+def _version(compiler: Sequence[str]) -> str:
     """Changes with the compiler's release."""
-    told = subprocess.run([compiler, "--version"], capture_output=True, timeout=TIMEOUT_S)
+    told = subprocess.run([*compiler, "--version"], capture_output=True, timeout=TIMEOUT_S)
     return hashlib.sha256(told.stdout).hexdigest()[:8]
 
 
@@ -175,22 +215,11 @@ def _made_ns(built: Path) -> int:
     return built.stat().st_mtime_ns
 
 
-def _remove_old_builds(folder: Path) -> None:
+def _remove_old_builds() -> None:
     """All but the newest. A process that has one loaded keeps it."""
-    builds = sorted(folder.glob("hearth_kernels-*.so"), key=_made_ns)
+    builds = sorted(MADE.glob("hearth_kernels-*.so"), key=_made_ns)
     for build in builds[:-MAX_BUILDS]:
         build.unlink(missing_ok=True)
-
-
-def _writable_folder(folders: Sequence[Path]) -> Path:
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    raise BuildFailed(f"{' and '.join(map(str, folders))} cannot be written; make one writable")
 
 
 def _run(commands: Sequence[list[str]]) -> None:
@@ -222,13 +251,29 @@ def _failure(command: list[str]) -> str:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description="Build the kernels ahead of time.")
-    parser.add_argument(
-        "--beside", action="store_true", help="beside the sources, not where made things are kept"
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--beside", action="store_true", help="beside the sources, for every processor of this kind"
     )
+    where.add_argument(
+        "--release", type=Path, metavar="FOLDER", help="by zig, for every processor of every kind"
+    )
+    options = parser.parse_args()
+    if options.release:
+        made = release(options.release)
+    elif options.beside:
+        made = [SHIPPED / f"{library_stem(units())}.so"]
+        _build(find_compiler(), units(), made[0])
+    else:
+        made = [compiled()]
+    for library in made:
+        print(f"kernels: {library}")
+
+
+if __name__ == "__main__":
     try:
-        made = library_path((BESIDE,), True) if parser.parse_args().beside else library_path()
-        print(f"kernels: {made}")
+        main()
     except BuildFailed as failure:
         sys.exit(f"The kernels cannot be built: {failure}.")

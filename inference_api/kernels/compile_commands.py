@@ -6,7 +6,7 @@ Writes `var/kernels/compile_commands.json`, which clang-tidy and editors read.
 import json
 
 from common.files import write_whole
-from inference_api.kernels.build import FLAGS, FOLDERS, SOURCES, units
+from inference_api.kernels.build import FLAGS, MADE, SOURCES, units
 
 
 def main() -> None:
@@ -18,8 +18,8 @@ def main() -> None:
         }
         for unit, extra in {**units(), "test_driver": ()}.items()
     ]
-    FOLDERS[0].mkdir(parents=True, exist_ok=True)
-    write_whole(FOLDERS[0] / "compile_commands.json", json.dumps(commands, indent=1))
+    MADE.mkdir(parents=True, exist_ok=True)
+    write_whole(MADE / "compile_commands.json", json.dumps(commands, indent=1))
 
 
 if __name__ == "__main__":

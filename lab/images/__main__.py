@@ -27,7 +27,7 @@ USER = 1000
 # What an image needs to start that it does not bring, or what is tried in place of its command.
 GIVEN = {"proxy": {"JWT_SECRET": secrets.token_hex()}}
 TRIED = {"cluster": ["python", "-m", "cluster", "--help"]}
-FIND_KERNELS = ["python", "-m", "inference_api.kernels.build"]
+FIND_KERNELS = ["python", "-c", "from inference_api.kernels import build; build.library_path()"]
 COMPILERS = ("g++", "gcc", "cc", "c++", "clang++")
 BASE_PACKAGES = "python3,python3-venv,python3-pip,python-is-python3,ca-certificates"
 RELEASE = "bookworm"

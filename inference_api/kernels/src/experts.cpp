@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "activation.h"
 #include "grow.h"
 #include "largest.h"
 #include "model_calls.h"
@@ -117,7 +118,7 @@ void Experts::choose(Workers& workers, const HearthModel& model, const HearthLay
     float* const shares = chosen_shares_.data() + token * num_chosen;
     if (mixture.is_sigmoid) {
       for (int64_t expert = 0; expert < num_experts; ++expert) {
-        scores[expert] = 1.0f / (1.0f + std::exp(-preferences[expert]));
+        scores[expert] = sigmoid<Scalar>(preferences[expert]);
       }
     } else {
       const float largest = workers.kernels.largest_of(preferences, num_experts);

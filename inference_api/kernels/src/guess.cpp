@@ -1,14 +1,13 @@
 #include "guess.h"
 
-#include <cmath>
-
+#include "activation.h"
 #include "largest.h"
 #include "soften.h"
 
 namespace hearth {
 namespace {
 
-float silu(float x) { return x / (1.0f + std::exp(-x)); }
+float silu(float x) { return activated<Scalar>(Activation::kSilu, x); }
 
 }  // namespace
 

@@ -8,17 +8,10 @@
 #include "draw.h"
 #include "guess.h"
 #include "kernels.h"
+#include "processor.h"
 #include "step.h"
 #include "unpack.h"
 #include "workers.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-#if defined(__x86_64__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 using hearth::BFloat16Block;
 using hearth::Bits;
@@ -46,60 +39,19 @@ struct Variant {
   bool (*is_supported)();
 };
 
-#if defined(__x86_64__)
-bool has_avx2() {  // whatever has it has F16C too
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-bool has_avxvnni() {  // Clang's __builtin_cpu_supports does not know the name
-  constexpr unsigned kLeaf = 7;
-  constexpr unsigned kSubleaf = 1;
-  constexpr unsigned kAvxVnniBit = 1u << 4;  // of eax
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  return has_avx2() && __get_cpuid_count(kLeaf, kSubleaf, &eax, &ebx, &ecx, &edx) != 0 &&
-         (eax & kAvxVnniBit) != 0;
-}
-bool has_avx512vnni() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-}
-
-// The processor has tiles, and Linux lets this process use them, which has to be asked for.
-bool has_amx() {
-#if defined(__linux__)
-  constexpr unsigned kLeaf = 7;
-  constexpr unsigned kTileBit = 1u << 24;  // of edx
-  constexpr unsigned kInt8Bit = 1u << 25;
-  constexpr long kRequestPermission = 0x1023;
-  constexpr long kTileData = 18;
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  return has_avx512vnni() && __get_cpuid_count(kLeaf, 0, &eax, &ebx, &ecx, &edx) != 0 &&
-         (edx & kTileBit) != 0 && (edx & kInt8Bit) != 0 &&
-         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
-#endif
-
 // A build for one machine leaves out what its processor lacks: see build.py.
 constexpr Variant kVariants[] = {
 #if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AMX)
-    {"amx", &hearth::kAmx, has_amx},
+    {"amx", &hearth::kAmx, hearth::has_amx},
 #endif
 #if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AVX512VNNI)
-    {"avx512vnni", &hearth::kAvx512Vnni, has_avx512vnni},
+    {"avx512vnni", &hearth::kAvx512Vnni, hearth::has_avx512vnni},
 #endif
 #if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AVXVNNI)
-    {"avxvnni", &hearth::kAvxVnni, has_avxvnni},
+    {"avxvnni", &hearth::kAvxVnni, hearth::has_avxvnni},
 #endif
 #if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AVX2)
-    {"avx2", &hearth::kAvx2, has_avx2},
+    {"avx2", &hearth::kAvx2, hearth::has_avx2},
 #endif
     {"portable", &hearth::kPortable, [] { return true; }},
 };

@@ -235,8 +235,18 @@ struct Simd512 {
                         _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
 
-  static float largest_of(Vector v) { return _mm512_reduce_max_ps(v); }
-  static float sum_of(Vector v) { return _mm512_reduce_add_ps(v); }
+  static float largest_of(Vector v) {
+    return Simd256::largest_of(Simd256::max(lower_half(v), upper_half(v)));
+  }
+  static float sum_of(Vector v) {
+    return Simd256::sum_of(_mm256_add_ps(lower_half(v), upper_half(v)));
+  }
+
+ private:
+  static __m256 lower_half(Vector v) { return _mm512_castps512_ps256(v); }
+  static __m256 upper_half(Vector v) {
+    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+  }
 };
 #endif
 

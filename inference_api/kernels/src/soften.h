@@ -4,12 +4,18 @@
 #include <cmath>
 #include <cstdint>
 
+#include "activation.h"
+
 namespace hearth {
 namespace {
 
+// tanh x = 2 / (1 + exp(-2 x)) - 1; not the standard library's, whose last bits differ from one to
+// the next. What is not a number stays none.
 inline void soften(float* logits, int64_t count, float softcap) {
   for (int64_t i = 0; i < count; ++i) {
-    logits[i] = softcap * std::tanh(logits[i] / softcap);
+    const float x = logits[i] / softcap;
+    const float tanh = 2.0f * sigmoid<Scalar>(2.0f * x) - 1.0f;
+    logits[i] = std::isnan(x) ? x : softcap * tanh;
   }
 }
 

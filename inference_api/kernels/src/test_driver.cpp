@@ -6,12 +6,14 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <list>
 #include <random>
 #include <vector>
 
 #include "interface.h"
+#include "test_bits.h"
 
 namespace {
 
@@ -23,12 +25,7 @@ int num_failures = 0;
 
 std::vector<float> random_floats(int64_t count) {
   static std::mt19937 generator(0);  // NOLINT(bugprone-random-generator-seed): alike in every run
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) {
-    value = normal(generator);
-  }
-  return values;
+  return random_floats(count, generator);
 }
 
 void expect(bool is_true, const char* what, int variant) {
@@ -101,6 +98,18 @@ void run_faulty_numbers(HearthContext* context, int variant) {
       hearth_linear(context, bits, packed.data(), nullptr, x.data(), 1, kOutputs, kInputs,
                     out.data());
     }
+  }
+}
+
+void run_bits(HearthContext* context, int variant) {
+#if defined(__x86_64__)
+  const bool is_fused = std::strcmp(hearth_variant_name(variant), "portable") != 0;
+#else
+  const bool is_fused = true;
+#endif
+  for (const Hashes& expected : kHashes) {
+    const char* const wrong = wrong_bits(context, expected, is_fused);
+    expect(wrong == nullptr, wrong, variant);
   }
 }
 
@@ -263,8 +272,8 @@ struct Model {
       const bool has_groups = kind % 5 < 3;
       const int64_t experts_per_token = kind % 4 == 3 ? kExperts : 5;
       description.mixture = {
-          experts_per_token, has_groups ? 4 : 1, has_groups ? 3 : 1, 1 + kind % 2, 1.5f,
-          kind % 3 == 0,     kind / 2 % 2};
+          experts_per_token,     has_groups ? 4 : 1, has_groups ? 3 : 1, 1 + kind % 2, 1.5f,
+          kind % 3 == 0 ? 1 : 0, kind / 2 % 2};
       if (kind % 3 == 0) {
         layer.selection_bias = floats(kExperts);
         layer.shared_up = linear(context, bits, is_gated ? 2 * kFfn : kFfn, kHidden);
@@ -562,6 +571,7 @@ int main() {
       continue;
     }
     HearthContext* context = hearth_create(variant, kThreads);
+    run_bits(context, variant);
     run_linear(context, variant);
     run_faulty_numbers(context, variant);
     run_draw(context, variant);

@@ -1,6 +1,7 @@
 """Building the library, and what happens where that is not possible."""
 
 import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from inference_api.kernels import build, library
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one source, of one unit; libraries are made in the folder above its own."""
-    monkeypatch.setattr(build, "FOLDERS", (tmp_path,))
+    """The one source, of one unit. Libraries are made in `made`, and shipped in `shipped`."""
+    monkeypatch.setattr(build, "MADE", tmp_path / "made")
+    monkeypatch.setattr(build, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
-    monkeypatch.setattr(build, "units", lambda *left_out: {"one": ()})
+    monkeypatch.setattr(build, "units", lambda left_out=(): {"one": [*left_out]})
+    monkeypatch.setattr(build, "variants_left_out", lambda: ["-DLEFT_OUT"])
     (tmp_path / "src").mkdir()
     source = tmp_path / "src" / "one.cpp"
     source.write_text('extern "C" int one() { return 1; }')
@@ -21,29 +24,33 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_library_is_built_once_for_each_state_of_the_sources(source: Path) -> None:
-    first = build.library_path()
-    made_at = first.stat().st_mtime_ns
-    assert build.library_path() == first
-    assert first.stat().st_mtime_ns == made_at
+    first = build.compiled()
+    made = first.stat().st_ino
+    assert build.compiled() == first == build.library_path()
+    assert first.stat().st_ino == made
     source.write_text('extern "C" int one() { return 2; }')
     assert build.library_path() != first
+
+
+def test_what_was_compiled_last_is_loaded(source: Path) -> None:
+    first = build.compiled()
+    by_another_compiler = first.with_stem(f"{first.stem[:-8]}01234567")
+    by_another_compiler.write_bytes(first.read_bytes())
+    assert build.library_path() == by_another_compiler
+    assert build.compiled() == first
+    assert build.library_path() == first
 
 
 def test_old_builds_are_removed(source: Path, tmp_path: Path) -> None:
     made = []
     for number in range(build.MAX_BUILDS + 2):
         source.write_text(f'extern "C" int one() {{ return {number}; }}')
-        made.append(build.library_path())
-    assert set(tmp_path.glob("*.so")) == set(made[2:])
+        made.append(build.compiled())
+    assert set((tmp_path / "made").glob("*.so")) == set(made[2:])
 
 
-def test_faulty_sources_are_reported_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "FOLDERS", (tmp_path / "made",))
-    monkeypatch.setattr(build, "SOURCES", tmp_path)
-    monkeypatch.setattr(build, "units", lambda *left_out: {"one": ()})
-    (tmp_path / "one.cpp").write_text("nonsense")
+def test_faulty_sources_are_reported_and_leave_nothing(source: Path, tmp_path: Path) -> None:
+    source.write_text("nonsense")
     with pytest.raises(build.BuildFailed, match="nonsense"):
         build.library_path()
     assert not list((tmp_path / "made").iterdir())
@@ -78,41 +85,46 @@ def test_a_processor_that_says_nothing_gets_every_variant(
         assert build.variants_left_out() == []
 
 
-def test_a_build_for_any_processor_is_not_mistaken_for_that_of_this_one(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "variants_left_out", lambda: ["one"])
-    assert build.library_path() != build.library_path(for_any_processor=True)
-
-
-def test_without_a_compiler_what_another_one_made_of_the_same_sources_is_found(
+def test_a_shipped_library_is_not_compiled_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside = tmp_path / "built"
-    monkeypatch.setattr(build, "FOLDERS", (tmp_path / "var", beside))
-    made = build.library_path((beside,))
-    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
-    assert build.library_path() == made
-    assert made.parent == beside
+    monkeypatch.setattr("sys.argv", ["build", "--beside"])
+    build.main()
+    [shipped] = (tmp_path / "shipped").iterdir()
+    assert shipped.stem.endswith(f"-{build.MACHINE}")
+    assert build.library_path() == shipped
+    assert not (tmp_path / "made").exists()
+    compiled = build.compiled()
+    assert build.library_path() == compiled != shipped
     source.write_text('extern "C" int one() { return 2; }')
-    with pytest.raises(build.BuildFailed, match="no C\\+\\+ compiler"):
-        build.library_path()
+    assert build.library_path().parent == tmp_path / "made"
 
 
-def test_without_a_compiler_the_message_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_installed_compiler_zig_compiles_for_every_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
-    monkeypatch.setattr(build, "FOLDERS", ())
+    command = build.find_compiler()
+    assert command[:4] == [sys.executable, "-m", "ziglang", "c++"]
+    assert command[-1] == f"{build.MACHINE}-linux-gnu.2.17"
+
+
+def test_without_a_compiler_the_message_names_the_remedy(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(library, "_library", library._library.__wrapped__)
-    with pytest.raises(library.KernelsUnavailable, match="apt-get install"):
+    with pytest.raises(library.KernelsUnavailable, match="pip install ziglang"):
         library.supported_variants()
 
 
 def test_without_a_writable_folder_the_message_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(build, "FOLDERS", (tmp_path / "file" / "a", tmp_path / "file" / "b"))
-    with pytest.raises(build.BuildFailed, match="make one writable"):
+    monkeypatch.setattr(build, "MADE", tmp_path / "file" / "made")
+    with pytest.raises(build.BuildFailed, match="make it writable"):
         build.library_path()
 
 

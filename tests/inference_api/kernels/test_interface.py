@@ -33,7 +33,7 @@ def faults(header: str, folder: Path) -> list[str]:
     program = folder / "layout.cpp"
     program.write_text("\n".join(["#include <cstddef>", '#include "interface.h"', *checks, ""]))
     try:
-        command = [find_compiler(), "-std=c++17", "-fsyntax-only", str(program)]
+        command = [*find_compiler(), "-std=c++17", "-fsyntax-only", str(program)]
     except BuildFailed as failure:
         pytest.skip(str(failure))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -1,0 +1,80 @@
+// Packed weights and products have the same bits whatever made them: each compiler, each processor
+// and, but for one that cannot fuse a product and a sum, each variant.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "interface.h"
+
+namespace {
+
+// FNV-1a.
+template <class Element>
+uint64_t hash_of(const std::vector<Element>& elements) {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto* bytes = reinterpret_cast<const unsigned char*>(elements.data());
+  for (size_t i = 0; i < elements.size() * sizeof(Element); ++i) {
+    hash = (hash ^ bytes[i]) * 0x100000001b3;
+  }
+  return hash;
+}
+
+// Sums of four uniform numbers: standard libraries differ in their normal distributions.
+std::vector<float> random_floats(int64_t count, std::mt19937& generator) {
+  constexpr int kUniformBits = 24;
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) {
+    int64_t sum = -(int64_t{2} << kUniformBits);
+    for (int i = 0; i < 4; ++i) {
+      sum += static_cast<int64_t>(generator() >> (32 - kUniformBits));
+    }
+    value = static_cast<float>(sum) / (1 << kUniformBits);
+  }
+  return values;
+}
+
+struct Hashes {
+  int bits;
+  uint64_t packed;
+  uint64_t products;
+  uint64_t unfused_products;
+};
+constexpr Hashes kHashes[] = {
+    {32, 0x0cc58eb987bcf978, 0xcc335e04976246b8, 0x7e522dc021960212},
+    {16, 0xd5541fd8633a7fea, 0x183bc481fe657bff, 0xe1a7f629b166f65e},
+    {8, 0xeb2b2d6a107d1ad3, 0xf0de2b6dfa3ed832, 0xc2af63e8c54ae19f},
+    {4, 0xff80d8b5cc19b259, 0x6ebd619ef6030089, 0x04e2462082b240a6},
+};
+
+// What is not as `expected`, or null.
+const char* wrong_bits(HearthContext* context, const Hashes& expected, bool is_fused) {
+  constexpr int kFloat32Source = 0;
+  constexpr int64_t kInputs = 1056;
+  constexpr int64_t kOutputs = 70;
+  constexpr int64_t kMaxRows = 41;
+  std::mt19937 generator(1);  // NOLINT(bugprone-random-generator-seed): always the same
+  const std::vector<float> weights = random_floats(kOutputs * kInputs, generator);
+  const auto size = hearth_packed_bytes(expected.bits, kOutputs, kInputs);
+  std::vector<uint8_t> packed(static_cast<size_t>(size));
+  hearth_pack(context, expected.bits, kFloat32Source, weights.data(), 0, kOutputs, kInputs,
+              packed.data());
+  const std::vector<float> x = random_floats(kMaxRows * kInputs, generator);
+  std::vector<float> products;
+  for (const int64_t rows : {int64_t{1}, int64_t{2}, int64_t{7}, int64_t{12}, kMaxRows}) {
+    std::vector<float> out(static_cast<size_t>(rows * kOutputs));
+    hearth_linear(context, expected.bits, packed.data(), nullptr, x.data(), rows, kOutputs, kInputs,
+                  out.data());
+    products.insert(products.end(), out.begin(), out.end());
+  }
+  if (hash_of(packed) != expected.packed) {
+    return "packed weights have other bits";
+  }
+  if (hash_of(products) != (is_fused ? expected.products : expected.unfused_products)) {
+    return "products have other bits";
+  }
+  return nullptr;
+}
+
+}  // namespace
