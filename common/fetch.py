@@ -127,6 +127,7 @@ def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[HTTPConnecti
 def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
     context = ssl.create_default_context()  # the system's authorities, or SSL_CERT_FILE's
     context.load_verify_locations(certifi.where())
+    plain.getpeername()  # raises where the peer is gone: `wrap_socket` would leave its socket open
     return context.wrap_socket(plain, server_hostname=host)
 
 
