@@ -1,5 +1,5 @@
-"""What must not be imported is not: the CPU needs no torch, the proxy no numpy, and who has no
-Redis none of its client."""
+"""What must not be imported is not: the CPU needs no torch, the proxy no numpy, what draws nothing
+no matplotlib, and who has no Redis none of its client."""
 
 import subprocess
 import sys
@@ -23,6 +23,7 @@ NUMERICS = {"numpy.f2py", "scipy.linalg", "scipy.optimize", "scipy.special", "sc
         ("proxy.proxy", {"kubernetes", "numpy", "flask", "redis", "requests"}),
         ("optimizer.app", {"redis"}),
         ("weights.app", {"redis"}),
+        ("benchmarking.commands.cli", {"matplotlib", "flask", "torch"}),
         ("cluster.actuators.ray_actors", {"ray", "inference_api"}),
         ("common.errors", {"gunicorn", "pydantic", "redis", "sqlite3"}),
     ],

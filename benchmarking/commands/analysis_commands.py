@@ -29,7 +29,6 @@ from benchmarking.commands.command_line import (
 from benchmarking.errors import InvalidResults, writing
 from benchmarking.records import Run
 from benchmarking.report.fit_files import PERF_FILE, PREDICT_FILE, read_fit, write_fit
-from benchmarking.report.page import report_html
 from common.files import write_whole
 
 
@@ -124,6 +123,8 @@ def compare_runs(before: Path, after: Path) -> None:
 @slo_options
 def report_run(folder: Path, against: Path | None, slo: Slo) -> None:
     """Write FOLDER/report.html, a single self-contained page."""
+    from benchmarking.report.page import report_html  # matplotlib takes half a second
+
     before = open_run(against) if against else None
     page = report_html(open_run(folder), slo, read_fit(folder), before)
     path = folder / "report.html"

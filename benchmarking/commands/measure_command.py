@@ -25,7 +25,6 @@ from benchmarking.commands.load_commands import INPUT_TOKENS, OUTPUT_TOKENS, Ask
 from benchmarking.errors import InvalidResults
 from benchmarking.load.preflight import only_model
 from benchmarking.records import Run, Workload
-from benchmarking.report.page import report_html
 from benchmarking.rows.driver import Driver
 from common.files import write_whole
 
@@ -81,6 +80,8 @@ def measure(
         return driver.run
 
     run = asked.measure(models, work, base, num_rows)
+    from benchmarking.report.page import report_html  # matplotlib takes half a second
+
     page = asked.output_dir / run.name / "report.html"
     write_whole(page, report_html(run, slo, before=earlier))
     click.echo(f"report in {page}")

@@ -7,8 +7,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from benchmarking.analysis.fit import Fit
 from benchmarking.errors import InvalidResults, writing
-from benchmarking.report.finding_pictures import fit_residuals
-from benchmarking.report.svg import to_svg
 from common.files import write_whole
 
 FIT_FILE, PERF_FILE, PICTURE_FILE = "fit.json", "perf.json", "fit.svg"
@@ -19,6 +17,10 @@ _FIT = TypeAdapter(Fit)
 
 def write_fit(folder: Path, fit: Fit, model: str, accelerator: str) -> None:
     """`perf.json` is a body for the optimizer's `/setModels`. Raises NotWritable."""
+    # matplotlib takes half a second, and most commands draw nothing.
+    from benchmarking.report.finding_pictures import fit_residuals
+    from benchmarking.report.svg import to_svg
+
     perf = {"models": [fit.perf_data(model, accelerator)]}
     with writing():
         write_whole(folder / FIT_FILE, _FIT.dump_json(fit, indent=1))
