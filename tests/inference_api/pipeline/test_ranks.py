@@ -11,7 +11,7 @@ from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.loading.options import EngineOptions
 from inference_api.pipeline.rank_runners import part_runners
 from inference_api.pipeline.rank_worker import RankWorker
-from inference_api.pipeline.ranks import RankSettings
+from inference_api.pipeline.ranks import RankSettings, load_rank_settings, local_rank
 from inference_api.pipeline.ring import Ring, RingBroken
 from inference_api.pipeline.runner import PipelineRunner
 from inference_api.pipeline.splits import equal_split, resolved
@@ -96,6 +96,14 @@ def test_silence_is_broken_in_time(tiny_model: Tiny, monkeypatch: pytest.MonkeyP
     assert runner._joined.told_at_s >= told_at_s
     runner.close()
     runner.close()
+
+
+def test_rank_0_leaves_torchruns_port_to_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in local_rank(rank=1, num_ranks=2, port=29500).items():
+        monkeypatch.setenv(name, value)
+    assert load_rank_settings().meeting_place == ("127.0.0.1", 29500)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert load_rank_settings().meeting_place == ("127.0.0.1", 29501)
 
 
 @pytest.mark.parametrize(
