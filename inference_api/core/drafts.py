@@ -15,14 +15,12 @@ State = TypeVar("State")
 class Outcome(NamedTuple):
     """The result of a row's part of a step.
 
-    `tried` and `accepted` are ascending indices into the source's proposal for the row.
-    `hidden` [hidden size], if the source wants it, is the state of the last accepted token, whose
-    draw is the row's next token.
+    `drawn` are the row's new tokens: the guesses that were accepted, and one more. `hidden` [hidden
+    size], if the source wants it, is the state that drew the last of them.
     """
 
     row: UserRow
-    tried: Sequence[int]
-    accepted: Sequence[int]
+    drawn: Sequence[Drawn]
     hidden: Hidden | None = None
 
 

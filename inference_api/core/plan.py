@@ -68,17 +68,16 @@ class PlannedStep:
         batch_size = len(self.decoding)
         events = []
         for (row, step), result in zip(self.decoding, results[len(self.prompts) :], strict=True):
-            drawn, drafted_tokens, right = result.drawn, 0, []
+            drawn, drafted_tokens, last = result.drawn, 0, 0
             if row.pooled is not None and result.hidden is not None:
                 row.pooled.add(result.hidden[:1])
-            num_tried = len(drawn) - 1
-            if num_tried:
+            if len(drawn) > 1:
                 drafted_tokens = max(step.positions) - step.start  # for a tree, its depth
                 tokens, drawn = accepted(step, drawn)
                 self.kept.append((step, tokens))
-                right = [token - 1 for token in tokens[1:]]
-            hidden = None if result.hidden is None else result.hidden[right[-1] + 1 if right else 0]
-            self.outcomes.append(Outcome(row, range(num_tried), right, hidden))
+                last = tokens[-1]
+            hidden = None if result.hidden is None else result.hidden[last]
+            self.outcomes.append(Outcome(row, drawn, hidden))
             event = row.accept(drawn, batch_size, drafted_tokens)
             events.append((row.request.output, event))
         return events

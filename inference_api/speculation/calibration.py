@@ -1,11 +1,12 @@
-"""Corrects a source's own probabilities by how often its guesses were accepted."""
+"""Corrects a source's own probabilities by how often its guesses were right."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log2
 from typing import NamedTuple
 
 from inference_api.core.drafts import Outcome
-from inference_api.core.rows import Draft
+from inference_api.core.rows import Draft, UserRow
+from inference_api.runner import Drawn
 
 PRIOR_TRIALS = 10.0  # weight of the probabilities against observed guesses
 MEMORY = 0.998  # weight of a guess once there is a newer one in its bin
@@ -15,8 +16,10 @@ LEAST = 1e-9  # nor less likely
 
 
 class Proposed(NamedTuple):
-    """A draft; for each guess its kind and bin as one number, and the source's probability."""
+    """A row's draft; for each guess its kind and bin as one number, and the source's
+    probability."""
 
+    row: UserRow
     draft: Draft
     bins: Sequence[int]
     probabilities: Sequence[float]
@@ -32,20 +35,45 @@ class Calibration:
     def __init__(self, num_kinds: int) -> None:
         self._hits = [PRIOR_TRIALS] * num_kinds * NUM_BINS
         self._expected = [PRIOR_TRIALS] * num_kinds * NUM_BINS
+        self._proposed: Mapping[int, Proposed] = {}  # for the next step, by row index
 
     def of(self, kind: int, probability: float) -> tuple[int, float]:
         """A guess's kind and bin of probability as one number, and its corrected likelihood, given
         that the guess before it is right."""
-        likely = probability if probability > LEAST else LEAST  # also for NaN
+        likely = max(LEAST, probability)  # LEAST for NaN
         each = NUM_BINS * kind + min(int(-log2(likely)), NUM_BINS - 1)
         return each, min(likely * self._hits[each] / self._expected[each], CERTAIN)
 
-    def learn(self, proposed: Proposed, outcome: Outcome) -> None:
-        """Learn from the guesses whose predecessors were right whether they were right, too."""
-        parents, right = proposed.draft.parents, {-1, *outcome.accepted}
-        for at in outcome.tried:
-            parent = at - 1 if parents is None else parents[at]
-            if parent in right:
-                each = proposed.bins[at]
-                self._hits[each] = MEMORY * self._hits[each] + (at in right)
-                self._expected[each] = MEMORY * self._expected[each] + proposed.probabilities[at]
+    def drafts(self, proposed: Iterable[Proposed]) -> Mapping[int, Draft]:
+        """Returns the drafts by row index, and keeps what is needed to learn from the next
+        outcomes."""
+        self._proposed = {each.row.index: each for each in proposed}
+        return {index: each.draft for index, each in self._proposed.items()}
+
+    def learn(self, outcomes: Sequence[Outcome]) -> list[tuple[UserRow, bool]]:
+        """Learns from every guess that drawn tokens show to be right or wrong, tried or not.
+        Returns their rows, and whether they were right."""
+        proposed, self._proposed = self._proposed, {}
+        judged = []
+        for row, drawn, _ in outcomes:
+            own = proposed.get(row.index)
+            if own is not None and own.row is row:
+                for at, is_right in _judged(own.draft, drawn):
+                    each = own.bins[at]
+                    expected = max(LEAST, own.probabilities[at])
+                    self._hits[each] = MEMORY * self._hits[each] + is_right
+                    self._expected[each] = MEMORY * self._expected[each] + expected
+                    judged.append((row, is_right))
+        return judged
+
+
+def _judged(draft: Draft, drawn: Sequence[Drawn]) -> Iterator[tuple[int, bool]]:
+    """Yields the guesses that follow right ones up to the last drawn token."""
+    depths = {-1: 0}  # place in `drawn` of what follows each right guess
+    for at, token_id in enumerate(draft.token_ids):
+        depth = depths.get(at - 1 if draft.parents is None else draft.parents[at])
+        if depth is not None and depth < len(drawn):
+            is_right = token_id == drawn[depth].token_id
+            if is_right:
+                depths[at] = depth + 1
+            yield at, is_right

@@ -36,7 +36,6 @@ class ModelDrafts:
         self._vocab_size = vocab_size
         self._caches = [_RowCache(index) for index in range(runner.max_rows)]
         self._calibration = Calibration(num_kinds=2)  # greedy requests, and those that sample
-        self._proposed: dict[int, Proposed] = {}
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         begun = self._first_steps(rows)
@@ -47,13 +46,10 @@ class ModelDrafts:
             self._extend(growing, [each.drawn[0] for each in results if each.drawn])
             growing = [chain for chain in growing if chain.room > 0]
             steps = [self._next_step(chain) for chain in growing]
-        self._proposed = {chain.row.index: chain.proposed for chain in chains if chain.token_ids}
-        return {index: each.draft for index, each in self._proposed.items()}
+        return self._calibration.drafts(chain.proposed for chain in chains if chain.token_ids)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if outcome.tried:
-                self._calibration.learn(self._proposed[outcome.row.index], outcome)
+        self._calibration.learn(outcomes)
 
     def _first_steps(self, rows: Sequence[UserRow]) -> "list[tuple[_Chain, RowStep]]":
         """What the cache lacks of each row: up to the last token, which begins a chain, or as much
@@ -158,9 +154,8 @@ class _Chain:
 
     @property
     def proposed(self) -> Proposed:
-        return Proposed(
-            Draft(self.token_ids, None, self.likelihoods), self.bins, self.probabilities
-        )
+        draft = Draft(self.token_ids, None, self.likelihoods)
+        return Proposed(self.row, draft, self.bins, self.probabilities)
 
 
 def _num_tokens(row: UserRow) -> int:

@@ -26,21 +26,18 @@ class MedusaDrafts:
         self._max_tokens = max_tokens
         self._tree = _Tree(heads.paths)
         self._hidden: dict[int, tuple[UserRow, Hidden]] = {}  # keyed by row index
-        self._proposed: dict[int, Proposed] = {}
         self._calibration = Calibration(num_kinds=self._tree.num_heads)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         known = [row for row in rows if self._has_state(row)]
-        self._proposed = {}
         if not known:
             return {}
         guesses = self._heads.guess([self._hidden[row.index][1] for row in known])
         columns = guesses.token_ids.tolist(), guesses.probabilities.tolist()
-        for row, token_ids, probabilities in zip(known, *columns, strict=True):
-            self._proposed[row.index] = self._tree.likeliest(
-                token_ids, probabilities, self._calibration, self._max_tokens
-            )
-        return {index: proposed.draft for index, proposed in self._proposed.items()}
+        return self._calibration.drafts(
+            self._tree.likeliest(*each, self._calibration, self._max_tokens)
+            for each in zip(known, *columns, strict=True)
+        )
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -48,8 +45,7 @@ class MedusaDrafts:
                 self._hidden[outcome.row.index] = outcome.row, outcome.hidden
             else:  # the state held is from an earlier step
                 self._hidden.pop(outcome.row.index, None)
-            if outcome.tried:
-                self._calibration.learn(self._proposed[outcome.row.index], outcome)
+        self._calibration.learn(outcomes)
 
     def _has_state(self, row: UserRow) -> bool:
         held = self._hidden.get(row.index)
@@ -78,6 +74,7 @@ class _Tree:
 
     def likeliest(
         self,
+        row: UserRow,
         token_ids: Sequence[Sequence[int]],
         probabilities: Sequence[Sequence[float]],
         calibration: Calibration,
@@ -114,4 +111,4 @@ class _Tree:
                 consider(sibling, parent, of_parent, likelihood)
             if (child := self._first_child[node]) != NOBODY:
                 consider(child, place, likelihood, likelihood)
-        return Proposed(Draft(tokens, parents, likelihoods), bins, own)
+        return Proposed(row, Draft(tokens, parents, likelihoods), bins, own)

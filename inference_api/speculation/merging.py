@@ -1,37 +1,18 @@
 """Drafts of several sources for one row, as one tree."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from inference_api.core.rows import Draft
 
 
-class Merged(NamedTuple):
-    """A merged draft, and the drafts that its guesses come from.
-
-    `owners`: for each guess, the first draft that has it. `places`: for each draft, the indices of
-    its guesses in the merged one.
-    """
-
-    draft: Draft
-    owners: Sequence[int]
-    places: Sequence[Sequence[int]]
-
-
-def merged(drafts: Sequence[Draft]) -> Merged:
-    """Returns the union of their branches. A guess in several drafts gets the highest of their
-    likelihoods, given its predecessor."""
-    with_guesses = [owner for owner, draft in enumerate(drafts) if draft.token_ids]
-    if len(with_guesses) == 1:
-        [owner] = with_guesses
-        count = len(drafts[owner].token_ids)
-        places = [range(count) if at == owner else range(0) for at in range(len(drafts))]
-        return Merged(drafts[owner], [owner] * count, places)
+def merged(drafts: Sequence[Draft]) -> Draft:
+    """Returns the union of their branches, the likeliest guesses first. A guess in several drafts
+    gets the highest of their likelihoods, given its predecessor."""
+    if len(drafts) == 1:
+        return drafts[0]
     nodes: dict[tuple[int, int], int] = {}  # indices by parent and token, in the order of arrival
     surest: list[float] = []  # likelihoods, given what they follow
-    owners: list[int] = []
-    places_of: list[list[int]] = []
-    for owner, draft in enumerate(drafts):
+    for draft in drafts:
         own: list[int] = []
         for at, token_id in enumerate(draft.token_ids):
             before = at - 1 if draft.parents is None else draft.parents[at]
@@ -42,19 +23,12 @@ def merged(drafts: Sequence[Draft]) -> Merged:
             node = nodes.setdefault((parent, token_id), len(nodes))
             if node == len(surest):
                 surest.append(given_parent)
-                owners.append(owner)
             surest[node] = max(surest[node], given_parent)
             own.append(node)
-        places_of.append(own)
-    return _sorted([*nodes], surest, owners, places_of)
+    return _sorted([*nodes], surest)
 
 
-def _sorted(
-    nodes: Sequence[tuple[int, int]],
-    surest: Sequence[float],
-    owners: Sequence[int],
-    places_of: Sequence[Sequence[int]],
-) -> Merged:
+def _sorted(nodes: Sequence[tuple[int, int]], surest: Sequence[float]) -> Draft:
     """Sorted by likelihood, highest first. A guess stays before its successors: they are at most as
     likely and came later, and the sort is stable."""
     likelihoods: list[float] = []
@@ -62,10 +36,8 @@ def _sorted(
         likelihoods.append(given_parent * (likelihoods[parent] if parent >= 0 else 1.0))
     order = sorted(range(len(nodes)), key=lambda node: -likelihoods[node])
     place_of = {node: place for place, node in enumerate(order)}
-    draft = Draft(
+    return Draft(
         [nodes[node][1] for node in order],
         [place_of.get(nodes[node][0], -1) for node in order],
         [likelihoods[node] for node in order],
     )
-    places = [[place_of[node] for node in own] for own in places_of]
-    return Merged(draft, [owners[node] for node in order], places)

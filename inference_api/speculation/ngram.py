@@ -5,18 +5,18 @@ The idea is Saxena's prompt lookup decoding (2023), known from transformers and 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
 from operator import mul
 from typing import NamedTuple
 
 from inference_api.core.drafts import Outcome, RowStates
 from inference_api.core.rows import Draft, UserRow
-from inference_api.speculation.acceptance import AcceptanceRates
+from inference_api.speculation.calibration import Calibration, Proposed
 
 MAX_PROMPT_TOKENS = 16_384  # the last ones of a prompt; each takes about 350 bytes
-MEMORY = 0.85  # weight of a row's draft once there is a newer one
-MEMORY_OF_ALL = 0.99
+FIRST_SHARE = 0.5  # right guesses of a row that had none yet
+SHARE_RATE = 0.1  # learning rate of the share of a row's guesses that are right
 
 Ngram = tuple[int, ...]
 
@@ -33,11 +33,10 @@ NO_MATCH = Match()
 
 @dataclass(slots=True)
 class _Lookup:
-    """One row's index, how often its drafts were right, and the match that is being tried."""
+    """One row's index, and how often its guesses were right lately."""
 
     index: "NgramIndex"
-    rates: AcceptanceRates
-    match: Match = field(default=NO_MATCH)
+    share: float = FIRST_SHARE
 
 
 class NgramDrafts:
@@ -48,26 +47,31 @@ class NgramDrafts:
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        rates = AcceptanceRates(MEMORY_OF_ALL)
-        self._lookups = RowStates(
-            lambda row: _Lookup(NgramIndex(row), AcceptanceRates(MEMORY, rates))
-        )
+        self._lookups = RowStates(lambda row: _Lookup(NgramIndex(row)))
+        # First and later guesses by pairs, then by triples.
+        self._calibration = Calibration(num_kinds=4)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        drafts = {}
+        proposed = []
         for row, lookup in zip(rows, self._lookups.of(rows), strict=True):
-            lookup.match = match = lookup.index.match(self._max_tokens)
+            match = lookup.index.match(self._max_tokens)
             if match.size:
-                first, later = lookup.rates.likelihoods(match.size)
-                chain = accumulate(repeat(later, len(match.token_ids) - 1), mul, initial=first)
-                drafts[row.index] = Draft(match.token_ids, None, [*chain])
-        return drafts
+                proposed.append(self._chain(row, match, lookup.share))
+        return self._calibration.drafts(proposed)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            lookup = self._lookups.get(outcome.row)
-            if lookup is not None and outcome.tried:
-                lookup.rates.learn(lookup.match.size, len(outcome.tried), len(outcome.accepted))
+        for row, is_right in self._calibration.learn(outcomes):
+            if (lookup := self._lookups.get(row)) is not None:
+                lookup.share += SHARE_RATE * (is_right - lookup.share)
+
+    def _chain(self, row: UserRow, match: Match, share: float) -> Proposed:
+        kind, num_later = 2 * (match.size - 2), len(match.token_ids) - 1
+        (first, likely), (later, likely_later) = (
+            self._calibration.of(each, share) for each in (kind, kind + 1)
+        )
+        likelihoods = accumulate(repeat(likely_later, num_later), mul, initial=likely)
+        draft = Draft(match.token_ids, None, [*likelihoods])
+        return Proposed(row, draft, [first, *[later] * num_later], [share] * (1 + num_later))
 
 
 class NgramIndex:

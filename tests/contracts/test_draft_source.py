@@ -179,9 +179,9 @@ class Loop:
         if self.source is not None:
             self.source.learn(step.outcomes)
         self.planner.draft()
-        for outcome in step.outcomes:
-            self.num_tried += len(outcome.tried)
-            self.num_accepted += len(outcome.accepted)
+        for drafted, kept in step.kept:
+            self.num_tried += len(drafted.token_ids) - 1
+            self.num_accepted += len(kept) - 1
         for row in self.rows.busy():
             if row.finish_reason is not None:
                 self.said[row.session_id] = row.generated

@@ -9,7 +9,7 @@ import pytest
 
 from inference_api.core.drafts import Outcome
 from inference_api.engine.medusa_tree import default_paths
-from inference_api.runner import HeadGuesses, Hidden
+from inference_api.runner import Drawn, HeadGuesses, Hidden
 from inference_api.speculation.medusa import MedusaDrafts
 from tests.inference_api.speculation.rows import rows_of
 
@@ -42,7 +42,7 @@ def test_tree_has_the_likeliest_of_all_paths() -> None:
     for max_tokens in (1, 2, 8, 32):
         source = MedusaDrafts(heads, max_tokens)
         rows = rows_of([1], [2], [3])
-        source.learn([Outcome(row, (), (), np.zeros(4, np.float32)) for row in rows])
+        source.learn([Outcome(row, [Drawn(1)], np.zeros(4, np.float32)) for row in rows])
         drafts = source.propose(rows)
         for row in rows:
             own = heads.last.probabilities[row.index]
@@ -60,7 +60,7 @@ def test_tree_has_the_likeliest_of_all_paths() -> None:
 def test_row_without_a_state_gets_nothing() -> None:
     source = MedusaDrafts(RandomHeads(), 8)
     first, second = rows_of([1], [2])
-    source.learn([Outcome(first, (), (), np.zeros(4, np.float32))])
+    source.learn([Outcome(first, [Drawn(1)], np.zeros(4, np.float32))])
     assert source.propose([first, second]).keys() == {0}
     [other] = rows_of([1])
     assert source.propose([other]) == {}
@@ -70,18 +70,19 @@ def test_row_without_a_state_gets_nothing() -> None:
 def test_likelihoods_become_what_guesses_turn_out_to_be(share: float) -> None:
     source = MedusaDrafts(RandomHeads(0.4), 1)
     [row] = rows_of([1])
+    source.learn([Outcome(row, [Drawn(1)], np.zeros(4, np.float32))])
     chosen = random.Random(2)
     likelihood = 0.0
     for _ in range(1500):
-        right = [0] if chosen.random() < share else []
-        source.learn([Outcome(row, (), (), np.zeros(4, np.float32))])
-        likelihood = source.propose([row])[0].likelihoods[0]
-        source.learn([Outcome(row, [0], right, np.zeros(4, np.float32))])
+        draft = source.propose([row])[0]
+        likelihood = draft.likelihoods[0]
+        drawn = draft.token_ids[0] if chosen.random() < share else 1
+        source.learn([Outcome(row, [Drawn(drawn)], np.zeros(4, np.float32))])
     assert likelihood == pytest.approx(share, abs=0.1)
 
 
 def test_probabilities_that_are_no_numbers_are_unlikely() -> None:
     source = MedusaDrafts(RandomHeads(float("nan")), 4)
     [row] = rows_of([1])
-    source.learn([Outcome(row, (), (), np.zeros(4, np.float32))])
+    source.learn([Outcome(row, [Drawn(1)], np.zeros(4, np.float32))])
     assert max(source.propose([row])[0].likelihoods) < 1e-6

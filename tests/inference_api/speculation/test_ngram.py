@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api.core.drafts import Outcome
+from inference_api.runner import Drawn
 from inference_api.speculation import ngram
 from inference_api.speculation.ngram import NO_MATCH, NgramDrafts, NgramIndex
 from tests.inference_api.speculation.rows import rows_of
@@ -92,7 +93,8 @@ def test_likelihoods_fall_along_a_chain_and_follow_what_became_of_the_row() -> N
     [before, _] = likelihoods()
     assert before == sorted(before, reverse=True)
     for _ in range(20):
-        source.propose(rows)
-        source.learn([Outcome(rows[0], range(4), range(4)), Outcome(rows[1], range(4), [])])
+        drafts = source.propose(rows)
+        right_ones = [Drawn(token_id) for token_id in drafts[0].token_ids]
+        source.learn([Outcome(rows[0], right_ones), Outcome(rows[1], [Drawn(9)])])
     [right, wrong] = likelihoods()
     assert right[-1] > 0.6 > before[-1] > wrong[0]
