@@ -41,7 +41,8 @@ RUN pip install --no-cache-dir -r requirements-cluster.txt
 
 FROM plan-packages AS serve-packages
 ARG CUDA
-COPY requirements-*.txt ./
+COPY requirements-serve.txt requirements-router.txt requirements-constraints.txt requirements-otel.txt \
+     requirements-cuda.txt ./
 RUN pip install --no-cache-dir -r requirements-serve.txt -r requirements-router.txt \
       -r requirements-constraints.txt -r requirements-otel.txt ${CUDA:+-r requirements-cuda.txt}
 

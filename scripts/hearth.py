@@ -22,6 +22,7 @@ class Extra:
 
 SERVE = Extra("serve", "cffi")
 BENCH = Extra("bench", "matplotlib")
+TRAIN = Extra("train", "transformers")
 OPTIMIZER, WEIGHTS = (Extra(name, "scipy") for name in ("optimizer", "weights"))
 
 
@@ -47,6 +48,7 @@ COMMANDS = {
     "weights": Command("weights.__main__", "Serve the weights search alone.", WEIGHTS),
     "cluster": Command("cluster.__main__", "Start and stop replicas as the load requires."),
     "bundle": Command("scripts.bundle", "Check a bundle of models before you serve it.", SERVE),
+    "medusa": Command("scripts.medusa.cli", "Train Medusa heads on a model's own answers.", TRAIN),
     "bench": Command("benchmarking.commands.cli", "Measure any server with OpenAI's API.", BENCH),
     "agent": Command("scripts.agent", "Print what to type so that an agent uses the server."),
     "token": Command("scripts.jwt_util", "Make and read tokens for the proxy."),

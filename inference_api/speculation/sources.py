@@ -35,7 +35,7 @@ def draft_sources(
         raise StartupError(
             [
                 f"SPECULATION=medusa, but {name} has no Medusa heads; name their folder in "
-                "MEDUSA_HEADS, train some with scripts/train_medusa.py, or set SPECULATION=auto."
+                "MEDUSA_HEADS, train some with `hearth medusa`, or set SPECULATION=auto."
             ]
         )
     there = {

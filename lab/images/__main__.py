@@ -207,7 +207,8 @@ def line_of(stage: Stage, build: Build) -> str:
     sizes = [size_bytes(root / folder) / MIB for folder in ("opt/hearth", "hearth")]
     torch = any((root / "opt/hearth/lib").glob("python*/site-packages/torch"))
     compiler = any((root / "usr/bin" / name).exists() for name in COMPILERS)
-    kernels = torch and build.succeeds(stage, FIND_KERNELS)
+    has_library = any((root / "hearth/inference_api/kernels/built").glob("*.so"))
+    kernels = has_library and build.succeeds(stage, FIND_KERNELS)
     marks = ["yes" if each else "no" for each in (torch, kernels, compiler)]
     cells = [stage.name, *(f"{size:.0f}" for size in sizes), *marks, started(stage, build)]
     return f"| {' | '.join(cells)} |"

@@ -1,4 +1,4 @@
-"""The command line of `scripts/train_medusa.py`."""
+"""`hearth medusa`: trains Medusa heads for a model that Hearth serves (docs/medusa.md)."""
 
 import argparse
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.train_medusa",
+        prog="hearth medusa",
         description="Train Medusa heads on a model's own answers. Continues an interrupted run.",
     )
     add = parser.add_argument
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = Options(**vars(build_parser().parse_args(given)))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        make_heads(options, f"python -m scripts.train_medusa {shlex.join(given)}")
+        make_heads(options, f"hearth medusa {shlex.join(given)}")
     except (HearthError, StartupError, Meaningless, ValueError, OSError) as error:
         logger.error("%s", error)
         return 1

@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=plan.dtype)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--questions", type=int, default=300, help="judged per category")
-    parser.add_argument("--prompts", type=int, default=6000, help="for scripts.train_medusa")
+    parser.add_argument("--prompts", type=int, default=6000, help="for `hearth medusa`")
     parser.add_argument("--note", default="", help="a remark on this run for the model card")
     return parser
 
