@@ -17,7 +17,7 @@ TORCH_INDEX ?=
 CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
 SERVE_EXTRAS := serve$(if $(NVIDIA),$(shell echo ,)cuda)
 
-.PHONY: serve mock test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible wheels test-kernels \
+.PHONY: serve mock test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible wheels test-kernels test-arm \
   cluster-demo image-check first-token clean
 
 serve: $(VENV)/python.stamp
@@ -117,6 +117,10 @@ test-kernels: $(VENV)/dev.stamp
 	$(BIN)/python -m inference_api.kernels.compile_commands
 	$(TIDY) 'src/'
 	$(BIN)/python -m inference_api.kernels.sanitize
+
+# The kernels for ARM on a machine that is none, under qemu-user-static.
+test-arm: $(VENV)/dev.stamp
+	$(BIN)/python -m inference_api.kernels.emulate
 
 # `make bench-serve`, and so on (lab/benches/__main__.py): each prints a table and the machine, and
 # leaves both in var/bench. Time one alone; `python -m lab.benches serve --help` lists its options.

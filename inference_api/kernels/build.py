@@ -61,7 +61,17 @@ X86_UNITS: Mapping[str, Sequence[str]] = {
     "variant_avx512vnni": AVX512,
     "variant_amx": (*AVX512, "-mamx-tile", "-mamx-int8"),
 }
-MACHINES: Mapping[str, Mapping[str, Sequence[str]]] = {"x86_64": {**UNITS, **X86_UNITS}}
+ARM = "-march=armv8.2-a"
+ZIG_ARM = "-mcpu=generic+v8_2a"  # ARM by zig's names
+ARM_UNITS: Mapping[str, Sequence[str]] = {
+    "variant_neon": (),
+    "variant_dotprod": (f"{ARM}+dotprod",),
+    "variant_i8mm": (f"{ARM}+dotprod+i8mm",),
+}
+MACHINES: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "x86_64": {**UNITS, **X86_UNITS},
+    "aarch64": {**UNITS, **ARM_UNITS},
+}
 MACHINE = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
 VARIANT = "variant_"  # what the names of their units begin with
 PROCESSOR = Path("/proc/cpuinfo")
@@ -128,22 +138,32 @@ def variants_left_out() -> list[str]:
         lines = PROCESSOR.read_text().splitlines()
     except OSError:
         return []
-    [flags, *_] = [*(line for line in lines if line.startswith("flags")), ""]
-    has = set(flags.replace("_", "").split())
+    said = [line for line in lines if line.startswith(("flags", "Features"))]
+    has = set(said[0].replace("_", "").split()) if said else set()
     needed = {
-        unit.removeprefix(VARIANT): {flag.removeprefix("-m").replace("-", "") for flag in extra}
-        for unit, extra in units().items()
+        unit.removeprefix(VARIANT): _instructions(flags)
+        for unit, flags in units().items()
         if unit.startswith(VARIANT)
     }
     return [name for name, instructions in needed.items() if has and not instructions <= has]
+
+
+def _instructions(flags: Sequence[str]) -> set[str]:
+    """What Linux calls the instructions that flags of a compiler allow."""
+    allowed = " ".join(flags).replace(f"{ARM}+", "").replace("-m", " ").replace("-", "")
+    return set(allowed.replace("dotprod", "asimddp").replace("+", " ").split())
 
 
 def compile_units(
     compiler: Sequence[str], units: Mapping[str, Sequence[str]], flags: Sequence[str], folder: Path
 ) -> list[Path]:
     """Compile all `units` at the same time, into object files in `folder`. Raises BuildFailed."""
+    arm = ZIG_ARM if "ziglang" in compiler else ARM
     commands = {
-        folder / f"{unit}.o": [*compiler, *flags, *extra, "-c", str(SOURCES / f"{unit}.cpp"), "-o"]
+        folder / f"{unit}.o": [
+            *(*compiler, *flags, *(flag.replace(ARM, arm) for flag in extra)),
+            *("-c", str(SOURCES / f"{unit}.cpp"), "-o"),
+        ]
         for unit, extra in units.items()
     }
     _run([[*command, str(target)] for target, command in commands.items()])
@@ -186,10 +206,10 @@ def find_compiler() -> list[str]:
     )
 
 
-def zig(machine: str) -> list[str]:
-    """The command of the compiler in the package ziglang, for every processor of a kind."""
-    target = f"{machine}-linux-gnu.{OLDEST_GLIBC}"
-    return [sys.executable, "-m", "ziglang", "c++", "-target", target]
+def zig(machine: str, library: str = f"gnu.{OLDEST_GLIBC}") -> list[str]:
+    """The command of the compiler in the package ziglang, for every processor of a kind and with
+    this C library."""
+    return [sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-{library}"]
 
 
 def _build(compiler: Sequence[str], units: Mapping[str, Sequence[str]], target: Path) -> None:

@@ -53,6 +53,15 @@ constexpr Variant kVariants[] = {
 #if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AVX2)
     {"avx2", &hearth::kAvx2, hearth::has_avx2},
 #endif
+#if defined(__aarch64__) && !defined(HEARTH_WITHOUT_I8MM)
+    {"i8mm", &hearth::kI8mm, hearth::has_i8mm},
+#endif
+#if defined(__aarch64__) && !defined(HEARTH_WITHOUT_DOTPROD)
+    {"dotprod", &hearth::kDotProd, hearth::has_dotprod},
+#endif
+#if defined(__aarch64__) && !defined(HEARTH_WITHOUT_NEON)
+    {"neon", &hearth::kNeon, [] { return true; }},
+#endif
     {"portable", &hearth::kPortable, [] { return true; }},
 };
 constexpr int kNumVariants = sizeof(kVariants) / sizeof(kVariants[0]);

@@ -186,6 +186,10 @@ extern const Kernels kAvx2;
 extern const Kernels kAvxVnni;
 extern const Kernels kAvx512Vnni;
 extern const Kernels kAmx;
+#elif defined(__aarch64__)
+extern const Kernels kNeon;
+extern const Kernels kDotProd;
+extern const Kernels kI8mm;
 #endif
 
 }  // namespace hearth

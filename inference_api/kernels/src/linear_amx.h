@@ -8,7 +8,7 @@
 
 #include <cstring>
 
-#include "linear.h"
+#include "linear_tiles.h"
 
 namespace hearth {
 namespace {
@@ -16,7 +16,6 @@ namespace {
 constexpr int kTileOutputs = 16;
 constexpr int kHalves = kPanel / kTileOutputs;
 constexpr int kSmallTileRows = 8;  // for what remains when most of a whole tile would be padding
-constexpr int kBlockRows = 128;    // that are multiplied by a panel while it is in the cache
 
 // A group of half a panel without its offset, in the order in which a tile is loaded.
 struct alignas(kCacheLine) TileGroup {
@@ -174,42 +173,8 @@ void multiply_rows(const Block* blocks, const Block* next, int64_t num_groups,
   }
 }
 
-template <class Block>
-void tile_panels(const LinearCall& call, int64_t first_panel, int64_t end_panel) {
-  alignas(kCacheLine) float results[2][kBlockRows][kPanel];
-  const int num_parts = call.is_gated ? 2 : 1;
-  for (int64_t first = 0; first < call.num_rows; first += kBlockRows) {
-    const int64_t rest = call.num_rows - first;
-    const int64_t count = rest < kBlockRows ? rest : kBlockRows;
-    const ActivationTile* rows = call.tiles + first / kTileRows * call.num_groups;
-    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
-      for (int part = 0; part < num_parts; ++part) {
-        const auto* blocks = panel_blocks<Block>(call, panel, part);
-        const bool is_last = panel == end_panel - 1;
-        const Block* next = is_last ? nullptr : blocks + call.num_groups;
-        multiply_rows(blocks, next, call.num_groups, rows, count, results[part]);
-      }
-      for (int64_t row = 0; row < count; ++row) {
-        finish_row<Simd512>(call, first + row, panel, results[0][row], results[1][row]);
-      }
-    }
-  }
-}
-
 // From so many rows on tiles are faster.
 constexpr int64_t kMinTileRows = 32;
-
-// What is missing in the last tile of a row is left as it is: its products are never read.
-inline void fill_tiles(const ActivationGroup* rows, int64_t num_rows, int64_t num_groups,
-                       ActivationTile* tiles) {
-  for (int64_t row = 0; row < num_rows; ++row) {
-    for (int64_t group = 0; group < num_groups; ++group) {
-      const ActivationGroup& from = rows[row * num_groups + group];
-      std::memcpy(tiles[group].values[row], from.values, sizeof from.values);
-      tiles[group].scales[row] = from.scale;
-    }
-  }
-}
 
 inline void linear_panels_by_tiles(const LinearCall& call, int64_t first, int64_t end) {
   if (call.tiles == nullptr) {
@@ -219,9 +184,9 @@ inline void linear_panels_by_tiles(const LinearCall& call, int64_t first, int64_
   const TileConfig config;
   _tile_loadconfig(&config);
   if (call.bits == Bits::kInt8) {
-    tile_panels<Int8Block>(call, first, end);
+    tile_panels<Simd512, Int8Block, multiply_rows>(call, first, end);
   } else {
-    tile_panels<Int4Block>(call, first, end);
+    tile_panels<Simd512, Int4Block, multiply_rows>(call, first, end);
   }
   _tile_release();
 }

@@ -16,6 +16,8 @@ bool is_task(uint64_t ticket) { return (ticket & kTaskMask) < ticket >> kTaskBit
 void pause() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
 #endif
 }
 

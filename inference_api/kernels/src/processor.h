@@ -7,6 +7,8 @@
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace hearth {
@@ -68,6 +70,29 @@ inline bool has_amx() {
   constexpr long kTileData = 18;
   return has_avx512vnni() && has_all(Processor().amx_and_more, kTilesOfInt8) &&
          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+#if defined(__aarch64__)
+// Bits of what Linux tells every process: HWCAP_ASIMDDP and HWCAP2_I8MM, which older headers lack.
+inline bool has_dotprod() {
+#if defined(__linux__)
+  constexpr unsigned long kCapabilities = 16;
+  constexpr unsigned long kDotProducts = 1ul << 20;
+  return (getauxval(kCapabilities) & kDotProducts) != 0;
+#else
+  return false;
+#endif
+}
+
+inline bool has_i8mm() {
+#if defined(__linux__)
+  constexpr unsigned long kMoreCapabilities = 26;
+  constexpr unsigned long kMatrixProducts = 1ul << 13;
+  return has_dotprod() && (getauxval(kMoreCapabilities) & kMatrixProducts) != 0;
 #else
   return false;
 #endif

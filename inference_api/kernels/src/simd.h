@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace hearth {
@@ -39,7 +41,7 @@ typename Simd::Vector exp_of_negative(typename Simd::Vector x) {
 
 // Fused where the processor can, which gives the same bits as vectors do.
 inline float fused_multiply_add(float a, float b, float c) {
-#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+#if defined(__FMA__) || defined(__aarch64__)
   return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;
@@ -85,6 +87,98 @@ struct Scalar {
   static Vector load_half(const uint16_t* from) { return half_to_float(*from); }
   static void store_half(uint16_t* to, Vector v) { *to = float_to_half(v); }
 };
+
+#if defined(__aarch64__)
+struct Simd128 {
+  using Vector = float32x4_t;
+  using Square = Simd128;
+  static constexpr int kLanes = 4;
+  static constexpr int kRows = 8;
+
+  static Vector load(const float* from) { return vld1q_f32(from); }
+  static void store(float* to, Vector v) { vst1q_f32(to, v); }
+  static Vector set(float value) { return vdupq_n_f32(value); }
+  static Vector multiply(Vector a, Vector b) { return vmulq_f32(a, b); }
+  static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }
+  // The second one where one is a NaN, as on x86-64: vmaxq would give the NaN.
+  static Vector max(Vector a, Vector b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+  static Vector round(Vector v) { return vrndnq_f32(v); }
+  static Vector scale_by_power_of_two(Vector v, Vector n) {
+    const int32x4_t exponent = vshlq_n_s32(vcvtq_s32_f32(n), 23);
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(v), exponent));
+  }
+  static Vector zero_below(Vector x, float bound, Vector v) {
+    const uint32x4_t is_below = vcltq_f32(x, vdupq_n_f32(bound));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(v), is_below));
+  }
+
+  static Vector divide(Vector a, Vector b) { return vdivq_f32(a, b); }
+  static Vector minus_magnitude(Vector v) {
+    return vreinterpretq_f32_u32(vorrq_u32(vreinterpretq_u32_f32(v), vdupq_n_u32(kSignBit)));
+  }
+  static Vector where_negative(Vector x, Vector a, Vector b) {
+    return vbslq_f32(vcltzq_f32(x), a, b);
+  }
+  static Vector load_int8(const int8_t* from) {
+    int32_t bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    const int16x8_t shorts = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(bytes)));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(shorts)));
+  }
+  static Vector load_half(const uint16_t* from) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+  }
+  static void store_half(uint16_t* to, Vector v) {
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+  }
+
+  static float largest_of(Vector v) {
+    const Vector two = max(v, vextq_f32(v, v, 2));
+    return Scalar::max(vgetq_lane_f32(two, 0), vgetq_lane_f32(two, 1));
+  }
+  static float sum_of(Vector v) {
+    const Vector two = vaddq_f32(v, vextq_f32(v, v, 2));
+    return vgetq_lane_f32(two, 0) + vgetq_lane_f32(two, 1);
+  }
+
+  // columns[i][j] = from[j][i] for a square of kLanes x kLanes.
+  static void load_columns(const float* from, int64_t stride, Vector (&columns)[kLanes]) {
+    for (int i = 0; i < kLanes; ++i) {
+      columns[i] = vld1q_f32(from + i * stride);
+    }
+    transpose(columns);
+  }
+  static void load_columns(const uint16_t* from, int64_t stride, Vector (&columns)[kLanes]) {
+    for (int i = 0; i < kLanes; ++i) {
+      columns[i] = load_half(from + i * stride);
+    }
+    transpose(columns);
+  }
+  // Bytes are moved four at a time: lane j of quads[i] is what from[j][4 i…] has, for from_quad.
+  static void load_quads(const int8_t* from, int64_t stride, Vector (&quads)[kLanes]) {
+    for (int i = 0; i < kLanes; ++i) {
+      quads[i] = vreinterpretq_f32_s8(vld1q_s8(from + i * stride));
+    }
+    transpose(quads);
+  }
+  static Vector from_quad(Vector quad, int byte) {
+    const int32x4_t on_top = vshlq_s32(vreinterpretq_s32_f32(quad), vdupq_n_s32(24 - 8 * byte));
+    return vcvtq_f32_s32(vshrq_n_s32(on_top, 24));
+  }
+
+ private:
+  static void transpose(Vector (&rows)[kLanes]) {
+    const auto even01 = vreinterpretq_f64_f32(vtrn1q_f32(rows[0], rows[1]));
+    const auto odd01 = vreinterpretq_f64_f32(vtrn2q_f32(rows[0], rows[1]));
+    const auto even23 = vreinterpretq_f64_f32(vtrn1q_f32(rows[2], rows[3]));
+    const auto odd23 = vreinterpretq_f64_f32(vtrn2q_f32(rows[2], rows[3]));
+    rows[0] = vreinterpretq_f32_f64(vtrn1q_f64(even01, even23));
+    rows[1] = vreinterpretq_f32_f64(vtrn1q_f64(odd01, odd23));
+    rows[2] = vreinterpretq_f32_f64(vtrn2q_f64(even01, even23));
+    rows[3] = vreinterpretq_f32_f64(vtrn2q_f64(odd01, odd23));
+  }
+};
+#endif
 
 #if defined(__AVX2__)
 struct Simd256 {

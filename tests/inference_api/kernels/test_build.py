@@ -77,6 +77,25 @@ def test_variants_that_the_processor_cannot_run_are_left_out(
     assert units["interface"] == [f"-DHEARTH_WITHOUT_{name.upper()}" for name in left_out]
 
 
+@pytest.mark.parametrize(
+    ("features", "left_out"),
+    [
+        ("fp asimd evtstrm aes crc32", ["dotprod", "i8mm"]),
+        ("fp asimd asimdhp asimddp", ["i8mm"]),
+        ("fp asimd asimddp sve i8mm bf16", []),
+    ],
+)
+def test_arm_processors_say_it_in_their_own_words(
+    features: str, left_out: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(
+        f"processor\t: 0\nFeatures\t: {features}\nCPU part\t: 0xd08\n"
+    )
+    monkeypatch.setattr(build, "PROCESSOR", tmp_path / "cpuinfo")
+    monkeypatch.setattr(build, "MACHINE", "aarch64")
+    assert build.variants_left_out() == left_out
+
+
 def test_a_processor_that_says_nothing_gets_every_variant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

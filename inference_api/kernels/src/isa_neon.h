@@ -1,0 +1,156 @@
+// 128-bit registers of ARM: what every processor of 64 bits has, and the two extensions that
+// multiply bytes. 32 registers hold the sums of a tile, and the totals of a panel do not fit: these
+// stay in the first level cache.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstring>
+
+#include "layout.h"
+
+namespace hearth {
+namespace {
+
+struct Registers128 {
+  using Floats = float32x4_t;
+  static constexpr int kLanes = 4;
+  static constexpr int kVectors = 2;
+  static constexpr int kVectorsOfOneRow = 4;
+  static constexpr int kMaxRows = 4;
+  static constexpr int kFloatVectors = 4;
+  static constexpr int kMaxFloatRows = 6;
+
+  static Floats zero() { return vdupq_n_f32(0.0f); }
+  static Floats set(float value) { return vdupq_n_f32(value); }
+  static Floats load(const float* values) { return vld1q_f32(values); }
+  static void store(float* out, Floats values) { vst1q_f32(out, values); }
+  static Floats multiply(Floats a, float b) { return vmulq_n_f32(a, b); }
+  static Floats multiply_add(Floats a, Floats b, Floats c) { return vfmaq_f32(c, a, b); }
+
+  static Floats halves(const uint16_t* values) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(values)));
+  }
+
+  static Floats bfloat16s(const uint16_t* values) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(values), 16));
+  }
+
+  static int8x16_t broadcast(const int8_t* quad) {
+    int32_t bytes;
+    std::memcpy(&bytes, quad, sizeof bytes);
+    return vreinterpretq_s8_s32(vdupq_n_s32(bytes));
+  }
+
+  static uint8x16_t load(const uint8_t (*quads)[kQuad], int vector) {
+    return vld1q_u8(quads[vector * kLanes]);
+  }
+
+  static uint8x16_t load_int4(const Int4Block& block, int quad, int vector) {
+    const uint8x16_t pairs = load(block.pairs[quad / 2], vector);
+    return quad % 2 == 0 ? vandq_u8(pairs, vdupq_n_u8(0x0f)) : vshrq_n_u8(pairs, 4);
+  }
+};
+
+// Weights without their offset, so that no sum has to be corrected.
+inline int8x16_t signed_weights(const Int8Block& block, int quad, int vector) {
+  const uint8x16_t values = Registers128::load(block.values[quad], vector);
+  return vreinterpretq_s8_u8(veorq_u8(values, vdupq_n_u8(kInt8Offset)));
+}
+
+inline int8x16_t signed_weights(const Int4Block& block, int quad, int vector) {
+  const uint8x16_t values = Registers128::load_int4(block, quad, vector);
+  return vsubq_s8(vreinterpretq_s8_u8(values), vdupq_n_s8(kInt4Offset));
+}
+
+// Two formats of weights that a `Product` multiplies by signed quads.
+template <class Product>
+struct SignedFormats : Registers128 {
+  using Sums = typename Product::Sums;
+
+  template <class WeightBlock>
+  struct Signed {
+    using Block = WeightBlock;
+    using Weights = int8x16_t;
+
+    static Sums start(int32_t) { return Product::zero(); }
+    static Weights weights(const Block& block, int quad, int vector) {
+      return signed_weights(block, quad, vector);
+    }
+    static Sums dot(const Sums& sums, Weights weights, int8x16_t quads) {
+      return Product::dot(sums, weights, quads);
+    }
+    static Floats finish(const Sums& sums, int32_t) { return vcvtq_f32_s32(Product::sum(sums)); }
+  };
+
+  using Int8 = Signed<Int8Block>;
+  using Int4 = Signed<Int4Block>;
+};
+
+// Two products of bytes add up in 16 bits: 2 * 127 * 127 is below 2^15. Sums are of half a quad.
+struct NeonProduct {
+  struct Sums {
+    int32x4_t lower;  // of two outputs
+    int32x4_t upper;  // of the next two
+  };
+  static Sums zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
+  static Sums dot(const Sums& sums, int8x16_t weights, int8x16_t quads) {
+    const int16x8_t lower = vmull_s8(vget_low_s8(weights), vget_low_s8(quads));
+    return {vpadalq_s16(sums.lower, lower), vpadalq_s16(sums.upper, vmull_high_s8(weights, quads))};
+  }
+  static int32x4_t sum(const Sums& sums) { return vpaddq_s32(sums.lower, sums.upper); }
+};
+
+using Neon = SignedFormats<NeonProduct>;
+
+#if defined(__ARM_FEATURE_DOTPROD)
+struct DotProduct {
+  using Sums = int32x4_t;
+  static Sums zero() { return vdupq_n_s32(0); }
+  static Sums dot(Sums sums, int8x16_t weights, int8x16_t quads) {
+    return vdotq_s32(sums, weights, quads);
+  }
+  static int32x4_t sum(Sums sums) { return sums; }
+};
+
+using DotProd = SignedFormats<DotProduct>;
+#endif
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+struct I8mm : Registers128 {
+  using Sums = int32x4_t;
+
+  // Weights with an offset w + 2^n: the sum starts at minus the offset times the activations' sum.
+  template <int kOffsetBits>
+  struct Offset {
+    using Weights = uint8x16_t;
+
+    static Sums start(int32_t negative_sum) {
+      return vshlq_n_s32(vdupq_n_s32(negative_sum), kOffsetBits);
+    }
+    static Sums dot(Sums sums, Weights weights, int8x16_t quads) {
+      return vusdotq_s32(sums, weights, quads);
+    }
+    static Floats finish(Sums sums, int32_t) { return vcvtq_f32_s32(sums); }
+  };
+
+  struct Int8 : Offset<7> {
+    using Block = Int8Block;
+
+    static Weights weights(const Block& block, int quad, int vector) {
+      return load(block.values[quad], vector);
+    }
+  };
+
+  struct Int4 : Offset<3> {
+    using Block = Int4Block;
+
+    static Weights weights(const Block& block, int quad, int vector) {
+      return load_int4(block, quad, vector);
+    }
+  };
+};
+#endif
+
+}  // namespace
+}  // namespace hearth

@@ -1,0 +1,53 @@
+// What products by instructions that multiply whole tiles have in common.
+#pragma once
+
+#include <cstring>
+
+#include "linear.h"
+
+namespace hearth {
+namespace {
+
+constexpr int kBlockRows = 128;  // that are multiplied by a panel while it is in the cache
+
+// `count` rows of tiles times one panel, to results; `next` is the panel after it, or null.
+template <class Block>
+using MultiplyRows = void (*)(const Block* blocks, const Block* next, int64_t num_groups,
+                              const ActivationTile* rows, int64_t count, float (*results)[kPanel]);
+
+template <class Simd, class Block, MultiplyRows<Block> kMultiply>
+void tile_panels(const LinearCall& call, int64_t first_panel, int64_t end_panel) {
+  alignas(kCacheLine) float results[2][kBlockRows][kPanel];
+  const int num_parts = call.is_gated ? 2 : 1;
+  for (int64_t first = 0; first < call.num_rows; first += kBlockRows) {
+    const int64_t rest = call.num_rows - first;
+    const int64_t count = rest < kBlockRows ? rest : kBlockRows;
+    const ActivationTile* rows = call.tiles + first / kTileRows * call.num_groups;
+    for (int64_t panel = first_panel; panel < end_panel; ++panel) {
+      for (int part = 0; part < num_parts; ++part) {
+        const auto* blocks = panel_blocks<Block>(call, panel, part);
+        const bool is_last = panel == end_panel - 1;
+        const Block* next = is_last ? nullptr : blocks + call.num_groups;
+        kMultiply(blocks, next, call.num_groups, rows, count, results[part]);
+      }
+      for (int64_t row = 0; row < count; ++row) {
+        finish_row<Simd>(call, first + row, panel, results[0][row], results[1][row]);
+      }
+    }
+  }
+}
+
+// What is missing in the last tile of a row is left as it is: its products are never read.
+inline void fill_tiles(const ActivationGroup* rows, int64_t num_rows, int64_t num_groups,
+                       ActivationTile* tiles) {
+  for (int64_t row = 0; row < num_rows; ++row) {
+    for (int64_t group = 0; group < num_groups; ++group) {
+      const ActivationGroup& from = rows[row * num_groups + group];
+      std::memcpy(tiles[group].values[row], from.values, sizeof from.values);
+      tiles[group].scales[row] = from.scale;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hearth

@@ -1,0 +1,23 @@
+#include "attention.h"
+#include "heads.h"
+#include "isa_neon.h"
+#include "linear.h"
+#include "norm.h"
+#include "pack.h"
+#include "quantise.h"
+#include "weigh.h"
+
+namespace hearth {
+
+const Kernels kDotProd = {prepare_row,
+                          pack_row,
+                          norm_row,
+                          write_heads<Simd128>,
+                          nullptr,
+                          0,
+                          linear_panels<DotProd, Simd128>,
+                          attend<Simd128>,
+                          largest_of<Simd128>,
+                          weigh<Simd128>};
+
+}  // namespace hearth

@@ -1,0 +1,24 @@
+#include "attention.h"
+#include "heads.h"
+#include "isa_neon.h"
+#include "linear.h"
+#include "linear_i8mm.h"
+#include "norm.h"
+#include "pack.h"
+#include "quantise.h"
+#include "weigh.h"
+
+namespace hearth {
+
+const Kernels kI8mm = {prepare_row,
+                       pack_row,
+                       norm_row,
+                       write_heads<Simd128>,
+                       fill_tiles,
+                       kMinTileRows,
+                       linear_panels_by_pairs,
+                       attend<Simd128>,
+                       largest_of<Simd128>,
+                       weigh<Simd128>};
+
+}  // namespace hearth
