@@ -104,7 +104,7 @@ kernels-if-possible: $(VENV)/python.stamp
 	-@$(MAKE) --silent kernels
 
 # A wheel for each kind of processor, with the kernels for it, and what must be true of both.
-wheels: $(VENV)/dev.stamp
+wheels: $(VENV)/dev.stamp $(VENV)/zig.stamp
 	rm -rf var/wheels
 	$(BIN)/python -m inference_api.kernels.build --release var/wheels
 	for library in var/wheels/*.so; do \
@@ -119,7 +119,7 @@ test-kernels: $(VENV)/dev.stamp
 	$(BIN)/python -m inference_api.kernels.sanitize
 
 # The kernels for ARM on a machine that is none, under qemu-user-static.
-test-arm: $(VENV)/dev.stamp
+test-arm: $(VENV)/dev.stamp $(VENV)/zig.stamp
 	$(BIN)/python -m inference_api.kernels.emulate
 
 # `make bench-serve`, and so on (lab/benches/__main__.py): each prints a table and the machine, and
@@ -147,8 +147,8 @@ $(VENV)/python.stamp:
 	  { echo "Could not create a virtual environment; on Debian: sudo apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-$(VENV)/zig.stamp: $(VENV)/python.stamp requirements-dev.txt
-	$(PIP_INSTALL) "$$(grep '^ziglang==' requirements-dev.txt)"
+$(VENV)/zig.stamp: $(VENV)/python.stamp requirements-wheels.txt
+	$(PIP_INSTALL) -r requirements-wheels.txt
 	@touch $@
 
 $(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements-core.txt requirements-serve.txt \
