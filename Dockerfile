@@ -51,6 +51,7 @@ FROM core-packages AS kernels
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ \
  && rm -rf /var/lib/apt/lists/*
+COPY common common
 COPY inference_api inference_api
 RUN python -m inference_api.kernels.build --beside
 
