@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from common.files import whole_file
 from inference_api.loading.heads_folder import CONFIG, PICKLE, WEIGHTS, find_heads
 
 
@@ -36,7 +37,8 @@ def convert(folder: Path, output: Path) -> Path:
     output.mkdir(parents=True, exist_ok=True)
     if (folder / CONFIG).is_file() and output != folder:
         shutil.copy(folder / CONFIG, output)
-    save_file(tensors, output / WEIGHTS)
+    with whole_file(output / WEIGHTS) as draft:
+        save_file(tensors, draft)
     return output / WEIGHTS
 
 

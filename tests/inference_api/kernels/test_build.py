@@ -123,6 +123,7 @@ def test_without_an_installed_compiler_zig_compiles_for_every_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())  # as if installed
     command = build.find_compiler()
     assert command[:4] == [sys.executable, "-m", "ziglang", "c++"]
     assert command[-1] == f"{build.MACHINE}-linux-gnu.2.17"
