@@ -38,7 +38,7 @@ def main() -> int:
             installed = (clone / ".venv" / "serve.stamp").stat().st_mtime
             wait_for_a_byte(line)
             answered = time.time()
-            rss_mb = largest_rss_mb(serve.pid)
+            rss_mb = largest_rss_mb(clone)
         finally:
             os.killpg(serve.pid, signal.SIGTERM)
             serve.wait(END_TIMEOUT_S)
@@ -95,12 +95,12 @@ def wait_for_a_byte(line: str) -> None:
         sys.exit(f"no token came of {line}")
 
 
-def largest_rss_mb(group: int) -> float:
-    """Resident memory of the largest process of a group: the API's worker."""
+def largest_rss_mb(clone: Path) -> float:
+    """Resident memory of the largest process that was started in the clone: the API's worker."""
     found = [0.0]
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile
-            if os.getpgid(int(folder.name)) == group:
+            if str(clone).encode() in (folder / "cmdline").read_bytes():
                 pages = int((folder / "statm").read_text().split()[1])
                 found.append(pages * mmap.PAGESIZE / MB)
     return max(found)
