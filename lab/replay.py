@@ -76,7 +76,6 @@ PAGES = (
     "/v1/models",
     f"/v1/models/{MODEL}",
     "/ping",
-    "/ready",
     "/bundle",
     "/catalogue",
     "/nowhere",
