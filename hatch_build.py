@@ -15,9 +15,10 @@ BUILT = "inference_api/kernels/built"  # SHIPPED in inference_api/kernels/build.
 
 class ShippedKernels(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if "HEARTH_KERNELS" not in os.environ:
+        given = os.environ.get("HEARTH_KERNELS")
+        if given is None:
             return
-        library = Path(os.environ["HEARTH_KERNELS"])
+        library = Path(given)
         machine = library.stem.rpartition("-")[2]
         build_data["tag"] = f"py3-none-manylinux2014_{machine}"
         build_data["pure_python"] = False

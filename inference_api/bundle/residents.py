@@ -230,7 +230,7 @@ def bundle_residents(
     bundle: Bundle, settings: Settings, input_queue: InputQueue, pause: Callable[[], None]
 ) -> BundleResidents:
     """Describes the experts; none is in memory yet. `pause` is called repeatedly during a load.
-    Imports torch. Raises StartupError."""
+    Raises StartupError."""
     from inference_api.loading.packing.folder import PackedFolder
 
     checked = check_bundle(bundle, settings)

@@ -153,7 +153,7 @@ class DecodeBackend:
     # --- decode thread --------------------------------------------------------------------
 
     def load_model_and_tokenizer(self) -> None:
-        """Bring the models into memory. Torch is imported here, off the serving threads."""
+        """Bring the models into memory, off the serving threads."""
         assert self._bring_up is not None, "whoever makes a backend without it calls `take`"
         self._bring_up(self)
 
