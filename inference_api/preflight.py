@@ -5,7 +5,9 @@ Runs in gunicorn's arbiter, so it loads no torch there.
 
 import socket
 
+from inference_api.bundle.check import check_bundle
 from inference_api.errors import StartupError
+from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
 from inference_api.pipeline.ranks import load_rank_settings
@@ -24,8 +26,6 @@ def check_start(settings: Settings, with_model: bool) -> None:
 
 
 def _model_faults(settings: Settings) -> list[str]:
-    from inference_api.loading import checkpoint, hardware
-
     models = settings.served_models
     faults = []
     try:
@@ -46,8 +46,6 @@ def _model_faults(settings: Settings) -> list[str]:
 
 def _first_layers(settings: Settings) -> LayerRange | None:
     """Returns the layers of a split model that this process holds. Raises StartupError."""
-    from inference_api.loading import checkpoint
-
     if settings.split is None:
         return None
     if settings.models:
@@ -62,9 +60,6 @@ def _first_layers(settings: Settings) -> LayerRange | None:
 
 
 def _bundle_faults(settings: Settings) -> list[str]:
-    from inference_api.bundle.check import check_bundle
-    from inference_api.loading import hardware
-
     assert settings.bundle is not None
     if settings.split is not None:
         return ["SPLIT is for one model; unset BUNDLE, or SPLIT."]

@@ -14,8 +14,13 @@ import sys
 
 from common.logs import logging_config
 from inference_api.errors import StartupError
+from inference_api.loading.checkpoint import load_config, locate
 from inference_api.loading.options import EngineOptions
+from inference_api.pipeline.messages import BadMessage
+from inference_api.pipeline.rank_runners import part_runners
+from inference_api.pipeline.rank_worker import RankWorker
 from inference_api.pipeline.ranks import RankSettings, load_rank_settings
+from inference_api.pipeline.ring import Ring, RingBroken
 from inference_api.settings import Settings, load_settings
 from inference_api.shipped_files import SHIPPED
 
@@ -44,12 +49,6 @@ def main() -> None:
 
 def _work(ranks: RankSettings, settings: Settings) -> int:
     """Returns the exit status."""
-    from inference_api.loading.checkpoint import load_config, locate
-    from inference_api.pipeline.messages import BadMessage
-    from inference_api.pipeline.rank_runners import part_runners
-    from inference_api.pipeline.rank_worker import RankWorker
-    from inference_api.pipeline.ring import Ring, RingBroken
-
     model = settings.default_model
     try:
         options = EngineOptions.from_settings(model)
