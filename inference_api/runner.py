@@ -123,6 +123,18 @@ class DraftHeads(Protocol):
         """`hidden` [hidden size] of each row: what drew the row's next token."""
 
 
+class PageLayout(NamedTuple):
+    """How a runner's memory of its rows is divided. A page is `page_tokens` consecutive positions.
+
+    Where pages are bound, each row has a share of its own: `num_pages // max_rows` of them.
+    """
+
+    num_pages: int
+    page_tokens: int
+    page_bytes: int
+    is_bound: bool = False
+
+
 class ModelRunner(Protocol):
     """A model over `max_rows` user rows of at most `max_seq_len` tokens each.
 

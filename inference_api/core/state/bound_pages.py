@@ -1,0 +1,63 @@
+"""Rows' pages where each row has its own: a runner without tables.
+
+Decode thread only, but for the counts of pages.
+"""
+
+from collections.abc import Hashable, Sequence
+
+from inference_api.core.state.prefixes import TOKEN_BYTES, Node, encode
+from inference_api.core.state.row_pages import HeldPages, RowPages
+
+
+class BoundRowPages(RowPages):
+    """Page `row * (num_pages // max_rows) + i` can only be the i-th of that row.
+
+    So a page is not shared but copied, and a row that begins takes over what the tree has in its
+    pages. A node may be in the page of a row that is free, while others hold it as copies.
+    """
+
+    def best_row(self, free_rows: Sequence[int], root: Hashable, prompt: Sequence[int]) -> int:
+        """Returns the row where the fewest pages are copied and lost, or the longest free one."""
+        match = self._tree.match(root, encode(prompt)[:-TOKEN_BYTES])
+        nodes = (*match.nodes, match.tail) if match.tail is not None else match.nodes
+        costs = dict.fromkeys(free_rows, len(nodes))
+        for page in self._tree.nodes:
+            row = page // self._max_row_pages
+            if row in costs:
+                costs[row] += 1
+        for node in nodes:
+            row = node.page // self._max_row_pages
+            if row in costs:
+                costs[row] -= 2  # neither copied nor lost
+        return min(free_rows, key=lambda row: costs[row])
+
+    def _own(self, held: HeldPages, index: int) -> int:
+        return held.row * self._max_row_pages + index
+
+    def _take(self, held: HeldPages, index: int) -> int:
+        page = self._own(held, index)
+        if (node := self._tree.nodes.get(page)) is not None:
+            self._give_up(node, index)
+        self._pool.share(page)
+        return page
+
+    def _give_up(self, node: Node, index: int) -> None:
+        """Leave the node to a row that has a copy, or have it evicted."""
+        rows = self._rows.values()
+        holder = next((held for held in rows if node in held.nodes[index : index + 1]), None)
+        if holder is None:
+            self._tree.cut(node)
+        else:
+            self._tree.move(node, self._own(holder, index))
+
+    def _adopt(self, held: HeldPages, nodes: Sequence[Node]) -> None:
+        first, sources = len(held.nodes), [node.page for node in nodes]
+        self._hold(held, nodes)  # first, so that none of them is evicted for the row's pages
+        has_pages = self.reserve(held.row, len(held.nodes) * self._page_tokens)
+        assert has_pages, "a row has its own pages"
+        for source, page in zip(sources, held.pages[first:], strict=False):
+            if source != page:
+                self._memory.copy_page(source, page)
+
+    def _join(self, held: HeldPages, node: Node) -> None:
+        self._hold(held, (node,))

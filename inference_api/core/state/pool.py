@@ -1,0 +1,66 @@
+"""The pages of a model: which are free, and who holds the others.
+
+Decode thread only, but for `num_pages`, `num_free` and `num_cached`.
+"""
+
+
+class PagePool:
+    """Rows hold pages by `take` and `share`, the prefix tree by `keep`. Unheld ones are free.
+
+    A page is a number. Free pages are taken in this order: first the one freed last, then the
+    lowest that was never used, so that little memory is touched.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.num_cached = 0  # pages that the tree holds and no row
+        self._num_rows = [0] * num_pages  # rows that hold each page
+        self._kept: set[int] = set()
+        self._free = dict.fromkeys(reversed(range(num_pages)))  # the last is taken first
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def references(self, page: int) -> int:
+        """Returns how many hold the page: rows, and the tree."""
+        return self._num_rows[page] + (page in self._kept)
+
+    def take(self) -> int | None:
+        """Returns a page that was free and that a row holds now; None where no page is free."""
+        if not self._free:
+            return None
+        page, _ = self._free.popitem()
+        self._num_rows[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One more row holds this page, which may have been free."""
+        if not self._num_rows[page]:
+            if page in self._kept:
+                self.num_cached -= 1
+            else:
+                del self._free[page]
+        self._num_rows[page] += 1
+
+    def drop(self, page: int) -> None:
+        """One row less holds this page."""
+        assert self._num_rows[page], "a page is dropped once, by a row that holds it"
+        self._num_rows[page] -= 1
+        if not self._num_rows[page]:
+            if page in self._kept:
+                self.num_cached += 1
+            else:
+                self._free[page] = None
+
+    def keep(self, page: int) -> None:
+        """The tree holds a page that a row holds."""
+        assert self._num_rows[page], "what the tree keeps was written by a row"
+        self._kept.add(page)
+
+    def forget(self, page: int) -> None:
+        """The tree no longer holds this page."""
+        self._kept.remove(page)
+        if not self._num_rows[page]:
+            self.num_cached -= 1
+            self._free[page] = None

@@ -1,0 +1,204 @@
+"""Rows that begin, write, seal and end in any order read their own tokens and lose no page."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from inference_api.core.state.prefixes import Node, encode
+from inference_api.core.state.row_pages import Reuse
+from tests.inference_api.core.state.memory import PAGE_TOKENS, make_pages
+
+MAX_ROWS, ROW_PAGES = 3, 4
+MAX_TOKENS = ROW_PAGES * PAGE_TOKENS
+
+REUSES: tuple[Reuse, ...] = ("all", "prompts", "nothing")
+BLOCKS = ((1,) * 12, (2,) * 9, (1, 2, 2), (2,))
+texts = st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=5).map(lambda some: sum(some, ()))
+rows = st.integers(0, MAX_ROWS - 1)
+
+Said: TypeAlias = tuple[int, ...] | MultipleResults[tuple[int, ...]]
+
+
+@dataclass
+class Text:
+    root: str
+    prompt: tuple[int, ...]
+    generated: list[int] = field(default_factory=list)
+    num_written: int = 0
+    has_begun: bool = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.generated)
+
+
+class Rows(RuleBasedStateMachine):
+    is_bound = False
+    said: Bundle[tuple[int, ...]] = Bundle("said")
+
+    @initialize(reuse=st.sampled_from(REUSES), spare_pages=st.integers(0, 8))
+    def make(self, reuse: Reuse, spare_pages: int) -> None:
+        self.num_pages = MAX_ROWS * ROW_PAGES if self.is_bound else ROW_PAGES + spare_pages
+        self.reuse = reuse
+        self.pages, self.memory = make_pages(self.num_pages, MAX_ROWS, reuse, self.is_bound)
+        self.texts: dict[int, Text] = {}  # by row, the oldest first
+
+    @rule(target=said, root=st.sampled_from("aab"), prompt=texts)
+    def begin(self, root: str, prompt: tuple[int, ...]) -> Said:
+        return self._begin(root, prompt)
+
+    @rule(target=said, root=st.sampled_from("aab"), said=said, more=st.just(()) | texts)
+    def go_on(self, root: str, said: tuple[int, ...], more: tuple[int, ...]) -> Said:
+        return self._begin(root, said + more)
+
+    @precondition(lambda self: len(self.texts) < MAX_ROWS)
+    @rule(root=st.sampled_from("aab"), prompt=texts)
+    def begin_without_reuse(self, root: str, prompt: tuple[int, ...]) -> None:
+        self._begin(root, prompt, reuses=False)
+
+    @precondition(lambda self: self.texts)
+    @rule(at=rows)
+    def begin_again(self, at: int) -> None:
+        row, text = self._pick(at)
+        if not text.has_begun:
+            num_tokens = self.pages.begin(row, text.root, text.prompt)
+            assert num_tokens >= text.num_written
+            text.num_written = num_tokens
+
+    @precondition(lambda self: self.texts)
+    @rule(
+        at=rows,
+        num_tokens=st.sampled_from((1, 9, 15, MAX_TOKENS)),
+        answer=texts,
+        num_drafted=st.sampled_from((0, 3)),
+        seals=st.booleans(),
+    )
+    def write(
+        self, at: int, num_tokens: int, answer: tuple[int, ...], num_drafted: int, seals: bool
+    ) -> None:
+        row, text = self._pick(at)
+        end, before = min(text.num_written + num_tokens, MAX_TOKENS - 3), self._counts()
+        if not self.pages.reserve(row, end + num_drafted):
+            assert self._counts() == before
+            assert not self.is_bound
+            return
+        text.has_begun = True
+        missing = max(end - len(text.tokens), 0)
+        text.generated += (answer * missing)[:missing]
+        for position in range(text.num_written, end + num_drafted):
+            tokens = text.tokens[: position + 1] if position < end else ()
+            page = self.memory.write(row, position, (text.root, tokens))
+            assert self.pages._pool.references(page) == 1
+            assert page not in self.pages._tree.nodes
+        text.num_written = end
+        if seals:
+            self.pages.seal(row, text.num_written, text.generated)
+
+    @precondition(lambda self: self.texts)
+    @rule(target=said, at=rows, ends_early=st.booleans())
+    def end(self, at: int, ends_early: bool) -> tuple[int, ...]:
+        return self._end(self._pick(at)[0], ends_early)
+
+    @precondition(lambda self: self.texts)
+    @rule(is_last=st.sampled_from((False, False, False, True)))
+    def make_room_for_the_oldest(self, is_last: bool) -> None:
+        if is_last:
+            self.pages.forget_cached()
+        oldest, *younger = self.texts
+        for row in younger:
+            self._end(row)
+        assert self.pages.reserve(oldest, MAX_TOKENS)
+
+    @invariant()
+    def rows_read_their_own_tokens(self) -> None:
+        for row, text in self.texts.items():
+            for position in range(text.num_written):
+                written = (text.root, text.tokens[: position + 1])
+                assert self.memory.read(row, position) == written
+
+    @invariant()
+    def nodes_keep_their_own_tokens(self) -> None:
+        tree = self.pages._tree
+        found = {}
+        for name, root in tree._roots.items():
+            assert root.children
+            nodes: list[tuple[Node, bytes]] = [(root, b"")]
+            for node, before in nodes:
+                for child in node.children.values():
+                    tokens = before + child.tokens
+                    nodes.append((child, tokens))
+                    found[child.page] = child
+                    end = len(child.tokens) // 4
+                    assert end == PAGE_TOKENS or (self.reuse == "all" and not child.children)
+                    root_name, written = self.memory.contents[child.page][end - 1]
+                    assert (root_name, encode(written)) == (name, tokens)
+        assert found == tree.nodes
+
+    @invariant()
+    def pages_are_counted(self) -> None:
+        pool, tree = self.pages._pool, self.pages._tree
+        tables = Counter(page for held in self.pages._rows.values() for page in held.pages)
+        for page in range(self.num_pages):
+            assert pool.references(page) == tables[page] + (page in tree.nodes)
+        assert self.pages.num_free == self.num_pages - len(tables.keys() | tree.nodes.keys())
+        assert self.pages.num_cached == len(tree.nodes.keys() - tables.keys())
+        assert self.pages.num_held == len(tables)
+        holders = Counter(node for held in self.pages._rows.values() for node in held.nodes)
+        assert all(node.num_rows == holders[node] for node in tree.nodes.values())
+        assert holders.keys() <= set(tree.nodes.values())
+        for row, held in self.pages._rows.items():
+            assert self.memory.tables.get(row, [])[: len(held.pages)] == held.pages
+
+    def teardown(self) -> None:
+        for row in tuple(self.texts):
+            self._end(row)
+        self.pages.forget_cached()
+        assert self.pages.num_free == self.num_pages
+
+    def _pick(self, at: int) -> tuple[int, Text]:
+        return list(self.texts.items())[at % len(self.texts)]
+
+    def _begin(self, root: str, prompt: tuple[int, ...], reuses: bool = True) -> Said:
+        free = [row for row in range(MAX_ROWS) if row not in self.texts]
+        prompt = prompt[: MAX_TOKENS - 4]
+        if not free:
+            return multiple()
+        row = self.pages.best_row(free, root, prompt)
+        num_tokens = self.pages.begin(row, root, prompt, reuses=reuses)
+        assert num_tokens < len(prompt)
+        assert reuses or not num_tokens
+        self.texts[row] = Text(root, prompt, num_written=num_tokens, has_begun=not reuses)
+        return prompt
+
+    def _end(self, row: int, ends_early: bool = False) -> tuple[int, ...]:
+        """Where an answer ends within a draft, more is written than is said."""
+        text = self.texts.pop(row)
+        if ends_early and text.num_written > len(text.prompt) and text.generated:
+            text.generated.pop()
+        self.pages.end(row, text.num_written, text.generated)
+        return text.tokens
+
+    def _counts(self) -> tuple[int, int, dict[int, list[int]]]:
+        tables = {row: list(held.pages) for row, held in self.pages._rows.items()}
+        return self.pages.num_free, self.pages.num_cached, tables
+
+
+class BoundRows(Rows):
+    is_bound = True
+
+
+TestRows, TestBoundRows = Rows.TestCase, BoundRows.TestCase
+TestRows.settings = TestBoundRows.settings = settings(max_examples=100, deadline=None)

@@ -1,0 +1,170 @@
+"""Rows share the pages of equal beginnings, and what is cached makes room."""
+
+import pytest
+
+from inference_api.core.state.row_pages import Reuse, RowPages
+from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeMemory, make_pages
+
+ONES, TWOS = (1,) * PAGE_TOKENS, (2,) * PAGE_TOKENS
+
+
+def run(pages: RowPages, prompt: tuple[int, ...], generated: tuple[int, ...] = ()) -> int:
+    """A request in row 0, from its beginning to its end; how much of it was reused."""
+    reused_tokens = pages.begin(0, "model", prompt)
+    num_tokens = len(prompt) + len(generated) - 1  # the last one is not written
+    assert pages.reserve(0, num_tokens)
+    pages.end(0, num_tokens, generated)
+    return reused_tokens
+
+
+def test_pages_are_reserved_up_to_a_position() -> None:
+    pages, memory = make_pages(num_pages=3, max_rows=2)
+    assert pages.begin(0, "model", ONES) == 0
+    assert pages.reserve(0, 1)
+    assert pages.reserve(0, PAGE_TOKENS)
+    assert memory.tables == {0: [0]}
+    assert pages.reserve(0, PAGE_TOKENS + 1)
+    assert memory.tables == {0: [0, 1]}
+    assert (pages.num_free, pages.num_cached, pages.num_held) == (1, 0, 2)
+
+
+def test_where_pages_cannot_be_had_nothing_changes() -> None:
+    pages, memory = make_pages(num_pages=3, max_rows=2)
+    run(pages, (*ONES, 3))
+    pages.begin(0, "model", TWOS)
+    pages.begin(1, "model", TWOS)
+    assert pages.reserve(0, 2 * PAGE_TOKENS)
+    assert pages.num_cached == 1
+    assert not pages.can_reserve(2)
+    assert not pages.reserve(1, 2 * PAGE_TOKENS)
+    assert pages.num_cached == 1
+    assert 1 not in memory.tables
+    assert pages.can_reserve(1)
+    assert pages.reserve(1, PAGE_TOKENS)
+    assert (pages.num_free, pages.num_cached, pages.num_held) == (0, 0, 3)
+
+
+def test_a_prompt_shares_whole_pages_and_copies_the_beginning_of_one() -> None:
+    pages, memory = make_pages(num_pages=6, max_rows=2)
+    assert run(pages, ONES + TWOS + (3,)) == 0
+    first, second = memory.tables[0][:2]
+    assert pages.begin(1, "model", ONES + TWOS[:9] + ONES) == PAGE_TOKENS + 9
+    assert memory.tables[1][0] == first
+    assert memory.copies == [(second, memory.tables[1][1])]
+
+
+def test_the_last_token_of_a_prompt_is_never_reused() -> None:
+    pages, _ = make_pages(num_pages=6, max_rows=1)
+    run(pages, ONES + TWOS + (3,))
+    assert pages.begin(0, "model", ONES + TWOS) == 2 * PAGE_TOKENS - 1
+
+
+def test_an_answer_is_reused_with_its_end() -> None:
+    pages, memory = make_pages(num_pages=6, max_rows=1)
+    run(pages, ONES, TWOS[:10])
+    tail = memory.tables[0][1]
+    assert run(pages, ONES + TWOS + ONES) == PAGE_TOKENS + 9
+    assert memory.copies == [(tail, memory.tables[0][1])]
+
+
+def test_what_was_written_behind_the_end_of_an_answer_is_not_reused() -> None:
+    pages, _ = make_pages(num_pages=6, max_rows=1)
+    pages.begin(0, "model", ONES)
+    assert pages.reserve(0, 30)
+    pages.end(0, 30, (2,) * 9)
+    assert pages.begin(0, "model", ONES + TWOS + TWOS) == PAGE_TOKENS + 9
+
+
+def test_a_row_takes_the_page_that_another_has_sealed() -> None:
+    pages, memory = make_pages(num_pages=6, max_rows=2)
+    for row in (0, 1):
+        pages.begin(row, "model", ONES + TWOS)
+        assert pages.reserve(row, PAGE_TOKENS + 1)
+    assert pages.num_held == 4
+    pages.seal(0, PAGE_TOKENS)
+    pages.seal(1, PAGE_TOKENS)
+    assert memory.tables[1][0] == memory.tables[0][0]
+    assert memory.tables[1][1] != memory.tables[0][1]
+    assert pages.num_held == 3
+
+
+def test_a_prompt_that_waits_takes_over_what_was_sealed_meanwhile() -> None:
+    pages, memory = make_pages(num_pages=7, max_rows=2)
+    prompt = ONES + TWOS + ONES
+    assert pages.begin(0, "model", prompt) == pages.begin(1, "model", prompt) == 0
+    assert pages.reserve(0, 30)
+    assert pages.reserve(1, 30)
+    pages.seal(0, 30)
+    assert pages.begin(1, "model", prompt) == 2 * PAGE_TOKENS
+    assert memory.tables[1][:2] == memory.tables[0][:2]
+    assert pages.num_held == 4
+    pages.end(0, 33)
+    assert pages.begin(1, "model", prompt) == 2 * PAGE_TOKENS + 9
+    assert memory.copies == [(memory.tables[0][2], memory.tables[1][2])]
+    assert pages.begin(1, "model", prompt) == 2 * PAGE_TOKENS + 9
+    assert len(memory.copies) == 1
+
+
+def test_a_prompt_that_is_needed_whole_reuses_nothing() -> None:
+    pages, memory = make_pages(num_pages=6, max_rows=2)
+    run(pages, ONES + TWOS)
+    sealed = memory.tables[0][0]
+    assert pages.begin(1, "model", ONES + TWOS, reuses=False) == 0
+    assert pages.reserve(1, PAGE_TOKENS)
+    pages.seal(1, PAGE_TOKENS)
+    assert memory.tables[1] == [sealed]
+
+
+def test_nothing_is_reused_under_another_root() -> None:
+    pages, _ = make_pages(num_pages=6, max_rows=1)
+    run(pages, ONES + TWOS)
+    assert pages.begin(0, "adapter", ONES + TWOS) == 0
+
+
+@pytest.mark.parametrize(("reuse", "num_tokens"), [("all", 32), ("prompts", 12), ("nothing", 0)])
+def test_what_is_reused_depends_on_the_runner(reuse: Reuse, num_tokens: int) -> None:
+    pages, _ = make_pages(num_pages=6, max_rows=1, reuse=reuse)
+    run(pages, ONES + TWOS, ONES[:9])
+    assert pages.begin(0, "model", ONES + TWOS + ONES) == num_tokens
+
+
+def test_the_end_of_a_request_is_dropped_where_no_page_is_left_to_copy_it_to() -> None:
+    pages, memory = make_pages(num_pages=3, max_rows=3)
+    run(pages, ONES + TWOS + (3,))
+    assert pages.begin(0, "model", ONES + TWOS + ONES) == 2 * PAGE_TOKENS
+    assert pages.begin(1, "model", ONES[:9]) == 8
+    assert pages.begin(2, "model", ONES[:9]) == 0
+    assert len(memory.copies) == 1
+    assert (pages.num_held, pages.num_free) == (3, 0)
+
+
+def test_a_page_that_is_evicted_for_its_own_copy_is_taken_as_it_is() -> None:
+    pages, memory = make_pages(num_pages=1, max_rows=1)
+    run(pages, ONES)
+    assert pages.num_cached == 1
+    assert pages.begin(0, "model", ONES[:10] + TWOS) == 10
+    assert (memory.copies, pages.num_held, pages.num_cached) == ([], 1, 0)
+
+
+def test_what_no_row_holds_is_forgotten() -> None:
+    pages, _ = make_pages(num_pages=6, max_rows=2)
+    run(pages, ONES + TWOS + ONES)
+    assert pages.begin(1, "model", ONES + TWOS[:3]) == PAGE_TOKENS
+    pages.forget_cached()
+    assert (pages.num_free, pages.num_cached, pages.num_held) == (5, 0, 1)
+    assert pages.begin(0, "model", ONES + TWOS) == PAGE_TOKENS
+
+
+def test_the_first_free_row_is_as_good_as_any() -> None:
+    pages, _ = make_pages(num_pages=6, max_rows=3)
+    run(pages, ONES + TWOS)
+    assert pages.best_row([2, 0], "model", ONES + TWOS) == 2
+
+
+def test_the_memory_of_the_test_keeps_what_was_written() -> None:
+    memory = FakeMemory(2)
+    memory.place(0, 0, [1])
+    memory.write(0, 3, ("model", ONES))
+    memory.copy_page(1, 0)
+    memory.place(0, 0, [0])
+    assert memory.read(0, 3) == ("model", ONES)
