@@ -38,9 +38,9 @@ class Service:
             self._config,
             self._system,
             OptimizerClient(self._config.optimizer),
-            PageReader(self._config.proxy),
+            PageReader(self._config.proxy, self._config.engines(self._system)),
         )
-        self._controller = Controller(parts, lambda: create_actuator(self._config))
+        self._controller = Controller(parts, lambda: create_actuator(self._config, self._system))
         self._controller.start()
         own_names = frozenset({*self._config.allowed_hosts, self._config.host.lower()})
         return create_app(self._controller, self._system, own_names)
@@ -51,7 +51,7 @@ class Service:
             self._controller.stop()
 
 
-def create_actuator(config: ClusterConfig) -> Actuator:
+def create_actuator(config: ClusterConfig, system: SystemDocument) -> Actuator:
     """Imports only the kind that the file names: clients for Ray and Kubernetes are an extra.
 
     Raises ActuatorUnusable, and ConfigFaulty if Kubernetes has no account for this process."""
@@ -59,9 +59,9 @@ def create_actuator(config: ClusterConfig) -> Actuator:
     if keys.kind == "kubernetes":
         from cluster.actuators.deployments import Deployments
 
-        return Deployments(keys.namespace)
-    upstreams = UpstreamsFile(config.upstreams_file)
-    return TendedReplicas(_machines(keys), config.recipes, upstreams, Times(leave_s=keys.leave_s))
+        return Deployments(keys.namespace, config.engines(system))
+    upstreams, times = UpstreamsFile(config.upstreams_file), Times(leave_s=keys.leave_s)
+    return TendedReplicas(_machines(keys), config.recipes(system), upstreams, times)
 
 
 def _machines(keys: ActuatorKeys) -> Machines:

@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 from pydantic_core import ErrorDetails
 
+from cluster.engines import Engine
 from cluster.errors import ConfigFaulty
 from cluster.replicas import Recipes
+from cluster.server_keys import Name, ServerKeys
 from cluster.system import SystemDocument, read_system
 from common.faults import capped, shown
 from common.key_files import Keys, KeysFaulty, float_of, parse_keys
@@ -50,20 +52,11 @@ def _host(text: str) -> str:
     return text
 
 
-def _text_of(value: object) -> object:
-    """Settings are strings; YAML reads some of them as numbers or booleans."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int | float) else value
-
-
 Url = Annotated[str, Field(max_length=2048), AfterValidator(_url)]
 Address = Annotated[str, Field(max_length=300), AfterValidator(_address)]
 HostName = Annotated[str, Field(max_length=255), AfterValidator(_host)]
-Name = Annotated[str, Field(min_length=1, max_length=500)]
 FilePath = Annotated[Path, Field(strict=False)]
 Seconds = Annotated[float, BeforeValidator(float_of), Field(allow_inf_nan=False)]
-Setting = Annotated[str, BeforeValidator(_text_of), Field(max_length=4096)]
 Amount = Annotated[float, BeforeValidator(float_of), Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -99,17 +92,6 @@ class ProxyKeys(Keys):
     url: Url = Field(description="Of the proxy; its /metrics are read.")
     token_file: FilePath | None = Field(
         None, description="A file with a token of role `viewer` or more, read at each cycle."
-    )
-
-
-class ServerKeys(Keys):
-    """How replicas of a server of the system are run."""
-
-    model: str | None = Field(
-        None, max_length=4096, description="MODEL of its processes; default: the embedded model."
-    )
-    settings: dict[Name, Setting] = Field(
-        default_factory=dict, max_length=200, description="Variables of settings.md."
     )
 
 
@@ -178,14 +160,22 @@ class ClusterConfig(Keys):
     def port(self) -> int:
         return int(self.listen.rpartition(":")[2])
 
-    @property
-    def recipes(self) -> Recipes:
+    def engines(self, system: SystemDocument) -> dict[str, Engine]:
+        """Other engines than Hearth, by server."""
+        return {
+            name: each.engine_for(system.answer_tokens(name))
+            for name, each in self.servers.items()
+            if each.engine != "hearth"
+        }
+
+    def recipes(self, system: SystemDocument) -> Recipes:
         """How the replicas of every server are run, and the resources they take."""
         settings = {
             name: ({} if each.model is None else {"MODEL": each.model}) | each.settings
             for name, each in self.servers.items()
         }
-        return Recipes(settings, {name: each.resources for name, each in self.accelerators.items()})
+        resources = {name: each.resources for name, each in self.accelerators.items()}
+        return Recipes(settings, resources, self.engines(system))
 
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
@@ -209,6 +199,12 @@ def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
         listed = ", ".join(map(shown, list(known)[:20]))
         faults += [f"{key}: {each} is not {kind} of {name}; known: {listed}." for each in unknown]
         faults += [f"{key}: {each} of {name} is missing; {remedy}." for each in missing]
+    for server, keys in config.servers.items():
+        if server in system.servers:
+            tokens = system.answer_tokens(server)
+            has_command = config.actuator.kind != "kubernetes"
+            found = keys.faults(tokens, has_command=has_command)
+            faults += [f"servers.{server}.{fault}" for fault in found]
     if faults:
         _refuse(faults)
     return config, system

@@ -1,9 +1,10 @@
 """The nouns of a cluster. Immutable."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from cluster.engines import HEARTH, Engine, filled
 from cluster.errors import ConfigFaulty
 
 
@@ -31,36 +32,47 @@ class Group:
 class Recipe:
     """How the processes of a server on an accelerator are run.
 
-    `settings` are variables of docs/settings.md, including MODEL. `resources` is what one replica
-    takes, by the machines' names for them (CPU, GPU, acc_H100).
+    `settings` are environment variables, for Hearth those of docs/settings.md, including MODEL.
+    `resources` is what one replica takes, by the machines' names for them (CPU, GPU, acc_H100).
     """
 
     settings: Mapping[str, str]
     resources: Mapping[str, float] = field(default_factory=dict)
+    engine: Engine = HEARTH
 
 
 @dataclass(frozen=True, slots=True)
 class Recipes:
-    """The settings of each server's processes, and the resources of a replica per accelerator."""
+    """The settings and the engine of each server's processes, which is Hearth where `engines` does
+    not name it; and the resources of a replica per accelerator."""
 
     settings: Mapping[str, Mapping[str, str]]
     resources: Mapping[str, Mapping[str, float]]
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+
+    def engine(self, server: str) -> Engine:
+        return self.engines.get(server, HEARTH)
 
     def of(self, group: Group) -> Recipe:
-        """A group's recipe, with its rows as USER_ROWS. Raises ConfigFaulty for unknown names."""
+        """A group's recipe, with its rows as USER_ROWS and in the command line. Raises ConfigFaulty
+        for unknown names."""
         for name, known, kind in (
             (group.server, self.settings, "servers"),
             (group.accelerator, self.resources, "accelerators"),
         ):
             if name not in known:
                 raise ConfigFaulty(f"{name!r} is not among the {kind} {sorted(known)}; add it.")
-        rows = {"USER_ROWS": str(group.user_rows)}
-        return Recipe({**self.settings[group.server], **rows}, self.resources[group.accelerator])
+        settings = {**self.settings[group.server], "USER_ROWS": str(group.user_rows)}
+        engine = self.engine(group.server)
+        model = settings.get("MODEL", "")
+        command = filled(engine.command, model=model, rows=group.user_rows)
+        resources = self.resources[group.accelerator]
+        return Recipe(settings, resources, replace(engine, command=command))
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One API process. `url` has no slash at its end and is None until it is known."""
+    """One process that serves. `url` has no slash at its end and is None until it is known."""
 
     name: str
     group: Group

@@ -41,6 +41,14 @@ class SystemDocument:
         listed = self.classes.get(spec.get("class") or "Free", {}).get("modelTargets") or []
         return next((t for t in reversed(listed) if t.get("model") == spec.get("model")), {})
 
+    def load(self, server: str) -> Json:
+        """The load that the document expects of a server; empty if it says nothing."""
+        return (self.servers[server].get("currentAlloc") or {}).get("load") or {}
+
+    def answer_tokens(self, server: str) -> float:
+        tokens = self.load(server).get("avgOutTokens")
+        return float(tokens) if isinstance(tokens, int | float) else 0.0
+
 
 def read_system(content: bytes) -> SystemDocument:
     """The document in this content. Raises ConfigFaulty."""

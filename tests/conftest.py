@@ -40,6 +40,7 @@ WITH_PROCESSES = [
     "benchmarking/rows/test_run.py",
     "benchmarking/test_real_server.py",
     "cluster/test_deployments.py",
+    "cluster/test_engines.py",
     "cluster/test_local.py",
     "cluster/test_ray_actors.py",
     "cluster/test_scaling.py",

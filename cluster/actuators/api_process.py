@@ -1,4 +1,4 @@
-"""One API process on this machine: gunicorn as `hearth serve` starts it, in a session of its own.
+"""One replica's process on this machine, Hearth's API or another engine, in a session of its own.
 
 A process is identified by its id and start time, so that a record of it never matches another
 process, even after a restart of the machine.
@@ -15,8 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.engines import filled
+
 LAST_WORDS_BYTES = 4096
 KILL_TIMEOUT_S = 5.0
+DEVICES = "CUDA_VISIBLE_DEVICES"
 POLL_S = 0.02
 
 
@@ -50,21 +53,29 @@ class ApiProcess:
 
 
 def start_api(
-    address: tuple[str, int], settings: Mapping[str, str], log_path: Path, *options: str
+    address: tuple[str, int],
+    settings: Mapping[str, str],
+    log_path: Path,
+    *options: str,
+    command: Sequence[str] = (),
 ) -> ApiProcess:
-    """Start an API with this process's environment and `settings`. `options` are for `launch`."""
+    """Start an API with this process's environment and `settings`. `options` are for `launch`;
+    `command` is another engine's, with places for the address and the devices."""
     host, port = address
     own = {"SERVICE_HOST": host, "SERVICE_PORT": str(port)}
     state = {
         "WEIGHTS_DB": str(log_path.with_suffix(".weights.db")),
         "OPTIMIZER_STORE_PATH": str(log_path.with_suffix(".optimizer.db")),
     }
+    variables = {**os.environ, **state, **settings, **own}
+    devices = variables.get(DEVICES, "")
+    words = filled(command, host=host, port=port, devices=devices)
     log_path.parent.mkdir(parents=True, exist_ok=True)
     # Not subprocess, whose objects want to be waited for: this process may outlive us.
     pid = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", "cluster.actuators.launch", *options],
-        {**os.environ, **state, **settings, **own},
+        [sys.executable, "-m", "cluster.actuators.launch", *options, "--", *words],
+        variables,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log_path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
@@ -80,6 +91,12 @@ def free_port(host: str) -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def devices_of(count: int) -> tuple[str, ...]:
+    """The names of so many devices of this machine, the first that this process may use."""
+    visible = os.environ.get(DEVICES)
+    return tuple(visible.split(",") if visible else map(str, range(count)))[:count]
 
 
 def claimed_cores(count: int, folder: Path) -> tuple[int, ...]:

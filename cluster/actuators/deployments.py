@@ -7,10 +7,11 @@ proxy sends it nothing more. It then sleeps in its preStop hook, drains on SIGTE
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 from cluster.actuators.kubernetes_calls import CallRefused, Calls
@@ -22,6 +23,7 @@ from cluster.actuators.workloads import (
     Deployment,
     Pod,
 )
+from cluster.engines import HEARTH, Engine
 from cluster.replicas import Group, Outcome, Replica, ReplicaState
 
 log = logging.getLogger(__name__)
@@ -47,13 +49,16 @@ class Deployments:
     def __init__(
         self,
         namespace: str,
+        engines: Mapping[str, Engine] = MappingProxyType({}),
         *,
         unplaced_after_s: float = 300.0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """A pod without a node for `unplaced_after_s`, in which the cluster may add one, is removed
-        and no longer listed. Raises ConfigFaulty if there is no account for the API server."""
+        """`engines`: of the servers that are not Hearth's. A pod without a node for
+        `unplaced_after_s`, in which the cluster may add one, is removed and no longer listed.
+        Raises ConfigFaulty if there is no account for the API server."""
         self._calls = Calls(namespace)
+        self._engines = engines
         self._unplaced_after_s = unplaced_after_s
         self._clock = clock
         self._denied: set[str] = set()
@@ -188,7 +193,8 @@ class Deployments:
         if not 0 < count - num_others < len(ready):
             return
         with closing(ReplicaProbes()) as probes:
-            busy_rows = {url: each.busy_rows for url, each in probes.ask(ready).items()}
+            answers = probes.ask(dict.fromkeys(ready, self._engines.get(group.server, HEARTH)))
+        busy_rows = {url: each.busy_rows or 0 for url, each in answers.items()}
         for url in sorted(ready, key=lambda url: busy_rows.get(url, 0))[: count - num_others]:
             mark = partial(self._calls.patch_annotations, ready[url], {DELETION_COST: "-1"})
             self._allowed("say which pods go first", mark)

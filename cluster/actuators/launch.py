@@ -1,4 +1,6 @@
-"""Becomes an API process; on request pinned to cores, or ending with its parent process.
+"""Becomes a replica's process, Hearth's API or a command line.
+
+On request it is pinned to cores, or ends with its parent process.
 
 This is a separate program because code between fork and exec in a process with threads may hang.
 """
@@ -15,9 +17,10 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run gunicorn with the API's configuration.")
+    parser = argparse.ArgumentParser(description="Run a replica.")
     parser.add_argument("--cores", type=_cores, help="cores to pin it to, such as 0,1")
     parser.add_argument("--parent", type=int, help="drain and end when this process ends")
+    parser.add_argument("command", nargs="*", help="another engine's, instead of Hearth's API")
     arguments = parser.parse_args()
     if arguments.cores:
         os.sched_setaffinity(0, arguments.cores)
@@ -25,8 +28,12 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # lasts through exec
         if os.getppid() != arguments.parent:
             sys.exit("The parent process has ended.")
-    command = [sys.executable, "-m", "gunicorn", "--config", str(api_config())]
-    os.execv(sys.executable, command)
+    hearth = [sys.executable, "-m", "gunicorn", "--config", str(api_config())]
+    command = arguments.command or hearth
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"{command[0]} cannot be run ({error.strerror}); install it or give its path.")
 
 
 def api_config() -> Path:

@@ -1,7 +1,7 @@
 """Replicas as processes of this machine, which outlive the controller.
 
 Each replica has a file and a log in a folder, where a restarted controller finds it. All replicas
-share a fixed sum of resources; a replica can have whole cores to itself.
+share a fixed sum of resources; a replica has whole GPUs to itself, and can have whole cores.
 """
 
 import fcntl
@@ -13,7 +13,15 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cluster.actuators.api_process import ApiProcess, free_port, last_words, pinned_to, start_api
+from cluster.actuators.api_process import (
+    DEVICES,
+    ApiProcess,
+    devices_of,
+    free_port,
+    last_words,
+    pinned_to,
+    start_api,
+)
 from cluster.actuators.machines import Placed
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
@@ -36,6 +44,7 @@ class ReplicaRecord(BaseModel):
     user_rows: int
     resources: Mapping[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
     cores: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
     port: int = Field(ge=1, le=65535)
     pid: int = Field(ge=2, le=MAX_PID)
     started: str = Field(min_length=1)
@@ -90,7 +99,15 @@ class LocalMachine:
         if lacking:
             return lacking
         cores, port = self._cores_for(recipe.resources), self._new_port()
-        process = start_api((HOST, port), recipe.settings, self._log_path(name), *pinned_to(cores))
+        devices = self._devices_for(recipe.resources)
+        visible = {DEVICES: ",".join(devices)} if devices else {}
+        process = start_api(
+            (HOST, port),
+            {**visible, **recipe.settings},
+            self._log_path(name),
+            *pinned_to(cores),
+            command=recipe.engine.command,
+        )
         self._keep(
             ReplicaRecord(
                 name=name,
@@ -99,6 +116,7 @@ class LocalMachine:
                 user_rows=group.user_rows,
                 resources=recipe.resources,
                 cores=cores,
+                devices=devices,
                 port=port,
                 pid=process.pid,
                 started=process.started,
@@ -155,6 +173,15 @@ class LocalMachine:
         taken = {core for record in self._records.values() for core in record.cores}
         free = [core for core in self._cores if core not in taken]
         return tuple(free[: int(count)])
+
+    def _devices_for(self, resources: Mapping[str, float]) -> tuple[str, ...]:
+        """Empty: it sees all of them."""
+        count = resources.get("GPU", 0.0)
+        if count != int(count):
+            return ()
+        taken = {device for record in self._records.values() for device in record.devices}
+        there = devices_of(int(self._capacity.get("GPU", 0.0)))
+        return tuple(each for each in there if each not in taken)[: int(count)]
 
     def _keep(self, record: ReplicaRecord) -> None:
         write_whole(self._path(record.name), record.model_dump_json())

@@ -1,16 +1,21 @@
 """Asks replicas whether they are ready: many at once, and none longer than a bound."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from common.fetch import OK, FetchBounds, FetchFailed, FetchLate, ask
+from cluster.counters import parse_counters
+from cluster.engines import HEARTH, Engine
+from cluster.errors import MetricsUnread
+from common.fetch import OK, FetchBounds, FetchFailed, FetchLate, ask, fetch
 
 BOUNDS = FetchBounds(connect_s=1.0, read_s=2.0, max_bytes=1024 * 1024)
 ROUND_S = 1.0
 MAX_THREADS = 32
+METRICS_BOUNDS = replace(BOUNDS, max_bytes=8 * 2**20)
 
 
 class ReplicaHealth(Enum):
@@ -21,17 +26,18 @@ class ReplicaHealth(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """`models`: the names of those that it serves; empty where it was not asked or does not say."""
+    """`busy_rows`: None where it does not say; those of other engines with requests that wait.
+    `models`: the names of those that it serves; empty where it was not asked or does not say."""
 
     health: ReplicaHealth
-    busy_rows: int = 0
+    busy_rows: int | None = None
     models: tuple[str, ...] = ()
 
 
-def probe(url: str, asks_models: bool = False) -> Probed:
+def probe(url: str, engine: Engine = HEARTH, asks_models: bool = False) -> Probed:
     """`asks_models`: for their names, too, where it is ready."""
     try:
-        answer = ask(f"{url}/ready", BOUNDS)
+        answer = ask(f"{url}{engine.ready_path}", BOUNDS)
     except FetchLate:
         return Probed(ReplicaHealth.SILENT)
     except FetchFailed:
@@ -39,7 +45,9 @@ def probe(url: str, asks_models: bool = False) -> Probed:
     if answer.status != OK:
         return Probed(ReplicaHealth.NOT_READY, _busy_rows(answer.content))
     models = models_of(url) if asks_models else ()
-    return Probed(ReplicaHealth.READY, _busy_rows(answer.content), models)
+    is_hearth = engine.drains_itself
+    busy_rows = _busy_rows(answer.content) if is_hearth else _present(url, engine)
+    return Probed(ReplicaHealth.READY, busy_rows, models)
 
 
 class ReplicaProbes:
@@ -49,17 +57,20 @@ class ReplicaProbes:
     take a thread each and no more, and nobody waits for them.
     """
 
-    def __init__(self, probe: Callable[[str], Probed] = probe, round_s: float = ROUND_S) -> None:
+    def __init__(
+        self, probe: Callable[[str, Engine], Probed] = probe, round_s: float = ROUND_S
+    ) -> None:
         self._probe, self._round_s = probe, round_s
         self._pool = ThreadPoolExecutor(MAX_THREADS, "replica-probe")
         self._asked: dict[str, Future[Probed]] = {}
 
-    def ask(self, urls: Collection[str]) -> Mapping[str, Probed]:
-        """Returns the answers of those that have answered, or have been silent for too long. Any
-        that is missing still has time: its answer is in a later round's."""
-        for url in urls:
+    def ask(self, urls: Mapping[str, Engine]) -> Mapping[str, Probed]:
+        """`urls`: with the engine that runs there. Returns the answers of those that have answered,
+        or have been silent for too long. Any that is missing still has time: its answer is in a
+        later round's."""
+        for url, engine in urls.items():
             if url not in self._asked:
-                self._asked[url] = self._pool.submit(self._probe, url)
+                self._asked[url] = self._pool.submit(self._probe, url, engine)
         wait([self._asked[url] for url in urls], timeout=self._round_s)
         done = {url: each for url, each in self._asked.items() if each.done()}
         for url in done:
@@ -79,10 +90,19 @@ def models_of(url: str) -> tuple[str, ...]:
         return ()
 
 
-def _busy_rows(body: bytes) -> int:
+def _busy_rows(body: bytes) -> int | None:
     try:
         state = json.loads(body)
     except (ValueError, RecursionError):
-        return 0
+        return None
     busy = state.get("busy_rows") if isinstance(state, dict) else None
-    return busy if type(busy) is int else 0
+    return busy if type(busy) is int else None
+
+
+def _present(url: str, engine: Engine) -> int | None:
+    """How many requests run or wait, by the engine's metrics."""
+    try:
+        page = fetch(f"{url}/metrics", METRICS_BOUNDS).decode(errors="replace")
+        return math.ceil(parse_counters(page, 0.0, engine).present)
+    except (FetchFailed, MetricsUnread):
+        return None

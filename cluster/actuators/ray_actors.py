@@ -1,4 +1,4 @@
-"""Replicas as Ray actors, each of which owns an API process on its node.
+"""Replicas as Ray actors, each of which owns a process on its node.
 
 Ray places them by their resources, and restarts them when a process or a node dies, if necessary on
 another node. Requests never pass through Ray. Actors are detached and named, so that a restarted
@@ -57,6 +57,7 @@ class ApiActor:
         self._log_path = folder / f"{name}.log"
         count = recipe.resources.get("CPU", 0.0)
         cores = claimed_cores(int(count), folder) if pins and count == int(count) else ()
+        self._engine = recipe.engine
         self._process = start_api(
             (self._host, self._port),
             recipe.settings,
@@ -64,6 +65,7 @@ class ApiActor:
             "--parent",
             str(os.getpid()),
             *pinned_to(cores),
+            command=recipe.engine.command,
         )
         self._is_leaving = False
         self._ended: str | None = None
@@ -91,7 +93,7 @@ class ApiActor:
                 os._exit(1)  # which drains the process: Ray has another one elsewhere
             if not was_ready:
                 url = f"http://{self._host}:{self._port}"
-                was_ready = probe(url).health is ReplicaHealth.READY
+                was_ready = probe(url, self._engine).health is ReplicaHealth.READY
             time.sleep(WATCH_S)
         self._process.kill()  # its workers, if any are left
         if was_ready and not self._is_leaving:

@@ -1,9 +1,12 @@
-"""`TendedReplicas`: an Actuator for API processes on local machines and on Ray.
+"""`TendedReplicas`: an Actuator for processes on local machines and on Ray.
 
 A thread polls every replica once a second, writes the proxy's upstreams file, and takes replicas
 that are being stopped through these steps:
 
     ready ─▶ leaves the file ─▶ leave_s ─▶ SIGTERM: refuses, ends its streams ─▶ ended ─▶ removed
+
+Other engines than Hearth may cut off their streams on SIGTERM, and get it once they have none left,
+or after `drain_s`.
 
 A replica that ends by itself is started again, each time after twice as long a wait, until one of
 its successors has been ready for long enough.
@@ -18,12 +21,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cluster.actuators.machines import Machines, Placed
 from cluster.actuators.probes import Probed, ReplicaHealth, ReplicaProbes, probe
-from cluster.actuators.upstreams_file import UpstreamsFile
+from cluster.actuators.upstreams_file import Listed, UpstreamsFile
+from cluster.engines import Engine
 from cluster.errors import ActuatorUnusable, ClusterError
 from cluster.replicas import Group, Outcome, Recipe, Recipes, Replica, ReplicaState
 
@@ -43,7 +47,8 @@ JOIN_TIMEOUT_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Times:
     """`leave_s` must exceed the sum of the proxy's HEALTH_INTERVAL and the 4 s that its health
-    checks may take; `drain_s` is DRAIN_TIMEOUT of the replicas, whatever their recipe says."""
+    checks may take; `drain_s` is DRAIN_TIMEOUT of the replicas, whatever their recipe says, and how
+    long other engines may take to end their requests."""
 
     probe_s: float = 1.0
     leave_s: float = 10.0
@@ -59,7 +64,7 @@ class _Note:
     wait_s: float = FIRST_WAIT_S  # before it is started again, should it crash
     due_s: float | None = None  # when that is, once it has crashed
     num_silent: int = 0
-    busy_rows: int = 0
+    busy_rows: int | None = None
     models: tuple[str, ...] = ()
     left_s: float | None = None
     terminated_s: float | None = None
@@ -115,9 +120,11 @@ class TendedReplicas:
         self._must_stop = threading.Event()
         # Until they are asked, those that an earlier run listed are taken for ready.
         for each in machines.placed():
-            models = upstreams.models_by_url.get(each.url or "")
-            if models is not None:
-                self._notes[each.name] = _Note(is_ready=True, ready_s=clock(), models=models)
+            listed = upstreams.listed.get(each.url or "")
+            if listed is not None:
+                self._notes[each.name] = _Note(True, clock(), models=listed.models)
+            elif each.is_leaving:  # it may still have streams
+                self._notes[each.name] = _Note(ready_s=clock())
         self._tend()
         self._thread = threading.Thread(target=self._run, name="replica-tending", daemon=True)
         self._thread.start()
@@ -196,7 +203,10 @@ class TendedReplicas:
     def _ask(self, placed: Sequence[Placed]) -> None:
         present = {each.name for each in placed}
         self._notes = {name: note for name, note in self._notes.items() if name in present}
-        answers = self._probes.ask({each.url for each in placed if each.url and each.ended is None})
+        running = [each for each in placed if each.url and each.ended is None]
+        answers = self._probes.ask(
+            {each.url: self._engine(each) for each in running if each.url is not None}
+        )
         for each in placed:
             if each.ended is not None or each.url is None:
                 self._note(each).take(Probed(ReplicaHealth.NOT_READY), self._clock())
@@ -205,7 +215,7 @@ class TendedReplicas:
 
     def _write_upstreams(self, placed: Sequence[Placed]) -> None:
         """With several servers, each only gets requests for its own models."""
-        models_by_url: dict[str, tuple[str, ...]] = {}
+        listed: dict[str, Listed] = {}
         for each in placed:
             if self._state(each) is not ReplicaState.READY or each.url is None:
                 continue
@@ -213,9 +223,9 @@ class TendedReplicas:
             if len(self._recipes.settings) > 1 and not note.models:
                 log.warning("%s does not list its models; it gets no requests", each.name)
                 continue
-            models_by_url[each.url] = note.models
-        if self._upstreams.write(models_by_url):
-            log.info("%d replicas are ready", len(models_by_url))
+            listed[each.url] = Listed(note.models, self._engine(each).ready_path)
+        if self._upstreams.write(listed):
+            log.info("%d replicas are ready", len(listed))
 
     def _see_off(self, replica: Placed) -> None:
         """Takes a replica that is being stopped one step further."""
@@ -226,12 +236,19 @@ class TendedReplicas:
             self._remove(replica.name)
         elif note.terminated_s is None:
             # Nobody was ever sent to one that was never ready.
-            if not note.was_ready or now_s - note.left_s >= self._times.leave_s:
+            if not note.was_ready or self._may_end(replica, now_s - note.left_s):
                 self._machines.terminate(replica.name)
                 note.terminated_s = now_s
         elif now_s - note.terminated_s > self._times.drain_s + GRACE_BEYOND_DRAIN_S:
             log.warning("%s did not end by itself and is killed", replica.name)
             self._remove(replica.name)
+
+    def _may_end(self, replica: Placed, left_for_s: float) -> bool:
+        """Whether SIGTERM cuts off nothing, or its time is over."""
+        draining_s = left_for_s - self._times.leave_s
+        if draining_s < 0 or self._engine(replica).drains_itself:
+            return draining_s >= 0
+        return self._note(replica).busy_rows == 0 or draining_s >= self._times.drain_s
 
     def _see_crash(self, crashed: Placed) -> None:
         """Replaces a replica that had been ready, in its time; one that never was is kept for
@@ -263,7 +280,10 @@ class TendedReplicas:
     def _recipe(self, group: Group) -> Recipe:
         recipe = self._recipes.of(group)
         drain = {"DRAIN_TIMEOUT": str(self._times.drain_s)}
-        return Recipe({**recipe.settings, **drain}, recipe.resources)
+        return replace(recipe, settings={**recipe.settings, **drain})
+
+    def _engine(self, replica: Placed) -> Engine:
+        return self._recipes.engine(replica.group.server)
 
     def _note(self, replica: Placed) -> _Note:
         return self._notes.setdefault(replica.name, _Note())
@@ -288,7 +308,7 @@ class TendedReplicas:
     def _worth(self, replica: Placed) -> tuple[int, int]:
         """The lowest is stopped first: replicas that do not work, then those with few busy rows."""
         order = (ReplicaState.FAILED, ReplicaState.STARTING, ReplicaState.READY)
-        return order.index(self._state(replica)), self._note(replica).busy_rows
+        return order.index(self._state(replica)), self._note(replica).busy_rows or 0
 
 
 def _name_of(group: Group) -> str:

@@ -83,8 +83,8 @@ class Planner:
         self._parts = parts
         self._speeds = Speeds(parts.system, parts.optimizer)
         self._demands = {
-            name: Demand(_expected(spec), parts.config.scale_down_s)
-            for name, spec in parts.system.servers.items()
+            name: Demand(_expected(parts.system.load(name)), parts.config.scale_down_s)
+            for name in parts.system.servers
         }
         self._before: Readings = {}
         self._before_s: float | None = None
@@ -237,9 +237,8 @@ class Planner:
         )
 
 
-def _expected(spec: Json) -> OfferedLoad:
+def _expected(load: Json) -> OfferedLoad:
     """The load in the document, which is used until something has been measured."""
-    load = (spec.get("currentAlloc") or {}).get("load") or {}
     return OfferedLoad(
         float(load.get("arrivalRate") or 0.0),
         int(load.get("avgInTokens") or 0),

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from cluster.controller.counters import Counters
 from cluster.controller.pages import Readings
+from cluster.counters import Counters
 from cluster.replicas import Group, Replica, ReplicaState
 
 LEAST_READ = 0.5  # share of a server's replicas to read, to take the others to be like them

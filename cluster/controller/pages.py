@@ -4,12 +4,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.config import ProxyKeys
-from cluster.controller.counters import Counters, parse_counters
+from cluster.counters import Counters, parse_counters
+from cluster.engines import HEARTH, Engine
 from cluster.errors import MetricsUnread
 from cluster.replicas import Replica, ReplicaState
 from common.fetch import FetchBounds, FetchFailed, fetch
@@ -40,8 +42,14 @@ class Reader(Protocol):
 class PageReader:
     """Reads over HTTP. Its threads are `metrics-N`, and end with `close`."""
 
-    def __init__(self, proxy: ProxyKeys | None, clock: Callable[[], float] = time.time) -> None:
-        self._proxy, self._clock = proxy, clock
+    def __init__(
+        self,
+        proxy: ProxyKeys | None,
+        engines: Mapping[str, Engine] = MappingProxyType({}),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`engines`: of the servers that are not Hearth's."""
+        self._proxy, self._engines, self._clock = proxy, engines, clock
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="metrics")
 
     def read(self, replicas: Sequence[Replica]) -> Readings:
@@ -73,7 +81,9 @@ class PageReader:
 
     def _counters(self, replica: Replica) -> Counters | MetricsUnread:
         try:
-            return parse_counters(_page(f"{replica.url}/metrics"), self._clock())
+            page = _page(f"{replica.url}/metrics")
+            engine = self._engines.get(replica.group.server, HEARTH)
+            return parse_counters(page, self._clock(), engine)
         except MetricsUnread as error:
             return MetricsUnread(str(error))  # without the frames that the caught one keeps
 

@@ -11,11 +11,13 @@ from cluster.config import (
     ActuatorKeys,
     ClusterConfig,
     ProxyKeys,
-    ServerKeys,
     read_config,
 )
+from cluster.engines import ENGINES, filled
 from cluster.errors import ConfigFaulty
-from tests.cluster.fleet import system_json
+from cluster.replicas import Group
+from cluster.server_keys import ServerKeys
+from tests.cluster.fleet import OUT_TOKENS, system_json
 from tests.service import ROOT
 
 LEAST = "system: system.json\noptimizer: http://127.0.0.1:3302\nservers: {s: {}}\n"
@@ -37,7 +39,7 @@ def faults(folder: Path, text: str) -> str:
 def test_the_example_is_read_and_its_replicas_are_hearth_tiny() -> None:
     config, system = read_config(ROOT / "deploy" / "cluster.example.yaml")
     assert set(config.servers) == set(system.servers) == {"chat"}
-    model = config.recipes.settings["chat"]["MODEL"]
+    model = config.recipes(system).settings["chat"]["MODEL"]
     assert Path(model, "config.json").exists()
 
 
@@ -57,7 +59,7 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     for told in (
         'optimizer: "ftp://x" is not a URL',
         'listen: "here" is not HOST:PORT',
-        "servers.s.modle: no such key; known: model, settings",
+        "servers.s.modle: no such key; known: engine, model, settings",
         'actuator.kind: is "nomad"; known: local, ray or kubernetes',
         "extra: no such key; known: system,",
         "'period_s' appears twice; remove one",
@@ -124,8 +126,75 @@ def test_a_system_that_is_none_is_refused_in_words(tmp_path: Path, content: str)
 
 def test_settings_are_texts_whatever_yaml_reads(tmp_path: Path) -> None:
     text = LEAST.replace("s: {}", "s: {settings: {A: true, B: 3, C: 0.5}}")
-    config, _ = read_config(written(tmp_path, text + "accelerators: {A: {}, B: {}}\n"))
-    assert config.recipes.settings["s"] == {"A": "true", "B": "3", "C": "0.5"}
+    config, system = read_config(written(tmp_path, text + "accelerators: {A: {}, B: {}}\n"))
+    assert config.recipes(system).settings["s"] == {"A": "true", "B": "3", "C": "0.5"}
+
+
+BOTH = "accelerators: {A: {}, B: {}}\n"
+
+
+def test_other_engines_have_their_own_command_lines_paths_and_metrics(tmp_path: Path) -> None:
+    keys = (
+        "s: {engine: vllm, model: org/m, command: 'vllm serve {model} --port {port} "
+        "--max-num-seqs {rows} --overrides ''{\"a\": 1}'' --gpus {devices}', "
+        "ready_path: /ping, metrics: {ended: my_requests_total}}"
+    )
+    text = LEAST.replace("s: {}", keys) + BOTH
+    config, system = read_config(written(tmp_path, text))
+    engine = config.recipes(system).of(Group("s", "A", 8)).engine
+    assert filled(engine.command, port=81, devices="0,1") == (
+        "vllm", "serve", "org/m", "--port", "81", "--max-num-seqs", "8", "--overrides",
+        '{"a": 1}', "--gpus", "0,1",
+    )  # fmt: skip
+    assert (engine.ready_path, engine.drains_itself) == ("/ping", False)
+    assert engine.metrics["ended"] == ("my_requests_total",)
+    assert engine.metrics["running"] == ("vllm:num_requests_running",)
+    assert config.engines(system)["s"].answer_tokens == OUT_TOKENS
+
+
+@pytest.mark.parametrize("name", [name for name in ENGINES if name != "command"])
+def test_every_known_engine_has_all_that_it_needs_but_a_model(tmp_path: Path, name: str) -> None:
+    text = LEAST.replace("s: {}", f"s: {{engine: {name}, model: m}}") + BOTH
+    config, system = read_config(written(tmp_path, text))
+    recipe = config.recipes(system).of(Group("s", "A", 8))
+    words = " ".join(filled(recipe.engine.command, host="h", port=1, devices=""))
+    assert "{" not in words
+    assert (recipe.engine.command == ()) == (name == "hearth")
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ("ready_path: /x", "servers.s.ready_path: is for other engines; remove it"),
+        ("command: x", "servers.s.command: is for other engines"),
+        ("engine: vllm", "servers.s.model: is missing; the command line of vllm needs it"),
+        ("engine: command", "servers.s.command: is missing"),
+        ("engine: command, command: x", "servers.s.metrics: has no prompt_tokens, completion_"),
+        ("engine: vllm, command: 'x {prot}'", "has the place {prot}; known: host, port, model"),
+        ('engine: vllm, command: "x \'y"', "No closing quotation"),
+        ("engine: vllm, command: ' '", "has no words"),
+        ("engine: vllm, model: m, ready_path: health", "servers.s.ready_path:"),
+        ("engine: tgi", 'servers.s.engine: is "tgi"; known: hearth, vllm'),
+        ("engine: vllm, metrics: {speed: x}", "servers.s.metrics.speed"),
+    ],
+)
+def test_what_an_engine_lacks_is_told(tmp_path: Path, keys: str, told: str) -> None:
+    assert told in faults(tmp_path, LEAST.replace("s: {}", f"s: {{{keys}}}") + BOTH)
+
+
+def test_an_engine_that_counts_no_requests_needs_the_length_of_answers(tmp_path: Path) -> None:
+    path = written(tmp_path, LEAST.replace("s: {}", "s: {engine: llama-server, model: m}") + BOTH)
+    document = system_json()
+    document["system"]["serverData"]["servers"][0]["currentAlloc"]["load"] = {}
+    (tmp_path / "system.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigFaulty, match="has avgOutTokens 0; give 1 or more"):
+        read_config(path)
+
+
+def test_kubernetes_has_the_command_line_in_its_own_objects(tmp_path: Path) -> None:
+    text = LEAST.replace("s: {}", "s: {engine: vllm}") + BOTH + "actuator: {kind: kubernetes}\n"
+    config, system = read_config(written(tmp_path, text))
+    assert set(config.engines(system)) == {"s"}
 
 
 def test_every_key_is_documented_with_its_default() -> None:

@@ -1,21 +1,26 @@
 """What is read of a page of metrics."""
 
+import dataclasses
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from cluster.controller.counters import Counters, parse_counters
 from cluster.controller.demand import Demand, OfferedLoad
 from cluster.controller.loads import Traffic, between, traffic_of, with_door
+from cluster.counters import Counters, parse_counters
+from cluster.engines import ENGINES
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, ReplicaState
+from cluster.server_keys import MetricField
 from inference_api.core.record import EndedGeneration, GenerationRecord
 from inference_api.request import Caller
 from inference_api.watch.metrics import ServerMetrics, ServerState
+from tests.cluster.foreign_engine import PAGES, Engine
 
 STATE = ServerState(
     busy_rows=3, user_rows=32, queued=2, sessions=5, steps=0, prefilled_tokens=0, reused_tokens=0,
@@ -26,7 +31,7 @@ RECORD = GenerationRecord(
     prefill_s=0.05, decode_s=0.5, ttft_s=0.25, e2e_s=0.8, finish_reason="stop", tokens_per_s=1.0,
     early_tokens_per_s=None, mean_batch_size=1.0,
 )  # fmt: skip
-VLLM = """
+OLD_VLLM = """
 vllm:num_requests_running{model_name="m"} 4
 vllm:num_requests_waiting{model_name="m"} 1
 vllm:request_success_total{finished_reason="stop",model_name="m"} 7
@@ -38,6 +43,24 @@ vllm:time_to_first_token_seconds_count{model_name="m"} 9
 vllm:time_per_output_token_seconds_sum{model_name="m"} 4.41
 vllm:time_per_output_token_seconds_count{model_name="m"} 441
 vllm:e2e_request_latency_seconds_sum{model_name="m"} NaN
+"""
+LLAMA_SERVER = """
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 360
+# TYPE llamacpp:prompt_tokens_cached_total counter
+llamacpp:prompt_tokens_cached_total 12
+# TYPE llamacpp:prompt_seconds_total counter
+llamacpp:prompt_seconds_total 2.5
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total 600
+# TYPE llamacpp:tokens_predicted_seconds_total counter
+llamacpp:tokens_predicted_seconds_total 7.2
+# TYPE llamacpp:n_busy_slots_per_decode gauge
+llamacpp:n_busy_slots_per_decode 1.5
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 2
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 3
 """
 
 
@@ -61,10 +84,39 @@ def test_a_replica_that_has_answered_nobody_counts_nothing() -> None:
     assert parse_counters(hearth_page(0), 1.0) == Counters(1.0, running=3, waiting=2)
 
 
-def test_other_engines_are_counted_by_the_names_of_vllm() -> None:
-    found = parse_counters(VLLM, 0.0)
+def test_vllm_is_counted_by_the_names_of_its_versions() -> None:
+    found = parse_counters(OLD_VLLM, 0.0, ENGINES["vllm"])
     assert (found.ended, found.prompt_tokens, found.completion_tokens) == (9, 900, 450)
     assert (found.itl_s, found.itl_count, found.present) == (4.41, 441, 5)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_other_engines_are_counted_by_their_names(name: str) -> None:
+    engine = Engine(name, rows=4)
+    engine.count(running=3, waiting=1, ended=2, prompt=200, completion=100)
+    assert parse_counters(engine.page(), 1.0, ENGINES[name]) == Counters(
+        1.0, ended=2, prompt_tokens=200, completion_tokens=100, ttft_s=0.04, ttft_count=2,
+        itl_s=98 * 0.02, itl_count=98, running=3, waiting=1,
+    )  # fmt: skip
+
+
+def test_an_engine_that_counts_no_requests_has_them_by_its_tokens() -> None:
+    engine = replace(ENGINES["llama-server"], answer_tokens=60)
+    assert parse_counters(LLAMA_SERVER, 1.0, engine) == Counters(
+        1.0, ended=10, prompt_tokens=360, completion_tokens=600, ttft_s=2.5, ttft_count=10,
+        itl_s=7.2, itl_count=600, running=2, waiting=3,
+    )  # fmt: skip
+
+
+def test_a_page_of_another_engine_is_told_apart() -> None:
+    with pytest.raises(MetricsUnread, match="none of sglang:num_running_reqs"):
+        parse_counters(OLD_VLLM, 0.0, ENGINES["sglang"])
+
+
+def test_every_field_that_a_table_has_is_one_of_the_counters() -> None:
+    fields = {each.name for each in dataclasses.fields(Counters)} - {"at_s"}
+    assert fields == set(get_args(MetricField))
+    assert all(set(engine.metrics) <= fields for engine in ENGINES.values())
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cluster.actuators.api_process import ApiProcess, claimed_cores
 from cluster.actuators.local import LocalMachine
+from cluster.engines import ENGINES, Engine
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
 from lab.kit.servers import eventually
@@ -65,6 +67,50 @@ def test_cores_are_claimed_until_their_process_ends(tmp_path: Path) -> None:
         assert claimed_cores(len(every), tmp_path) == ()
         other.kill()
     assert claimed_cores(len(every), tmp_path) == tuple(every)
+
+
+SAYS = "import os, sys, time; print(*sys.argv[1:], os.environ.get('KEY'), flush=True); "
+
+
+def engine_of(*words: str) -> Engine:
+    return replace(ENGINES["vllm"], command=words)
+
+
+def test_another_engine_is_run_by_its_command_line(tmp_path: Path, machine: LocalMachine) -> None:
+    script = SAYS + "time.sleep(600)"
+    words = (sys.executable, "-c", script, "--at", "{host}:{port}", "--json={}", "{devices}")
+    machine.place("a", GROUP, Recipe({"KEY": "value"}, {"CPU": 1}, engine_of(*words)))
+    (placed,) = machine.placed()
+    log = tmp_path / "a.log"
+    eventually(lambda: log.read_text().endswith("\n"))
+    address = (placed.url or "").removeprefix("http://")
+    assert log.read_text() == f"--at {address} --json={{}}  value\n"
+
+
+def test_an_engine_that_is_not_installed_is_told(machine: LocalMachine) -> None:
+    machine.place("a", GROUP, Recipe({}, {"CPU": 1}, engine_of("/no/such/engine", "--port")))
+    ended = eventually(lambda: machine.placed()[0].ended)
+    assert ended == "/no/such/engine cannot be run (No such file or directory); " + (
+        "install it or give its path."
+    )
+
+
+def test_a_replica_has_its_whole_gpus_for_itself(tmp_path: Path) -> None:
+    machine = LocalMachine(tmp_path, {"GPU": 3})
+    engine = engine_of(sys.executable, "-c", SAYS, "{devices}")
+    try:
+        for name, count in (("a", 2), ("b", 1), ("c", 0)):
+            machine.place(name, GROUP, Recipe({"KEY": name}, {"GPU": count}, engine))
+            eventually((tmp_path / f"{name}.log").read_text)
+        said = [(tmp_path / f"{name}.log").read_text() for name in "abc"]
+        assert said == ["0,1 a\n", "2 b\n", " c\n"]
+        machine.remove("a")
+        machine.place("d", GROUP, Recipe({"KEY": "d"}, {"GPU": 1}, engine))
+        assert eventually((tmp_path / "d.log").read_text) == "0 d\n"
+    finally:
+        for each in machine.placed():
+            machine.remove(each.name)
+        machine.close()
 
 
 def test_what_is_lacking_is_said_by_name(machine: LocalMachine) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from cluster.config import ProxyKeys
 from cluster.controller import pages
-from cluster.controller.counters import Counters
 from cluster.controller.pages import PageReader
+from cluster.counters import Counters
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, ReplicaState
 from tests.ports import free_port

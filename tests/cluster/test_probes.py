@@ -8,6 +8,7 @@ import pytest
 
 from cluster.actuators import probes
 from cluster.actuators.probes import MAX_THREADS, Probed, ReplicaHealth, ReplicaProbes, probe
+from cluster.engines import HEARTH, Engine
 from common.fetch import FetchBounds
 from tests.proxy.support import Peer, ScriptedUpstream
 
@@ -22,7 +23,7 @@ class Fleet:
         self.end = Event()
         self.asked: Counter[str] = Counter()
 
-    def probe(self, url: str) -> Probed:
+    def probe(self, url: str, engine: Engine) -> Probed:
         self.asked[url] += 1
         if url.startswith("slow"):
             self.end.wait(DEADLINE_S)
@@ -46,10 +47,10 @@ def asked(fleet: Fleet) -> Iterator[ReplicaProbes]:
 
 def rounds_until(asked: ReplicaProbes, urls: list[str], answered: str) -> list[dict[str, Probed]]:
     """The answers of each round up to the first that has one of `answered`."""
-    rounds = [dict(asked.ask(urls))]
+    rounds = [dict(asked.ask(dict.fromkeys(urls, HEARTH)))]
     while answered not in rounds[-1]:
         assert len(rounds) < DEADLINE_S / 0.05
-        rounds.append(dict(asked.ask(urls)))
+        rounds.append(dict(asked.ask(dict.fromkeys(urls, HEARTH))))
     return rounds
 
 
@@ -58,7 +59,7 @@ def test_one_that_drips_is_asked_once_and_nobody_waits_for_it(
 ) -> None:
     urls = ["slow", "a", "b"]
     for _ in range(10):
-        assert all(each == READY for each in asked.ask(urls).values())
+        assert all(each == READY for each in asked.ask(dict.fromkeys(urls, HEARTH)).values())
     assert fleet.asked["slow"] == 1
     rounds_until(asked, urls, "a")
     rounds_until(asked, urls, "b")
@@ -70,9 +71,11 @@ def test_more_of_them_than_threads_take_nobody_out_of_service(
     fleet: Fleet, asked: ReplicaProbes
 ) -> None:
     slow = [f"slow {number}" for number in range(MAX_THREADS)]
-    asked.ask(slow)
+    asked.ask(dict.fromkeys(slow, HEARTH))
     for _ in range(10):
-        assert asked.ask([*slow, "a"]) == {}, "nobody has asked it, so nobody knows better"
+        assert asked.ask(dict.fromkeys([*slow, "a"], HEARTH)) == {}, (
+            "nobody has asked it, so nobody knows better"
+        )
     assert max(fleet.asked.values()) == 1
     fleet.end.set()
     assert rounds_until(asked, [*slow, "a"], "a")[-1]["a"] == READY

@@ -1,6 +1,7 @@
 """How replicas are tended, on machines that follow a script."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,12 @@ from cluster.actuators.machines import Placed
 from cluster.actuators.probes import ReplicaProbes
 from cluster.actuators.tended import STEADY_S, TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
+from cluster.engines import ENGINES, HEARTH, Engine
 from cluster.errors import ActuatorUnusable, ConfigFaulty
 from cluster.replicas import Group, Recipe, Recipes, ReplicaState
 from lab.kit.servers import eventually
 from proxy.upstreams.specs import UpstreamSpec, parse_upstreams
+from tests.cluster import foreign_engine
 from tests.proxy.support import Peer, ScriptedUpstream
 
 CHAT, CODE = Group("chat", "core", 4), Group("code", "core", 4)
@@ -101,8 +104,10 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "upstreams.yaml"
 
 
-def tending(machines: ScriptedMachines, path: Path, clock: Clock, *servers: str) -> TendedReplicas:
-    recipes = Recipes({name: {} for name in servers or ("chat",)}, {"core": {}})
+def tending(
+    machines: ScriptedMachines, path: Path, clock: Clock, *servers: str, engine: Engine = HEARTH
+) -> TendedReplicas:
+    recipes = Recipes({name: {} for name in servers or ("chat",)}, {"core": {}}, {"chat": engine})
     return TendedReplicas(machines, recipes, UpstreamsFile(path), TIMES, clock)
 
 
@@ -255,6 +260,75 @@ def test_one_that_was_never_ready_is_started_later_each_time_it_is_wanted(
         assert states(replicas) == [ReplicaState.FAILED]
         clock.now_s += 0.2
         assert len(replicas.start(CHAT, 1).started) == 1
+
+
+VLLM = ENGINES["vllm"]
+
+
+class VllmUpstream:
+    """Says how many requests it has; 404 to all else but /health."""
+
+    def __init__(self, server: ScriptedUpstream) -> None:
+        self.num_running = 1
+        server.scripts["/health"] = lambda peer: peer.reply(b"")
+        server.scripts["/ready"] = lambda peer: peer.reply(b"", "404 Not Found")
+        server.scripts["/metrics"] = self._metrics
+
+    def _metrics(self, peer: Peer) -> None:
+        engine = foreign_engine.Engine("vllm", rows=4)
+        engine.count(running=self.num_running)
+        peer.reply(engine.page().encode())
+
+
+@pytest.fixture
+def vllm(server: ScriptedUpstream) -> VllmUpstream:
+    return VllmUpstream(server)
+
+
+def test_another_engine_gets_sigterm_once_it_has_no_requests(
+    machines: ScriptedMachines, vllm: VllmUpstream, clock: Clock, path: Path
+) -> None:
+    with closing(tending(machines, path, clock, engine=VLLM)) as replicas:
+        replicas.start(CHAT, 1)
+        eventually(lambda: listed(path) == (UpstreamSpec(machines.url, health_path="/health"),))
+        replicas.stop(CHAT, 0)
+        machines.wait_for_rounds()
+        clock.now_s += TIMES.leave_s + 1
+        machines.wait_for_rounds()
+        assert machines.calls == []
+        vllm.num_running = 0
+        eventually(lambda: machines.calls == ["terminate"])
+
+
+def test_another_engine_gets_sigterm_when_its_time_is_over(
+    machines: ScriptedMachines, vllm: VllmUpstream, clock: Clock, path: Path
+) -> None:
+    with closing(tending(machines, path, clock, engine=VLLM)) as replicas:
+        replicas.start(CHAT, 1)
+        eventually(lambda: listed(path))
+        replicas.stop(CHAT, 0)
+        machines.wait_for_rounds()
+        clock.now_s += TIMES.leave_s + TIMES.drain_s - 0.1
+        machines.wait_for_rounds()
+        assert machines.calls == []
+        clock.now_s += 0.2
+        eventually(lambda: machines.calls == ["terminate"])
+
+
+def test_a_controller_that_is_started_again_cuts_off_no_stream_of_one_that_leaves(
+    machines: ScriptedMachines, vllm: VllmUpstream, clock: Clock, path: Path
+) -> None:
+    with closing(tending(machines, path, clock, engine=VLLM)) as first:
+        first.start(CHAT, 1)
+        eventually(lambda: listed(path))
+        first.stop(CHAT, 0)
+    with closing(tending(machines, path, clock, engine=VLLM)):
+        machines.wait_for_rounds()
+        clock.now_s += TIMES.leave_s + 1
+        machines.wait_for_rounds()
+        assert "terminate" not in machines.calls
+        vllm.num_running = 0
+        eventually(lambda: "terminate" in machines.calls)
 
 
 def test_machines_that_cannot_be_reached_change_nothing(

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 from contextlib import closing
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,19 @@ def test_the_actuator_knows_the_deployments_for_groups(name: str) -> None:
     assert deployment.is_of(Group("chat", accelerator, 32))
     assert deployment.user_rows == 32
     assert deployment.spec.template.spec.port == workload.ports["http"]
+
+
+def test_the_container_of_another_engine_is_of_its_schema_and_has_rows_and_a_port() -> None:
+    """Kubernetes puts the value of USER_ROWS into `$(USER_ROWS)`."""
+    text = DOCUMENT.read_text().partition("```yaml engine\n")[2].partition("```")[0]
+    deployment = deepcopy(every_workload()["chat-h100"].item)
+    deployment["spec"]["template"]["spec"]["containers"] = [yaml.safe_load(text)]
+    assert schema_faults(deployment) == []
+    read = actuated.Deployment.model_validate(deployment).spec.template.spec
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert f"--port={read.port}" in container["args"]
+    assert "--max-num-seqs=$(USER_ROWS)" in container["args"]
+    assert read.user_rows == 32
 
 
 def test_the_proxy_follows_services_that_are_there() -> None:

@@ -97,5 +97,5 @@ def test_a_controllers_cycle(optimizer_url: str) -> None:  # noqa: F811
         world.period(600.0)
         world.period(600.0)
     own = {"cluster/controller/loop.py", "cluster/actuators/__init__.py"}  # a thread, an interface
-    readers = {"cluster/controller/pages.py", "cluster/controller/counters.py"}  # the world's own
+    readers = {"cluster/controller/pages.py", "cluster/engines.py"}  # the world's own
     assert named_files("One controller cycle") - own - readers <= files

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.controller.counters import Counters
 from cluster.controller.pages import Readings
+from cluster.counters import Counters
 from cluster.replicas import Group, Outcome, Replica, ReplicaState
 from lab.benches.scaling.day import STEP_S, Day, Json
 from optimizer.model.latency import PhaseModel

@@ -1,0 +1,120 @@
+"""The engines that a replica may run: their command lines, health paths and metrics. Immutable.
+
+Names of metrics are from the engines' own documentation, read on 2026-11-28:
+vLLM      https://docs.vllm.ai/en/stable/usage/metrics/
+SGLang    https://docs.sglang.io/references/production_metrics.html
+llama.cpp https://github.com/ggml-org/llama.cpp/tree/master/tools/server#get-metrics-prometheus-compatible-metrics-exporter
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+MetricNames = Mapping[str, tuple[str, ...]]
+"""Sample names by field of `Counters`: the first on a page counts, summed over its labels."""
+
+PLACES = ("host", "port", "model", "rows", "devices")
+
+_HEARTH = {
+    "ended": ("inference_requests_total",),
+    "prompt_tokens": ("inference_prompt_tokens_sum",),
+    "completion_tokens": ("inference_completion_tokens_sum",),
+    "ttft_s": ("inference_time_to_first_token_seconds_sum",),
+    "ttft_count": ("inference_time_to_first_token_seconds_count",),
+    "itl_s": ("inference_inter_token_latency_seconds_sum",),
+    "itl_count": ("inference_inter_token_latency_seconds_count",),
+    "running": ("inference_rows_busy",),
+    "waiting": ("inference_queue_depth",),
+}
+_VLLM = {
+    "ended": ("vllm:request_success_total",),
+    "prompt_tokens": ("vllm:request_prompt_tokens_sum", "vllm:prompt_tokens_total"),
+    "completion_tokens": ("vllm:request_generation_tokens_sum", "vllm:generation_tokens_total"),
+    "ttft_s": ("vllm:time_to_first_token_seconds_sum",),
+    "ttft_count": ("vllm:time_to_first_token_seconds_count",),
+    "itl_s": (
+        "vllm:inter_token_latency_seconds_sum",
+        "vllm:request_time_per_output_token_seconds_sum",
+        "vllm:time_per_output_token_seconds_sum",
+    ),
+    "itl_count": (
+        "vllm:inter_token_latency_seconds_count",
+        "vllm:request_time_per_output_token_seconds_count",
+        "vllm:time_per_output_token_seconds_count",
+    ),
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+}
+_SGLANG = {
+    "ended": ("sglang:num_requests_total",),
+    "prompt_tokens": ("sglang:prompt_tokens_total",),
+    "completion_tokens": ("sglang:generation_tokens_total",),
+    "ttft_s": ("sglang:time_to_first_token_seconds_sum",),
+    "ttft_count": ("sglang:time_to_first_token_seconds_count",),
+    "itl_s": (
+        "sglang:inter_token_latency_seconds_sum",
+        "sglang:time_per_output_token_seconds_sum",
+    ),
+    "itl_count": (
+        "sglang:inter_token_latency_seconds_count",
+        "sglang:time_per_output_token_seconds_count",
+    ),
+    "running": ("sglang:num_running_reqs",),
+    "waiting": ("sglang:num_queue_reqs",),
+}
+_LLAMA_SERVER = {  # which counts no requests, and whose time to first token is that of the prompt
+    "prompt_tokens": ("llamacpp:prompt_tokens_total",),
+    "completion_tokens": ("llamacpp:tokens_predicted_total",),
+    "ttft_s": ("llamacpp:prompt_seconds_total",),
+    "itl_s": ("llamacpp:tokens_predicted_seconds_total",),
+    "running": ("llamacpp:requests_processing",),
+    "waiting": ("llamacpp:requests_deferred",),
+}
+FIELDS = tuple(_HEARTH)
+NEEDED = ("prompt_tokens", "completion_tokens", "running", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How the processes of a server are run and watched.
+
+    `command`: the words of its command line, with PLACES in braces; empty for Hearth's own API.
+    `answer_tokens`: tokens of an answer on average, by which an engine that counts no requests is
+    taken to have ended some."""
+
+    metrics: MetricNames = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    ready_path: str = "/health"
+    answer_tokens: float = 1.0
+
+    @property
+    def drains_itself(self) -> bool:
+        """Whether it ends its requests on SIGTERM, as opposed to cutting them off."""
+        return not self.command
+
+
+def _engine(metrics: MetricNames, command: str) -> Engine:
+    return Engine(metrics, tuple(command.split()))
+
+
+HEARTH = Engine(_HEARTH, ready_path="/ready")
+ENGINES: Mapping[str, Engine] = {
+    "hearth": HEARTH,
+    "vllm": _engine(_VLLM, "vllm serve {model} --host {host} --port {port} --max-num-seqs {rows}"),
+    "sglang": _engine(
+        _SGLANG,
+        "python -m sglang.launch_server --model-path {model} --host {host} --port {port} "
+        "--max-running-requests {rows} --enable-metrics",
+    ),
+    "llama-server": _engine(
+        _LLAMA_SERVER,
+        "llama-server --model {model} --host {host} --port {port} --parallel {rows} --metrics",
+    ),
+    "command": Engine(),
+}
+
+
+def filled(command: Sequence[str], **places: object) -> tuple[str, ...]:
+    """Returns the command line with some of its places filled; other braces, as of JSON, stay."""
+    for name, value in places.items():
+        command = [word.replace(f"{{{name}}}", str(value)) for word in command]
+    return tuple(command)

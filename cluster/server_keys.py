@@ -1,0 +1,101 @@
+"""`ServerKeys`: how replicas of one server of the system are run, a part of the cluster's file."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from cluster.engines import ENGINES, NEEDED, PLACES, Engine, MetricNames
+from common.faults import shown
+from common.key_files import Keys
+
+_PLACE = re.compile(r"\{([a-z_]+)\}")
+
+
+def _text_of(value: object) -> object:
+    """Settings are strings; YAML reads some of them as numbers or booleans."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _command(text: str) -> str:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{shown(text)} is no command line ({error}); close the quotes") from None
+    if not words:
+        raise ValueError(f"{shown(text)} has no words; give the engine's command line")
+    if unknown := {place for word in words for place in _PLACE.findall(word)} - {*PLACES}:
+        known = ", ".join(PLACES)
+        raise ValueError(f"{shown(text)} has the place {{{min(unknown)}}}; known: {known}")
+    return text
+
+
+Name = Annotated[str, Field(min_length=1, max_length=500)]
+Setting = Annotated[str, BeforeValidator(_text_of), Field(max_length=4096)]
+CommandLine = Annotated[str, Field(max_length=16_384), AfterValidator(_command)]
+HttpPath = Annotated[str, Field(max_length=1024, pattern=r"^/[!-~]*$")]
+EngineName = Literal["hearth", "vllm", "sglang", "llama-server", "command"]
+MetricField = Literal[
+    "ended", "prompt_tokens", "completion_tokens", "ttft_s", "ttft_count", "itl_s", "itl_count",
+    "running", "waiting",
+]  # fmt: skip
+
+
+class ServerKeys(Keys):
+    """How replicas of a server of the system are run."""
+
+    engine: EngineName = Field(
+        "hearth", description="The engine that its processes run; `command`: any other."
+    )
+    model: str | None = Field(
+        None, max_length=4096, description="MODEL of its processes; default: the embedded model."
+    )
+    settings: dict[Name, Setting] = Field(
+        default_factory=dict, max_length=200, description="Variables of its processes."
+    )
+    command: CommandLine | None = Field(
+        None,
+        description="Of another engine, with places such as {port}.",
+    )
+    ready_path: HttpPath | None = Field(
+        None, description="Of another engine: answers 200 once it is ready."
+    )
+    metrics: dict[MetricField, Name] = Field(
+        default_factory=dict, description="Of another engine: names of samples in its /metrics."
+    )
+
+    def engine_for(self, answer_tokens: float) -> Engine:
+        """Its engine; `answer_tokens` is the mean of the system's load."""
+        found = ENGINES[self.engine]
+        own: MetricNames = {field: (name,) for field, name in self.metrics.items()}
+        return replace(
+            found,
+            metrics={**found.metrics, **own},
+            command=tuple(shlex.split(self.command)) if self.command else found.command,
+            ready_path=self.ready_path or found.ready_path,
+            answer_tokens=max(answer_tokens, 1.0),
+        )
+
+    def faults(self, answer_tokens: float, *, has_command: bool) -> Iterator[str]:
+        """What is wrong between its keys. `has_command`: whether the actuator runs one."""
+        if self.engine == "hearth":
+            for key in sorted({"command", "ready_path", "metrics"} & self.model_fields_set):
+                yield f"{key}: is for other engines; remove it or name the engine."
+            return
+        engine = self.engine_for(answer_tokens)
+        if has_command and not engine.command:
+            yield "command: is missing; give the engine's command line."
+        if has_command and self.model is None and any("{model}" in word for word in engine.command):
+            yield f"model: is missing; the command line of {self.engine} needs it."
+        if lacking := [field for field in NEEDED if field not in engine.metrics]:
+            yield f"metrics: has no {', '.join(lacking)}; name the samples of its /metrics."
+        if "ended" not in engine.metrics and answer_tokens < 1:
+            yield (
+                f"engine: {self.engine} counts no requests, and the load of the server in the "
+                f"system has avgOutTokens {answer_tokens:g}; give 1 or more."
+            )
