@@ -3,9 +3,10 @@
 Decode thread only, but for the counts of pages.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from inference_api.core.state.prefixes import TOKEN_BYTES, Node, encode
+from inference_api.core.state.prefixes import Node, encode
 from inference_api.core.state.row_pages import HeldPages, RowPages
 
 
@@ -18,18 +19,11 @@ class BoundRowPages(RowPages):
 
     def best_row(self, free_rows: Sequence[int], root: Hashable, prompt: Sequence[int]) -> int:
         """Returns the row where the fewest pages are copied and lost, or the longest free one."""
-        match = self._tree.match(root, encode(prompt)[:-TOKEN_BYTES])
-        nodes = (*match.nodes, match.tail) if match.tail is not None else match.nodes
-        costs = dict.fromkeys(free_rows, len(nodes))
-        for page in self._tree.nodes:
-            row = page // self._max_row_pages
-            if row in costs:
-                costs[row] += 1
-        for node in nodes:
-            row = node.page // self._max_row_pages
-            if row in costs:
-                costs[row] -= 2  # neither copied nor lost
-        return min(free_rows, key=lambda row: costs[row])
+        match = self._match(root, encode(prompt))
+        nodes = match.nodes if match.tail is None else (*match.nodes, match.tail)
+        kept = Counter(page // self._max_row_pages for page in self._tree.nodes)
+        found = Counter(node.page // self._max_row_pages for node in nodes)
+        return min(free_rows, key=lambda row: kept[row] - 2 * found[row])
 
     def _own(self, held: HeldPages, index: int) -> int:
         return held.row * self._max_row_pages + index

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import count, takewhile
+from itertools import takewhile
 from typing import NamedTuple
 
 from inference_api.core.state.pool import PagePool
@@ -60,9 +60,8 @@ class PrefixTree:
         self._pool = pool
         self._page_bytes = page_tokens * TOKEN_BYTES
         self._roots: dict[Hashable, Node] = {}
-        self._clock = 0
-        self._order = count()  # decides between nodes let go of at once
-        self._leaves: list[tuple[int, int, Node]] = []  # a heap, by `used`; some are stale
+        self._clock = 0  # counts uses, so that no two have the same time
+        self._leaves: list[tuple[int, Node]] = []  # a heap, by `used`; some are stale
 
     def root(self, name: Hashable) -> Node:
         """Returns the root to `seal` first pages under. It is gone with the last of them."""
@@ -104,9 +103,12 @@ class PrefixTree:
         return node
 
     def touch(self, node: Node) -> None:
-        """The node was used, by a row that does not hold it."""
+        """The node is the one used last."""
         self._clock += 1
-        self._use(node)
+        node.used = self._clock
+        assert node.parent is not None, "nobody uses a root"
+        node.parent.similar[node.tokens[:BEGINNING_BYTES]] = node
+        self._offer(node)
 
     def hold(self, nodes: Sequence[Node]) -> None:
         """One more row holds these nodes, and the pages before them."""
@@ -115,10 +117,9 @@ class PrefixTree:
 
     def let_go(self, nodes: Sequence[Node]) -> None:
         """One row less holds these nodes, the only ones it held."""
-        self._clock += 1
-        for node in nodes:
+        for node in reversed(nodes):  # so that each is used after all that follows it
             node.num_rows -= 1
-            self._use(node)
+            self.touch(node)
 
     def move(self, node: Node, page: int) -> None:
         """The node's tokens are in `page` too, which a row holds: keep that one instead."""
@@ -132,11 +133,11 @@ class PrefixTree:
     def evict(self) -> bool:
         """Remove the leaf that was used least recently; False where rows hold all there is.
 
-        Nodes are let go of after what follows them or together with it, so that an idle
-        conversation goes whole before a fresher one loses its end.
+        An idle conversation goes whole before a fresher one loses its end: a node is let go of
+        right after what follows it.
         """
         while self._leaves:
-            used, _, node = heappop(self._leaves)
+            used, node = heappop(self._leaves)
             if used == node.used and self._can_go(node):
                 self._remove(node)
                 return True
@@ -150,12 +151,6 @@ class PrefixTree:
         for each in reversed(nodes):
             self._remove(each)
 
-    def _use(self, node: Node) -> None:
-        node.used = self._clock
-        assert node.parent is not None, "nobody holds a root"
-        node.parent.similar[node.tokens[:BEGINNING_BYTES]] = node
-        self._offer(node)
-
     def _can_go(self, node: Node) -> bool:
         is_there = self.nodes.get(node.page) is node
         return is_there and not node.num_rows and not node.children
@@ -164,10 +159,10 @@ class PrefixTree:
         """Have `evict` find this node, if it may go."""
         if not self._can_go(node):
             return
-        heappush(self._leaves, (node.used, next(self._order), node))
+        heappush(self._leaves, (node.used, node))
         if len(self._leaves) > 2 * len(self.nodes) + 64:  # most of them are stale
             leaves = filter(self._can_go, self.nodes.values())
-            self._leaves = [(each.used, next(self._order), each) for each in leaves]
+            self._leaves = [(leaf.used, leaf) for leaf in leaves]
             heapify(self._leaves)
 
     def _remove(self, node: Node) -> None:

@@ -12,6 +12,7 @@ from inference_api.core.state.prefixes import (
     MIN_REUSED_TOKENS,
     TOKEN_BYTES,
     Node,
+    PrefixMatch,
     PrefixTree,
     encode,
 )
@@ -141,22 +142,28 @@ class RowPages:
 
     def _reuse_longer(self, held: HeldPages) -> None:
         """Take over what there is of the prompt, if that is more than the row has."""
-        match = self._tree.match(held.root, held.prompt[:-TOKEN_BYTES])
-        tail = match.tail if self._reuse == "all" else None
+        match = self._match(held.root, held.prompt)
         whole_tokens = len(match.nodes) * self._page_tokens
-        num_tokens = whole_tokens + (0 if tail is None else match.tail_tokens)
-        if num_tokens <= held.reused_tokens:
-            return
-        self._adopt(held, match.nodes[len(held.nodes) :])
-        held.reused_tokens = max(held.reused_tokens, whole_tokens)
-        if tail is None:
-            return
-        self._tree.touch(tail)  # so that it is evicted last; even then its page is the one reserved
-        if self.reserve(held.row, num_tokens):
-            page = held.pages[len(match.nodes)]
-            if page != tail.page:
-                self._memory.copy_page(tail.page, page)
-            held.reused_tokens = num_tokens
+        num_tokens = whole_tokens + match.tail_tokens
+        if num_tokens > held.reused_tokens:
+            self._adopt(held, match.nodes[len(held.nodes) :])
+            has_tail = match.tail is not None and self._copy(held, match.tail)
+            held.reused_tokens = num_tokens if has_tail else whole_tokens
+
+    def _match(self, root: Hashable, prompt: bytes) -> PrefixMatch:
+        """Returns what there is of a prompt, but for its last token."""
+        match = self._tree.match(root, prompt[:-TOKEN_BYTES])
+        return match if self._reuse == "all" else PrefixMatch(match.nodes)
+
+    def _copy(self, held: HeldPages, tail: Node) -> bool:
+        """Copy a page to the first open one of the row; False where none can be had."""
+        self._tree.touch(tail)  # evicted last then; if it is even so, its page is the one reserved
+        if not self.reserve(held.row, (len(held.nodes) + 1) * self._page_tokens):
+            return False
+        page = held.pages[len(held.nodes)]
+        if page != tail.page:
+            self._memory.copy_page(tail.page, page)
+        return True
 
     def _take(self, held: HeldPages, index: int) -> int:
         """Returns a page that was free or cached, to be the `index`-th of the row."""
