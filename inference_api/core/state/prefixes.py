@@ -24,10 +24,10 @@ def encode(tokens: Sequence[int]) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A page whose tokens follow those of `parent`; of a root, what has no tokens before it.
+    """A page and its tokens, which follow those of `parent`. A root has neither page nor tokens.
 
-    With fewer tokens than a page has it is a *tail*: the end of a request. Nothing follows a tail,
-    and no row holds it: who goes on from there copies its page.
+    With fewer tokens than a page has room for it is a *tail*: the end of a request. Nothing follows
+    a tail, and no row holds it: who goes on from there copies its page.
     """
 
     tokens: bytes = b""
@@ -38,7 +38,7 @@ class Node:
     similar: dict[bytes, "Node"] = field(default_factory=dict)
     """The child used last of those that begin with the same MIN_REUSED_TOKENS tokens."""
     num_rows: int = 0  # rows that hold it; they hold all that it follows
-    used: int = 0  # when it was let go of
+    used: int = 0  # the time of the last use
 
 
 class PrefixMatch(NamedTuple):
@@ -117,7 +117,7 @@ class PrefixTree:
 
     def let_go(self, nodes: Sequence[Node]) -> None:
         """One row less holds these nodes, the only ones it held."""
-        for node in reversed(nodes):  # so that each is used after all that follows it
+        for node in nodes:
             node.num_rows -= 1
             self.touch(node)
 
@@ -133,8 +133,8 @@ class PrefixTree:
     def evict(self) -> bool:
         """Remove the leaf that was used least recently; False where rows hold all there is.
 
-        An idle conversation goes whole before a fresher one loses its end: a node is let go of
-        right after what follows it.
+        The nodes of a row are let go of at once, so that an idle conversation goes whole before a
+        fresher one loses its end.
         """
         while self._leaves:
             used, node = heappop(self._leaves)

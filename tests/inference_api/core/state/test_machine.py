@@ -201,4 +201,4 @@ class BoundRows(Rows):
 
 
 TestRows, TestBoundRows = Rows.TestCase, BoundRows.TestCase
-TestRows.settings = TestBoundRows.settings = settings(max_examples=100, deadline=None)
+TestRows.settings = TestBoundRows.settings = settings(max_examples=60, deadline=None)

@@ -70,8 +70,9 @@ def test_an_answer_is_reused_with_its_end() -> None:
 def test_what_was_written_behind_the_end_of_an_answer_is_not_reused() -> None:
     pages, _ = make_pages(num_pages=6, max_rows=1)
     pages.begin(0, "model", ONES)
-    assert pages.reserve(0, 30)
-    pages.end(0, 30, (2,) * 9)
+    assert pages.reserve(0, 40)
+    pages.end(0, 40, (2,) * 9)
+    assert pages.num_cached == 2
     assert pages.begin(0, "model", ONES + TWOS + TWOS) == PAGE_TOKENS + 9
 
 
@@ -136,6 +137,15 @@ def test_the_end_of_a_request_is_dropped_where_no_page_is_left_to_copy_it_to() -
     assert pages.begin(2, "model", ONES[:9]) == 0
     assert len(memory.copies) == 1
     assert (pages.num_held, pages.num_free) == (3, 0)
+
+
+def test_a_page_that_is_copied_is_not_the_one_evicted_for_it() -> None:
+    pages, memory = make_pages(num_pages=2, max_rows=1)
+    run(pages, ONES)
+    run(pages, TWOS)
+    assert pages.num_free == 0
+    assert pages.begin(0, "model", ONES[:10] + TWOS) == 10
+    assert memory.copies == [(0, 1)]
 
 
 def test_a_page_that_is_evicted_for_its_own_copy_is_taken_as_it_is() -> None:
