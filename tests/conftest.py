@@ -54,6 +54,7 @@ WITH_PROCESSES = [
     "lab",
     "optimizer/test_e2e.py",
     "proxy",
+    "test_forked.py",
     "test_layers.py",
     "weights/test_e2e.py",
 ]

@@ -6,12 +6,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from secrets import randbelow
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 import requests
 
@@ -67,10 +68,27 @@ def eventually(holds: Callable[[], Any], timeout_s: float = 20.0, every_s: float
     raise AssertionError(f"still false after {timeout_s} s")
 
 
+class Process(Protocol):
+    """A part of subprocess.Popen."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, signum: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+# Runs a module with arguments as `python -m` does, in a session of its own, with this log and
+# this environment.
+Start = Callable[[Sequence[str], BinaryIO, Mapping[str, str]], Process]
+
+
 class ServedApi:
     """A running API process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log_path: Path) -> None:
+    def __init__(self, process: Process, port: int, log_path: Path) -> None:
         self.process = process
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
@@ -133,8 +151,21 @@ def environment(**settings: object) -> dict[str, str]:
     return kept | {name: str(value) for name, value in settings.items()}
 
 
+def run_module(arguments: Sequence[str], log: BinaryIO, env: Mapping[str, str]) -> Process:
+    """The true command, as a Start."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env=env,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
 @contextmanager
-def served(
+def served_by(
+    start: Start,
     log_path: Path,
     app: str | None = None,
     start_timeout_s: float | None = START_TIMEOUT_S,
@@ -146,16 +177,9 @@ def served(
     """
     port = free_port()
     own = {"SERVICE_PORT": port, "WEIGHTS_DB": log_path.with_name(f"{log_path.name}.weights.db")}
-    command = [sys.executable, "-m", "gunicorn", "--config", "gunicorn.conf.py"]
+    command = ["gunicorn", "--config", "gunicorn.conf.py", *([app] if app else [])]
     with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command + ([app] if app else []),
-            cwd=ROOT,
-            env=environment(**own | settings),
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        process = start(command, log, environment(**own | settings))
     api = ServedApi(process, port, log_path)
     try:
         if start_timeout_s is not None:
@@ -165,3 +189,6 @@ def served(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(STOP_TIMEOUT_S)
+
+
+served = partial(served_by, run_module)

@@ -13,8 +13,9 @@ import requests
 from benchmarking.records import Run, read_run
 from benchmarking.results.result_files import RowResult, read_rows
 from benchmarking.results.workbook import COLUMNS
-from lab.kit.servers import ROOT, ServedApi, environment, served
+from lab.kit.servers import ROOT, ServedApi, environment
 from tests.benchmarking.results.test_responses import KEYS
+from tests.forked import served
 
 # What is not there to say of this server: no draft model, no images, no bursts.
 UNSAID = {

@@ -13,7 +13,8 @@ import pytest
 import requests
 import yaml
 
-from lab.kit.servers import MOCK_APP, ROOT, eventually, free_port, served
+from lab.kit.servers import MOCK_APP, ROOT, eventually, free_port
+from tests.forked import served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "hearth.json"

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from lab.kit.servers import MOCK_APP, ROOT, ServedApi, eventually, served
+from lab.kit.servers import MOCK_APP, ROOT, ServedApi, eventually
 from lab.models.random_model import SHAPES, make_random_model
 from tests.e2e.pages import ARGUMENTS, CHROMIUM, opened
+from tests.forked import served
 
 SLOW = {"MOCK_TOKENS_PER_SECOND": 20}  # an answer of 900 tokens outlasts what a test does meanwhile
 

@@ -11,8 +11,9 @@ import pytest
 import requests
 
 from inference_api.settings import EMBEDDED_MODEL
-from lab.kit.servers import ServedApi, eventually, served
+from lab.kit.servers import ServedApi, eventually
 from tests.e2e.bundles import FAST_MEMORY, FORMS, bundle_file
+from tests.forked import served
 
 PROMPTS = ("What is the capital of Kenya?", "Say 17 + 25.", "Tell me a story about a fox.")
 

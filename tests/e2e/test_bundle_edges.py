@@ -11,8 +11,9 @@ from urllib.parse import quote, unquote
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes
 from tests.e2e.bundles import bundle_file, expert
+from tests.forked import served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
 UNICODE = "sums/和 50%"

@@ -16,9 +16,10 @@ from cluster.controller.app import create_app
 from cluster.controller.cycle import ControllerParts
 from cluster.controller.loop import Controller
 from cluster.controller.optimizer import OptimizerClient
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
 from tests.e2e.pages import check_accessibility, opened, show
+from tests.forked import served
 from tests.ports import free_port
 
 RATE = 3000.0

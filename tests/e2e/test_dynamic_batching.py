@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually
+from tests.forked import served
 
 QUESTIONS = [f"Tell me about {city}." for city in ("Paris", "Lima", "Oslo", "Rome", "Cairo")]
 MANY_MS = 60_000  # so that only a full batch begins

@@ -18,7 +18,8 @@ from inference_api.apis.embeddings.body import EmbeddingsBody
 from inference_api.apis.embeddings.route import check_numbers
 from inference_api.errors import InvalidRequest
 from inference_api.settings.model import EMBEDDED_MODEL
-from lab.kit.servers import ServedApi, served
+from lab.kit.servers import ServedApi
+from tests.forked import served
 from tests.proxy.support import bearer, running_proxy
 
 MODEL = "hearth-tiny"

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from lab.kit.servers import ServedApi, served
+from lab.kit.servers import ServedApi
 from lab.models.random_model import SHAPES, make_random_model
+from tests.forked import served
 
 MODEL = "random"
 TURNS = [{"role": "user", "content": "hello"}]

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 from transformers import GptOssConfig, GptOssForCausalLM
 
 from inference_api.tools.dialects import HARMONY
-from lab.kit.servers import ROOT, ServedApi, served
+from lab.kit.servers import ROOT, ServedApi
 from lab.models.random_model import SHAPES, make_random_model
 from tests.e2e.test_tools import QUESTION, TOOLS, check
+from tests.forked import served
 
 TEMPLATE = ROOT / "tests" / "data" / "templates" / "harmony.jinja"
 SPECIAL = [*HARMONY.markers, "<|return|>"]

@@ -17,7 +17,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from inference_api.settings import Settings
 from inference_api.watch.telemetry import faults
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, served
+from lab.kit import servers
+from lab.kit.servers import MOCK_APP, ServedApi, eventually
+from tests.forked import served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -196,7 +198,7 @@ def test_asking_for_traces_without_the_extra_stops_the_start(tmp_path: Path) -> 
         "PYTHONPATH": str(tmp_path),
     }
     log_path = tmp_path / "log"
-    with served(log_path, MOCK_APP, start_timeout_s=None, **settings) as api:
+    with servers.served(log_path, MOCK_APP, start_timeout_s=None, **settings) as api:
         assert api.process.wait(30) != 0
         assert "pip install -r requirements-otel.txt" in api.log
         assert "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318" in api.log

@@ -10,7 +10,8 @@ from threading import Event
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes
+from tests.forked import served
 
 PARIS = {
     "text": "Have you been to Paris, France?",

@@ -9,7 +9,8 @@ import openai
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes
+from tests.forked import served
 
 MODEL = "hearth-tiny"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, served
+from lab.kit.servers import MOCK_APP, ServedApi
+from tests.forked import served
 from tests.proxy.support import bearer, running_proxy
 
 

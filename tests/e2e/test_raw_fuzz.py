@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 
-from lab.kit.servers import ServedApi, eventually, served
+from lab.kit.servers import ServedApi, eventually
 from tests.e2e.raw_requests import (
     Route,
     broken_at_random,
@@ -24,6 +24,7 @@ from tests.e2e.raw_requests import (
     exchange,
     routes_of,
 )
+from tests.forked import served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
 EXAMPLES = int(os.environ.get("RAW_FUZZ_EXAMPLES", "400"))  # for each door, of each kind

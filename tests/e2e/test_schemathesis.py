@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ROOT, ServedApi, served
+from lab.kit.servers import MOCK_APP, ROOT, ServedApi
+from tests.forked import served
 
 CONFIG = ROOT / "tests" / "e2e" / "schemathesis.toml"
 SYSTEM = ROOT / "tests" / "data" / "optimizer" / "systems" / "s00_documented.json"

@@ -15,7 +15,8 @@ from threading import Event
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes
+from tests.forked import served
 
 NUM_SOCKETS = 2000
 MAX_WAITING_PER_ADDRESS = 16

@@ -7,7 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from lab.kit.servers import ServedApi, served
+from lab.kit.servers import ServedApi
+from tests.forked import served
 
 MODEL = "hearth-tiny"
 COPY = "Echo this text: Jonas went to Nashville with a clever child."

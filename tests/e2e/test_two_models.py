@@ -12,8 +12,9 @@ import requests
 
 from inference_api.loading.hardware import available_memory_bytes
 from inference_api.settings import EMBEDDED_MODEL
-from lab.kit.servers import ServedApi, eventually, served
+from lab.kit.servers import ServedApi, eventually
 from lab.models.random_model import Shape, make_random_model
+from tests.forked import served
 
 TINY, RANDOM = EMBEDDED_MODEL.name, "random"
 SHAPE = Shape(hidden=64, ffn=128, layers=2, heads=4, kv_heads=2)

@@ -9,17 +9,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jwt
 import psutil
 import requests
 
+from lab.kit.servers import Process
+from tests.forked import fork_server
 from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,7 +224,7 @@ def _read_body(stream: BufferedReader, headers: dict[str, str]) -> bytes:
 class ProxyProcess:
     """A real gunicorn with a real proxy in it."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     port: int
     metrics_port: int
     audit_file: Path
@@ -318,17 +320,28 @@ def slow_reader(proxy: ProxyProcess) -> socket.socket:
     return sock
 
 
+def _start(
+    command: Sequence[str], arguments: Sequence[str], log: BinaryIO, env: Mapping[str, str]
+) -> Process:
+    if not command:
+        gunicorn = ("gunicorn", "--config", "proxy/gunicorn.conf.py")
+        return fork_server().start([*gunicorn, *arguments], log, env)
+    return subprocess.Popen(
+        [sys.executable, *command, *arguments], cwd=ROOT, env=env, stdout=log, stderr=log
+    )
+
+
 @contextmanager
 def running_proxy(
     directory: Path,
     upstream: str,
     *arguments: str,
-    command: tuple[str, ...] = ("-m", "gunicorn", "--config", "proxy/gunicorn.conf.py"),
+    command: tuple[str, ...] = (),
     port: int | None = None,
     metrics_port: int | None = None,
     **env: str,
 ) -> Iterator[ProxyProcess]:
-    """A proxy process; told to end when the block does."""
+    """A proxy process, of gunicorn unless there is a command; told to end when the block does."""
     free, free_for_metrics = free_ports(2)
     port, metrics_port = port or free, metrics_port or free_for_metrics
     settings = {
@@ -345,13 +358,7 @@ def running_proxy(
     }
     log_file = directory / "proxy.log"
     with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *command, *arguments],
-            cwd=ROOT,
-            env=settings | env,
-            stdout=log,
-            stderr=log,
-        )
+        process = _start(command, arguments, log, settings | env)
     scheme = "https" if "--certfile" in arguments else "http"
     proxy = ProxyProcess(process, port, metrics_port, directory / "audit.jsonl", log_file, scheme)
     try:

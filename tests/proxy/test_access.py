@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from inference_api.inference_api_server import create_server
 from inference_api.settings import Settings
-from lab.kit.servers import MOCK_APP, ServedApi, served
+from lab.kit.servers import MOCK_APP, ServedApi
 from optimizer.settings import Settings as OptimizerSettings
 from proxy.access.auth import ClaimRules
 from proxy.access.roles import ROLE_BY_ROUTE, Role, needed_role, plain_path
 from proxy.errors import BadRequest
+from tests.forked import served
 from tests.proxy.support import (
     DEADLINE_S,
     ProxyProcess,

@@ -1,0 +1,180 @@
+"""Servers for tests, forked from a Python that has imported their modules.
+
+Imports are most of what the start of a server costs, and tests start hundreds. Each process of
+pytest has one fork server, from its first use to its end. It starts no thread and reads no
+setting: what is forked gets arguments, environment, folder and log of its own, and then runs a
+module as `python -m` does. Tests of the start itself run the true command.
+"""
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO
+
+from lab.kit import servers
+
+PRELOADED = (
+    "common.connections.worker",
+    "gunicorn.app.wsgiapp",
+    "gunicorn.glogging",
+    "inference_api._mock_inference_api_server",
+    "inference_api.engine.devices",
+    "inference_api.engine.kernel_runner",
+    "inference_api.preflight",
+    "proxy.proxy",
+    "proxy.worker",
+    "tokenizers",
+)
+MAX_MESSAGE_BYTES = 1 << 17
+END_TIMEOUT_S = 60.0
+
+
+class ForkedProcess:
+    """As much of subprocess.Popen as tests use; its parent is the fork server."""
+
+    def __init__(self, server: "ForkServer", pid: int) -> None:
+        self.pid = pid
+        self._server = server
+        self._pidfd = os.pidfd_open(pid)
+        self._returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self._returncode is None and select.select([self._pidfd], [], [], 0)[0]:
+            os.close(self._pidfd)
+            self._returncode = self._server.reap(self.pid)
+        return self._returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit status, negative for a signal. Raises subprocess.TimeoutExpired."""
+        if self._returncode is None:
+            select.select([self._pidfd], [], [], timeout)
+        returncode = self.poll()
+        if returncode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return returncode
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The process that forks. Any thread may ask it; it answers one after the other."""
+
+    def __init__(self) -> None:
+        self._connection, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._turn = Lock()
+        with its_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forked", str(its_end.fileno())],
+                cwd=servers.ROOT,
+                pass_fds=[its_end.fileno()],
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},  # BLAS would start threads
+            )
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        log: BinaryIO,
+        env: Mapping[str, str],
+        cwd: Path = servers.ROOT,
+        start_new_session: bool = False,
+    ) -> ForkedProcess:
+        """Runs `python -m *arguments`, which writes to `log`."""
+        command = {
+            "arguments": arguments,
+            "env": env,
+            "cwd": str(cwd),
+            "start_new_session": start_new_session,
+        }
+        return ForkedProcess(self, self._ask({"run": command}, [log.fileno()]))
+
+    def reap(self, pid: int) -> int:
+        """Returns the exit status of a process that has ended."""
+        return self._ask({"reap": pid}, [])
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.wait(END_TIMEOUT_S)
+
+    def _ask(self, message: Mapping[str, Any], fds: list[int]) -> int:
+        with self._turn:
+            socket.send_fds(self._connection, [json.dumps(message).encode()], fds)
+            return int(self._connection.recv(MAX_MESSAGE_BYTES))
+
+
+@cache
+def fork_server() -> ForkServer:
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
+def _serve(connection: socket.socket) -> str:
+    """Returns, in each process forked, the module that it is to run."""
+    while True:
+        message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
+        if not message:
+            sys.exit()
+        asked = json.loads(message)
+        if "reap" in asked:
+            answer = os.waitstatus_to_exitcode(os.waitpid(asked["reap"], 0)[1])
+        elif (answer := os.fork()) == 0:
+            connection.close()
+            return _become(fds[0], **asked["run"])
+        else:
+            os.close(fds[0])
+        connection.send(str(answer).encode())
+
+
+def _become(
+    log: int, arguments: list[str], env: dict[str, str], cwd: str, start_new_session: bool
+) -> str:
+    if start_new_session:
+        os.setsid()
+    for fd in (sys.stdout.fileno(), sys.stderr.fileno()):
+        os.dup2(log, fd)
+    os.close(log)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    if action := env.get("PYTHONWARNINGS"):
+        warnings.simplefilter(action)  # type: ignore[arg-type]
+    sys.path.insert(0, cwd)
+    sys.argv = arguments
+    return arguments[0]
+
+
+def _start_server(arguments: Sequence[str], log: BinaryIO, env: Mapping[str, str]) -> ForkedProcess:
+    return fork_server().start(arguments, log, env, start_new_session=True)
+
+
+served = partial(servers.served_by, _start_server)
+
+if __name__ == "__main__":
+    for name in PRELOADED:
+        import_module(name)
+    gc.freeze()  # no search for garbage looks at what was imported, or copies its pages
+    runpy.run_module(
+        _serve(socket.socket(fileno=int(sys.argv[1]))), run_name="__main__", alter_sys=True
+    )
