@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from cluster.engines import Engine
 from cluster.errors import ConfigFaulty
 from cluster.replicas import Recipes
-from cluster.server_keys import Name, ServerKeys
+from cluster.server_keys import Name, Seconds, ServerKeys
 from cluster.system import SystemDocument, read_system
 from common.faults import capped, shown
 from common.key_files import Keys, KeysFaulty, float_of, parse_keys
@@ -56,7 +56,6 @@ Url = Annotated[str, Field(max_length=2048), AfterValidator(_url)]
 Address = Annotated[str, Field(max_length=300), AfterValidator(_address)]
 HostName = Annotated[str, Field(max_length=255), AfterValidator(_host)]
 FilePath = Annotated[Path, Field(strict=False)]
-Seconds = Annotated[float, BeforeValidator(float_of), Field(allow_inf_nan=False)]
 Amount = Annotated[float, BeforeValidator(float_of), Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -160,6 +159,23 @@ class ClusterConfig(Keys):
     def port(self) -> int:
         return int(self.listen.rpartition(":")[2])
 
+    def idle_s(self, system: SystemDocument) -> dict[str, float]:
+        """How long each server that may go to 0 has to be idle before."""
+        return {
+            name: self.scale_down_s if each.idle_s is None else each.idle_s
+            for name, each in self.servers.items()
+            if system.may_sleep(name)
+        }
+
+    def models_of_sleepers(self, system: SystemDocument) -> dict[str, list[str]]:
+        """Names of models by which a server that may go to 0 is woken; none: by any. With several
+        servers, nobody can wake one whose models are not named."""
+        return {
+            name: each.models
+            for name, each in self.servers.items()
+            if system.may_sleep(name) and (each.models or len(self.servers) == 1)
+        }
+
     def engines(self, system: SystemDocument) -> dict[str, Engine]:
         """Other engines than Hearth, by server."""
         return {
@@ -203,7 +219,11 @@ def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
         if server in system.servers:
             tokens = system.answer_tokens(server)
             has_command = config.actuator.kind != "kubernetes"
-            found = keys.faults(tokens, has_command=has_command)
+            found = [*keys.faults(tokens, has_command=has_command)]
+            if keys.idle_s is not None and not system.may_sleep(server):
+                found.append(f"idle_s: minNumReplicas in {name} is not 0; make it 0.")
+            if keys.idle_s is not None and not keys.models and len(config.servers) > 1:
+                found.append("models: is missing; name those in requests, which are to wake it.")
             faults += [f"servers.{server}.{fault}" for fault in found]
     if faults:
         _refuse(faults)

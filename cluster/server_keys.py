@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from cluster.engines import ENGINES, NEEDED, PLACES, Engine, MetricNames
 from common.faults import shown
-from common.key_files import Keys
+from common.key_files import Keys, float_of
 
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
@@ -36,6 +36,7 @@ def _command(text: str) -> str:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=500)]
+Seconds = Annotated[float, BeforeValidator(float_of), Field(allow_inf_nan=False)]
 Setting = Annotated[str, BeforeValidator(_text_of), Field(max_length=4096)]
 CommandLine = Annotated[str, Field(max_length=16_384), AfterValidator(_command)]
 HttpPath = Annotated[str, Field(max_length=1024, pattern=r"^/[!-~]*$")]
@@ -57,6 +58,12 @@ class ServerKeys(Keys):
     )
     settings: dict[Name, Setting] = Field(
         default_factory=dict, max_length=200, description="Variables of its processes."
+    )
+    models: list[Name] = Field(
+        default_factory=list, max_length=100, description="As requests name them, to wake it."
+    )
+    idle_s: Seconds | None = Field(
+        None, ge=0, le=604_800, description="Without requests for so long, it may go to 0."
     )
     command: CommandLine | None = Field(
         None,

@@ -45,6 +45,10 @@ class SystemDocument:
         """The load that the document expects of a server; empty if it says nothing."""
         return (self.servers[server].get("currentAlloc") or {}).get("load") or {}
 
+    def may_sleep(self, server: str) -> bool:
+        """Whether it may have no replicas."""
+        return not self.servers[server].get("minNumReplicas")
+
     def answer_tokens(self, server: str) -> float:
         tokens = self.load(server).get("avgOutTokens")
         return float(tokens) if isinstance(tokens, int | float) else 0.0

@@ -59,6 +59,19 @@ class ReplicaJson(TypedDict):
     why: str
 
 
+class Sleeper(TypedDict):
+    """A server that may have no replicas. `models`: names by which requests wake it; none: by any.
+    `ready_in_s`: until it has a replica, if it is woken now; null before its first start."""
+
+    server: str
+    models: list[str]
+    ready_in_s: float | None
+
+
+class SleepersTold(TypedDict):
+    servers: list[Sleeper]
+
+
 class StateTold(TypedDict):
     fault: str
     servers: dict[str, ServerState]
@@ -96,6 +109,7 @@ def create_app(
         except TimeoutError as error:
             return _refusal(504, str(error), "no_cycle_yet")
 
+    _add_sleepers(app, controller)
     add_description(app, CONTROLLER)
     return app
 
@@ -110,6 +124,26 @@ def _add_page(app: Flask) -> None:
     @operation("A file of the page.", {200: "*/*"})
     def assets(name: str) -> Response:
         return send_from_directory(PAGE, name)
+
+
+def _add_sleepers(app: Flask, controller: Controller) -> None:
+    def told(server: str) -> Sleeper:
+        models, ready_in_s = controller.sleepers[server], controller.ready_in_s(server)
+        return {"server": server, "models": models, "ready_in_s": ready_in_s}
+
+    @app.get("/sleepers")
+    @operation("Servers that may have no replicas, for the proxy.", {200: SleepersTold})
+    def sleepers() -> Response:
+        return jsonify(servers=[*map(told, controller.sleepers)])
+
+    @app.post("/wake/<path:server>")
+    @operation("A request waits for this server.", {200: Sleeper, 403: Error, 404: Error})
+    def wake(server: str) -> Response:
+        if server not in controller.sleepers:
+            known = ", ".join(controller.sleepers) or "none"
+            return _refusal(404, f"{server[:200]!r} is none that sleeps; known: {known}", "unknown")
+        controller.wake(server)
+        return jsonify(told(server))
 
 
 def _add_probes(app: Flask, controller: Controller) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.config import ClusterConfig
@@ -12,6 +12,7 @@ from cluster.controller.optimizer import Optimizer, OptimizerReply
 from cluster.controller.pages import Reader, Readings
 from cluster.controller.question import Standing, as_it_is, groups_of, question
 from cluster.controller.rollout import Plan, running
+from cluster.controller.sleep import Sleep
 from cluster.controller.speeds import Learned, Speeds
 from cluster.errors import MetricsUnread, OptimizerUnusable
 from cluster.replicas import Group, Replica, ReplicaState
@@ -92,12 +93,21 @@ class Planner:
         self._door: float | None = None
         self._ready: Counter[Group] = Counter()
         self._changed_s: dict[str, float] = {}
+        self._sleep = Sleep(parts.config.idle_s(parts.system))
         self._number = 0
         self.plan: Plan = {
             group: count
             for group, count in running(replicas).items()
             if group.server in parts.system.servers
         }
+
+    def wake(self, servers: Iterable[str], at_s: float) -> bool:
+        """Somebody asks for these servers. Returns whether any has no replicas: it is time for a
+        cycle."""
+        servers = set(servers)
+        for name in servers:
+            self._sleep.note(name, at_s)
+        return bool(servers - {group.server for group, count in self.plan.items() if count})
 
     def cycle(self, replicas: Sequence[Replica], at_s: float) -> Cycle:
         """Makes the next plan. `at_s` is in seconds of the reader's clock."""
@@ -110,12 +120,16 @@ class Planner:
         learned = Learned()
         if self._parts.config.tune and self._before_s == at_s:
             learned = self._speeds.learn(traffic, steady, at_s)
-        held = self._held(traffic, at_s)
+        self._note_who_asks(traffic, at_s)
+        for name in self._sleep.asleep(at_s):
+            self._demands[name].rest()
+        awake = self._sleep.awake(at_s)
+        held = self._held(traffic, awake, at_s)
         loads = {name: demand.load for name, demand in self._demands.items()}
         unsure = {name for name, each in self._demands.items() if not each.is_known(at_s)}
-        asked = question(
-            self._parts.system, Standing(self.plan, loads, self._speeds.perf, held.keys(), unsure)
-        )
+        unsure -= self._sleep.asleep(at_s)
+        standing = Standing(self.plan, loads, self._speeds.perf, held.keys(), unsure, awake)
+        asked = question(self._parts.system, standing)
         fault, answer = "", None
         try:
             answer = self._parts.optimizer.solve(asked)
@@ -190,7 +204,22 @@ class Planner:
             for name, each in answer.allocations.items()
         }
 
-    def _held(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> dict[str, str]:
+    def _note_who_asks(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> None:
+        """In the first cycle, servers that run or expect a load are taken to be asked for."""
+        asked = {
+            name
+            for name, each in traffic.items()
+            if each.unread or each.all.arrived or each.all.present
+        }
+        if self._number == 1:
+            asked |= {group.server for group, count in self.plan.items() if count}
+            asked |= {name for name, each in self._demands.items() if each.load.per_minute}
+        for name in asked:
+            self._sleep.note(name, at_s)
+
+    def _held(
+        self, traffic: Mapping[str, ServerTraffic], awake: Collection[str], at_s: float
+    ) -> dict[str, str]:
         """Servers that must not change in this cycle, with the reasons."""
         held = {}
         window_s = self._parts.config.stabilization_s
@@ -202,7 +231,7 @@ class Planner:
                 held[name] = "no replica could be asked yet"
             elif runs and seen is not None and seen.unread:
                 held[name] = f"its metrics are not read: {seen.unread}"
-            elif passed_s < WINDOW_PART * window_s:
+            elif passed_s < WINDOW_PART * window_s and (runs or name not in awake):
                 held[name] = f"changed {passed_s:.0f} s ago, less than {window_s:g} s"
         return held
 

@@ -7,7 +7,7 @@ full, no more can arrive than are answered. Demand falls late: it is the highest
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.controller.loads import Traffic
 
@@ -74,6 +74,11 @@ class Demand:
         while self._seen[0].at_s < at_s - self._scale_down_s and len(self._seen) > 1:
             self._seen.popleft()
         self._latest = OfferedLoad.of(max(each.per_minute for each in self._seen), *self._tokens())
+
+    def rest(self) -> None:
+        """Nobody asks for it any more."""
+        self._seen.clear()
+        self._latest = replace(self._latest, per_minute=0.0)
 
     def is_known(self, at_s: float) -> bool:
         """Whether it was observed for as long as a lower load must last before it counts."""

@@ -35,11 +35,15 @@ class ControllerGauges(Collector):
             unplaced.add_metric(
                 [group.server, group.accelerator, str(group.user_rows)], float(outcome.unplaced)
             )
+        starts = _gauge("start_seconds", "The longest of a server's last starts.", ["server"])
+        for server, forecast in now.starts.items():
+            if forecast.longest_s is not None:
+                starts.add_metric([server], forecast.longest_s)
         fault = _gauge("fault", "1 if the last attempt to do anything failed.", [])
         fault.add_metric([], float(bool(now.fault or (now.cycle and now.cycle.fault))))
         faults = CounterMetricFamily(f"{PREFIX}faults", "Attempts that failed in a new way.")
         faults.add_metric([], float(now.num_faults))
-        yield from (desired, current, unplaced, fault, faults)
+        yield from (desired, current, unplaced, starts, fault, faults)
         if now.cycle is not None:
             yield from _of_cycle(now.cycle)
 

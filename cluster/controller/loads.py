@@ -18,7 +18,8 @@ LEAST_READ = 0.5  # share of a server's replicas to read, to take the others to 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The traffic of some replicas over a time; `waiting` are requests without a row at its end."""
+    """The traffic of some replicas over a time; at its end, `present` are their requests, and
+    `waiting` those of them without a row."""
 
     seconds: float = 0.0
     arrived: float = 0.0
@@ -30,6 +31,7 @@ class Traffic:
     itl_s: float = 0.0
     itl_count: float = 0.0
     waiting: float = 0.0
+    present: float = 0.0
 
     def __add__(self, other: "Traffic") -> "Traffic":
         """Returns the traffic of both over the same time."""
@@ -81,6 +83,7 @@ def between(before: Counters, now: Counters) -> Traffic:
         max(now.itl_s - before.itl_s, 0.0),
         max(now.itl_count - before.itl_count, 0.0),
         now.waiting,
+        now.present,
     )
 
 

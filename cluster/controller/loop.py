@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from cluster.actuators import Actuator
 from cluster.controller.cycle import ControllerParts, Cycle, Planner
 from cluster.controller.journal import Journal
 from cluster.controller.journal_entry import DecisionTold, decision_of, entry_of, fault_entry
 from cluster.controller.rollout import Plan, next_steps
+from cluster.controller.sleep import StartForecast, StartTimes
 from cluster.errors import ClusterError
 from cluster.replicas import Group, Outcome, Replica
 
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 JOIN_S = 90.0
 DECISIONS_KEPT = 20
 
+T = TypeVar("T")
 Asking = SimpleQueue[Cycle | ClusterError]
 """Takes the answer to an `invoke`."""
 
@@ -35,12 +38,14 @@ Asking = SimpleQueue[Cycle | ClusterError]
 @dataclass(frozen=True, slots=True)
 class ControllerSnapshot:
     """What is known now. `fault`: why the last attempt at anything failed; empty if it did not.
-    `num_faults`: how often that was new. `decisions`: of the last cycles, newest first, as JSON."""
+    `num_faults`: how often that was new. `starts`: by server. `decisions`: of the last cycles,
+    newest first, as JSON."""
 
     replicas: tuple[Replica, ...] = ()
     plan: Plan = field(default_factory=dict)
     cycle: Cycle | None = None
     unplaced: Mapping[Group, Outcome] = field(default_factory=dict)
+    starts: Mapping[str, StartForecast] = field(default_factory=dict)
     fault: str = ""
     num_faults: int = 0
     decisions: tuple[DecisionTold, ...] = ()
@@ -49,15 +54,20 @@ class ControllerSnapshot:
 class Rollout:
     """Carries plans out. Controller thread only."""
 
-    def __init__(self, actuator: Actuator, dry_run: bool) -> None:
-        self._actuator, self._dry_run = actuator, dry_run
+    def __init__(
+        self, actuator: Actuator, dry_run: bool, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._actuator, self._dry_run, self._clock = actuator, dry_run, clock
+        self._starts = StartTimes()
         self._plan: Plan = {}
         self._names: frozenset[str] = frozenset()
         self.unplaced: dict[Group, Outcome] = {}
+        self.starts: Mapping[str, StartForecast] = {}
 
     def step(self, plan: Plan) -> tuple[Replica, ...]:
         """One step towards the plan; returns the replicas before it. Raises ActuatorUnusable."""
         replicas = tuple(self._actuator.replicas())
+        self.starts = self._starts.see(replicas, self._clock())
         names = frozenset(each.name for each in replicas)
         # Another plan, or a replica that has gone and left room: worth another try.
         if plan != self._plan or self._names - names:
@@ -68,7 +78,9 @@ class Rollout:
         unplaced = {group: outcome.unplaced for group, outcome in self.unplaced.items()}
         steps = next_steps(replicas, plan, unplaced)
         for group, count in steps.start:
+            begun_s = self._clock()
             outcome = self._actuator.start(group, count)
+            self._starts.begin(outcome.started, begun_s)
             if outcome.unplaced:
                 log.warning("unplaced=%d group=%s why=%s", outcome.unplaced, group, outcome.why)
                 self.unplaced[group] = outcome
@@ -78,7 +90,8 @@ class Rollout:
 
 
 class Controller:
-    """`start` and `stop` by its owner; `snapshot` and `invoke` by any thread."""
+    """`start` and `stop` by its owner; the rest by any thread. `sleepers`: models of the servers
+    that may have no replicas and are woken by requests."""
 
     def __init__(
         self,
@@ -89,6 +102,8 @@ class Controller:
         self._parts, self._create_actuator, self._clock = parts, create_actuator, clock
         self._snapshot = ControllerSnapshot()  # replaced whole, by the controller thread only
         self._asked: SimpleQueue[Asking] = SimpleQueue()
+        self._woken: SimpleQueue[str] = SimpleQueue()
+        self.sleepers = parts.config.models_of_sleepers(parts.system)
         self._wake = threading.Event()
         self._must_end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
@@ -125,6 +140,15 @@ class Controller:
             raise made
         return made
 
+    def wake(self, server: str) -> None:
+        """A request waits for this server: have it run, without waiting for that."""
+        self._woken.put(server)
+        self._wake.set()
+
+    def ready_in_s(self, server: str) -> float | None:
+        """Seconds until a server has a ready replica, if it is woken now; None if not known."""
+        return self._snapshot.starts.get(server, StartForecast()).ready_in_s(self._clock())
+
     def _run(self) -> None:
         """Whatever fails is told and tried again: only `stop` ends this thread."""
         config = self._parts.config
@@ -134,7 +158,7 @@ class Controller:
                     journal = Journal(config.journal, config.journal_bytes)
                     actuator = self._create_actuator()
                 except Exception as error:
-                    self._take_fault(error, self._those_who_ask())
+                    self._take_fault(error, _taken(self._asked))
                     self._wake.wait(config.rollout_s)
                     self._wake.clear()
                     continue
@@ -143,18 +167,19 @@ class Controller:
 
     def _serve(self, actuator: Actuator, journal: Journal) -> None:
         config = self._parts.config
-        rollout = Rollout(actuator, config.dry_run)
+        rollout = Rollout(actuator, config.dry_run, self._clock)
         planner: Planner | None = None
         due_s = time.monotonic() if config.period_s else math.inf
         while not self._must_end.is_set():
-            asking = self._those_who_ask()
+            asking, woken = _taken(self._asked), set(_taken(self._woken))
             is_due = bool(asking) or time.monotonic() >= due_s
             if is_due:
                 due_s = max(due_s + config.period_s, time.monotonic())
             try:
                 if planner is None:
                     planner = Planner(self._parts, actuator.replicas())
-                if is_due:
+                is_woken = planner.wake(woken, self._clock())
+                if is_due or is_woken:
                     cycle = planner.cycle(actuator.replicas(), self._clock())
                     self._roll(rollout, planner, cycle)
                     journal.write(entry_of(cycle, rollout.unplaced, config.dry_run))
@@ -180,13 +205,7 @@ class Controller:
                 sum(each.unplaced for each in rollout.unplaced.values()),
                 cycle.fault,
             )
-        self._tell(replicas, planner.plan, rollout.unplaced, cycle)
-
-    def _those_who_ask(self) -> "list[Asking]":
-        asking = []
-        while not self._asked.empty():
-            asking.append(self._asked.get())
-        return asking
+        self._tell(replicas, planner.plan, rollout, cycle)
 
     def _take_fault(self, error: Exception, asking: "Sequence[Asking]") -> bool:
         """Tell it, and log what was not foreseen with its traceback. Returns whether it is new."""
@@ -204,7 +223,7 @@ class Controller:
         self,
         replicas: Sequence[Replica] | None = None,
         plan: Plan | None = None,
-        unplaced: Mapping[Group, Outcome] | None = None,
+        rollout: Rollout | None = None,
         cycle: Cycle | None = None,
         fault: str = "",
     ) -> None:
@@ -213,12 +232,18 @@ class Controller:
             before,
             replicas=before.replicas if replicas is None else tuple(replicas),
             plan=before.plan if plan is None else dict(plan),
-            unplaced=before.unplaced if unplaced is None else dict(unplaced),
+            unplaced=before.unplaced if rollout is None else dict(rollout.unplaced),
+            starts=before.starts if rollout is None else rollout.starts,
             cycle=cycle or before.cycle,
             fault=fault,
             num_faults=before.num_faults + (fault not in ("", before.fault)),
             decisions=_with(before.decisions, cycle),
         )
+
+
+def _taken(queue: SimpleQueue[T]) -> list[T]:
+    """Returns what is in a queue that nobody else takes from."""
+    return [queue.get() for _ in range(queue.qsize())]
 
 
 def _with(decisions: tuple[DecisionTold, ...], cycle: Cycle | None) -> tuple[DecisionTold, ...]:

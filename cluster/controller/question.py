@@ -25,13 +25,15 @@ FLAGS = {  # unless the document has others
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What a question is about. `plan`: what runs or is to run; `perf`: speeds of now, by model and
-    accelerator; `held`: servers not to change; `unsure`: those not to have fewer replicas."""
+    accelerator; `held`: servers not to change; `unsure`: those not to have fewer replicas; `awake`:
+    those that need one at least."""
 
     plan: Plan
     loads: Mapping[str, OfferedLoad]
     perf: Mapping[tuple[str, str], Json]
     held: Collection[str] = ()
     unsure: Collection[str] = ()
+    awake: Collection[str] = ()
 
     def groups(self, server: str) -> list[tuple[Group, int]]:
         """Groups of a server that have replicas, the largest first."""
@@ -98,6 +100,8 @@ def groups_of(server: str, allocation: AllocationReply) -> dict[Group, int]:
 def _server(system: SystemDocument, standing: Standing, name: str) -> Json:
     spec, load = dict(system.servers[name]), standing.loads[name].as_json()
     spec.pop("desiredAlloc", None)
+    if name in standing.awake:
+        spec["minNumReplicas"] = 1
     groups = standing.groups(name)
     if not groups:
         return spec | {"currentAlloc": {"load": load}}

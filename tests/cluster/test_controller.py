@@ -26,10 +26,15 @@ class Running:
     """A controller that is invoked, at times that it is told."""
 
     def __init__(
-        self, url: str, folder: Path, create: Callable[[], Actuator] | None = None, **keys: Any
+        self,
+        url: str,
+        folder: Path,
+        create: Callable[[], Actuator] | None = None,
+        document: dict[str, Any] | None = None,
+        **keys: Any,
     ) -> None:
         self.actuator, self.reader = MemoryActuator(), CountingReader()
-        self.system = system(system_json(rate=3000))
+        self.system = system(document or system_json(rate=3000))
         self.config = config(
             self.system,
             **{"period_s": 0, "rollout_s": 0.1, "journal": folder / "cluster.jsonl", **keys},

@@ -1,0 +1,85 @@
+"""Servers that go to 0 while nobody asks for them, and how long they take to come back.
+
+Controller thread only, but for what says otherwise."""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cluster.replicas import Replica, ReplicaState
+
+STARTS_KEPT = 5
+
+
+class Sleep:
+    """When each server was last asked for, of those that may have no replicas."""
+
+    def __init__(self, idle_s: Mapping[str, float]) -> None:
+        """`idle_s`: how long each is not asked for before it sleeps."""
+        self._idle_s = idle_s
+        self._asked_s: dict[str, float] = {}
+
+    def note(self, server: str, at_s: float) -> None:
+        """Somebody asks for it."""
+        self._asked_s[server] = at_s
+
+    def asleep(self, at_s: float) -> set[str]:
+        return {name for name in self._idle_s if not self._is_awake(name, at_s)}
+
+    def awake(self, at_s: float) -> set[str]:
+        """Those that may sleep and do not: each needs a replica at least."""
+        return {name for name in self._idle_s if self._is_awake(name, at_s)}
+
+    def _is_awake(self, server: str, at_s: float) -> bool:
+        idle_s = at_s - self._asked_s.get(server, -math.inf)
+        return idle_s == 0 or idle_s < self._idle_s[server]
+
+
+@dataclass(frozen=True, slots=True)
+class StartForecast:
+    """When a server has a replica that is ready. Immutable: any thread.
+
+    `longest_s`: the longest of its last starts; None before the first. `begun_s`: when the first of
+    those that start or are ready was begun; infinite where there are none."""
+
+    longest_s: float | None = None
+    begun_s: float = math.inf
+
+    def ready_in_s(self, now_s: float) -> float | None:
+        """Seconds from now; None while no start was measured."""
+        if self.longest_s is None:
+            return None
+        return max(self.longest_s - max(now_s - self.begun_s, 0.0), 0.0)
+
+
+class StartTimes:
+    """Measures how long replicas take from their start until they are ready."""
+
+    def __init__(self) -> None:
+        self._begun_s: dict[str, float] = {}
+        self._starting: set[str] = set()
+        self._took_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=STARTS_KEPT))
+
+    def begin(self, names: Iterable[str], now_s: float) -> None:
+        """Replicas of these names were started now."""
+        for name in names:
+            self._begun_s[name] = now_s
+            self._starting.add(name)
+
+    def see(self, replicas: Iterable[Replica], now_s: float) -> dict[str, StartForecast]:
+        """The forecast for each server that was ever seen with replicas."""
+        present = [r for r in replicas if r.state in (ReplicaState.STARTING, ReplicaState.READY)]
+        self._begun_s = {r.name: self._begun_s.get(r.name, now_s) for r in present}
+        for each in present:
+            if each.state is ReplicaState.READY and each.name in self._starting:
+                self._took_s[each.group.server].append(now_s - self._begun_s[each.name])
+                self._starting.remove(each.name)
+        self._starting &= self._begun_s.keys()
+        servers = {*self._took_s, *(each.group.server for each in present)}
+        return {server: self._forecast(server, present) for server in servers}
+
+    def _forecast(self, server: str, present: Iterable[Replica]) -> StartForecast:
+        begun = [self._begun_s[each.name] for each in present if each.group.server == server]
+        longest_s = max(self._took_s[server], default=None)
+        return StartForecast(longest_s, min(begun, default=math.inf))
