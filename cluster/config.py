@@ -162,7 +162,7 @@ class ClusterConfig(Keys):
     def idle_s(self, system: SystemDocument) -> dict[str, float]:
         """How long each server that may go to 0 has to be idle before."""
         return {
-            name: self.scale_down_s if each.idle_s is None else each.idle_s
+            name: each.idle_s or max(self.scale_down_s, 1.0)
             for name, each in self.servers.items()
             if system.may_sleep(name)
         }

@@ -63,7 +63,7 @@ class ServerKeys(Keys):
         default_factory=list, max_length=100, description="As requests name them, to wake it."
     )
     idle_s: Seconds | None = Field(
-        None, ge=0, le=604_800, description="Without requests for so long, it may go to 0."
+        None, ge=1, le=604_800, description="Without requests for so long, it may go to 0."
     )
     command: CommandLine | None = Field(
         None,

@@ -52,10 +52,8 @@ class ProxyApp:
         self._metrics = Metrics(parts.balancer, self._gauges())
         self._audit = AuditLog(self._metrics.record)
         self._visits = Visits(settings, parts, self.crowd, self._aside, self._audit)
-        # Rows may have come free, by what the upstreams say.
-        self._health = HealthChecks(
-            parts.balancer, settings.health_interval, self._visits.forwarder.room.admit
-        )
+        self._sleepers = self._visits.sleepers
+        self._health = HealthChecks(parts.balancer, settings.health_interval, self._admit_who_waits)
         self._probes = Probes(self._is_alive, self._why_not_ready)
         address = (settings.proxy_metrics_host, settings.proxy_metrics_port)
         self._control = ControlServer(
@@ -64,11 +62,13 @@ class ProxyApp:
 
     def _gauges(self) -> Gauges:
         waiting = "Requests that wait for a user row."
+        starting = "Requests that wait for the first replica of their server."
         stale = "1 while the list of upstreams may be old, as its source cannot be reached."
         return {
             "hearth_proxy_in_flight": ("Requests served now.", lambda: len(self._visits.running)),
             "hearth_proxy_connections": ("Clients' connections.", lambda: len(self.crowd)),
             "hearth_proxy_waiting": (waiting, lambda: len(self._visits.forwarder.room)),
+            "hearth_proxy_awaiting_start": (starting, lambda: len(self._visits.sleepers)),
             "hearth_proxy_upstreams_stale": (stale, lambda: int(self._parts.discovery.is_stale)),
         }
 
@@ -77,6 +77,7 @@ class ProxyApp:
         self._loop = asyncio.get_running_loop()
         self._sweep()
         self._health.start()
+        self._sleepers.start()
         self._maintenance.start()
         self._parts.discovery.start(self._maintenance.request_run)
         if self._settings.proxy_metrics_port:
@@ -96,6 +97,7 @@ class ProxyApp:
         self._control.stop()
         self._parts.discovery.stop()
         self._health.stop()
+        self._sleepers.stop()
         self._maintenance.stop()
         self._aside.close()
         self._parts.balancer.close()
@@ -185,12 +187,19 @@ class ProxyApp:
         self._parts.balancer.replace(specs)
         self._health.request_run()
 
+    def _admit_who_waits(self) -> None:
+        """Rows may have come free, by what the upstreams say, and servers may have started."""
+        self._visits.forwarder.room.admit()
+        self._sleepers.look_again()
+
     def _is_alive(self) -> bool:
         """Any thread."""
-        return self._maintenance.is_alive and self._health.is_alive
+        parts = (self._maintenance, self._health, self._sleepers)
+        return all(each.is_alive for each in parts)
 
     def _why_not_ready(self) -> str | None:
         """Any thread."""
         if self._visits.is_draining:
             return "draining"
-        return None if self._parts.balancer.is_ready() else "no upstream is ready"
+        can_serve = self._parts.balancer.is_ready() or self._sleepers.has_any
+        return None if can_serve else "no upstream is ready"

@@ -21,6 +21,7 @@
     ├── UpstreamNotReady     503   no upstream passes its health checks, or none answers them
     ├── Overloaded           503   PROXY_REQUESTS or PROXY_CONNECTIONS are reached
     ├── AllRowsBusy          503   no row came free in time, or too many wait for one
+    ├── ServerStarting       503   its server had no replica, and has none in time
     ├── Draining             503   the proxy is about to stop
     └── UpstreamTimeout      504   no first byte within FIRST_BYTE_TIMEOUT
 
@@ -30,6 +31,8 @@
 
 `visits.Visits` renders them, once, at the edge; `client.ClientConnection` those of broken heads.
 """
+
+from math import ceil
 
 from common import startup
 from common.errors import WireError
@@ -205,6 +208,20 @@ class AllRowsBusy(_ComeAgain):
 
     def __init__(self, reason: str) -> None:
         super().__init__("All user rows are busy, try again later.", reason=reason)
+
+
+class ServerStarting(_ComeAgain):
+    """Its first replica takes longer than a request may wait: `ready_in_s`, if that is known."""
+
+    code = "server_starting"
+
+    def __init__(self, ready_in_s: float | None) -> None:
+        usual_s = UpstreamNotReady.retry_after_s
+        self.retry_after_s = usual_s if ready_in_s is None else max(ceil(ready_in_s), 1)
+        super().__init__(
+            "The server of this model is being started, try again later.",
+            reason=f"it has a replica in {self.retry_after_s} s; raise QUEUE_TIMEOUT to wait",
+        )
 
 
 class Draining(_ComeAgain):

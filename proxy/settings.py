@@ -5,6 +5,7 @@ default and bounds; `docs/proxy.md` explains them. `Settings.load` reports every
 """
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -22,6 +23,7 @@ ASYMMETRIC_ALGORITHMS = frozenset(
 )
 # RFC 7518, section 3.2: a key of the hash's own size or larger; 32 bytes for SHA-256.
 MIN_SECRET_BYTES = 32
+URL = re.compile(r"https?://[^\s/?#@]+")
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -47,6 +49,7 @@ class Settings(BaseSettings):
     upstream_keys: FilePath | None = None
     kubernetes_api: str = "https://kubernetes.default.svc"
     kubernetes_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    cluster_url: str | None = None
     upstream_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     connect_timeout: Seconds = 5.0
     first_byte_timeout: Seconds = 600.0
@@ -170,6 +173,10 @@ class Settings(BaseSettings):
             (
                 self.upstreams_file is not None and self.upstreams_service is not None,
                 "UPSTREAMS_FILE and UPSTREAMS_SERVICE are both set; keep one",
+            ),
+            (
+                self.cluster_url is not None and not URL.fullmatch(self.cluster_url),
+                f"CLUSTER_URL='{self.cluster_url}' is no address; give http(s)://host[:port]",
             ),
             (
                 self.jwks_file is not None and self.jwks_url is not None,

@@ -44,6 +44,7 @@ from proxy.parts import ProxyParts
 from proxy.settings import Settings
 from proxy.upstreams.forward import Forwarder, Reply
 from proxy.upstreams.headers import Identity, client_headers
+from proxy.upstreams.sleepers import Sleepers
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Visits:
     def __init__(
         self, settings: Settings, parts: ProxyParts, crowd: Crowd, aside: Aside, audit: AuditLog
     ) -> None:
+        """`sleepers` and `forwarder` are of use to the app, too."""
         self._settings = settings
         self._parts = parts
         self._crowd = crowd
@@ -79,12 +81,20 @@ class Visits:
         self._gate = Gate(parts.authenticator, parts.policy, aside)
         self._login = Login(self._gate)
         self._admissions = Admissions(parts.limits, aside)
+        self.sleepers = Sleepers(
+            settings.cluster_url,
+            aside,
+            parts.balancer.is_served,
+            settings.health_interval,
+            settings.queue_size,
+        )
         self.forwarder = Forwarder(
             parts.balancer,
             settings.first_byte_timeout,
             settings.max_content_length,
             settings.queue_size,
             settings.queue_timeout,
+            self.sleepers,
         )
         self.running: set[Exchange] = set()
         self.is_draining = False

@@ -59,7 +59,7 @@ class ReplicaJson(TypedDict):
     why: str
 
 
-class Sleeper(TypedDict):
+class SleeperTold(TypedDict):
     """A server that may have no replicas. `models`: names by which requests wake it; none: by any.
     `ready_in_s`: until it has a replica, if it is woken now; null before its first start."""
 
@@ -69,7 +69,7 @@ class Sleeper(TypedDict):
 
 
 class SleepersTold(TypedDict):
-    servers: list[Sleeper]
+    servers: list[SleeperTold]
 
 
 class StateTold(TypedDict):
@@ -127,7 +127,7 @@ def _add_page(app: Flask) -> None:
 
 
 def _add_sleepers(app: Flask, controller: Controller) -> None:
-    def told(server: str) -> Sleeper:
+    def told(server: str) -> SleeperTold:
         models, ready_in_s = controller.sleepers[server], controller.ready_in_s(server)
         return {"server": server, "models": models, "ready_in_s": ready_in_s}
 
@@ -137,7 +137,7 @@ def _add_sleepers(app: Flask, controller: Controller) -> None:
         return jsonify(servers=[*map(told, controller.sleepers)])
 
     @app.post("/wake/<path:server>")
-    @operation("A request waits for this server.", {200: Sleeper, 403: Error, 404: Error})
+    @operation("A request waits for this server.", {200: SleeperTold, 403: Error, 404: Error})
     def wake(server: str) -> Response:
         if server not in controller.sleepers:
             known = ", ".join(controller.sleepers) or "none"

@@ -121,14 +121,15 @@ class Planner:
         if self._parts.config.tune and self._before_s == at_s:
             learned = self._speeds.learn(traffic, steady, at_s)
         self._note_who_asks(traffic, at_s)
-        for name in self._sleep.asleep(at_s):
+        awake, asleep = self._sleep.awake(at_s), self._sleep.asleep(at_s)
+        for name in asleep:
             self._demands[name].rest()
-        awake = self._sleep.awake(at_s)
         held = self._held(traffic, awake, at_s)
         loads = {name: demand.load for name, demand in self._demands.items()}
         unsure = {name for name, each in self._demands.items() if not each.is_known(at_s)}
-        unsure -= self._sleep.asleep(at_s)
-        standing = Standing(self.plan, loads, self._speeds.perf, held.keys(), unsure, awake)
+        standing = Standing(
+            self.plan, loads, self._speeds.perf, held.keys(), unsure - asleep, awake
+        )
         asked = question(self._parts.system, standing)
         fault, answer = "", None
         try:

@@ -24,16 +24,16 @@ class Sleep:
         """Somebody asks for it."""
         self._asked_s[server] = at_s
 
-    def asleep(self, at_s: float) -> set[str]:
-        return {name for name in self._idle_s if not self._is_awake(name, at_s)}
-
     def awake(self, at_s: float) -> set[str]:
-        """Those that may sleep and do not: each needs a replica at least."""
-        return {name for name in self._idle_s if self._is_awake(name, at_s)}
+        """Servers that may sleep and do not: each needs a replica at least."""
+        return {
+            name
+            for name, idle_s in self._idle_s.items()
+            if at_s - self._asked_s.get(name, -math.inf) < idle_s
+        }
 
-    def _is_awake(self, server: str, at_s: float) -> bool:
-        idle_s = at_s - self._asked_s.get(server, -math.inf)
-        return idle_s == 0 or idle_s < self._idle_s[server]
+    def asleep(self, at_s: float) -> set[str]:
+        return self._idle_s.keys() - self.awake(at_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,9 @@ class Balancer:
             chosen.in_flight += 1
             return chosen
 
+    def is_served(self, hints: RoutingHints) -> bool:
+        return self.has_alternative(hints, frozenset())
+
     def has_alternative(self, hints: RoutingHints, excluded: AbstractSet[Upstream]) -> bool:
         """Whether a usable upstream is left beside `excluded`."""
         with self._lock:

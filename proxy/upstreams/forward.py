@@ -22,6 +22,7 @@ from proxy.errors import (
     ProxyError,
     UpstreamBroken,
     UpstreamClosed,
+    UpstreamNotReady,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
@@ -29,6 +30,7 @@ from proxy.upstreams.balancer import Balancer, Upstream
 from proxy.upstreams.headers import Identity, upstream_headers
 from proxy.upstreams.reply import Receiver, ReplyHead, StaleConnection, UpstreamConnection
 from proxy.upstreams.retries import RetryBudget
+from proxy.upstreams.sleepers import Sleepers
 from proxy.upstreams.waiting_room import WaitingRoom
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -92,9 +94,11 @@ class Forwarder:
         max_body_bytes: int,
         max_waiting: int,
         queue_timeout_s: float,
+        sleepers: Sleepers,
     ) -> None:
         """`max_waiting` requests may wait for a row at a time."""
         self.balancer = balancer
+        self._sleepers = sleepers
         self.room = WaitingRoom(self._choose, self.finish, max_waiting)
         self._retries = RetryBudget()
         self._queue_timeout_s = queue_timeout_s
@@ -125,7 +129,7 @@ class Forwarder:
         """Send the request and wait for the head of the answer.
 
         Raises UpstreamUnreachable, UpstreamBroken, UpstreamTimeout, UpstreamNotReady, AllRowsBusy,
-        or what the body's connection failed with.
+        ServerStarting, or what the body's connection failed with.
         """
         head = upstream_headers(request.head, identity)
         tried: set[Upstream] = set()
@@ -135,9 +139,7 @@ class Forwarder:
         deadline_s = asyncio.get_running_loop().time() + self._queue_timeout_s
         while True:
             try:
-                upstream = self._free_upstream(request, tried) or await self.room.enter(
-                    request, tried, deadline_s
-                )
+                upstream = await self._upstream(request, tried, deadline_s)
             except UpstreamUnreachable as error:
                 raise unreachable or error from None
             try:
@@ -156,6 +158,20 @@ class Forwarder:
                 reply.close()
                 continue
             return reply
+
+    async def _upstream(
+        self, request: InboundRequest, tried: set[Upstream], deadline_s: float
+    ) -> Upstream:
+        """One that has a row for the request, which waits for that, or for its server's start."""
+        while True:
+            try:
+                free = self._free_upstream(request, tried)
+                return free or await self.room.enter(request, tried, deadline_s)
+            except (UpstreamNotReady, UpstreamUnreachable):
+                if tried or not request.takes_row:
+                    raise
+                if not await self._sleepers.wake(request.hints, deadline_s):
+                    raise
 
     def _free_upstream(self, request: InboundRequest, tried: set[Upstream]) -> Upstream | None:
         """None for a request that has to wait, for a row or for those that do already."""

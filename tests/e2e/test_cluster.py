@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,14 @@ from tests.service import ROOT
 DEADLINE_S = 240.0
 ROWS, TOKENS, TOKENS_PER_S = 4, 50, 50
 TEXT = "x" * TOKENS
+QUICK = {"kind": "local", "folder": "replicas", "capacity": {"CPU": 4}, "leave_s": 3}
 LOW_PER_S, HIGH_PER_S = 1.0, 6.0  # a replica can do 4, and about half of that within its SLO
 
 
-def system() -> dict[str, Any]:
+SETTINGS = {"MOCK_MODEL": 1, "MOCK_TOKENS_PER_SECOND": TOKENS_PER_S}
+
+
+def system(least: int = 1) -> dict[str, Any]:
     ms = 1000 / TOKENS_PER_S
     return {"system": {
         "acceleratorData": {"accelerators": [{"name": "core", "type": "core", "cost": 1.0}]},
@@ -44,7 +49,7 @@ def system() -> dict[str, Any]:
         "serviceClassData": {"serviceClasses": [{"name": "chat", "priority": 1, "modelTargets": [
             {"model": "mock", "slo-ttft": 100, "slo-itl": 2 * ms}]}]},
         "serverData": {"servers": [{"name": "chat", "class": "chat", "model": "mock",
-                                    "minNumReplicas": 1, "maxBatchSize": ROWS}]},
+                                    "minNumReplicas": least, "maxBatchSize": ROWS}]},
         "optimizerData": {"optimizer": {}},
     }}  # fmt: skip
 
@@ -93,9 +98,11 @@ def running(
         process.wait(DEADLINE_S)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, ProxyProcess]]:
-    folder = tmp_path_factory.mktemp("cluster")
+@contextmanager
+def running_cluster(
+    folder: Path, document: dict[str, Any], **changed: Any
+) -> Iterator[tuple[Cluster, ProxyProcess]]:
+    """All of it; `changed` are keys of the cluster's file."""
     optimizer_port, metrics_port = free_ports(2)
     port = free_port()
     keys = {
@@ -111,28 +118,34 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster,
         "proxy": {"url": f"http://127.0.0.1:{metrics_port}"},
         "journal": "cluster.jsonl",
         "tune": False,
-        "servers": {
-            "chat": {"settings": {"MOCK_MODEL": 1, "MOCK_TOKENS_PER_SECOND": TOKENS_PER_S}}
-        },
+        "servers": {"chat": {"settings": SETTINGS}},
         "accelerators": {"core": {"resources": {"CPU": 1}}},
+        **changed,
     }
-    (folder / "system.json").write_text(json.dumps(system()))
+    (folder / "system.json").write_text(json.dumps(document))
     (folder / "cluster.yaml").write_text(yaml.safe_dump(keys))
-    url = f"http://127.0.0.1:{port}"
+    url, upstreams = f"http://127.0.0.1:{port}", folder / "upstreams.yaml"
     try:
         with (
             running(folder, ["optimizer"], f"http://127.0.0.1:{optimizer_port}",
                     INFERNO_HOST="127.0.0.1", INFERNO_PORT=optimizer_port),
             running(folder, ["cluster", "cluster.yaml"], url) as process,
         ):  # fmt: skip
-            found = Cluster(url, folder, process)
-            eventually(found.ready, DEADLINE_S, every_s=0.1)
+            eventually(upstreams.exists, DEADLINE_S, every_s=0.1)
             with running_proxy(
-                folder, "", metrics_port=metrics_port, UPSTREAMS_FILE=str(folder / "upstreams.yaml")
-            ) as proxy:
-                yield found, proxy
+                folder, "", metrics_port=metrics_port, UPSTREAMS_FILE=str(upstreams),
+                CLUSTER_URL=url,
+            ) as proxy:  # fmt: skip
+                yield Cluster(url, folder, process), proxy
     finally:
         end_replicas(folder)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, ProxyProcess]]:
+    with running_cluster(tmp_path_factory.mktemp("cluster"), system()) as (found, proxy):
+        eventually(lambda: '"ready"' in proxy.metric("/ready"), DEADLINE_S, every_s=0.1)
+        yield found, proxy
 
 
 def end_replicas(folder: Path) -> None:
@@ -188,6 +201,36 @@ def test_replicas_follow_the_load_up_and_down_and_no_request_is_lost(
     assert set(answers) == {TEXT}
     changes = [each["at"] for each in found.journal() if each["servers"]["chat"]["has_changed"]]
     assert len(changes) >= 3
+
+
+def test_a_server_goes_from_1_to_0_and_back_and_no_request_is_lost(tmp_path: Path) -> None:
+    """Requests come when there is no replica, when there is one, and when it is about to go."""
+    servers = {"chat": {"settings": SETTINGS, "idle_s": 2}}
+    keys = {"period_s": 1, "actuator": QUICK, "servers": servers}
+    with running_cluster(tmp_path, system(least=0), **keys) as (found, proxy):
+        clients = Clients(proxy)
+
+        def has_state(state: str) -> bool:
+            return any(each["state"] == state for each in found.state()["replicas"])
+
+        eventually(lambda: found.state().get("cycle"), DEADLINE_S)
+        assert found.state()["replicas"] == []
+        clients.send(HIGH_PER_S, found.ready)
+        eventually(lambda: has_state("draining"), DEADLINE_S)
+        clients.send(HIGH_PER_S, found.ready)
+        eventually(lambda: not found.state()["replicas"], DEADLINE_S)
+        clients.send(LOW_PER_S, found.ready)
+        answers = clients.answers()
+        assert set(answers) == {TEXT}
+        (told,) = requests.get(f"{found.url}/sleepers", timeout=30).json()["servers"]
+        assert (told["server"], told["models"]) == ("chat", [])
+        assert 0 <= told["ready_in_s"] < DEADLINE_S
+        plans = [
+            sum(group["replicas"] for group in each["servers"]["chat"]["plan"])
+            for each in found.journal()
+        ]
+        changes = [count for count, _ in groupby(count > 0 for count in plans)]
+        assert changes[:5] == [False, True, False, True, False]
 
 
 def test_a_controller_that_is_started_again_finds_its_replicas(

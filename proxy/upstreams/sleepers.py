@@ -1,0 +1,159 @@
+"""Servers without replicas: the cluster's controller starts one, and requests wait for it.
+
+`CLUSTER_URL` names the controller, which is told of every server that is waited for, and says how
+soon it has a replica.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+
+from common.fetch import FetchBounds, FetchFailed, ask, fetch
+from proxy.aside import Aside
+from proxy.clients.inbound import RoutingHints
+from proxy.errors import AllRowsBusy, ServerStarting
+
+log = logging.getLogger(__name__)
+
+LEAST_S = 0.2  # between two questions, however many requests begin to wait
+BOUNDS = FetchBounds(connect_s=2.0, read_s=5.0, max_bytes=2**20)
+
+
+class Sleeper(BaseModel):
+    """A server that may have no replicas. `models`: requests for these wake it; none: any do.
+    `ready_in_s`: seconds until it has a replica, once it is woken; None: not known."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    server: str
+    models: frozenset[str] = frozenset()
+    ready_in_s: NonNegativeFloat | None = None
+
+
+class _Told(BaseModel):
+    servers: tuple[Sleeper, ...] = Field(max_length=1000)
+
+
+def told_by(url: str, wanted: Collection[str]) -> tuple[Sleeper, ...]:
+    """What the controller says, once it is told which servers are wanted. Blocking, within BOUNDS
+    each. Raises FetchFailed and ValueError."""
+    for server in sorted(wanted):
+        ask(f"{url}/wake/{quote(server, safe='')}", BOUNDS, "POST")
+    return _Told.model_validate_json(fetch(f"{url}/sleepers", BOUNDS)).servers
+
+
+class Sleepers:
+    """Asks the controller every `interval_s`, and at once when a request begins to wait. Event loop
+    only, but for `is_alive` and `has_any`. Owned by the app, which starts and stops it."""
+
+    def __init__(
+        self,
+        url: str | None,
+        aside: Aside,
+        is_served: Callable[[RoutingHints], bool],
+        interval_s: float,
+        max_waiting: int,
+    ) -> None:
+        """Without a `url` nobody sleeps."""
+        self._url, self._aside = url, aside
+        self._is_served = is_served
+        self._interval_s, self._max_waiting = interval_s, max_waiting
+        self._sleepers: tuple[Sleeper, ...] = ()
+        self._waiting: Counter[str] = Counter()
+        self._wanted: set[str] = set()  # since the controller was told
+        self._is_wanted = asyncio.Event()
+        self._has_changed = asyncio.Event()
+        self._fault = ""
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        """Requests that wait for a replica's start."""
+        return self._waiting.total()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._url is None or (self._task is not None and not self._task.done())
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._sleepers)
+
+    def start(self) -> None:
+        if self._url is not None:
+            self._task = asyncio.create_task(self._run(self._url), name="sleepers")
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def look_again(self) -> None:
+        """Called whenever a server may have got a replica."""
+        self._has_changed.set()
+        self._has_changed = asyncio.Event()
+
+    async def wake(self, hints: RoutingHints, deadline_s: float) -> bool:
+        """Have the server of a request started, and wait for its first replica until a time of the
+        loop's clock. Returns False for a request whose server does not sleep.
+
+        Raises AllRowsBusy when too many wait, and ServerStarting when the time is not enough.
+        """
+        if (sleeper := self._of(hints)) is None:
+            return False
+        with self._counted(sleeper.server):
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    while not self._is_served(hints):
+                        self._check_time(self._of(hints) or sleeper, deadline_s)
+                        await self._has_changed.wait()
+            except TimeoutError:
+                raise ServerStarting((self._of(hints) or sleeper).ready_in_s) from None
+        return True
+
+    def _of(self, hints: RoutingHints) -> Sleeper | None:
+        serving = (s for s in self._sleepers if not s.models or hints.model in s.models)
+        return next(serving, None)
+
+    @contextmanager
+    def _counted(self, server: str) -> Iterator[None]:
+        if len(self) >= self._max_waiting:
+            raise AllRowsBusy(f"{len(self)} requests wait for {server}; raise QUEUE_SIZE")
+        self._wanted.add(server)
+        if not self._waiting[server]:
+            self._is_wanted.set()
+        self._waiting[server] += 1
+        try:
+            yield
+        finally:
+            self._waiting[server] -= 1
+
+    def _check_time(self, sleeper: Sleeper, deadline_s: float) -> None:
+        """Raises ServerStarting where a replica is not expected in time."""
+        left_s = deadline_s - asyncio.get_running_loop().time()
+        if sleeper.ready_in_s is not None and sleeper.ready_in_s > left_s:
+            raise ServerStarting(sleeper.ready_in_s)
+
+    async def _run(self, url: str) -> None:
+        while True:
+            self._is_wanted.clear()
+            wanted = self._wanted | {name for name, count in self._waiting.items() if count}
+            self._wanted = set()
+            try:
+                self._sleepers = await self._aside.run(told_by, url, wanted)
+                self._note_fault("")
+            except (FetchFailed, ValueError) as error:
+                self._note_fault(str(error))
+            self.look_again()
+            await asyncio.sleep(LEAST_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._is_wanted.wait()
+
+    def _note_fault(self, fault: str) -> None:
+        if fault and not self._fault:
+            log.warning("the controller says of no servers whether they sleep: %s", fault)
+        self._fault = fault
