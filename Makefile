@@ -165,6 +165,7 @@ $(VENV)/router.stamp: $(VENV)/serve.stamp requirements-router.txt
 $(VENV)/dev.stamp: $(VENV)/serve.stamp $(wildcard requirements*.txt)
 	@test -n "$(NVIDIA)$(TORCH_INDEX)" || \
 	  echo "Found no NVIDIA driver. To skip gigabytes of CUDA libraries: make TORCH_INDEX=ADDRESS (docs/install.md)"
+	$(PIP_INSTALL) -r requirements-pip.txt
 	$(PIP_INSTALL) $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') -r requirements-cuda.txt
 	$(PIP_INSTALL) -r requirements-dev.txt
 	@touch $@
