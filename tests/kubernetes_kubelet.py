@@ -7,7 +7,9 @@ from pathlib import Path
 
 import requests
 
-from cluster.actuators.api_process import ApiProcess, free_port, last_words, start_api
+from cluster.actuators.api_process import last_words
+from lab.kit.servers import GUNICORN, environment, free_port, kill_group
+from tests.forked import ForkedProcess, fork_server
 from tests.kubernetes_api import KubernetesApi, Object
 from tests.kubernetes_workloads import Workloads, is_ending, is_placed, is_ready, name_of
 
@@ -18,7 +20,7 @@ PRE_STOP_S = 0.3
 
 @dataclass
 class Running:
-    process: ApiProcess
+    process: ForkedProcess
     log: Path
     ending_s: float | None = None
 
@@ -28,6 +30,7 @@ class Kubelet(Workloads):
 
     def __init__(self, api: KubernetesApi, folder: Path, room: int) -> None:
         super().__init__(api, room)
+        folder.mkdir()
         self._folder = folder
         self._running: dict[str, Running] = {}
         self._must_stop = threading.Event()
@@ -55,7 +58,7 @@ class Kubelet(Workloads):
         """As with its node: the process is killed, the pod forgotten."""
         with self._turn:
             if name in self._running:
-                self._running.pop(name).process.kill()
+                kill_group(self._running.pop(name).process)
             self.api.remove("pods", name)
             if any(name_of(each) == name for each in self.api.all("endpointslices")):
                 self.api.remove("endpointslices", name)
@@ -75,7 +78,7 @@ class Kubelet(Workloads):
             self._schedule(pod)
         elif running is None:
             self._start(pod)
-        elif not running.process.is_running():
+        elif running.process.poll() is not None:
             self._tell_crash(pod, running)
         elif not is_ready(pod) and answers(pod):
             self._tell_ready(pod)
@@ -85,8 +88,14 @@ class Kubelet(Workloads):
         settings = {each["name"]: each["value"] for each in container["env"]}
         if settings["MODEL"] == "mock":
             settings |= {"MOCK_MODEL": "1", "MOCK_TOKENS_PER_SECOND": "50", "MODEL": ""}
-        port, log = free_port(HOST), self._folder / f"{name_of(pod)}.log"
-        self._running[name_of(pod)] = Running(start_api((HOST, port), settings, log), log)
+        port, log_path = free_port(), self._folder / f"{name_of(pod)}.log"
+        settings |= {"SERVICE_HOST": HOST, "SERVICE_PORT": str(port)}
+        settings |= {"WEIGHTS_DB": str(log_path.with_suffix(".db"))}
+        with log_path.open("wb") as log:
+            process = fork_server().start(
+                GUNICORN, log, environment(**settings), start_new_session=True
+            )
+        self._running[name_of(pod)] = Running(process, log_path)
         container["ports"] = [{"name": "http", "containerPort": port}]
         pod["status"] |= {"phase": "Running", "podIP": HOST}
         self.api.put("pods", pod)
@@ -109,7 +118,7 @@ class Kubelet(Workloads):
         self.api.put("pods", pod)
 
     def _see_off(self, pod: Object, running: Running | None) -> None:
-        if running is None or not running.process.is_running():
+        if running is None or running.process.poll() is not None:
             self.lose(name_of(pod))
         elif running.ending_s is None:
             running.ending_s = time.monotonic() + PRE_STOP_S

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
+GUNICORN = ("gunicorn", "--config", "gunicorn.conf.py")  # for the API
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
 
 # Below those that Linux gives to connections and to whoever asks for any port, since seconds pass
@@ -151,6 +152,13 @@ def environment(**settings: object) -> dict[str, str]:
     return kept | {name: str(value) for name, value in settings.items()}
 
 
+def kill_group(process: Process) -> None:
+    """Kill a process that leads a session, and all that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(STOP_TIMEOUT_S)
+
+
 def run_module(arguments: Sequence[str], log: BinaryIO, env: Mapping[str, str]) -> Process:
     """The true command, as a Start."""
     return subprocess.Popen(
@@ -177,18 +185,15 @@ def served_by(
     """
     port = free_port()
     own = {"SERVICE_PORT": port, "WEIGHTS_DB": log_path.with_name(f"{log_path.name}.weights.db")}
-    command = ["gunicorn", "--config", "gunicorn.conf.py", *([app] if app else [])]
     with log_path.open("wb") as log:
-        process = start(command, log, environment(**own | settings))
+        process = start([*GUNICORN, *([app] if app else [])], log, environment(**own | settings))
     api = ServedApi(process, port, log_path)
     try:
         if start_timeout_s is not None:
             api.wait_until_ready(start_timeout_s)
         yield api
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(STOP_TIMEOUT_S)
+        kill_group(process)
 
 
 served = partial(served_by, run_module)
