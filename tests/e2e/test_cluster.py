@@ -22,6 +22,7 @@ import yaml
 from playwright.sync_api import Browser, expect
 
 from lab.kit.servers import environment, eventually
+from tests.cluster.test_engines import command_of
 from tests.e2e.pages import opened
 from tests.ports import free_port, free_ports
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
@@ -201,6 +202,31 @@ def test_replicas_follow_the_load_up_and_down_and_no_request_is_lost(
     assert set(answers) == {TEXT}
     changes = [each["at"] for each in found.journal() if each["servers"]["chat"]["has_changed"]]
     assert len(changes) >= 3
+
+
+def test_the_loop_learns_of_another_engine_by_its_metrics(tmp_path: Path) -> None:
+    """Each of its tokens takes 20 ms and a little, and the system expects 10 ms."""
+    document = system()
+    (model,) = document["system"]["modelData"]["models"]
+    model["decodeParms"] = {"alpha": 10.0, "beta": 0.0}
+    server = {
+        "engine": "vllm",
+        "command": command_of("vllm"),
+        "settings": {"PYTHONPATH": str(ROOT)},
+    }
+    with running_cluster(tmp_path, document, servers={"chat": server}, tune=True) as (found, proxy):
+        eventually(lambda: '"ready"' in proxy.metric("/ready"), DEADLINE_S, every_s=0.1)
+        clients = Clients(proxy)
+
+        def has_learned() -> bool:
+            last = found.journal()[-1]
+            return any(each["decode"] > 1.7 for each in last["speeds"])
+
+        clients.send(LOW_PER_S * 3, has_learned)
+        assert set(clients.answers()) == {TEXT}
+        told = found.journal()[-1]["servers"]["chat"]
+        assert told["measured"]["itl_ms"] == pytest.approx(1000 / TOKENS_PER_S)
+        assert told["predicted"]["itl_ms"] > 10
 
 
 def test_a_server_goes_from_1_to_0_and_back_and_no_request_is_lost(tmp_path: Path) -> None:
