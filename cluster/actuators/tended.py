@@ -223,7 +223,9 @@ class TendedReplicas:
             if len(self._recipes.settings) > 1 and not note.models:
                 log.warning("%s does not list its models; it gets no requests", each.name)
                 continue
-            listed[each.url] = Listed(note.models, self._engine(each).ready_path)
+            engine = self._engine(each)
+            rows = None if engine.drains_itself else each.group.user_rows
+            listed[each.url] = Listed(note.models, engine.ready_path, rows)
         if self._upstreams.write(listed):
             log.info("%d replicas are ready", len(listed))
 

@@ -19,6 +19,8 @@ class Listed:
 
     models: tuple[str, ...] = ()
     health_path: str = USUAL_PATH
+    rows: int | None = None
+    """Where the replica itself does not say."""
 
 
 class UpstreamsFile:
@@ -45,6 +47,7 @@ class UpstreamsFile:
             {"url": url}
             | ({"models": list(each.models)} if each.models else {})
             | ({"health_path": each.health_path} if each.health_path != USUAL_PATH else {})
+            | ({"rows": each.rows} if each.rows else {})
             for url, each in sorted(listed.items())
         ]
         text = HEAD + yaml.safe_dump({"upstreams": entries}, sort_keys=False)
@@ -66,7 +69,9 @@ def _upstreams_in(text: str) -> dict[str, Listed]:
         entries = yaml.safe_load(text)["upstreams"]
         return {
             entry["url"]: Listed(
-                tuple(entry.get("models", ())), entry.get("health_path", USUAL_PATH)
+                tuple(entry.get("models", ())),
+                entry.get("health_path", USUAL_PATH),
+                entry.get("rows"),
             )
             for entry in entries
         }

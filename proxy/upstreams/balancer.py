@@ -86,6 +86,12 @@ class Upstream:
 
     def __post_init__(self) -> None:
         self.name = self.spec.netloc + self.spec.base_path
+        self.rows = self.rows_by_list
+
+    @property
+    def rows_by_list(self) -> UpstreamRows | None:
+        """Its rows where it does not say: nobody knows how many others have taken."""
+        return UpstreamRows(self.spec.rows, 0) if self.spec.rows else None
 
     @property
     def key(self) -> tuple[str, str] | None:
@@ -272,7 +278,7 @@ class Balancer:
             is_silent = health is UpstreamHealth.SILENT
             upstream.num_silent_checks = upstream.num_silent_checks + 1 if is_silent else 0
             if not is_silent:
-                upstream.rows, upstream.is_full = rows, False
+                upstream.rows, upstream.is_full = rows or upstream.rows_by_list, False
                 num_taken = rows.num_taken if rows else 0
                 upstream.num_taken_by_others = max(0, num_taken - upstream.in_flight)
             if health is UpstreamHealth.READY and upstream.was_unreachable:

@@ -7,15 +7,19 @@ from urllib.parse import urlsplit
 
 import yaml
 
+MAX_ROWS = 65_536
+
 
 @dataclass(frozen=True, slots=True)
 class UpstreamSpec:
-    """One entry of the upstreams file. Without `models` it takes requests for any model."""
+    """One entry of the upstreams file. Without `models` it takes requests for any model. `rows` are
+    those of a server that does not say how many it has."""
 
     url: str
     weight: float = 1.0
     health_path: str = "/ready"
     models: tuple[str, ...] = ()
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -23,6 +27,8 @@ class UpstreamSpec:
             raise ValueError(f"url={self.url!r}; expected http(s)://host[:port][/path]")
         if not 0 < self.weight < math.inf:
             raise ValueError(f"weight={self.weight} of {self.url}; expected a number above 0")
+        if self.rows is not None and not 1 <= self.rows <= MAX_ROWS:
+            raise ValueError(f"rows={self.rows} of {self.url}; expected 1 to {MAX_ROWS}")
         if not re.fullmatch("/[!-~]*", self.health_path):
             raise ValueError(
                 f"health_path={self.health_path!r} of {self.url}; must begin with / and have "
@@ -58,11 +64,14 @@ def _parse_entry(entry: object) -> UpstreamSpec:
         return UpstreamSpec(entry)
     if not isinstance(entry, dict) or "url" not in entry:
         raise ValueError(f"upstream {entry!r} has no url")
-    if unknown := set(entry) - {"url", "weight", "health_path", "models"}:
+    if unknown := set(entry) - {"url", "weight", "health_path", "models", "rows"}:
         raise ValueError(f"upstream {entry['url']}: unknown keys {sorted(map(str, unknown))}")
     models = entry.get("models", ())
     if not isinstance(models, (list, tuple)):
         raise ValueError(f"upstream {entry['url']}: models must be a list")
+    rows = entry.get("rows")
+    if rows is not None and type(rows) is not int:
+        raise ValueError(f"upstream {entry['url']}: rows must be a whole number")
     try:
         weight = float(entry.get("weight", 1.0))
     except (TypeError, ValueError):
@@ -72,4 +81,5 @@ def _parse_entry(entry: object) -> UpstreamSpec:
         weight=weight,
         health_path=str(entry.get("health_path", "/ready")),
         models=tuple(map(str, models)),
+        rows=rows,
     )

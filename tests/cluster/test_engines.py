@@ -106,7 +106,9 @@ def test_ray_runs_another_engine_and_ends_it_behind_its_last_answer(tmp_path: Pa
             actuator.start(GROUP, 1)
             wait_for(actuator, 1)
             (replica,) = actuator.replicas()
-            assert upstreams.listed == {replica.url: Listed(health_path="/health")}
+            assert upstreams.listed == {
+                replica.url: Listed(health_path="/health", rows=GROUP.user_rows)
+            }
             text = "x" * 300  # of six seconds
             with ThreadPoolExecutor() as pool:
                 answer = pool.submit(

@@ -290,7 +290,9 @@ def test_another_engine_gets_sigterm_once_it_has_no_requests(
 ) -> None:
     with closing(tending(machines, path, clock, engine=VLLM)) as replicas:
         replicas.start(CHAT, 1)
-        eventually(lambda: listed(path) == (UpstreamSpec(machines.url, health_path="/health"),))
+        eventually(
+            lambda: listed(path) == (UpstreamSpec(machines.url, health_path="/health", rows=4),)
+        )
         replicas.stop(CHAT, 0)
         machines.wait_for_rounds()
         clock.now_s += TIMES.leave_s + 1

@@ -187,11 +187,11 @@ def test_file_with_urls_and_mappings_is_read() -> None:
     text = """
     upstreams:
       - http://a:7000
-      - {url: "https://b/base", weight: 2, health_path: /health, models: [x]}
+      - {url: "https://b/base", weight: 2, health_path: /health, models: [x], rows: 8}
     """
     first, second = parse_upstreams(text)
     assert first == UpstreamSpec("http://a:7000")
-    assert second == UpstreamSpec("https://b/base", 2.0, "/health", ("x",))
+    assert second == UpstreamSpec("https://b/base", 2.0, "/health", ("x",), 8)
     assert (second.netloc, second.base_path) == ("b", "/base")
 
 
@@ -210,6 +210,8 @@ def test_file_with_urls_and_mappings_is_read() -> None:
         ("upstreams: [{url: http://a, health_path: x}]", "must begin with /"),
         ("upstreams: [{url: http://a, health_path: '/x HTTP/1.1'}]", "neither spaces"),
         ("upstreams: [{url: http://a, models: x}]", "must be a list"),
+        ("upstreams: [{url: http://a, rows: 0}]", "rows=0 of http://a; expected 1 to 65536"),
+        ("upstreams: [{url: http://a, rows: 1.5}]", "must be a whole number"),
     ],
 )
 def test_faulty_file_is_refused_by_name(text: str, message: str) -> None:

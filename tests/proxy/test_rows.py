@@ -98,6 +98,19 @@ def test_one_that_does_not_say_takes_all_up_to_its_bound() -> None:
         balancer.choose(RoutingHints())
 
 
+def test_one_that_does_not_say_has_the_rows_of_the_list() -> None:
+    balancer = Balancer([UpstreamSpec("http://u:1", rows=2)], 1.0)
+    (upstream,) = balancer.upstreams
+    for _ in range(2):
+        balancer.report_health(upstream, UpstreamHealth.READY, None)
+    for _ in range(3):
+        balancer.choose(RoutingHints(), takes_row=True)
+    with pytest.raises(AllRowsBusy):
+        balancer.choose(RoutingHints(), takes_row=True)
+    balancer.report_health(upstream, UpstreamHealth.READY, UpstreamRows(8, 3))
+    assert balancer.choose(RoutingHints(), takes_row=True) is upstream, "it knows better"
+
+
 def test_full_one_is_left_until_a_row_comes_free() -> None:
     balancer, _ = balancer_of(UpstreamRows(4, 0))
     (upstream,) = balancer.upstreams
