@@ -9,7 +9,7 @@ from pathlib import Path
 
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.cpu.medusa import MedusaHeads
-from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.paged_cache import PagedCache
 from inference_api.engine.local_runner import LocalRunner
 from inference_api.engine.sampler import sample
 from inference_api.engine.step_decoder import StepDecoder
@@ -39,7 +39,7 @@ class KernelRunner(LocalRunner):
 
     is_batch_invariant = True
     decoder: StepDecoder
-    _cache: KVCache
+    _cache: PagedCache
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class KernelRunner(LocalRunner):
             needed = replace(needed, cache_bytes=needed.cache_bytes_per_row, rows=1)
         self._check(needed, are_files_read=not (is_lazy and self.is_packed()))
         config, context, dtype = self._config, self.max_seq_len, self._cache_dtype
-        self._cache = KVCache(config, self.max_rows, context, dtype, is_lazy)
+        self._cache = PagedCache(config, self.max_rows, context, dtype)
         parameters = self._parameters()
         self.decoder = KernelDecoder(config, parameters, self._cache, context)
         self.medusa = self._medusa_heads(parameters)

@@ -39,7 +39,7 @@ INT4_COST = "with SmolLM2-135M, perplexity is 18.8 instead of int8's 14.2 (docs/
 
 
 class RowCache(Protocol):
-    """A KV cache, as `KVCache` explains it."""
+    """A KV cache, as `PagedCache` explains it."""
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None: ...
 

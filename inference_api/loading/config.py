@@ -7,7 +7,7 @@ from inference_api.kernels.packing import GROUP
 
 DEFAULT_MAX_SEQ_LEN = 2048
 LATENT_NORM_EPS = 1e-6
-CACHE_ALIGNMENT_TOKENS = 16  # see kv_cache: rows then begin on cache-line borders
+PAGE_TOKENS = 32  # positions in a page of what a row remembers: the kernels' blocks
 KEYS_AND_VALUES = 2
 
 NormKind = Literal["rms", "layer"]
@@ -210,8 +210,7 @@ class ModelConfig:
         return max_seq_len or min(self.max_positions, DEFAULT_MAX_SEQ_LEN)
 
     def kv_cache_bytes(self, max_rows: int, max_seq_len: int, vector_bytes: int) -> int:
-        """Size of the static KV cache, as `KVCache` allocates it, with keys and values of
-        `vector_bytes` for each head."""
+        """Size of the pages of all rows, with keys and values of `vector_bytes` for each head."""
         token_bytes = KEYS_AND_VALUES * self.num_kv_heads * vector_bytes
         return self.num_layers * max_rows * cache_capacity(max_seq_len) * token_bytes
 
@@ -219,6 +218,11 @@ class ModelConfig:
 SPARE_SLOTS = 1  # slots per row of torch's cache, for tokens that have no part in a step
 
 
+def num_pages(num_tokens: int) -> int:
+    """Pages that so many positions need."""
+    return -(-num_tokens // PAGE_TOKENS)
+
+
 def cache_capacity(max_seq_len: int) -> int:
-    """Tokens allocated per row: `max_seq_len`, rounded up for alignment."""
-    return -(-max_seq_len // CACHE_ALIGNMENT_TOKENS) * CACHE_ALIGNMENT_TOKENS
+    """Tokens that there is room for in a row of `max_seq_len`: whole pages."""
+    return num_pages(max_seq_len) * PAGE_TOKENS

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.paged_cache import PagedCache
 from inference_api.engine.rope import rope_turns
 from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import Floats, data, ffi, floats
@@ -37,7 +37,7 @@ class KernelDecoder:
         self,
         config: ModelConfig,
         parameters: Parameters,
-        cache: KVCache,
+        cache: PagedCache,
         max_seq_len: int,
     ) -> None:
         self._config = config
@@ -105,7 +105,7 @@ class KernelDecoder:
         }
         return [pointers.get(id(turns), {}) for turns in layers]
 
-    def _describe(self, cache: KVCache) -> Fields:
+    def _describe(self, cache: PagedCache) -> Fields:
         config = self._config
         ends: Fields = {}
         if config.has_ends:
@@ -126,10 +126,14 @@ class KernelDecoder:
             "head_dim": config.head_dim,
             "value_dim": config.value_dim,
             "rotary_dim": config.rotary_dim,
-            "row_stride": cache.keys[0, 0].size,
-            "head_stride": cache.keys[0, 0, 0].size,
+            "pages": {
+                "base": data(cache.pages),
+                "page_bytes": cache.pages.strides[0],
+                "tables": ffi.from_buffer("int32_t[]", cache.tables),
+                "table_stride": cache.tables.shape[1],
+            },
             "bits": self._bits,
-            "cache_type": CACHE_TYPES[cache.keys.dtype.name],
+            "cache_type": CACHE_TYPES[cache.pages.dtype.name],
             "norm": NORMS.index(config.norm),
             "activation": ACTIVATIONS.index(config.activation),
             "is_gated": config.is_mlp_gated,
@@ -159,7 +163,7 @@ class KernelDecoder:
             "is_renormalised": mixture.is_renormalised,
         }
 
-    def _layer(self, index: int, cache: KVCache, qk_norm: Floats | None) -> Fields:
+    def _layer(self, index: int, cache: PagedCache, qk_norm: Floats | None) -> Fields:
         name = f"layers.{index}"
         weights = {each: f"{name}.{each}.weight" for each in LINEARS}
         linears = {
@@ -177,8 +181,7 @@ class KernelDecoder:
                 "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
                 "sinks": self._optional(f"{name}.sinks"),
                 "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
-                "keys": data(cache.keys[index]),
-                "values": data(cache.values[index]),
+                "page_offset": index * cache.pages.strides[1],
                 "window": self._config.windows[index] or 0,
             }
         )

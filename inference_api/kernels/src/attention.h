@@ -16,7 +16,7 @@
 namespace hearth {
 namespace {
 
-constexpr int kPositions = 32;  // in a block
+constexpr int kPositions = kPageTokens;  // in a block
 constexpr float kMinusInfinity = -__builtin_inff();
 
 // What a query has seen so far.
@@ -324,14 +324,18 @@ struct BranchBlock {
   alignas(64) Element keys[kSize * kPositions];
   alignas(64) Element values[kSize * kPositions];
 
-  Block<Element> gather(const Block<Element>& block, const Branch& branch, int64_t slot) {
+  // `block_of(slot)` is the block that has a slot.
+  template <class BlockOf>
+  Block<Element> gather(const Block<Element>& block, const Branch& branch, int64_t slot,
+                        const BlockOf& block_of) {
     for (int i = 0; i < block.count; ++i) {
       const int64_t position = block.first + i;
       const int64_t at = position < branch.first ? position : branch.slots[position - branch.first];
-      const int64_t from = (at - block.first) * slot;
+      const Block<Element> own = block_of(at);
+      const int64_t from = at % kPositions * slot;
       const auto size = static_cast<size_t>(slot) * sizeof(Element);
-      std::memcpy(keys + i * slot, block.keys + from, size);
-      std::memcpy(values + i * slot, block.values + from, size);
+      std::memcpy(keys + i * slot, own.keys + from, size);
+      std::memcpy(values + i * slot, own.values + from, size);
     }
     return {keys, values, block.first, block.count};
   }
@@ -349,7 +353,9 @@ void attend_branches(const AttentionCall& call, const AttentionTask& task, int64
     for (int64_t first = begin; first < call.lengths[token]; first += kPositions) {
       Block<Element> block = block_at(kv_head, first, call.lengths[token]);
       if (first + block.count > call.branches[token].first) {
-        block = space.gather(block, call.branches[token], slot);
+        block = space.gather(block, call.branches[token], slot, [&](int64_t at) {
+          return block_at(kv_head, at / kPositions * kPositions, at + 1);
+        });
       }
       attend_block<Simd>(block, Block<Element>{}, static_cast<int>(call.head_dim),
                          {static_cast<int>(i) * num_groups, num_groups}, state);
@@ -369,13 +375,14 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
   }
   begin = begin / kPositions * kPositions;
   const int64_t shared = shared_end(call, task, end);
-  const int64_t slot = slot_elements(call.type, call.head_dim);
+  const int64_t row = call.rows[task.first_token];
+  const int64_t of_keys = key_bytes(call.type, call.head_dim);
   const auto block_at = [&](int64_t kv_head, int64_t first, int64_t before) {
-    const int64_t offset =
-        call.rows[task.first_token] * call.row_stride + kv_head * call.head_stride + first * slot;
+    const char* const keys =
+        page_of(call.pages, row, first) + call.page_offset + 2 * kv_head * of_keys;
     const int64_t rest = before - first;
-    return Block<Element>{static_cast<const Element*>(call.keys) + offset,
-                          static_cast<const Element*>(call.values) + offset, first,
+    return Block<Element>{reinterpret_cast<const Element*>(keys),
+                          reinterpret_cast<const Element*>(keys + of_keys), first,
                           rest < kPositions ? static_cast<int>(rest) : kPositions};
   };
   const int64_t end_head = task.first_head + task.num_heads;

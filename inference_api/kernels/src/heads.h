@@ -42,19 +42,19 @@ inline void write_int8_head(const float* head, int64_t head_dim, int8_t* to) {
 }
 
 template <class Simd>
-void write_head(const float* head, int64_t head_dim, CacheType type, void* cache, int64_t offset) {
+void write_head(const float* head, int64_t head_dim, CacheType type, char* place) {
   if (type == CacheType::kInt8) {
-    write_int8_head(head, head_dim, static_cast<int8_t*>(cache) + offset);
+    write_int8_head(head, head_dim, reinterpret_cast<int8_t*>(place));
     return;
   }
   if (type == CacheType::kFloat32) {
-    float* to = static_cast<float*>(cache) + offset;
+    float* to = reinterpret_cast<float*>(place);
     for (int64_t i = 0; i < head_dim; ++i) {
       to[i] = head[i];
     }
     return;
   }
-  uint16_t* to = static_cast<uint16_t*>(cache) + offset;
+  uint16_t* to = reinterpret_cast<uint16_t*>(place);
   int64_t i = 0;
   for (; i + Simd::kLanes <= head_dim; i += Simd::kLanes) {
     Simd::store_half(to + i, within_half<Simd>(Simd::load(head + i)));
@@ -86,11 +86,13 @@ void write_heads(const HeadsCall& call) {
   for (int64_t head = 0; head < num_turned; ++head) {
     turn(call.qkv + head * call.head_dim, call.cos, call.sin, call.rotary_dim);
   }
+  const int64_t of_keys = key_bytes(call.type, call.head_dim);
   for (int64_t head = 0; head < call.num_kv_heads; ++head) {
     const float* keys = call.qkv + (call.num_heads + head) * call.head_dim;
     const float* values = keys + call.num_kv_heads * call.head_dim;
-    write_head<Simd>(keys, call.head_dim, call.type, call.keys, head * call.head_stride);
-    write_head<Simd>(values, call.head_dim, call.type, call.values, head * call.head_stride);
+    char* const place = call.place + 2 * head * of_keys;
+    write_head<Simd>(keys, call.head_dim, call.type, place);
+    write_head<Simd>(values, call.head_dim, call.type, place + of_keys);
   }
 }
 

@@ -155,13 +155,13 @@ int hearth_linear(HearthContext* context, int bits, const void* packed, const fl
 }
 
 int hearth_attention(HearthContext* context, const float* queries, int64_t query_stride,
-                     int cache_type, const void* keys, const void* values, int64_t row_stride,
-                     int64_t head_stride, const int64_t* rows, const int64_t* lengths,
-                     int64_t tokens, int64_t kv_heads, int64_t groups, int64_t head_dim,
-                     int64_t window, float scale, const float* sinks, float* out) try {
-  context->workers.attend({queries, query_stride, static_cast<hearth::CacheType>(cache_type), keys,
-                           values, row_stride, head_stride, rows, lengths, nullptr, tokens,
-                           kv_heads, groups, head_dim, window, scale, sinks, out});
+                     int cache_type, const HearthPages* pages, int64_t page_offset,
+                     const int64_t* rows, const int64_t* lengths, int64_t tokens, int64_t kv_heads,
+                     int64_t groups, int64_t head_dim, int64_t window, float scale,
+                     const float* sinks, float* out) try {
+  context->workers.attend({queries, query_stride, static_cast<hearth::CacheType>(cache_type),
+                           *pages, page_offset, rows, lengths, nullptr, tokens, kv_heads, groups,
+                           head_dim, window, scale, sinks, out});
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;

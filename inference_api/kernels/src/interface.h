@@ -36,14 +36,23 @@ HEARTH_EXPORT int hearth_linear(HearthContext* context, int bits, const void* pa
                                 const float* bias, const float* x, int64_t rows, int64_t outputs,
                                 int64_t inputs, float* out);
 
-// See AttentionCall in kernels.h; `cache_type`: 0 float32, 1 float16, 2 int8. Tokens of one cache
+// What user rows remember, in pages of 32 positions that rows may share. A page begins at base +
+// number * page_bytes and has, of all layers, [kv_heads][keys, then values][32][head_dim].
+typedef struct {
+  char* base;
+  int64_t page_bytes;
+  const int32_t* tables;  // [rows][table_stride]: the page of each 32 positions
+  int64_t table_stride;
+} HearthPages;
+
+// See AttentionCall in kernels.h; `cache_type`: 0 float32, 1 float16, 2 int8. Tokens of one user
 // row that follow each other share the reading of its keys and values. 0, or 1 without memory.
 HEARTH_EXPORT int hearth_attention(HearthContext* context, const float* queries,
-                                   int64_t query_stride, int cache_type, const void* keys,
-                                   const void* values, int64_t row_stride, int64_t head_stride,
-                                   const int64_t* rows, const int64_t* lengths, int64_t tokens,
-                                   int64_t kv_heads, int64_t groups, int64_t head_dim,
-                                   int64_t window, float scale, const float* sinks, float* out);
+                                   int64_t query_stride, int cache_type, const HearthPages* pages,
+                                   int64_t page_offset, const int64_t* rows, const int64_t* lengths,
+                                   int64_t tokens, int64_t kv_heads, int64_t groups,
+                                   int64_t head_dim, int64_t window, float scale,
+                                   const float* sinks, float* out);
 
 // How to draw from a row of logits; temperature 0 is the likeliest token.
 typedef struct {
@@ -99,9 +108,8 @@ typedef struct {
   const float* selection_bias;  // [experts] or null
   HearthLinear shared_up;       // of an MLP beside the experts; without outputs: there is none
   HearthLinear shared_down;
-  void* keys;      // [rows][kv_heads][capacity][head_dim]
-  void* values;    // like keys
-  int64_t window;  // 0: everything is seen
+  int64_t page_offset;  // where a page has this layer's keys and values, in bytes
+  int64_t window;       // 0: everything is seen
 } HearthLayer;
 
 // How experts are chosen: see MixtureConfig in engine/.
@@ -128,10 +136,9 @@ typedef struct {
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
-  int64_t value_dim;    // of a value's head_dim: the others are zeros, and no inputs of `out`
-  int64_t rotary_dim;   // of a head: as many of its first dimensions are turned
-  int64_t row_stride;   // of the cache, in elements
-  int64_t head_stride;  // like row_stride
+  int64_t value_dim;   // of a value's head_dim: the others are zeros, and no inputs of `out`
+  int64_t rotary_dim;  // of a head: as many of its first dimensions are turned
+  HearthPages pages;
   int32_t bits;
   int32_t embedding_bits;
   int32_t cache_type;
@@ -151,13 +158,13 @@ typedef struct {
   HearthMixture mixture;  // of layers that have a router
 } HearthModel;
 
-// Tokens of any cache rows, those of a row in their order. A token follows the `position` slots
+// Tokens of any user rows, those of a row in their order. A token follows the `position` slots
 // before it; in a tree, whose branches share positions, it stands in another slot than its
 // position's, and follows the token `parents` names: of that one's branch, and of the slots before
 // the tree.
 typedef struct {
-  const int64_t* ids;   // [tokens], as all but outputs and the results
-  const int64_t* rows;  // of the cache
+  const int64_t* ids;  // [tokens], as all but outputs and the results
+  const int64_t* rows;
   const int64_t* positions;
   const int64_t* slots;    // where keys and values are written
   const int64_t* parents;  // indices of earlier tokens, -1: none; null where slots are positions

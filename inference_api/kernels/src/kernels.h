@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "interface.h"
 #include "layout.h"
 
 namespace hearth {
@@ -82,9 +83,7 @@ struct HeadsCall {
   int64_t num_kv_heads;
   int64_t head_dim;
   CacheType type;
-  void* keys;    // of the token's cache row and position: heads are head_stride elements apart
-  void* values;  // like keys
-  int64_t head_stride;
+  char* place;  // of the token, in its page: see key_bytes
 };
 
 // Where a token in a tree finds what it follows: its positions from `first` on are in slots[0]…,
@@ -95,16 +94,14 @@ struct Branch {
 };
 constexpr int64_t kNoBranch = INT64_MAX;
 
-// Attention of `num_tokens` query tokens over a cache. Token t sees positions of cache row rows[t]
-// before lengths[t]: all of them, or the last `window` of them.
+// Attention of `num_tokens` query tokens over a layer's keys and values. Token t sees positions of
+// user row rows[t] before lengths[t]: all of them, or the last `window` of them.
 struct AttentionCall {
   const float* queries;  // [tokens][kv_heads * groups][head_dim], tokens query_stride apart
   int64_t query_stride;
   CacheType type;
-  const void* keys;    // [rows][kv_heads][capacity][slot_elements(type, head_dim)]
-  const void* values;  // like keys
-  int64_t row_stride;  // in elements
-  int64_t head_stride;
+  HearthPages pages;
+  int64_t page_offset;  // of the layer, in bytes
   const int64_t* rows;
   const int64_t* lengths;
   const Branch* branches;  // [tokens], or null where there are no trees
@@ -122,7 +119,7 @@ struct AttentionCall {
 constexpr int kMaxQueries = 32;
 constexpr int kMaxHeadDim = 512;
 
-// Tokens [first_token, first_token + num_tokens) of one cache row, and the query heads
+// Tokens [first_token, first_token + num_tokens) of one user row, and the query heads
 // [first_group, first_group + num_groups) of one key-value head, at most kMaxQueries together: for
 // each of the key-value heads [first_head, first_head + num_heads).
 struct AttentionTask {
@@ -146,6 +143,23 @@ constexpr int64_t group_bytes(Bits bits) {
 // Elements of the cache that a key or a value takes.
 constexpr int64_t slot_elements(CacheType type, int64_t head_dim) {
   return head_dim + (type == CacheType::kInt8 ? static_cast<int64_t>(sizeof(float)) : 0);
+}
+
+constexpr int64_t slot_bytes(CacheType type, int64_t head_dim) {
+  constexpr int64_t kBytes[] = {4, 2, 1};  // by CacheType
+  return slot_elements(type, head_dim) * kBytes[static_cast<int>(type)];
+}
+
+// Bytes of a page that have one head's keys of a layer. Behind them are as many of its values, then
+// the next head's.
+constexpr int64_t key_bytes(CacheType type, int64_t head_dim) {
+  return kPageTokens * slot_bytes(type, head_dim);
+}
+
+// The page that has a position of a row.
+inline char* page_of(const HearthPages& pages, int64_t row, int64_t position) {
+  return pages.base +
+         pages.tables[row * pages.table_stride + position / kPageTokens] * pages.page_bytes;
 }
 
 inline int64_t num_panels(int64_t outputs) { return (outputs + kPanel - 1) / kPanel; }

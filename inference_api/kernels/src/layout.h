@@ -16,9 +16,10 @@
 
 namespace hearth {
 
-constexpr int kGroup = 32;  // inputs that share a scale
-constexpr int kPanel = 32;  // outputs that are packed together
-constexpr int kQuad = 4;    // inputs that one instruction multiplies and adds up
+constexpr int kGroup = 32;       // inputs that share a scale
+constexpr int kPanel = 32;       // outputs that are packed together
+constexpr int kPageTokens = 32;  // positions in a page, which attention takes as a block
+constexpr int kQuad = 4;         // inputs that one instruction multiplies and adds up
 constexpr int kQuads = kGroup / kQuad;
 
 // Values are stored with an offset, because the instructions take one factor unsigned.

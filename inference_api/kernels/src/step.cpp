@@ -27,11 +27,6 @@ void embed(const HearthModel& model, int64_t token, float* out) {
   }
 }
 
-void* at(const HearthModel& model, void* cache, int64_t element) {
-  constexpr int64_t kBytes[] = {4, 2, 1};  // by CacheType
-  return static_cast<char*>(cache) + element * kBytes[model.cache_type];
-}
-
 }  // namespace
 
 void Step::reserve(const HearthModel& model, int64_t num_tokens) {
@@ -274,24 +269,23 @@ void Step::join_heads(const HearthModel& model, const HearthLayer& layer, int64_
   }
 }
 
-// From normed_ to the queries in qkv_, and to the cache.
+// From normed_ to the queries in qkv_, and to the rows' pages.
 void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                  const Part& part) {
   const int64_t stride = qkv_width(model);
   const auto type = static_cast<CacheType>(model.cache_type);
-  const int64_t slot = slot_elements(type, model.head_dim);
   const int64_t rotary_dim = layer.cos == nullptr ? 0 : model.rotary_dim;
   project(workers, model, layer, part);
   workers.each_row(part.count, [&](int64_t token) {
     const int64_t index = part.first + token;
     const int64_t position = part.batch.positions[index];
-    const int64_t place =
-        part.batch.rows[index] * model.row_stride + part.batch.slots[index] * slot;
+    const int64_t slot = part.batch.slots[index];
+    char* const place = page_of(model.pages, part.batch.rows[index], slot) + layer.page_offset +
+                        slot % kPageTokens * slot_bytes(type, model.head_dim);
     workers.kernels.write_heads(
         {qkv_.data() + token * stride, layer.qk_norm, model.is_qk_norm_whole != 0, model.norm_eps,
          layer.cos + position * rotary_dim, layer.sin + position * rotary_dim, rotary_dim,
-         model.num_heads, model.num_kv_heads, model.head_dim, type, at(model, layer.keys, place),
-         at(model, layer.values, place), model.head_stride});
+         model.num_heads, model.num_kv_heads, model.head_dim, type, place});
   });
 }
 
@@ -325,10 +319,10 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
                   int64_t num_tokens) {
   const int64_t attended_width = width(model, model.num_heads);
   workers.attend({qkv_.data(), qkv_width(model), static_cast<CacheType>(model.cache_type),
-                  layer.keys, layer.values, model.row_stride, model.head_stride, rows_.data(),
-                  lengths_.data(), branches_, num_tokens, model.num_kv_heads,
-                  model.num_heads / model.num_kv_heads, model.head_dim, layer.window,
-                  model.attention_scale, layer.sinks, attended_.data()});
+                  model.pages, layer.page_offset, rows_.data(), lengths_.data(), branches_,
+                  num_tokens, model.num_kv_heads, model.num_heads / model.num_kv_heads,
+                  model.head_dim, layer.window, model.attention_scale, layer.sinks,
+                  attended_.data()});
   const int64_t values_width = model.num_heads * model.value_dim;
   workers.each_row(num_tokens, [&](int64_t token) {
     float* const values = attended_.data() + token * attended_width;

@@ -55,7 +55,7 @@ class Step {
   std::vector<float> queries_;          // [tokens][outputs of q_b]
   std::vector<float> keys_and_values_;  // [tokens][outputs of kv_b]
   std::vector<float> attended_;         // [tokens][heads * head_dim]
-  std::vector<int64_t> rows_;           // [tokens], of the cache
+  std::vector<int64_t> rows_;           // [tokens]
   std::vector<int64_t> lengths_;        // [tokens]
   const Branch* branches_ = nullptr;    // [tokens] of the part, or null; in the two below
   std::vector<Branch> branch_memory_;

@@ -20,6 +20,7 @@ namespace {
 constexpr int kThreads = 3;
 constexpr int kFloat32 = 0;
 constexpr int kInt8Cache = 2;
+constexpr int64_t kPageTokens = 32;
 
 int num_failures = 0;
 
@@ -156,19 +157,28 @@ std::vector<int8_t> as_bytes(const std::vector<float>& vectors, size_t head_dim)
 void run_attention(HearthContext* context, int variant, int64_t groups, int64_t head_dim,
                    int64_t window) {
   constexpr int64_t kRows = 3;
-  constexpr int64_t kHeads = 10;  // several of which are a task
-  constexpr int64_t kCapacity = 48;
-  const std::vector<float> keys = random_floats(kRows * kHeads * kCapacity * head_dim);
-  const std::vector<float> values(keys.size(), 2.0f);  // so that every average is 2
+  constexpr int64_t kHeads = 10;                           // several of which are a task
+  const std::vector<int32_t> tables = {4, 0, 2, 5, 1, 3};  // two pages of each row
+  const int64_t of_keys = kPageTokens * head_dim;          // of a head
+  const auto num_heads = static_cast<int64_t>(tables.size()) * kHeads;
+  std::vector<float> memory = random_floats(num_heads * 2 * of_keys);
+  for (int64_t head = 0; head < num_heads; ++head) {  // values of 2, so that every average is 2
+    std::fill_n(memory.begin() + (2 * head + 1) * of_keys, of_keys, 2.0f);
+  }
   const std::vector<int64_t> rows = {2, 2, 2, 0, 1, 1};
   const std::vector<int64_t> lengths = {31, 32, 33, 48, 1, 2};
   const auto tokens = static_cast<int64_t>(rows.size());
   const int64_t width = kHeads * groups * head_dim;
   const std::vector<float> queries = random_floats(tokens * width);
   std::vector<float> out(queries.size());
-  hearth_attention(context, queries.data(), width, kFloat32, keys.data(), values.data(),
-                   kHeads * kCapacity * head_dim, kCapacity * head_dim, rows.data(), lengths.data(),
-                   tokens, kHeads, groups, head_dim, window, 0.3f, nullptr, out.data());
+  const auto attend = [&](int cache_type, void* base, int64_t vector_bytes) {
+    const HearthPages pages = {static_cast<char*>(base), 2 * kHeads * kPageTokens * vector_bytes,
+                               tables.data(), 2};
+    hearth_attention(context, queries.data(), width, cache_type, &pages, 0, rows.data(),
+                     lengths.data(), tokens, kHeads, groups, head_dim, window, 0.3f, nullptr,
+                     out.data());
+  };
+  attend(kFloat32, memory.data(), head_dim * static_cast<int64_t>(sizeof(float)));
   const auto expect_averages = [&] {
     for (const float value : out) {
       expect(std::fabs(value - 2.0f) < 1e-4f, "an average is wrong", variant);
@@ -176,13 +186,8 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   };
   expect_averages();
   std::fill(out.begin(), out.end(), 0.0f);
-  const auto size = static_cast<size_t>(head_dim);
-  const std::vector<int8_t> key_bytes = as_bytes(keys, size);
-  const std::vector<int8_t> value_bytes = as_bytes(values, size);
-  const int64_t stride = kCapacity * (head_dim + static_cast<int64_t>(sizeof(float)));
-  hearth_attention(context, queries.data(), width, kInt8Cache, key_bytes.data(), value_bytes.data(),
-                   kHeads * stride, stride, rows.data(), lengths.data(), tokens, kHeads, groups,
-                   head_dim, window, 0.3f, nullptr, out.data());
+  std::vector<int8_t> bytes = as_bytes(memory, static_cast<size_t>(head_dim));
+  attend(kInt8Cache, bytes.data(), head_dim + static_cast<int64_t>(sizeof(float)));
   expect_averages();
 }
 
@@ -200,7 +205,7 @@ struct Model {
   static constexpr int64_t kValueDim = 16;
   static constexpr int64_t kLatent = 32;
   static constexpr int64_t kVocab = 70;
-  static constexpr int64_t kCapacity = 16;
+  static constexpr int64_t kCapacity = 16;  // of positions that steps use
   static constexpr int64_t kRows = 3;
 
   Model(HearthContext* context, int kind, int bits) {
@@ -223,8 +228,6 @@ struct Model {
     description.rotary_dim = kind % 2 == 0 ? kHeadDim : kHeadDim / 2;
     description.is_qk_norm_whole = kind % 2;
     description.logits_softcap = kind % 4 == 3 ? 5.0f : 0.0f;
-    description.head_stride = kCapacity * (kHeadDim + (description.cache_type == 2 ? 4 : 0));
-    description.row_stride = description.num_kv_heads * description.head_stride;
     description.norm_eps = 1e-5f;
     description.attention_scale = 0.2f;
     description.embedding_multiplier = 1.5f;
@@ -280,11 +283,11 @@ struct Model {
         layer.shared_down = linear(context, bits, kHidden, kFfn);
       }
     }
-    const size_t element = size_t{4} >> description.cache_type;
-    keys.resize(static_cast<size_t>(kRows * description.row_stride) * element);
-    values.resize(keys.size());
-    layer.keys = keys.data();
-    layer.values = values.data();
+    const int64_t vector_bytes =
+        description.cache_type == 2 ? kHeadDim + 4 : kHeadDim * (4 >> description.cache_type);
+    const int64_t page_bytes = description.num_kv_heads * 2 * kPageTokens * vector_bytes;
+    cache.resize(static_cast<size_t>(kRows * page_bytes));
+    description.pages = {cache.data(), page_bytes, tables.data(), 1};
     layer.window = kind % 5 == 0 ? 7 : 0;
   }
 
@@ -318,8 +321,8 @@ struct Model {
   HearthLayer layer = {};
   std::list<std::vector<float>> memory;
   std::list<std::vector<uint8_t>> packs;
-  std::vector<uint8_t> keys;
-  std::vector<uint8_t> values;
+  const std::vector<int32_t> tables = {2, 0, 1};  // one page of each row
+  std::vector<char> cache;
 };
 
 // Two children of one token, of which the second has a child: the same bits as its branch alone.

@@ -7,7 +7,7 @@
 namespace hearth {
 namespace {
 
-// Cuts a call into tasks: runs of tokens of one cache row, times key-value heads, times parts of a
+// Cuts a call into tasks: runs of tokens of one user row, times key-value heads, times parts of a
 // head's groups where there are too many. Heads that are little work are one task, which fetches
 // the next head while it works on one, unless that leaves less than `min_tasks`.
 void plan(const AttentionCall& call, int64_t min_tasks, std::vector<AttentionTask>& tasks) {

@@ -13,8 +13,9 @@ from inference_api.kernels.library import (
     CACHE_TYPES,
     Kernels,
 )
+from inference_api.loading.config import PAGE_TOKENS
 
-CAPACITY = 112  # no multiple of the kernels' blocks of 32
+CAPACITY = 4 * PAGE_TOKENS
 ROWS = 5
 NAMES = {torch.float32: "float32", torch.float16: "float16", torch.int8: "int8"}
 DTYPES = st.sampled_from(list(NAMES))
@@ -49,6 +50,19 @@ def pointer(tensor: Tensor, kind: str = "void") -> Any:
     return ffi.cast(f"{kind} *", tensor.data_ptr())
 
 
+def paged(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Pages as `PagedCache` has them, in no order, of two layers of which the second one is this
+    one; and the tables of all rows."""
+    both = torch.stack([keys, values], 2)
+    both = both.unflatten(3, (-1, PAGE_TOKENS))  # [rows, kv_heads, 2, pages, positions, slot]
+    num_pages = both.shape[3]
+    tables = torch.randperm(ROWS * num_pages, generator=torch.Generator().manual_seed(4))
+    tables = tables.view(ROWS, num_pages)
+    memory = torch.empty(ROWS * num_pages, 2, *both[0, :, :, 0].shape, dtype=keys.dtype)
+    memory[tables, 1] = both.movedim(3, 1)
+    return memory, tables.int()
+
+
 def attend(
     kernels: Kernels,
     queries: Tensor,
@@ -62,11 +76,18 @@ def attend(
 ) -> Tensor:
     """Attention of one layer by itself: [tokens, heads * head_dim].
 
-    `queries` is [tokens, heads, head_dim]; `keys` and `values` are [rows, kv_heads, capacity,
+    `queries` is [tokens, heads, head_dim]; `keys` and `values` are [rows, kv_heads, positions,
     head_dim], or for int8 with the four bytes of a scale behind each vector. Token t sees the first
     `lengths[t]` positions of row `rows[t]`, or the last `window` of these.
     """
     places, ends = torch.tensor([rows, lengths])
+    memory, tables = paged(keys, values)
+    pages = {
+        "base": pointer(memory, "char"),
+        "page_bytes": memory[0].nbytes,
+        "tables": pointer(tables, "int32_t"),
+        "table_stride": tables.shape[1],
+    }
     tokens, heads, head_dim = queries.shape
     kv_heads = keys.shape[1]
     out = torch.empty(tokens, heads * head_dim)
@@ -75,10 +96,8 @@ def attend(
         pointer(queries, "float"),
         queries.stride(0),
         CACHE_TYPES[NAMES[keys.dtype]],
-        pointer(keys),
-        pointer(values),
-        keys.stride(0),
-        keys.stride(1),
+        ffi.new("HearthPages *", pages),
+        memory[0, 0].nbytes,
         pointer(places, "int64_t"),
         pointer(ends, "int64_t"),
         tokens,
