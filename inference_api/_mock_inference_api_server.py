@@ -12,9 +12,10 @@ from flask import Flask
 
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.inference_api_server import create_server, server_of
+from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.model_loading import loaded_alone
 from inference_api.request import TokenLogprobs
-from inference_api.runner import Draw, Drawn, RowResult, RowStep
+from inference_api.runner import Draw, Drawn, PageLayout, RowResult, RowStep
 from inference_api.settings import Settings
 from inference_api.text.chat_prompts import NO_EXTRAS, Extras, plain_chat_prompt
 from inference_api.tools.dialects import GENERIC
@@ -91,13 +92,17 @@ class EchoRunner:
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
         """Nothing to forget."""
 
-    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+    @property
+    def layout(self) -> PageLayout:
+        return PageLayout(self.max_rows * num_pages(self.max_seq_len), PAGE_TOKENS, 0)
+
+    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+        """Nothing is remembered."""
+
+    def copy_page(self, source: int, target: int) -> None:
         """Nothing to copy."""
 
-    def release(self, row: int) -> None:
-        """Nothing to release."""
-
-    def release_memory(self, row: int) -> None:
+    def give_back(self, pages: Sequence[int]) -> None:
         """Nothing to give back."""
 
     def idle(self) -> bool:

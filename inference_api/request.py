@@ -171,6 +171,9 @@ class GenerationRequest:
     pooling: Pooling | None = None
     caller: Caller | None = None
 
+    cache_salt: str = ""
+    """Only prompts with the same one share what is remembered of them."""
+
     @property
     def needs_whole_prompt(self) -> bool:
         """Nothing of the prompt may come from a cache: something is made of each of its tokens."""

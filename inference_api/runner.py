@@ -124,9 +124,10 @@ class DraftHeads(Protocol):
 
 
 class PageLayout(NamedTuple):
-    """How a runner's memory of its rows is divided. A page is `page_tokens` consecutive positions.
+    """How a runner's memory of its rows' tokens is cut: into pages of consecutive positions.
 
-    Where pages are bound, each row has a share of its own: `num_pages // max_rows` of them.
+    Pages that are bound are rows' own: number `row * (num_pages // max_rows) + i` can only be page
+    i of that row.
     """
 
     num_pages: int
@@ -135,7 +136,26 @@ class PageLayout(NamedTuple):
     is_bound: bool = False
 
 
-class ModelRunner(Protocol):
+class RowMemory(Protocol):
+    """What user rows remember: pages, and for each row a table of those that it has. Rows may have
+    pages in common, which neither writes. Decode thread only."""
+
+    @property
+    def layout(self) -> PageLayout: ...
+
+    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+        """Make these the row's pages from its `first` one on. A step needs pages for all slots that
+        it reads and writes."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Make what one page holds that of another."""
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Nobody needs what these pages hold: the system may have their memory until they are
+        written again."""
+
+
+class ModelRunner(RowMemory, Protocol):
     """A model over `max_rows` user rows of at most `max_seq_len` tokens each.
 
     A prompt is prefilled up to, not including, its last token; that one is the first that draws, so
@@ -184,18 +204,19 @@ class ModelRunner(Protocol):
         Without it a chain is kept whole. Slots behind what was kept are free to be written again.
         """
 
-    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
-        """Make the first positions of row `target`'s cache those of row `source`."""
-
-    def release(self, row: int) -> None:
-        """The row's request has ended; its cache stays as it is until the row is written again."""
-
-    def release_memory(self, row: int) -> None:
-        """Nobody will continue what a free row's cache holds: its memory may go."""
-
     def idle(self) -> bool:
         """Look after itself, while no row has work: called once or twice a second. Returns whether
-        what the rows' caches hold is lost by that. Raises what `step` would."""
+        what the pages hold is lost by that. Raises what `step` would."""
 
     def close(self) -> None:
         """Nothing comes after this. Idempotent."""
+
+
+def place_own_pages(runner: ModelRunner) -> int:
+    """Give every row pages that no other has, as many as there are: for whoever steps a runner by
+    itself. Returns how many tokens a row has room for."""
+    layout = runner.layout
+    count = layout.num_pages // runner.max_rows
+    for row in range(runner.max_rows):
+        runner.place(row, 0, range(row * count, (row + 1) * count))
+    return min(runner.max_seq_len, count * layout.page_tokens)

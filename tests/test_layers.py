@@ -52,7 +52,7 @@ from pathlib import Path
 from inference_api.engine.devices import check_memory, make_runner
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, RowStep
+from inference_api.runner import Draw, RowStep, place_own_pages
 from inference_api.settings.model import EMBEDDED_MODEL
 
 options = EngineOptions(device="cpu", max_rows=2, max_seq_len=64, has_medusa=True)
@@ -60,11 +60,12 @@ runner = make_runner(Path(EMBEDDED_MODEL), options)
 check_memory({"model": runner})
 runner.load()
 runner.warm_up()
+place_own_pages(runner)
 sampling = SamplingParams(seed=1, top_k=5, num_logprobs=3, logit_bias=((7, 1.0),))
 step = RowStep(1, 0, (5, 6, 7), (Draw(sampling, (5, 6, 7), ()),), wants_hidden=True)
 [result] = runner.step([step])
 runner.medusa.guess([result.hidden[-1]])
-runner.copy_prefix(1, 0, 3)
+runner.copy_page(1, 0)
 print(len(result.drawn))
 """
 

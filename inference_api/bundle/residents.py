@@ -144,12 +144,10 @@ class BundleResidents:
         return math.inf if self._residency.is_settled else TIMER_S
 
     def _give_back_memory(self, model: LoadedModel) -> None:
-        """Frees caches of free rows beyond the guaranteed ones; the others stay for reuse."""
-        rows, rows_min = model.rows, self._needs[model.name].rows_min
-        holding = rows.holding()
-        for index in holding[: max(0, min(len(holding), len(rows) + len(holding) - rows_min))]:
-            rows.forget(index)
-            model.runner.release_memory(index)
+        """Frees pages beyond those of running and of guaranteed rows; the others stay for reuse."""
+        num_rows = max(len(model.rows), self._needs[model.name].rows_min)
+        layout = model.runner.layout
+        model.rows.pages.trim(num_rows * (layout.num_pages // model.runner.max_rows))
 
     def _hear(self, event: LoaderEvent, now_s: float) -> None:
         match event:

@@ -261,13 +261,13 @@ class DecodeBackend:
         if step.is_empty:
             return
         started_s = self._clock()
-        for copy in step.copies:
-            model.runner.copy_prefix(*copy)
         results = model.runner.step(step.rows)
         self._stepped.append((model, step, self._clock() - started_s))
         events = step.accept(results)
         for drafted, accepted in step.kept:
             model.runner.keep(drafted, accepted)
+        for row, _ in step.prompts:
+            model.rows.seal(row)
         self._events += events
         totals.generated_tokens += sum([len(event.token_ids) or 1 for _, event in events])
         totals.prefilled_tokens += step.prefilled_tokens
@@ -301,7 +301,6 @@ class DecodeBackend:
         for model, row in self._busy():
             if row.finish_reason is not None:
                 model.rows.free(row)
-                model.runner.release(row.index)
                 self.input_queue.row_is_free(model.name)
                 self._residents.ended(model, self._clock())
 
@@ -377,7 +376,8 @@ class DecodeBackend:
         self._failure = f"{type(error).__name__}: {error}"
         # The runners may be broken: release nothing in them, and load none any more.
         self._residents = self._fixed(
-            replace(each, rows=RowTable(each.runner.max_rows)) for each in self.models.values()
+            replace(each, rows=RowTable(each.runner.max_rows, each.rows.pages))
+            for each in self.models.values()
         )
         self._end_all(Phase.FAILED, _failed)
         self._tell_drained()

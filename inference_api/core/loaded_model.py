@@ -10,6 +10,8 @@ from inference_api.core.drafts import Drafting
 from inference_api.core.plan import PlannedStep, StepPlanner
 from inference_api.core.rows import RowTable
 from inference_api.core.served_model import ServedModel
+from inference_api.core.state.bound_pages import BoundRowPages, ChunkMemory
+from inference_api.core.state.row_pages import Reuse, RowPages
 from inference_api.runner import ModelRunner
 from inference_api.settings import Settings
 
@@ -39,7 +41,7 @@ class LoadedModel:
         speculation: Drafting | None = None,
     ) -> Self:
         """Makes one of loaded runners, with empty rows."""
-        rows = RowTable(runner.max_rows, _reuse_unit_tokens(runner, settings))
+        rows = RowTable(runner.max_rows, _pages(runner, settings))
         planner = StepPlanner(rows, runner, settings, speculation, served.costs)
         return cls(served, runner, rows, planner, drafter, speculation)
 
@@ -51,18 +53,17 @@ class LoadedModel:
             self.drafter.warm_up()
         self.served.costs.measure(self.runner)
         self.served.costs.measure_prompt(self.runner)
+        self.runner.give_back(range(self.runner.layout.num_pages))
 
     @property
     def kv_cache_usage(self) -> float:
-        """The share of the cache that busy rows hold tokens in. Any thread."""
-        busy_tokens, _ = self.rows.cached_tokens()
-        return busy_tokens / (self.runner.max_rows * self.runner.max_seq_len)
+        """The share of the pages that busy rows hold. Any thread."""
+        return self.rows.pages.num_held / self.runner.layout.num_pages
 
     def idle(self) -> None:
         """While none of its rows has work."""
         if self.runner.idle():
-            for row in self.rows.holding():
-                self.rows.forget(row)
+            self.rows.pages.forget_cached()
 
     def took(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
         """How long a turn took, inside the model and outside."""
@@ -73,7 +74,11 @@ class LoadedModel:
             self.served.costs.took(step.contents, model_s, loop_s)
 
 
-def _reuse_unit_tokens(runner: ModelRunner, settings: Settings) -> int:
-    if not settings.prefix_reuse:
-        return 0
-    return 1 if runner.is_batch_invariant else settings.prefill_chunk_tokens
+def _pages(runner: ModelRunner, settings: Settings) -> RowPages:
+    """Returns the pages of a runner's rows, none of which is held."""
+    rows, layout = runner.max_rows, runner.layout
+    if not layout.is_bound:
+        return RowPages(runner, layout, rows, "all" if settings.prefix_reuse else "nothing")
+    reuse: Reuse = "prompts" if settings.prefix_reuse else "nothing"
+    chunks = ChunkMemory(runner, settings.prefill_chunk_tokens)
+    return BoundRowPages(chunks, chunks.layout, rows, reuse)

@@ -5,7 +5,6 @@ Decode thread only.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from inference_api.core.drafts import DraftSource, Outcome, accepted
 from inference_api.core.rows import NO_DRAFT, Draft, RowTable, UserRow
@@ -22,26 +21,17 @@ def budget_tokens(settings: Settings, max_rows: int) -> int:
     return round(settings.itl_budget * max_rows)
 
 
-class Copy(NamedTuple):
-    """Cached tokens that one row takes over from another, before the step."""
-
-    source: int
-    target: int
-    num_tokens: int
-
-
 @dataclass(slots=True)
 class PlannedStep:
     """What rows bring to it: prompt tokens, or their next token and what is drafted after it."""
 
-    copies: list[Copy] = field(default_factory=list)
     prompts: list[tuple[UserRow, RowStep]] = field(default_factory=list)
     decoding: list[tuple[UserRow, RowStep]] = field(default_factory=list)
     # Accepted tokens of each draft, once drawn.
     kept: list[tuple[RowStep, Sequence[int]]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)  # one per decoding row, once drawn
     prefilled_tokens: int = 0
-    reused_tokens: int = 0  # prompt tokens that come from the copies
+    reused_tokens: int = 0  # prompt tokens that others have prefilled since their rows began
 
     @property
     def rows(self) -> list[RowStep]:
@@ -124,9 +114,9 @@ class StepPlanner:
         has_waiting = bool(prompts and self._rows.prefilling())
         self._guessable = () if has_waiting or self._drafts is None else decoding
         wants_hidden = not has_waiting and self._drafts is not None and self._drafts.wants_hidden
-        step.decoding = [
-            (row, row.take_step(drafts.get(row.index, NO_DRAFT), wants_hidden)) for row in decoding
-        ]
+        for row in decoding:
+            draft = self._reserved(row, drafts.get(row.index, NO_DRAFT))
+            step.decoding.append((row, row.take_step(draft, wants_hidden)))
         return step
 
     def draft(self) -> None:
@@ -139,6 +129,17 @@ class StepPlanner:
         if self._drafts is not None and self._guessable:
             rows = [row for row in self._guessable if row.finish_reason is None]
             self._drafted = rows, self._drafts.propose(rows)
+
+    def _reserved(self, row: UserRow, draft: Draft) -> Draft:
+        """Have pages for the row's next token and for its draft, which is left out where there are
+        none."""
+        if draft.token_ids:
+            draft = row.fitting(draft)
+            if self._rows.reserve(row, 1 + len(draft.token_ids)):
+                return draft
+        has_pages = self._rows.reserve(row, 1)
+        assert has_pages, "who was let in can go on"
+        return NO_DRAFT
 
     def _taken_drafts(self, decoding: Sequence[UserRow]) -> Mapping[int, Draft]:
         """The guesses for those of the rows they were made for that still decode."""
@@ -179,25 +180,18 @@ class StepPlanner:
         return int(min(left_s / token_s, self._chunk_tokens) if token_s else self._chunk_tokens)
 
     def _next_to_prefill(self, room_tokens: int, step: PlannedStep) -> list[UserRow]:
-        """The rows whose turn it is. What others hold of their prompts is looked for now: once
-        chunks are planned, rows count as holding what is not written yet."""
+        """The rows whose turn it is, with what others have prefilled of their prompts by now."""
         rows = []
         for row in self._rows.prefilling():
             if not row.has_begun and not row.request.needs_whole_prompt:
-                self._reuse_prefix(row, step)
+                num_before = row.reused_tokens
+                self._rows.reuse(row)
+                step.reused_tokens += row.reused_tokens - num_before
             rows.append(row)
             room_tokens -= row.chunk_tokens(room_tokens)
             if room_tokens == 0:
                 break
         return rows
-
-    def _reuse_prefix(self, row: UserRow, step: PlannedStep) -> None:
-        """Take over what another row holds of this row's prompt, if that is more than it has."""
-        source, num_tokens = self._rows.longest_prefix(row)
-        if source != row.index:
-            step.copies.append(Copy(source, row.index, num_tokens))
-            step.reused_tokens += num_tokens - row.reused_tokens
-            row.reuse(num_tokens)
 
     def _take_prompt(self, row: UserRow, room_tokens: int, step: PlannedStep) -> int:
         """Chunks of one prompt, up to its end or that of the room; how many tokens they have."""
@@ -208,6 +202,8 @@ class StepPlanner:
                 size_tokens = min(size_tokens, room_tokens - taken_tokens)
             if not 0 < size_tokens <= room_tokens - taken_tokens:
                 break
+            has_pages = self._rows.reserve(row, size_tokens)
+            assert has_pages, "who was let in can go on"
             step.prompts.append((row, row.take_prompt(size_tokens)))
             taken_tokens += size_tokens
         step.prefilled_tokens += taken_tokens

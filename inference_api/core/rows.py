@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from inference_api.core.pooling import PooledStates
+from inference_api.core.state.row_pages import RowPages
 from inference_api.errors import ConstraintFailed, HearthError
 from inference_api.request import (
     Constraint,
@@ -20,8 +21,6 @@ from inference_api.request import (
     TokenLogprobs,
 )
 from inference_api.runner import Draw, Drawn, RowStep
-
-MIN_REUSED_TOKENS = 8  # a shorter prefix is as soon prefilled as copied
 
 Tokens = tuple[int, ...]
 
@@ -107,15 +106,20 @@ class UserRow:
         token_ids, wants_hidden = prompt[start : self.num_cached], self.request.pooling == "mean"
         return RowStep(self.index, start, token_ids, draws, None, wants_hidden)
 
+    def fitting(self, draft: Draft) -> Draft:
+        """As much of a draft as the answer has room for."""
+        room_tokens = self.token_limit - len(self.generated) - 1
+        return draft if len(draft.token_ids) <= room_tokens else draft.first(max(room_tokens, 0))
+
     def take_step(self, draft: Draft = NO_DRAFT, wants_hidden: bool = False) -> RowStep:
-        """The last token, which is not in the cache, and of a draft what there is room for."""
+        """The last token, which is not in the cache, and a draft that `fitting` has cut."""
         start = self.num_cached
         self.num_cached += 1
         token_id = self.generated[-1] if self.generated else self.request.prompt_tokens[-1]
         wants_hidden = wants_hidden or self.pooled is not None
-        if not draft.token_ids or (room := self.token_limit - len(self.generated) - 1) < 1:
+        if not draft.token_ids:
             return RowStep(self.index, start, (token_id,), (self._draw(),), None, wants_hidden)
-        guesses, parents, _ = draft.first(room)
+        guesses, parents, _ = draft
         if parents is not None:
             parents = (-1, *(each + 1 for each in parents))
         branches: list[Tokens] = [()]
@@ -191,72 +195,49 @@ class UserRow:
 
 
 class RowTable:
-    """`users[i]` is the request in row i, or None while the row is free.
+    """`users[i]` is the request in row i, or None while the row is free; `pages` has what rows
+    remember, and what ended ones have left for prompts that begin alike."""
 
-    A row that is free, or runs another request, may hold the beginning of a new prompt: that much
-    need not be prefilled. `reuse_unit_tokens` is what prefixes are reused in multiples of: 1 for a
-    runner that is batch invariant; for any other the size of its chunks, since only whole chunks
-    of prompts were computed alike. 0 reuses nothing.
-    """
-
-    def __init__(self, max_rows: int, reuse_unit_tokens: int = 0) -> None:
+    def __init__(self, max_rows: int, pages: RowPages) -> None:
         self.users: list[UserRow | None] = [None] * max_rows
-        self._unit_tokens = reuse_unit_tokens
+        self.pages = pages
         self._free = deque(range(max_rows))  # the longest free first
-        self._held: list[Tokens] = [()] * max_rows  # what the caches of free rows hold
 
     def has_free_row(self) -> bool:
         return bool(self._free)
 
     def assign(self, request: GenerationRequest, max_seq_len: int, now_s: float) -> UserRow:
-        """Put a request into a free row; the caller has asked `has_free_row`.
-
-        That is the row whose last request it continues, or else the one that was free longest.
-        """
+        """Put a request into a free row; the caller has asked `has_free_row`."""
         prompt = request.prompt_tokens
-        common = {index: self._num_common(prompt, self._held[index]) for index in self._free}
-        index = max(common, key=lambda each: common[each])
-        if 2 * common[index] <= len(self._held[index]):  # most of it would be lost
-            index = self._free[0]
+        index = self.pages.best_row(self._free, request.cache_salt, prompt)
         self._free.remove(index)
         room = max_seq_len - len(prompt)
         constraint = None if request.grammar is None else request.grammar.start()
         row = UserRow(index, request, min(request.max_tokens, room), now_s, constraint)
-        if not request.needs_whole_prompt:
-            row.reuse(common[index])
         self.users[index] = row
+        self.reuse(row)
         return row
 
-    def longest_prefix(self, row: UserRow) -> tuple[int, int]:
-        """The row that holds most of the beginning of `row`'s prompt, and how many tokens."""
-        prompt, best = row.request.prompt_tokens, (row.index, row.num_cached)
-        for index, user in enumerate(self.users):
-            held = self._held[index] if user is None else self._reusable(user)
-            num_tokens = self._num_common(prompt, held)
-            if num_tokens > best[1]:
-                best = (index, num_tokens)
-        return best
+    def reuse(self, row: UserRow) -> None:
+        """Take over what is remembered of a prompt of which nothing was prefilled yet. By its turn
+        there may be more than there was when it came."""
+        request, is_reused = row.request, not row.request.needs_whole_prompt
+        prompt, salt = request.prompt_tokens, request.cache_salt
+        row.reuse(self.pages.begin(row.index, salt, prompt, reuses=is_reused))
+
+    def reserve(self, row: UserRow, num_tokens: int) -> bool:
+        """Returns whether there are pages for so many more tokens of the row."""
+        return self.pages.reserve(row.index, row.num_cached + num_tokens)
+
+    def seal(self, row: UserRow) -> None:
+        """What was planned for the row is written: others may have its whole pages."""
+        self.pages.seal(row.index, row.num_cached, row.generated)
 
     def free(self, row: UserRow) -> None:
         assert self.users[row.index] is row, "a row is freed once, by the request that holds it"
         self.users[row.index] = None
         self._free.append(row.index)
-        self._held[row.index] = self._reusable(row, tuple(row.generated))
-
-    def cached_tokens(self) -> tuple[int, int]:
-        """How many tokens busy rows have in their caches, and how many free ones keep for prompts
-        that begin alike. Any thread: a row may move on meanwhile."""
-        rows = list(zip(self.users, self._held, strict=True))
-        busy = sum(user.num_cached for user, _ in rows if user is not None)
-        return busy, sum(len(held) for user, held in rows if user is None)
-
-    def holding(self) -> list[int]:
-        """The free rows whose caches hold something, the longest free first."""
-        return [index for index in self._free if self._held[index]]
-
-    def forget(self, index: int) -> None:
-        """The cache of this free row has been given up."""
-        self._held[index] = ()
+        self.pages.end(row.index, row.num_cached, row.generated)
 
     def busy(self) -> list[UserRow]:
         return [user for user in self.users if user is not None]
@@ -272,21 +253,6 @@ class RowTable:
     def __len__(self) -> int:
         """How many rows are busy."""
         return len(self.users) - len(self._free)
-
-    def _reusable(self, row: UserRow, answer: Tokens = ()) -> Tokens:
-        """What of the row's prompt and `answer` can be reused, before it is cut to whole units."""
-        if self._unit_tokens == 0:
-            return ()
-        prompt = row.request.prompt_tokens
-        tokens = prompt + answer if self._unit_tokens == 1 else prompt[:-1]  # what chunks wrote
-        return tokens[: row.num_cached]
-
-    def _num_common(self, prompt: Tokens, held: Tokens) -> int:
-        """How many leading tokens of `prompt` can be taken from a cache that holds `held`."""
-        if not held or prompt[:MIN_REUSED_TOKENS] != held[:MIN_REUSED_TOKENS]:
-            return 0
-        num_tokens = num_common(prompt[:-1], held) // self._unit_tokens * self._unit_tokens
-        return num_tokens if num_tokens >= MIN_REUSED_TOKENS else 0
 
 
 def num_common(first: Sequence[int], second: Sequence[int]) -> int:

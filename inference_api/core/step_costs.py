@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from inference_api.core.prompt_costs import PRIOR_ERROR, Point, PromptCosts
 from inference_api.core.running_mean import RunningMean
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, ModelRunner, RowStep
+from inference_api.runner import Draw, ModelRunner, RowStep, place_own_pages
 
 SINGLE_SIZES = 8  # up to so many tokens every number is measured, then four of each doubling
 RUNS = 5
@@ -129,11 +129,12 @@ class StepCosts:
         self._start(seconds)
 
     def measure(self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Time steps of this runner. Overwrites the cache of all rows."""
+        """Time steps of this runner. Overwrites its pages."""
+        room_tokens = place_own_pages(runner)
         seconds: dict[int, float] = {}
         begun_s = clock()
         for num_tokens in sorted(self._sizes, key=_is_between_powers):
-            rows = _step_of(runner, num_tokens)
+            rows = _step_of(runner, num_tokens, room_tokens)
             if rows is None:
                 continue
             times: list[float] = []
@@ -157,10 +158,10 @@ class StepCosts:
     def measure_prompt(
         self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Time a prompt by itself, once the size 1 is known. Overwrites the cache of a row."""
+        """Time a prompt by itself, once the size 1 is known. Overwrites pages."""
         if not self._measured:
             return
-        num_tokens = min(PROMPT_TOKENS, runner.max_seq_len - 1)
+        num_tokens = min(PROMPT_TOKENS, place_own_pages(runner) - 1)
         times = []
         for _ in range(PROMPT_RUNS):
             started_s = clock()
@@ -354,13 +355,13 @@ def _sizes(max_tokens: int) -> list[int]:
     return sizes
 
 
-def _step_of(runner: ModelRunner, num_tokens: int) -> list[RowStep] | None:
-    """Tokens shared out among all rows; None where these are too short for them."""
+def _step_of(runner: ModelRunner, num_tokens: int, room_tokens: int) -> list[RowStep] | None:
+    """Tokens shared out among all rows; None where these have too little room for them."""
     num_rows = min(num_tokens, runner.max_rows)
     most_tokens = -(-num_tokens // num_rows)
-    if most_tokens > runner.max_seq_len:
+    if most_tokens > room_tokens:
         return None
-    start = min(CONTEXT_TOKENS, runner.max_seq_len - most_tokens)
+    start = min(CONTEXT_TOKENS, room_tokens - most_tokens)
     draw = Draw(SamplingParams(temperature=0.0), (0,), ())
     steps = []
     for row in range(num_rows):

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.cpu.medusa import MedusaHeads
-from inference_api.engine.paged_cache import PagedCache
 from inference_api.engine.local_runner import LocalRunner
+from inference_api.engine.paged_cache import PagedCache
 from inference_api.engine.sampler import sample
 from inference_api.engine.step_decoder import StepDecoder
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
 from inference_api.loading import checkpoint, hardware
-from inference_api.loading.config import ModelConfig
+from inference_api.loading.config import ModelConfig, num_pages
 from inference_api.loading.layout import num_parameters
 from inference_api.loading.memory import Footprint
 from inference_api.loading.options import EngineOptions
@@ -49,7 +49,7 @@ class KernelRunner(LocalRunner):
         packed: PackedFolder | None = None,
     ) -> None:
         """`kernels_of(n)` returns kernels with n threads, which runners of one thread may share.
-        `packed`: the folder of packed weights; the KV cache then takes memory as it is written.
+        `packed`: the folder of packed weights.
 
         Raises StartupError when the model is not supported, or there are no kernels.
         """
@@ -95,10 +95,11 @@ class KernelRunner(LocalRunner):
         other runners."""
         is_lazy, needed = self._packed is not None, self.footprint
         if is_lazy:
-            needed = replace(needed, cache_bytes=needed.cache_bytes_per_row, rows=1)
+            needed = replace(needed, num_pages=num_pages(self.max_seq_len), rows=1)
         self._check(needed, are_files_read=not (is_lazy and self.is_packed()))
         config, context, dtype = self._config, self.max_seq_len, self._cache_dtype
-        self._cache = PagedCache(config, self.max_rows, context, dtype)
+        count = self.layout.num_pages
+        self._cache = PagedCache(config, self.max_rows, context, dtype, count)
         parameters = self._parameters()
         self.decoder = KernelDecoder(config, parameters, self._cache, context)
         self.medusa = self._medusa_heads(parameters)
@@ -135,10 +136,6 @@ class KernelRunner(LocalRunner):
         logits, hidden = self.decoder.forward(rows)
         drawn = sample(logits, draws, positions, self._packing.kernels) if draws else []
         return drawn, hidden
-
-    def release_memory(self, row: int) -> None:
-        """Give a row's memory back where it is taken as it is written; nothing of it is kept."""
-        self._cache.release_row(row)
 
 
 def _num_threads(config: ModelConfig) -> int:

@@ -13,7 +13,7 @@ from typing import Protocol
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint
-from inference_api.loading.config import ModelConfig
+from inference_api.loading.config import PAGE_TOKENS, ModelConfig
 from inference_api.loading.files import read_headers, shape_faults, weight_files
 from inference_api.loading.heads import MedusaFile, read_heads, tokenizer_sha256
 from inference_api.loading.heads_folder import find_heads, heads_bytes
@@ -27,9 +27,11 @@ from inference_api.runner import (
     Drawn,
     Hidden,
     ModelRunner,
+    PageLayout,
     RowResult,
     RowStep,
     RunnerFacts,
+    place_own_pages,
 )
 
 logger = logging.getLogger(__name__)
@@ -39,9 +41,15 @@ INT4_COST = "with SmolLM2-135M, perplexity is 18.8 instead of int8's 14.2 (docs/
 
 
 class RowCache(Protocol):
-    """A KV cache, as `PagedCache` explains it."""
+    """Where pages are, as `PagedCache` explains it."""
 
-    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None: ...
+    def place(self, row: int, first: int, pages: Sequence[int]) -> None: ...
+
+    def has(self, row: int, num_tokens: int) -> bool: ...
+
+    def copy_page(self, source: int, target: int) -> None: ...
+
+    def give_back(self, pages: Sequence[int]) -> None: ...
 
     def move(self, row: int, sources: Sequence[int], target: int) -> None: ...
 
@@ -93,6 +101,12 @@ class LocalRunner(ModelRunner):
             return footprint
         weights_bytes = footprint.weights_bytes + heads_bytes(self._heads)
         return replace(footprint, weights_bytes=weights_bytes)
+
+    @cached_property
+    def layout(self) -> PageLayout:
+        """See `RowMemory`."""
+        footprint = self.footprint
+        return PageLayout(footprint.num_pages, PAGE_TOKENS, footprint.page_bytes)
 
     def _facts(self, device: str, threads: int, kernels: str, cache_dtype: str) -> RunnerFacts:
         footprint = self._footprint_of(self._whole)
@@ -158,12 +172,12 @@ class LocalRunner(ModelRunner):
             vars(self).pop(name, None)
 
     def warm_up(self) -> None:
-        """One prompt, then a step of every batch size. Overwrites the cache of all rows."""
+        """One prompt, then a step of every batch size. Overwrites pages."""
         self._warm_up_prompt()
         self._warm_up_rows()
 
     def _warm_up_prompt(self) -> None:
-        num_tokens = min(WARM_UP_PROMPT_TOKENS, self.max_seq_len - 1)
+        num_tokens = min(WARM_UP_PROMPT_TOKENS, place_own_pages(self) - 1)
         self.step([RowStep(0, 0, [0] * num_tokens)])
 
     def _warm_up_rows(self) -> None:
@@ -175,6 +189,7 @@ class LocalRunner(ModelRunner):
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         assert all(0 <= each.row < self.max_rows for each in rows)
         assert all(0 <= each.start <= self.max_seq_len - len(each.token_ids) for each in rows)
+        assert all(self.has_pages(each) for each in rows)
         assert all(min(each.token_ids) >= 0 for each in rows)
         assert all(max(each.token_ids) < self.vocab_size for each in rows)
         draws = [draw for each in rows for draw in each.draws]
@@ -189,6 +204,10 @@ class LocalRunner(ModelRunner):
             for each, states in zip(rows, hidden, strict=True)
         ]
 
+    def has_pages(self, row: RowStep) -> bool:
+        """Whether the row's last token of a step has a page. Those before it had theirs earlier."""
+        return self._cache.has(row.row, row.start + len(row.token_ids))
+
     @abstractmethod
     def _forward(
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
@@ -201,14 +220,15 @@ class LocalRunner(ModelRunner):
             target = row.start + len(accepted) - len(moved)
             self._cache.move(row.row, [row.start + token for token in moved], target)
 
-    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
-        self._cache.copy_prefix(source, target, num_tokens)
+    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+        assert all(0 <= page < self.layout.num_pages for page in pages)
+        self._cache.place(row, first, pages)
 
-    def release(self, row: int) -> None:
-        """Nothing to free: the row's memory is there for the next request."""
+    def copy_page(self, source: int, target: int) -> None:
+        self._cache.copy_page(source, target)
 
-    def release_memory(self, row: int) -> None:
-        """Nothing to give back, where all memory of a cache is taken at start."""
+    def give_back(self, pages: Sequence[int]) -> None:
+        self._cache.give_back(pages)
 
     def idle(self) -> bool:
         """Nothing to look after."""

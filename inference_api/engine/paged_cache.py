@@ -6,48 +6,57 @@ written.
 
 import mmap
 from collections.abc import Sequence
-from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inference_api.kernels.packing import CACHE_BYTES, cache_slot
 from inference_api.loading.config import KEYS_AND_VALUES, PAGE_TOKENS, ModelConfig, num_pages
 from inference_api.loading.packing.pages import anonymous
 
+NOWHERE = -1
+
 
 class PagedCache:
     """Pages of PAGE_TOKENS positions, of all layers, and a table of the pages that each row has.
 
-    Page p is `pages[p]`, [layers, kv_heads, keys and values, PAGE_TOKENS, slot]: copied as one
-    piece of memory. Row r has position i in page `tables[r, i // PAGE_TOKENS]`. Memory is taken as it
-    is written. A cache of int8 has a scale behind each key and value.
+    Page p is `pages[p]`, [layers, kv_heads, keys and values, PAGE_TOKENS, slot]. Row r has position
+    i in page `tables[r, i // PAGE_TOKENS]`. Memory is taken as it is written. A cache of int8 has a
+    scale behind each key and value.
     """
 
-    def __init__(self, config: ModelConfig, max_rows: int, max_seq_len: int, dtype: str) -> None:
-        """`dtype`: a value of KV_CACHE_DTYPE other than auto. Raises MemoryError."""
+    def __init__(
+        self, config: ModelConfig, max_rows: int, max_seq_len: int, dtype: str, count: int
+    ) -> None:
+        """`dtype`: a value of KV_CACHE_DTYPE other than auto; `count` of pages. Raises
+        MemoryError."""
         slot = cache_slot(CACHE_BYTES[dtype], config.head_dim)
-        of_row = num_pages(max_seq_len)
         of_layer = (config.num_kv_heads, KEYS_AND_VALUES, PAGE_TOKENS, slot)
-        shape = (max_rows * of_row, config.num_layers, *of_layer)
-        self._memory = anonymous(prod(shape) * CACHE_BYTES[dtype], mmap.MADV_HUGEPAGE)
-        self.pages = np.frombuffer(self._memory, dtype).reshape(shape)
-        self.tables = np.arange(max_rows * of_row, dtype=np.int32).reshape(max_rows, of_row)
+        page_bytes = config.page_bytes(CACHE_BYTES[dtype] * slot)
+        self._memory = anonymous(count * page_bytes, mmap.MADV_HUGEPAGE)
+        self.pages = np.frombuffer(self._memory, dtype).reshape(count, config.num_layers, *of_layer)
+        self.tables = np.full((max_rows, num_pages(max_seq_len)), NOWHERE, np.int32)
 
-    def release_row(self, row: int) -> None:
-        """Give a row's memory back, as far as it fills the system's pages. The row can be written
-        again."""
+    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+        """See `RowMemory`."""
+        self.tables[row, first : first + len(pages)] = pages
+
+    def has(self, row: int, num_tokens: int) -> bool:
+        """Whether the row has a page for the last of so many positions."""
+        return bool(self.tables[row, (num_tokens - 1) // PAGE_TOKENS] != NOWHERE)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """See `RowMemory`."""
+        self.pages[target] = self.pages[source]
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """See `RowMemory`. A part of the system's page stays until its other parts go, too."""
         page_bytes = self.pages[0].nbytes
-        for page in self.tables[row]:
-            begin = int(page) * page_bytes
-            first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = (begin + page_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-            if first < end:
-                self._memory.madvise(mmap.MADV_DONTNEED, first, end - first)
-
-    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
-        """Positions 0…`num_tokens` - 1 of row `source` to row `target`, in every layer."""
-        last = num_pages(num_tokens)
-        self.pages[self.tables[target, :last]] = self.pages[self.tables[source, :last]]
+        for begin, end in _runs(pages):
+            first = -(-begin * page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            last = end * page_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+            if first < last:
+                self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def move(self, row: int, sources: Sequence[int], target: int) -> None:
         """What one row has in slots `sources` to slots `target`, `target` + 1 …, in every layer."""
@@ -56,6 +65,17 @@ class PagedCache:
         moved = self.pages[from_pages, :, :, :, from_places]
         self.pages[to_pages, :, :, :, to_places] = moved
 
-    def _at(self, row: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _at(
+        self, row: int, slots: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Returns the page of each slot, and its place there."""
         return self.tables[row, slots // PAGE_TOKENS], slots % PAGE_TOKENS
+
+
+def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the pages as ranges of numbers that follow each other."""
+    runs: list[tuple[int, int]] = []
+    for page in sorted(pages):
+        begin = runs.pop()[0] if runs and runs[-1][1] == page else page
+        runs.append((begin, page + 1))
+    return runs

@@ -209,10 +209,10 @@ class ModelConfig:
         """Tokens a user row holds when MAX_SEQ_LEN is `max_seq_len`."""
         return max_seq_len or min(self.max_positions, DEFAULT_MAX_SEQ_LEN)
 
-    def kv_cache_bytes(self, max_rows: int, max_seq_len: int, vector_bytes: int) -> int:
-        """Size of the pages of all rows, with keys and values of `vector_bytes` for each head."""
+    def page_bytes(self, vector_bytes: int) -> int:
+        """Size of a page, with keys and values of `vector_bytes` for each head."""
         token_bytes = KEYS_AND_VALUES * self.num_kv_heads * vector_bytes
-        return self.num_layers * max_rows * cache_capacity(max_seq_len) * token_bytes
+        return self.num_layers * PAGE_TOKENS * token_bytes
 
 
 SPARE_SLOTS = 1  # slots per row of torch's cache, for tokens that have no part in a step

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype, cache_slot
-from inference_api.loading.config import SPARE_SLOTS, ModelConfig
+from inference_api.loading.config import SPARE_SLOTS, ModelConfig, num_pages
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.layout import PackedLayout
@@ -21,7 +21,8 @@ class Footprint:
     """Memory of one model once it is loaded."""
 
     weights_bytes: int
-    cache_bytes: int  # caches of all rows
+    page_bytes: int
+    num_pages: int  # for all rows
     rows: int
     context_tokens: int
 
@@ -42,11 +43,15 @@ class Footprint:
         else:
             element_bytes, num_slots = dtype_bytes, context + SPARE_SLOTS
         vector_bytes = element_bytes * cache_slot(element_bytes, config.head_dim)
-        cache_bytes = config.kv_cache_bytes(max_rows, num_slots, vector_bytes)
+        page_bytes = config.page_bytes(vector_bytes)
         weights_bytes = weight_bytes(config, dtype_bytes, bits)
         if is_packed_file and bits is not None:
             weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
-        return cls(weights_bytes, cache_bytes, max_rows, context)
+        return cls(weights_bytes, page_bytes, max_rows * num_pages(num_slots), max_rows, context)
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.num_pages * self.page_bytes
 
     @property
     def cache_bytes_per_row(self) -> int:

@@ -15,16 +15,18 @@ from inference_api.runner import RowStep
 
 PART_TOKENS = 128  # the most tokens in one part of a step
 ROW_NUMBERS = 5  # integers that describe a row, beside its tree
-MAX_NUMBERS = (ROW_NUMBERS + 1) * PART_TOKENS  # more than any other kind has
+MAX_NUMBERS = (ROW_NUMBERS + 1) * PART_TOKENS  # as many as any kind has
+PLACED_PAGES = MAX_NUMBERS - 2  # the most in one message
 
 
 class Kind(IntEnum):
     LOAD = 1  # a model's fingerprint, then the split
     STEP = 2  # see `step_numbers`; with the residual, and back at rank 0 with what it asked for
     KEEP = 3  # row, start, accepted tokens
-    COPY = 4  # source row, target row, tokens
+    COPY_PAGE = 4  # source page, target page
     PING = 5  # comes back to rank 0 when all ranks have done what they were told before
     STOP = 6
+    PLACE = 7  # row, its first one of these pages, the pages
 
 
 class Message(NamedTuple):

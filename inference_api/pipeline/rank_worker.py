@@ -12,6 +12,7 @@ from contextlib import closing
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
+from inference_api.loading.config import PAGE_TOKENS
 from inference_api.pipeline.messages import BadMessage, Kind, Message, read_step
 from inference_api.pipeline.rank_runners import MakeRunner
 from inference_api.pipeline.ring import LOAD_TIMEOUT_S, Ring
@@ -59,12 +60,20 @@ class RankWorker:
                 self._load(numbers)
             case Kind.KEEP:
                 row, start, *accepted = numbers
-                self._check([row], [start, *(start + token for token in accepted)])
+                slots = [start, *(start + token for token in accepted)]
+                self._check([row], slots)
+                self._check_has(row, max(slots) + 1)
                 self._loaded.keep(RowStep(row, start, ()), accepted)
-            case Kind.COPY:
-                source, target, num_tokens = numbers
-                self._check([source, target], [num_tokens])
-                self._loaded.copy_prefix(source, target, num_tokens)
+            case Kind.PLACE:
+                row, first, *pages = numbers
+                self._check([row], [first * PAGE_TOKENS, (first + len(pages) - 1) * PAGE_TOKENS])
+                self._check_has(row, first * PAGE_TOKENS)
+                self._check_pages(pages)
+                self._loaded.place(row, first, pages)
+            case Kind.COPY_PAGE:
+                source, target = numbers
+                self._check_pages(numbers)
+                self._loaded.copy_page(source, target)
 
     def _load(self, numbers: Sequence[int]) -> None:
         """Raises StartupError where the layers do not fit, or are another model's than rank 0's."""
@@ -91,6 +100,8 @@ class RankWorker:
         part = read_step(message.numbers, runner.max_rows, runner.max_seq_len)
         if message.states is None or len(message.states) != part.num_tokens:
             raise BadMessage(f"{part.num_tokens} tokens without their residual")
+        for each in part.rows:
+            self._check_has(each.row, each.start + len(each.token_ids))
         after = runner.decoder.layers(part.rows, message.states)
         if self._ring.is_last:
             self._ring.tell(Message(Kind.STEP, (), after[list(part.returned)]))
@@ -107,5 +118,15 @@ class RankWorker:
         runner = self._loaded
         if not all(0 <= row < runner.max_rows for row in rows):
             raise BadMessage(f"rows {rows} of {runner.max_rows}")
-        if not all(0 <= slot <= runner.max_seq_len for slot in slots):
+        if not all(0 <= slot < runner.max_seq_len for slot in slots):
             raise BadMessage(f"slots {slots} of {runner.max_seq_len}")
+
+    def _check_has(self, row: int, num_tokens: int) -> None:
+        """A row's table has no holes: pages follow each other as they are placed."""
+        if num_tokens and not self._loaded.has_pages(RowStep(row, 0, range(num_tokens))):
+            raise BadMessage(f"row {row} without pages for {num_tokens} tokens")
+
+    def _check_pages(self, pages: Sequence[int]) -> None:
+        count = self._loaded.layout.num_pages
+        if not all(0 <= page < count for page in pages):
+            raise BadMessage(f"pages {pages} of {count}")

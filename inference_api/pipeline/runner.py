@@ -11,14 +11,22 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
 from inference_api.engine.cpu.decoder import KernelDecoder
-from inference_api.pipeline.messages import BadMessage, Kind, Message
+from inference_api.pipeline.messages import PLACED_PAGES, BadMessage, Kind, Message
 from inference_api.pipeline.pauses import Pauses
 from inference_api.pipeline.rank_runners import MakeRunner
 from inference_api.pipeline.ring import LOAD_TIMEOUT_S, Ring, RingBroken
 from inference_api.pipeline.ring_decoder import RingDecoder
 from inference_api.pipeline.splits import Split, checked, layers_of
 from inference_api.request import SamplingParams
-from inference_api.runner import DraftHeads, Draw, RowResult, RowStep, RunnerFacts
+from inference_api.runner import (
+    DraftHeads,
+    Draw,
+    PageLayout,
+    RowResult,
+    RowStep,
+    RunnerFacts,
+    place_own_pages,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +97,7 @@ class PipelineRunner:
         if parts is not None:
             self._decoder.parts_at_all_rows = parts
             return
+        place_own_pages(self)
         times = {}
         for tried in PARTS_TRIED:
             if tried <= self.max_rows:
@@ -99,6 +108,7 @@ class PipelineRunner:
 
     def tokens_per_s(self, seconds: float, num_rows: int) -> float:
         """Measure so many rows at their first token, which is written again and again."""
+        place_own_pages(self)
         self._seconds_of(num_rows)
         times: list[float] = []
         while len(times) < TRIALS or sum(times) < seconds:
@@ -115,15 +125,22 @@ class PipelineRunner:
         if any(token != place for place, token in enumerate(accepted)):
             self._joined.tell(Message(Kind.KEEP, (row.row, row.start, *accepted)))
 
-    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
-        self._own.copy_prefix(source, target, num_tokens)
-        self._joined.tell(Message(Kind.COPY, (source, target, num_tokens)))
+    @property
+    def layout(self) -> PageLayout:
+        return self._own.layout
 
-    def release(self, row: int) -> None:
-        """Nothing to free: see `KernelRunner`."""
+    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+        self._own.place(row, first, pages)
+        for at in range(0, len(pages), PLACED_PAGES):
+            told = (row, first + at, *pages[at : at + PLACED_PAGES])
+            self._joined.tell(Message(Kind.PLACE, told))
 
-    def release_memory(self, row: int) -> None:
-        """All memory of a cache is taken at start."""
+    def copy_page(self, source: int, target: int) -> None:
+        self._own.copy_page(source, target)
+        self._joined.tell(Message(Kind.COPY_PAGE, (source, target)))
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Ranks keep what they have taken."""
 
     def idle(self) -> bool:
         """Lets the ranks know that this one lives, sees whether they do, and does what an operator

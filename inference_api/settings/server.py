@@ -130,7 +130,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
         ),
     )
     prefix_reuse: bool = Field(
-        True, description="Take the beginning of a prompt from a row that holds it already."
+        True, description="Share what is remembered of prompts that begin alike."
     )
     keepalive_period_s: float = Field(
         120.0,

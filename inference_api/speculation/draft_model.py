@@ -10,7 +10,7 @@ from math import exp
 from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow, num_common
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, Drawn, ModelRunner, RowStep
+from inference_api.runner import Draw, Drawn, ModelRunner, RowStep, place_own_pages
 from inference_api.speculation.calibration import Calibration, Proposed
 
 PREFILLED_TOKENS = 128  # in one step, for all rows that the draft's cache is far behind
@@ -29,8 +29,9 @@ class ModelDrafts:
     wants_hidden = False
 
     def __init__(self, runner: ModelRunner, max_tokens: int, vocab_size: int) -> None:
-        """`runner` has as many rows as the model that it drafts for, whose vocabulary has
-        `vocab_size` tokens. Rows beyond the runner's context get no draft."""
+        """`runner` is loaded and has as many rows as the model that it drafts for, whose vocabulary
+        has `vocab_size` tokens. Rows beyond the runner's context get no draft."""
+        place_own_pages(runner)
         self._runner = runner
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
@@ -89,10 +90,17 @@ class ModelDrafts:
             num_tokens = held[row.index]
             if held[longest] >= num_tokens + MIN_COPIED_TOKENS:
                 num_tokens = held[longest]
-                self._runner.copy_prefix(longest, row.index, num_tokens)
+                self._copy_prefix(longest, row.index, num_tokens)
             cache.owner, cache.tokens, cache.num_right = row, prompt[:num_tokens], num_tokens
         cache.follow(row)
         return cache
+
+    def _copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """Between rows of the draft's cache, in whole pages."""
+        layout = self._runner.layout
+        of_row = layout.num_pages // self._runner.max_rows
+        for page in range(-(-num_tokens // layout.page_tokens)):
+            self._runner.copy_page(source * of_row + page, target * of_row + page)
 
     def _extend(self, chains: "Sequence[_Chain]", drawn: Sequence[Drawn]) -> None:
         """Append each drawn token to its chain; close the chains not worth another step."""

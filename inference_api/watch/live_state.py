@@ -121,12 +121,13 @@ class LiveState:
         }
 
     def _kv_cache(self) -> Json:
-        """Returns how many tokens the rows hold, for each model in memory."""
+        """Returns how many pages there are and who holds them, for each model in memory."""
         models = dict(self._backend.models)  # copied at once: experts come and go meanwhile
-        tokens = {name: model.rows.cached_tokens() for name, model in models.items()}
+        pages = {name: model.rows.pages for name, model in models.items()}
         return {
-            name: {"busy_tokens": busy, "kept_tokens": kept}
-            for name, (busy, kept) in tokens.items()
+            name: {"held_pages": each.num_held, "cached_pages": each.num_cached}
+            | {"free_pages": each.num_free, "page_tokens": each.page_tokens}
+            for name, each in pages.items()
         }
 
     def _histogram(self, name: str) -> Json:

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, RowStep
+from inference_api.runner import Draw, RowStep, place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
 from lab.kit.servers import ROOT, environment
@@ -86,6 +86,7 @@ def our_answers(file: Path, quantization: str, prompts: list[list[int]]) -> list
     )
     runner = KernelRunner(file, options)
     runner.load()
+    place_own_pages(runner)
     answers = []
     for prompt in prompts:
         answer: list[int] = []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.files import whole_file
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, ModelRunner, RowResult, RowStep
+from inference_api.runner import Draw, ModelRunner, RowResult, RowStep, place_own_pages
 
 PREFILL_CHUNK_TOKENS = 256
 ANSWERS_PER_SHARD = 64
@@ -90,6 +90,7 @@ def answers_to(
 
     Every prompt and `max_tokens` fit into a row.
     """
+    place_own_pages(runner)
     waiting = iter(jobs)
     free = list(range(runner.max_rows))
     busy: dict[int, _Row] = {}
@@ -105,7 +106,6 @@ def answers_to(
             ids = each.drawn_ids
             if len(ids) == max_tokens or (ids and ids[-1] in stop_ids):
                 del busy[step.row]
-                runner.release(step.row)
                 free.append(step.row)
                 yield each.answer()
 

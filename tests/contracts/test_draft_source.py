@@ -18,6 +18,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 from inference_api.core.drafts import DraftSource, Outcome
 from inference_api.core.plan import StepPlanner
 from inference_api.core.rows import Draft, RowTable, UserRow
+from inference_api.core.state.row_pages import RowPages
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.loading.options import EngineOptions
@@ -163,7 +164,7 @@ class Loop:
 
     def __init__(self, runner: KernelRunner, source: DraftSource | None) -> None:
         self.runner, self.source = runner, source
-        self.rows = RowTable(ROWS, reuse_unit_tokens=1)
+        self.rows = RowTable(ROWS, RowPages(runner, runner.layout, ROWS))
         settings = Settings(user_rows=ROWS, max_seq_len=CONTEXT, prefill_chunk_tokens=16)
         self.planner = StepPlanner(self.rows, runner, settings, source)
         self.num_tried = self.num_accepted = 0
@@ -171,11 +172,11 @@ class Loop:
 
     def step(self) -> None:
         step = self.planner.plan()
-        for copy in step.copies:
-            self.runner.copy_prefix(*copy)
         step.accept(self.runner.step(step.rows))
         for drafted, kept in step.kept:
             self.runner.keep(drafted, kept)
+        for row, _ in step.prompts:
+            self.rows.seal(row)
         if self.source is not None:
             self.source.learn(step.outcomes)
         self.planner.draft()

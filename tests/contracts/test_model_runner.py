@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from inference_api._mock_inference_api_server import END_TOKEN, EchoRunner
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, Drawn, Hidden, ModelRunner, RowStep
+from inference_api.runner import Draw, Drawn, Hidden, ModelRunner, RowStep, place_own_pages
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0.0)
@@ -62,8 +63,6 @@ def make_fixed_step_runner(folder: Path) -> tuple[ModelRunner, int]:
 
 
 def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
-    from inference_api._mock_inference_api_server import END_TOKEN, EchoRunner
-
     return EchoRunner(max_rows=8, max_seq_len=64), END_TOKEN + 1
 
 
@@ -107,7 +106,17 @@ def runner_and_vocab(
 
 @pytest.fixture
 def runner(runner_and_vocab: tuple[ModelRunner, int]) -> ModelRunner:
-    return runner_and_vocab[0]
+    runner, _ = runner_and_vocab
+    place_own_pages(runner)
+    return runner
+
+
+@pytest.fixture
+def paged_runner(runner: ModelRunner) -> ModelRunner:
+    """Only what has its pages where it is told."""
+    if runner.layout.is_bound:
+        pytest.skip("pages are bound to rows")
+    return runner
 
 
 class Request:
@@ -164,7 +173,6 @@ def generate(
     request.prefill(runner, chunk_tokens)
     for _ in range(NUM_TOKENS):
         step(runner, [request])
-    runner.release(row)
     return request.generated
 
 
@@ -179,9 +187,9 @@ def test_rows_and_context_are_known(runner: ModelRunner) -> None:
 
 @any_sampling
 def test_tokens_are_in_the_vocabulary(
-    runner_and_vocab: tuple[ModelRunner, int], sampling: SamplingParams
+    runner: ModelRunner, runner_and_vocab: tuple[ModelRunner, int], sampling: SamplingParams
 ) -> None:
-    runner, vocab_size = runner_and_vocab
+    _, vocab_size = runner_and_vocab
     tokens = generate(runner, prompt_of(1), sampling)
     assert all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens)
 
@@ -213,7 +221,7 @@ def test_same_request_gives_the_same_tokens_beside_others(
 
 
 @any_sampling
-def test_released_row_serves_the_next_request_as_a_fresh_one(
+def test_row_serves_the_next_request_as_a_fresh_one(
     runner: ModelRunner, sampling: SamplingParams
 ) -> None:
     expected = generate(runner, prompt_of(4, 8), sampling, row=5)
@@ -249,17 +257,53 @@ def test_last_chunk_and_first_draw_of_a_row_may_share_a_step(runner: ModelRunner
     assert request.generated == expected
 
 
-def test_copied_prefix_serves_as_if_it_had_been_prefilled(runner: ModelRunner) -> None:
+def test_copied_page_serves_as_if_it_had_been_prefilled(runner: ModelRunner) -> None:
     source, prompt = prompt_of(11, 30), prompt_of(11, 30)[:16] + prompt_of(12, 9)
     expected = generate(runner, prompt, GREEDY)
     Request(2, source, GREEDY).prefill(runner, chunk_tokens=16)
     request = Request(6, prompt, GREEDY)
-    runner.copy_prefix(2, 6, 16)
+    runner.copy_page(own_pages(runner, 2)[0], own_pages(runner, 6)[0])
     runner.step(request.chunks(start=16))
     Request(2, prompt_of(13, 30), GREEDY).prefill(runner)  # the source may change afterwards
     for _ in range(NUM_TOKENS):
         step(runner, [request])
     assert request.generated == expected
+
+
+def own_pages(runner: ModelRunner, row: int) -> Sequence[int]:
+    """Those that `place_own_pages` gives it."""
+    count = runner.layout.num_pages // runner.max_rows
+    return range(row * count, (row + 1) * count)
+
+
+def test_shared_page_serves_as_if_it_had_been_prefilled(paged_runner: ModelRunner) -> None:
+    runner, page_tokens = paged_runner, paged_runner.layout.page_tokens
+    source = prompt_of(11, page_tokens + 9)
+    prompt = source[:page_tokens] + prompt_of(12, 9)
+    expected = [generate(runner, each, GREEDY) for each in (source, prompt)]
+    requests = Request(2, source, GREEDY), Request(6, prompt, GREEDY)
+    requests[0].prefill(runner)
+    runner.place(6, 0, own_pages(runner, 2)[:1])
+    runner.step(requests[1].chunks(start=page_tokens))
+    for _ in range(NUM_TOKENS):
+        step(runner, [*requests])
+    assert [request.generated for request in requests] == expected
+
+
+def test_step_without_pages_is_refused(
+    paged_runner: ModelRunner, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if isinstance(paged_runner, EchoRunner):
+        pytest.skip("the echo remembers nothing")
+    runner, _ = RUNNERS[request.node.callspec.params["runner_and_vocab"]](tmp_path)
+    with pytest.raises(AssertionError):
+        runner.step([RowStep(1, 0, [7])])
+    runner.place(1, 0, [5])
+    page_tokens = runner.layout.page_tokens
+    runner.step([RowStep(1, 0, [7] * page_tokens)])
+    with pytest.raises(AssertionError):
+        runner.step([RowStep(1, page_tokens, [7])])
+    runner.close()
 
 
 @any_sampling
@@ -437,6 +481,54 @@ def each_token(row: int, text: Sequence[int], at: int) -> RowStep:
     return RowStep(row, at, text[at : at + 1], (Draw(GREEDY, text, ()),))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_any_placement_of_pages_gives_the_same_bits(exact_runner: ModelRunner, seed: int) -> None:
+    """Pages in no order, some of them moved before each step."""
+    runner, layout = exact_runner, exact_runner.layout
+    if layout.is_bound:
+        pytest.skip("pages are bound to rows")
+    expected = states_of_a_text(runner, lambda: None)
+    shuffled = random.Random(seed)
+    pages = shuffled.sample(range(layout.num_pages), layout.num_pages)
+    count = layout.num_pages // runner.max_rows
+    for row in ROWS_OF_TEXT:
+        runner.place(row, 0, pages[row * count : (row + 1) * count])
+    free = [page for page in pages if page not in pages[count * 4 : count * 6]]
+
+    def move_a_page() -> None:
+        row, index = shuffled.choice(ROWS_OF_TEXT), shuffled.randrange(count)
+        old, new = pages[row * count + index], free.pop(shuffled.randrange(len(free)))
+        runner.copy_page(old, new)
+        runner.place(row, index, [new])
+        pages[row * count + index] = new
+        free.append(old)
+
+    for one, other in zip(states_of_a_text(runner, move_a_page), expected, strict=True):
+        assert np.array_equal(one, other)
+
+
+ROWS_OF_TEXT = (4, 5)
+
+
+def states_of_a_text(runner: ModelRunner, before_step: Callable[[], None]) -> list[Hidden]:
+    """Of two rows, whose prompts are cut and whose trees reach across the border of a page."""
+    texts = {row: prompt_of(26 + row, runner.max_seq_len) for row in ROWS_OF_TEXT}
+    hidden = []
+    for start, end in ((0, 7), (7, 29)):
+        before_step()
+        hidden += states(runner, [RowStep(row, start, texts[row][start:end]) for row in texts])
+    trees = [RowStep(row, 29, texts[row][29:40], (), PARENTS) for row in texts]
+    before_step()
+    hidden += states(runner, trees)
+    for tree in trees:
+        runner.keep(tree, path_to(10))
+    for at in range(29 + len(path_to(10)), 40):
+        before_step()
+        hidden += states(runner, [each_token(row, texts[row], at) for row in texts])
+    before_step()
+    return hidden + states(runner, [RowStep(row, 40, texts[row][40:]) for row in texts])
+
+
 def test_hidden_states_are_those_of_torch(
     exact_runner: ModelRunner, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -465,7 +557,6 @@ def test_context_can_be_filled_to_its_last_position(runner: ModelRunner) -> None
     request = Request(1, prompt, GREEDY)
     request.prefill(runner)
     step(runner, [request])
-    runner.release(1)
     assert len(request.generated) == 1
 
 

@@ -228,7 +228,7 @@ def test_echo_comes_before_the_answer(client: openai.OpenAI) -> None:
 
 
 def test_cached_prompt_tokens_are_counted(client: openai.OpenAI) -> None:
-    prompt = "a prompt that nobody has sent before"
+    prompt = "a prompt that nobody has sent before, of many tokens"
     cached = []
     for _ in range(2):
         usage = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1).usage

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.options import EngineOptions
+from inference_api.runner import place_own_pages
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model
 
 MAX_ROWS = 32
@@ -64,6 +65,7 @@ def make_runner(folder: Path, engine: str, dtype: str, max_rows: int) -> Runner:
     )
     runner = (KernelRunner if engine == "kernels" else CudaRunner)(folder, options)
     runner.load()
+    place_own_pages(runner)
     return runner
 
 

@@ -5,9 +5,11 @@ Decode thread only, but for the counts of pages.
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from math import lcm
 
 from inference_api.core.state.prefixes import Node, encode
 from inference_api.core.state.row_pages import HeldPages, RowPages
+from inference_api.runner import ModelRunner, PageLayout
 
 
 class BoundRowPages(RowPages):
@@ -47,7 +49,7 @@ class BoundRowPages(RowPages):
     def _adopt(self, held: HeldPages, nodes: Sequence[Node]) -> None:
         first, sources = len(held.nodes), [node.page for node in nodes]
         self._hold(held, nodes)  # first, so that none of them is evicted for the row's pages
-        has_pages = self.reserve(held.row, len(held.nodes) * self._page_tokens)
+        has_pages = self.reserve(held.row, len(held.nodes) * self.page_tokens)
         assert has_pages, "a row has its own pages"
         for source, page in zip(sources, held.pages[first:], strict=False):
             if source != page:
@@ -55,3 +57,39 @@ class BoundRowPages(RowPages):
 
     def _join(self, held: HeldPages, node: Node) -> None:
         self._hold(held, (node,))
+
+
+class ChunkMemory:
+    """A runner's bound pages, taken together: a page here is as long as the chunks that prompts are
+    computed in, since only whole ones are computed alike."""
+
+    def __init__(self, runner: ModelRunner, chunk_tokens: int) -> None:
+        small = runner.layout
+        assert small.is_bound
+        self._runner = runner
+        self._row_pages = small.num_pages // runner.max_rows  # the runner's, of a row
+        self._together = lcm(chunk_tokens, small.page_tokens) // small.page_tokens
+        self._row_chunks = -(-self._row_pages // self._together)
+        self.layout = PageLayout(
+            runner.max_rows * self._row_chunks,
+            self._together * small.page_tokens,
+            self._together * small.page_bytes,
+            is_bound=True,
+        )
+
+    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+        """They are there already."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        for from_page, to_page in zip(self._pages(source), self._pages(target), strict=True):
+            self._runner.copy_page(from_page, to_page)
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Rows keep theirs."""
+
+    def _pages(self, page: int) -> range:
+        """Returns the runner's pages that this one is made of."""
+        row, chunk = divmod(page, self._row_chunks)
+        first = chunk * self._together
+        end = min(first + self._together, self._row_pages)
+        return range(row * self._row_pages + first, row * self._row_pages + end)

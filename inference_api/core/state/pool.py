@@ -16,11 +16,17 @@ class PagePool:
         self.num_cached = 0  # pages that the tree holds and no row
         self._num_rows = [0] * num_pages  # rows that hold each page
         self._kept: set[int] = set()
-        self._free = dict.fromkeys(reversed(range(num_pages)))  # the last is taken first
+        self._freed: dict[int, None] = {}  # the last one is taken first, as in the next
+        self._untouched = dict.fromkeys(reversed(range(num_pages)))
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._freed) + len(self._untouched)
+
+    @property
+    def num_touched(self) -> int:
+        """Pages that were used and not given back: they have memory."""
+        return self.num_pages - len(self._untouched)
 
     def references(self, page: int) -> int:
         """Returns how many hold the page: rows, and the tree."""
@@ -28,9 +34,10 @@ class PagePool:
 
     def take(self) -> int | None:
         """Returns a page that was free and that a row holds now; None where no page is free."""
-        if not self._free:
+        free = self._freed or self._untouched
+        if not free:
             return None
-        page, _ = self._free.popitem()
+        page, _ = free.popitem()
         self._num_rows[page] = 1
         return page
 
@@ -40,7 +47,7 @@ class PagePool:
             if page in self._kept:
                 self.num_cached -= 1
             else:
-                del self._free[page]
+                del (self._freed if page in self._freed else self._untouched)[page]
         self._num_rows[page] += 1
 
     def drop(self, page: int) -> None:
@@ -51,7 +58,7 @@ class PagePool:
             if page in self._kept:
                 self.num_cached += 1
             else:
-                self._free[page] = None
+                self._freed[page] = None
 
     def keep(self, page: int) -> None:
         """The tree holds a page that a row holds."""
@@ -63,4 +70,10 @@ class PagePool:
         self._kept.remove(page)
         if not self._num_rows[page]:
             self.num_cached -= 1
-            self._free[page] = None
+            self._freed[page] = None
+
+    def give_back(self, num_pages: int) -> list[int]:
+        """Returns so many free pages, or as many as have memory: as if they were never used."""
+        given_back = [self._freed.popitem()[0] for _ in range(min(num_pages, len(self._freed)))]
+        self._untouched.update(dict.fromkeys(given_back))
+        return given_back

@@ -5,7 +5,7 @@ Decode thread only, but for the three counts of pages.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from inference_api.core.state.pool import PagePool
 from inference_api.core.state.prefixes import (
@@ -16,21 +16,11 @@ from inference_api.core.state.prefixes import (
     PrefixTree,
     encode,
 )
-from inference_api.runner import PageLayout
+from inference_api.runner import PageLayout, RowMemory
 
 Reuse: TypeAlias = Literal["all", "prompts", "nothing"]
 """What later requests find: prompts and answers, to the token; whole pages of prompts, where a
 runner is not batch invariant and computed only these alike; or nothing."""
-
-
-class RowMemory(Protocol):
-    """The memory that the pages are of. Decode thread only."""
-
-    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
-        """Make these the entries of the row's table from `first` on."""
-
-    def copy_page(self, source: int, target: int) -> None:
-        """Make all that page `target` holds what `source` holds."""
 
 
 @dataclass(slots=True)
@@ -59,8 +49,8 @@ class RowPages:
     def __init__(
         self, memory: RowMemory, layout: PageLayout, max_rows: int, reuse: Reuse = "all"
     ) -> None:
+        self.page_tokens = layout.page_tokens
         self._memory = memory
-        self._page_tokens = layout.page_tokens
         self._max_row_pages = layout.num_pages // (max_rows if layout.is_bound else 1)
         self._reuse = reuse
         self._pool = PagePool(layout.num_pages)
@@ -107,9 +97,9 @@ class RowPages:
         What is cached makes room. Where that is not enough either, nothing changes.
         """
         held = self._rows[row]
-        if num_tokens <= len(held.pages) * self._page_tokens:
+        if num_tokens <= len(held.pages) * self.page_tokens:
             return True
-        first, num_pages = len(held.pages), -(-num_tokens // self._page_tokens)
+        first, num_pages = len(held.pages), -(-num_tokens // self.page_tokens)
         if num_pages > self._max_row_pages or not self.can_reserve(num_pages - first):
             return False
         held.pages += [self._take(held, index) for index in range(first, num_pages)]
@@ -119,10 +109,10 @@ class RowPages:
     def seal(self, row: int, num_tokens: int, generated: Sequence[int] = ()) -> None:
         """The first `num_tokens` of the row's tokens are written and stay: others may have them."""
         held = self._rows[row]
-        num_pages = self._reusable_tokens(held, num_tokens, generated) // self._page_tokens
+        num_pages = self._reusable_tokens(held, num_tokens, generated) // self.page_tokens
         while (index := len(held.nodes)) < num_pages:
-            first = index * self._page_tokens
-            tokens = _tokens(held, first, first + self._page_tokens, generated)
+            first = index * self.page_tokens
+            tokens = _tokens(held, first, first + self.page_tokens, generated)
             self._join(held, self._tree.seal(self._parent(held), tokens, held.pages[index]))
 
     def end(self, row: int, num_tokens: int, generated: Sequence[int] = ()) -> None:
@@ -140,10 +130,18 @@ class RowPages:
         while self._tree.evict():
             pass
 
+    def trim(self, num_pages: int) -> None:
+        """Give memory back until so many pages have any, if rows do not hold more. What is cached
+        goes, least recently used first."""
+        while self.num_held + self.num_cached > num_pages and self._tree.evict():
+            pass
+        if given_back := self._pool.give_back(self._pool.num_touched - num_pages):
+            self._memory.give_back(given_back)
+
     def _reuse_longer(self, held: HeldPages) -> None:
         """Take over what there is of the prompt, if that is more than the row has."""
         match = self._match(held.root, held.prompt)
-        whole_tokens = len(match.nodes) * self._page_tokens
+        whole_tokens = len(match.nodes) * self.page_tokens
         num_tokens = whole_tokens + match.tail_tokens
         if num_tokens > held.reused_tokens:
             self._adopt(held, match.nodes[len(held.nodes) :])
@@ -158,7 +156,7 @@ class RowPages:
     def _copy(self, held: HeldPages, tail: Node) -> bool:
         """Copy a page to the first open one of the row; False where none can be had."""
         self._tree.touch(tail)  # evicted last then; if it is even so, its page is the one reserved
-        if not self.reserve(held.row, (len(held.nodes) + 1) * self._page_tokens):
+        if not self.reserve(held.row, (len(held.nodes) + 1) * self.page_tokens):
             return False
         page = held.pages[len(held.nodes)]
         if page != tail.page:
@@ -195,7 +193,7 @@ class RowPages:
         return held.nodes[-1] if held.nodes else self._tree.root(held.root)
 
     def _leave_tail(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> None:
-        first = len(held.nodes) * self._page_tokens
+        first = len(held.nodes) * self.page_tokens
         if num_tokens - first >= MIN_REUSED_TOKENS:
             tokens = _tokens(held, first, num_tokens, generated)
             page = held.pages[len(held.nodes)]

@@ -1,18 +1,25 @@
-"""The KV cache as torch's decoder reads and writes it, on any device. See `engine.kv_cache`."""
+"""The KV cache as torch's decoder reads and writes it, on any device. See `engine.paged_cache`."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from inference_api.loading.config import ModelConfig, cache_capacity
+from inference_api.loading.config import (
+    PAGE_TOKENS,
+    SPARE_SLOTS,
+    ModelConfig,
+    cache_capacity,
+    num_pages,
+)
 
 LayerSlices = tuple[Tensor, ...]  # per layer [1, kv_heads, positions, head_dim]
 
 
 class TorchCache:
-    """Rows begin alike within a cache line: vectorised kernels may add in another order when they
-    do not, and a row's numbers must not depend on which row it is."""
+    """Rows are contiguous: their pages are bound, see `PageLayout`. They begin alike within a cache
+    line: vectorised kernels may add in another order when they do not, and a row's numbers must not
+    depend on which row it is."""
 
     def __init__(
         self,
@@ -22,7 +29,8 @@ class TorchCache:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        capacity = cache_capacity(max_seq_len)
+        capacity = cache_capacity(max_seq_len + SPARE_SLOTS)
+        self._pages_of_row = num_pages(max_seq_len)
         shape = (config.num_layers, max_rows, config.num_kv_heads, capacity, config.head_dim)
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
 
@@ -39,15 +47,33 @@ class TorchCache:
         self.keys[layer, rows, :, positions] = keys
         self.values[layer, rows, :, positions] = values
 
+    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+        """They are there already."""
+        begin = row * self._pages_of_row + first
+        assert [*pages] == [*range(begin, begin + len(pages))]
+
+    def has(self, row: int, num_tokens: int) -> bool:
+        return True
+
     @torch.inference_mode()
-    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
-        """See `KVCache`."""
+    def copy_page(self, source: int, target: int) -> None:
+        """See `RowMemory`."""
+        from_row, from_slots = self._of_page(source)
+        to_row, to_slots = self._of_page(target)
         for cache in (self.keys, self.values):
-            cache[:, target, :, :num_tokens] = cache[:, source, :, :num_tokens]
+            cache[:, to_row, :, to_slots] = cache[:, from_row, :, from_slots]
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """All memory is taken at start."""
+
+    def _of_page(self, page: int) -> tuple[int, slice]:
+        """Returns the row that it is bound to, and the slots there."""
+        row, at = divmod(page, self._pages_of_row)
+        return row, slice(at * PAGE_TOKENS, (at + 1) * PAGE_TOKENS)
 
     @torch.inference_mode()
     def move(self, row: int, sources: Sequence[int], target: int) -> None:
-        """See `KVCache`."""
+        """See `PagedCache`."""
         index = torch.tensor(sources, device=self.keys.device)
         for cache in (self.keys, self.values):
             cache[:, row, :, target : target + len(sources)] = cache[:, row, :, index]

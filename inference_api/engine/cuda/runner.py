@@ -16,9 +16,9 @@ from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.sampler import sample
 from inference_api.engine.local_runner import LocalRunner
 from inference_api.loading import hardware
-from inference_api.loading.config import SPARE_SLOTS
+from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.loading.options import EngineOptions
-from inference_api.runner import Draw, Drawn, Hidden, RowStep, RunnerFacts
+from inference_api.runner import Draw, Drawn, Hidden, PageLayout, RowStep, RunnerFacts
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,12 @@ class CudaRunner(LocalRunner):
         device = torch.cuda.get_device_name() if self.device == "cuda" else self.device
         return self._facts(device, torch.get_num_threads(), "torch", self._options.dtype)
 
+    @cached_property
+    def layout(self) -> PageLayout:
+        """Rows are contiguous, so that their pages are their own."""
+        count = self.max_rows * num_pages(self.max_seq_len)
+        return PageLayout(count, PAGE_TOKENS, self.footprint.page_bytes, is_bound=True)
+
     def free_bytes(self) -> int | None:
         if self.device == "cpu":
             return hardware.available_memory_bytes()
@@ -54,8 +60,7 @@ class CudaRunner(LocalRunner):
     def load(self) -> None:
         self._check(self.footprint)
         config, dtype = self._config, getattr(torch, self._options.dtype)
-        num_slots = self.max_seq_len + SPARE_SLOTS
-        self._cache = TorchCache(config, self.max_rows, num_slots, self._device, dtype)
+        self._cache = TorchCache(config, self.max_rows, self.max_seq_len, self._device, dtype)
         parameters = load_torch_parameters(self.files, config, self._device, dtype)
         self.decoder = self._decoder(parameters, dtype)
         heads = self._read_heads()

@@ -32,10 +32,15 @@ export async function showModels({ server, bundle, kv_cache }) {
   for (const [name, use] of uses) setText(use, held(kv_cache[name]));
 }
 
-/** Kept is what free rows hold, for prompts that begin alike. What is not in memory holds nothing. */
-function held({ busy_tokens, kept_tokens } = { busy_tokens: 0, kept_tokens: 0 }) {
-  const kept = kept_tokens ? ` (${number(kept_tokens)} kept)` : "";
-  return number(busy_tokens + kept_tokens) + kept;
+/** Cached is what no row holds, for prompts that begin alike. A model that is not in memory has no
+ * pages. */
+function held(pages) {
+  if (!pages) return "–";
+  const { held_pages, cached_pages, free_pages, page_tokens } = pages;
+  const used = held_pages + cached_pages;
+  const cached = cached_pages ? ` (${number(cached_pages * page_tokens)} cached)` : "";
+  const all = count((used + free_pages) * page_tokens, "token");
+  return `${number(used * page_tokens)}${cached} of ${all}`;
 }
 
 function card(model, index) {
@@ -50,11 +55,10 @@ function card(model, index) {
 
 function figures({ name, user_rows, context_tokens, speculation, facts }) {
   const room = `${count(user_rows, "row")} of ${count(context_tokens, "token")}`;
-  const all = ` of ${count(user_rows * context_tokens, "token")}`;
   return [
     ...(facts ? told(facts) : [figure("Family", "mock, an echo")]),
     figure("Context", room),
-    ...(facts ? [figure("Cache in use", [use(name), all])] : []),
+    ...(facts ? [figure("Cache in use", [use(name)])] : []),
     figure("Speculation", speculation.join(", ") || "off"),
   ];
 }

@@ -13,6 +13,7 @@ from inference_api._mock_inference_api_server import ByteTokenizer
 from inference_api.core.loaded_model import LoadedModel
 from inference_api.core.plan import PlannedStep
 from inference_api.core.rows import RowTable
+from inference_api.core.state.row_pages import RowPages
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.model_loading import loaded_alone
@@ -45,16 +46,19 @@ def main() -> None:
 
 def line(model: LoadedModel, num_rows: int, prompt_tokens: int, num_steps: int) -> str:
     """Medians of both."""
-    rows = RowTable(MAX_ROWS)
+    pages = RowPages(model.runner, model.runner.layout, MAX_ROWS, "nothing")
+    rows = RowTable(MAX_ROWS, pages)
     output = OutputQueue(SessionId("s"), model.name)
     request = GenerationRequest(output, model.name, (0,) * CONTEXT_TOKENS, 1)
     step = PlannedStep()
     for _ in range(num_rows):
         row = rows.assign(request, CONTEXT_TOKENS + 1, 0.0)
+        rows.reserve(row, CONTEXT_TOKENS)
         row.num_cached = CONTEXT_TOKENS - 1
         step.decoding.append((row, row.take_step()))
     if prompt_tokens:
         row = rows.assign(request, CONTEXT_TOKENS + 1, 0.0)
+        rows.reserve(row, prompt_tokens)
         step.prompts.append((row, row.take_prompt(prompt_tokens)))
     times, learning_s = [], []
     for _ in range(num_steps):

@@ -27,7 +27,7 @@ from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.gguf.files import is_gguf
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, RowStep
+from inference_api.runner import Draw, RowStep, place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import make_gguf
@@ -117,6 +117,7 @@ def loaded(model: Path, quantization: str, cache: str) -> KernelRunner:
     )
     runner = KernelRunner(model, options)
     runner.load()
+    place_own_pages(runner)
     return runner
 
 

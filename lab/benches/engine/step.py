@@ -26,7 +26,7 @@ from inference_api.loading.checkpoint import load_config
 from inference_api.loading.layout import linear_weights, parameter_shape
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, RowStep
+from inference_api.runner import Draw, RowStep, place_own_pages
 from lab.kit.servers import ROOT
 from lab.models.random_model import SHAPES, make_random_model
 
@@ -128,6 +128,8 @@ def measure(
     )
     runner = KernelRunner(folder, options)
     runner.load()
+    place_own_pages(runner)
+    runner._cache.pages.fill(0)  # takes the memory, of which there is else one page of zeros
     decoder = runner.decoder
     weight_bytes = linear_bytes(folder, form)
     draw = Draw(SamplingParams(), (), ())

@@ -14,6 +14,7 @@ from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
 from inference_api.core.status import Hooks, Phase
 from inference_api.errors import BackendFailed, Draining, NotReady, QueueFull
+from inference_api.loading.config import PAGE_TOKENS
 from inference_api.model_loading import loaded_alone
 from inference_api.request import FinishReason, GenerationRequest, OutputQueue
 from inference_api.settings import Settings
@@ -169,13 +170,26 @@ def test_second_turn_prefills_only_what_is_new() -> None:
     assert (totals.reused_tokens, totals.prefilled_tokens) == (28, 24 + 13)
 
 
-def test_common_beginning_is_copied_from_a_row_that_runs() -> None:
+BEGINNING = "the same long beginning of both, "  # a page, and one token more
+
+
+def test_whole_pages_of_a_common_beginning_are_shared_with_a_row_that_runs() -> None:
     loop = Loop(rows=4, context=200, chunk=100)
-    loop.submit("the same long beginning, one", max_tokens=50)
+    loop.submit(BEGINNING + "one", max_tokens=50)
     loop.step()
-    loop.submit("the same long beginning, two", max_tokens=50)
+    loop.submit(BEGINNING + "two", max_tokens=50)
     loop.step()
-    assert loop.backend.snapshot.totals.reused_tokens == len("the same long beginning, ")
+    assert loop.backend.snapshot.totals.reused_tokens == PAGE_TOKENS
+
+
+def test_common_beginning_is_reused_to_the_token_once_its_row_has_ended() -> None:
+    loop = Loop(rows=4, context=200, chunk=100)
+    loop.submit(BEGINNING + "and as much again, of both, one", max_tokens=1)
+    loop.step(2)
+    loop.submit(BEGINNING + "and as much again, of both, two", max_tokens=1)
+    loop.step()
+    totals = loop.backend.snapshot.totals
+    assert totals.reused_tokens == len(BEGINNING + "and as much again, of both, ")
 
 
 def test_max_tokens_and_context_end_a_generation_with_length() -> None:

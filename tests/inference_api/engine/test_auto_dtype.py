@@ -13,6 +13,7 @@ from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.options import EngineOptions
+from inference_api.runner import place_own_pages
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
@@ -42,6 +43,7 @@ def loaded(model: Path, **options: object) -> KernelRunner:
     chosen = EngineOptions(device="cpu", max_rows=ROWS, max_seq_len=CONTEXT, **options)  # type: ignore[arg-type]
     runner = KernelRunner(model, chosen)
     runner.load()
+    place_own_pages(runner)
     return runner
 
 
@@ -140,7 +142,7 @@ def test_memory_is_foreseen_for_weights_as_they_are(
 ) -> None:
     model = folder()
     config = checkpoint.load_config(model)
-    needed = weight_bytes(config, 2, 16) + config.kv_cache_bytes(1, 16, 4 * config.head_dim)
+    needed = weight_bytes(config, 2, 16) + config.page_bytes(4 * config.head_dim)
     options = EngineOptions(device="cpu", max_rows=1, max_seq_len=16)
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed)
     assert check_one(model, options) == []

@@ -19,7 +19,7 @@ from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable
 from inference_api.kernels.packing import MAX_HEAD_DIM
 from inference_api.loading import hardware
 from inference_api.loading.options import EngineOptions
-from inference_api.runner import RowStep
+from inference_api.runner import RowStep, place_own_pages
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import draw_next
@@ -60,6 +60,7 @@ def test_warm_up_runs_with_a_single_row_and_with_many(folder: Path) -> None:
     for max_rows in (1, 9):
         runner = KernelRunner(folder, EngineOptions(max_rows=max_rows, max_seq_len=64))
         runner.load()
+        place_own_pages(runner)
         runner.warm_up()
         assert draw_next(runner, 0, (1,), ()).token_id < VOCAB_SIZE
 
@@ -67,6 +68,7 @@ def test_warm_up_runs_with_a_single_row_and_with_many(folder: Path) -> None:
 def test_last_position_of_the_context_can_be_used(folder: Path) -> None:
     runner = KernelRunner(folder, EngineOptions(device="cpu", max_rows=2, max_seq_len=50))
     runner.load()
+    place_own_pages(runner)
     runner.step([RowStep(1, 0, [5] * 49)])
     assert draw_next(runner, 1, [5] * 50, []).token_id < VOCAB_SIZE
 
@@ -79,6 +81,7 @@ def test_sharded_weights_load_like_a_single_file(tiny_model: Tiny, tmp_path: Pat
     for each in (folder, tmp_path):
         runner = KernelRunner(each, EngineOptions(device="cpu", max_rows=1, max_seq_len=64))
         runner.load()
+        place_own_pages(runner)
         tokens.append(draw_next(runner, 0, [7], []))
     assert tokens[0] == tokens[1]
 
@@ -155,6 +158,7 @@ def test_what_the_kernels_do_not_have_is_named_and_torch_serves_it(
     assert caught.value.faults == (found,)
     by_torch = CudaRunner(tmp_path, options)
     by_torch.load()
+    place_own_pages(by_torch)
     assert draw_next(by_torch, 0, [5], []).token_id < VOCAB_SIZE
 
 
@@ -162,6 +166,7 @@ def test_float_weights_are_served_by_portable_kernels(folder: Path) -> None:
     options = EngineOptions(device="cpu", max_rows=1, max_seq_len=16)
     runner = KernelRunner(folder, options, partial(Kernels, variant=PORTABLE))
     runner.load()
+    place_own_pages(runner)
     assert (runner.facts.kernels, runner.facts.quantization) == (PORTABLE, "none")
     assert draw_next(runner, 0, [5], []).token_id < VOCAB_SIZE
 

@@ -11,7 +11,7 @@ from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
-from inference_api.runner import RowStep
+from inference_api.runner import RowStep, place_own_pages
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.steps import ANY_DRAW
@@ -28,6 +28,7 @@ ROWS = (
 def loaded(folder: Path, options: EngineOptions) -> tuple[KernelRunner, KernelDecoder]:
     runner = KernelRunner(folder, options)
     runner.load()
+    place_own_pages(runner)
     assert isinstance(runner.decoder, KernelDecoder)
     return runner, runner.decoder
 

@@ -21,7 +21,7 @@ from inference_api.kernels.library import Kernels
 from inference_api.loading import hardware
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
-from inference_api.runner import HeadGuesses
+from inference_api.runner import HeadGuesses, place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
@@ -44,7 +44,7 @@ from pathlib import Path
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading.packing.folder import PackedFolder
 from inference_api.loading.options import EngineOptions
-from inference_api.runner import RowStep
+from inference_api.runner import RowStep, place_own_pages
 
 def kilobytes():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -56,6 +56,7 @@ runner = KernelRunner(Path(sys.argv[1]), options, packed=packed)
 seen = []
 for cycle in range(50):
     runner.load()
+    place_own_pages(runner)
     loaded = kilobytes()
     runner.step([RowStep(cycle % 32, 0, range(1, 200))])
     runner.unload()
@@ -72,6 +73,7 @@ def options_of(form: str, **others: Any) -> EngineOptions:
 @torch.inference_mode()
 def answers(runner: KernelRunner, row: int = 0) -> Tensor:
     """Logits after a prompt and after some more tokens, of one row."""
+    place_own_pages(runner)
     prefill(runner.decoder, row, 0, PROMPT)
     return torch.stack(
         [decode(runner.decoder, [token], [row], [len(PROMPT) + token]) for token in range(5)]
@@ -141,8 +143,7 @@ def test_memory_is_foreseen_to_the_byte(
     runner.load()
     [file] = (tmp_path / "packed").glob("*.hearth")
     assert foreseen.weights_bytes == file.stat().st_size
-    cache = runner._cache
-    assert foreseen.cache_bytes_per_row * ROWS == cache.keys.nbytes + cache.values.nbytes
+    assert foreseen.cache_bytes == runner._cache.pages.nbytes
 
 
 def test_row_answers_alike_after_its_memory_was_given_back(
@@ -151,8 +152,8 @@ def test_row_answers_alike_after_its_memory_was_given_back(
     runner = KernelRunner(tiny_model("llama")[0], options_of("float32"), packed=packed)
     runner.load()
     before, neighbour = answers(runner, 1), answers(runner, 2)
-    runner.release_memory(1)
-    runner.release_memory(1)
+    of_row = runner.layout.num_pages // ROWS
+    runner.give_back(range(of_row, 2 * of_row))
     with torch.inference_mode():
         again = decode(runner.decoder, [4], [2], [len(PROMPT) + 4])
     assert torch.equal(again, neighbour[-1])

@@ -13,13 +13,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from inference_api.engine.kernel_runner import KernelRunner
-from inference_api.engine.kv_cache import KVCache
+from inference_api.engine.paged_cache import PagedCache
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint
+from inference_api.loading.config import num_pages
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
+from inference_api.runner import place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE, make_model
@@ -53,6 +55,7 @@ def loaded(folder: Path, quantization: str, dtype: str = "float32") -> KernelRun
     )
     runner = KernelRunner(folder, options)
     runner.load()
+    place_own_pages(runner)
     return runner
 
 
@@ -193,9 +196,9 @@ def test_a_smaller_cache_needs_less_memory() -> None:
     config = checkpoint.load_config(EMBEDDED_MODEL)
     options = EngineOptions(dtype="float32", max_rows=32, max_seq_len=CONTEXT)
     weights = weight_bytes(config, 4, 8)
-    cache = config.kv_cache_bytes(32, CONTEXT, 2 * config.head_dim)
-    of_bytes = KVCache(config, 32, CONTEXT, "int8")
-    cache_of_bytes = of_bytes.keys.nbytes + of_bytes.values.nbytes
+    cache = 32 * num_pages(CONTEXT) * config.page_bytes(2 * config.head_dim)
+    of_bytes = PagedCache(config, 32, CONTEXT, "int8", 32 * num_pages(CONTEXT))
+    cache_of_bytes = of_bytes.pages.nbytes
 
     def faults(available_bytes: int, kv_cache_dtype: str) -> list[str]:
         chosen = replace(options, kv_cache_dtype=kv_cache_dtype)

@@ -17,7 +17,6 @@ from inference_api.engine.cuda.decoder import Decoder
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.parameters import Linear, TorchParameters
 from inference_api.engine.cuda.rope import Rope
-from inference_api.engine.kv_cache import KVCache
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import MAX_HEAD_DIM, Bits
@@ -26,6 +25,7 @@ from inference_api.loading.layout import EMBEDDING
 from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
 from tests.inference_api.engine import tiny_models
+from tests.inference_api.engine.caches import make_cache
 from tests.inference_api.engine.steps import ANY_DRAW, decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, GATED, MODELS, VOCAB_SIZE, make_model
 from tests.inference_api.parameters import packed_parameters
@@ -111,7 +111,7 @@ def loaded(
         parameters = packed_parameters(folder, bits, kernels=kernels)
         rope = Rope(config, context, CPU, torch.float32)
         plain = TorchCache(config, ROWS, context, CPU, torch.float32)
-        cache = KVCache(config, ROWS, context, dtype)
+        cache = make_cache(config, ROWS, context, dtype)
         return (
             KernelDecoder(config, parameters, cache, context),
             Decoder(config, OpByOp.of(parameters), plain, rope, 1),
@@ -193,15 +193,14 @@ def test_a_cache_of_bytes_is_the_nearest_to_one_of_floats(folder: Folder, kernel
     for dtype in ("float32", "int8"):
         decoder, _ = loaded(folder("llama"), kernels, 32, dtype)
         prefill(decoder, 1, 0, text)
-        cached[dtype] = [
-            part[0, 1, :, :20] for part in (decoder._cache.keys, decoder._cache.values)
-        ]
-    for floats, packed in zip(*cached.values(), strict=True):
-        head_dim = floats.shape[-1]
-        scales = np.ascontiguousarray(packed[..., head_dim:]).view(np.float32)
-        assert np.array_equal(scales, np.abs(floats).max(-1, keepdims=True) / np.float32(127))
-        errors = np.abs(packed[..., :head_dim] * scales - floats)
-        assert (errors <= scales * 0.5001).all()
+        page = decoder._cache.tables[1, 0]
+        cached[dtype] = decoder._cache.pages[page, 0, :, :, :20]
+    floats, packed = cached.values()
+    head_dim = floats.shape[-1]
+    scales = np.ascontiguousarray(packed[..., head_dim:]).view(np.float32)
+    assert np.array_equal(scales, np.abs(floats).max(-1, keepdims=True) / np.float32(127))
+    errors = np.abs(packed[..., :head_dim] * scales - floats)
+    assert (errors <= scales * 0.5001).all()
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ from inference_api.errors import StartupError
 from inference_api.kernels.packing import MAX_HEAD_DIM
 from inference_api.loading import checkpoint, hardware, hub
 from inference_api.loading.checkpoint import load_config, locate
+from inference_api.loading.config import num_pages
 from inference_api.loading.files import read_headers
 from inference_api.loading.options import EngineOptions
 from inference_api.settings import EMBEDDED_MODEL
@@ -262,7 +263,7 @@ def test_context_longer_than_the_model_has(folder: Path) -> None:
 
 def test_too_little_memory_for_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(folder)
-    cache_bytes = config.kv_cache_bytes(256, 128, 4 * config.head_dim)
+    cache_bytes = 256 * num_pages(128) * config.page_bytes(4 * config.head_dim)
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: cache_bytes)
     [fault] = check(folder, max_rows=256)
     assert f"{cache_bytes / GIB:.2f} GiB are free" in fault

@@ -340,10 +340,10 @@ def test_junk_is_a_fault_or_harmless(family: str) -> None:
                 assert len(config.windows) == len(config.ropes) == config.num_layers
 
 
-def test_kv_cache_bytes() -> None:
+def test_page_bytes() -> None:
     config = read_config({**LLAMA, "num_key_value_heads": 2})
-    # layers x rows x (keys, values) x kv heads x tokens in multiples of 16 x head_dim x bytes
-    assert config.kv_cache_bytes(5, 100, 16 * 2) == 3 * 5 * 2 * 2 * 112 * 16 * 2
+    # layers x (keys, values) x kv heads x positions x head_dim x bytes
+    assert config.page_bytes(16 * 2) == 3 * 2 * 2 * 32 * 16 * 2
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from inference_api.loading.layout import (
     weight_plan,
 )
 from inference_api.loading.options import EngineOptions
+from inference_api.runner import place_own_pages
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import TYPES, make_gguf
 from lab.models.random_model import SHAPES, make_random_model
@@ -97,6 +98,7 @@ def logits(model: Path, quantization: str = "none") -> Tensor:
     )
     runner = KernelRunner(model, options)
     runner.load()
+    place_own_pages(runner)
     with torch.inference_mode():
         prefill(runner.decoder, 0, 0, PROMPT[:-1])
         return decode(runner.decoder, PROMPT[-1:], [0], [len(PROMPT) - 1])

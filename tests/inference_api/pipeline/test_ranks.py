@@ -16,7 +16,7 @@ from inference_api.pipeline.ring import Ring, RingBroken
 from inference_api.pipeline.runner import PipelineRunner
 from inference_api.pipeline.splits import equal_split, resolved
 from inference_api.preflight import check_start
-from inference_api.runner import RowStep
+from inference_api.runner import RowStep, place_own_pages
 from inference_api.settings import Settings
 from inference_api.settings.model import EMBEDDED_MODEL
 from tests.inference_api.conftest import TinyModel
@@ -87,6 +87,7 @@ def test_rank_of_another_model_does_not_serve(tiny_model: Tiny) -> None:
 def test_silence_is_broken_in_time(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_pipeline(tiny_model("llama")[0], OPTIONS, (1, 1))
     runner.load()
+    place_own_pages(runner)
     runner.step([RowStep(0, 0, [1, 2, 3])])
     told_at_s = runner._joined.told_at_s
     assert not runner.idle()

@@ -30,7 +30,7 @@ from inference_api.request import (
     SessionId,
     TokenEvent,
 )
-from inference_api.runner import DraftHeads, Draw, RowStep
+from inference_api.runner import DraftHeads, Draw, RowStep, place_own_pages
 from inference_api.settings import EMBEDDED_MODEL, Settings
 from inference_api.speculation.scheduler import DraftScheduler
 from inference_api.text.tokens import Tokenizer, load_tokenizer
@@ -61,6 +61,7 @@ class Model:
         )
         self.runner = make_runner(folder, replace(options, **FORMS[form]))
         self.runner.load()
+        place_own_pages(self.runner)
         # Whatever the model: prompts are token ids, and nothing here asks for text of another.
         self.tokenizer: Tokenizer = load_tokenizer(EMBEDDED_MODEL, self.runner.eos_token_ids)
 

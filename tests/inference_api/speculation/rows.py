@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from inference_api.core.rows import RowTable, UserRow
+from inference_api.core.rows import UserRow
 from inference_api.request import GenerationRequest, OutputQueue, SessionId
+from tests.inference_api.core.row_tables import make_rows
 
 
 def rows_of(*prompts: Sequence[int], max_tokens: int = 1000) -> list[UserRow]:
-    table = RowTable(len(prompts))
+    table = make_rows(len(prompts))
     return [
         table.assign(
             GenerationRequest(OutputQueue(SessionId(str(n)), "m"), "m", tuple(prompt), max_tokens),

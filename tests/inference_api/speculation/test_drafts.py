@@ -19,7 +19,7 @@ from inference_api._mock_inference_api_server import (
 )
 from inference_api.core.drafts import Outcome, accepted
 from inference_api.core.plan import StepPlanner
-from inference_api.core.rows import Draft, RowTable, UserRow
+from inference_api.core.rows import Draft, UserRow
 from inference_api.inference_api_server import server_of
 from inference_api.model_loading import loaded_alone
 from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
@@ -27,6 +27,7 @@ from inference_api.runner import Draw, Drawn, RowStep
 from inference_api.settings import Settings
 from inference_api.speculation.scheduler import DraftScheduler
 from lab.kit.servers import eventually
+from tests.inference_api.core.row_tables import make_rows
 from tests.inference_api.core.test_decode_backend import Loop, drained
 
 WRONG = ord("~")
@@ -258,17 +259,19 @@ def test_setting_says_whether_there_are_drafts(mode: str) -> None:
 
 def row_of(prompt: Sequence[int], max_tokens: int = 50, context: int = 64) -> UserRow:
     request = GenerationRequest(OutputQueue(SessionId("s"), "m"), "m", tuple(prompt), max_tokens)
-    return RowTable(1).assign(request, context, 0.0)
+    return make_rows().assign(request, context, 0.0)
 
 
 @pytest.mark.parametrize(("max_tokens", "expected"), [(1, 0), (2, 1), (3, 2), (9, 3)])
 def test_draft_is_cut_to_what_the_row_may_still_say(max_tokens: int, expected: int) -> None:
-    step = row_of([7], max_tokens).take_step(Draft((1, 2, 3)))
+    row = row_of([7], max_tokens)
+    step = row.take_step(row.fitting(Draft((1, 2, 3))))
     assert len(step.token_ids) - 1 == len(step.draws) - 1 == expected
 
 
 def test_draft_never_reaches_beyond_the_context() -> None:
-    step = row_of([7] * 60, context=62).take_step(Draft((1, 2, 3)))
+    row = row_of([7] * 60, context=62)
+    step = row.take_step(row.fitting(Draft((1, 2, 3))))
     assert len(step.token_ids) == 2
 
 

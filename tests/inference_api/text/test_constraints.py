@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from inference_api.core.rows import Draft, RowTable, UserRow
+from inference_api.core.rows import Draft, UserRow
 from inference_api.errors import ConstraintFailed, InvalidRequest
 from inference_api.request import (
     Constraint,
@@ -23,6 +23,7 @@ from inference_api.runner import Drawn
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.constraints import GrammarCompiler
 from inference_api.text.tokens import load_tokenizer
+from tests.inference_api.core.row_tables import make_rows
 
 REGEX = ConstraintSpec("structured_outputs", "regex", "[ab]{2}")
 
@@ -52,7 +53,7 @@ def constrained_row() -> UserRow:
     request = GenerationRequest(
         OutputQueue(SessionId("s"), "m"), "m", (1,), max_tokens=9, grammar=Scripted()
     )
-    return RowTable(1).assign(request, max_seq_len=20, now_s=0.0)
+    return make_rows().assign(request, max_seq_len=20, now_s=0.0)
 
 
 def test_complete_answer_ends_without_an_end_token() -> None:

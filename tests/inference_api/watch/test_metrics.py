@@ -98,17 +98,18 @@ def test_requests_and_tokens_are_counted_under_vllm_names_and_labels(client: Fla
     assert gained(f"vllm:generation_tokens_total{LABELS}") == 4
 
 
-def test_usage_of_the_cache_counts_tokens_of_busy_rows_and_no_rows() -> None:
+def test_usage_of_the_cache_counts_pages_that_rows_hold() -> None:
     app = create_test_server(Settings(user_rows=2, max_seq_len=64))
     backend = server_of(app).backend
     backend.load_model_and_tokenizer()
     rows = backend.models["hearth-tiny"].rows
     output = OutputQueue(SessionId("s"), "hearth-tiny")
     row = rows.assign(GenerationRequest(output, "hearth-tiny", (1,) * 40, 9), 64, now_s=0.0)
-    row.num_cached = 32
+    assert rows.reserve(row, 32)
     name = f"vllm:kv_cache_usage_perc{LABELS}"
-    assert scrape(app.test_client())[name] == 32 / (2 * 64)
-    rows.free(row)  # it keeps its tokens for a prompt that goes on, until another needs the row
+    assert scrape(app.test_client())[name] == 1 / 4
+    row.take_prompt(32)
+    rows.free(row)  # the page stays for a prompt that goes on, until it is needed
     assert scrape(app.test_client())[name] == 0.0
 
 

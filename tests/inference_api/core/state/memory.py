@@ -11,10 +11,12 @@ Written = tuple[Hashable, tuple[int, ...]]  # the root, and all tokens up to the
 
 
 class FakeMemory:
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, layout: PageLayout) -> None:
+        self.layout = layout
         self.tables: dict[int, list[int]] = {}
-        self.contents: list[dict[int, Written]] = [{} for _ in range(num_pages)]
+        self.contents: list[dict[int, Written]] = [{} for _ in range(layout.num_pages)]
         self.copies: list[tuple[int, int]] = []
+        self.given_back: list[int] = []
 
     def place(self, row: int, first: int, pages: Sequence[int]) -> None:
         table = self.tables.setdefault(row, [])
@@ -24,6 +26,11 @@ class FakeMemory:
     def copy_page(self, source: int, target: int) -> None:
         self.copies.append((source, target))
         self.contents[target] = dict(self.contents[source])
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        self.given_back += pages
+        for page in pages:
+            self.contents[page] = {}
 
     def write(self, row: int, position: int, written: Written) -> int:
         """Returns the page that was written."""
@@ -40,7 +47,7 @@ class FakeMemory:
 def make_pages(
     num_pages: int, max_rows: int, reuse: Reuse = "all", is_bound: bool = False
 ) -> tuple[RowPages, FakeMemory]:
-    memory = FakeMemory(num_pages)
     layout = PageLayout(num_pages, PAGE_TOKENS, 1, is_bound)
+    memory = FakeMemory(layout)
     kind = BoundRowPages if is_bound else RowPages
     return kind(memory, layout, max_rows, reuse), memory

@@ -1,10 +1,16 @@
 """Where a page belongs to a row, equal beginnings are copied, or stay where they are."""
 
+import pytest
+
+from inference_api._mock_inference_api_server import EchoRunner
+from inference_api.core.state.bound_pages import ChunkMemory
 from inference_api.core.state.row_pages import RowPages
+from inference_api.runner import PageLayout
 from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeMemory, make_pages
 
 ONES, TWOS = (1,) * PAGE_TOKENS, (2,) * PAGE_TOKENS
 ROW_PAGES = 4
+RUNNER_PAGE_TOKENS = 4
 
 
 def make_bound(max_rows: int = 3) -> tuple[RowPages, FakeMemory]:
@@ -99,3 +105,39 @@ def test_a_long_conversation_is_not_lost_for_a_short_beginning() -> None:
     pages, _ = make_bound()
     run(pages, 1, ONES + TWOS + TWOS + (3,))
     assert pages.best_row([1, 2, 0], "model", ONES + ONES) == 2
+
+
+class BoundRunner(EchoRunner):
+    """Three rows of five small pages."""
+
+    def __init__(self) -> None:
+        super().__init__(max_rows=3, max_seq_len=5 * RUNNER_PAGE_TOKENS)
+        self.copies: list[tuple[int, int]] = []
+
+    @property
+    def layout(self) -> PageLayout:
+        return PageLayout(15, RUNNER_PAGE_TOKENS, 7, is_bound=True)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.copies.append((source, target))
+
+
+@pytest.mark.parametrize(("chunk_tokens", "together"), [(8, 2), (4, 1), (2, 1), (6, 3), (10, 5)])
+def test_pages_of_a_runner_are_taken_together_so_that_chunks_end_where_pages_do(
+    chunk_tokens: int, together: int
+) -> None:
+    layout = ChunkMemory(BoundRunner(), chunk_tokens).layout
+    of_row = -(-5 // together)
+    page_tokens = together * RUNNER_PAGE_TOKENS
+    assert layout == PageLayout(3 * of_row, page_tokens, together * 7, is_bound=True)
+    assert page_tokens % chunk_tokens == 0
+
+
+def test_pages_that_are_taken_together_are_copied_together() -> None:
+    runner = BoundRunner()
+    memory = ChunkMemory(runner, chunk_tokens=8)
+    memory.copy_page(4, 1)
+    assert runner.copies == [(7, 2), (8, 3)]
+    runner.copies.clear()
+    memory.copy_page(2, 8)  # the last of a row, where there is but one more
+    assert runner.copies == [(4, 14)]

@@ -122,6 +122,16 @@ class Rows(RuleBasedStateMachine):
             self._end(row)
         assert self.pages.reserve(oldest, MAX_TOKENS)
 
+    @rule(num_pages=st.integers(0, MAX_ROWS * ROW_PAGES))
+    def trim(self, num_pages: int) -> None:
+        num_held, num_used = self.pages.num_held, self.num_pages - self.pages.num_free
+        self.memory.given_back.clear()
+        self.pages.trim(num_pages)
+        assert self.pages.num_held == num_held
+        assert self.num_pages - self.pages.num_free == min(num_used, max(num_held, num_pages))
+        assert self.pages._pool.num_touched <= max(num_held, num_pages)
+        assert len(set(self.memory.given_back)) == len(self.memory.given_back)
+
     @invariant()
     def rows_read_their_own_tokens(self) -> None:
         for row, text in self.texts.items():

@@ -58,3 +58,25 @@ def test_a_page_is_not_dropped_twice() -> None:
     pool.drop(0)
     with pytest.raises(AssertionError, match="dropped once"):
         pool.drop(0)
+
+
+def test_pages_that_are_given_back_are_as_if_they_were_never_used() -> None:
+    pool = PagePool(4)
+    assert [pool.take() for _ in range(3)] == [0, 1, 2]
+    for page in (0, 1):
+        pool.drop(page)
+    assert (pool.num_free, pool.num_touched) == (3, 3)
+    assert pool.give_back(1) == [1]
+    assert (pool.num_free, pool.num_touched) == (3, 2)
+    assert [pool.take() for _ in range(4)] == [0, 1, 3, None]
+
+
+def test_only_free_pages_are_given_back() -> None:
+    pool = PagePool(3)
+    assert [pool.take() for _ in range(3)] == [0, 1, 2]
+    pool.keep(1)
+    for page in (1, 2):
+        pool.drop(page)
+    assert pool.give_back(3) == [2]
+    assert pool.give_back(3) == []
+    assert (pool.num_free, pool.num_cached, pool.num_touched) == (1, 1, 2)

@@ -3,6 +3,7 @@
 import pytest
 
 from inference_api.core.state.row_pages import Reuse, RowPages
+from inference_api.runner import PageLayout
 from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeMemory, make_pages
 
 ONES, TWOS = (1,) * PAGE_TOKENS, (2,) * PAGE_TOKENS
@@ -165,6 +166,26 @@ def test_what_no_row_holds_is_forgotten() -> None:
     assert pages.begin(0, "model", ONES + TWOS) == PAGE_TOKENS
 
 
+def test_memory_is_given_back_down_to_so_many_pages() -> None:
+    pages, memory = make_pages(num_pages=9, max_rows=2)
+    run(pages, (*ONES, *ONES, 3))
+    old = memory.tables[0][1]
+    run(pages, (*TWOS, *TWOS, 3))
+    assert pages.begin(1, "model", (*ONES, 3)) == PAGE_TOKENS
+    assert (pages.num_held, pages.num_cached, pages.num_free) == (1, 3, 5)
+    pages.trim(5)
+    assert memory.given_back == []
+    pages.trim(3)
+    assert memory.given_back == [old]
+    assert (pages.num_held, pages.num_cached, pages.num_free) == (1, 2, 6)
+    pages.trim(0)
+    assert (pages.num_held, pages.num_cached, pages.num_free) == (1, 0, 8)
+    assert set(memory.given_back) == {0, 1, 2, 3} - {memory.tables[1][0]}
+    memory.given_back.clear()
+    pages.trim(0)
+    assert memory.given_back == []
+
+
 def test_the_first_free_row_is_as_good_as_any() -> None:
     pages, _ = make_pages(num_pages=6, max_rows=3)
     run(pages, ONES + TWOS)
@@ -172,7 +193,7 @@ def test_the_first_free_row_is_as_good_as_any() -> None:
 
 
 def test_the_memory_of_the_test_keeps_what_was_written() -> None:
-    memory = FakeMemory(2)
+    memory = FakeMemory(PageLayout(2, PAGE_TOKENS, 1))
     memory.place(0, 0, [1])
     memory.write(0, 3, ("model", ONES))
     memory.copy_page(1, 0)
