@@ -1,15 +1,32 @@
 """From one replica to none and back, by who asks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
+import pytest
+import requests
+from flask import Flask
+from werkzeug.serving import make_server
+
+from cluster.actuators.deployments import Deployments
+from cluster.controller.app import create_app
+from cluster.controller.cycle import ControllerParts
+from cluster.controller.loop import Controller
+from cluster.controller.optimizer import OptimizerClient
+from cluster.controller.pages import PageReader
 from cluster.controller.sleep import StartForecast, StartTimes
 from cluster.replicas import Group, Replica, ReplicaState
 from cluster.server_keys import ServerKeys
 from lab.kit.servers import eventually
-from tests.cluster.fleet import system_json
+from tests.cluster.fleet import config, system, system_json
 from tests.cluster.test_controller import DEADLINE_S, Running, run  # noqa: F401
 from tests.cluster.test_cycle import LOW, PERIOD_S, World, make_world, settled  # noqa: F401
+from tests.kubernetes_api import KubernetesApi
+from tests.kubernetes_kubelet import Kubelet
+from tests.proxy.support import bearer, running_proxy, until
 
 MakeWorld = Callable[..., World]
 GROUP = Group("s", "A", 16)
@@ -77,6 +94,17 @@ def replica(name: str, state: ReplicaState) -> Replica:
     return Replica(name, GROUP, state)
 
 
+@contextmanager
+def served(app: Flask) -> Iterator[str]:
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = Thread(target=server.serve_forever, name="controller's routes")
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join(timeout=30)
+    server.server_close()
+
+
 STARTING, READY, DRAINING = ReplicaState.STARTING, ReplicaState.READY, ReplicaState.DRAINING
 
 
@@ -123,3 +151,45 @@ def test_the_proxy_hears_of_sleepers_and_wakes_them(
     refused = running.client.post("/wake/other")
     assert (refused.status_code, (refused.json or {})["error"]["code"]) == (404, "unknown")
     assert "known: s" in (refused.json or {})["message"]
+
+
+@pytest.mark.slow
+def test_on_kubernetes_a_server_goes_to_0_and_is_woken(
+    optimizer_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = KubernetesApi()
+    kubelet = Kubelet(api, tmp_path / "pods", room=2)
+    kubelet.deploy("chat", "s", "A", user_rows=16, replicas=0, model="mock")
+    location = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(location, str(api.kubeconfig(tmp_path)))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    document = system(system_json(rate=0, minNumReplicas=0))
+    keys = {"period_s": 1, "rollout_s": 0.1, "servers": {"s": ServerKeys(idle_s=2)}}
+    cluster = config(document, journal=tmp_path / "journal", stabilization_s=0, **keys)
+    optimizer, reader = OptimizerClient(optimizer_url), PageReader(None)
+    parts = ControllerParts(cluster, document, optimizer, reader)
+    controller = Controller(parts, lambda: Deployments("hearth"))
+    controller.start()
+    try:
+        with (
+            served(create_app(controller, document)) as url,
+            running_proxy(
+                tmp_path,
+                "",
+                CLUSTER_URL=url,
+                UPSTREAMS_SERVICE="hearth/chat",
+                KUBERNETES_API=api.url,
+            ) as proxy,
+        ):
+            until(lambda: '"ready"' in proxy.metric("/ready"), "it knows who sleeps")
+            for _ in range(2):
+                body = {"text": "hello", "max_tokens": 5}
+                answer = requests.post(
+                    f"{proxy.url}/inference", json=body, headers=bearer(), timeout=60
+                )
+                assert (answer.status_code, answer.text) == (200, "hello")
+                until(lambda: not api.all("pods"), "it is at 0 again")
+    finally:
+        controller.stop()
+        kubelet.stop()
+        api.stop()
