@@ -191,8 +191,7 @@ class ClusterConfig(Keys):
             for name, each in self.servers.items()
         }
         resources = {name: each.resources for name, each in self.accelerators.items()}
-        models = {name: tuple(each.models) for name, each in self.servers.items() if each.models}
-        return Recipes(settings, resources, self.engines(system), models)
+        return Recipes(settings, resources, self.engines(system))
 
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:

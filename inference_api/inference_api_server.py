@@ -231,16 +231,16 @@ def _state(
     output_queues: OutputQueues,
 ) -> ServerState:
     snapshot = backend.snapshot.models[model.name]
-    served, loaded = backend.served.get(model.name), backend.models.get(model.name)
+    served = backend.served.get(model.name)
     return ServerState(
         busy_rows=snapshot.busy_rows,
         user_rows=model.user_rows,
-        queued=input_queue.num_waiting(model.name),
+        queued=input_queue.num_waiting(model.name) + snapshot.paused,
         sessions=output_queues.num_sessions(model.name),
         **asdict(snapshot.totals),
         depths=snapshot.depths,
         step_times=StepTimes() if served is None else served.step_times,
-        kv_cache_usage=0.0 if loaded is None else loaded.kv_cache_usage,
+        pages=snapshot.pages,
     )
 
 

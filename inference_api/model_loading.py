@@ -133,13 +133,16 @@ def describe_models(
 
     kernels_of = cache(Kernels)
     budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
-    models = []
-    for model in settings.served_models:
+    models, asked = [], settings.served_models
+    num_runners = sum(1 + (each.used_draft_model is not None) for each in asked)
+    for model in asked:
         folder = locate(model.model)
-        runner = make_runner(folder, EngineOptions.from_settings(model), kernels_of, packed)
+        options = replace(EngineOptions.from_settings(model), num_runners=num_runners)
+        runner = make_runner(folder, options, kernels_of, packed)
         drafter = None
         if model.used_draft_model is not None:
-            drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of, packed)
+            of_drafter = replace(options, max_seq_len=runner.max_seq_len)
+            drafter = make_drafter(model, folder, of_drafter, kernels_of, packed)
         served = describe_model(model, folder, runner, drafter, budget)
         models.append(LoadableModel(served, settings, runner, drafter))
     return models
@@ -164,12 +167,13 @@ def describe_model(
 def make_drafter(
     model: ModelSettings,
     model_dir: Path,
-    max_seq_len: int,
+    options: EngineOptions,
     kernels_of: "Callable[[int], Kernels]",
     packed: "PackedFolder | None" = None,
 ) -> "LocalRunner":
-    """Returns the runner of DRAFT_MODEL. It has as many rows as the model, and the model's context
-    or as much of it as the draft has. Raises StartupError when it cannot draft for this model."""
+    """Returns the runner of DRAFT_MODEL. `options` are the model's, with its context: it has as
+    many rows, and as much of the context as the draft has. Raises StartupError when it cannot draft
+    for this model."""
     from inference_api.engine.devices import make_runner
     from inference_api.loading.checkpoint import load_config, locate, vocabulary_faults
 
@@ -177,8 +181,7 @@ def make_drafter(
     folder = locate(model.used_draft_model, setting="DRAFT_MODEL")
     if faults := vocabulary_faults(model_dir, folder):
         raise StartupError(faults)
-    context_tokens = min(max_seq_len, load_config(folder).max_positions)
-    options = replace(
-        EngineOptions.from_settings(model), max_seq_len=context_tokens, has_medusa=False
-    )
-    return make_runner(folder, options, kernels_of, packed)
+    assert options.max_seq_len is not None
+    context_tokens = min(options.max_seq_len, load_config(folder).max_positions)
+    own = replace(options, max_seq_len=context_tokens, has_medusa=False)
+    return make_runner(folder, own, kernels_of, packed)

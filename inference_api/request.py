@@ -120,6 +120,7 @@ class GenerationParams:
     session_id: str | None = None  # None: made for it
     num_prompt_logprobs: int | None = None  # as `SamplingParams.num_logprobs`, of the prompt
     priority: int = 0
+    cache_salt: str = ""
     speculation: Speculation = "auto"
     constraint: ConstraintSpec | None = None
     pooling: Pooling | None = None  # the first event has the prompt's embedding

@@ -9,16 +9,15 @@ import ctypes
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from threading import Lock, Thread
 
 from inference_api.core.batching import Batching
 from inference_api.core.input_queue import InputQueue
-from inference_api.core.loaded_model import LoadedModel
+from inference_api.core.loaded_model import LoadedModel, snapshot_of
 from inference_api.core.output_queues import OutputQueues
 from inference_api.core.plan import PlannedStep
 from inference_api.core.residents import FixedModels, Residents
-from inference_api.core.rows import RowTable, UserRow
+from inference_api.core.rows import UserRow
 from inference_api.core.served_model import ServedModel
 from inference_api.core.status import Hooks, ModelSnapshot, Phase, Snapshot
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
@@ -172,7 +171,7 @@ class DecodeBackend:
 
     def let_decode(self) -> None:
         """For a loader thread: leave the processor to the decode thread where that has work."""
-        if self._num_busy():
+        if self._num_admitted():
             time.sleep(LOADER_PAUSE_S)
 
     def _fixed(self, models: Iterable[LoadedModel]) -> FixedModels:
@@ -222,27 +221,25 @@ class DecodeBackend:
             yield_processor()
         self._rest()
 
-    def _busy(self) -> Iterator[tuple[LoadedModel, UserRow]]:
+    def _admitted(self) -> Iterator[tuple[LoadedModel, UserRow]]:
         for model in self.models.values():
-            for row in model.rows.busy():
+            for row in (*model.rows.busy(), *model.rows.paused):
                 yield model, row
 
-    def _num_busy(self) -> int:
-        return sum(len(model.rows) for model in self.models.values())
-
-    def _num_rows(self, name: str) -> int:
-        """Busy rows of a model, which has none while it is not in memory."""
-        return len(self.models[name].rows) if name in self.models else 0
+    def _num_admitted(self) -> int:
+        return sum(len(model.rows) + len(model.rows.paused) for model in self.models.values())
 
     def _drop_closed(self) -> None:
         """Free the rows of requests whose answer nobody reads any more."""
-        for _, row in self._busy():
+        for _, row in self._admitted():
             if row.request.output.is_closed:
                 row.finish_reason = FinishReason.CANCELLED
         self._evict()
 
     def _pick_prompts(self) -> None:
         now_s = self._clock()
+        for model in self.models.values():
+            model.rows.resume()
         for model in self._residents.to_start(now_s):
             request = self.input_queue.get(model.name)
             if request is None:  # who waited has just left
@@ -258,6 +255,7 @@ class DecodeBackend:
 
     def _decode(self, model: LoadedModel) -> None:
         step, totals = model.planner.plan(), model.served.totals
+        totals.pauses += model.rows.take_pauses()
         if step.is_empty:
             return
         started_s = self._clock()
@@ -298,7 +296,7 @@ class DecodeBackend:
         return any(len(row.generated) == 1 for row in decoded)
 
     def _evict(self) -> None:
-        for model, row in self._busy():
+        for model, row in self._admitted():
             if row.finish_reason is not None:
                 model.rows.free(row)
                 self.input_queue.row_is_free(model.name)
@@ -321,17 +319,14 @@ class DecodeBackend:
 
     def _publish(self, now_s: float) -> None:
         """The snapshot that other threads see."""
-        models = {
-            name: ModelSnapshot(self._num_rows(name), replace(model.totals), model.depths.copy())
-            for name, model in self.served.items()
-        }
+        models = {name: snapshot_of(each, self.models) for name, each in self.served.items()}
         self.snapshot = Snapshot(now_s, models or self.snapshot.models)
 
     def _rest(self) -> None:
         """With no row busy, wait for a prompt; when draining, see whether that was the last."""
         if self._drain_until_s is not None:
             self._go_on_draining(self._drain_until_s)
-        if not self._num_busy() and not self._is_stopping:
+        if not self._num_admitted() and not self._is_stopping:
             if not len(self.input_queue):
                 for model in self.models.values():
                     model.idle()
@@ -341,7 +336,7 @@ class DecodeBackend:
     def _go_on_draining(self, until_s: float) -> None:
         if self._clock() >= until_s:
             self._drop_all(_draining())
-        if not self._num_busy() and not len(self.input_queue):
+        if not self._num_admitted() and not len(self.input_queue):
             self._tell_drained()
 
     def _tell_drained(self) -> None:
@@ -353,7 +348,7 @@ class DecodeBackend:
     def _drop_all(self, error: HearthError) -> None:
         """End every session with `error`, whether it runs, waits or is just about to."""
         self.input_queue.clear()
-        for _, row in self._busy():
+        for _, row in self._admitted():
             row.finish_reason = FinishReason.ERROR
         self._evict()
         self._output_queues.put_to_all(TokenEvent((), FinishReason.ERROR, error))
@@ -375,10 +370,7 @@ class DecodeBackend:
             logger.critical("the decode thread died", exc_info=error)
         self._failure = f"{type(error).__name__}: {error}"
         # The runners may be broken: release nothing in them, and load none any more.
-        self._residents = self._fixed(
-            replace(each, rows=RowTable(each.runner.max_rows, each.rows.pages))
-            for each in self.models.values()
-        )
+        self._residents = self._fixed(map(LoadedModel.emptied, self.models.values()))
         self._end_all(Phase.FAILED, _failed)
         self._tell_drained()
 

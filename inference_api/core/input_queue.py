@@ -83,6 +83,11 @@ class InputQueue:
                 self._room.notify_all()
             return request
 
+    def peek(self, model: str) -> GenerationRequest | None:
+        """Returns the model's request whose turn it is, or None. It may leave at any time."""
+        with self._lock:
+            return self._lines[model].first()
+
     def take_all(self, model: str) -> list[GenerationRequest]:
         """Take all of the model's requests out of the line, to refuse them."""
         with self._lock:
@@ -191,14 +196,18 @@ class _Line:
         self._waiting[request] = now_s
         heapq.heappush(self._places, (place, request))
 
+    def first(self) -> GenerationRequest | None:
+        while self._waiting and (request := self._places[0][1]) not in self._waiting:
+            heapq.heappop(self._places)
+        return request if self._waiting else None
+
     def get(self, now_s: float) -> GenerationRequest | None:
-        if not self._waiting:
-            return None
-        self._taken_at_s.append(now_s)
-        while (request := heapq.heappop(self._places)[1]) not in self._waiting:
-            continue
-        self.num_running += 1
-        del self._waiting[request]
+        request = self.first()
+        if request is not None:
+            heapq.heappop(self._places)
+            self._taken_at_s.append(now_s)
+            self.num_running += 1
+            del self._waiting[request]
         return request
 
     def remove(self, request: GenerationRequest) -> None:

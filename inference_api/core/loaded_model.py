@@ -3,7 +3,8 @@
 It belongs to the decode thread, but for `served`, which is for any.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Self
 
 from inference_api.core.drafts import Drafting
@@ -12,6 +13,7 @@ from inference_api.core.rows import RowTable
 from inference_api.core.served_model import ServedModel
 from inference_api.core.state.bound_pages import BoundRowPages, ChunkMemory
 from inference_api.core.state.row_pages import Reuse, RowPages
+from inference_api.core.status import ModelSnapshot
 from inference_api.runner import ModelRunner
 from inference_api.settings import Settings
 
@@ -45,6 +47,10 @@ class LoadedModel:
         planner = StepPlanner(rows, runner, settings, speculation, served.costs)
         return cls(served, runner, rows, planner, drafter, speculation)
 
+    def emptied(self) -> Self:
+        """Returns the model with no row busy, whose runner was not asked to do anything."""
+        return replace(self, rows=RowTable(self.runner.max_rows, self.rows.pages))
+
     def warm_up(self) -> None:
         """Prepare the device, so that the first request is as fast as the next, and learn what
         steps take."""
@@ -54,11 +60,6 @@ class LoadedModel:
         self.served.costs.measure(self.runner)
         self.served.costs.measure_prompt(self.runner)
         self.runner.give_back(range(self.runner.layout.num_pages))
-
-    @property
-    def kv_cache_usage(self) -> float:
-        """The share of the pages that busy rows hold. Any thread."""
-        return self.rows.pages.num_held / self.runner.layout.num_pages
 
     def idle(self) -> None:
         """While none of its rows has work."""
@@ -74,11 +75,22 @@ class LoadedModel:
             self.served.costs.took(step.contents, model_s, loop_s)
 
 
+def snapshot_of(served: ServedModel, models: Mapping[str, LoadedModel]) -> ModelSnapshot:
+    """Returns a model's state. Without memory it has neither rows nor pages."""
+    model, totals = models.get(served.name), replace(served.totals)
+    if model is None:
+        return ModelSnapshot(totals=totals, depths=served.depths.copy())
+    rows = model.rows
+    num_paused, pages = len(rows.paused), rows.pages.counts
+    return ModelSnapshot(len(rows), num_paused, pages, totals, served.depths.copy())
+
+
 def _pages(runner: ModelRunner, settings: Settings) -> RowPages:
     """Returns the pages of a runner's rows, none of which is held."""
     rows, layout = runner.max_rows, runner.layout
     if not layout.is_bound:
-        return RowPages(runner, layout, rows, "all" if settings.prefix_reuse else "nothing")
-    reuse: Reuse = "prompts" if settings.prefix_reuse else "nothing"
+        reuse: Reuse = "all" if settings.prefix_reuse else "nothing"
+        return RowPages(runner, layout, rows, reuse, runner.max_seq_len)
+    reuse = "prompts" if settings.prefix_reuse else "nothing"
     chunks = ChunkMemory(runner, settings.prefill_chunk_tokens)
     return BoundRowPages(chunks, chunks.layout, rows, reuse)

@@ -100,11 +100,13 @@ class StepPlanner:
         """As much of the prompts as there is room for, the oldest first, a token of each row that
         is prefilled by then, and what is drafted: of that, beside prompts, what they leave room
         for. A prompt that waits is a row that does not decode."""
-        step, decoding = PlannedStep(), self._rows.decoding()
+        step, decoding = PlannedStep(), self._going_on()
         drafts = self._taken_drafts(decoding)
         room_tokens = self.room_tokens(len(decoding))
         if prompts := self._next_to_prefill(room_tokens, step):
             for row in prompts:
+                if self._rows.users[row.index] is not row:  # it has paused for an earlier one
+                    continue
                 room_tokens -= self._take_prompt(row, room_tokens, step)
             decoding = self._rows.decoding()
             if drafts:
@@ -116,7 +118,8 @@ class StepPlanner:
         wants_hidden = not has_waiting and self._drafts is not None and self._drafts.wants_hidden
         for row in decoding:
             draft = self._reserved(row, drafts.get(row.index, NO_DRAFT))
-            step.decoding.append((row, row.take_step(draft, wants_hidden)))
+            if draft is not None:
+                step.decoding.append((row, row.take_step(draft, wants_hidden)))
         return step
 
     def draft(self) -> None:
@@ -130,16 +133,33 @@ class StepPlanner:
             rows = [row for row in self._guessable if row.finish_reason is None]
             self._drafted = rows, self._drafts.propose(rows)
 
-    def _reserved(self, row: UserRow, draft: Draft) -> Draft:
+    def _going_on(self) -> list[UserRow]:
+        """The rows that decode, each with a page for its next token. Where there are too few, who
+        was admitted last pauses."""
+        rows, decoding = self._rows, self._rows.decoding()
+        if all(rows.reserve(row, 1) for row in decoding):
+            return decoding
+        for row in sorted(decoding, key=lambda each: each.number):
+            if rows.users[row.index] is row:  # else it has paused for an earlier one
+                rows.make_room(row, 1)
+        return rows.decoding()
+
+    def _reserved(self, row: UserRow, draft: Draft) -> Draft | None:
         """Have pages for the row's next token and for its draft, which is left out where there are
-        none."""
+        too few; None where a row that needs no prefill has to wait."""
         if draft.token_ids:
             draft = row.fitting(draft)
             if self._rows.reserve(row, 1 + len(draft.token_ids)):
                 return draft
-        has_pages = self._rows.reserve(row, 1)
-        assert has_pages, "who was let in can go on"
-        return NO_DRAFT
+        return NO_DRAFT if self._rows.reserve(row, 1) else None
+
+    def _has_room(self, row: UserRow, num_tokens: int) -> bool:
+        """Whether there are pages for the next tokens of a prompt. It waits for them, but for the
+        request admitted first of all."""
+        if self._rows.reserve(row, num_tokens):
+            return True
+        is_first = all(row.number <= each.number for each in self._rows.busy())
+        return is_first and self._rows.make_room(row, num_tokens)
 
     def _taken_drafts(self, decoding: Sequence[UserRow]) -> Mapping[int, Draft]:
         """The guesses for those of the rows they were made for that still decode."""
@@ -202,8 +222,8 @@ class StepPlanner:
                 size_tokens = min(size_tokens, room_tokens - taken_tokens)
             if not 0 < size_tokens <= room_tokens - taken_tokens:
                 break
-            has_pages = self._rows.reserve(row, size_tokens)
-            assert has_pages, "who was let in can go on"
+            if not self._has_room(row, size_tokens + 1):  # the next token's as well
+                break
             step.prompts.append((row, row.take_prompt(size_tokens)))
             taken_tokens += size_tokens
         step.prefilled_tokens += taken_tokens

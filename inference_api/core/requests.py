@@ -71,6 +71,7 @@ def request_of(
         not_stopping=bits_without(stop_token_ids, model.vocab_size) if min_tokens else None,
         num_prompt_logprobs=params.num_prompt_logprobs,
         priority=params.priority,
+        cache_salt=params.cache_salt,
         speculation=params.speculation,
         grammar=grammar,
         pooling=params.pooling,

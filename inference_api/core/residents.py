@@ -3,7 +3,8 @@
 A server of fixed models always has all of them in memory; for a bundle see `bundle`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import inf
 from typing import Protocol
 
 from inference_api.core.batching import Batching
@@ -11,6 +12,10 @@ from inference_api.core.input_queue import InputQueue
 from inference_api.core.loaded_model import LoadedModel
 from inference_api.core.rows import UserRow
 from inference_api.core.served_model import ServedModel
+from inference_api.loading.hardware import available_memory_bytes
+
+LOW_MEMORY_BYTES = 256 * 1024**2
+MEMORY_LOOKS_S = 0.5  # between two looks at how much is free
 
 
 class Residents(Protocol):
@@ -57,12 +62,18 @@ class FixedModels:
     has_started = True
 
     def __init__(
-        self, models: Iterable[LoadedModel], input_queue: InputQueue, batching: Batching
+        self,
+        models: Iterable[LoadedModel],
+        input_queue: InputQueue,
+        batching: Batching,
+        free_bytes: Callable[[], int | None] = available_memory_bytes,
     ) -> None:
         self.models = {model.name: model for model in models}
         self.served = {name: model.served for name, model in self.models.items()}
         self._input_queue = input_queue
         self._batching = batching
+        self._free_bytes = free_bytes
+        self._looks_at_s = -inf
 
     def start(self, now_s: float) -> None:
         """They are there."""
@@ -71,13 +82,23 @@ class FixedModels:
         """Nothing is being loaded."""
 
     def turn(self, now_s: float) -> None:
-        """Nothing changes."""
+        """Where memory runs out, half of what is remembered for later prompts is given up: pages
+        take it as they are written, and others may have taken it before."""
+        if now_s < self._looks_at_s:
+            return
+        self._looks_at_s = now_s + MEMORY_LOOKS_S
+        free_bytes = self._free_bytes()
+        if free_bytes is not None and free_bytes < LOW_MEMORY_BYTES:
+            for model in self.models.values():
+                pages = model.rows.pages
+                pages.trim(pages.num_held + pages.num_cached // 2)
 
     def to_start(self, now_s: float) -> Iterator[LoadedModel]:
         for name, model in self.models.items():
             waiting, num_busy = self._input_queue.waiting(name), len(model.rows)
             for _ in range(self._batching.num_admitted(waiting, num_busy, now_s)):
-                if not model.rows.has_free_row():
+                request = self._input_queue.peek(name)
+                if request is None or not model.rows.may_admit(request):
                     break
                 yield model
 

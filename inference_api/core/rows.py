@@ -3,6 +3,7 @@
 Decode thread only.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from inference_api.request import (
 from inference_api.runner import Draw, Drawn, RowStep
 
 Tokens = tuple[int, ...]
+SPARE_PAGES = 2  # pages left to each row that runs, so that nobody pauses at once
 
 
 class Draft(NamedTuple):
@@ -49,25 +51,30 @@ NO_DRAFT = Draft()
 
 @dataclass(slots=True)
 class UserRow:
-    """One request in its row. The prompt's last token is never prefilled: it starts decoding."""
+    """One request in its row. The last of its tokens is never prefilled: it starts decoding."""
 
     index: int
     request: GenerationRequest
     token_limit: int  # tokens this row may produce, bounded by max_tokens and the context
     admitted_at_s: float
     constraint: Constraint | None = None
-    num_cached: int = 0  # leading tokens of prompt and answer that the row's cache holds
-    reused_tokens: int = 0  # how many of them it held, or another row did, before any prefill
+    number: int = 0  # among all that were admitted: who came first goes first
+    num_cached: int = 0  # leading tokens of prompt and answer that the row's pages hold
+    room_tokens: int = 0  # positions that it is known to have pages for
+    reused_tokens: int = 0  # how many of the prompt's were there before any prefill
     switch: Switch | None = None  # what brought its model into memory
     generated: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first event
     pooled: PooledStates | None = None  # until the first event
     finish_reason: FinishReason | None = None
+    tokens: Tokens = field(init=False)  # to prefill: the prompt and, after a pause, the answer
+    _num_found: int = field(init=False, default=0)  # how many were there before any was prefilled
     _plain_draw: Draw = field(init=False)  # the same in every step
 
     def __post_init__(self) -> None:
         request = self.request
-        if request.pooling is not None:
+        self.tokens = request.prompt_tokens + tuple(self.generated)
+        if request.pooling is not None and not self.generated:
             self.pooled = PooledStates(request.pooling)
         self._plain_draw = Draw(request.sampling, request.prompt_tokens, self.generated)
 
@@ -75,35 +82,63 @@ class UserRow:
     def session_id(self) -> SessionId:
         return self.request.output.session_id
 
+    def resumed(self, index: int) -> "UserRow":
+        """The same request in another row, after a pause: it goes on where it was."""
+        return UserRow(
+            index,
+            self.request,
+            self.token_limit,
+            self.admitted_at_s,
+            self.constraint,
+            self.number,
+            reused_tokens=self.reused_tokens,
+            switch=self.switch,
+            generated=self.generated,
+        )
+
     @property
     def is_prefilled(self) -> bool:
-        return self.num_cached >= len(self.request.prompt_tokens) - 1
+        return self.num_cached >= len(self.tokens) - 1
+
+    @property
+    def is_whole_needed(self) -> bool:
+        """Whether every token has to be prefilled, to be scored or pooled."""
+        return self.request.needs_whole_prompt and not self.generated
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything of the prompt had to be prefilled yet."""
-        return self.num_cached > self.reused_tokens
+        """Whether anything had to be prefilled yet."""
+        return self.num_cached > self._num_found
+
+    @property
+    def following(self) -> Sequence[int]:
+        """What was generated behind `tokens`."""
+        return self.generated[len(self.tokens) - len(self.request.prompt_tokens) :]
 
     def reuse(self, num_tokens: int) -> None:
-        """The first tokens of the prompt are in the row's cache already."""
-        self.num_cached = self.reused_tokens = num_tokens
+        """The first tokens are in the row's pages already."""
+        self.num_cached = self._num_found = num_tokens
+        if not self.generated:
+            self.reused_tokens = num_tokens
 
     def chunk_tokens(self, max_tokens: int) -> int:
-        """How many of the next `max_tokens` tokens are still of the prompt."""
-        return min(max_tokens, len(self.request.prompt_tokens) - 1 - self.num_cached)
+        """How many of the next `max_tokens` tokens are still to prefill."""
+        return min(max_tokens, len(self.tokens) - 1 - self.num_cached)
 
     def take_prompt(self, num_tokens: int) -> RowStep:
         """The next prompt tokens to prefill or, where that is asked for, to score: how likely was
         the token after each of them?"""
         start = self.num_cached
         self.num_cached += num_tokens
-        prompt = self.request.prompt_tokens
+        tokens = self.tokens
         draws: Sequence[Draw] = ()
-        if (num_logprobs := self.request.num_prompt_logprobs) is not None:
+        num_logprobs = self.request.num_prompt_logprobs
+        if num_logprobs is not None and self.is_whole_needed:
             sampling = replace(self.request.sampling, num_logprobs=num_logprobs)
-            following = prompt[start + 1 : self.num_cached + 1]
-            draws = [Draw(sampling, prompt, (), known_id=token) for token in following]
-        token_ids, wants_hidden = prompt[start : self.num_cached], self.request.pooling == "mean"
+            following = tokens[start + 1 : self.num_cached + 1]
+            draws = [Draw(sampling, tokens, (), known_id=token) for token in following]
+        wants_hidden = self.pooled is not None and self.request.pooling == "mean"
+        token_ids = tokens[start : self.num_cached]
         return RowStep(self.index, start, token_ids, draws, None, wants_hidden)
 
     def fitting(self, draft: Draft) -> Draft:
@@ -196,56 +231,97 @@ class UserRow:
 
 class RowTable:
     """`users[i]` is the request in row i, or None while the row is free; `pages` has what rows
-    remember, and what ended ones have left for prompts that begin alike."""
+    remember, and what ended ones have left for prompts that begin alike.
+
+    When there are no pages left, rows pause: who was admitted last leaves its row and its pages,
+    and comes back before anybody is admitted. Who was admitted first never pauses.
+    """
 
     def __init__(self, max_rows: int, pages: RowPages) -> None:
         self.users: list[UserRow | None] = [None] * max_rows
         self.pages = pages
+        self.paused: list[UserRow] = []  # who was admitted first comes first
+        self._num_pauses = 0  # since they were last taken
+        self._num_admitted = 0
         self._free = deque(range(max_rows))  # the longest free first
 
     def has_free_row(self) -> bool:
         return bool(self._free)
 
+    def may_admit(self, request: GenerationRequest) -> bool:
+        """Whether there is a row and pages for its prompt, with some for those who run to go on;
+        nobody passes those who paused."""
+        has_row = self.has_free_row() and not self.paused
+        return has_row and self._has_room(request, request.prompt_tokens, SPARE_PAGES * len(self))
+
     def assign(self, request: GenerationRequest, max_seq_len: int, now_s: float) -> UserRow:
         """Put a request into a free row; the caller has asked `has_free_row`."""
-        prompt = request.prompt_tokens
-        index = self.pages.best_row(self._free, request.cache_salt, prompt)
-        self._free.remove(index)
-        room = max_seq_len - len(prompt)
+        room = max_seq_len - len(request.prompt_tokens)
         constraint = None if request.grammar is None else request.grammar.start()
-        row = UserRow(index, request, min(request.max_tokens, room), now_s, constraint)
-        self.users[index] = row
-        self.reuse(row)
-        return row
+        token_limit, self._num_admitted = min(request.max_tokens, room), self._num_admitted + 1
+        index = self._best_row(request, request.prompt_tokens)
+        row = UserRow(index, request, token_limit, now_s, constraint, self._num_admitted)
+        return self._begin(row)
+
+    def resume(self) -> None:
+        """Have those who paused go on, as far as there are pages for all that they have said."""
+        while self._free and self.paused:
+            row, num_spare = self.paused[0], SPARE_PAGES * (len(self) + 2)
+            tokens = row.request.prompt_tokens + tuple(row.generated)
+            if not self._has_room(row.request, tokens, num_spare):
+                return
+            del self.paused[0]
+            self._begin(row.resumed(self._best_row(row.request, tokens)))
+
+    def make_room(self, row: UserRow, num_tokens: int) -> bool:
+        """Have pages for so many more tokens of a row. Others pause for it, last admitted first;
+        False when the row itself was the last, and paused."""
+        while not self.reserve(row, num_tokens):
+            last = max(self.busy(), key=lambda each: each.number)
+            self._pause(last)
+            if last is row:
+                return False
+        return True
+
+    def take_pauses(self) -> int:
+        """Returns how many rows have paused since the last call."""
+        num_pauses, self._num_pauses = self._num_pauses, 0
+        return num_pauses
 
     def reuse(self, row: UserRow) -> None:
         """Take over what is remembered of a prompt of which nothing was prefilled yet. By its turn
         there may be more than there was when it came."""
-        request, is_reused = row.request, not row.request.needs_whole_prompt
-        prompt, salt = request.prompt_tokens, request.cache_salt
-        row.reuse(self.pages.begin(row.index, salt, prompt, reuses=is_reused))
+        salt, is_reused = row.request.cache_salt, not row.is_whole_needed
+        row.reuse(self.pages.begin(row.index, salt, row.tokens, reuses=is_reused))
 
     def reserve(self, row: UserRow, num_tokens: int) -> bool:
         """Returns whether there are pages for so many more tokens of the row."""
-        return self.pages.reserve(row.index, row.num_cached + num_tokens)
+        end = row.num_cached + num_tokens
+        if end <= row.room_tokens:  # mostly, and asked for every row in every turn
+            return True
+        if not self.pages.reserve(row.index, end):
+            return False
+        row.room_tokens = -(-end // self.pages.page_tokens) * self.pages.page_tokens
+        return True
 
     def seal(self, row: UserRow) -> None:
         """What was planned for the row is written: others may have its whole pages."""
-        self.pages.seal(row.index, row.num_cached, row.generated)
+        self.pages.seal(row.index, row.num_cached, row.following)
 
     def free(self, row: UserRow) -> None:
-        assert self.users[row.index] is row, "a row is freed once, by the request that holds it"
-        self.users[row.index] = None
-        self._free.append(row.index)
-        self.pages.end(row.index, row.num_cached, row.generated)
+        """The row's request has ended, or paused and will not go on."""
+        if row in self.paused:
+            self.paused.remove(row)
+        else:
+            self._leave(row)
 
     def busy(self) -> list[UserRow]:
         return [user for user in self.users if user is not None]
 
     def prefilling(self) -> list[UserRow]:
-        """Busy rows with prompt tokens still to prefill, the longest waiting first."""
+        """Busy rows with tokens still to prefill, the longest waiting first."""
         rows = [user for user in self.users if user is not None and not user.is_prefilled]
-        return sorted(rows, key=lambda row: row.admitted_at_s)
+        return sorted(rows, key=lambda row: row.number)
 
     def decoding(self) -> list[UserRow]:
         return [user for user in self.users if user is not None and user.is_prefilled]
@@ -253,6 +329,31 @@ class RowTable:
     def __len__(self) -> int:
         """How many rows are busy."""
         return len(self.users) - len(self._free)
+
+    def _has_room(self, request: GenerationRequest, tokens: Tokens, num_spare: int) -> bool:
+        """Always while nobody runs: who is alone fits."""
+        return not len(self) or self.pages.can_begin(request.cache_salt, tokens, num_spare)
+
+    def _best_row(self, request: GenerationRequest, tokens: Tokens) -> int:
+        index = self.pages.best_row(self._free, request.cache_salt, tokens)
+        self._free.remove(index)
+        return index
+
+    def _begin(self, row: UserRow) -> UserRow:
+        self.users[row.index] = row
+        self.reuse(row)
+        return row
+
+    def _pause(self, row: UserRow) -> None:
+        self._leave(row)
+        insort(self.paused, row, key=lambda each: each.number)
+        self._num_pauses += 1
+
+    def _leave(self, row: UserRow) -> None:
+        assert self.users[row.index] is row, "a row is freed once, by the request that holds it"
+        self.users[row.index] = None
+        self._free.append(row.index)
+        self.pages.end(row.index, row.num_cached, row.following)
 
 
 def num_common(first: Sequence[int], second: Sequence[int]) -> int:

@@ -18,6 +18,7 @@ class StepTotals:
     """Sums over all steps since start: what they made and where their time went."""
 
     steps: int = 0
+    pauses: int = 0  # rows that had to leave their pages to others
     prefilled_tokens: int = 0
     reused_tokens: int = 0  # prompt tokens that needed no prefill
     generated_tokens: int = 0

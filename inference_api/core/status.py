@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.served_model import StepTotals
+from inference_api.core.state.row_pages import NO_PAGES, PageCounts
 
 
 class Phase(StrEnum):
@@ -24,6 +25,8 @@ class ModelSnapshot:
     """State of one model's rows at the end of the last step."""
 
     busy_rows: int = 0
+    paused: int = 0  # requests that wait for pages to go on with
+    pages: PageCounts = NO_PAGES  # none while the model is not in memory
     totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
 
@@ -39,6 +42,17 @@ class Snapshot:
     def busy_rows(self) -> int:
         """Busy rows of all models together."""
         return sum(each.busy_rows for each in self.models.values())
+
+    @property
+    def paused(self) -> int:
+        """Paused requests of all models together."""
+        return sum(each.paused for each in self.models.values())
+
+    @property
+    def pages(self) -> PageCounts:
+        """Pages of all models together; their sizes differ."""
+        held, cached, free = zip(*(each.pages for each in self.models.values()), strict=True)
+        return PageCounts(sum(held), sum(cached), sum(free))
 
     @property
     def totals(self) -> StepTotals:

@@ -17,7 +17,7 @@ from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
 from inference_api.loading import checkpoint, hardware
-from inference_api.loading.config import ModelConfig, num_pages
+from inference_api.loading.config import PAGE_TOKENS, ModelConfig, num_pages
 from inference_api.loading.layout import num_parameters
 from inference_api.loading.memory import Footprint
 from inference_api.loading.options import EngineOptions
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 # Threads that share small matrices mostly wait for each other: with 3.5M parameters and 32 rows
 # on two cores that have other work too, a step takes 12 ms on one thread and 70-82 ms on two.
 MIN_PARAMETERS_TO_SHARE = 30_000_000
+MIB = 1024**2
 
 
 class KernelRunner(LocalRunner):
@@ -53,6 +54,7 @@ class KernelRunner(LocalRunner):
 
         Raises StartupError when the model is not supported, or there are no kernels.
         """
+        self._packed = packed
         super().__init__(model_dir, replace(options, device="cpu"))
         faults = checkpoint.cpu_faults(self._config)
         if faults:
@@ -60,10 +62,41 @@ class KernelRunner(LocalRunner):
         self.bits = checkpoint.weight_bits(self._options)
         self._threads = _num_threads(self._config)
         self._packing = Packing(_made(kernels_of, self._threads), self.bits)
-        self._packed = packed
+        self._most_pages = None if packed is not None else self._pages_that_fit()
+        self.max_seq_len = min(self.max_seq_len, self.footprint.num_pages * PAGE_TOKENS)
 
-    def _footprint_of(self, config: ModelConfig, is_packed_file: bool = False) -> Footprint:
-        return super()._footprint_of(config, self._packed is not None)
+    def _context(self, config: ModelConfig, asked: int | None) -> int:
+        is_shared = self._packed is None  # a bundle's rows borrow memory one by one
+        return asked or (config.own_context if is_shared else config.context(None))
+
+    def _footprint_of(
+        self, config: ModelConfig, is_packed_file: bool = False, most_pages: int | None = None
+    ) -> Footprint:
+        return super()._footprint_of(config, self._packed is not None, self._most_pages)
+
+    def _pages_that_fit(self) -> int | None:
+        """How many pages KV_CACHE_MEMORY has room for; None where free memory is not known. Raises
+        StartupError where they are too few to serve with."""
+        needed = super()._footprint_of(self._config)
+        least = needed.least_pages
+        budget_bytes = self._options.kv_cache_bytes
+        if budget_bytes is None:
+            free_bytes = self.free_bytes()
+            if free_bytes is None:
+                return None
+            half_bytes = (free_bytes - needed.weights_bytes) // 2
+            return max(least, half_bytes // self._options.num_runners // needed.page_bytes)
+        count = budget_bytes // needed.page_bytes
+        if count < least:
+            raise StartupError([_too_few_pages(budget_bytes, least * needed.page_bytes)])
+        return count
+
+    def share_pages(self, count: int) -> None:
+        """Have as many pages as the first of several processes, before `load`."""
+        self._most_pages = count
+        for name in ("footprint", "layout", "facts"):
+            vars(self).pop(name, None)
+        self.max_seq_len = min(self.max_seq_len, count * PAGE_TOKENS)
 
     @cached_property
     def facts(self) -> RunnerFacts:
@@ -79,7 +112,7 @@ class KernelRunner(LocalRunner):
         """What processes that share a model's layers must agree on, as an int64."""
         options = self._options
         whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
-        cache = (self.max_rows, self.max_seq_len, options.kv_cache_dtype)
+        cache = (self.max_rows, options.max_seq_len, options.kv_cache_dtype)
         what = (whole, options.dtype, self.bits, cache, LAYOUT_VERSION)
         return int.from_bytes(sha256(repr(what).encode()).digest()[:8], "big", signed=True)
 
@@ -136,6 +169,14 @@ class KernelRunner(LocalRunner):
         logits, hidden = self.decoder.forward(rows)
         drawn = sample(logits, draws, positions, self._packing.kernels) if draws else []
         return drawn, hidden
+
+
+def _too_few_pages(budget_bytes: int, least_bytes: int) -> str:
+    return (
+        f"KV_CACHE_MEMORY: {budget_bytes / MIB:.1f} MiB are too few to serve with, at least "
+        f"{least_bytes / MIB:.1f} MiB are needed; raise KV_CACHE_MEMORY, free memory, or lower "
+        "USER_ROWS."
+    )
 
 
 def _num_threads(config: ModelConfig) -> int:

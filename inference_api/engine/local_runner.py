@@ -80,23 +80,31 @@ class LocalRunner(ModelRunner):
         if faults:
             raise StartupError(faults)
         _log_losses(model_dir.name, whole, asked, settled, tensors)
+        context = self._context(config, asked.max_seq_len)
+        settled = replace(settled, max_seq_len=context)
         self._options = settled.on(asked.device, checkpoint.keeps_bfloat16(whole, tensors))
         self._heads = find_heads(model_dir, asked.medusa_heads) if asked.has_medusa else None
         self.device = asked.device
         self.max_rows = asked.max_rows
-        self.max_seq_len = config.context(asked.max_seq_len)
+        self.max_seq_len = context
         self.vocab_size = config.vocab_size
         self.hidden_size = config.hidden_size
         self.eos_token_ids = config.eos_token_ids
         self.has_medusa_heads = self._heads is not None
+
+    def _context(self, config: ModelConfig, asked: int | None) -> int:
+        """Returns the tokens of a row where MAX_SEQ_LEN is `asked`."""
+        return config.context(asked)
 
     @cached_property
     def footprint(self) -> Footprint:
         """Returns the model's share of the device's memory."""
         return self._footprint_of(self._config)
 
-    def _footprint_of(self, config: ModelConfig, is_packed_file: bool = False) -> Footprint:
-        footprint = Footprint.of(config, self._options, self.bits, is_packed_file)
+    def _footprint_of(
+        self, config: ModelConfig, is_packed_file: bool = False, most_pages: int | None = None
+    ) -> Footprint:
+        footprint = Footprint.of(config, self._options, self.bits, is_packed_file, most_pages)
         if self._heads is None:
             return footprint
         weights_bytes = footprint.weights_bytes + heads_bytes(self._heads)

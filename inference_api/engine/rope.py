@@ -7,35 +7,63 @@ float64, and what comes of it rounded once.
 
 import math
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.loading.config import ModelConfig, RopeConfig
+from inference_api.loading.packing.pages import anonymous
 
 Turns = tuple[NDArray[np.float32], NDArray[np.float32]]  # cosines and sines [n, rotary_dim]
 Float64s = NDArray[np.float64]
+BLOCK_TOKENS = 4096  # positions whose turns are made together
 
 
-def rope_turns(config: ModelConfig, max_seq_len: int) -> Sequence[Turns | None]:
-    """Each layer's turns for every position of a context; layers that turn alike have the same
-    arrays, and those that turn nothing None."""
+class RopeTurns:
+    """The turns of a model's layers, made in blocks of positions as they are reached: a context may
+    be far longer than any text. Decode thread only."""
 
-    @cache
-    def turns(rope: RopeConfig) -> Turns:
-        return _turns(rope, config.rotary_dim, max_seq_len)
+    def __init__(self, config: ModelConfig, max_seq_len: int) -> None:
+        self._max_seq_len = max_seq_len
+        self._num_made = 0
+        self._tables = {
+            rope: _Table(rope, config.rotary_dim, max_seq_len)
+            for rope in config.ropes
+            if rope is not None
+        }
+        self.layers: Sequence[Turns | None] = [
+            None if rope is None else self._tables[rope].turns for rope in config.ropes
+        ]
+        """Each layer's, for every position; layers that turn alike have the same arrays, and those
+        that turn nothing None."""
 
-    return [None if rope is None else turns(rope) for rope in config.ropes]
+    def reach(self, num_positions: int) -> None:
+        """Have the turns of so many positions."""
+        if num_positions > self._num_made:
+            end = min(-(-num_positions // BLOCK_TOKENS) * BLOCK_TOKENS, self._max_seq_len)
+            for table in self._tables.values():
+                table.fill(self._num_made, end)
+            self._num_made = end
 
 
-def _turns(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Turns:
-    angles = np.outer(np.arange(max_seq_len), frequencies(config, rotary_dim, max_seq_len))
-    magnitude = np.float32(config.magnitude)  # as GGUF files have it
-    cosines = (np.cos(angles) * magnitude).astype(np.float32)
-    sines = (np.sin(angles) * magnitude).astype(np.float32)
-    # Half of every turned pair is subtracted: the sign lives in the table.
-    return np.hstack((cosines, cosines)), np.hstack((-sines, sines))
+class _Table:
+    """Turns for every position, in memory that is taken as it is written."""
+
+    def __init__(self, config: RopeConfig, rotary_dim: int, max_seq_len: int) -> None:
+        shape = (2, max_seq_len, rotary_dim)
+        memory = anonymous(4 * 2 * max_seq_len * rotary_dim)
+        cosines, sines = np.frombuffer(memory, np.float32).reshape(shape)
+        self.turns: Turns = cosines, sines
+        self._frequencies = frequencies(config, rotary_dim, max_seq_len)
+        self._magnitude = np.float32(config.magnitude)  # as GGUF files have it
+
+    def fill(self, begin: int, end: int) -> None:
+        angles = np.outer(np.arange(begin, end), self._frequencies)
+        cosines = (np.cos(angles) * self._magnitude).astype(np.float32)
+        sines = (np.sin(angles) * self._magnitude).astype(np.float32)
+        # Half of every turned pair is subtracted: the sign lives in the table.
+        self.turns[0][begin:end] = np.hstack((cosines, cosines))
+        self.turns[1][begin:end] = np.hstack((-sines, sines))
 
 
 def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Float64s:

@@ -127,7 +127,11 @@ def _examined(model: str, options: EngineOptions) -> Examined:
 def footprint_on_cpu(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Footprint:
     """What the model takes of the CPU's memory."""
     options = options.on("cpu", keeps_bfloat16(config, tensors))
-    return Footprint.of(options.part_of(config), options, weight_bits(options))
+    whole = Footprint.of(options.part_of(config), options, weight_bits(options))
+    if options.kv_cache_bytes is None:
+        return replace(whole, num_pages=whole.least_pages)
+    asked = options.kv_cache_bytes // whole.page_bytes
+    return replace(whole, num_pages=min(asked, whole.num_pages))
 
 
 def locate(model: str, setting: str = "MODEL") -> Path:

@@ -206,8 +206,19 @@ class ModelConfig:
         return self.head_dim if self.latent is None else self.latent.value_dim
 
     def context(self, max_seq_len: int | None) -> int:
-        """Tokens a user row holds when MAX_SEQ_LEN is `max_seq_len`."""
+        """Tokens a user row holds when MAX_SEQ_LEN is `max_seq_len`, and its memory its own."""
         return max_seq_len or min(self.max_positions, DEFAULT_MAX_SEQ_LEN)
+
+    @property
+    def own_context(self) -> int:
+        """Returns the tokens that the model was made for. Longrope has other frequencies beyond its
+        original context, for short texts too: only who asks for more gets them."""
+        originals = [
+            rope.original_max_positions
+            for rope in self.ropes
+            if rope is not None and rope.kind == "longrope"
+        ]
+        return min([self.max_positions, *originals])
 
     def page_bytes(self, vector_bytes: int) -> int:
         """Size of a page, with keys and values of `vector_bytes` for each head."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype, cache_slot
-from inference_api.loading.config import SPARE_SLOTS, ModelConfig, num_pages
+from inference_api.loading.config import PAGE_TOKENS, SPARE_SLOTS, ModelConfig, num_pages
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.layout import PackedLayout
@@ -13,6 +13,7 @@ from inference_api.loading.packing.layout import PackedLayout
 STEP_TOKENS = 512  # tokens of a step that the kernels take at once; see `src/step.cpp`
 EXPERT_ROWS = 4096  # rows of experts that the kernels take at once; see `src/experts.cpp`
 FLOAT_BYTES = 4
+LEAST_TOKENS = 512  # fewer tokens of all rows together are no server
 GIB = 1024**3
 
 
@@ -33,8 +34,10 @@ class Footprint:
         options: EngineOptions,
         bits: Bits | None,
         is_packed_file: bool = False,
+        most_pages: int | None = None,
     ) -> Self:
-        """`options.dtype` is not auto. With `is_packed_file`, weights take what the file takes."""
+        """`options.dtype` is not auto. With `is_packed_file`, weights take what the file takes.
+        `most_pages` there are, if all rows do not need less."""
         max_rows, context = options.max_rows, config.context(options.max_seq_len)
         dtype_bytes = FLOAT_BITS[options.dtype] // 8
         if bits is not None:
@@ -47,7 +50,15 @@ class Footprint:
         weights_bytes = weight_bytes(config, dtype_bytes, bits)
         if is_packed_file and bits is not None:
             weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
-        return cls(weights_bytes, page_bytes, max_rows * num_pages(num_slots), max_rows, context)
+        count = max_rows * num_pages(num_slots)
+        if most_pages is not None:
+            count = min(count, most_pages)
+        return cls(weights_bytes, page_bytes, count, max_rows, context)
+
+    @property
+    def least_pages(self) -> int:
+        """Returns how many pages a server needs, whatever its rows would like to have."""
+        return min(self.num_pages, max(self.rows, num_pages(LEAST_TOKENS)))
 
     @property
     def cache_bytes(self) -> int:
@@ -97,28 +108,24 @@ def memory_faults(footprints: Mapping[str, Footprint], available_bytes: int | No
         return [_fault_of_one(footprint, available_bytes)]
     shares = [
         f"{name} {each.weights_bytes / GIB:.2f} GiB of weights and {each.cache_bytes / GIB:.2f} "
-        f"GiB of KV cache ({each.rows} rows x {each.context_tokens} tokens)"
+        f"GiB of KV cache ({each.num_pages * PAGE_TOKENS} tokens)"
         for name, each in footprints.items()
     ]
     return [
         f"Memory: {', '.join(shares)} take {needed_bytes / GIB:.2f} GiB together, but only "
         f"{available_bytes / GIB:.2f} GiB are free, {(needed_bytes - available_bytes) / GIB:.2f} "
-        "GiB too few; in MODELS lower user_rows or max_seq_len, set quantization to int8, or serve "
+        "GiB too few; in MODELS lower kv_cache_memory, set quantization to int8, or serve "
         "fewer models."
     ]
 
 
 def _fault_of_one(needed: Footprint, available_bytes: int) -> str:
-    rows, context = needed.rows, needed.context_tokens
     remedy = "choose a smaller model or, if not yet set, QUANTIZATION=int8 or DTYPE=bfloat16"
     if needed.weights_bytes < available_bytes:
-        share = (available_bytes - needed.weights_bytes) / needed.cache_bytes
-        remedy = (
-            f"lower USER_ROWS or MAX_SEQ_LEN (there is room for {int(rows * share)} rows of "
-            f"{context} tokens, or {rows} rows of {int(context * share)})"
-        )
+        remedy = "lower KV_CACHE_MEMORY; on CUDA or in a bundle USER_ROWS or MAX_SEQ_LEN"
+    room_tokens = needed.num_pages * PAGE_TOKENS
     return (
         f"Memory: the weights take {needed.weights_bytes / GIB:.2f} GiB and the KV cache of "
-        f"USER_ROWS={rows} x MAX_SEQ_LEN={context} tokens {needed.cache_bytes / GIB:.2f} GiB, but "
-        f"only {available_bytes / GIB:.2f} GiB are free; {remedy}."
+        f"{room_tokens} tokens {needed.cache_bytes / GIB:.2f} GiB, but only "
+        f"{available_bytes / GIB:.2f} GiB are free; {remedy}."
     )

@@ -17,11 +17,15 @@ class EngineOptions:
     """auto, float32 or bfloat16."""
     max_rows: int
     max_seq_len: int | None = None
-    """None: the model's context, at most 2048."""
+    """None: the model's context; at most 2048 where each row has memory of its own."""
     quantization: str = "none"
     """auto, none, int8 or int4."""
     kv_cache_dtype: str = "auto"
     """auto, float32, float16 or int8; used by the kernels."""
+    kv_cache_bytes: int | None = None
+    """The most that pages take, used by the kernels; None: half of what is free beside weights."""
+    num_runners: int = 1
+    """How many share what is free."""
     has_medusa: bool = False
     medusa_heads: str | None = None
     """The folder of the Medusa heads; None: the model's own."""
@@ -37,6 +41,7 @@ class EngineOptions:
             max_seq_len=settings.max_seq_len,
             quantization=settings.quantization,
             kv_cache_dtype=settings.kv_cache_dtype,
+            kv_cache_bytes=settings.kv_cache_bytes,
             has_medusa=settings.speculation in ("auto", "medusa"),
             medusa_heads=settings.medusa_heads,
         )

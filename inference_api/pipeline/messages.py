@@ -20,7 +20,7 @@ PLACED_PAGES = MAX_NUMBERS - 2  # the most in one message
 
 
 class Kind(IntEnum):
-    LOAD = 1  # a model's fingerprint, then the split
+    LOAD = 1  # a model's fingerprint, how many pages, then the split
     STEP = 2  # see `step_numbers`; with the residual, and back at rank 0 with what it asked for
     KEEP = 3  # row, start, accepted tokens
     COPY_PAGE = 4  # source page, target page

@@ -1,5 +1,6 @@
 """The one model of a server that is over several ranks."""
 
+from dataclasses import replace
 from functools import partial
 
 from inference_api.core.decode_backend import DecodeBackend
@@ -35,7 +36,8 @@ def load_split_model(settings: Settings) -> LoadedModel:
     runner = PipelineRunner(make_runner, split, join)
     drafter = None
     if model.used_draft_model is not None:
-        drafter = make_drafter(model, folder, runner.max_seq_len, kernels_of)
+        of_drafter = replace(options, max_seq_len=runner.max_seq_len)
+        drafter = make_drafter(model, folder, of_drafter, kernels_of)
     served = describe_model(model, folder, runner, drafter, ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S))
     runner.load()
     if drafter is not None:

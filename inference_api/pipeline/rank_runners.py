@@ -1,6 +1,7 @@
 """Makes a rank's runner for a range of layers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,9 +19,10 @@ def part_runners(
     local_ranks: int,
     kernels_of: Callable[[int], Kernels] | None = None,
 ) -> MakeRunner:
-    """`local_ranks` share this machine's cores. `kernels_of`: see `KernelRunner`."""
+    """`local_ranks` share this machine's cores and memory. `kernels_of`: see `KernelRunner`."""
     shared = kernels_of or kernels_of_ranks(local_ranks)
-    return lambda layers: KernelRunner(model_dir, options.with_layers(layers), shared)
+    own = replace(options, num_runners=local_ranks)
+    return lambda layers: KernelRunner(model_dir, own.with_layers(layers), shared)
 
 
 def kernels_of_ranks(local_ranks: int) -> Callable[[int], Kernels]:

@@ -77,7 +77,7 @@ class RankWorker:
 
     def _load(self, numbers: Sequence[int]) -> None:
         """Raises StartupError where the layers do not fit, or are another model's than rank 0's."""
-        agreement, *split = numbers
+        agreement, pages, *split = numbers
         if self._runner is not None:
             self._runner.unload()
         if len(split) != self._ring.num_ranks:
@@ -91,6 +91,7 @@ class RankWorker:
                     "USER_ROWS and MAX_SEQ_LEN, and the same version of Hearth."
                 ]
             )
+        self._runner.share_pages(pages)
         self._runner.load()
         logger.info("rank %d has its layers of %s", self._ring.rank, "-".join(map(str, split)))
 

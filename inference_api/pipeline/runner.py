@@ -82,7 +82,9 @@ class PipelineRunner:
         if split == self.split:
             return
         self._own.unload()
+        pages = self.layout.num_pages
         self._own = self._make_runner(layers_of(split, 0))
+        self._own.share_pages(pages)
         self.split = split
         # Draft sources keep the first heads: they do not depend on the split.
         self._load(self._joined)
@@ -170,7 +172,8 @@ class PipelineRunner:
 
     def _load(self, ring: Ring) -> None:
         """All ranks at the same time."""
-        ring.tell(Message(Kind.LOAD, (self._own.agreement, *self.split)))
+        pages = self._own.layout.num_pages
+        ring.tell(Message(Kind.LOAD, (self._own.agreement, pages, *self.split)))
         self._own.load()
         assert isinstance(self._own.decoder, KernelDecoder)
         self._own.decoder = RingDecoder(self._own.decoder, ring, self.max_rows, self.hidden_size)

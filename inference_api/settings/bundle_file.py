@@ -4,7 +4,6 @@
 Whether its experts can be served here is decided by `engine.loading.bundle_check`.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -23,24 +22,13 @@ from common.faults import shown
 from common.key_files import Keys, KeysFaulty, float_of, parse_keys
 from inference_api.errors import StartupError
 from inference_api.settings.model import Speculation, readable
+from inference_api.settings.sizes import Size
 
 MAX_FILE_BYTES = 256 * 1024
 MAX_EXPERTS = 32
 MAX_EXAMPLES = 256  # examples of one expert
 ROUTED = "auto"  # the model of requests that leave the choice to the router
-UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(KiB|MiB|GiB|TiB)")
-
 Quantisation = Literal["none", "auto", "int8", "int4"]
-
-
-def _bytes_of(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    size = SIZE.fullmatch(value)
-    if size is None:
-        raise ValueError("is not a size; give bytes, or a number of KiB, MiB, GiB or TiB: 2GiB")
-    return int(float(size[1]) * UNIT_BYTES[size[2]])
 
 
 def _can_be_asked_for(name: str) -> str:
@@ -51,7 +39,6 @@ def _can_be_asked_for(name: str) -> str:
     return name
 
 
-Size = Annotated[int, BeforeValidator(_bytes_of), Field(ge=2**10, le=2**50)]
 Seconds = Annotated[float, BeforeValidator(float_of), Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=256), AfterValidator(readable)]
 Source = Annotated[str, Field(max_length=4096), AfterValidator(readable)]

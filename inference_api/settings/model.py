@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from inference_api.settings.sizes import Size
 from inference_api.shipped_files import SHIPPED
 
 EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
@@ -70,6 +71,13 @@ class ModelSettings(BaseModel):
             "float32; int8 is half of float16."
         ),
     )
+    kv_cache_memory: Literal["auto"] | Size = Field(
+        "auto",
+        description=(
+            "What all rows of a model remember may take so much memory, on the CPU: 8GiB; auto: "
+            "half of what is free beside the weights, or what all rows need."
+        ),
+    )
     generation_config: Literal["auto", "none"] = Field(
         "auto",
         description=(
@@ -82,7 +90,10 @@ class ModelSettings(BaseModel):
         None,
         ge=16,
         le=1_048_576,
-        description="Context of a row in tokens; default: the model's own, at most 2048.",
+        description=(
+            "Context of a row in tokens; default: the model's own, on CUDA and in a bundle at most "
+            "2048."
+        ),
     )
     speculation: Speculation = Field(
         "off",
@@ -111,6 +122,11 @@ class ModelSettings(BaseModel):
         """The name in requests, answers and metrics."""
         file_name = self.model.rstrip("/").rsplit("/", 1)[-1]
         return self.model_name or file_name.removesuffix(".gguf") or file_name
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """None: auto."""
+        return None if self.kv_cache_memory == "auto" else self.kv_cache_memory
 
     @property
     def used_draft_model(self) -> str | None:

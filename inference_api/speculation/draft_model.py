@@ -31,7 +31,7 @@ class ModelDrafts:
     def __init__(self, runner: ModelRunner, max_tokens: int, vocab_size: int) -> None:
         """`runner` is loaded and has as many rows as the model that it drafts for, whose vocabulary
         has `vocab_size` tokens. Rows beyond the runner's context get no draft."""
-        place_own_pages(runner)
+        self._context_tokens = place_own_pages(runner)
         self._runner = runner
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
@@ -77,7 +77,7 @@ class ModelDrafts:
 
     def _room(self, row: UserRow) -> int:
         """How many tokens may be guessed, of which the last one is not written to the cache."""
-        own_room = self._runner.max_seq_len - _num_tokens(row) + 1
+        own_room = self._context_tokens - _num_tokens(row) + 1
         return min(self._max_tokens, row.token_limit - len(row.generated) - 1, own_room)
 
     def _cache_of(self, row: UserRow) -> "_RowCache":

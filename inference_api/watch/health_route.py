@@ -27,7 +27,14 @@ class Readiness(BaseModel):
     user_rows: int
     busy_rows: int
     queued: int
+    paused: int
+    """Requests among those queued that had begun, and wait for pages to go on."""
     sessions: int
+    context_tokens: int | None
+    """How many tokens a row of the default model holds, once it is known."""
+    pages: int
+    cached_pages: int
+    free_pages: int
     totals: StepTotals
 
 
@@ -68,12 +75,18 @@ def create_blueprint(
     )
     def ready() -> tuple[Response, int]:
         snapshot, phase = backend.snapshot, backend.phase
+        served = backend.served.get(settings.default_model.name)
         state = Readiness(
             status=phase,
             model=settings.default_model.name,
             user_rows=backend.max_users,
             busy_rows=snapshot.busy_rows,
-            queued=len(input_queue),
+            queued=len(input_queue) + snapshot.paused,
+            paused=snapshot.paused,
+            context_tokens=None if served is None else served.max_seq_len,
+            pages=snapshot.pages.total,
+            cached_pages=snapshot.pages.cached,
+            free_pages=snapshot.pages.free,
             sessions=len(output_queues),
             totals=snapshot.totals,
         )

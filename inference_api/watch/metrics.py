@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import EndedGeneration, Observer
+from inference_api.core.state.row_pages import NO_PAGES, PageCounts
 from inference_api.core.step_times import BUCKETS_S, StepTimes
 
 MODEL = "model_name"
@@ -48,12 +49,13 @@ class ServerState:
     generated_tokens: int
     model_s: float
     loop_s: float
+    pauses: int = 0
     drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     depths: DraftDepths = field(default_factory=DraftDepths)
     step_times: StepTimes = field(default_factory=StepTimes)
-    kv_cache_usage: float = 0.0
+    pages: PageCounts = NO_PAGES
 
 
 StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # name -> help text and value
@@ -61,15 +63,24 @@ StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # name -> 
 GAUGES: StateMetrics = {
     "inference_rows_busy": ("User rows that run a request.", lambda state: state.busy_rows),
     "inference_rows": ("User rows.", lambda state: state.user_rows),
-    "inference_queue_depth": ("Requests waiting for a row.", lambda state: state.queued),
+    "inference_queue_depth": (
+        "Requests waiting for a row, or paused.",
+        lambda state: state.queued,
+    ),
+    "inference_pages_held": ("Pages that rows hold.", lambda state: state.pages.held),
+    "inference_pages_cached": (
+        "Pages that no row holds, kept for prompts that begin alike.",
+        lambda state: state.pages.cached,
+    ),
+    "inference_pages_free": ("Pages that hold nothing.", lambda state: state.pages.free),
     "inference_sessions": ("Sessions with an open stream.", lambda state: state.sessions),
 }
 VLLM_GAUGES: StateMetrics = {
     "vllm:num_requests_running": GAUGES["inference_rows_busy"],
     "vllm:num_requests_waiting": GAUGES["inference_queue_depth"],
     "vllm:kv_cache_usage_perc": (
-        "Tokens that busy rows hold in the KV cache, of those it has room for; 0 to 1.",
-        lambda state: state.kv_cache_usage,
+        "Pages that rows hold, of all; 0 to 1.",
+        lambda state: state.pages.held / max(state.pages.total, 1),
     ),
 }
 COUNTERS: StateMetrics = {
@@ -79,12 +90,16 @@ COUNTERS: StateMetrics = {
         lambda state: state.prefilled_tokens,
     ),
     "inference_reused_tokens": (
-        "Prompt tokens taken from a row's cache instead of prefilled.",
+        "Prompt tokens that were remembered instead of prefilled.",
         lambda state: state.reused_tokens,
     ),
     "inference_generated_tokens": ("Tokens decoded.", lambda state: state.generated_tokens),
     "inference_model_seconds": ("Time inside the model.", lambda state: state.model_s),
     "inference_loop_seconds": ("Time of steps outside the model.", lambda state: state.loop_s),
+    "inference_pauses": (
+        "Requests that left their row to others because there were too few pages.",
+        lambda state: state.pauses,
+    ),
     "inference_drafts": ("Drafts verified.", lambda state: state.drafts),
     "inference_drafted_tokens": ("Tokens drafted.", lambda state: state.drafted_tokens),
     "inference_accepted_tokens": (
@@ -93,6 +108,12 @@ COUNTERS: StateMetrics = {
     ),
 }
 VLLM_COUNTERS: StateMetrics = {
+    "vllm:num_preemptions": COUNTERS["inference_pauses"],
+    "vllm:prefix_cache_queries": (
+        "Prompt tokens that were looked for.",
+        lambda state: state.prefilled_tokens + state.reused_tokens,
+    ),
+    "vllm:prefix_cache_hits": COUNTERS["inference_reused_tokens"],
     "vllm:spec_decode_num_drafts": COUNTERS["inference_drafts"],
     "vllm:spec_decode_num_draft_tokens": COUNTERS["inference_drafted_tokens"],
     "vllm:spec_decode_num_accepted_tokens": COUNTERS["inference_accepted_tokens"],

@@ -183,9 +183,10 @@ def test_models_that_do_not_fit_together_are_refused_before_any_is_loaded(
     max_seq_len = int(0.6 * available_bytes / (256 * token_bytes))
     models = json.dumps([{"model": str(folder), "model_name": name} for name in "ab"])
     fields: dict[str, Any] = {"MODELS": models, "USER_ROWS": 256, "MAX_SEQ_LEN": max_seq_len}
+    fields["KV_CACHE_MEMORY"] = f"{available_bytes * 6 // 10 // 2**20}MiB"
     with served(tmp_path / "log", start_timeout_s=None, **fields) as api:
         assert api.process.wait(60) != 0
     assert "Memory: a 0." in api.log
     assert ", b 0." in api.log
-    assert "in MODELS lower user_rows or max_seq_len" in api.log
+    assert "in MODELS lower kv_cache_memory" in api.log
     assert "loaded" not in api.log

@@ -5,7 +5,7 @@ Decode thread only, but for the three counts of pages.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from inference_api.core.state.pool import PagePool
 from inference_api.core.state.prefixes import (
@@ -21,6 +21,21 @@ from inference_api.runner import PageLayout, RowMemory
 Reuse: TypeAlias = Literal["all", "prompts", "nothing"]
 """What later requests find: prompts and answers, to the token; whole pages of prompts, where a
 runner is not batch invariant and computed only these alike; or nothing."""
+
+
+class PageCounts(NamedTuple):
+    """Pages that rows hold; that no row holds, kept for prompts that begin alike; and others."""
+
+    held: int = 0
+    cached: int = 0
+    free: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+NO_PAGES = PageCounts()
 
 
 @dataclass(slots=True)
@@ -47,11 +62,20 @@ class RowPages:
     """
 
     def __init__(
-        self, memory: RowMemory, layout: PageLayout, max_rows: int, reuse: Reuse = "all"
+        self,
+        memory: RowMemory,
+        layout: PageLayout,
+        max_rows: int,
+        reuse: Reuse = "all",
+        max_seq_len: int | None = None,
     ) -> None:
+        """`max_seq_len`: the most tokens of a row; default: as many as there are pages for."""
         self.page_tokens = layout.page_tokens
         self._memory = memory
         self._max_row_pages = layout.num_pages // (max_rows if layout.is_bound else 1)
+        if max_seq_len is not None:
+            self._max_row_pages = min(self._max_row_pages, -(-max_seq_len // self.page_tokens))
+        self._is_ample = layout.num_pages >= max_rows * self._max_row_pages
         self._reuse = reuse
         self._pool = PagePool(layout.num_pages)
         self._tree = PrefixTree(self._pool, layout.page_tokens)
@@ -70,9 +94,23 @@ class RowPages:
     def num_held(self) -> int:
         return self._pool.num_pages - self._pool.num_free - self._pool.num_cached
 
+    @property
+    def counts(self) -> PageCounts:
+        free, cached = self.num_free, self.num_cached  # each read once: rows move on meanwhile
+        return PageCounts(self._pool.num_pages - free - cached, cached, free)
+
     def can_reserve(self, num_pages: int) -> bool:
         """Returns whether so many more pages can be had, free or cached."""
         return num_pages <= self._pool.num_free + self._pool.num_cached
+
+    def can_begin(self, root: Hashable, tokens: Sequence[int], num_spare: int) -> bool:
+        """Returns whether there are pages for all of these tokens that no row has, and so many to
+        spare; always, where all rows have pages for all that they may hold."""
+        needed = -(-len(tokens) // self.page_tokens) + num_spare
+        if self._is_ample or self.can_reserve(needed):
+            return True
+        held = [node for node in self._match(root, encode(tokens)).nodes if node.num_rows]
+        return self.can_reserve(needed - len(held))
 
     def best_row(self, free_rows: Sequence[int], root: Hashable, prompt: Sequence[int]) -> int:
         """Returns the one of `free_rows`, the longest free first, where `prompt` best begins."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from inference_api.engine.paged_cache import PagedCache
-from inference_api.engine.rope import rope_turns
+from inference_api.engine.rope import RopeTurns
 from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.library import CACHE_TYPES, StepStates, StepTokens
@@ -46,7 +46,8 @@ class KernelDecoder:
         self._kernels = parameters.packing.kernels
         self._bits = parameters.packing.bits
         self._floats: list[Any] = []  # what the model points to, kept alive
-        turns = self._turns(max_seq_len)
+        self._rope = RopeTurns(config, max_seq_len)
+        turns = self._turns()
         layers = [
             self._layer(index, cache, parameters.qk_norm(config, index)) | turns[index]
             for index in range(config.num_layers)
@@ -65,6 +66,7 @@ class KernelDecoder:
     def layers(self, rows: Sequence[RowStep], before: Floats | None = None) -> Floats:
         """What these layers make of the residual [tokens, hidden size], which is the embedding's
         where `before` is None. Nothing is drawn."""
+        self._reach(rows)
         tokens = _flattened(rows)._replace(outputs=array("q"))
         after = np.empty((len(tokens.ids), self._config.hidden_size), np.float32)
         self._kernels.step(self._model, tokens, StepStates(before=before, after=after))
@@ -76,6 +78,7 @@ class KernelDecoder:
         return self._run(self._head, rows, before)
 
     def _run(self, model: Any, rows: Sequence[RowStep], before: Floats | None = None) -> Outputs:
+        self._reach(rows)
         tokens = _flattened(rows)
         num_outputs = len(tokens.outputs)
         if len(self._logits) < num_outputs:
@@ -95,9 +98,12 @@ class KernelDecoder:
             ],
         )
 
-    def _turns(self, max_seq_len: int) -> list[Fields]:
+    def _reach(self, rows: Sequence[RowStep]) -> None:
+        self._rope.reach(max(each.start + len(each.token_ids) for each in rows))
+
+    def _turns(self) -> list[Fields]:
         """Returns pointers to each layer's turns; none where nothing is turned."""
-        layers = rope_turns(self._config, max_seq_len)
+        layers = self._rope.layers
         pointers = {
             id(turns): {"cos": self._pointer(turns[0]), "sin": self._pointer(turns[1])}
             for turns in layers

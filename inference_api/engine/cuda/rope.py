@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from inference_api.engine.rope import rope_turns
+from inference_api.engine.rope import RopeTurns
 from inference_api.loading.config import ModelConfig
 
 TensorTurns = tuple[Tensor, Tensor]  # cosines and sines [n, 1, rotary_dim]
@@ -15,7 +15,9 @@ class Rope:
     def __init__(
         self, config: ModelConfig, max_seq_len: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        layers = rope_turns(config, max_seq_len)
+        of_all = RopeTurns(config, max_seq_len)
+        of_all.reach(max_seq_len)
+        layers = of_all.layers
         tables = {id(turns): turns for turns in layers if turns is not None}
         self._tables = {
             key: tuple(torch.from_numpy(each).unsqueeze(1).to(device, dtype) for each in turns)

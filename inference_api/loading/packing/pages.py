@@ -10,6 +10,9 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
+# Linux's MAP_NORESERVE, which Python 3.13 names: what is never written counts for nothing.
+NO_RESERVE = 0x4000
+ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
 SLICE_BYTES = 16 * 1024**2  # brought into memory between two pauses
 Pause = Callable[[], None]
 
@@ -20,7 +23,7 @@ def anonymous(num_bytes: int, advice: int | None = None) -> mmap.mmap:
     `advice`: of madvise(2), about huge pages; a kernel without any does not follow it.
     """
     with _memory_errors():
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, num_bytes, flags=ANONYMOUS)
     if advice is not None:
         with suppress(OSError):
             memory.madvise(advice)

@@ -171,3 +171,67 @@ def test_what_is_reused_is_what_was_written(
             each = row.take_step()
             write(row, each.start)
             row.accept([Drawn(token)], batch_size=1)
+
+
+def few_pages(num_pages: int) -> RowTable:
+    pages, _ = make_pages(num_pages, max_rows=4)
+    return RowTable(4, pages)
+
+
+def test_who_was_admitted_last_pauses_and_comes_back_with_what_was_said() -> None:
+    rows = few_pages(6)
+    first = run(rows, tuple(range(2 * PAGE_TOKENS)))
+    second = run(rows, tuple(range(500, 500 + 2 * PAGE_TOKENS)))
+    last = run(rows, tuple(range(700, 700 + 2 * PAGE_TOKENS)), answer=(1,))
+    assert rows.make_room(second, 2)  # its third page
+    assert (rows.paused, rows.take_pauses(), rows.take_pauses()) == ([last], 1, 0)
+    rows.resume()
+    assert rows.paused == [last]  # there is room for the others only
+    rows.free(first)
+    rows.free(second)
+    rows.resume()
+    (again,) = rows.busy()
+    assert rows.paused == []
+    assert again is not last
+    assert (again.request, again.number, again.generated) == (last.request, last.number, [1])
+    assert again.tokens == (*last.request.prompt_tokens, 1)
+    assert again.num_cached == PAGE_TOKENS  # the second of its pages was taken
+    assert again.chunk_tokens(100) == PAGE_TOKENS
+    assert again.reused_tokens == last.reused_tokens == 0
+
+
+def test_nobody_is_admitted_before_those_who_paused() -> None:
+    rows = few_pages(4)
+    first, last = (run(rows, tuple(range(at, at + 2 * PAGE_TOKENS))) for at in (0, 500))
+    newcomer = last.request
+    assert rows.make_room(first, 2)
+    assert rows.paused == [last]
+    rows.free(first)
+    assert not rows.may_admit(newcomer)
+    rows.free(last)  # it has left
+    assert rows.paused == []
+    assert rows.may_admit(newcomer)
+
+
+def test_the_last_pauses_itself_rather_than_an_earlier_one() -> None:
+    rows = few_pages(4)
+    first, last = (run(rows, tuple(range(at, at + 2 * PAGE_TOKENS))) for at in (0, 500))
+    assert not rows.make_room(last, 2)
+    assert (rows.busy(), rows.paused) == ([first], [last])
+
+
+@pytest.mark.parametrize(("num_pages", "is_admitted"), [(6, False), (7, True)])
+def test_two_pages_are_left_to_each_row_that_runs(num_pages: int, is_admitted: bool) -> None:
+    rows = few_pages(num_pages)
+    waiting = admit(rows, tuple(range(500, 500 + 2 * PAGE_TOKENS - 1)))
+    rows.free(waiting)
+    run(rows, tuple(range(3 * PAGE_TOKENS)))
+    assert rows.may_admit(waiting.request) == is_admitted
+
+
+def test_what_running_rows_hold_of_a_prompt_needs_no_other_pages() -> None:
+    rows = few_pages(7)
+    run(rows, tuple(range(4 * PAGE_TOKENS + 1)))
+    waiting = admit(rows, tuple(range(4 * PAGE_TOKENS + 1)))
+    rows.free(waiting)
+    assert rows.may_admit(waiting.request)

@@ -18,7 +18,10 @@ from inference_api.errors import StartupError
 from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable
 from inference_api.kernels.packing import MAX_HEAD_DIM
 from inference_api.loading import hardware
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.config import PAGE_TOKENS
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.folder import PackedFolder
 from inference_api.runner import RowStep, place_own_pages
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
@@ -48,12 +51,58 @@ def test_facts_of_the_model_are_known_before_it_is_loaded(folder: Path) -> None:
     assert facts.kernels == Kernels(1).variant
 
 
-def test_default_context_is_at_most_2048_tokens(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
+def test_default_context_is_the_models_own_and_of_rows_with_memory_of_their_own_2048(
+    folder: Path, tmp_path: Path
+) -> None:
+    make_long(folder)
     options = EngineOptions(device="cpu", max_rows=4)
-    assert KernelRunner(folder, options).max_seq_len == 2048
+    assert KernelRunner(folder, options).max_seq_len == 131_072
     assert KernelRunner(folder, replace(options, max_seq_len=4096)).max_seq_len == 4096
+    packed = PackedFolder(tmp_path / "packed", lambda: None)
+    assert KernelRunner(folder, options, packed=packed).max_seq_len == 2048
+    assert CudaRunner(folder, options).max_seq_len == 2048
+
+
+def make_long(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 131_072}))
+
+
+def test_default_context_of_longrope_is_the_first_one(tiny_model: Tiny) -> None:
+    folder, _ = tiny_model("phi3")
+    (first,) = {rope.original_max_positions for rope in load_config(folder).ropes if rope}
+    assert first < load_config(folder).max_positions
+    assert KernelRunner(folder, EngineOptions(max_rows=1)).max_seq_len == first
+
+
+def test_pages_are_as_many_as_there_is_memory_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_long(folder)
+    options = EngineOptions(max_rows=4)
+    page_bytes = KernelRunner(folder, options).layout.page_bytes
+    of_all_rows = 4 * 131_072 // PAGE_TOKENS
+    chosen = KernelRunner(folder, replace(options, kv_cache_bytes=100 * page_bytes))
+    assert (chosen.layout.num_pages, chosen.max_seq_len) == (100, 100 * PAGE_TOKENS)
+    assert chosen.facts.cache_bytes == 100 * page_bytes
+    weights_bytes = chosen.footprint.weights_bytes
+    free_bytes = weights_bytes + 1000 * page_bytes
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: free_bytes)
+    assert KernelRunner(folder, options).layout.num_pages == 500
+    shared = KernelRunner(folder, replace(options, num_runners=2))
+    assert shared.layout.num_pages == 250
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: None)
+    assert KernelRunner(folder, options).layout.num_pages == of_all_rows
+    with pytest.raises(StartupError, match=r"KV_CACHE_MEMORY: .* at least .* MiB are needed"):
+        KernelRunner(folder, replace(options, kv_cache_bytes=15 * page_bytes))
+
+
+def test_a_rank_has_as_many_pages_as_the_first(folder: Path) -> None:
+    runner = KernelRunner(folder, EngineOptions(max_rows=2, max_seq_len=96))
+    runner.share_pages(4)
+    assert (runner.layout.num_pages, runner.max_seq_len) == (4, 96)
+    runner.share_pages(2)
+    assert (runner.layout.num_pages, runner.max_seq_len) == (2, 64)
 
 
 def test_warm_up_runs_with_a_single_row_and_with_many(folder: Path) -> None:

@@ -36,9 +36,14 @@ def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
 
 
 def check(
-    model: Path | str, max_rows: int = 4, max_seq_len: int | None = None, dtype: str = "auto"
+    model: Path | str,
+    max_rows: int = 4,
+    max_seq_len: int | None = None,
+    kv_cache_bytes: int | None = None,
 ) -> list[str]:
-    options = EngineOptions(device="cpu", dtype=dtype, max_rows=max_rows, max_seq_len=max_seq_len)
+    options = EngineOptions(
+        device="cpu", max_rows=max_rows, max_seq_len=max_seq_len, kv_cache_bytes=kv_cache_bytes
+    )
     return check_one(model, options)
 
 
@@ -67,7 +72,7 @@ def test_memory_is_summed_over_all_models(
     tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = {name: tiny_model(name)[0] for name in ("llama", "qwen2")}
-    options = EngineOptions(device="cpu", max_rows=8)
+    options = EngineOptions(device="cpu", max_rows=8, kv_cache_bytes=2**30)
     asked = [checkpoint.Asked(name, str(folder), options) for name, folder in folders.items()]
     runners = {name: KernelRunner(folder, options) for name, folder in folders.items()}
     needed_bytes = sum(runner.footprint.total_bytes for runner in runners.values())
@@ -262,15 +267,20 @@ def test_context_longer_than_the_model_has(folder: Path) -> None:
 
 
 def test_too_little_memory_for_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are as many as fit, unless somebody says how many they have to be."""
     config = load_config(folder)
-    cache_bytes = 256 * num_pages(128) * config.page_bytes(4 * config.head_dim)
+    page_bytes = config.page_bytes(4 * config.head_dim)
+    cache_bytes = 256 * num_pages(128) * page_bytes
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: cache_bytes)
-    [fault] = check(folder, max_rows=256)
+    [fault] = check(folder, max_rows=256, kv_cache_bytes=cache_bytes)
     assert f"{cache_bytes / GIB:.2f} GiB are free" in fault
-    assert "USER_ROWS=256 x MAX_SEQ_LEN=128" in fault
-    assert "lower USER_ROWS or MAX_SEQ_LEN" in fault
-    assert check(folder, max_rows=200) == []
-    assert check(folder, max_rows=256, dtype="bfloat16") == []
+    assert "KV cache of 32768 tokens" in fault
+    assert "lower KV_CACHE_MEMORY" in fault
+    assert check(folder, max_rows=256, kv_cache_bytes=cache_bytes // 2) == []
+    assert check(folder, max_rows=256) == []
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: 256 * page_bytes)
+    [fault] = check(folder, max_rows=256)  # a page of each row, and no room for the weights
+    assert "KV cache of 8192 tokens" in fault
 
 
 def test_too_little_memory_for_the_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

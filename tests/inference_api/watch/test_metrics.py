@@ -106,10 +106,12 @@ def test_usage_of_the_cache_counts_pages_that_rows_hold() -> None:
     output = OutputQueue(SessionId("s"), "hearth-tiny")
     row = rows.assign(GenerationRequest(output, "hearth-tiny", (1,) * 40, 9), 64, now_s=0.0)
     assert rows.reserve(row, 32)
+    backend._publish(0.0)
     name = f"vllm:kv_cache_usage_perc{LABELS}"
     assert scrape(app.test_client())[name] == 1 / 4
     row.take_prompt(32)
     rows.free(row)  # the page stays for a prompt that goes on, until it is needed
+    backend._publish(0.0)
     assert scrape(app.test_client())[name] == 0.0
 
 

@@ -1,1 +1,0 @@
-"""Benches of what rows remember: agents that share a prompt, and long contexts."""
