@@ -203,10 +203,8 @@ class TendedReplicas:
     def _ask(self, placed: Sequence[Placed]) -> None:
         present = {each.name for each in placed}
         self._notes = {name: note for name, note in self._notes.items() if name in present}
-        running = [each for each in placed if each.url and each.ended is None]
-        answers = self._probes.ask(
-            {each.url: self._engine(each) for each in running if each.url is not None}
-        )
+        running = {e.url: self._engine(e) for e in placed if e.url and e.ended is None}
+        answers = self._probes.ask(running)
         for each in placed:
             if each.ended is not None or each.url is None:
                 self._note(each).take(Probed(ReplicaHealth.NOT_READY), self._clock())
@@ -241,9 +239,14 @@ class TendedReplicas:
             if not note.was_ready or self._may_end(replica, now_s - note.left_s):
                 self._machines.terminate(replica.name)
                 note.terminated_s = now_s
-        elif now_s - note.terminated_s > self._times.drain_s + GRACE_BEYOND_DRAIN_S:
+        elif now_s - note.terminated_s > self._ending_s(replica):
             log.warning("%s did not end by itself and is killed", replica.name)
             self._remove(replica.name)
+
+    def _ending_s(self, replica: Placed) -> float:
+        """How long it may take to end after SIGTERM."""
+        drain_s = self._times.drain_s if self._engine(replica).drains_itself else 0.0
+        return drain_s + GRACE_BEYOND_DRAIN_S
 
     def _may_end(self, replica: Placed, left_for_s: float) -> bool:
         """Whether SIGTERM cuts off nothing, or its time is over."""

@@ -12,7 +12,7 @@ import pytest
 from cluster.actuators import probes, tended
 from cluster.actuators.machines import Placed
 from cluster.actuators.probes import ReplicaProbes
-from cluster.actuators.tended import STEADY_S, TendedReplicas, Times
+from cluster.actuators.tended import GRACE_BEYOND_DRAIN_S, STEADY_S, TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.engines import ENGINES, HEARTH, Engine
 from cluster.errors import ActuatorUnusable, ConfigFaulty
@@ -315,6 +315,8 @@ def test_another_engine_gets_sigterm_when_its_time_is_over(
         assert machines.calls == []
         clock.now_s += 0.2
         eventually(lambda: machines.calls == ["terminate"])
+        clock.now_s += GRACE_BEYOND_DRAIN_S + 0.1
+        eventually(lambda: machines.calls == ["terminate", "remove"])
 
 
 def test_a_controller_that_is_started_again_cuts_off_no_stream_of_one_that_leaves(
