@@ -175,6 +175,8 @@ class ProxyApp:
         now_s = self._loop.time()
         has_more = self.crowd.sweep(now_s)
         self._visits.forwarder.sweep(now_s)
+        if len(self._sleepers):  # who wait for nothing but that it is listed
+            self._maintenance.request_run()
         self._sweeping = self._loop.call_later(SWEEP_ON_S if has_more else SWEEP_S, self._sweep)
 
     def _discover(self) -> None:

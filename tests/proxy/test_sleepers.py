@@ -93,6 +93,17 @@ def test_a_request_wakes_its_server_and_is_answered_by_its_first_replica(
         until(lambda: gauge(proxy, "hearth_proxy_awaiting_start") == 0, "nobody waits")
 
 
+def test_a_replica_is_found_at_once_while_a_request_waits_for_it(
+    tmp_path: Path, controller: Controller, replica: ScriptedUpstream
+) -> None:
+    """Long before it would have been looked for."""
+    seldom = {"HEALTH_INTERVAL": "30", "QUEUE_TIMEOUT": "25"}
+    with without_replicas(tmp_path, controller, **seldom) as proxy, proxy.begin(PATH) as client:
+        until(lambda: controller.num_woken, "it waits")
+        list_replicas(tmp_path, replica)
+        assert b"200 OK" in client.recv(1000)
+
+
 def test_who_leaves_waits_no_more(tmp_path: Path, controller: Controller) -> None:
     with without_replicas(tmp_path, controller) as proxy:
         proxy.begin(PATH).close()
