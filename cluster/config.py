@@ -191,7 +191,8 @@ class ClusterConfig(Keys):
             for name, each in self.servers.items()
         }
         resources = {name: each.resources for name, each in self.accelerators.items()}
-        return Recipes(settings, resources, self.engines(system))
+        models = {name: tuple(each.models) for name, each in self.servers.items() if each.models}
+        return Recipes(settings, resources, self.engines(system), models)
 
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:

@@ -44,11 +44,13 @@ class Recipe:
 @dataclass(frozen=True, slots=True)
 class Recipes:
     """The settings and the engine of each server's processes, which is Hearth where `engines` does
-    not name it; and the resources of a replica per accelerator."""
+    not name it; and the resources of a replica per accelerator. `models`: names in requests, of
+    servers whose replicas are not asked for them."""
 
     settings: Mapping[str, Mapping[str, str]]
     resources: Mapping[str, Mapping[str, float]]
     engines: Mapping[str, Engine] = field(default_factory=dict)
+    models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def engine(self, server: str) -> Engine:
         return self.engines.get(server, HEARTH)

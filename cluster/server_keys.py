@@ -60,7 +60,9 @@ class ServerKeys(Keys):
         default_factory=dict, max_length=200, description="Variables of its processes."
     )
     models: list[Name] = Field(
-        default_factory=list, max_length=100, description="As requests name them, to wake it."
+        default_factory=list,
+        max_length=100,
+        description="In requests; default: those it lists.",
     )
     idle_s: Seconds | None = Field(
         None, ge=1, le=604_800, description="Without requests for so long, it may go to 0."

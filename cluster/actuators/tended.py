@@ -217,13 +217,13 @@ class TendedReplicas:
         for each in placed:
             if self._state(each) is not ReplicaState.READY or each.url is None:
                 continue
-            note = self._note(each)
-            if len(self._recipes.settings) > 1 and not note.models:
+            models = self._recipes.models.get(each.group.server) or self._note(each).models
+            if len(self._recipes.settings) > 1 and not models:
                 log.warning("%s does not list its models; it gets no requests", each.name)
                 continue
             engine = self._engine(each)
             rows = None if engine.drains_itself else each.group.user_rows
-            listed[each.url] = Listed(note.models, engine.ready_path, rows)
+            listed[each.url] = Listed(models, engine.ready_path, rows)
         if self._upstreams.write(listed):
             log.info("%d replicas are ready", len(listed))
 

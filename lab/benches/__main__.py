@@ -10,11 +10,13 @@ HELP = {"-h", "--help"}
 PUBLISH = "--publish"
 
 MODULES = {
+    "agents": "state.agents",
     "answers": "engine.answers",
     "auto": "engine.auto",
     "bundle": "bundle.bench",
     "client": "serve.client",
     "constraints": "engine.constraints",
+    "context": "state.context",
     "costs": "engine.costs",
     "cuda": "engine.cuda",
     "draw": "engine.draw",

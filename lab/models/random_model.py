@@ -34,6 +34,7 @@ class Shape:
     head_dim: int | None = None  # None: the heads share `hidden`
     num_experts: int = 0  # of `ffn` each, in every layer; then it is a Qwen3-MoE
     experts_per_token: int = 0
+    context_tokens: int = CONTEXT_TOKENS
 
     @property
     def head_width(self) -> int:
@@ -87,7 +88,7 @@ def _config(shape: Shape) -> dict[str, object]:
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_width,
-        "max_position_embeddings": CONTEXT_TOKENS,
+        "max_position_embeddings": shape.context_tokens,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,

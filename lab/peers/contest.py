@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
-from lab.kit.completions import Request, complete
+from lab.kit.completions import Request, Stream, complete
 from lab.kit.servers import ROOT, environment, served
 from lab.peers.install import Recipe
 
@@ -27,7 +27,16 @@ MAX_REASON_CHARACTERS = 200
 ERROR = re.compile(r"[\w.]+(Error|Exception): ")  # the end of a traceback, where libraries say more
 
 Prompts = Sequence[Sequence[Sequence[int]]]  # [user][request][token]
-Run = Callable[[Prompts, int], float]  # prompts and new tokens of each: seconds
+
+
+class Took(NamedTuple):
+    """How long a load took, and until the first token of all."""
+
+    seconds: float
+    first_s: float
+
+
+Run = Callable[[Prompts, int], Took]  # prompts and new tokens of each
 
 
 class PeerEnded(Exception):
@@ -49,8 +58,16 @@ class Contestant:
 
     def cpu_s(self) -> float:
         """Processor time that it and its children have taken so far."""
-        members = [self.process, *self.process.children(recursive=True)]
-        return sum(times.user + times.system for times in (each.cpu_times() for each in members))
+        return sum(
+            times.user + times.system for times in (each.cpu_times() for each in self._members())
+        )
+
+    def memory_bytes(self) -> int:
+        """Resident memory of both."""
+        return sum(each.memory_info().rss for each in self._members())
+
+    def _members(self) -> list[psutil.Process]:
+        return [self.process, *self.process.children(recursive=True)]
 
 
 @contextmanager
@@ -71,19 +88,18 @@ def hearth(
     }
     with served(log_path, start_timeout_s=START_TIMEOUT_S, **own | dict(settings)) as api:
 
-        def run(prompts: Prompts, max_tokens: int) -> float:
-            def one_user(requests: Sequence[Sequence[int]]) -> int:
-                return sum(
-                    complete(api.port, Request(tuple(prompt), max_tokens)).num_tokens
-                    for prompt in requests
-                )
+        def run(prompts: Prompts, max_tokens: int) -> Took:
+            def one_user(requests: Sequence[Sequence[int]]) -> list[Stream]:
+                return [
+                    complete(api.port, Request(tuple(prompt), max_tokens)) for prompt in requests
+                ]
 
             began_s = time.perf_counter()
             with ThreadPoolExecutor(len(prompts)) as pool:
-                tokens = sum(pool.map(one_user, prompts))
+                streams = [stream for user in pool.map(one_user, prompts) for stream in user]
             seconds = time.perf_counter() - began_s
-            _check_tokens(tokens, prompts, max_tokens)
-            return seconds
+            _check_tokens(sum(stream.num_tokens for stream in streams), prompts, max_tokens)
+            return Took(seconds, min(stream.ttft_s for stream in streams))
 
         about = " ".join(f"{key}={value}" for key, value in settings.items())
         yield Contestant(f"hearth {name}", about, run, psutil.Process(api.process.pid))
@@ -123,13 +139,13 @@ def peer(
                 return parsed
             raise PeerEnded(name, _reason(_ended(process), log_path.read_text()))
 
-        def run(prompts: Prompts, max_tokens: int) -> float:
+        def run(prompts: Prompts, max_tokens: int) -> Took:
             load = json.dumps({"prompts": prompts, "max_tokens": max_tokens})
             with suppress(BrokenPipeError):  # of one that has ended, as its answer says
                 print(load, file=stdin, flush=True)
             result = answer()
             _check_tokens(result["tokens"], prompts, max_tokens)
-            return float(result["seconds"])
+            return Took(result["seconds"], result["first_s"])
 
         try:
             about = answer()

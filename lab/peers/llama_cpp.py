@@ -52,7 +52,14 @@ class LlamaCpp:
     """One model and its cache; see `peer_loop.Engine`."""
 
     def __init__(
-        self, path: str, users: int, context: int, threads: int, flash: bool, unified: bool
+        self,
+        path: str,
+        users: int,
+        context: int,
+        threads: int,
+        flash: bool,
+        unified: bool,
+        cache: str = "F16",
     ) -> None:
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
@@ -64,6 +71,7 @@ class LlamaCpp:
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = int(flash)
         params.kv_unified = unified
+        params.type_k = params.type_v = getattr(llama_cpp, f"GGML_TYPE_{cache}")
         params.no_perf = True
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
@@ -132,6 +140,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--flash", type=int, default=0, help="1: flash attention")
     parser.add_argument("--unified", type=int, default=0, help="1: one cache for all users")
+    parser.add_argument(
+        "--cache", default="F16", help="type of keys and values; Q8_0 needs --flash 1"
+    )
     arguments = parser.parse_args()
     silence()
     about: dict[str, Any] = {
@@ -152,6 +163,7 @@ def _engine(arguments: argparse.Namespace) -> LlamaCpp:
         arguments.threads,
         bool(arguments.flash),
         bool(arguments.unified),
+        arguments.cache,
     )
 
 

@@ -2,21 +2,23 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from lab.kit.servers import ROOT, environment
 from lab.models.gguf_file import make_gguf
-from lab.models.random_model import SHAPES, make_random_model
+from lab.models.random_model import CONTEXT_TOKENS, SHAPES, make_random_model
 from lab.peers.install import OPENVINO
 
 MODELS = ROOT / "var" / "models"
 
 
-def random_model(name: str) -> Path:
+def random_model(name: str, context_tokens: int = CONTEXT_TOKENS) -> Path:
     """The folder with our safetensors."""
-    folder = MODELS / f"random-{name}"
+    context = "" if context_tokens == CONTEXT_TOKENS else f"-{context_tokens}"
+    folder = MODELS / f"random-{name}{context}"
     if not (folder / "model.safetensors").exists():
-        make_random_model(SHAPES[name], folder)
+        make_random_model(replace(SHAPES[name], context_tokens=context_tokens), folder)
     return folder
 
 

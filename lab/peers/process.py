@@ -2,7 +2,8 @@
 
 The parent writes one JSON object a line to standard input: `{"prompts": [[[id, …], …], …],
 "max_tokens": n}`, where `prompts[user]` are the requests that this user sends one after the other.
-The answer is a line `{"seconds": s, "tokens": n}`. Between lines the process sleeps in a read.
+The answer is a line `{"first_s": s, "seconds": s, "tokens": n}`, where `first_s` is the time to the
+first token of all. Between lines the process sleeps in a read.
 """
 
 import json
@@ -42,6 +43,7 @@ def run(
     """A closed loop: a user's next request is there when its last answer is complete."""
     waiting = [deque(requests) for requests in prompts]
     num_tokens = 0
+    first_s = None
     began_s = time.perf_counter()
     for user, requests in enumerate(waiting):
         engine.add(user, requests.popleft(), max_tokens)
@@ -49,9 +51,11 @@ def run(
     while num_running:
         num_new, finished = engine.step()
         num_tokens += num_new
+        if num_new and first_s is None:
+            first_s = time.perf_counter() - began_s
         for user in finished:
             if waiting[user]:
                 engine.add(user, waiting[user].popleft(), max_tokens)
             else:
                 num_running -= 1
-    return {"seconds": time.perf_counter() - began_s, "tokens": num_tokens}
+    return {"first_s": first_s, "seconds": time.perf_counter() - began_s, "tokens": num_tokens}

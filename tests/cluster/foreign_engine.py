@@ -7,6 +7,7 @@ it is saying.
 
 import argparse
 import json
+import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import BoundedSemaphore, Lock
@@ -67,6 +68,12 @@ sglang:inter_token_latency_seconds_bucket{{le="+Inf",model_name="m"}} {gaps}.0
 sglang:inter_token_latency_seconds_count{{model_name="m"}} {gaps}.0
 """,
 }
+
+
+def command_of(name: str) -> str:
+    """The command line of this engine, with places."""
+    words = f"{sys.executable} -m tests.cluster.foreign_engine {name}"
+    return f"{words} --host {{host}} --port {{port}} --rows {{rows}}"
 
 
 class Engine:

@@ -191,6 +191,29 @@ def test_an_engine_that_counts_no_requests_needs_the_length_of_answers(tmp_path:
         read_config(path)
 
 
+def test_servers_that_may_sleep_are_known_by_the_models_that_wake_them(tmp_path: Path) -> None:
+    document = system_json(minNumReplicas=0)
+    servers = document["system"]["serverData"]["servers"]
+    servers += [{**servers[0], "name": "t"}, {**servers[0], "name": "u", "minNumReplicas": 1}]
+    keys = "s: {idle_s: 60, models: [a, b]}, t: {}, u: {models: [c]}"
+    path = written(tmp_path, LEAST.replace("s: {}", keys) + BOTH + "scale_down_s: 90\n")
+    (tmp_path / "system.json").write_text(json.dumps(document))
+    config, system = read_config(path)
+    assert config.idle_s(system) == {"s": 60, "t": 90}
+    assert config.models_of_sleepers(system) == {"s": ["a", "b"]}, "nobody could wake t"
+    assert config.recipes(system).models == {"s": ("a", "b"), "u": ("c",)}
+    path.write_text(
+        path.read_text().replace(", models: [a, b]", "").replace("t: {}", "t: {idle_s: 0}")
+    )
+    with pytest.raises(ConfigFaulty, match=r"servers\.t\.idle_s: "):
+        read_config(path)
+    path.write_text(path.read_text().replace("idle_s: 0", "").replace("u: {", "u: {idle_s: 9, "))
+    with pytest.raises(ConfigFaulty) as raised:
+        read_config(path)
+    assert "servers.s.models: is missing; name those in requests" in str(raised.value)
+    assert "servers.u.idle_s: minNumReplicas in system.json is not 0" in str(raised.value)
+
+
 def test_kubernetes_has_the_command_line_in_its_own_objects(tmp_path: Path) -> None:
     text = LEAST.replace("s: {}", "s: {engine: vllm}") + BOTH + "actuator: {kind: kubernetes}\n"
     config, system = read_config(written(tmp_path, text))

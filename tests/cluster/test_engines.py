@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from lab.kit.scripted_server import Script, scripted
 from lab.kit.servers import eventually
 from lab.peers.install import PREBUILT_LLAMA
 from tests.cluster.fleet import CountingReader, system_json
-from tests.cluster.foreign_engine import PAGES, TOKEN_S
+from tests.cluster.foreign_engine import PAGES, TOKEN_S, command_of
 from tests.cluster.test_scaling import (
     DEADLINE_S,
     GROUP,
@@ -46,12 +45,6 @@ from tests.service import ROOT
 
 TIMES = Times(probe_s=0.2, leave_s=3, drain_s=60)
 MODEL = ROOT / "var" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def command_of(name: str) -> str:
-    """A scripted engine's command line, with places."""
-    words = f"{sys.executable} -m tests.cluster.foreign_engine {name}"
-    return f"{words} --host {{host}} --port {{port}} --rows {{rows}}"
 
 
 @contextmanager

@@ -361,6 +361,15 @@ def test_of_several_servers_each_gets_requests_for_its_own_models(
         replicas.close()
 
 
+def test_models_that_the_file_names_need_not_be_listed(
+    machines: ScriptedMachines, path: Path, clock: Clock
+) -> None:
+    recipes = Recipes({"chat": {}, "code": {}}, {"core": {}}, models={"code": ("c",)})
+    with closing(TendedReplicas(machines, recipes, UpstreamsFile(path), TIMES, clock)) as replicas:
+        replicas.start(CODE, 1)
+        eventually(lambda: listed(path) == (UpstreamSpec(machines.url, models=("c",)),))
+
+
 def test_replicas_drain_as_long_as_the_actuator_waits(
     replicas: TendedReplicas, machines: ScriptedMachines
 ) -> None:

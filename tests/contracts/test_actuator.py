@@ -6,7 +6,8 @@ An actuator joins by a factory in `SCENES`: a context that yields a Scene, made 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
@@ -21,10 +22,12 @@ from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
+from cluster.engines import ENGINES
 from cluster.replicas import Group, Outcome, Recipes, Replica, ReplicaState
 from lab.kit.ray_nodes import ray_nodes
-from lab.kit.servers import eventually
+from lab.kit.servers import ROOT, eventually
 from proxy.upstreams.endpoint_slices import EndpointSlice, specs_of
+from tests.cluster.foreign_engine import command_of
 from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_kubelet import Kubelet
 
@@ -37,6 +40,12 @@ RECIPES = Recipes(
         "bad": {"MODEL": "/no/such/model"},
     },
     {"core": {"CPU": 1}},
+)
+VLLM = replace(ENGINES["vllm"], command=tuple(command_of("vllm").split()))
+OF_VLLM = Recipes(
+    {"chat": {"PYTHONPATH": str(ROOT)}, "bad": {}},
+    {"core": {"CPU": 1}},
+    {"chat": VLLM, "bad": replace(VLLM, command=("/no/such/model",))},
 )
 TIMES = Times(probe_s=0.1, leave_s=0.3, drain_s=30)
 
@@ -54,7 +63,7 @@ class Scene:
     """The urls that the proxy is told."""
 
 
-def tended(folder: Path, machines: Callable[[], Machines]) -> Scene:
+def tended(folder: Path, machines: Callable[[], Machines], recipes: Recipes = RECIPES) -> Scene:
     upstreams_path = folder / "upstreams.yaml"
 
     def clear() -> None:
@@ -68,7 +77,7 @@ def tended(folder: Path, machines: Callable[[], Machines]) -> Scene:
         return [entry["url"] for entry in document["upstreams"]]
 
     return Scene(
-        lambda: TendedReplicas(machines(), RECIPES, UpstreamsFile(upstreams_path), TIMES),
+        lambda: TendedReplicas(machines(), recipes, UpstreamsFile(upstreams_path), TIMES),
         crash,
         clear,
         listed,
@@ -85,9 +94,8 @@ def crash(replica: Replica) -> None:
 
 
 @contextmanager
-def local_scene(folder: Path) -> Iterator[Scene]:
-    scene = tended(folder, lambda: LocalMachine(folder / "replicas", {"CPU": ROOM}))
-    yield scene
+def local_scene(folder: Path, recipes: Recipes = RECIPES) -> Iterator[Scene]:
+    yield tended(folder, lambda: LocalMachine(folder / "replicas", {"CPU": ROOM}), recipes)
 
 
 @contextmanager
@@ -131,6 +139,7 @@ def kubernetes_scene(folder: Path) -> Iterator[Scene]:
 
 SCENES: dict[str, Callable[[Path], AbstractContextManager[Scene]]] = {
     "local": local_scene,
+    "local vllm": partial(local_scene, recipes=OF_VLLM),
     "ray": ray_scene,
     "kubernetes": kubernetes_scene,
 }

@@ -22,7 +22,7 @@ import yaml
 from playwright.sync_api import Browser, expect
 
 from lab.kit.servers import environment, eventually
-from tests.cluster.test_engines import command_of
+from tests.cluster.foreign_engine import command_of
 from tests.e2e.pages import opened
 from tests.ports import free_port, free_ports
 from tests.proxy.support import ProxyProcess, bearer, running_proxy

@@ -25,7 +25,7 @@ from inference_api.kernels.packing import CACHE_BYTES
 from inference_api.loading.hardware import physical_cores
 from lab.models.random_model import SHAPES
 from lab.peers import report as peer_report
-from lab.peers.contest import Contestant, PeerEnded, Prompts, hearth, peer
+from lab.peers.contest import Contestant, PeerEnded, Prompts, Took, hearth, peer
 from lab.peers.install import LLAMA_CPP, OPENVINO, RECIPES, VLLM, NotInstalled, Recipe, install
 from lab.peers.models import gguf_model, openvino_model, random_model
 from lab.peers.report import Cell, Measurement
@@ -81,7 +81,7 @@ def main() -> None:
         return
     print(describe_machine("torch", "gunicorn"))
     left_out: dict[str, str] = {}
-    recipes = list(_installed(arguments.peers, left_out))
+    recipes = list(installed(arguments.peers, left_out))
     loads = [LOADS[name] for name in arguments.loads]
     # Ends by SIGTERM as by Ctrl-C: the servers that were started end too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -122,7 +122,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _installed(names: Sequence[str], left_out: dict[str, str]) -> Iterator[Recipe]:
+def installed(names: Sequence[str], left_out: dict[str, str]) -> Iterator[Recipe]:
     """`left_out`: gets the reason of each that does not install."""
     for name in names:
         try:
@@ -188,35 +188,47 @@ class Contest:
         starts: Iterable[AbstractContextManager[Contestant]],
         left_out: Mapping[str, str],
     ) -> None:
-        self._running: list[Contestant] = []
-        self._reasons = dict(left_out)
+        self.running: list[Contestant] = []
+        self.reasons = dict(left_out)
         for each in starts:
             with self._going_on():
-                self._running.append(stack.enter_context(each))
+                self.running.append(stack.enter_context(each))
 
     def measure(self, load: Load, times: int) -> list[Measurement]:
-        """In turn, `times` times; each has run a little before, so that all is in memory."""
-        rates: dict[str, list[float]] = {each.name: [] for each in self._running}
-        for each in [*self._running]:
+        """Tokens/s of `turns`."""
+        turns = self.turns(load, times)
+        measured = [
+            Measurement(
+                each.name,
+                each.about,
+                [load.counted_tokens / took.seconds for took in turns[each.name]],
+            )
+            for each in self.running
+        ]
+        return measured + [Measurement(name, why, []) for name, why in self.reasons.items()]
+
+    def turns(self, load: Load, times: int) -> dict[str, list[Took]]:
+        """In turn, `times` times, by the contestant's name; each has run a little before, so that
+        all is in memory."""
+        turns: dict[str, list[Took]] = {each.name: [] for each in self.running}
+        for each in [*self.running]:
             with self._going_on():
                 each.run([[list(range(16))]] * load.users, 2)
         for turn in range(times):
             prompts = load.prompts(turn)
-            for each in [*self._running]:
+            for each in [*self.running]:
                 with self._going_on():
-                    seconds = self._run(each, prompts, load.max_tokens)
-                    rates[each.name].append(load.counted_tokens / seconds)
-        measured = [Measurement(each.name, each.about, rates[each.name]) for each in self._running]
-        return measured + [Measurement(name, why, []) for name, why in self._reasons.items()]
+                    turns[each.name].append(self._run(each, prompts, load.max_tokens))
+        return turns
 
-    def _run(self, each: Contestant, prompts: Prompts, max_tokens: int) -> float:
-        others = [other for other in self._running if other is not each]
+    def _run(self, each: Contestant, prompts: Prompts, max_tokens: int) -> Took:
+        others = [other for other in self.running if other is not each]
         before_s = sum(other.cpu_s() for other in others)
-        seconds = each.run(prompts, max_tokens)
+        took = each.run(prompts, max_tokens)
         others_s = sum(other.cpu_s() for other in others) - before_s
-        if others_s > MOST_IDLE_SHARE * seconds:
-            print(f"not quiet: others took {others_s:.2f} s in {seconds:.2f} s of {each.name}")
-        return seconds
+        if others_s > MOST_IDLE_SHARE * took.seconds:
+            print(f"not quiet: others took {others_s:.2f} s in {took.seconds:.2f} s of {each.name}")
+        return took
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -224,5 +236,5 @@ class Contest:
             yield
         except PeerEnded as error:
             print(f"{error.name} takes no further part: {error}", flush=True)
-            self._reasons[error.name] = str(error)
-            self._running = [each for each in self._running if each.name != error.name]
+            self.reasons[error.name] = str(error)
+            self.running = [each for each in self.running if each.name != error.name]

@@ -32,7 +32,9 @@ def server(label: str, plain: str = "int8") -> Server:
 
 
 def stream(*events: str) -> Stream:
-    return Stream(0.1, 0.3, "".join(f"data: {event}\n\n" for event in events).encode())
+    """After a ping."""
+    body = "".join(f"data: {event}\n\n" for event in events)
+    return Stream((0.1, 0.3), f":\n\n{body}".encode())
 
 
 def test_a_row_sums_over_rounds_and_compares_within_them() -> None:

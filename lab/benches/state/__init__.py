@@ -1,0 +1,1 @@
+"""Benches of what rows remember: agents that share a prompt, and long contexts."""

@@ -1,0 +1,210 @@
+"""`make bench-agents`: agents that call tools, over one long system prompt, in little memory.
+
+With every turn an agent sends its whole conversation: the system prompt, which all share, a task,
+and all answers, calls and results so far. Hearth answers with a KV cache for a third of what all
+conversations have together, and with one for all of it; so does llama.cpp's server, with 8 GiB for
+prompts beside it. Each gets the same requests, but for the answers in them, which are its own:
+greedy, of equally many tokens. All agents send a turn to one server, then to the next, at once or,
+in every other turn, one after the other. In the end one more agent has each server for itself: its
+conversation stays in the cache. Goals: below 5 % of later prompts are computed, and the first token
+of a turn that comes alone takes at most 1.3 times as long as that agent's.
+
+Where the model's context is too short for the sizes asked for, they shrink alike. Time it alone:
+nothing else may use the cores.
+"""
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from operator import eq
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from benchmarking.machine import describe_machine
+from inference_api.loading.checkpoint import load_config
+from lab.benches.state.conversation import TOOLS, Message, Sizes, opening, turn
+from lab.benches.state.memory import QUANTIZATION, cache_for
+from lab.kit.completions import NotAnswered, streamed
+from lab.kit.servers import exit_on_sigterm, served
+from lab.peers.install import LLAMA_CPP, NotInstalled, install
+from lab.peers.llama_server import llama_server
+from scripts.fetch_smollm2 import fetch_smollm2
+
+START_TIMEOUT_S = 600.0
+SHARES = {"a third": 3, "all": 1}  # of the memory of all conversations
+LLAMA_OPTIONS = ("--kv-unified", "--cache-prompt", "--cache-ram", "8192", "--cache-reuse", "32")
+FIRST, LATER = slice(0, 1), slice(1, None)
+AT_ONCE, ONE_BY_ONE = slice(2, None, 2), slice(1, None, 2)  # of the later turns
+COLUMNS = (
+    "| memory for | answered | computed of later prompts | TTFT p50 / p95 ms, first turn "
+    "| later, at once | later, one by one | alone | one by one ÷ alone | same texts |"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    text: str
+
+
+class Agent:
+    """A conversation with one server. One thread at a time."""
+
+    def __init__(self, name: str, sizes: Sizes) -> None:
+        self.replies: list[Reply | None] = []  # None: to a request that was not answered
+        self._name, self._sizes = name, sizes
+        self._messages = opening(name, sizes)
+
+    def send(self, port: int) -> None:
+        """The next turn."""
+        number, reply = len(self.replies), None
+        try:
+            reply = ask(port, self._messages, self._sizes.answer)
+        except (NotAnswered, OSError) as error:
+            print(f"agent {self._name}, turn {number + 1}: {error}"[:200], flush=True)
+        self._messages += turn(self._name, number, reply.text if reply else "", self._sizes)
+        self.replies.append(reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    name: str
+    port: int
+    agents: Sequence[Agent]
+    lone: Agent
+
+    def replies(self, turns: slice) -> list[Reply]:
+        """Returns what was answered to all but the lone agent."""
+        return [reply for agent in self.agents for reply in agent.replies[turns] if reply]
+
+    @property
+    def texts(self) -> list[str | None]:
+        return [reply.text if reply else None for a in self.agents for reply in a.replies]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a GGUF file; default: SmolLM2")
+    parser.add_argument("--agents", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--system-tokens", type=int, default=12_000)
+    parser.add_argument("--result-tokens", type=int, default=64)
+    parser.add_argument("--answer-tokens", type=int, default=32)
+    given = parser.parse_args()
+    exit_on_sigterm()
+    model = given.model or fetch_smollm2()
+    asked = Sizes(given.system_tokens, given.result_tokens, given.answer_tokens, given.turns)
+    sizes = asked.within(load_config(model).max_positions)
+    print(f"{describe_machine('gunicorn')}\n\n{model.name}, {given.agents} agents, {sizes}\n")
+    with TemporaryDirectory() as logs, ExitStack() as stack:
+        ports = _started(stack, model, given.agents, sizes.context, Path(logs))
+        servers = []
+        for name, port in ports.items():
+            agents = [Agent(f"{number}", sizes) for number in range(given.agents)]
+            servers.append(Server(name, port, agents, Agent("alone", sizes)))
+        play(servers, sizes.turns)
+    print(f"{turns_table(servers, sizes.turns)}\n\n{servers_table(servers)}")
+
+
+def play(servers: Sequence[Server], turns: int) -> None:
+    for number in range(turns):
+        for server in servers:
+            with ThreadPoolExecutor(1 if number % 2 else len(server.agents)) as pool:
+                list(pool.map(partial(Agent.send, port=server.port), server.agents))
+    for server in servers:
+        for _ in range(turns):
+            server.lone.send(server.port)
+
+
+def ask(port: int, messages: Sequence[Message], max_tokens: int) -> Reply:
+    """Raises NotAnswered, also where the answer is shorter."""
+    body = {"messages": messages, "tools": TOOLS, "temperature": 0}
+    length = {"max_tokens": max_tokens, "ignore_eos": True}
+    stream = streamed(port, "/v1/chat/completions", body | length)
+    events: list[dict[str, Any]] = [{}, *stream.events]
+    usage = events[-1].get("usage", {})
+    if usage.get("completion_tokens") != max_tokens:
+        raise NotAnswered(f"its answer ends with {events[-1]}")
+    deltas = [choice["delta"] for event in events[1:] for choice in event["choices"]]
+    text = "".join(delta.get("content") or "" for delta in deltas)
+    cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+    return Reply(usage["prompt_tokens"], cached_tokens, stream.ttft_s, text)
+
+
+def turns_table(servers: Sequence[Server], turns: int) -> str:
+    """What each server computed of the prompts of each turn."""
+    names = " | ".join(f"{server.name}: computed" for server in servers)
+    lines = [f"| turn | sent | prompt tokens | {names} |", "|---" * (3 + len(servers)) + "|"]
+    for number in range(turns):
+        replies = [server.replies(slice(number, number + 1)) for server in servers]
+        sent = "one by one" if number % 2 else "at once"
+        prompt_tokens = sum(reply.prompt_tokens for reply in replies[0])
+        computed = " | ".join(map(_computed, replies))
+        lines.append(f"| {number + 1} | {sent} | {prompt_tokens} | {computed} |")
+    return "\n".join(lines)
+
+
+def servers_table(servers: Sequence[Server]) -> str:
+    """Of Hearth, whose first server has little memory and whose second has enough, and of peers."""
+    lines = [COLUMNS, "|---" * (COLUMNS.count("|") - 1) + "|"]
+    little, enough, *_ = servers
+    same = f"{sum(map(eq, little.texts, enough.texts))} of {len(enough.texts)}"
+    for server in servers:
+        lone = [reply for reply in server.lone.replies[ONE_BY_ONE] if reply]
+        cells = [
+            server.name,
+            f"{len(server.replies(slice(None)))} of {len(server.texts)}",
+            _computed(server.replies(LATER)),
+            *(_ttft(server.replies(turns)) for turns in (FIRST, AT_ONCE, ONE_BY_ONE)),
+            _ttft(lone),
+            f"{_p50_s(server.replies(ONE_BY_ONE)) / _p50_s(lone):.2f}",
+            same if server is little else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _computed(replies: Sequence[Reply]) -> str:
+    prompt_tokens = sum(reply.prompt_tokens for reply in replies)
+    tokens = prompt_tokens - sum(reply.cached_tokens for reply in replies)
+    return f"{tokens} ({tokens / max(prompt_tokens, 1):.1%})"
+
+
+def _ttft(replies: Sequence[Reply]) -> str:
+    if not replies:
+        return ""
+    p95_s = np.percentile([reply.ttft_s for reply in replies], 95)
+    return f"{1000 * _p50_s(replies):.0f} / {1000 * p95_s:.0f}"
+
+
+def _p50_s(replies: Sequence[Reply]) -> float:
+    return float(np.median([reply.ttft_s for reply in replies] or [np.nan]))
+
+
+def _started(
+    stack: ExitStack, model: Path, num_agents: int, context: int, logs: Path
+) -> dict[str, int]:
+    """The port of each server by its name: Hearth's in the order of `SHARES`, then llama.cpp's."""
+    ports = {}
+    settings: dict[str, Any] = {"MODEL": model, "MODEL_NAME": "model", "USER_ROWS": num_agents}
+    settings |= {"QUANTIZATION": QUANTIZATION, "MAX_SEQ_LEN": context}
+    for name, share in SHARES.items():
+        cache = cache_for(model, num_agents * context // share)
+        server = served(logs / name, start_timeout_s=START_TIMEOUT_S, **settings, **cache)
+        ports[f"hearth, {name}"] = stack.enter_context(server).port
+    try:
+        print(f"llama.cpp: {install(LLAMA_CPP)}\n", flush=True)
+        for name, share in SHARES.items():
+            peer = llama_server(model, num_agents, context // share, LLAMA_OPTIONS)
+            ports[f"llama.cpp, {name}"], _ = stack.enter_context(peer)
+    except (NotInstalled, AssertionError) as error:
+        print(f"llama.cpp is left out, it does not start: {error}\n", flush=True)
+    return ports

@@ -1,0 +1,195 @@
+"""`make bench-context`: one user with a long context, beside other engines; many in little memory.
+
+A prompt fills the context but for a short answer. All contestants start with a context of that
+length, take turns with prompts of random tokens, and end; then comes the next, of twice the length.
+Prefill is the prompt's tokens over the time to the first token, decoding what follows. Memory is
+all that a contestant has, resident, after its turns; a token of context takes what that grew since
+the shortest. Our weights are int8 and llama.cpp's Q8_0; SmolLM2's are what its file has. Nobody
+drafts, since random prompts are answered with loops.
+
+Then many users at once ask the first model for long answers: with a KV cache that has room for all
+of them, and with one that has room for some. Time it alone: nothing else may use the cores.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from operator import eq
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import numpy as np
+
+from benchmarking.machine import describe_machine
+from common.fetch import PROBE, fetch
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.hardware import physical_cores
+from lab.benches.serve.bench import Workload, served_workload
+from lab.benches.serve.peers import Contest, Load, installed
+from lab.benches.state.memory import MIB, QUANTIZATION, cache_for
+from lab.kit.completions import Request, Stream, complete
+from lab.kit.servers import exit_on_sigterm
+from lab.peers.contest import Contestant, Took, hearth, peer
+from lab.peers.install import LLAMA_CPP, OPENVINO, Recipe
+from lab.peers.models import gguf_model, openvino_model, random_model
+from scripts.fetch_smollm2 import fetch_smollm2
+
+RANDOM_CONTEXT = 131_072  # of models of random weights, in tokens
+ANSWER_TOKENS = 32
+NO_DRAFTS = {"SPECULATION": "off"}
+CROWD_TOKENS = 256  # of a prompt of many users, and of an answer
+PREEMPTIONS = re.compile(r"^vllm:num_preemptions(?:_total)?(?:{.*})? (\S+)$", re.MULTILINE)
+COLUMNS = (
+    "| context | contestant | prefill tokens/s | TTFT s | decode tokens/s | MiB | KiB a token |"
+)
+CROWD_COLUMNS = (
+    "| memory for | tokens/s | pauses | TTFT p50 / p99 s | ITL p50 / p99 ms | same texts |"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of a contestant at a context: its turns, and its memory after them."""
+
+    name: str
+    load: Load
+    turns: Sequence[Took]
+    memory_bytes: int
+
+    @property
+    def context(self) -> int:
+        return self.load.prompt_tokens + self.load.max_tokens
+
+    def row(self, shortest: "Figures") -> str:
+        ttft_s = median(took.first_s for took in self.turns)
+        decode_s = median(took.seconds - took.first_s for took in self.turns)
+        more_tokens = self.context - shortest.context
+        more_kib = (self.memory_bytes - shortest.memory_bytes) / 1024
+        return (
+            f"| {self.context} | {self.name} | {self.load.prompt_tokens / ttft_s:.1f} "
+            f"| {ttft_s:.2f} | {(self.load.max_tokens - 1) / decode_s:.2f} "
+            f"| {self.memory_bytes / MIB:.0f} "
+            f"| {f'{more_kib / more_tokens:.1f}' if more_tokens else ''} |"
+        )
+
+
+def main() -> None:
+    recipes = {recipe.name: recipe for recipe in (LLAMA_CPP, OPENVINO)}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["smollm2", "110m", "1.1b"])
+    parser.add_argument("--shortest", type=int, default=4096, help="context in tokens")
+    parser.add_argument("--longest", type=int, default=16_384)
+    parser.add_argument("--times", type=int, default=2, help="turns at each context")
+    parser.add_argument("--peers", nargs="*", choices=recipes, default=list(recipes))
+    parser.add_argument("--users", type=int, default=64, help="at once; 0: none")
+    parser.add_argument("--room", type=int, default=16, help="users that little memory is for")
+    given = parser.parse_args()
+    exit_on_sigterm()
+    print(f"{describe_machine('gunicorn')}\n")
+    peers = list(installed(given.peers, left_out={}))
+    models = {name: _model(name) for name in given.models}
+    for name, model in models.items():
+        longest = min(given.longest, load_config(model).max_positions)
+        contexts = doubling(given.shortest, longest)
+        measured = [each for c in contexts for each in measure(model, c, given.times, peers)]
+        print(f"\n{name}\n\n{table(measured)}\n", flush=True)
+    if given.users:
+        name, model = next(iter(models.items()))
+        print(f"{name}, {given.users} users, {CROWD_TOKENS} tokens in and as many out\n")
+        print(crowd_table(model, given.users, given.room))
+
+
+def doubling(shortest: int, longest: int) -> list[int]:
+    """Returns contexts from the shortest on, each twice the one before, up to the longest."""
+    return [] if shortest > longest else [shortest, *doubling(2 * shortest, longest)]
+
+
+def measure(model: Path, context: int, times: int, peers: Sequence[Recipe]) -> list[Figures]:
+    load = Load("1 user", 1, context - ANSWER_TOKENS, ANSWER_TOKENS)
+    with TemporaryDirectory() as logs, ExitStack() as stack:
+        contest = Contest(stack, _contestants(model, context, peers, Path(logs)), {})
+        turns = contest.turns(load, times)
+        return [
+            Figures(each.name, load, turns[each.name], each.memory_bytes())
+            for each in contest.running
+        ]
+
+
+def table(measured: Sequence[Figures]) -> str:
+    shortest: dict[str, Figures] = {}
+    rows = [each.row(shortest.setdefault(each.name, each)) for each in measured]
+    return "\n".join([COLUMNS, "|---" * 7 + "|", *rows])
+
+
+def crowd_table(model: Path, users: int, room: int) -> str:
+    """The same requests with memory for all users and for some, one after the other."""
+    load = Load(f"{users} users", users, CROWD_TOKENS, CROWD_TOKENS)
+    lines, texts = [CROWD_COLUMNS, "|---" * 6 + "|"], []
+    for num_users in (users, room):
+        seconds, streams, pauses = _crowd(model, load, num_users)
+        texts.append([stream.text for stream in streams])
+        ttfts_s = [stream.ttft_s for stream in streams]
+        itls_ms = [1000 * (b - a) for stream in streams for a, b in pairwise(stream.events_s)]
+        lines.append(
+            f"| {num_users} | {load.counted_tokens / seconds:.1f} "
+            f"| {'unknown' if pauses is None else pauses} "
+            f"| {median(ttfts_s):.2f} / {np.percentile(ttfts_s, 99):.2f} "
+            f"| {median(itls_ms):.0f} / {np.percentile(itls_ms, 99):.0f} "
+            f"| {sum(map(eq, texts[0], texts[-1]))} of {users} |"
+        )
+    return "\n".join(lines)
+
+
+def num_preemptions(metrics: str) -> int | None:
+    """Returns how often requests of all models were paused; None of a server that does not say."""
+    counts = [int(float(number)) for number in PREEMPTIONS.findall(metrics)]
+    return sum(counts) if counts else None
+
+
+def _crowd(model: Path, load: Load, room: int) -> tuple[float, list[Stream], int | None]:
+    """How long all requests at once took, their answers, and pauses."""
+    context = load.prompt_tokens + load.max_tokens
+    size = {"USER_ROWS": load.users, "MAX_SEQ_LEN": context, **cache_for(model, room * context)}
+    workload = Workload(model.name, model, load.max_tokens, load.rounds)
+    asked = [Request(tuple(prompt), load.max_tokens) for [prompt] in load.prompts(seed=0)]
+    with (
+        served_workload(workload, QUANTIZATION, **size, **NO_DRAFTS) as api,
+        ThreadPoolExecutor(load.users) as pool,
+    ):
+        began_s = perf_counter()
+        streams = list(pool.map(partial(complete, api.port), asked))
+        seconds = perf_counter() - began_s
+        return seconds, streams, num_preemptions(fetch(f"{api.url}/metrics", PROBE).decode())
+
+
+def _model(name: str) -> Path:
+    """A GGUF file, or a folder with a model of random weights."""
+    return fetch_smollm2() if name == "smollm2" else random_model(name, RANDOM_CONTEXT)
+
+
+def _contestants(
+    model: Path, context: int, peers: Sequence[Recipe], logs: Path
+) -> Iterator[AbstractContextManager[Contestant]]:
+    threads = ("--threads", str(physical_cores()))
+    for cache in ("float16", "int8"):
+        settings = {"QUANTIZATION": QUANTIZATION, "KV_CACHE_DTYPE": cache, **NO_DRAFTS}
+        yield hearth(f"{cache} cache", model, 1, context, logs / cache, settings)
+    for cache in ("F16", "Q8_0") if LLAMA_CPP in peers else ():
+        options = ("--users", "1", "--context", str(context), "--flash", "1", "--cache", cache)
+        arguments = partial(_llama_arguments, model, *options, *threads)
+        yield peer(f"llama.cpp, {cache} cache", LLAMA_CPP, arguments, logs / cache)
+    if OPENVINO in peers:
+        exported = partial(openvino_model, model, QUANTIZATION)
+        yield peer("OpenVINO", OPENVINO, lambda: [str(exported()), *threads], logs / "openvino")
+
+
+def _llama_arguments(model: Path, *options: str) -> list[str]:
+    file = model if model.is_file() else gguf_model(model, "Q8_0")
+    return [str(file), *options]

@@ -1,0 +1,18 @@
+"""A KV cache for so many tokens, as a setting."""
+
+from pathlib import Path
+
+from inference_api.loading.checkpoint import describe, footprint_on_cpu
+from inference_api.loading.options import EngineOptions
+
+QUANTIZATION = "int8"
+MIB = 2**20
+
+
+def cache_for(model: Path, tokens: int) -> dict[str, str]:
+    """Of a model that is served with `QUANTIZATION`."""
+    described = describe(str(model))
+    assert described.config is not None, described.faults
+    options = EngineOptions(device="cpu", max_rows=1, max_seq_len=tokens, quantization=QUANTIZATION)
+    footprint = footprint_on_cpu(described.config, options, described.tensors)
+    return {"KV_CACHE_MEMORY": f"{-(-footprint.cache_bytes // MIB)}MiB"}
