@@ -2,15 +2,15 @@
 
 With every turn an agent sends its whole conversation: the system prompt, which all share, a task,
 and all answers, calls and results so far. Hearth answers with a KV cache for a third of what all
-conversations have together, and with one for all of it; so does llama.cpp's server, with 8 GiB for
+conversations have together, and with one for all; so does llama.cpp's server, with 8 GiB for
 prompts beside it. Each gets the same requests, but for the answers in them, which are its own:
 greedy, of equally many tokens. All agents send a turn to one server, then to the next, at once or,
-in every other turn, one after the other. In the end one more agent has each server for itself: its
-conversation stays in the cache. Goals: below 5 % of later prompts are computed, and the first token
-of a turn that comes alone takes at most 1.3 times as long as that agent's.
+in every other turn, one by one. In the end one more agent has each server for itself, so that its
+conversation stays in the cache. Goals: less than 5 % of later prompts is computed, and turns that
+come one by one take at most 1.3 times as long to the first token as those of that agent.
 
-Where the model's context is too short for the sizes asked for, they shrink alike. Time it alone:
-nothing else may use the cores.
+Where the model's context is too short for the sizes, they shrink alike. Time it alone: nothing else
+may use the cores.
 """
 
 import argparse

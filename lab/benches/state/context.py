@@ -49,9 +49,7 @@ PREEMPTIONS = re.compile(r"^vllm:num_preemptions(?:_total)?(?:{.*})? (\S+)$", re
 COLUMNS = (
     "| context | contestant | prefill tokens/s | TTFT s | decode tokens/s | MiB | KiB a token |"
 )
-CROWD_COLUMNS = (
-    "| memory for | tokens/s | pauses | TTFT p50 / p99 s | ITL p50 / p99 ms | same texts |"
-)
+CROWD_COLUMNS = "| memory for | tokens/s | pauses | ITL p50 / p99 ms | same texts |"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +57,20 @@ class Figures:
     """Of a contestant at a context: its turns, and its memory after them."""
 
     name: str
-    load: Load
+    context: int
     turns: Sequence[Took]
     memory_bytes: int
-
-    @property
-    def context(self) -> int:
-        return self.load.prompt_tokens + self.load.max_tokens
 
     def row(self, shortest: "Figures") -> str:
         ttft_s = median(took.first_s for took in self.turns)
         decode_s = median(took.seconds - took.first_s for took in self.turns)
         more_tokens = self.context - shortest.context
         more_kib = (self.memory_bytes - shortest.memory_bytes) / 1024
+        token_kib = f"{more_kib / more_tokens:.1f}" if more_tokens else ""
         return (
-            f"| {self.context} | {self.name} | {self.load.prompt_tokens / ttft_s:.1f} "
-            f"| {ttft_s:.2f} | {(self.load.max_tokens - 1) / decode_s:.2f} "
-            f"| {self.memory_bytes / MIB:.0f} "
-            f"| {f'{more_kib / more_tokens:.1f}' if more_tokens else ''} |"
+            f"| {self.context} | {self.name} | {(self.context - ANSWER_TOKENS) / ttft_s:.1f} "
+            f"| {ttft_s:.2f} | {(ANSWER_TOKENS - 1) / decode_s:.2f} "
+            f"| {self.memory_bytes / MIB:.0f} | {token_kib} |"
         )
 
 
@@ -117,7 +111,7 @@ def measure(model: Path, context: int, times: int, peers: Sequence[Recipe]) -> l
         contest = Contest(stack, _contestants(model, context, peers, Path(logs)), {})
         turns = contest.turns(load, times)
         return [
-            Figures(each.name, load, turns[each.name], each.memory_bytes())
+            Figures(each.name, context, turns[each.name], each.memory_bytes())
             for each in contest.running
         ]
 
@@ -131,16 +125,14 @@ def table(measured: Sequence[Figures]) -> str:
 def crowd_table(model: Path, users: int, room: int) -> str:
     """The same requests with memory for all users and for some, one after the other."""
     load = Load(f"{users} users", users, CROWD_TOKENS, CROWD_TOKENS)
-    lines, texts = [CROWD_COLUMNS, "|---" * 6 + "|"], []
+    lines, texts = [CROWD_COLUMNS, "|---" * 5 + "|"], []
     for num_users in (users, room):
         seconds, streams, pauses = _crowd(model, load, num_users)
         texts.append([stream.text for stream in streams])
-        ttfts_s = [stream.ttft_s for stream in streams]
         itls_ms = [1000 * (b - a) for stream in streams for a, b in pairwise(stream.events_s)]
         lines.append(
             f"| {num_users} | {load.counted_tokens / seconds:.1f} "
             f"| {'unknown' if pauses is None else pauses} "
-            f"| {median(ttfts_s):.2f} / {np.percentile(ttfts_s, 99):.2f} "
             f"| {median(itls_ms):.0f} / {np.percentile(itls_ms, 99):.0f} "
             f"| {sum(map(eq, texts[0], texts[-1]))} of {users} |"
         )
@@ -183,13 +175,9 @@ def _contestants(
         yield hearth(f"{cache} cache", model, 1, context, logs / cache, settings)
     for cache in ("F16", "Q8_0") if LLAMA_CPP in peers else ():
         options = ("--users", "1", "--context", str(context), "--flash", "1", "--cache", cache)
-        arguments = partial(_llama_arguments, model, *options, *threads)
+        file = model if model.is_file() else gguf_model(model, "Q8_0")
+        arguments = partial(list[str], [str(file), *options, *threads])
         yield peer(f"llama.cpp, {cache} cache", LLAMA_CPP, arguments, logs / cache)
     if OPENVINO in peers:
         exported = partial(openvino_model, model, QUANTIZATION)
         yield peer("OpenVINO", OPENVINO, lambda: [str(exported()), *threads], logs / "openvino")
-
-
-def _llama_arguments(model: Path, *options: str) -> list[str]:
-    file = model if model.is_file() else gguf_model(model, "Q8_0")
-    return [str(file), *options]

@@ -32,15 +32,13 @@ class Sizes:
     @property
     def context(self) -> int:
         """Tokens of a whole conversation."""
-        return self._calls + self.system + self.turns * (self.result + self.answer)
-
-    @property
-    def _calls(self) -> int:
-        return FIRST_TOKENS + self.turns * TURN_TOKENS
+        turn_tokens = TURN_TOKENS + self.result + self.answer
+        return FIRST_TOKENS + self.system + self.turns * turn_tokens
 
     def within(self, context: int) -> Self:
         """Returns sizes that fit into a context: these, or all of them smaller alike."""
-        share = min(1.0, (context - self._calls) / (self.context - self._calls))
+        fixed = replace(self, system=0, result=0, answer=0).context
+        share = min(1.0, (context - fixed) / (self.context - fixed))
         system, result, answer = (int(share * n) for n in (self.system, self.result, self.answer))
         return replace(self, system=system, result=result, answer=answer)
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from inference_api.loading.checkpoint import describe, footprint_on_cpu
+from inference_api.loading.config import num_pages
 from inference_api.loading.options import EngineOptions
 
 QUANTIZATION = "int8"
@@ -13,6 +14,7 @@ def cache_for(model: Path, tokens: int) -> dict[str, str]:
     """Of a model that is served with `QUANTIZATION`."""
     described = describe(str(model))
     assert described.config is not None, described.faults
-    options = EngineOptions(device="cpu", max_rows=1, max_seq_len=tokens, quantization=QUANTIZATION)
+    options = EngineOptions(device="cpu", max_rows=1, quantization=QUANTIZATION)
     footprint = footprint_on_cpu(described.config, options, described.tensors)
-    return {"KV_CACHE_MEMORY": f"{-(-footprint.cache_bytes // MIB)}MiB"}
+    cache_bytes = num_pages(tokens) * footprint.page_bytes
+    return {"KV_CACHE_MEMORY": f"{-(-cache_bytes // MIB)}MiB"}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.benches.serve.peers import Load
 from lab.benches.state.agents import Agent, Reply, Server, play, servers_table, turns_table
 from lab.benches.state.context import Figures, doubling, num_preemptions, table
 from lab.benches.state.conversation import Sizes, opening, turn
@@ -93,16 +92,16 @@ def test_contexts_double() -> None:
 def test_a_row_says_what_memory_grew_for_a_token() -> None:
     turns = [Took(3.0, 2.0), Took(6.0, 4.0), Took(4.5, 3.0)]
     measured = [
-        Figures(name, Load("1 user", 1, context - 31, 31), turns, (context + extra) * 2048)
+        Figures(name, context, turns, (context + extra) * 2048)
         for context in (1024, 2048)
         for name, extra in (("ours", 0), ("other", 512))
     ]
     rows = table(measured).splitlines()[2:]
     assert rows == [
-        "| 1024 | ours | 331.0 | 3.00 | 20.00 | 2 |  |",
-        "| 1024 | other | 331.0 | 3.00 | 20.00 | 3 |  |",
-        "| 2048 | ours | 672.3 | 3.00 | 20.00 | 4 | 2.0 |",
-        "| 2048 | other | 672.3 | 3.00 | 20.00 | 5 | 2.0 |",
+        "| 1024 | ours | 330.7 | 3.00 | 20.67 | 2 |  |",
+        "| 1024 | other | 330.7 | 3.00 | 20.67 | 3 |  |",
+        "| 2048 | ours | 672.0 | 3.00 | 20.67 | 4 | 2.0 |",
+        "| 2048 | other | 672.0 | 3.00 | 20.67 | 5 | 2.0 |",
     ]
 
 
