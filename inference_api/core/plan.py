@@ -104,10 +104,10 @@ class StepPlanner:
         drafts = self._taken_drafts(decoding)
         room_tokens = self.room_tokens(len(decoding))
         if prompts := self._next_to_prefill(room_tokens, step):
-            for row in prompts:
+            for row, most_tokens in prompts:
                 if self._rows.users[row.index] is not row:  # it has paused for an earlier one
                     continue
-                room_tokens -= self._take_prompt(row, room_tokens, step)
+                room_tokens -= self._take_prompt(row, min(most_tokens, room_tokens), step)
             decoding = self._rows.decoding()
             if drafts:
                 share_tokens = max(room_tokens, 0) // len(drafts)
@@ -199,19 +199,31 @@ class StepPlanner:
         left_s = self._itl_budget_ms / 1000 - self._costs.turn_s(num_decoding)
         return int(min(left_s / token_s, self._chunk_tokens) if token_s else self._chunk_tokens)
 
-    def _next_to_prefill(self, room_tokens: int, step: PlannedStep) -> list[UserRow]:
-        """The rows whose turn it is, with what others have prefilled of their prompts by now."""
-        rows = []
-        for row in self._rows.prefilling():
-            if not row.has_begun and not row.request.needs_whole_prompt:
+    def _next_to_prefill(self, room_tokens: int, step: PlannedStep) -> list[tuple[UserRow, int]]:
+        """The rows whose turn it is, with what others have prefilled of their prompts by now, and
+        the most tokens that each may take.
+
+        Who was admitted first goes first. Those who lack less than it may have half of the room,
+        the shortest before the others, so that a short prompt does not wait for all of a long one.
+        Chunks that have to be whole are taken in turn.
+        """
+        rows, first_tokens = self._rows.prefilling(), room_tokens
+        if self._is_batch_invariant and len(rows) > 1:
+            first_lacks = rows[0].lacking_tokens
+            rows[1:] = sorted(rows[1:], key=lambda row: min(row.lacking_tokens, first_lacks))
+            passing = [each for row in rows[1:] if (each := row.lacking_tokens) < first_lacks]
+            first_tokens = max(-(-room_tokens // 2), room_tokens - sum(passing))
+        shares: list[tuple[UserRow, int]] = []
+        for row in rows:
+            if not row.has_begun and not row.is_whole_needed:
                 num_before = row.reused_tokens
                 self._rows.reuse(row)
                 step.reused_tokens += row.reused_tokens - num_before
-            rows.append(row)
-            room_tokens -= row.chunk_tokens(room_tokens)
+            shares.append((row, room_tokens if shares else first_tokens))
+            room_tokens -= row.chunk_tokens(shares[-1][1])
             if room_tokens == 0:
                 break
-        return rows
+        return shares
 
     def _take_prompt(self, row: UserRow, room_tokens: int, step: PlannedStep) -> int:
         """Chunks of one prompt, up to its end or that of the room; how many tokens they have."""

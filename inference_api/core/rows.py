@@ -123,7 +123,12 @@ class UserRow:
 
     def chunk_tokens(self, max_tokens: int) -> int:
         """How many of the next `max_tokens` tokens are still to prefill."""
-        return min(max_tokens, len(self.tokens) - 1 - self.num_cached)
+        return min(max_tokens, self.lacking_tokens)
+
+    @property
+    def lacking_tokens(self) -> int:
+        """How many tokens are still to prefill."""
+        return len(self.tokens) - 1 - self.num_cached
 
     def take_prompt(self, num_tokens: int) -> RowStep:
         """The next prompt tokens to prefill or, where that is asked for, to score: how likely was

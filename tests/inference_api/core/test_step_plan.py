@@ -50,3 +50,35 @@ def test_prompt_beside_running_rows_is_cut_to_the_budget() -> None:
     loop.submit("y" * 120)
     loop.step()
     assert loop.backend.snapshot.totals.prefilled_tokens - before == 48
+
+
+def taken(loop: Loop) -> dict[int, int]:
+    """How many prompt tokens each row takes in the next step, by the length of its prompt."""
+    step = loop.backend.models[NAME].planner.plan()
+    sizes: dict[int, int] = {}
+    for row, chunk in step.prompts:
+        length = len(row.request.prompt_tokens)
+        sizes[length] = sizes.get(length, 0) + len(chunk.token_ids)
+    return sizes
+
+
+def waiting(*lengths: int) -> Loop:
+    loop = Loop(rows=8, context=2000, chunk=CHUNK)
+    for length in lengths:
+        loop.submit("z" * length)
+    loop.backend._pick_prompts()
+    return loop
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    assert taken(waiting(1000, 21)) == {1000: CHUNK - 20, 21: 20}
+
+
+def test_who_came_first_has_half_of_the_room_and_the_shortest_the_rest() -> None:
+    assert taken(waiting(1000, 700, 26, 18)) == {1000: 32, 18: 17, 26: 15}
+    assert taken(waiting(1000)) == {1000: CHUNK}
+
+
+def test_prompts_that_lack_as_much_or_more_wait_for_their_turn() -> None:
+    assert taken(waiting(700, 700, 701)) == {700: CHUNK}
+    assert taken(waiting(18, 700, 26)) == {18: 17, 700: CHUNK - 17}
