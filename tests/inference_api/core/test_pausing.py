@@ -20,7 +20,7 @@ from inference_api.request import (
     TokenEvent,
 )
 from inference_api.runner import PageLayout
-from inference_api.settings import Settings
+from inference_api.settings import EMBEDDED_MODEL, Settings
 
 NAME = "hearth-tiny"
 ROWS, CONTEXT = 6, 256
@@ -135,7 +135,16 @@ def ample() -> Server:
     return Server(prefix_reuse=False)
 
 
-@pytest.mark.parametrize("more", [{}, {"prefix_reuse": False}, {"speculation": "ngram"}])
+OTHERWISE: list[dict[str, object]] = [
+    {},
+    {"prefix_reuse": False},
+    {"speculation": "ngram"},
+    {"speculation": "medusa"},
+    {"speculation": "draft", "draft_model": str(EMBEDDED_MODEL)},
+]
+
+
+@pytest.mark.parametrize("more", OTHERWISE)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_answers_do_not_depend_on_pauses(ample: Server, seed: int, more: dict[str, object]) -> None:
     server = Server(kv_cache_memory=FEW_PAGES, **more)
