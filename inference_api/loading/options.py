@@ -41,7 +41,7 @@ class EngineOptions:
             max_seq_len=settings.max_seq_len,
             quantization=settings.quantization,
             kv_cache_dtype=settings.kv_cache_dtype,
-            kv_cache_bytes=settings.kv_cache_bytes,
+            kv_cache_bytes=settings.kv_cache_memory,
             has_medusa=settings.speculation in ("auto", "medusa"),
             medusa_heads=settings.medusa_heads,
         )

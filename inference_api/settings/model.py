@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from inference_api.settings.sizes import Size
+from inference_api.settings.sizes import SizeOrAuto
 from inference_api.shipped_files import SHIPPED
 
 EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
@@ -71,8 +71,8 @@ class ModelSettings(BaseModel):
             "float32; int8 is half of float16."
         ),
     )
-    kv_cache_memory: Literal["auto"] | Size = Field(
-        "auto",
+    kv_cache_memory: SizeOrAuto = Field(
+        None,
         description=(
             "What all rows of a model remember may take so much memory, on the CPU: 8GiB; auto: "
             "half of what is free beside the weights, or what all rows need."
@@ -122,11 +122,6 @@ class ModelSettings(BaseModel):
         """The name in requests, answers and metrics."""
         file_name = self.model.rstrip("/").rsplit("/", 1)[-1]
         return self.model_name or file_name.removesuffix(".gguf") or file_name
-
-    @property
-    def kv_cache_bytes(self) -> int | None:
-        """None: auto."""
-        return None if self.kv_cache_memory == "auto" else self.kv_cache_memory
 
     @property
     def used_draft_model(self) -> str | None:

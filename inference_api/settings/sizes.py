@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 UNIT_BYTES = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(KiB|MiB|GiB|TiB)")
+SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?(KiB|MiB|GiB|TiB|)")
 
 
 def bytes_of(value: object) -> object:
@@ -18,4 +18,11 @@ def bytes_of(value: object) -> object:
     return int(float(size[1]) * UNIT_BYTES[size[2]])
 
 
-Size = Annotated[int, BeforeValidator(bytes_of), Field(ge=2**10, le=2**50)]
+def bytes_or_none(value: object) -> object:
+    return None if value == "auto" else bytes_of(value)
+
+
+Bytes = Annotated[int, Field(ge=2**10, le=2**50)]
+Size = Annotated[Bytes, BeforeValidator(bytes_of)]
+SizeOrAuto = Annotated[Bytes | None, BeforeValidator(bytes_or_none)]
+"""None: auto."""

@@ -36,6 +36,38 @@ def test_name_of_a_file_is_without_its_ending(model: str, name: str) -> None:
     assert Settings(model=model, model_name="a.gguf").default_model.name == "a.gguf"
 
 
+@pytest.mark.parametrize(
+    ("written", "num_bytes"),
+    [("auto", None), ("1024", 1024), ("1073741824", 2**30), ("1.5 GiB", 3 * 2**29), ("1KiB", 1024)],
+)
+def test_memory_is_said_in_bytes_or_in_larger_units(
+    monkeypatch: pytest.MonkeyPatch, written: str, num_bytes: int | None
+) -> None:
+    monkeypatch.setenv("KV_CACHE_MEMORY", written)
+    assert load_settings().kv_cache_memory == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("written", "fault"),
+    [
+        ("-1", "is not a size; give bytes, or"),
+        ("1e18", "is not a size"),
+        ("1 TB", "is not a size"),
+        ("0", "input should be greater than or equal to 1024"),
+        ("2000TiB", "input should be less than or equal to 1125899906842624"),
+    ],
+)
+def test_fault_of_a_size_names_the_variable_and_what_it_can_be(
+    monkeypatch: pytest.MonkeyPatch, written: str, fault: str
+) -> None:
+    monkeypatch.setenv("KV_CACHE_MEMORY", written)
+    with pytest.raises(StartupError) as raised:
+        load_settings()
+    [told] = raised.value.faults
+    assert told.startswith("KV_CACHE_MEMORY=")
+    assert fault in told
+
+
 def test_one_model_is_a_list_of_one() -> None:
     settings = Settings(model="/models/a", user_rows=3, quantization="int8")
     [model] = settings.served_models
