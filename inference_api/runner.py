@@ -25,7 +25,8 @@ class Draw:
     `prompt_tokens` and `generated` are the loop's own lists, read and never kept or changed;
     `branch` are drafted tokens that come after them, up to the one that is followed. Where the next
     token is known already, as `known_id`, it is not drawn: only its log probability is wanted.
-    `allowed` has a bit per token id, lowest first, where not all of them may be drawn.
+    `allowed` has a bit per token id, lowest first, where not all of them may be drawn. `prompt_ids`
+    has each token of the prompt once, where a repetition penalty counts them in every step.
     """
 
     sampling: SamplingParams
@@ -34,6 +35,7 @@ class Draw:
     branch: Sequence[int] = ()
     known_id: int | None = None
     allowed: bytes | None = None
+    prompt_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

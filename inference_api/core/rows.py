@@ -69,6 +69,7 @@ class UserRow:
     finish_reason: FinishReason | None = None
     tokens: Tokens = field(init=False)  # to prefill: the prompt and, after a pause, the answer
     _num_found: int = field(init=False, default=0)  # how many were there before any was prefilled
+    _prompt_ids: frozenset[int] = field(init=False, default=frozenset())
     _plain_draw: Draw = field(init=False)  # the same in every step
 
     def __post_init__(self) -> None:
@@ -76,16 +77,18 @@ class UserRow:
         self.tokens = request.prompt_tokens + tuple(self.generated)
         if request.pooling is not None and not self.generated:
             self.pooled = PooledStates(request.pooling)
-        self._plain_draw = Draw(request.sampling, request.prompt_tokens, self.generated)
+        if request.sampling.repetition_penalty != 1.0:
+            self._prompt_ids = frozenset(request.prompt_tokens)
+        self._plain_draw = self._draw_of((), None)
 
     @property
     def session_id(self) -> SessionId:
         return self.request.output.session_id
 
-    def resumed(self, index: int) -> "UserRow":
-        """The same request in another row, after a pause: it goes on where it was."""
+    def resumed(self) -> "UserRow":
+        """The same request, to go on where it was after a pause."""
         return UserRow(
-            index,
+            self.index,
             self.request,
             self.token_limit,
             self.admitted_at_s,
@@ -229,8 +232,14 @@ class UserRow:
             allowed = (
                 self.constraint.allowed if not branch else self.constraint.allowed_after(branch)
             )
+        return self._draw_of(branch, allowed)
+
+    def _draw_of(self, branch: Tokens, allowed: bytes | None) -> Draw:
+        request, generated = self.request, self.generated
         return Draw(
-            request.sampling, request.prompt_tokens, self.generated, branch, allowed=allowed
+            *(request.sampling, request.prompt_tokens, generated, branch),
+            allowed=allowed,
+            prompt_ids=self._prompt_ids,
         )
 
 
@@ -272,11 +281,11 @@ class RowTable:
         """Have those who paused go on, as far as there are pages for all that they have said."""
         while self._free and self.paused:
             row, num_spare = self.paused[0], SPARE_PAGES * (len(self) + 2)
-            tokens = row.request.prompt_tokens + tuple(row.generated)
-            if not self._has_room(row.request, tokens, num_spare):
+            if not self._has_room(row.request, row.tokens, num_spare):
                 return
             del self.paused[0]
-            self._begin(row.resumed(self._best_row(row.request, tokens)))
+            row.index = self._best_row(row.request, row.tokens)
+            self._begin(row)
 
     def make_room(self, row: UserRow, num_tokens: int) -> bool:
         """Have pages for so many more tokens of a row. Others pause for it, last admitted first;
@@ -351,7 +360,7 @@ class RowTable:
 
     def _pause(self, row: UserRow) -> None:
         self._leave(row)
-        insort(self.paused, row, key=lambda each: each.number)
+        insort(self.paused, row.resumed(), key=lambda each: each.number)
         self._num_pauses += 1
 
     def _leave(self, row: UserRow) -> None:

@@ -81,7 +81,7 @@ def apply_penalties(logits: Floats, draws: Sequence[Draw]) -> None:
             tokens, biases = zip(*params.logit_bias, strict=True)
             np.add.at(logits[i], list(tokens), np.array(biases, np.float32))
         if params.repetition_penalty != 1.0:
-            seen = list({*draw.prompt_tokens, *draw.generated, *draw.branch})
+            seen = list({*draw.prompt_ids, *draw.generated, *draw.branch})
             old, penalty = logits[i, seen], np.float32(params.repetition_penalty)
             logits[i, seen] = np.where(old > 0, old / penalty, old * penalty)
         if params.presence_penalty or params.frequency_penalty:

@@ -149,7 +149,8 @@ class Request:
         for index, guess in enumerate(draft, 1):
             parent = index - 1 if parents is None else parents[index]
             branches.append([*branches[parent], guess])
-        draws = [Draw(self.sampling, self.prompt, self.generated, branch) for branch in branches]
+        before, prompt_ids = (self.sampling, self.prompt, self.generated), frozenset(self.prompt)
+        draws = [Draw(*before, branch, prompt_ids=prompt_ids) for branch in branches]
         return RowStep(self.row, len(whole) - 1, [whole[-1], *draft], draws, parents)
 
 

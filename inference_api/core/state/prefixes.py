@@ -4,7 +4,7 @@ Decode thread only.
 """
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
@@ -82,6 +82,16 @@ class PrefixTree:
         rest = tokens[len(nodes) * size :][:size]
         tail = node.similar.get(rest[:BEGINNING_BYTES])
         return PrefixMatch(nodes, tail, 0 if tail is None else _num_common(rest, tail.tokens))
+
+    def num_held(self, name: Hashable, pages: Iterable[bytes]) -> int:
+        """Returns how many of the first of these whole pages rows hold."""
+        node, count = self._roots.get(name), 0
+        for tokens in pages:
+            node = None if node is None else node.children.get(tokens)
+            if node is None or not node.num_rows:
+                break
+            count += 1
+        return count
 
     def seal(self, parent: Node, tokens: bytes, page: int) -> Node:
         """Returns the node of these tokens after `parent`, which a row holds or is a root.

@@ -106,11 +106,14 @@ class RowPages:
     def can_begin(self, root: Hashable, tokens: Sequence[int], num_spare: int) -> bool:
         """Returns whether there are pages for all of these tokens that no row has, and so many to
         spare; always, where all rows have pages for all that they may hold."""
-        needed = -(-len(tokens) // self.page_tokens) + num_spare
-        if self._is_ample or self.can_reserve(needed):
+        size = self.page_tokens
+        missing = -(-len(tokens) // size) + num_spare - self.num_free - self.num_cached
+        if self._is_ample or missing <= 0:
             return True
-        held = [node for node in self._match(root, encode(tokens)).nodes if node.num_rows]
-        return self.can_reserve(needed - len(held))
+        # Asked in every turn while a request waits: no more is encoded than is looked for.
+        ends = range(size, min(len(tokens), missing * size + 1), size)
+        pages = (encode(tokens[end - size : end]) for end in ends)
+        return self._tree.num_held(root, pages) >= missing
 
     def best_row(self, free_rows: Sequence[int], root: Hashable, prompt: Sequence[int]) -> int:
         """Returns the one of `free_rows`, the longest free first, where `prompt` best begins."""

@@ -85,7 +85,7 @@ def apply_penalties(logits: Tensor, draws: Sequence[Draw]) -> None:
             continue
         biases += [(i, token, bias) for token, bias in params.logit_bias]
         if params.repetition_penalty != 1.0:
-            seen = {*draw.prompt_tokens, *draw.generated, *draw.branch}
+            seen = {*draw.prompt_ids, *draw.generated, *draw.branch}
             repetitions += [(i, token, params.repetition_penalty) for token in seen]
         if params.presence_penalty or params.frequency_penalty:
             counts += [

@@ -1,12 +1,14 @@
 """Which row a prompt gets, and what of it is remembered already."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_api.core.rows import RowTable, Tokens, UserRow
 from inference_api.core.state.row_pages import Reuse
-from inference_api.request import GenerationRequest, OutputQueue, SessionId
+from inference_api.request import GenerationRequest, OutputQueue, SamplingParams, SessionId
 from inference_api.runner import Drawn
 from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeMemory, make_pages
 
@@ -178,15 +180,19 @@ def few_pages(num_pages: int) -> RowTable:
     return RowTable(4, pages)
 
 
+def paused(rows: RowTable) -> list[GenerationRequest]:
+    return [each.request for each in rows.paused]
+
+
 def test_who_was_admitted_last_pauses_and_comes_back_with_what_was_said() -> None:
     rows = few_pages(6)
     first = run(rows, tuple(range(2 * PAGE_TOKENS)))
     second = run(rows, tuple(range(500, 500 + 2 * PAGE_TOKENS)))
     last = run(rows, tuple(range(700, 700 + 2 * PAGE_TOKENS)), answer=(1,))
     assert rows.make_room(second, 2)  # its third page
-    assert (rows.paused, rows.take_pauses(), rows.take_pauses()) == ([last], 1, 0)
+    assert (paused(rows), rows.take_pauses(), rows.take_pauses()) == ([last.request], 1, 0)
     rows.resume()
-    assert rows.paused == [last]  # there is room for the others only
+    assert paused(rows) == [last.request]  # there is room for the others only
     rows.free(first)
     rows.free(second)
     rows.resume()
@@ -205,10 +211,10 @@ def test_nobody_is_admitted_before_those_who_paused() -> None:
     first, last = (run(rows, tuple(range(at, at + 2 * PAGE_TOKENS))) for at in (0, 500))
     newcomer = last.request
     assert rows.make_room(first, 2)
-    assert rows.paused == [last]
+    assert paused(rows) == [newcomer]
     rows.free(first)
     assert not rows.may_admit(newcomer)
-    rows.free(last)  # it has left
+    rows.free(rows.paused[0])  # it has left
     assert rows.paused == []
     assert rows.may_admit(newcomer)
 
@@ -217,7 +223,7 @@ def test_the_last_pauses_itself_rather_than_an_earlier_one() -> None:
     rows = few_pages(4)
     first, last = (run(rows, tuple(range(at, at + 2 * PAGE_TOKENS))) for at in (0, 500))
     assert not rows.make_room(last, 2)
-    assert (rows.busy(), rows.paused) == ([first], [last])
+    assert (rows.busy(), paused(rows)) == ([first], [last.request])
 
 
 @pytest.mark.parametrize(("num_pages", "is_admitted"), [(6, False), (7, True)])
@@ -235,3 +241,39 @@ def test_what_running_rows_hold_of_a_prompt_needs_no_other_pages() -> None:
     waiting = admit(rows, tuple(range(4 * PAGE_TOKENS + 1)))
     rows.free(waiting)
     assert rows.may_admit(waiting.request)
+
+
+def test_who_waits_has_no_more_looked_at_than_it_lacks() -> None:
+    """It is asked in every turn, and a prompt may have more than 100,000 tokens."""
+    rows = few_pages(400)
+    row = admit(rows, tuple(range(300 * PAGE_TOKENS + 1)))
+    assert rows.reserve(row, 300 * PAGE_TOKENS)
+    row.take_prompt(300 * PAGE_TOKENS)
+    rows.seal(row)
+    beginning = CountedTokens(range(90 * PAGE_TOKENS))
+    other = CountedTokens(range(-1, -200 * PAGE_TOKENS, -1))
+    for tokens, most_pages, is_there in ((beginning, 0, True), (other, 1, False)):
+        assert rows.pages.can_begin("", tokens, 0) == is_there
+        assert tokens.num_read <= most_pages * PAGE_TOKENS
+    longer = CountedTokens(range(399 * PAGE_TOKENS))
+    assert rows.pages.can_begin("", longer, 0)  # of which rows hold what is missing
+    assert longer.num_read <= 299 * PAGE_TOKENS
+
+
+class CountedTokens(tuple[int, ...]):
+    num_read = 0
+
+    def __getitem__(self, part: slice) -> tuple[int, ...]:  # type: ignore[override]
+        read = super().__getitem__(part)
+        self.num_read += len(read)
+        return read
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.1])
+def test_a_penalty_reads_each_token_of_a_long_prompt_once(penalty: float) -> None:
+    rows, _ = make_rows(1)
+    request = replace(
+        admit(rows, (5, 6, 5, 7, 5)).request, sampling=SamplingParams(repetition_penalty=penalty)
+    )
+    (draw,) = UserRow(0, request, 5, 0.0).take_step().draws
+    assert draw.prompt_ids == (frozenset() if penalty == 1.0 else {5, 6, 7})

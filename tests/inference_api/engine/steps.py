@@ -41,7 +41,7 @@ def draw_next(
 ) -> Drawn:
     """A decode step of one row, whose cache has all but the last token."""
     whole = [*prompt, *generated]
-    draw = Draw(sampling, prompt, generated)
+    draw = Draw(sampling, prompt, generated, prompt_ids=frozenset(prompt))
     (result,) = runner.step([RowStep(row, len(whole) - 1, whole[-1:], (draw,))])
     (drawn,) = result.drawn
     return drawn

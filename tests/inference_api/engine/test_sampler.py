@@ -49,7 +49,7 @@ ONE_THREAD = Kernels(1)
 def row(
     sampling: SamplingParams, prompt: Sequence[int] = (1, 2), generated: Sequence[int] = ()
 ) -> Draw:
-    return Draw(sampling, prompt, generated)
+    return Draw(sampling, prompt, generated, prompt_ids=frozenset(prompt))
 
 
 @pytest.fixture(scope="module", params=[None, *supported_variants()])
@@ -292,6 +292,7 @@ any_draw = st.builds(
     known_id=st.none() | st.integers(0, VOCAB - 1),
     allowed=st.none()
     | st.integers(1, 2**VOCAB - 1).map(lambda n: n.to_bytes(VOCAB // 8, "little")),
+    prompt_ids=some_tokens.map(frozenset),
 )
 
 
