@@ -62,8 +62,7 @@ class KernelRunner(LocalRunner):
         self.bits = checkpoint.weight_bits(self._options)
         self._threads = _num_threads(self._config)
         self._packing = Packing(_made(kernels_of, self._threads), self.bits)
-        self._most_pages = None if packed is not None else self._pages_that_fit()
-        self.max_seq_len = min(self.max_seq_len, self.footprint.num_pages * PAGE_TOKENS)
+        self.share_pages(None if packed is not None else self._pages_that_fit())
 
     def _context(self, config: ModelConfig, asked: int | None) -> int:
         is_shared = self._packed is None  # a bundle's rows borrow memory one by one
@@ -91,12 +90,14 @@ class KernelRunner(LocalRunner):
             raise StartupError([_too_few_pages(budget_bytes, least * needed.page_bytes)])
         return count
 
-    def share_pages(self, count: int) -> None:
-        """Have as many pages as the first of several processes, before `load`."""
+    def share_pages(self, count: int | None) -> None:
+        """Have so many pages, if all rows do not need fewer, before `load`; None: what all need.
+        Processes that share a model have equally many."""
         self._most_pages = count
         for name in ("footprint", "layout", "facts"):
             vars(self).pop(name, None)
-        self.max_seq_len = min(self.max_seq_len, count * PAGE_TOKENS)
+        needed = self.footprint
+        self.max_seq_len = min(needed.context_tokens, needed.num_pages * PAGE_TOKENS)
 
     @cached_property
     def facts(self) -> RunnerFacts:

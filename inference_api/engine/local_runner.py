@@ -154,7 +154,7 @@ class LocalRunner(ModelRunner):
         if are_files_read:
             tensors = read_headers(self.files, self._config.tensor_names)
             faults += shape_faults(tensors, self._config)
-        faults += checkpoint.context_faults(self._config, self.max_seq_len)
+        faults += checkpoint.context_faults(self._config, needed.context_tokens)
         faults += memory_faults({self._folder.name: needed}, self.free_bytes())
         if faults:
             raise StartupError(faults)

@@ -27,6 +27,7 @@ class Kind(IntEnum):
     PING = 5  # comes back to rank 0 when all ranks have done what they were told before
     STOP = 6
     PLACE = 7  # row, its first one of these pages, the pages
+    FIT = 8  # how many pages, then the split; back at rank 0 with as many as all have room for
 
 
 class Message(NamedTuple):

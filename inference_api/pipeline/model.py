@@ -34,12 +34,12 @@ def load_split_model(settings: Settings) -> LoadedModel:
     make_runner = part_runners(folder, options, ranks.local_world_size, kernels_of)
     join = partial(Ring.join, ranks, timeout_s=settings.split_timeout_s)
     runner = PipelineRunner(make_runner, split, join)
+    runner.load()  # ranks with less memory may make contexts shorter
     drafter = None
     if model.used_draft_model is not None:
         of_drafter = replace(options, max_seq_len=runner.max_seq_len)
         drafter = make_drafter(model, folder, of_drafter, kernels_of)
     served = describe_model(model, folder, runner, drafter, ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S))
-    runner.load()
     if drafter is not None:
         drafter.load()
     return loaded(served, runner, settings, drafter)

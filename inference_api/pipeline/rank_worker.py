@@ -46,6 +46,9 @@ class RankWorker:
             if message.kind is Kind.STEP:
                 self._step(message)
                 continue
+            if message.kind is Kind.FIT:
+                self._ring.tell(Message(Kind.FIT, self._fitting(message.numbers)))
+                continue
             if not self._ring.is_last or message.kind is Kind.PING:
                 self._ring.tell(message)  # at once: all ranks load at the same time
             if message.kind is Kind.STOP:
@@ -75,14 +78,22 @@ class RankWorker:
                 self._check_pages(numbers)
                 self._loaded.copy_page(source, target)
 
+    def _fitting(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Returns the numbers of FIT, with fewer pages where this rank has room for fewer."""
+        pages, *split = numbers
+        return (min(pages, self._part(split).layout.num_pages), *split)
+
+    def _part(self, split: Sequence[int]) -> KernelRunner:
+        if len(split) != self._ring.num_ranks:
+            raise BadMessage(f"a split of {len(split)} for {self._ring.num_ranks} ranks")
+        return self._make_runner(layers_of(split, self._ring.rank))
+
     def _load(self, numbers: Sequence[int]) -> None:
         """Raises StartupError where the layers do not fit, or are another model's than rank 0's."""
         agreement, pages, *split = numbers
         if self._runner is not None:
             self._runner.unload()
-        if len(split) != self._ring.num_ranks:
-            raise BadMessage(f"a split of {len(split)} for {self._ring.num_ranks} ranks")
-        self._runner = self._make_runner(layers_of(split, self._ring.rank))
+        self._runner = self._part(split)
         if self._runner.agreement != agreement:
             raise StartupError(
                 [

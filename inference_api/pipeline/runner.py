@@ -70,6 +70,8 @@ class PipelineRunner:
         its log says why."""
         ring = self._ring = self._join(self.hidden_size)
         checked(self.split, self.num_layers, ring.num_ranks)
+        self._own.share_pages(self._pages_that_fit(ring))
+        self.max_seq_len = self._own.max_seq_len
         self._load(ring)
         self.medusa = self._own.medusa
 
@@ -169,6 +171,15 @@ class PipelineRunner:
     def _decoder(self) -> RingDecoder:
         assert isinstance(self._own.decoder, RingDecoder)
         return self._own.decoder
+
+    def _pages_that_fit(self, ring: Ring) -> int:
+        """Returns how many pages every rank has room for."""
+        own_pages = self._own.layout.num_pages
+        ring.tell(Message(Kind.FIT, (own_pages, *self.split)))
+        kind, (pages, *_), _ = ring.hear(LOAD_TIMEOUT_S)
+        if kind is not Kind.FIT or not 0 < pages <= own_pages:
+            raise BadMessage(f"{kind.name} of {pages} came back, not of 1 to {own_pages} pages")
+        return pages
 
     def _load(self, ring: Ring) -> None:
         """All ranks at the same time."""

@@ -97,6 +97,16 @@ def test_pages_are_as_many_as_there_is_memory_for(
         KernelRunner(folder, replace(options, kv_cache_bytes=15 * page_bytes))
 
 
+def test_a_context_beyond_the_models_is_refused_however_little_memory_there_is(
+    folder: Path,
+) -> None:
+    options = EngineOptions(max_rows=2, max_seq_len=2**20)
+    page_bytes = KernelRunner(folder, options).layout.page_bytes
+    few = KernelRunner(folder, replace(options, kv_cache_bytes=16 * page_bytes))
+    with pytest.raises(StartupError, match=f"MAX_SEQ_LEN={2**20} exceeds the model's"):
+        few.load()
+
+
 def test_a_rank_has_as_many_pages_as_the_first(folder: Path) -> None:
     runner = KernelRunner(folder, EngineOptions(max_rows=2, max_seq_len=96))
     runner.share_pages(4)

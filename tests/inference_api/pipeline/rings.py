@@ -18,12 +18,15 @@ from tests.ports import free_port
 TIMEOUT_S = 60.0
 
 
-def make_pipeline(folder: Path, options: EngineOptions, split: Split) -> PipelineRunner:
-    """To be loaded. The other ranks are there, and end when it is closed."""
+def make_pipeline(
+    folder: Path, options: EngineOptions, split: Split, of_others: EngineOptions | None = None
+) -> PipelineRunner:
+    """To be loaded. The other ranks are there, and end when it is closed. `of_others`: their
+    options; default: the same."""
     port = free_port()
     make_runner = part_runners(folder, options, local_ranks=1)
     runner = PipelineRunner(make_runner, split, partial(_join, port, len(split), 0))
-    _start(folder, options, port, len(split))
+    _start(folder, of_others or options, port, len(split))
     return runner
 
 

@@ -1,0 +1,39 @@
+"""Ranks whose memory differs have as many pages as the one with the least."""
+
+from dataclasses import replace
+
+import pytest
+
+from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.config import PAGE_TOKENS
+from inference_api.loading.options import EngineOptions
+from inference_api.request import SamplingParams
+from inference_api.runner import Draw, RowStep
+from inference_api.settings import EMBEDDED_MODEL
+from tests.inference_api.pipeline.rings import make_pipeline
+
+OPTIONS = EngineOptions(device="cpu", max_rows=2, max_seq_len=1024)
+GREEDY = Draw(SamplingParams(temperature=0.0), (1,), ())
+
+
+@pytest.mark.parametrize(("first_pages", "other_pages"), [(20, 40), (40, 20), (None, 20)])
+def test_ranks_have_the_pages_of_the_one_with_the_least(
+    first_pages: int | None, other_pages: int
+) -> None:
+    num_layers = load_config(EMBEDDED_MODEL).num_layers
+    page_bytes = KernelRunner(EMBEDDED_MODEL, OPTIONS).layout.page_bytes // num_layers
+    first, others = (
+        replace(OPTIONS, kv_cache_bytes=None if pages is None else pages * page_bytes * layers)
+        for pages, layers in ((first_pages, 1), (other_pages, num_layers - 1))
+    )
+    runner = make_pipeline(EMBEDDED_MODEL, first, (1, num_layers - 1), others)
+    runner.load()
+    try:
+        assert runner.layout.num_pages == 20
+        assert runner.max_seq_len == 20 * PAGE_TOKENS
+        runner.place(1, 0, range(20))
+        (result,) = runner.step([RowStep(1, runner.max_seq_len - 1, (5,), (GREEDY,))])
+        assert len(result.drawn) == 1
+    finally:
+        runner.close()
