@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
 from operator import eq
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -68,7 +69,7 @@ class Agent:
         number, reply = len(self.replies), None
         try:
             reply = ask(port, self._messages, self._sizes.answer)
-        except (NotAnswered, OSError) as error:
+        except (NotAnswered, OSError, HTTPException) as error:
             print(f"agent {self._name}, turn {number + 1}: {error}"[:200], flush=True)
         self._messages += turn(self._name, number, reply.text if reply else "", self._sizes)
         self.replies.append(reply)
@@ -98,6 +99,9 @@ def main() -> None:
     parser.add_argument("--system-tokens", type=int, default=12_000)
     parser.add_argument("--result-tokens", type=int, default=64)
     parser.add_argument("--answer-tokens", type=int, default=32)
+    parser.add_argument(
+        "--llama", nargs="*", choices=SHARES, default=list(SHARES), help="memory of llama.cpp"
+    )
     given = parser.parse_args()
     exit_on_sigterm()
     model = given.model or fetch_smollm2()
@@ -105,7 +109,9 @@ def main() -> None:
     sizes = asked.within(load_config(model).max_positions)
     print(f"{describe_machine('gunicorn')}\n\n{model.name}, {given.agents} agents, {sizes}\n")
     with TemporaryDirectory() as logs, ExitStack() as stack:
-        ports = _started(stack, model, given.agents, sizes.context, Path(logs))
+        tokens = given.agents * sizes.context
+        ports = _hearth(stack, model, given.agents, tokens, Path(logs))
+        ports |= _llama(stack, model, given.agents, tokens, given.llama)
         servers = []
         for name, port in ports.items():
             agents = [Agent(f"{number}", sizes) for number in range(given.agents)]
@@ -189,22 +195,31 @@ def _p50_s(replies: Sequence[Reply]) -> float:
     return float(np.median([reply.ttft_s for reply in replies] or [np.nan]))
 
 
-def _started(
-    stack: ExitStack, model: Path, num_agents: int, context: int, logs: Path
+def _hearth(
+    stack: ExitStack, model: Path, num_agents: int, tokens: int, logs: Path
 ) -> dict[str, int]:
-    """The port of each server by its name: Hearth's in the order of `SHARES`, then llama.cpp's."""
+    """Returns ports by names, in the order of `SHARES` of memory for so many tokens."""
     ports = {}
     settings: dict[str, Any] = {"MODEL": model, "MODEL_NAME": "model", "USER_ROWS": num_agents}
-    settings |= {"QUANTIZATION": QUANTIZATION, "MAX_SEQ_LEN": context}
+    settings |= {"QUANTIZATION": QUANTIZATION, "MAX_SEQ_LEN": tokens // num_agents}
     for name, share in SHARES.items():
-        cache = cache_for(model, num_agents * context // share)
+        cache = cache_for(model, tokens // share)
         server = served(logs / name, start_timeout_s=START_TIMEOUT_S, **settings, **cache)
         ports[f"hearth, {name}"] = stack.enter_context(server).port
+    return ports
+
+
+def _llama(
+    stack: ExitStack, model: Path, num_agents: int, tokens: int, names: Sequence[str]
+) -> dict[str, int]:
+    ports = {}
     try:
-        print(f"llama.cpp: {install(LLAMA_CPP)}\n", flush=True)
-        for name, share in SHARES.items():
-            peer = llama_server(model, num_agents, context // share, LLAMA_OPTIONS)
-            ports[f"llama.cpp, {name}"], _ = stack.enter_context(peer)
+        if names:
+            print(f"llama.cpp: {install(LLAMA_CPP)}\n", flush=True)
+        for name in names:
+            context = tokens // SHARES[name] // num_agents
+            server = llama_server(model, num_agents, context, LLAMA_OPTIONS)
+            ports[f"llama.cpp, {name}"], _ = stack.enter_context(server)
     except (NotInstalled, AssertionError) as error:
         print(f"llama.cpp is left out, it does not start: {error}\n", flush=True)
     return ports
