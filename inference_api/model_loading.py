@@ -127,13 +127,13 @@ def describe_models(
     They step one after another, so those of one number of threads share the kernels' threads.
     Raises StartupError.
     """
-    from inference_api.engine.devices import make_runner
+    from inference_api.engine.devices import make_runner, share_memory
     from inference_api.kernels.library import Kernels
     from inference_api.loading.checkpoint import locate
 
     kernels_of = cache(Kernels)
     budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
-    models, asked = [], settings.served_models
+    made, asked = [], settings.served_models
     num_runners = sum(1 + (each.used_draft_model is not None) for each in asked)
     for model in asked:
         folder = locate(model.model)
@@ -143,9 +143,9 @@ def describe_models(
         if model.used_draft_model is not None:
             of_drafter = replace(options, max_seq_len=runner.max_seq_len)
             drafter = make_drafter(model, folder, of_drafter, kernels_of, packed)
-        served = describe_model(model, folder, runner, drafter, budget)
-        models.append(LoadableModel(served, settings, runner, drafter))
-    return models
+        made.append((model, folder, runner, drafter))
+    share_memory([each for *_, runner, drafter in made for each in (runner, drafter) if each])
+    return [LoadableModel(describe_model(*each, budget), settings, *each[-2:]) for each in made]
 
 
 def describe_model(

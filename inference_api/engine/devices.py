@@ -1,7 +1,7 @@
 """Makes runners on the device that is asked for, or that is there."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +50,14 @@ def _is_on_cuda(asked: str) -> bool:
     if is_asked and not has_cuda():
         raise StartupError([hardware.NO_CUDA])
     return has_cuda()
+
+
+def share_memory(runners: Sequence[LocalRunner]) -> None:
+    """Have each leave room for the others of its device."""
+    for one in runners:
+        others = [each for each in runners if each is not one and each.device == one.device]
+        if others:
+            one.leave_room_for(others)
 
 
 def check_memory(runners: Mapping[str, LocalRunner]) -> None:

@@ -73,7 +73,19 @@ class KernelRunner(LocalRunner):
     ) -> Footprint:
         return super()._footprint_of(config, self._packed is not None, self._most_pages)
 
-    def _pages_that_fit(self) -> int | None:
+    @property
+    def settled_bytes(self) -> int:
+        """See `LocalRunner`: the weights, and pages whose number was asked for."""
+        footprint = self.footprint
+        is_asked = self._options.kv_cache_bytes is not None
+        return footprint.total_bytes if is_asked else footprint.weights_bytes
+
+    def leave_room_for(self, others: Sequence[LocalRunner]) -> None:
+        """See `LocalRunner`. Experts have room where they leave some."""
+        if self._packed is None:
+            self.share_pages(self._pages_that_fit(sum(each.settled_bytes for each in others)))
+
+    def _pages_that_fit(self, others_bytes: int = 0) -> int | None:
         """How many pages KV_CACHE_MEMORY has room for; None where free memory is not known. Raises
         StartupError where they are too few to serve with."""
         needed = super()._footprint_of(self._config)
@@ -83,7 +95,7 @@ class KernelRunner(LocalRunner):
             free_bytes = self.free_bytes()
             if free_bytes is None:
                 return None
-            half_bytes = (free_bytes - needed.weights_bytes) // 2
+            half_bytes = (free_bytes - needed.weights_bytes - others_bytes) // 2
             return max(least, half_bytes // self._options.num_runners // needed.page_bytes)
         count = budget_bytes // needed.page_bytes
         if count < least:

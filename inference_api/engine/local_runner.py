@@ -133,6 +133,14 @@ class LocalRunner(ModelRunner):
         )
 
     @property
+    def settled_bytes(self) -> int:
+        """Returns what it takes of the device, whatever is left there."""
+        return self.footprint.total_bytes
+
+    def leave_room_for(self, others: Sequence["LocalRunner"]) -> None:
+        """Before `load`: take no more than what they leave of the device."""
+
+    @property
     @abstractmethod
     def facts(self) -> RunnerFacts: ...
 

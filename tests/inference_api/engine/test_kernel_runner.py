@@ -12,7 +12,7 @@ import torch
 
 from inference_api.engine import kernel_runner
 from inference_api.engine.cuda.runner import CudaRunner
-from inference_api.engine.devices import make_runner
+from inference_api.engine.devices import check_memory, make_runner, share_memory
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.library import PORTABLE, Kernels, KernelsUnavailable
@@ -95,6 +95,28 @@ def test_pages_are_as_many_as_there_is_memory_for(
     assert KernelRunner(folder, options).layout.num_pages == of_all_rows
     with pytest.raises(StartupError, match=r"KV_CACHE_MEMORY: .* at least .* MiB are needed"):
         KernelRunner(folder, replace(options, kv_cache_bytes=15 * page_bytes))
+
+
+@pytest.mark.parametrize("asked_pages", [None, 100])
+def test_models_leave_room_for_what_others_need(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked_pages: int | None
+) -> None:
+    make_long(folder)
+    options = EngineOptions(max_rows=4, num_runners=3)
+    page_bytes = KernelRunner(folder, options).layout.page_bytes
+    asked_bytes = None if asked_pages is None else asked_pages * page_bytes
+    weights_bytes = KernelRunner(folder, options).footprint.weights_bytes
+    free_bytes = 3 * weights_bytes + 700 * page_bytes
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: free_bytes)
+    runners = [
+        *(KernelRunner(folder, options) for _ in range(2)),
+        KernelRunner(folder, replace(options, kv_cache_bytes=asked_bytes)),
+    ]
+    share_memory(runners)
+    counts = [each.layout.num_pages for each in runners]
+    assert counts == ([116] * 3 if asked_pages is None else [100] * 3)
+    check_memory(dict(zip("abc", runners, strict=True)))
+    assert [each.max_seq_len for each in runners] == [count * PAGE_TOKENS for count in counts]
 
 
 def test_a_context_beyond_the_models_is_refused_however_little_memory_there_is(

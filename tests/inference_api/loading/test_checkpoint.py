@@ -84,8 +84,8 @@ def test_memory_is_summed_over_all_models(
     [fault] = checkpoint.check_all(asked)
     assert fault.startswith("Memory: llama 0.0")
     assert ", qwen2 0.0" in fault
-    assert "(8 rows x 128 tokens)" in fault
-    assert "in MODELS lower user_rows or max_seq_len" in fault
+    assert "(1024 tokens)" in fault
+    assert "in MODELS lower kv_cache_memory" in fault
     with pytest.raises(StartupError) as caught:
         check_memory(runners)
     assert caught.value.faults == (fault,)
