@@ -2,7 +2,7 @@
 
 Each fits the old systems that its name promises, as auditwheel sees it. Units that every processor
 runs have no instructions that only some have, and a unit of a variant brings no function that the
-linker could prefer to the one of another unit. tests/e2e/test_make_serve.py installs a wheel and
+linker could prefer to the one of another unit. tests/e2e/test_wheel.py installs a wheel and
 serves with it.
 """
 

@@ -1,24 +1,19 @@
 """What a newcomer does: start both processes, run the printed curl line, press Ctrl-C.
 
-From a clone, and from a wheel that was installed elsewhere.
+From a clone; test_wheel.py does it from a wheel.
 """
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import venv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import requests
 
-from inference_api.kernels.build import library_path, library_stem, units
-from inference_api.kernels.library import supported_variants
 from lab.kit.servers import ROOT, environment, eventually
 from tests.ports import free_ports
 
@@ -102,33 +97,3 @@ def test_killed_script_takes_both_processes_with_it(tmp_path: Path) -> None:
         for server in alive:
             server.kill()
         assert (len(gone), alive) == (4, [])  # two arbiters, each with its worker
-
-
-def test_installed_wheel_serves_from_another_directory_without_a_compiler(tmp_path: Path) -> None:
-    commands = install_wheel(tmp_path)
-    cwd = tmp_path / "elsewhere"
-    cwd.mkdir()
-    settings: dict[str, Any] = {"HOME": tmp_path, "PATH": commands}
-    with started(tmp_path / "log", (commands / "hearth", "serve"), cwd, **settings) as stack:
-        assert_curl_line_streams(stack)
-        assert [path.name for path in cwd.glob("*/*")] == ["jwt_secret"]
-    assert f" by kernels of {supported_variants()[0]} " in (tmp_path / "log").read_text()
-    assert not list(tmp_path.rglob(".cache/hearth/kernels/*.so"))
-
-
-def install_wheel(folder: Path) -> Path:
-    """The commands of a virtual environment with our dependencies and nothing of this clone. The
-    wheel has the kernels that were compiled here."""
-    python: list[str | Path] = [sys.executable, "-m"]
-    environment = folder / "venv"
-    shipped = folder / f"{library_stem(units())}.so"
-    shutil.copy(library_path(), shipped)
-    for_wheel = [*python, "hatchling", "build", "--target", "wheel", "--directory", folder]
-    variables = dict(os.environ, HEARTH_KERNELS=str(shipped))
-    subprocess.run(for_wheel, cwd=ROOT, timeout=START_TIMEOUT_S, check=True, env=variables)
-    venv.create(environment)
-    install = [*python, "pip", "--python", environment, "install", "--no-deps", "--no-compile"]
-    subprocess.run([*install, *folder.glob("*.whl")], timeout=START_TIMEOUT_S, check=True)
-    (packages,) = environment.glob("lib/*/site-packages")
-    (packages / "dependencies.pth").write_text(str(Path(requests.__file__).parents[1]))
-    return environment / "bin"

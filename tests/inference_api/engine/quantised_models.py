@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 Tensors = dict[str, Tensor]
@@ -232,9 +233,7 @@ def make_quantised(folder: Path, name: str, target: Path) -> tuple[Path, Path]:
     stored, numbers = split(load_file(folder / "model.safetensors"), draw)
     save_file(stored, quantised / "model.safetensors")
     save_file(numbers, plain / "model.safetensors")
-    described = json.loads((quantised / "config.json").read_text())
-    described["quantization_config"] = config
-    (quantised / "config.json").write_text(json.dumps(described))
+    describe(quantised, config)
     return quantised, plain
 
 
@@ -248,3 +247,34 @@ def split(tensors: Mapping[str, Tensor], draw: Draw) -> tuple[Tensors, Tensors]:
         else:
             stored[name] = numbers[name] = tensor
     return stored, numbers
+
+
+def make_mxfp4(folder: Path, target: Path) -> tuple[Path, Path]:
+    """Copies of the gpt-oss in `folder`: one whose experts are random MXFP4, as published, and one
+    that has them by transformers."""
+    quantised, plain = target / "quantised", target / "plain"
+    for copy in (quantised, plain):
+        copytree(folder, copy)
+    stored, numbers = {}, load_file(plain / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in numbers.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            stored[name] = tensor
+            continue
+        experts, inputs, outputs = tensor.shape
+        shape = (experts, outputs, inputs // 32)
+        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(118, 126, shape, generator=generator, dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        whole = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        numbers[name] = whole.view(tensor.shape).contiguous()
+    save_file(stored, quantised / "model.safetensors")
+    save_file(numbers, plain / "model.safetensors")
+    describe(quantised, {"quant_method": "mxfp4"})
+    return quantised, plain
+
+
+def describe(folder: Path, config: dict[str, Any]) -> None:
+    described = json.loads((folder / "config.json").read_text())
+    described["quantization_config"] = config
+    (folder / "config.json").write_text(json.dumps(described))

@@ -12,7 +12,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from inference_api.errors import StartupError
 from inference_api.kernels.packing import Bits
@@ -23,6 +22,7 @@ from inference_api.loading.options import EngineOptions
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel, make_runner
 from tests.inference_api.engine.checks import check_one
+from tests.inference_api.engine.quantised_models import make_mxfp4
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.loading.test_gguf import logits
 from tests.inference_api.parameters import numbers_of, packed_parameters
@@ -41,28 +41,7 @@ def changed_config(folder: Path, **values: Any) -> None:
 
 @pytest.fixture(scope="module")
 def models(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """One whose experts are random MXFP4, as published, and one that has them by transformers."""
-    target = tmp_path_factory.mktemp("mxfp4")
-    folder, plain = (
-        Path(copytree(tiny_model("gpt-oss")[0], target / name)) for name in ("mxfp4", "plain")
-    )
-    changed_config(folder, quantization_config={"quant_method": "mxfp4"})
-    stored, numbers = {}, load_file(plain / WEIGHTS)
-    generator = torch.Generator().manual_seed(0)
-    for name, tensor in numbers.items():
-        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            stored[name] = tensor
-            continue
-        experts, inputs, outputs = tensor.shape
-        shape = (experts, outputs, inputs // 32)
-        blocks = torch.randint(256, (*shape, 16), generator=generator, dtype=torch.uint8)
-        scales = torch.randint(118, 126, shape, generator=generator, dtype=torch.uint8)
-        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        whole = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-        numbers[name] = whole.view(tensor.shape).contiguous()
-    save_file(stored, folder / WEIGHTS)
-    save_file(numbers, plain / WEIGHTS)
-    return folder, plain
+    return make_mxfp4(tiny_model("gpt-oss")[0], tmp_path_factory.mktemp("mxfp4"))
 
 
 def test_mxfp4_is_the_numbers_that_transformers_makes_of_it(models: tuple[Path, Path]) -> None:
