@@ -121,17 +121,14 @@ def _examined(model: str, options: EngineOptions) -> Examined:
         return faults, None
     options = settled(config, options, described.tensors)
     faults += cpu_faults(config)
-    return faults, footprint_on_cpu(config, options, described.tensors)
+    of_all_rows = footprint_on_cpu(config, options, described.tensors)
+    return faults, of_all_rows.within(options.kv_cache_bytes)
 
 
 def footprint_on_cpu(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Footprint:
     """What the model takes of the CPU's memory."""
     options = options.on("cpu", keeps_bfloat16(config, tensors))
-    whole = Footprint.of(options.part_of(config), options, weight_bits(options))
-    if options.kv_cache_bytes is None:
-        return replace(whole, num_pages=whole.least_pages)
-    asked = options.kv_cache_bytes // whole.page_bytes
-    return replace(whole, num_pages=min(asked, whole.num_pages))
+    return Footprint.of(options.part_of(config), options, weight_bits(options))
 
 
 def locate(model: str, setting: str = "MODEL") -> Path:

@@ -12,7 +12,9 @@ KEYS_AND_VALUES = 2
 
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "linear", "llama3", "longrope", "yarn"]
-TensorNames = Literal["falcon", "gemma3", "glm4", "gpt_oss", "llama", "mixtral", "olmo2", "phi3"]
+TensorNames = Literal[
+    "ernie4_5", "falcon", "gemma3", "glm4", "gpt_oss", "llama", "mixtral", "olmo2", "phi3"
+]
 Scoring = Literal["softmax", "sigmoid"]
 QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq", "mxfp4"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")

@@ -1,7 +1,7 @@
 """Whether models fit into memory. Computed from their descriptions: nothing is allocated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype, cache_slot
@@ -59,6 +59,11 @@ class Footprint:
     def least_pages(self) -> int:
         """Returns how many pages a server needs, whatever its rows would like to have."""
         return min(self.num_pages, max(self.rows, num_pages(LEAST_TOKENS)))
+
+    def within(self, cache_bytes: int | None) -> Self:
+        """With as many pages as this memory has room for; None: the fewest that will do."""
+        count = self.least_pages if cache_bytes is None else cache_bytes // self.page_bytes
+        return replace(self, num_pages=min(count, self.num_pages))
 
     @property
     def cache_bytes(self) -> int:

@@ -42,6 +42,7 @@ from inference_api.loading.safetensors import opened, read_numbers
 from inference_api.loading.stacks import of_expert
 from inference_api.loading.stream import converted
 
+WITH_PATTERN = ("exaone4", "gemma3", "olmo2")  # a file says which layers have a window
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4")
 NORMAL, CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
 Json = dict[str, Any]
@@ -79,15 +80,19 @@ def make_gguf(folder: Path, target: Path, type_name: str) -> None:
 def _check(folder: Path, config: ModelConfig, architecture: str) -> None:
     """Raises ValueError when the file could not say what the model is."""
     activation = {"falcon": "gelu", "gemma3": "gelu_tanh"}.get(architecture, "silu")
-    has_windows = any(config.windows) and architecture not in ("gemma3", "gpt-oss", "phi3")
+    may_have_windows = architecture in (*WITH_PATTERN, "gpt-oss", "phi3")
+    has_windows = any(config.windows) and not may_have_windows
     if has_windows or config.activation != activation:
         raise ValueError(
             f"{folder}: in GGUF {architecture} has no sliding windows, and {activation} for its "
             "activation"
         )
+    all_turned = [True] * config.num_layers
     every_fourth = [(layer + 1) % 4 != 0 for layer in range(config.num_layers)]
+    local = [window is not None for window in config.windows]
+    turned_by = {"smollm3": every_fourth, "exaone4": local if any(local) else all_turned}
     turned = [rope is not None for rope in config.ropes]
-    if turned != (every_fourth if architecture == "smollm3" else [True] * config.num_layers):
+    if turned != turned_by.get(architecture, all_turned):
         raise ValueError(f"{folder}: in GGUF other layers of {architecture} have rope")
     if architecture == "gemma3" and not math.isclose(config.attention_scale, config.head_dim**-0.5):
         raise ValueError(f"{folder}: in GGUF gemma3 has no query_pre_attn_scalar")
@@ -204,8 +209,9 @@ def _add_rope(writer: GGUFWriter, config: ModelConfig) -> None:
     windows = {window for window in config.windows if window is not None}
     for window in windows:
         writer.add_sliding_window(window)
-    if writer.arch == "gemma3" and windows:
+    if writer.arch in WITH_PATTERN and windows:
         writer.add_sliding_window_pattern([window is not None for window in config.windows])
+    if writer.arch == "gemma3" and windows:
         local = config.ropes[config.windows.index(*windows)]
         assert local is not None
         writer.add_rope_freq_base_swa(local.theta)

@@ -89,6 +89,11 @@ def read_deepseek_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfi
 
 
 def _dense_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
+    kinds = fields.raw.get("mlp_layer_types")
+    if isinstance(kinds, list) and len(kinds) == num_layers:
+        return frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense")
+    if kinds is not None:
+        fields.refuse("mlp_layer_types", kinds, f"a type of MLP for each of {num_layers} layers")
     first = fields.count("first_k_dense_replace", 0, least=0)
     step = fields.count("moe_layer_freq", 1)
     return frozenset(layer for layer in range(num_layers) if layer < first or layer % step)

@@ -16,7 +16,6 @@ from inference_api.loading.config import (
     DEFAULT_MAX_SEQ_LEN,
     LatentConfig,
     ModelConfig,
-    RopeConfig,
     SwiGluConfig,
 )
 from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
@@ -27,21 +26,23 @@ from inference_api.loading.families.mixtures import (
     read_mixtral,
     read_qwen3_mixture,
 )
+from inference_api.loading.families.output_normed import read_exaone4, read_olmo2, read_olmo3
 from inference_api.loading.families.ropes import (
     PHI_KINDS,
     read_rope,
+    read_ropes_by_kind,
     read_rotary_dim,
     read_score_magnitude,
-    rope_of,
 )
 from inference_api.loading.families.windows import (
     GLOBAL,
     LOCAL,
     alternating_windows,
-    are_local_layers,
+    are_local_but_every,
     same_window,
     switched_window,
     windows_by_layer,
+    with_windows,
 )
 from inference_api.loading.quantised.formats import read_quantisation
 
@@ -182,15 +183,11 @@ def _read_gemma3_text(fields: ConfigFields) -> ModelConfig:
         has_qk_norm=True,
         tensor_names="gemma3",
     )
-    num_layers, pattern = config.num_layers, fields.count("sliding_window_pattern")
-    usual = [LOCAL if (layer + 1) % pattern else GLOBAL for layer in range(num_layers)]
-    are_local = are_local_layers(fields, fields.raw.get("layer_types", usual), num_layers)
-    [window, *_] = same_window(fields, num_layers)
-    of_all, of_local = _gemma3_ropes(fields, config)
+    are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
+    [window, *_] = same_window(fields, config.num_layers)
+    ropes = read_ropes_by_kind(fields, config, fields.number("rope_local_base_freq", 1.0))
     return replace(
-        config,
-        windows=tuple(window if is_local else None for is_local in are_local),
-        ropes=tuple(of_local if is_local else of_all for is_local in are_local),
+        with_windows(config, are_local, window, ropes),
         attention_scale=fields.number("query_pre_attn_scalar", 1.0) ** -0.5,
         embedding_multiplier=math.sqrt(config.hidden_size),
         logits_softcap=_logits_softcap(fields),
@@ -211,19 +208,6 @@ _GEMMA3_DEFAULTS = {
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
-
-
-def _gemma3_ropes(fields: ConfigFields, config: ModelConfig) -> tuple[RopeConfig, RopeConfig]:
-    """Returns the rope of layers that see everything, and the rope of layers that have a window."""
-    by_kind = fields.under(fields.mapping("rope_parameters"))
-
-    def rope(kind: str, theta: str) -> RopeConfig:
-        scaling = by_kind.under(by_kind.mapping(kind))
-        return rope_of(scaling, fields.number(theta, 1.0), config.max_positions, config.rotary_dim)
-
-    of_all = rope(GLOBAL, "rope_theta") if GLOBAL in by_kind.raw else config.ropes[0]
-    assert of_all is not None
-    return of_all, rope(LOCAL, "rope_local_base_freq")
 
 
 def _logits_softcap(fields: ConfigFields) -> float | None:
@@ -275,20 +259,6 @@ def _read_phi3(fields: ConfigFields) -> ModelConfig:
         tensor_names="phi3",
         rope_kinds=PHI_KINDS,
         usual_rotary_share=1.0,
-    )
-
-
-def _read_olmo2(fields: ConfigFields) -> ModelConfig:
-    """Norms after attention and MLP only, and of all heads of the queries or keys as one."""
-    fields = fields.or_else({"rms_norm_eps": 1e-5})
-    if fields.raw.get("sliding_window"):  # as GGUF says of OLMo 3
-        fields.refuse("sliding_window", fields.raw["sliding_window"], "no sliding_window")
-    return replace(
-        read_llama_like(fields, has_qk_norm=True, tensor_names="olmo2"),
-        is_qk_norm_whole=True,
-        has_attention_norm=False,
-        has_mlp_norm=False,
-        has_output_norms=True,
     )
 
 
@@ -348,6 +318,33 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
     return replace(config, has_out_bias=False)
 
 
+def _read_glm4_moe_lite(fields: ConfigFields) -> ModelConfig:
+    """GLM-4.7-Flash: DeepSeek's latent attention and mixture. What is left out has the values of
+    transformers' Glm4MoeLiteConfig."""
+    return _read_deepseek_v3(fields.or_else(_GLM4_MOE_DEFAULTS | {"routed_scaling_factor": 1.8}))
+
+
+def _read_seed_oss(fields: ConfigFields) -> ModelConfig:
+    """Llama, with biases of queries, keys and values alone."""
+    fields = fields.or_else({"attention_bias": True})
+    config = read_llama_like(fields)
+    return replace(config, has_out_bias=fields.flag("attention_out_bias"))
+
+
+def _read_ernie4_5(fields: ConfigFields) -> ModelConfig:
+    """Llama, with all biases or none, whose rotary pairs are side by side."""
+    has_bias = fields.flag("use_bias")
+    biases = {"attention_bias": has_bias, "mlp_bias": has_bias}
+    fields = fields.or_else(_ERNIE4_5_DEFAULTS)
+    return read_llama_like(fields.under({**fields.raw, **biases}), tensor_names="ernie4_5")
+
+
+_ERNIE4_5_DEFAULTS = {
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": True,
+}
 _GLM4_MOE_DEFAULTS = {
     "first_k_dense_replace": 1,
     "n_shared_experts": 1,
@@ -360,11 +357,14 @@ _GLM4_MOE_DEFAULTS = {
 _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "deepseek_v2": _read_deepseek_v2,
     "deepseek_v3": _read_deepseek_v3,
+    "ernie4_5": _read_ernie4_5,
+    "exaone4": read_exaone4,
     "falcon": _read_falcon,
     "gemma3": _read_gemma3,
     "gemma3_text": _read_gemma3_text,
     "glm4": _read_glm4,
     "glm4_moe": _read_glm4_moe,
+    "glm4_moe_lite": _read_glm4_moe_lite,
     "gpt_oss": _read_gpt_oss,
     "granite": read_llama_like,
     "llama": read_llama_like,
@@ -372,12 +372,14 @@ _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "mixtral": partial(
         read_llama_like, windows=same_window, tensor_names="mixtral", mixture=read_mixtral
     ),
-    "olmo2": _read_olmo2,
+    "olmo2": read_olmo2,
+    "olmo3": read_olmo3,
     "phi3": _read_phi3,
     "qwen2": partial(read_llama_like, has_qkv_bias=True, windows=windows_by_layer),
     "qwen3": partial(read_llama_like, has_qk_norm=True, windows=windows_by_layer),
     "qwen3_moe": partial(
         read_llama_like, has_qk_norm=True, windows=switched_window, mixture=read_qwen3_mixture
     ),
+    "seed_oss": _read_seed_oss,
     "smollm3": _read_smollm3,
 }

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from inference_api.loading.config import RopeConfig, RopeKind
+from inference_api.loading.config import ModelConfig, RopeConfig, RopeKind
 from inference_api.loading.families.fields import ConfigFields
+from inference_api.loading.families.windows import GLOBAL, LOCAL
 
 KINDS: Mapping[str, RopeKind] = {
     "default": "default",
@@ -59,6 +60,24 @@ def read_rope(
     given = _given(fields) | ({} if context is None else {ORIGINAL_POSITIONS: context})
     theta = fields.number("rope_theta", DEFAULT_THETA)
     return rope_of(fields.under(given), theta, max_positions, rotary_dim, kinds)
+
+
+def read_ropes_by_kind(
+    fields: ConfigFields, config: ModelConfig, local_theta: float
+) -> tuple[RopeConfig, RopeConfig]:
+    """Returns the rope of layers that see everything, and the rope of layers that have a window:
+    plain, with `local_theta`, unless `rope_parameters` says otherwise."""
+    by_kind = fields.under(fields.mapping("rope_parameters"))
+
+    def rope(kind: str, theta: float) -> RopeConfig:
+        scaling = by_kind.under(by_kind.mapping(kind))
+        return rope_of(scaling, theta, config.max_positions, config.rotary_dim)
+
+    of_all = config.ropes[0]
+    if GLOBAL in by_kind.raw:
+        of_all = rope(GLOBAL, fields.number("rope_theta", DEFAULT_THETA))
+    assert of_all is not None
+    return of_all, rope(LOCAL, local_theta)
 
 
 def rope_of(

@@ -71,6 +71,7 @@ _FALCON = Names(
     is_qkv_grouped=True,
 )
 SCHEMES: dict[TensorNames, Names] = {
+    "ernie4_5": replace(_LLAMA, is_interleaved=True),
     "falcon": _FALCON,
     "gemma3": replace(
         _LLAMA,

@@ -4,7 +4,9 @@ What is wrong gathers in the fields' faults.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from inference_api.loading.config import ModelConfig, RopeConfig
 from inference_api.loading.families.fields import ConfigFields
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # as `layer_types` calls a layer's attention
@@ -47,6 +49,34 @@ def alternating_windows(fields: ConfigFields, num_layers: int) -> tuple[int | No
     are_local = are_local_layers(fields, fields.raw.get("layer_types", usual), num_layers)
     windows = zip(same_window(fields, num_layers), are_local, strict=True)
     return tuple(window if is_local else None for window, is_local in windows)
+
+
+def are_local_but_every(fields: ConfigFields, name: str, num_layers: int) -> Sequence[bool]:
+    """Whether each layer's attention is local, as `layer_types` says or else the field `name`:
+    every so manieth is not, or as letters of a pattern say, G for those."""
+    kinds, pattern = fields.raw.get("layer_types"), fields.raw.get(name)
+    if kinds is None and isinstance(pattern, str) and pattern:
+        letters = [pattern[layer % len(pattern)] for layer in range(num_layers)]
+        kinds = [GLOBAL if letter == "G" else LOCAL for letter in letters]
+    elif kinds is None:
+        every = fields.count(name)
+        kinds = [LOCAL if (layer + 1) % every else GLOBAL for layer in range(num_layers)]
+    return are_local_layers(fields, kinds, num_layers)
+
+
+def with_windows(
+    config: ModelConfig,
+    are_local: Sequence[bool],
+    window: int | None,
+    ropes: tuple[RopeConfig | None, RopeConfig | None],
+) -> ModelConfig:
+    """Returns a config whose local layers have this window. `ropes`: of layers that see everything,
+    and of local ones."""
+    return replace(
+        config,
+        windows=tuple(window if is_local else None for is_local in are_local),
+        ropes=tuple(ropes[is_local] for is_local in are_local),
+    )
 
 
 def are_local_layers(fields: ConfigFields, kinds: object, num_layers: int) -> Sequence[bool]:

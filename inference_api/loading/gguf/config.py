@@ -94,7 +94,7 @@ def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]
     if architecture == "gpt-oss":
         return _gpt_oss(value)
     if architecture == "deepseek2":
-        return _deepseek(value)
+        return _deepseek(value, vocab_size=shapes.get("token_embd.weight", (0,))[0])
     if architecture == "glm4":
         return {"attention_bias": "blk.0.attn_q.bias" in shapes}
     if architecture == "glm4moe":
@@ -103,23 +103,38 @@ def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]
             "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
             **_deepseek_mixture(value, usual_gating=_SIGMOID),
         }
-    if architecture in ("olmo2", "phi3"):
+    if architecture == "olmo2":
+        windows = _windows(value)
+        return windows | {"model_type": "olmo3" if windows["sliding_window"] else "olmo2"}
+    if architecture == "exaone4":
+        return _windows(value)
+    if architecture == "seed_oss":
+        return {"attention_bias": "blk.0.attn_q.bias" in shapes}
+    if architecture == "ernie4_5":
+        return {"use_bias": "blk.0.attn_q.bias" in shapes}
+    if architecture == "phi3":
         return {"sliding_window": value("attention.sliding_window")}
     return {}
 
 
-def _gemma3(value: Any) -> dict[str, Any]:
+def _windows(value: Any) -> dict[str, Any]:
+    """Returns the window, and which layers have it."""
     pattern = value("attention.sliding_window_pattern")
     is_by_layer = isinstance(pattern, list)
-    kinds = [LOCAL if is_local else GLOBAL for is_local in pattern] if is_by_layer else None
+    return {
+        "sliding_window": value("attention.sliding_window"),
+        "sliding_window_pattern": None if is_by_layer else pattern,
+        "layer_types": [LOCAL if each else GLOBAL for each in pattern] if is_by_layer else None,
+    }
+
+
+def _gemma3(value: Any) -> dict[str, Any]:
     scalar = value("attention.key_length")
     if value("block_count") == _LAYERS_OF_27B:
         scalar = value("embedding_length") / value("attention.head_count")
     return {
+        **_windows(value),
         "model_type": "gemma3_text",
-        "sliding_window": value("attention.sliding_window"),
-        "sliding_window_pattern": None if is_by_layer else pattern,
-        "layer_types": kinds,
         "query_pre_attn_scalar": scalar,
         "rope_local_base_freq": value("rope.freq_base_swa"),
         "final_logit_softcapping": value("final_logit_softcapping"),
@@ -134,12 +149,14 @@ def _gpt_oss(value: Any) -> dict[str, Any]:
     }
 
 
-def _deepseek(value: Any) -> dict[str, Any]:
+def _deepseek(value: Any, vocab_size: int) -> dict[str, Any]:
     """Returns the fields of latent attention. Keys that end in _mla, where files have them, are the
-    lengths of heads; keys without it are then the lengths of what llama.cpp caches."""
+    lengths of heads; keys without it are then the lengths of what llama.cpp caches. Files of
+    GLM-4.7-Flash do not say how they choose experts."""
     rotary_dim = value("rope.dimension_count")
     head_dim = value("attention.key_length_mla") or value("attention.key_length")
-    mixture = _deepseek_mixture(value, usual_gating=_SOFTMAX)
+    is_glm = value("block_count") in _GLM_FLASH_LAYERS and vocab_size == _GLM_FLASH_VOCABULARY
+    mixture = _deepseek_mixture(value, usual_gating=_SIGMOID if is_glm else _SOFTMAX)
     return {
         **mixture,
         "model_type": "deepseek_v3" if mixture["topk_method"] == "noaux_tc" else "deepseek_v2",
@@ -152,6 +169,7 @@ def _deepseek(value: Any) -> dict[str, Any]:
     }
 
 
+_GLM_FLASH_LAYERS, _GLM_FLASH_VOCABULARY = (47, 48), 154_880
 _SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
 
 

@@ -12,24 +12,29 @@ from inference_api.loading.stacks import of_expert
 ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4",
     "falcon": "falcon",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
+    "glm4_moe_lite": "deepseek2",
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "llama": "llama",
     "mistral": "llama",
     "mixtral": "llama",
     "olmo2": "olmo2",
+    "olmo3": "olmo2",
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "seed_oss": "seed_oss",
     "smollm3": "smollm3",
 }
-_INTERLEAVED = ("glm4", "granite", "llama", "smollm3")
+_INTERLEAVED = ("ernie4_5", "glm4", "granite", "llama", "smollm3")
 _SUFFIXES = (".weight", ".bias")
 _SELECTION_BIAS = "e_score_correction"
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}

@@ -73,6 +73,7 @@ GEMMA3_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
 }
+LOCAL_ROPE = {"rope_type": "default", "rope_theta": 500_000.0}
 HALF_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 LONGROPE = {
     "rope_type": "longrope",
@@ -184,6 +185,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v3-one-group": ("DeepseekV3", {**DEEPSEEK, "n_group": 1, "topk_group": 1}),
     "olmo2": ("Olmo2", NO_PAD),
+    "olmo3": (
+        "Olmo3",
+        {
+            **NO_PAD,
+            "num_hidden_layers": 4,
+            "sliding_window": 7,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": LOCAL_ROPE},
+        },
+    ),
+    "exaone4": (
+        "Exaone4",
+        {**NO_PAD, "num_hidden_layers": 4, "sliding_window": 7, "rope_parameters": LLAMA3_ROPE},
+    ),
+    "seed-oss": ("SeedOss", {**NO_PAD, "head_dim": 24}),
+    "ernie4.5": ("Ernie4_5", {**NO_PAD, "head_dim": 24, "use_bias": True}),
+    "glm4-moe-lite": (
+        "Glm4MoeLite",
+        {**DEEPSEEK, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse"]},
+    ),
     "phi3": (
         "Phi3",
         {

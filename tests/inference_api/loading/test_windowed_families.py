@@ -1,0 +1,79 @@
+"""OLMo 3, EXAONE 4 and GLM-4.7-Flash, as their published files say them."""
+
+from typing import Any
+
+import pytest
+
+from inference_api.loading.families.read import read_config
+from inference_api.loading.gguf.config import raw_config
+from tests.inference_api.loading.test_families import DEEPSEEK_V3, LLAMA, faults
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+EXAONE4 = {**LLAMA, "model_type": "exaone4", "num_hidden_layers": 8}
+FLASH: dict[str, Any] = {
+    **DEEPSEEK_V3,
+    "model_type": "glm4_moe_lite",
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+
+def windows(raw: dict[str, Any]) -> str:
+    config = read_config(raw)
+    letters = {(True, True): "L", (False, False): "G", (False, True): "g", (True, False): "l"}
+    kinds = zip(config.windows, config.ropes, strict=True)
+    return "".join(letters[window is not None, rope is not None] for window, rope in kinds)
+
+
+def test_olmo3_has_yarn_in_the_layers_that_see_everything() -> None:
+    olmo3 = {**LLAMA, "model_type": "olmo3", "num_hidden_layers": 8, "rope_theta": 5e5}
+    config = read_config({**olmo3, "rope_scaling": YARN})
+    assert config.windows == (4096, 4096, 4096, None) * 2
+    assert [rope and rope.kind for rope in config.ropes[:4]] == ["default"] * 3 + ["yarn"]
+    assert {rope and rope.theta for rope in config.ropes} == {5e5}
+    assert config.is_qk_norm_whole
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ({}, "LLLGLLLG"),
+        ({"sliding_window_pattern": "LLG"}, "LLGLLGLL"),
+        ({"layer_types": ["sliding_attention"] * 7 + ["full_attention"]}, "LLLLLLLG"),
+    ],
+)
+def test_exaone4_turns_only_what_has_a_window(pattern: dict[str, Any], expected: str) -> None:
+    assert windows({**EXAONE4, "sliding_window": 64, **pattern}) == expected
+    assert windows({**EXAONE4, "sliding_window": None, **pattern}) == "g" * 8
+
+
+def test_flash_chooses_experts_as_deepseek_v3_does_without_saying_so() -> None:
+    mixture = read_config({**FLASH, "mlp_layer_types": ["dense", "sparse", "sparse"]}).mixture
+    assert mixture is not None
+    assert (mixture.scoring, mixture.has_selection_bias, mixture.groups) == ("sigmoid", True, None)
+    assert (mixture.dense_layers, mixture.scale) == (frozenset({0}), 1.8)
+    published = read_config({**FLASH, "first_k_dense_replace": 2}).mixture
+    assert published is not None
+    assert published.dense_layers == frozenset({0, 1})
+    [fault] = faults({**FLASH, "mlp_layer_types": ["dense"]})
+    assert "mlp_layer_types" in fault
+
+
+@pytest.mark.parametrize(
+    ("layers", "vocab_size", "method"),
+    [(47, 154_880, "noaux_tc"), (48, 154_880, "noaux_tc"), (47, 102_400, "greedy")],
+)
+def test_files_of_flash_need_not_say_how_experts_are_chosen(
+    layers: int, vocab_size: int, method: str
+) -> None:
+    keys = {
+        "block_count": layers,
+        "embedding_length": 2048,
+        "attention.head_count": 20,
+        "attention.key_length": 256,
+        "rope.dimension_count": 64,
+        "expert_count": 64,
+    }
+    metadata = {f"deepseek2.{key}": value for key, value in keys.items()}
+    raw = raw_config("deepseek2", metadata, {"token_embd.weight": (vocab_size, 2048)}, {})
+    assert raw["topk_method"] == method
