@@ -63,6 +63,7 @@ class UserRow:
     room_tokens: int = 0  # positions that it is known to have pages for
     reused_tokens: int = 0  # how many of the prompt's were there before any prefill
     switch: Switch | None = None  # what brought its model into memory
+    had_begun: bool = False  # before a pause
     generated: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first event
     pooled: PooledStates | None = None  # until the first event
@@ -96,6 +97,7 @@ class UserRow:
             self.number,
             reused_tokens=self.reused_tokens,
             switch=self.switch,
+            had_begun=self.had_begun or self.has_begun,
             generated=self.generated,
         )
 
@@ -121,7 +123,7 @@ class UserRow:
     def reuse(self, num_tokens: int) -> None:
         """The first tokens are in the row's pages already."""
         self.num_cached = self._num_found = num_tokens
-        if not self.generated:
+        if not self.had_begun:  # else it finds what it has prefilled itself
             self.reused_tokens = num_tokens
 
     def chunk_tokens(self, max_tokens: int) -> int:

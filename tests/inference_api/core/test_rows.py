@@ -206,6 +206,24 @@ def test_who_was_admitted_last_pauses_and_comes_back_with_what_was_said() -> Non
     assert again.reused_tokens == last.reused_tokens == 0
 
 
+@pytest.mark.parametrize("num_prefilled", [0, 2])
+def test_what_a_paused_row_finds_of_its_own_was_not_reused(num_prefilled: int) -> None:
+    rows = few_pages(8)
+    first = run(rows, SYSTEM)  # three pages, two of them whole
+    last = admit(rows, (*SYSTEM[:PAGE_TOKENS], *range(500, 500 + 3 * PAGE_TOKENS)))
+    assert last.reused_tokens == PAGE_TOKENS
+    if num_prefilled:
+        assert rows.reserve(last, num_prefilled * PAGE_TOKENS)
+        last.take_prompt(num_prefilled * PAGE_TOKENS)
+        rows.seal(last)
+    rows._pause(last)
+    rows.free(first)
+    rows.resume()
+    (again,) = rows.busy()
+    assert again.num_cached == (1 + num_prefilled) * PAGE_TOKENS
+    assert again.reused_tokens == PAGE_TOKENS
+
+
 def test_nobody_is_admitted_before_those_who_paused() -> None:
     rows = few_pages(4)
     first, last = (run(rows, tuple(range(at, at + 2 * PAGE_TOKENS))) for at in (0, 500))
