@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from inference_api.kernels.packing import CACHE_BYTES, cache_slot
 from inference_api.loading.config import KEYS_AND_VALUES, PAGE_TOKENS, ModelConfig, num_pages
-from inference_api.loading.packing.pages import anonymous
+from inference_api.loading.packing.pages import advise, anonymous
 
 NOWHERE = -1
 
@@ -50,7 +50,13 @@ class PagedCache:
         self.pages[target] = self.pages[source]
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """See `RowMemory`. A part of the system's page stays until its other parts go, too."""
+        """See `RowMemory`. A part of the system's page stays until its other parts go, too.
+
+        Where some pages stay, Linux would soon make huge pages of them and of the memory between:
+        it is told not to.
+        """
+        if 0 < len(pages) < len(self.pages):
+            advise(self._memory, mmap.MADV_NOHUGEPAGE)
         page_bytes = self.pages[0].nbytes
         for begin, end in _runs(pages):
             first = -(-begin * page_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -18,16 +18,18 @@ Pause = Callable[[], None]
 
 
 def anonymous(num_bytes: int, advice: int | None = None) -> mmap.mmap:
-    """Returns zeros that take memory page by page, as they are written. Raises MemoryError.
-
-    `advice`: of madvise(2), about huge pages; a kernel without any does not follow it.
-    """
+    """Returns zeros that take memory page by page, as they are written. Raises MemoryError."""
     with _memory_errors():
         memory = mmap.mmap(-1, num_bytes, flags=ANONYMOUS)
     if advice is not None:
-        with suppress(OSError):
-            memory.madvise(advice)
+        advise(memory, advice)
     return memory
+
+
+def advise(memory: mmap.mmap, advice: int) -> None:
+    """`advice`: of madvise(2), about huge pages; a kernel without any does not follow it."""
+    with suppress(OSError):
+        memory.madvise(advice)
 
 
 def mapped(file: int, num_bytes: int) -> mmap.mmap:

@@ -1,6 +1,7 @@
 """Pages take memory as they are written and give it back; rows find their positions in any."""
 
 import mmap
+import re
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,29 @@ def test_memory_is_taken_as_it_is_written_and_given_back(config: ModelConfig) ->
     cache.pages.fill(1)
     del cache
     assert resident_bytes() - before < MIB
+
+
+def flags_of(address: int) -> list[str]:
+    """What Linux says of the memory there: hg, it may make huge pages of it; nh, it may not."""
+    for mapping in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        begin, end = (int(each, 16) for each in mapping.split(maxsplit=1)[0].split("-"))
+        if begin <= address < end:
+            return mapping.rpartition("VmFlags:")[2].split()
+    raise AssertionError("no memory is there")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="none")
+def test_what_is_given_back_does_not_come_again_with_its_neighbours(config: ModelConfig) -> None:
+    """Half a minute later, Linux would make huge pages of those that stay and of holes."""
+    cache = make_cache(config, 64)
+    address = cache.pages.ctypes.data
+    cache.pages.fill(1)
+    cache.give_back(range(64))  # as after warm-up
+    cache.give_back([])
+    assert "hg" in flags_of(address)
+    cache.pages.fill(1)
+    cache.give_back(range(0, 64, 2))
+    assert "nh" in flags_of(address)
 
 
 def test_memory_that_is_not_there_is_an_error_of_its_own(config: ModelConfig) -> None:
