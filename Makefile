@@ -92,12 +92,12 @@ format: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/clang-format -i $(KERNELS)
 	$(BIN)/node node_modules/.bin/biome check --write
 
-# The kernels for this processor. Needs no packages: `make serve` compiles while it installs. Where
-# no compiler is installed, one comes as a package.
+# The kernels for this processor. Needs no packages: make compiles while it installs, and gives way to
+# the install, which more waits for. Where no compiler is installed, one comes as a package.
 ZIG := $(if $(shell command -v g++ || command -v clang++ || command -v c++),,$(VENV)/zig.stamp)
 
 kernels: $(VENV)/python.stamp $(ZIG)
-	$(BIN)/python -m inference_api.kernels.build
+	nice $(BIN)/python -m inference_api.kernels.build
 
 # Without them a GPU still serves.
 kernels-if-possible: $(VENV)/python.stamp
@@ -147,11 +147,16 @@ $(VENV)/python.stamp:
 	  { echo "Could not create a virtual environment; on Debian: sudo apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-$(VENV)/zig.stamp: $(VENV)/python.stamp requirements-wheels.txt
+# While pip replaces itself no other may run.
+$(VENV)/pip.stamp: $(VENV)/python.stamp requirements-pip.txt
+	$(PIP_INSTALL) -r requirements-pip.txt
+	@touch $@
+
+$(VENV)/zig.stamp: $(VENV)/pip.stamp requirements-wheels.txt
 	$(PIP_INSTALL) -r requirements-wheels.txt
 	@touch $@
 
-$(VENV)/serve.stamp: $(VENV)/python.stamp pyproject.toml requirements-core.txt requirements-serve.txt \
+$(VENV)/serve.stamp: $(VENV)/pip.stamp pyproject.toml requirements-core.txt requirements-serve.txt \
   requirements-cuda.txt
 	$(PIP_INSTALL) --editable '.[$(SERVE_EXTRAS)]'
 	@touch $@
@@ -165,7 +170,6 @@ $(VENV)/router.stamp: $(VENV)/serve.stamp requirements-router.txt
 $(VENV)/dev.stamp: $(VENV)/serve.stamp $(wildcard requirements*.txt)
 	@test -n "$(NVIDIA)$(TORCH_INDEX)" || \
 	  echo "Found no NVIDIA driver. To skip gigabytes of CUDA libraries: make TORCH_INDEX=ADDRESS (docs/install.md)"
-	$(PIP_INSTALL) -r requirements-pip.txt
 	$(PIP_INSTALL) $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') -r requirements-cuda.txt
 	$(PIP_INSTALL) -r requirements-dev.txt
 	@touch $@

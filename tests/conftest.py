@@ -22,11 +22,9 @@ from weights.settings import Settings as WeightsSettings
 pytest.register_assert_rewrite("tests.e2e.pages")  # its asserts show what they compared
 
 SETTINGS: tuple[type[BaseSettings], ...] = (ApiSettings, OptimizerSettings, WeightsSettings)
-VARIABLES = [
-    str(field.validation_alias or name).upper()
-    for settings in SETTINGS
-    for name, field in settings.model_fields.items()
-]
+for settings in SETTINGS:
+    for name, field in settings.model_fields.items():
+        os.environ.pop(str(field.validation_alias or name).upper(), None)
 
 # What `make test-fast` leaves out: whose tests start processes, or compute for seconds. Elsewhere
 # tests of Redis are found by themselves, and single ones say `@pytest.mark.slow`.
@@ -133,12 +131,6 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
         if is_slow(item.path) or "redis_url" in item.fixturenames or "redis" in given:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not is_slow(item.path))
-
-
-@pytest.fixture(autouse=True)
-def _without_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")
