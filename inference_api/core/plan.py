@@ -117,7 +117,9 @@ class StepPlanner:
         self._guessable = () if has_waiting or self._drafts is None else decoding
         wants_hidden = not has_waiting and self._drafts is not None and self._drafts.wants_hidden
         for row in decoding:
-            draft = self._reserved(row, drafts.get(row.index, NO_DRAFT))
+            guesses = drafts.get(row.index, NO_DRAFT) if drafts else NO_DRAFT
+            has_room = guesses is NO_DRAFT and row.num_cached < row.room_tokens
+            draft = guesses if has_room else self._reserved(row, guesses)
             if draft is not None:
                 step.decoding.append((row, row.take_step(draft, wants_hidden)))
         return step
@@ -137,7 +139,8 @@ class StepPlanner:
         """The rows that decode, each with a page for its next token. Where there are too few, who
         was admitted last pauses."""
         rows, decoding = self._rows, self._rows.decoding()
-        if all(rows.reserve(row, 1) for row in decoding):
+        lacking = [row for row in decoding if row.num_cached >= row.room_tokens]
+        if all(rows.reserve(row, 1) for row in lacking):
             return decoding
         for row in sorted(decoding, key=lambda each: each.number):
             if rows.users[row.index] is row:  # else it has paused for an earlier one
