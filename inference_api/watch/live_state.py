@@ -49,13 +49,17 @@ class LiveState:
         self._clock = clock
 
     def dump(self) -> Json:
-        now_s = self._clock()
-        totals = self._backend.snapshot.totals
+        now_s, snapshot = self._clock(), self._backend.snapshot
+        totals = snapshot.totals
         return {
             "at_s": now_s,
             "server": self._server(),
             "rows": self._rows(now_s),
-            "queue": {"waiting": len(self._input_queue), "capacity": self._settings.queue_capacity},
+            "queue": {
+                "waiting": len(self._input_queue),
+                "paused": snapshot.paused,
+                "capacity": self._settings.queue_capacity,
+            },
             "totals": {
                 "steps": totals.steps,
                 "prefilled_tokens": totals.prefilled_tokens,

@@ -34,6 +34,7 @@ export async function showServer(state) {
   setText(
     summary,
     `${busy} of ${state.rows.length} busy, ${state.queue.waiting} waiting` +
+      (state.queue.paused ? `, ${state.queue.paused} paused` : "") +
       (models.length === 1 ? `, ${count(state.server.context_tokens, "token")} each` : ""),
   );
   showRows(state);

@@ -11,6 +11,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from inference_api._mock_inference_api_server import create_test_server
+from inference_api.core.status import ModelSnapshot, Snapshot
 from inference_api.errors import Draining
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import ModelSettings, Settings
@@ -68,6 +69,15 @@ def test_a_dead_decode_thread_fails_probes_and_still_shows_the_page() -> None:
     assert "out of memory" in state_of(client)["server"]["reason"]
 
 
+def test_requests_that_have_paused_are_counted() -> None:
+    app = create_server(Settings())
+    server_of(app).backend.snapshot = Snapshot(0.0, {"m": ModelSnapshot(busy_rows=2, paused=3)})
+    client = app.test_client()
+    assert state_of(client)["queue"] == {"waiting": 0, "paused": 3, "capacity": 64}
+    ready = client.get("/ready").get_json()
+    assert (ready["busy_rows"], ready["queued"], ready["paused"]) == (2, 3, 3)
+
+
 def test_an_unchanged_page_is_not_sent_again(client: FlaskClient) -> None:
     first = client.get("/", headers={"Accept": BROWSER})
     assert first.headers["Cache-Control"] == "no-cache"
@@ -103,7 +113,7 @@ def test_files_of_another_version_and_other_files_are_not_found(client: FlaskCli
 def test_an_idle_server_has_free_rows_and_no_observations() -> None:
     state = state_of(create_server(Settings()).test_client())
     assert state["rows"] == [None] * 32
-    assert state["queue"] == {"waiting": 0, "capacity": 64}
+    assert state["queue"] == {"waiting": 0, "paused": 0, "capacity": 64}
     assert state["server"]["phase"] == "loading"
     assert state["server"]["models"] == []
     assert state["kv_cache"] == {}
