@@ -7,6 +7,7 @@ float64, and what comes of it rounded once.
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,17 @@ from numpy.typing import NDArray
 from inference_api.loading.config import ModelConfig, RopeConfig
 from inference_api.loading.packing.pages import anonymous
 
-Turns = tuple[NDArray[np.float32], NDArray[np.float32]]  # cosines and sines [n, rotary_dim]
+Floats = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 BLOCK_TOKENS = 4096  # positions whose turns are made together
+
+
+class Turns(NamedTuple):
+    """What a layer does at each of n positions."""
+
+    cosines: Floats  # [n, rotary_dim]
+    sines: Floats  # like cosines
+    query_scales: Floats | None  # [n]: what turned queries are multiplied by
 
 
 class RopeTurns:
@@ -53,7 +62,9 @@ class _Table:
         shape = (2, max_seq_len, rotary_dim)
         memory = anonymous(4 * 2 * max_seq_len * rotary_dim)
         cosines, sines = np.frombuffer(memory, np.float32).reshape(shape)
-        self.turns: Turns = cosines, sines
+        scales = np.zeros(max_seq_len, np.float32) if config.query_growth else None
+        self.turns = Turns(cosines, sines, scales)
+        self._config = config
         self._frequencies = frequencies(config, rotary_dim, max_seq_len)
         self._magnitude = np.float32(config.magnitude)  # as GGUF files have it
 
@@ -62,8 +73,11 @@ class _Table:
         cosines = (np.cos(angles) * self._magnitude).astype(np.float32)
         sines = (np.sin(angles) * self._magnitude).astype(np.float32)
         # Half of every turned pair is subtracted: the sign lives in the table.
-        self.turns[0][begin:end] = np.hstack((cosines, cosines))
-        self.turns[1][begin:end] = np.hstack((-sines, sines))
+        self.turns.cosines[begin:end] = np.hstack((cosines, cosines))
+        self.turns.sines[begin:end] = np.hstack((-sines, sines))
+        if self.turns.query_scales is not None:
+            contexts = np.arange(begin, end) // self._config.original_max_positions
+            self.turns.query_scales[begin:end] = 1 + self._config.query_growth * np.log1p(contexts)
 
 
 def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Float64s:

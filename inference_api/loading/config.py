@@ -30,6 +30,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+    query_growth: float = 0.0  # for each e-fold of original contexts, of turned queries
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     is_truncated: bool = True

@@ -202,6 +202,10 @@ def _add_rope(writer: GGUFWriter, config: ModelConfig) -> None:
     if rope.kind == "longrope":
         writer.add_rope_scaling_orig_ctx_len(rope.original_max_positions)
         writer.add_rope_scaling_attn_factors(rope.magnitude)
+    if rope.query_growth:
+        growth = f"{writer.arch}.attention.temperature_scale"
+        writer.add_float32(growth, rope.query_growth)
+        writer.add_rope_scaling_yarn_log_mul(1.0)  # its mscale_all_dim: turns keep lengths
     if rope.kind == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope.factor)

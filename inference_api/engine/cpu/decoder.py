@@ -105,7 +105,11 @@ class KernelDecoder:
         """Returns pointers to each layer's turns; none where nothing is turned."""
         layers = self._rope.layers
         pointers = {
-            id(turns): {"cos": self._pointer(turns[0]), "sin": self._pointer(turns[1])}
+            id(turns): {
+                "cos": self._pointer(turns.cosines),
+                "sin": self._pointer(turns.sines),
+                "query_scales": self._pointer_or_null(turns.query_scales),
+            }
             for turns in layers
             if turns is not None
         }
@@ -182,7 +186,7 @@ class KernelDecoder:
             {each: self._norm(f"{name}.{each}") for each in norms}
             | linears
             | {
-                "qk_norm": ffi.NULL if qk_norm is None else self._pointer(qk_norm),
+                "qk_norm": self._pointer_or_null(qk_norm),
                 "q_a_norm": self._optional(f"{name}.q_a_norm.weight"),
                 "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
                 "sinks": self._optional(f"{name}.sinks"),
@@ -208,8 +212,10 @@ class KernelDecoder:
         }
 
     def _optional(self, name: str) -> Any:
-        tensor = self._tensors.get(name)
-        return ffi.NULL if tensor is None else self._pointer(tensor)
+        return self._pointer_or_null(self._tensors.get(name))
+
+    def _pointer_or_null(self, array: Floats | None) -> Any:
+        return ffi.NULL if array is None else self._pointer(array)
 
     def _pointer(self, array: Floats) -> Any:
         """The address of the array's numbers, which stay there."""

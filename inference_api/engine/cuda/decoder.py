@@ -174,6 +174,8 @@ class Decoder:
         if layer.qk_norm is not None:
             qk = self._normed_heads(qk) * layer.qk_norm
         queries, keys = turn(qk, turns).split_with_sizes([config.num_heads, config.num_kv_heads], 1)
+        if turns is not None and turns.query_scales is not None:
+            queries = queries * turns.query_scales
         return queries, keys, values
 
     def _normed_heads(self, qk: Tensor) -> Tensor:

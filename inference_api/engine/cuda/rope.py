@@ -1,12 +1,20 @@
 """Turns of heads by torch."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from inference_api.engine.rope import RopeTurns
+from inference_api.engine.rope import Floats, RopeTurns
 from inference_api.loading.config import ModelConfig
 
-TensorTurns = tuple[Tensor, Tensor]  # cosines and sines [n, 1, rotary_dim]
+
+class TensorTurns(NamedTuple):
+    """As `Turns`, with a dimension for heads."""
+
+    cosines: Tensor  # [n, 1, rotary_dim]
+    sines: Tensor  # like cosines
+    query_scales: Tensor | None  # [n, 1, 1]
 
 
 class Rope:
@@ -19,15 +27,30 @@ class Rope:
         of_all.reach(max_seq_len)
         layers = of_all.layers
         tables = {id(turns): turns for turns in layers if turns is not None}
+
+        def tensor(array: Floats) -> Tensor:
+            return torch.from_numpy(array).unsqueeze(1).to(device, dtype)
+
         self._tables = {
-            key: tuple(torch.from_numpy(each).unsqueeze(1).to(device, dtype) for each in turns)
+            key: TensorTurns(
+                tensor(turns.cosines),
+                tensor(turns.sines),
+                None if turns.query_scales is None else tensor(turns.query_scales[:, None]),
+            )
             for key, turns in tables.items()
         }
         self._keys = [id(turns) for turns in layers]
 
     def at(self, positions: Tensor) -> list[TensorTurns | None]:
         """Each layer's turns for `positions` [n]; layers that turn alike have the same tensors."""
-        turns = {key: (cos[positions], sin[positions]) for key, (cos, sin) in self._tables.items()}
+        turns = {
+            key: TensorTurns(
+                table.cosines[positions],
+                table.sines[positions],
+                None if table.query_scales is None else table.query_scales[positions],
+            )
+            for key, table in self._tables.items()
+        }
         return [turns.get(key) for key in self._keys]
 
 
@@ -35,7 +58,7 @@ def turn(heads: Tensor, turns: TensorTurns | None) -> Tensor:
     """Apply `turns` to `heads` [n, heads, head_dim]."""
     if turns is None:
         return heads
-    cos, sin = turns
+    cos, sin, _ = turns
     turned = heads[..., : cos.shape[-1]]
     turned = turned * cos + turned.roll(turned.shape[-1] // 2, dims=-1) * sin
     if turned.shape == heads.shape:

@@ -86,6 +86,11 @@ void write_heads(const HeadsCall& call) {
   for (int64_t head = 0; head < num_turned; ++head) {
     turn(call.qkv + head * call.head_dim, call.cos, call.sin, call.rotary_dim);
   }
+  if (call.query_scale != 1.0f) {
+    for (int64_t i = 0; i < call.num_heads * call.head_dim; ++i) {
+      call.qkv[i] *= call.query_scale;
+    }
+  }
   const int64_t of_keys = key_bytes(call.type, call.head_dim);
   for (int64_t head = 0; head < call.num_kv_heads; ++head) {
     const float* keys = call.qkv + (call.num_heads + head) * call.head_dim;

@@ -85,10 +85,11 @@ typedef struct {
   HearthNorm attention_output_norm;  // of what attention adds
   HearthNorm mlp_norm;  // where there is none, the MLP of a parallel layer shares the attention's
   HearthNorm mlp_output_norm;
-  const float* qk_norm;  // [heads + kv_heads][head_dim] or null
-  const float* cos;      // [positions][rotary_dim], or null: nothing is turned
-  const float* sin;      // like cos; negative in the first half
-  const float* sinks;    // [heads] or null: see AttentionCall
+  const float* qk_norm;       // [heads + kv_heads][head_dim] or null
+  const float* cos;           // [positions][rotary_dim], or null: nothing is turned
+  const float* sin;           // like cos; negative in the first half
+  const float* query_scales;  // [positions] or null: what turned queries are multiplied by
+  const float* sinks;         // [heads] or null: see AttentionCall
   HearthLinear qkv;
   // Of latent attention, instead of qkv: see LatentConfig in engine/. Without q_a queries are made
   // of what attention reads. kv_a has what is turned of a key, then the latent; kv_b of each head

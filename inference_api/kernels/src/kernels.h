@@ -79,6 +79,7 @@ struct HeadsCall {
   const float* cos;    // [rotary_dim] of the token's position
   const float* sin;    // like cos; negative in the first half, which is where it is subtracted
   int64_t rotary_dim;  // 0: nothing is turned
+  float query_scale;   // of the token's position
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;

@@ -285,7 +285,8 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
     workers.kernels.write_heads(
         {qkv_.data() + token * stride, layer.qk_norm, model.is_qk_norm_whole != 0, model.norm_eps,
          layer.cos + position * rotary_dim, layer.sin + position * rotary_dim, rotary_dim,
-         model.num_heads, model.num_kv_heads, model.head_dim, type, place});
+         layer.query_scales == nullptr ? 1.0f : layer.query_scales[position], model.num_heads,
+         model.num_kv_heads, model.head_dim, type, place});
   });
 }
 

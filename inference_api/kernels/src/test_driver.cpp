@@ -252,6 +252,7 @@ struct Model {
       layer.cos = floats(kCapacity * description.rotary_dim);
       layer.sin = floats(kCapacity * description.rotary_dim);
     }
+    layer.query_scales = kind % 5 == 2 ? floats(kCapacity) : nullptr;
     layer.sinks = kind % 4 == 0 ? floats(kHeads) : nullptr;
     if (kind % 6 == 0) {
       description.swiglu_limit = 0.5f;

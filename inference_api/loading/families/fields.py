@@ -112,3 +112,12 @@ def token_ids(value: object) -> frozenset[int]:
         for item in values
         if isinstance(item, int) and not isinstance(item, bool) and item >= 0
     )
+
+
+def text_fields(fields: ConfigFields) -> ConfigFields:
+    """Returns the fields of the text model of one that sees too."""
+    text = {"tie_word_embeddings": fields.raw.get("tie_word_embeddings")}
+    text |= fields.mapping("text_config")
+    if fields.raw.get("eos_token_id"):  # ids from all its files: see `checkpoint.load_config`
+        text["eos_token_id"] = fields.raw["eos_token_id"]
+    return fields.under(text)

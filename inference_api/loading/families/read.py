@@ -18,8 +18,9 @@ from inference_api.loading.config import (
     ModelConfig,
     SwiGluConfig,
 )
-from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
+from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields, text_fields
 from inference_api.loading.families.llama_like import read_llama_like
+from inference_api.loading.families.mistral import read_ministral3, read_mistral3
 from inference_api.loading.families.mixtures import (
     read_deepseek_mixture,
     read_gpt_oss_mixture,
@@ -162,11 +163,7 @@ def _are_turned(fields: ConfigFields, num_layers: int) -> Sequence[bool]:
 
 def _read_gemma3(fields: ConfigFields) -> ModelConfig:
     """The text model of one that sees too."""
-    text = {"tie_word_embeddings": fields.raw.get("tie_word_embeddings")}
-    text |= fields.mapping("text_config")
-    if fields.raw.get("eos_token_id"):  # ids from all its files: see `checkpoint.load_config`
-        text["eos_token_id"] = fields.raw["eos_token_id"]
-    return _read_gemma3_text(fields.under(text))
+    return _read_gemma3_text(text_fields(fields))
 
 
 def _read_gemma3_text(fields: ConfigFields) -> ModelConfig:
@@ -368,6 +365,8 @@ _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "gpt_oss": _read_gpt_oss,
     "granite": read_llama_like,
     "llama": read_llama_like,
+    "ministral3": read_ministral3,
+    "mistral3": read_mistral3,
     "mistral": partial(read_llama_like, windows=same_window),
     "mixtral": partial(
         read_llama_like, windows=same_window, tensor_names="mixtral", mixture=read_mixtral

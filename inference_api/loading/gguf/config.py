@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.errors import StartupError
+from inference_api.loading.families.mistral import QUERY_GROWTH
 from inference_api.loading.families.ropes import ORIGINAL_POSITIONS
 from inference_api.loading.families.windows import GLOBAL, LOCAL
 
@@ -81,6 +82,7 @@ def _model_type(architecture: str, has_experts: bool) -> str:
 
 
 _MODEL_TYPES = {
+    "mistral3": "ministral3",
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
     "qwen3moe": "qwen3_moe",
@@ -207,6 +209,7 @@ def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
             "beta_fast": value("rope.scaling.yarn_beta_fast"),
             "beta_slow": value("rope.scaling.yarn_beta_slow"),
             "truncate": is_truncated,
+            QUERY_GROWTH: value("attention.temperature_scale"),
             **_magnitudes(value("rope.scaling.yarn_log_multiplier")),
         }
     if ROPE_FACTORS in factors:

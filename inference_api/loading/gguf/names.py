@@ -23,7 +23,9 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "llama": "llama",
+    "ministral3": "mistral3",
     "mistral": "llama",
+    "mistral3": "mistral3",
     "mixtral": "llama",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
@@ -34,7 +36,7 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
 }
-_INTERLEAVED = ("ernie4_5", "glm4", "granite", "llama", "smollm3")
+_INTERLEAVED = ("ernie4_5", "glm4", "granite", "llama", "mistral3", "smollm3")
 _SUFFIXES = (".weight", ".bias")
 _SELECTION_BIAS = "e_score_correction"
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}

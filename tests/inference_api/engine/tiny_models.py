@@ -198,6 +198,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Exaone4",
         {**NO_PAD, "num_hidden_layers": 4, "sliding_window": 7, "rope_parameters": LLAMA3_ROPE},
     ),
+    "ministral3": (
+        "Ministral3",
+        {
+            **NO_PAD,
+            "head_dim": 24,
+            "rope_parameters": {
+                **YARN,
+                "original_max_position_embeddings": 8,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
     "seed-oss": ("SeedOss", {**NO_PAD, "head_dim": 24}),
     "ernie4.5": ("Ernie4_5", {**NO_PAD, "head_dim": 24, "use_bias": True}),
     "glm4-moe-lite": (

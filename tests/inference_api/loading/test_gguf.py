@@ -66,6 +66,7 @@ FAMILIES = (
     "olmo2",
     "olmo3",
     "exaone4",
+    "ministral3",
     "seed-oss",
     "ernie4.5",
     "glm4-moe-lite",

@@ -77,3 +77,15 @@ def test_files_of_flash_need_not_say_how_experts_are_chosen(
     metadata = {f"deepseek2.{key}": value for key, value in keys.items()}
     raw = raw_config("deepseek2", metadata, {"token_embd.weight": (vocab_size, 2048)}, {})
     assert raw["topk_method"] == method
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_queries_of_ministral3_grow_with_their_position(key: str) -> None:
+    raw = {**LLAMA, "model_type": "ministral3", key: {**YARN, "llama_4_scaling_beta": 0.1}}
+    assert {rope and rope.query_growth for rope in read_config(raw).ropes} == {0.1}
+    seeing = {"model_type": "mistral3", "text_config": raw}
+    assert read_config(seeing).ropes == read_config(raw).ropes
+    of_old = {**LLAMA, "model_type": "mistral"}
+    assert read_config({"model_type": "mistral3", "text_config": of_old}).ropes[0] is not None
+    [fault] = faults({"model_type": "mistral3", "text_config": {**LLAMA, "model_type": "mistral4"}})
+    assert "text_config.model_type" in fault
