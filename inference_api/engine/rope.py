@@ -20,7 +20,7 @@ Float64s = NDArray[np.float64]
 BLOCK_TOKENS = 4096  # positions whose turns are made together
 
 
-class Turns(NamedTuple):
+class LayerTurns(NamedTuple):
     """What a layer does at each of n positions."""
 
     cosines: Floats  # [n, rotary_dim]
@@ -40,7 +40,7 @@ class RopeTurns:
             for rope in config.ropes
             if rope is not None
         }
-        self.layers: Sequence[Turns | None] = [
+        self.layers: Sequence[LayerTurns | None] = [
             None if rope is None else self._tables[rope].turns for rope in config.ropes
         ]
         """Each layer's, for every position; layers that turn alike have the same arrays, and those
@@ -56,14 +56,14 @@ class RopeTurns:
 
 
 class _Table:
-    """Turns for every position, in memory that is taken as it is written."""
+    """LayerTurns for every position, in memory that is taken as it is written."""
 
     def __init__(self, config: RopeConfig, rotary_dim: int, max_seq_len: int) -> None:
         shape = (2, max_seq_len, rotary_dim)
         memory = anonymous(4 * 2 * max_seq_len * rotary_dim)
         cosines, sines = np.frombuffer(memory, np.float32).reshape(shape)
         scales = np.zeros(max_seq_len, np.float32) if config.query_growth else None
-        self.turns = Turns(cosines, sines, scales)
+        self.turns = LayerTurns(cosines, sines, scales)
         self._config = config
         self._frequencies = frequencies(config, rotary_dim, max_seq_len)
         self._magnitude = np.float32(config.magnitude)  # as GGUF files have it

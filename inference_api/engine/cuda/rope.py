@@ -1,4 +1,4 @@
-"""Turns of heads by torch."""
+"""LayerTurns of heads by torch."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from inference_api.loading.config import ModelConfig
 
 
 class TensorTurns(NamedTuple):
-    """As `Turns`, with a dimension for heads."""
+    """As `LayerTurns`, with a dimension for heads."""
 
     cosines: Tensor  # [n, 1, rotary_dim]
     sines: Tensor  # like cosines
