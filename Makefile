@@ -18,7 +18,7 @@ CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
 SERVE_EXTRAS := serve$(if $(NVIDIA),$(shell echo ,)cuda)
 
 .PHONY: serve mock test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible wheels test-kernels test-arm \
-  cluster-demo image-check first-token clean
+  test-arm-wheel cluster-demo image-check first-token clean
 
 serve: $(VENV)/python.stamp
 	@$(MAKE) --silent --jobs=2 $(if $(BUNDLE),$(VENV)/router.stamp,$(VENV)/serve.stamp) kernels-if-possible
@@ -121,6 +121,10 @@ test-kernels: $(VENV)/dev.stamp
 # The kernels for ARM on a machine that is none, under qemu-user-static.
 test-arm: $(VENV)/dev.stamp $(VENV)/zig.stamp
 	$(BIN)/python -m inference_api.kernels.emulate
+
+# And the wheel for ARM, with a Python for ARM. Options: make test-arm-wheel MODELS="model.gguf folder"
+test-arm-wheel: wheels
+	$(BIN)/python -m lab.arm var/wheels/*-manylinux2014_aarch64.whl $(MODELS)
 
 # `make bench-serve`, and so on (lab/benches/__main__.py): each prints a table and the machine, and
 # leaves both in var/bench. Time one alone; `python -m lab.benches serve --help` lists its options.
