@@ -145,6 +145,12 @@ class KernelRunner(LocalRunner):
         self._check(needed, are_files_read=not (is_lazy and self.is_packed()))
         config, context, dtype = self._config, self.max_seq_len, self._cache_dtype
         count = self.layout.num_pages
+        if context < needed.context_tokens:
+            logger.warning(
+                "%s has contexts of %d tokens, of %d: there is memory for no more; raise "
+                "KV_CACHE_MEMORY or free memory",
+                *(self._folder.name, context, needed.context_tokens),
+            )
         self._cache = PagedCache(config, self.max_rows, context, dtype, count)
         parameters = self._parameters()
         self.decoder = KernelDecoder(config, parameters, self._cache, context)

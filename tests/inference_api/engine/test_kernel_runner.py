@@ -97,6 +97,18 @@ def test_pages_are_as_many_as_there_is_memory_for(
         KernelRunner(folder, replace(options, kv_cache_bytes=15 * page_bytes))
 
 
+def test_a_context_that_memory_makes_shorter_is_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_long(folder)
+    options = EngineOptions(max_rows=2, max_seq_len=4096)
+    page_bytes = KernelRunner(folder, options).layout.page_bytes
+    KernelRunner(folder, replace(options, kv_cache_bytes=2**30)).load()
+    assert "contexts of" not in caplog.text
+    KernelRunner(folder, replace(options, kv_cache_bytes=100 * page_bytes)).load()
+    assert "has contexts of 3200 tokens, of 4096: there is memory for no more" in caplog.text
+
+
 @pytest.mark.parametrize("asked_pages", [None, 100])
 def test_models_leave_room_for_what_others_need(
     folder: Path, monkeypatch: pytest.MonkeyPatch, asked_pages: int | None
