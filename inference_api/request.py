@@ -141,6 +141,10 @@ class OutputQueue:
     def put(self, event: "TokenEvent") -> None:
         self._events.put(event)
 
+    @property
+    def has_events(self) -> bool:
+        return not self._events.empty()
+
     def get(self, timeout_s: float) -> "TokenEvent | None":
         try:
             return self._events.get(timeout=timeout_s)

@@ -82,6 +82,11 @@ class TextGeneration:
         if piece:
             yield piece
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `pieces` goes on without waiting for the next event."""
+        return self.finish_reason is not None or self._events.has_events
+
     def take_scored(self) -> list[ScoredToken]:
         """The tokens that came since the last call, if their log probabilities were asked for."""
         scored, self._scored = self._scored, []

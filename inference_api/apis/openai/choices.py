@@ -191,11 +191,13 @@ def _in_turn(
 ) -> Iterator[tuple[Choice, tuple[Event | None, LogprobsAnswer | None] | None]]:
     """Yields a piece of each choice in turn, None at its end.
 
-    Waiting for one holds up the others no longer than a step, which brings each a token.
+    Those that have paused hold up no other. Where none has news the first one is waited for, which
+    pauses last: a step brings each of the others a token, too.
     """
     running = [(choice, choice.pieces()) for choice in choices]
     while running:
-        for each in list(running):
+        told = [each for each in running if each[0].answer.generation.has_news]
+        for each in told or running[:1]:
             choice, pieces = each
             piece = next(pieces, None)
             if piece is None:
