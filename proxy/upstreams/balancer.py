@@ -167,6 +167,12 @@ class Balancer:
         with self._lock:
             return any(self._is_usable(upstream) for upstream in self._upstreams)
 
+    def none_is_ready(self) -> bool:
+        """Whether all say so or refuse connections. False while any is silent, or none is known."""
+        with self._lock:
+            healths = {upstream.health for upstream in self._upstreams}
+        return healths == {UpstreamHealth.NOT_READY}
+
     def choose(
         self,
         hints: RoutingHints,

@@ -17,12 +17,14 @@ from proxy.upstreams.balancer import Balancer, Upstream, UpstreamHealth, Upstrea
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 2.0
+NONE_READY_INTERVAL_S = 0.2  # somebody waits for the first that is
 MAX_ANSWER_BYTES = 64 * 1024
 NOT_FOR_US = frozenset({401, 403, 404, 405})  # a path that wants a token, or does not exist
 
 
 class HealthChecks:
-    """Asks all upstreams at the same time, every `interval_s`, or at once after `request_run`.
+    """Asks all upstreams at the same time, every `interval_s`, or at once after `request_run`; and
+    five times a second while none is ready. The silent ones are given their time.
 
     `on_checked` is called after each round. Owned by the app, which starts and stops it.
     """
@@ -60,8 +62,12 @@ class HealthChecks:
             except Exception:
                 log.exception("what waits for health checks has failed")
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout(self._pause_s()):
                     await self._is_wanted.wait()
+
+    def _pause_s(self) -> float:
+        is_start = self._balancer.none_is_ready()
+        return min(self._interval_s, NONE_READY_INTERVAL_S) if is_start else self._interval_s
 
     async def _check(self, upstream: Upstream) -> None:
         try:

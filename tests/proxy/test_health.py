@@ -128,3 +128,23 @@ def test_what_fails_after_a_round_does_not_end_the_checks(upstream: ScriptedUpst
         return is_alive
 
     assert asyncio.run(three_rounds())
+
+
+def test_the_first_that_is_ready_is_found_long_before_the_next_round(
+    upstream: ScriptedUpstream,
+) -> None:
+    upstream.scripts["/ready"] = lambda peer: peer.reply(b"", "503 Loading")
+
+    async def until_ready() -> None:
+        balancer, rounds = Balancer([UpstreamSpec(upstream.url)], 1.0), asyncio.Semaphore(0)
+        checks = HealthChecks(balancer, 2 * DEADLINE_S, rounds.release)
+        checks.start()
+        async with asyncio.timeout(DEADLINE_S):
+            await rounds.acquire()
+            assert not balancer.is_ready()
+            upstream.scripts["/ready"] = lambda peer: peer.reply(ROWS)
+            while not balancer.is_ready():
+                await rounds.acquire()
+        checks.stop()
+
+    asyncio.run(until_ready())
