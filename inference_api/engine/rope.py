@@ -56,7 +56,7 @@ class RopeTurns:
 
 
 class _Table:
-    """LayerTurns for every position, in memory that is taken as it is written."""
+    """Turns for every position, in memory that is taken as it is written."""
 
     def __init__(self, config: RopeConfig, rotary_dim: int, max_seq_len: int) -> None:
         shape = (2, max_seq_len, rotary_dim)

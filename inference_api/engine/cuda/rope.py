@@ -1,4 +1,4 @@
-"""LayerTurns of heads by torch."""
+"""Turns of heads by torch."""
 
 from typing import NamedTuple
 
