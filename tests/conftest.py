@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from pydantic import AliasChoices
 from pydantic_settings import BaseSettings
 
 from inference_api.settings import Settings as ApiSettings
@@ -24,7 +25,9 @@ pytest.register_assert_rewrite("tests.e2e.pages")  # its asserts show what they 
 SETTINGS: tuple[type[BaseSettings], ...] = (ApiSettings, OptimizerSettings, WeightsSettings)
 for settings in SETTINGS:
     for name, field in settings.model_fields.items():
-        os.environ.pop(str(field.validation_alias or name).upper(), None)
+        alias = field.validation_alias or name
+        for choice in alias.choices if isinstance(alias, AliasChoices) else [alias]:
+            os.environ.pop(str(choice).upper(), None)
 
 # What `make test-fast` leaves out: whose tests start processes, or compute for seconds. Elsewhere
 # tests of Redis are found by themselves, and single ones say `@pytest.mark.slow`.
