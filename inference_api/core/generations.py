@@ -59,6 +59,7 @@ class TextGeneration:
         self._clock = clock
         self._at_end = ExitStack()
         self._first_piece: str | None = None
+        self._is_first_due = True  # until `pieces` has it
         self._scored: list[ScoredToken] = []
         self.scored_prompt: Sequence[ScoredToken] = ()  # once started, where asked for
         self.embedding: bytes | None = None  # the prompt's, once started, where asked for
@@ -74,7 +75,7 @@ class TextGeneration:
     def pieces(self) -> Iterator[str]:
         """Text up to the stop string or the end; never an empty piece. Raises HearthError."""
         assert self._first_piece is not None, "wait_until_started comes first"
-        piece = self._first_piece
+        piece, self._is_first_due = self._first_piece, False
         while self.finish_reason is None:
             if piece:
                 yield piece
@@ -85,7 +86,7 @@ class TextGeneration:
     @property
     def has_news(self) -> bool:
         """Whether `pieces` goes on without waiting for the next event."""
-        return self.finish_reason is not None or self._events.has_events
+        return self._is_first_due or self.finish_reason is not None or self._events.has_events
 
     def take_scored(self) -> list[ScoredToken]:
         """The tokens that came since the last call, if their log probabilities were asked for."""

@@ -167,8 +167,10 @@ class Forwarder:
             try:
                 free = self._free_upstream(request, tried)
                 return free or await self.room.enter(request, tried, deadline_s)
-            except (UpstreamNotReady, UpstreamUnreachable):
-                if tried or not request.takes_row:
+            except (UpstreamNotReady, UpstreamUnreachable) as error:
+                # One that has just gone may have been tried before the next one is ready.
+                is_refused = bool(tried) and isinstance(error, UpstreamUnreachable)
+                if is_refused or not request.takes_row:
                     raise
                 if not await self._sleepers.wake(request.hints, deadline_s):
                     raise

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -95,13 +96,17 @@ def test_an_engine_that_is_not_installed_is_told(machine: LocalMachine) -> None:
     )
 
 
+def has_a_line(log: Path) -> bool:
+    return log.read_text().endswith("\n")
+
+
 def test_a_replica_has_its_whole_gpus_for_itself(tmp_path: Path) -> None:
     machine = LocalMachine(tmp_path, {"GPU": 3})
     engine = engine_of(sys.executable, "-c", SAYS, "{devices}")
     try:
         for name, count in (("a", 2), ("b", 1), ("c", 0)):
             machine.place(name, GROUP, Recipe({"KEY": name}, {"GPU": count}, engine))
-            eventually((tmp_path / f"{name}.log").read_text)
+            eventually(partial(has_a_line, tmp_path / f"{name}.log"))
         said = [(tmp_path / f"{name}.log").read_text() for name in "abc"]
         assert said == ["0,1 a\n", "2 b\n", " c\n"]
         machine.remove("a")

@@ -48,13 +48,13 @@ void write_head(const float* head, int64_t head_dim, CacheType type, char* place
     return;
   }
   if (type == CacheType::kFloat32) {
-    float* to = reinterpret_cast<float*>(place);
+    auto* to = reinterpret_cast<float*>(place);
     for (int64_t i = 0; i < head_dim; ++i) {
       to[i] = head[i];
     }
     return;
   }
-  uint16_t* to = reinterpret_cast<uint16_t*>(place);
+  auto* to = reinterpret_cast<uint16_t*>(place);
   int64_t i = 0;
   for (; i + Simd::kLanes <= head_dim; i += Simd::kLanes) {
     Simd::store_half(to + i, within_half<Simd>(Simd::load(head + i)));

@@ -149,7 +149,7 @@ def test_bomb_is_stopped_at_the_limit_of_bodies() -> None:
         decompressed(bomb, 65536)
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most_bytes < 3 * 65536
+    assert most_bytes < 4 * 65536  # the bomb has 64 times the limit
 
 
 def test_body_may_decompress_to_just_the_limit(client: FlaskClient) -> None:
