@@ -19,7 +19,6 @@ from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import PAGE_TOKENS, ModelConfig, num_pages
 from inference_api.loading.layout import num_parameters
-from inference_api.loading.memory import Footprint
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.files import PackedModel
 from inference_api.loading.packing.folder import PackedFolder
@@ -54,7 +53,7 @@ class KernelRunner(LocalRunner):
 
         Raises StartupError when the model is not supported, or there are no kernels.
         """
-        self._packed = packed
+        self._packed, self._has_packed_file = packed, packed is not None
         super().__init__(model_dir, replace(options, device="cpu"))
         faults = checkpoint.cpu_faults(self._config)
         if faults:
@@ -67,11 +66,6 @@ class KernelRunner(LocalRunner):
     def _context(self, config: ModelConfig, asked: int | None) -> int:
         is_shared = self._packed is None  # a bundle's rows borrow memory one by one
         return asked or (config.own_context if is_shared else config.context(None))
-
-    def _footprint_of(
-        self, config: ModelConfig, is_packed_file: bool = False, most_pages: int | None = None
-    ) -> Footprint:
-        return super()._footprint_of(config, self._packed is not None, self._most_pages)
 
     @property
     def settled_bytes(self) -> int:
@@ -88,7 +82,7 @@ class KernelRunner(LocalRunner):
     def _pages_that_fit(self, others_bytes: int = 0) -> int | None:
         """How many pages KV_CACHE_MEMORY has room for; None where free memory is not known. Raises
         StartupError where they are too few to serve with."""
-        needed = super()._footprint_of(self._config)
+        needed = self._footprint_of(self._config)
         least = needed.least_pages
         budget_bytes = self._options.kv_cache_bytes
         if budget_bytes is None:

@@ -64,6 +64,8 @@ class LocalRunner(ModelRunner):
     is_batch_invariant: bool
     bits: Bits | None = None
     """The form that weights are packed in for the kernels; None by torch."""
+    _has_packed_file: bool = False
+    _most_pages: int | None = None  # None: what all rows need
     medusa: DraftHeads | None = None
     _cache: RowCache
 
@@ -101,10 +103,9 @@ class LocalRunner(ModelRunner):
         """Returns the model's share of the device's memory."""
         return self._footprint_of(self._config)
 
-    def _footprint_of(
-        self, config: ModelConfig, is_packed_file: bool = False, most_pages: int | None = None
-    ) -> Footprint:
-        footprint = Footprint.of(config, self._options, self.bits, is_packed_file, most_pages)
+    def _footprint_of(self, config: ModelConfig) -> Footprint:
+        is_packed, most_pages = self._has_packed_file, self._most_pages
+        footprint = Footprint.of(config, self._options, self.bits, is_packed, most_pages)
         if self._heads is None:
             return footprint
         weights_bytes = footprint.weights_bytes + heads_bytes(self._heads)

@@ -27,7 +27,7 @@ from inference_api.loading.families.mixtures import (
     read_mixtral,
     read_qwen3_mixture,
 )
-from inference_api.loading.families.output_normed import read_exaone4, read_olmo2, read_olmo3
+from inference_api.loading.families.olmo_like import read_exaone4, read_olmo2, read_olmo3
 from inference_api.loading.families.ropes import (
     PHI_KINDS,
     read_rope,

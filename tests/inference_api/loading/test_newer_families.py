@@ -1,4 +1,4 @@
-"""OLMo 3, EXAONE 4 and GLM-4.7-Flash, as their published files say them."""
+"""OLMo 3, EXAONE 4, GLM-4.7-Flash and Ministral 3, as their published files say them."""
 
 from typing import Any
 
