@@ -236,13 +236,14 @@ def test_a_server_goes_from_1_to_0_and_back_and_no_request_is_lost(tmp_path: Pat
     with running_cluster(tmp_path, system(least=0), **keys) as (found, proxy):
         clients = Clients(proxy)
 
-        def has_state(state: str) -> bool:
-            return any(each["state"] == state for each in found.state()["replicas"])
+        def is_about_to_go() -> bool:
+            """Not one of several alone, whose places the others take."""
+            return {each["state"] for each in found.state()["replicas"]} == {"draining"}
 
         eventually(lambda: found.state().get("cycle"), DEADLINE_S)
         assert found.state()["replicas"] == []
         clients.send(HIGH_PER_S, found.ready)
-        eventually(lambda: has_state("draining"), DEADLINE_S)
+        eventually(is_about_to_go, DEADLINE_S)
         clients.send(HIGH_PER_S, found.ready)
         eventually(lambda: not found.state()["replicas"], DEADLINE_S)
         clients.send(LOW_PER_S, found.ready)
