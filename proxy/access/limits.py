@@ -1,4 +1,5 @@
-"""Keeps each team within its policy: requests and tokens per minute, requests at a time.
+"""Keeps each team within its policy: requests and tokens per minute, requests at a time, and what
+it may spend in a day.
 
 Counting is the `limits` library's: a moving window for requests; for tokens a fixed one, which may
 be overdrawn (an answer's cost is known when it has ended, so a team is refused from the first
@@ -18,6 +19,7 @@ from limits.storage import MemoryStorage, RedisStorage, Storage
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter, RateLimiter
 from limits.util import WindowStats
 
+from proxy.access.budgets import KEPT_S, Day, budgets_of
 from proxy.access.concurrency import LocalPlaces, Places, SharedPlaces
 from proxy.access.policy import TeamPolicy
 from proxy.errors import Headers, LimitExceeded
@@ -37,6 +39,7 @@ class Counts:
 
     requests: RateLimiter
     tokens: RateLimiter
+    days: Storage
     places: Places
 
 
@@ -55,10 +58,13 @@ class TeamLimits:
     """Admits requests and charges tokens. Any thread."""
 
     def __init__(
-        self, redis_url: str | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        redis_url: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Does not connect yet: Redis may come up after us."""
-        self._clock = clock
+        """Does not connect yet: Redis may come up after us. Days are those of `wall_clock`."""
+        self._clock, self._wall_clock = clock, wall_clock
         self._local = _counts(MemoryStorage(), LocalPlaces())
         self._shared: Counts | None = None
         self._shared_places: SharedPlaces | None = None
@@ -83,9 +89,9 @@ class TeamLimits:
 
         What costs nothing to ask comes first, so that a refused request uses up no request.
         """
-        headers: Headers = []
+        headers = self._check_day(team_id, policy)
         if policy.tokens_per_minute is not None:
-            headers += self._count(team_id, "tokens", policy.tokens_per_minute, [])
+            headers += self._count(team_id, "tokens", policy.tokens_per_minute, headers)
         admission = self._enter(team_id, policy, headers)
         try:
             if policy.requests_per_minute is not None:
@@ -106,11 +112,16 @@ class TeamLimits:
                 self._redis_failed(error)
 
     def charge(self, admission: Admission, num_tokens: int) -> None:
-        """Book the tokens of a finished answer."""
-        if admission.policy.tokens_per_minute is None or num_tokens <= 0:
+        """Book the tokens of a finished answer, in the minute and on the day in which it ended."""
+        team_id, policy = admission.team_id, admission.policy
+        if num_tokens <= 0:
             return
-        item = _per_minute(admission.policy.tokens_per_minute, "tokens")
-        self._ask(lambda counts: counts.tokens.hit(item, admission.team_id, cost=num_tokens))
+        if policy.tokens_per_minute is not None:
+            item = _per_minute(policy.tokens_per_minute, "tokens")
+            self._ask(lambda counts: counts.tokens.hit(item, team_id, cost=num_tokens))
+        day = Day.at(self._wall_clock())
+        for budget in budgets_of(policy):
+            self._spend(budget.key(team_id, day), num_tokens)
 
     def renew(self) -> None:
         """Keep the places of running requests; called by the maintenance thread."""
@@ -136,6 +147,27 @@ class TeamLimits:
             "concurrency_limit_exceeded",
             [*headers, ("Retry-After", "1"), ("X-RateLimit-Limit-Concurrent", str(max_places))],
         )
+
+    def _check_day(self, team_id: str, policy: TeamPolicy) -> Headers:
+        """Returns the headers of the day's budgets."""
+        headers: Headers = []
+        day = Day.at(self._wall_clock())
+        for budget in budgets_of(policy):
+            num_spent = self._spent(budget.key(team_id, day))
+            headers += budget.headers(num_spent, day)
+            if num_spent >= budget.bound:
+                raise LimitExceeded(
+                    budget.refusal(team_id, num_spent, day),
+                    "budget_exceeded",
+                    [*headers, ("Retry-After", str(day.left_s))],
+                )
+        return headers
+
+    def _spent(self, key: str) -> int:
+        return self._ask(lambda counts: counts.days.get(key))
+
+    def _spend(self, key: str, amount: int) -> None:
+        self._ask(lambda counts: counts.days.incr(key, KEPT_S, amount))
 
     def _count(self, team_id: str, unit: str, limit: int, others: Headers) -> Headers:
         """Counts a request, or only looks whether tokens are left; returns the limit's headers."""
@@ -178,7 +210,7 @@ class TeamLimits:
 def _counts(storage: Storage, places: Places) -> Counts:
     # The type stubs know a moving window only for storages that support one; both of ours do.
     moving = MovingWindowRateLimiter(storage)
-    return Counts(moving, FixedWindowRateLimiter(storage), places)
+    return Counts(moving, FixedWindowRateLimiter(storage), storage, places)
 
 
 def _per_minute(amount: int, kind: str) -> RateLimitItem:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from proxy.access.roles import Role
 
 Limit = Annotated[int, Field(ge=1)] | None
+DayLimit = Annotated[int, Field(ge=1, le=10**15)] | None
 
 
 class TeamPolicy(BaseModel):
@@ -25,6 +26,7 @@ class TeamPolicy(BaseModel):
 
     requests_per_minute: Limit = None
     tokens_per_minute: Limit = None
+    tokens_per_day: DayLimit = None
     max_concurrent: Limit = None
     models: frozenset[str] | None = None
     role: Literal["team", "viewer", "operator"] | None = None

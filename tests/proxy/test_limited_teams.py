@@ -28,6 +28,7 @@ teams:
   hasty: {tokens_per_minute: 10}
   minute: {requests_per_minute: 2}
   tokens: {tokens_per_minute: 10}
+  daily: {tokens_per_day: 10}
   narrow: {max_concurrent: 1}
   choosy: {models: [small]}
 """
@@ -124,6 +125,18 @@ def test_tokens_are_counted_from_the_answers_usage(
     assert line["tokens_source"] == "usage"
     if kind == "json":
         assert ask(limited, "tokens").status_code == 429
+
+
+def test_spent_budget_of_a_day_is_refused_until_the_day_ends(
+    limited: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    usage = b'{"usage": {"prompt_tokens": 4, "completion_tokens": 7}}'
+    json_type = "Content-Type: application/json"
+    upstream.scripts["/v1/daily"] = lambda peer: peer.reply(usage, "200 OK", json_type)
+    assert ask(limited, "daily", "/v1/daily").headers["X-RateLimit-Limit-Tokens-Day"] == "10"
+    reply = ask(limited, "daily", "/v1/daily")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (429, "budget_exceeded")
+    assert 1 <= int(reply.headers["Retry-After"]) <= 86_400
 
 
 def test_raw_text_stream_is_counted_by_its_pieces(

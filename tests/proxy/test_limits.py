@@ -1,7 +1,11 @@
 """Limits per team, counted in memory and in Redis, and the file that says them."""
 
+import time
+from collections.abc import Callable
+
 import pytest
 
+from proxy.access.budgets import DAY_S
 from proxy.access.limits import TeamLimits
 from proxy.access.policy import Policy, TeamPolicy, parse_policy
 from proxy.errors import LimitExceeded
@@ -51,6 +55,97 @@ def test_tokens_per_minute_may_be_overdrawn_once(
     limits.charge(admission, 500)
     with pytest.raises(LimitExceeded, match="100 tokens per minute"):
         limits.admit(team, policy)
+
+
+class WallClock:
+    """A day's end is not waited for. It begins today, as Redis forgets keys by its own clock."""
+
+    def __init__(self) -> None:
+        self.now_s = (time.time() // DAY_S) * DAY_S + DAY_S / 2
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def wall_clock() -> WallClock:
+    return WallClock()
+
+
+@pytest.fixture(params=["memory", "redis"])
+def make_limits(request: pytest.FixtureRequest, wall_clock: WallClock) -> Callable[[], TeamLimits]:
+    url = None if request.param == "memory" else request.getfixturevalue("redis_url")
+    return lambda: TeamLimits(url, wall_clock=wall_clock)
+
+
+def refusal(limits: TeamLimits, team: str, policy: TeamPolicy) -> LimitExceeded:
+    with pytest.raises(LimitExceeded) as caught:
+        limits.admit(team, policy)
+    return caught.value
+
+
+def test_budget_of_a_day_is_refused_until_midnight(
+    make_limits: Callable[[], TeamLimits], wall_clock: WallClock, request: pytest.FixtureRequest
+) -> None:
+    team, policy, limits = request.node.name, TeamPolicy(tokens_per_day=100), make_limits()
+    admission = limits.admit(team, policy)
+    assert ("X-RateLimit-Remaining-Tokens-Day", "100") in admission.headers
+    limits.charge(admission, 40)
+    assert ("X-RateLimit-Remaining-Tokens-Day", "60") in limits.admit(team, policy).headers
+    limits.charge(admission, 500)
+    error = refusal(limits, team, policy)
+    assert (error.status, error.code) == (429, "budget_exceeded")
+    assert "spent 540 of its tokens_per_day=100" in str(error)
+    assert header(error, "Retry-After") == "43200"
+    assert header(error, "X-RateLimit-Remaining-Tokens-Day") == "0"
+    limits.admit(team + "-other", policy)
+    wall_clock.now_s += 43199.5
+    assert header(refusal(limits, team, policy), "Retry-After") == "1"
+    wall_clock.now_s += 1
+    assert ("X-RateLimit-Remaining-Tokens-Day", "100") in limits.admit(team, policy).headers
+
+
+def test_answer_is_booked_on_the_day_in_which_it_ends(
+    make_limits: Callable[[], TeamLimits], wall_clock: WallClock, request: pytest.FixtureRequest
+) -> None:
+    team, policy, limits = request.node.name, TeamPolicy(tokens_per_day=10), make_limits()
+    limits.charge(limits.admit(team, policy), 9)
+    over_midnight = limits.admit(team, policy)
+    wall_clock.now_s += DAY_S / 2
+    limits.charge(over_midnight, 9)
+    assert ("X-RateLimit-Remaining-Tokens-Day", "1") in limits.admit(team, policy).headers
+
+
+def test_edited_budget_knows_what_is_spent(
+    make_limits: Callable[[], TeamLimits], request: pytest.FixtureRequest
+) -> None:
+    team, limits = request.node.name, make_limits()
+    limits.charge(limits.admit(team, TeamPolicy(tokens_per_day=10)), 10)
+    refusal(limits, team, TeamPolicy(tokens_per_day=10))
+    raised = limits.admit(team, TeamPolicy(tokens_per_day=15))
+    assert ("X-RateLimit-Remaining-Tokens-Day", "5") in raised.headers
+
+
+def test_restarted_proxy_knows_what_the_day_has_cost_by_redis(
+    redis_url: str, wall_clock: WallClock
+) -> None:
+    policy = TeamPolicy(tokens_per_day=10)
+    before, after = (TeamLimits(redis_url, wall_clock=wall_clock) for _ in range(2))
+    before.charge(before.admit("restarted", policy), 10)
+    refusal(after, "restarted", policy)
+
+
+def test_refused_by_its_day_a_request_uses_up_no_minute(
+    make_limits: Callable[[], TeamLimits], request: pytest.FixtureRequest
+) -> None:
+    team, limits = request.node.name, make_limits()
+    policy = TeamPolicy(tokens_per_day=1, requests_per_minute=2, max_concurrent=1)
+    admission = limits.admit(team, policy)
+    limits.charge(admission, 1)
+    limits.leave(admission)
+    for _ in range(3):
+        refusal(limits, team, policy)
+    limits.leave(limits.admit(team, TeamPolicy(requests_per_minute=2, max_concurrent=1)))
 
 
 def test_requests_at_a_time(limits: TeamLimits, request: pytest.FixtureRequest) -> None:
@@ -136,6 +231,8 @@ def test_team_entries_replace_defaults_key_by_key() -> None:
         ("teams: {a: {rpm: 1}}", "teams.a.rpm: Extra inputs"),
         ("teams: {a: 7}", "teams.a"),
         ("defaults: {max_concurrent: 0}", "greater than or equal to 1"),
+        ("defaults: {tokens_per_day: 0}", "defaults.tokens_per_day: .* greater than or equal to 1"),
+        ("defaults: {tokens_per_day: 1.0e+16}", "defaults.tokens_per_day: .* less than or equal"),
     ],
 )
 def test_faulty_policy_is_refused_by_name(text: str, message: str) -> None:
