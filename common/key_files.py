@@ -16,6 +16,11 @@ class Keys(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
+    @classmethod
+    def keys(cls) -> list[str]:
+        """Returns its keys as files have them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
 
 KeysT = TypeVar("KeysT", bound=Keys)
 
@@ -48,7 +53,7 @@ def parse_keys(
     except UnusableYaml as error:
         raise KeysFaulty([f"The file cannot be read as YAML: {error}."]) from None
     if not isinstance(raw, dict):
-        keys = ", ".join(model.model_fields)
+        keys = ", ".join(model.keys())
         raise KeysFaulty([f"The file is {shown(raw)}; give keys: {keys}."])
     try:
         found = model.model_validate(raw)

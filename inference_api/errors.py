@@ -10,17 +10,17 @@
     ├── UnknownModel         404   no model is served under this name
     ├── NoBundle             404   the server was started without a bundle, or is a mock
     ├── NoCluster            404   the server was started without CLUSTER_URL
-    ├── UnloadRefused        409   an expert of the bundle has to stay in memory
-    │   ├── ExpertPinned           it is pinned
-    │   ├── ExpertLoading          it is being loaded
-    │   └── ExpertBusy             it has running or waiting requests
+    ├── UnloadRefused        409   a member of the bundle has to stay in memory
+    │   ├── MemberPinned           it is pinned
+    │   ├── MemberLoading          it is being loaded
+    │   └── MemberBusy             it has running or waiting requests
     ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
     ├── UnknownEncoding      415   the body has another compression than gzip
     ├── Unavailable          503   not now: try again after `retry_after_s`
     │   ├── QueueFull              the input queue is full
-    │   │   └── ExpertQueueFull 429  the queue of a bundle is full
-    │   ├── ExpertFailed           an expert of the bundle was not loaded
-    │   ├── ExpertUnloaded         an operator unloaded it while it answered
+    │   │   └── MemberQueueFull 429  the queue of a bundle is full
+    │   ├── MemberFailed           a member of the bundle was not loaded
+    │   ├── MemberUnloaded         an operator unloaded it while it answered
     │   ├── NotReady               the model is still loading
     │   └── Draining               the server is about to stop
     └── BackendFailed        500   the decode thread died
@@ -142,21 +142,21 @@ class UnloadRefused(HearthError):
     code = "unload_refused"
 
 
-class ExpertPinned(UnloadRefused):
+class MemberPinned(UnloadRefused):
     code = "expert_pinned"
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} is pinned; the bundle's file says so.")
 
 
-class ExpertLoading(UnloadRefused):
+class MemberLoading(UnloadRefused):
     code = "expert_loading"
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} is loading; unload it once it is resident.")
 
 
-class ExpertBusy(UnloadRefused):
+class MemberBusy(UnloadRefused):
     code = "expert_busy"
 
     def __init__(self, name: str, num_running: int, num_waiting: int) -> None:
@@ -202,14 +202,14 @@ class QueueFull(Unavailable):
         super().__init__("Service overloaded, try again later.", retry_after_s)
 
 
-class ExpertQueueFull(QueueFull):
+class MemberQueueFull(QueueFull):
     status = 429
 
     def __init__(self, name: str, num_waiting: int, retry_after_s: int) -> None:
         Unavailable.__init__(self, f"{name}: {num_waiting} waiting", retry_after_s)
 
 
-class ExpertFailed(Unavailable):
+class MemberFailed(Unavailable):
     """The load is retried once a weight file has changed or an operator requests it."""
 
     code = "expert_failed"
@@ -218,7 +218,7 @@ class ExpertFailed(Unavailable):
         super().__init__(f"{name} failed: {reason}", retry_after_s)
 
 
-class ExpertUnloaded(Unavailable):
+class MemberUnloaded(Unavailable):
     """While it answered."""
 
     code = "expert_unloaded"

@@ -25,7 +25,7 @@ from inference_api.bundle import validation_route as bundle_validation
 from inference_api.bundle.members import MemberState
 from inference_api.bundle.residents import bring_up as bring_up_bundle
 from inference_api.bundle.residents import bundle_of
-from inference_api.bundle.router import ExpertRouter
+from inference_api.bundle.router import MemberRouter
 from inference_api.core.decode_backend import BringUp, DecodeBackend
 from inference_api.core.generations import Generations
 from inference_api.core.input_queue import InputQueue
@@ -41,7 +41,7 @@ from inference_api.watch import dashboard_route as dashboard
 from inference_api.watch import health_route as health
 from inference_api.watch import metrics_route as metrics_routes
 from inference_api.watch import speed_route as speed
-from inference_api.watch.bundle_metrics import BundleCollector, ExpertFigures
+from inference_api.watch.bundle_metrics import BundleCollector, MemberFigures
 from inference_api.watch.cluster_state import ClusterState
 from inference_api.watch.live_state import LiveState
 from inference_api.watch.log_lines import LogLines
@@ -117,7 +117,7 @@ def create_server(
         list(by_name),
         lambda name: _state(by_name[name], backend, input_queue, output_queues),
         settings.vllm_metrics,
-        with_experts=settings.bundle is not None,
+        with_members=settings.bundle is not None,
     )
     backend = DecodeBackend(
         settings, input_queue, output_queues, bring_up_of(settings), on_decoded=metrics.rows_decoded
@@ -126,7 +126,7 @@ def create_server(
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
     if settings.bundle is not None:
         metrics.registry.register(
-            BundleCollector(MemberState, lambda: _expert_figures(backend, input_queue))
+            BundleCollector(MemberState, lambda: _member_figures(backend, input_queue))
         )
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     recent = RecentRequests()
@@ -215,13 +215,13 @@ def bring_up_of(settings: Settings) -> BringUp:
     return bring_up_models if settings.split is None else bring_up_split
 
 
-def _router(settings: Settings) -> ExpertRouter | None:
-    """Learns from the experts' descriptions. Raises StartupError."""
+def _router(settings: Settings) -> MemberRouter | None:
+    """Learns from the members' descriptions. Raises StartupError."""
     bundle = settings.bundle
     if bundle is None or bundle.router is None:
         return None
-    fallback = bundle.router.fallback or bundle.default_expert.name
-    return ExpertRouter.of(bundle.experts, bundle.router.threshold, fallback)
+    fallback = bundle.router.fallback or bundle.default_member.name
+    return MemberRouter.of(bundle.members, bundle.router.threshold, fallback)
 
 
 def _state(
@@ -244,12 +244,12 @@ def _state(
     )
 
 
-def _expert_figures(backend: DecodeBackend, input_queue: InputQueue) -> Mapping[str, ExpertFigures]:
-    if (residents := bundle_of(backend)) is None:  # nothing is known of the experts yet
+def _member_figures(backend: DecodeBackend, input_queue: InputQueue) -> Mapping[str, MemberFigures]:
+    if (residents := bundle_of(backend)) is None:  # nothing is known of the members yet
         return {}
     waiting, now_s = input_queue.all_waiting(), time.monotonic()
     return {
-        name: ExpertFigures(
+        name: MemberFigures(
             state=each.state,
             bytes={
                 "weights": each.weights_bytes,
@@ -261,7 +261,7 @@ def _expert_figures(backend: DecodeBackend, input_queue: InputQueue) -> Mapping[
             failures={str(reason): count for reason, count in each.failures.items()},
             oldest_wait_s=now_s - waiting[name].oldest_came_s if name in waiting else 0.0,
         )
-        for name, each in residents.snapshot.experts.items()
+        for name, each in residents.snapshot.members.items()
     }
 
 

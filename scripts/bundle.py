@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from inference_api.bundle.check import (
-    ExpertBytes,
+    ExpertMemory,
     Utilization,
     Validation,
     check_bundle,
@@ -50,7 +50,7 @@ def validate(file: Path, as_json: bool) -> None:
 
 
 def shown(bundle: Bundle | None, validation: Validation) -> Iterator[str]:
-    """Lines for people: a table of experts, the sums beside their limits, then what is wrong."""
+    """Lines for people: a table of members, the sums beside their limits, then what is wrong."""
     if bundle is not None and validation.utilization is not None:
         yield from _table(bundle, validation.utilization)
     for each in validation.validations:
@@ -62,7 +62,7 @@ def shown(bundle: Bundle | None, validation: Validation) -> Iterator[str]:
 def _table(bundle: Bundle, used: Utilization) -> Iterator[str]:
     bytes_of = {each.name: each for each in used.experts}
     head = ("expert", "weights", "cache/row", "rows", "need", "")
-    rows = [head, *(_row(bundle, index, bytes_of) for index in range(len(bundle.experts)))]
+    rows = [head, *(_row(bundle, index, bytes_of) for index in range(len(bundle.members)))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     for name, *numbers, notes in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:-1], strict=True)]
@@ -75,23 +75,23 @@ def _table(bundle: Bundle, used: Utilization) -> Iterator[str]:
     yield ""
 
 
-def _row(bundle: Bundle, index: int, bytes_of: dict[str, ExpertBytes]) -> Sequence[str]:
-    expert = bundle.experts[index]
-    taken = bytes_of.get(expert.name)
-    numbers: list[object] = ["?", "?", expert.rows.min, "?"]
+def _row(bundle: Bundle, index: int, bytes_of: dict[str, ExpertMemory]) -> Sequence[str]:
+    member = bundle.members[index]
+    taken = bytes_of.get(member.name)
+    numbers: list[object] = ["?", "?", member.rows.min, "?"]
     if taken is not None:
         numbers = [
             taken.weights_bytes,
             taken.cache_bytes_per_row,
-            expert.rows.min,
+            member.rows.min,
             taken.need_bytes,
         ]
     notes = [
-        expert.quantisation,
-        *["pinned"] * expert.pinned,
-        *["default"] * (expert is bundle.default_expert),
+        member.quantisation,
+        *["pinned"] * member.pinned,
+        *["default"] * (member is bundle.default_member),
     ]
-    return expert.name, *map(str, numbers), ", ".join(notes)
+    return member.name, *map(str, numbers), ", ".join(notes)
 
 
 if __name__ == "__main__":

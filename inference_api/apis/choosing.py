@@ -1,11 +1,11 @@
-"""The model of a request: the one it names or, for `auto`, the expert that fits its text."""
+"""The model of a request: the one it names or, for `auto`, the member that fits its text."""
 
 from collections.abc import Sequence
 from string import punctuation
 from typing import NamedTuple
 from urllib.parse import quote
 
-from inference_api.bundle.router import ExpertRouter, Route
+from inference_api.bundle.router import MemberRouter, Route
 from inference_api.errors import InvalidRequest
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import ROUTED
@@ -22,14 +22,14 @@ class Chosen(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Characters that are not ASCII, and `%`, are percent-encoded in the name of an expert."""
+        """Characters that are not ASCII, and `%`, are percent-encoded in the name of a member."""
         return {} if self.route is None else {"X-Routed-To": quote(self.name, _AS_IT_IS)}
 
 
 class ModelChoice:
     """Immutable; any request thread."""
 
-    def __init__(self, settings: Settings, router: ExpertRouter | None) -> None:
+    def __init__(self, settings: Settings, router: MemberRouter | None) -> None:
         self._settings = settings
         self._router = router
 
@@ -56,4 +56,4 @@ class ModelChoice:
                 f"model: {ROUTED} needs text of a user, and there is none; name an expert.", "model"
             )
         route = self._router.route(messages)
-        return Chosen(route.expert, route.expert, route)
+        return Chosen(route.member, route.member, route)

@@ -86,11 +86,11 @@ class _Views:
         bundle, residents = self._settings.bundle, bundle_of(self._backend)
         if bundle is None or residents is None or name == ROUTED:
             return card
-        expert = bundle.expert(self._settings.name_of(name))
-        context = self._backend.served[expert.name].max_seq_len
-        rows_max = expert.rows.max or self._settings.user_rows
-        state = residents.snapshot.experts[expert.name]
-        return {**card, **expert_card(expert, context, rows_max, state)}
+        member = bundle.member(self._settings.name_of(name))
+        context = self._backend.served[member.name].max_seq_len
+        rows_max = member.rows.max or self._settings.user_rows
+        state = residents.snapshot.members[member.name]
+        return {**card, **expert_card(member, context, rows_max, state)}
 
 
 def _by_version(openais: object, anthropics: object) -> Response:

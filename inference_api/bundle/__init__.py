@@ -1,1 +1,1 @@
-"""Bundles: many experts behind one server, of which those in use are in memory."""
+"""Bundles: many models, their members, behind one server, of which those in use are in memory."""

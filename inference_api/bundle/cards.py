@@ -1,15 +1,15 @@
-"""The experts of a bundle, in `/bundle` and in `/v1/models`."""
+"""The members of a bundle, in `/bundle` and in `/v1/models`, where they are called experts."""
 
 import time
 from collections.abc import Mapping
 from typing import Literal
 
-from inference_api.bundle.members import ExpertSnapshot, MemberState
+from inference_api.bundle.members import MemberSnapshot, MemberState
 from inference_api.bundle.residents import bundle_of
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.settings import Settings
-from inference_api.settings.bundle_file import Expert
+from inference_api.settings.bundle_file import BundleMember
 from inference_api.web.wire import WireDict
 
 Status = Literal["unloaded", "loading", "loaded"]
@@ -93,38 +93,40 @@ class BundleState(WireDict):
     experts: list[ExpertState]
 
 
-def expert_card(expert: Expert, context: int, rows_max: int, state: ExpertSnapshot) -> ExpertCard:
+def expert_card(
+    member: BundleMember, context: int, rows_max: int, state: MemberSnapshot
+) -> ExpertCard:
     is_failed = state.state is MemberState.FAILED
     last_used = None
     if state.last_used_s is not None:
         last_used = time.time() - (time.monotonic() - state.last_used_s)
     return ExpertCard(
-        description=expert.description,
+        description=member.description,
         state=state.state,
         status=ExpertStatus(value=STATUS[state.state], failed=is_failed),
         context=context,
-        rows=ExpertRows(min=expert.rows.min, max=rows_max),
+        rows=ExpertRows(min=member.rows.min, max=rows_max),
         bytes=ExpertBytes(
             weights=state.weights_bytes, other=state.other_bytes, cache=state.cache_bytes
         ),
         last_used=last_used,
-        draft=None if expert.draft is None else expert.draft.source,
-        pinned=expert.pinned,
+        draft=None if member.draft is None else member.draft.source,
+        pinned=member.pinned,
     )
 
 
 def bundle_state(
     backend: DecodeBackend, input_queue: InputQueue, settings: Settings
 ) -> BundleState | None:
-    """Returns None where no bundle is served, or nothing is known of its experts yet."""
+    """Returns None where no bundle is served, or nothing is known of its members yet."""
     bundle, residents = settings.bundle, bundle_of(backend)
     if bundle is None or residents is None:
         return None
     state = residents.snapshot
-    experts = []
-    for each in bundle.experts:
-        own, context = state.experts[each.name], backend.served[each.name].max_seq_len
-        experts.append(
+    members = []
+    for each in bundle.members:
+        own, context = state.members[each.name], backend.served[each.name].max_seq_len
+        members.append(
             ExpertState(
                 **expert_card(each, context, each.rows.max or settings.user_rows, own),
                 name=each.name,
@@ -145,5 +147,5 @@ def bundle_state(
         ),
         used=Used(fast_memory=state.used_bytes, rows=state.num_running, queue=len(input_queue)),
         loading=state.loading_next,
-        experts=experts,
+        experts=members,
     )

@@ -1,4 +1,4 @@
-"""Whether the experts of a bundle can be served here, and the memory that they take.
+"""Whether the members of a bundle can be served here, and the memory that they take.
 
 It reads only the headers of their files and, like `checkpoint`, does not load torch. The memory of
 tokenizers and grammars is known only once they are loaded, and is in no total.
@@ -22,7 +22,7 @@ from inference_api.loading.layout import Tensors
 from inference_api.loading.memory import scratch_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.settings import Settings
-from inference_api.settings.bundle_file import Bundle, Expert
+from inference_api.settings.bundle_file import Bundle, BundleMember
 from inference_api.settings.model import ModelSettings
 
 Level = Literal["ERROR", "INFO"]
@@ -69,7 +69,7 @@ class Share(_Value):
     limit_bytes: int
 
 
-class ExpertBytes(_Value):
+class ExpertMemory(_Value):
     """Memory of one loaded expert with its guaranteed rows."""
 
     name: str
@@ -88,7 +88,7 @@ class Utilization(_Value):
     scratch_bytes: int = Field(description="Scratch memory of a step, at most.")
     rows_needed: int
     rows_limit: int
-    experts: list[ExpertBytes]
+    experts: list[ExpertMemory]
 
 
 class Validation(_Value):
@@ -108,12 +108,12 @@ def invalid_file(error: StartupError) -> Validation:
 
 
 def check_bundle(bundle: Bundle, settings: Settings) -> Validation:
-    """Every reason why this bundle cannot be served, and how much of its limits its experts use.
+    """Every reason why this bundle cannot be served, and how much of its limits its members use.
 
     `settings` are the server's, whatever bundle it serves itself.
     """
     check = _Check(settings)
-    taken = [each for expert in bundle.experts if (each := check.expert(expert)) is not None]
+    taken = [each for member in bundle.members if (each := check.member(member)) is not None]
     check.rows(bundle)
     check.limits(bundle, taken)
     return Validation(
@@ -128,10 +128,10 @@ def _utilization(bundle: Bundle, settings: Settings, taken: list[Taken]) -> Util
         memory=Share(need_bytes=MEMORY.need(taken), limit_bytes=bundle.memory_limit),
         fast_memory=Share(need_bytes=FAST_MEMORY.need(taken), limit_bytes=bundle.fast_memory_limit),
         scratch_bytes=max((each.scratch_bytes for each in taken), default=0),
-        rows_needed=sum(each.rows.min for each in bundle.experts),
+        rows_needed=sum(each.rows.min for each in bundle.members),
         rows_limit=settings.user_rows,
         experts=[
-            ExpertBytes(
+            ExpertMemory(
                 name=each.name,
                 weights_bytes=each.weights_bytes,
                 cache_bytes_per_row=each.cache_bytes_per_row,
@@ -151,44 +151,44 @@ class _Model(NamedTuple):
 
 
 class _Check:
-    """Collects findings in `found`. A source that several experts share is read once."""
+    """Collects findings in `found`. A source that several members share is read once."""
 
     def __init__(self, settings: Settings) -> None:
         self.found: list[Finding] = []
         self._settings = settings
         self._look_at = cache(_look_at)
 
-    def expert(self, expert: Expert) -> Taken | None:
+    def member(self, member: BundleMember) -> Taken | None:
         """The memory it takes; None if its files do not say, or it cannot be served."""
         before = len(self.found)
-        settings = self._settings.of_expert(expert)
-        model = self._model(expert, settings.model)
+        settings = self._settings.of_member(member)
+        model = self._model(member, settings.model)
         draft = None
         if settings.used_draft_model is not None:
-            draft = self._model(expert, settings.used_draft_model)
+            draft = self._model(member, settings.used_draft_model)
             if model is not None and draft is not None:
-                self._compare(expert, model, draft)
+                self._compare(member, model, draft)
         if model is None:
             return None
-        if expert.context is not None and expert.context > model.config.max_positions:
-            fault = f"context {expert.context} > {model.config.max_positions}"
-            self._error("ContextTooLong", expert.name, f"{fault}; lower it or leave it out.")
-        heads = self._heads(expert, model)
+        if member.context is not None and member.context > model.config.max_positions:
+            fault = f"context {member.context} > {model.config.max_positions}"
+            self._error("ContextTooLong", member.name, f"{fault}; lower it or leave it out.")
+        heads = self._heads(member, model)
         if any(each.level == "ERROR" for each in self.found[before:]):
             return None
-        return _taken(expert, settings, model, draft, heads)
+        return _taken(member, settings, model, draft, heads)
 
     def rows(self, bundle: Bundle) -> None:
         faults = bundle.row_faults(self._settings.user_rows)
         for fault in faults:
             self._error("RowsExceeded", None, fault)
         if not faults:
-            needed = sum(each.rows.min for each in bundle.experts)
+            needed = sum(each.rows.min for each in bundle.members)
             limit = f"limit USER_ROWS={self._settings.user_rows}"
             self._info("RowsSufficient", f"rows.min: need {needed} rows, {limit}.")
 
     def limits(self, bundle: Bundle, taken: list[Taken]) -> None:
-        """Checks the experts that could be read. One that is too large by itself is in no total."""
+        """Checks the members that could be read. One that is too large by itself is in no total."""
         if taken:
             self.found.append(_against(MEMORY, taken, bundle.memory_limit))
         limit_bytes = bundle.fast_memory_limit
@@ -197,31 +197,31 @@ class _Check:
         if others := [each for each in taken if alone[each.name].level != "ERROR"]:
             self.found.append(_against(FAST_MEMORY, others, limit_bytes))
 
-    def _model(self, expert: Expert, source: str) -> _Model | None:
+    def _model(self, member: BundleMember, source: str) -> _Model | None:
         """The model at `source`; None, with a finding, if it cannot be served."""
         model, faults = self._look_at(source)
         for reason, fault in faults:
-            self._error(reason, expert.name, fault)
+            self._error(reason, member.name, fault)
         return model
 
-    def _compare(self, expert: Expert, model: _Model, draft: _Model) -> None:
+    def _compare(self, member: BundleMember, model: _Model, draft: _Model) -> None:
         differing = checkpoint.vocabulary_difference(model.folder, draft.folder)
         if differing is None:
-            message = f"{expert.name}: {draft.folder.name} can draft for {model.folder.name}."
-            self._info("SpeculativeDecodingPairCompatible", message, expert.name)
+            message = f"{member.name}: {draft.folder.name} can draft for {model.folder.name}."
+            self._info("SpeculativeDecodingPairCompatible", message, member.name)
             return
         sizes = f"{model.config.vocab_size}, {draft.config.vocab_size}"
         self._error(
             "VocabulariesDiffer",
-            expert.name,
+            member.name,
             f"vocabularies differ: {sizes}, {differing}; name a draft of the same family.",
         )
 
-    def _heads(self, expert: Expert, model: _Model) -> Path | None:
+    def _heads(self, member: BundleMember, model: _Model) -> Path | None:
         """The folder of the Medusa heads; None if it has none, or if they are on a hub. Those are
         downloaded when they are loaded, and count from then on."""
-        heads = expert.medusa_heads
-        if expert.speculation not in ("auto", "medusa"):
+        heads = member.medusa_heads
+        if member.speculation not in ("auto", "medusa"):
             return None
         if heads is not None and is_hub_id(heads) and not Path(heads).is_dir():
             return None
@@ -229,9 +229,9 @@ class _Check:
             folder = find_heads(model.folder, heads)
         except StartupError:
             folder = None
-        if folder is None and (heads is not None or expert.speculation == "medusa"):
+        if folder is None and (heads is not None or member.speculation == "medusa"):
             fault = f"no Medusa heads in {heads or model.folder}; correct medusa_heads"
-            self._error("HeadsNotFound", expert.name, f"{fault}, or set speculation: off.")
+            self._error("HeadsNotFound", member.name, f"{fault}, or set speculation: off.")
         return folder
 
     def _error(self, reason: Reason, name: str | None, fault: str) -> None:
@@ -245,7 +245,7 @@ class _Check:
 def _against(
     limit: Limit, taken: list[Taken], limit_bytes: int, name: str | None = None
 ) -> Finding:
-    """Whether experts keep a limit; `name`: set if it concerns a single expert."""
+    """Whether members keep a limit; `name`: set if it concerns a single member."""
     need_bytes = limit.need(taken)
     fault = excess(limit, taken, limit_bytes)
     message = fault or f"{limit.key}: need {need_bytes} bytes, limit {limit_bytes}."
@@ -260,21 +260,25 @@ def _against(
 
 
 def _look_at(source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
-    """A model whose experts can be packed, or why there is none."""
+    """A model whose members can be packed, or why there is none."""
     try:
         described = checkpoint.describe(source, "source")
     except StartupError as error:
         return None, [("SourceInvalid", fault) for fault in error.faults]
     if described.faults or described.config is None:
         return None, [("SourceInvalid", fault) for fault in described.faults]
-    faults = checkpoint.kernel_faults(described.config)  # experts are packed for them
+    faults = checkpoint.kernel_faults(described.config)  # members are packed for them
     if faults:
         return None, [("ArchitectureNotSupported", f"{each}; choose another.") for each in faults]
     return _Model(described.folder, described.config, described.tensors), []
 
 
 def _taken(
-    expert: Expert, settings: ModelSettings, model: _Model, draft: _Model | None, heads: Path | None
+    member: BundleMember,
+    settings: ModelSettings,
+    model: _Model,
+    draft: _Model | None,
+    heads: Path | None,
 ) -> Taken:
     options = EngineOptions.from_settings(settings)
     pieces = [_piece(model, options)]
@@ -287,7 +291,7 @@ def _taken(
         context = min(model.config.context(options.max_seq_len), draft.config.max_positions)
         pieces.append(_piece(draft, replace(options, max_seq_len=context)))
         scratch = max(scratch, scratch_bytes(draft.config, outputs))
-    return Taken(expert.name, tuple(pieces), expert.rows.min, expert.pinned, scratch)
+    return Taken(member.name, tuple(pieces), member.rows.min, member.pinned, scratch)
 
 
 def _piece(model: _Model, options: EngineOptions) -> Piece:

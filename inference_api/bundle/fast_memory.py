@@ -1,20 +1,20 @@
-"""The memory that experts share: how much each holds, and which must leave to make room.
+"""The memory that members share: how much each holds, and which must leave to make room.
 
 Decode thread only; changed through `residency`.
 """
 
 from collections.abc import Iterable, Sequence
 
-from inference_api.bundle.members import Expert, MemberState
+from inference_api.bundle.members import Member, MemberState
 
 
 class FastMemory:
-    """An expert in memory holds its weights and the caches of its guaranteed rows.
+    """A member in memory holds its weights and the caches of its guaranteed rows.
     Its other rows borrow theirs, one by one, for as long as they run."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.holders: dict[str, Expert] = {}
+        self.holders: dict[str, Member] = {}
         self.borrowed_bytes = 0
         self._held_bytes = 0
 
@@ -22,43 +22,43 @@ class FastMemory:
     def used_bytes(self) -> int:
         return self._held_bytes + self.borrowed_bytes
 
-    def hold(self, expert: Expert) -> None:
-        self.holders[expert.name] = expert
+    def hold(self, member: Member) -> None:
+        self.holders[member.name] = member
         self._held_bytes = needed_bytes(self.holders.values())
 
-    def release(self, expert: Expert) -> None:
-        self.holders.pop(expert.name, None)
+    def release(self, member: Member) -> None:
+        self.holders.pop(member.name, None)
         self._held_bytes = needed_bytes(self.holders.values())
 
-    def staying(self) -> list[Expert]:
+    def staying(self) -> list[Member]:
         """Returns the holders that are not about to give their fast memory back."""
         return [each for each in self.holders.values() if each.state is not MemberState.DRAINING]
 
-    def has_room_for(self, newcomer: Expert) -> bool:
+    def has_room_for(self, newcomer: Member) -> bool:
         """Whether there is room now."""
         return self.has_room_beside(newcomer, self.holders.values(), self.borrowed_bytes)
 
     def has_room_beside(
-        self, newcomer: Expert, others: Iterable[Expert], borrowed_bytes: int
+        self, newcomer: Member, others: Iterable[Member], borrowed_bytes: int
     ) -> bool:
         """Would there be room if these were the only others, and rows had borrowed so much?"""
         return needed_bytes([newcomer, *others]) + borrowed_bytes <= self.limit_bytes
 
     def fewest_to_leave(
-        self, newcomer: Expert, candidates: Sequence[Expert], borrowed_bytes: int
-    ) -> list[Expert]:
+        self, newcomer: Member, candidates: Sequence[Member], borrowed_bytes: int
+    ) -> list[Member]:
         """Returns the first of `candidates` that make room for `newcomer` by leaving, none of them
         needlessly; none where all together would not."""
         staying = self.staying()
 
-        def is_enough(leaving: Iterable[Expert]) -> bool:
+        def is_enough(leaving: Iterable[Member]) -> bool:
             gone = set(leaving)
             others = [each for each in staying if each not in gone]
             return self.has_room_beside(newcomer, others, borrowed_bytes)
 
         if not is_enough(candidates):
             return []
-        chosen: list[Expert] = []
+        chosen: list[Member] = []
         for candidate in candidates:
             if is_enough(chosen):
                 break
@@ -69,12 +69,12 @@ class FastMemory:
         return chosen
 
 
-def needed_bytes(experts: Iterable[Expert]) -> int:
-    """Memory that these experts hold together. Shared weights count once."""
+def needed_bytes(members: Iterable[Member]) -> int:
+    """Memory that these members hold together. Shared weights count once."""
     shared: dict[str, int] = {}
     num_bytes = 0
-    for expert in experts:
-        needs = expert.needs
+    for member in members:
+        needs = member.needs
         num_bytes += needs.other_bytes + needs.rows_min * needs.cache_bytes_per_row
         if needs.shared_key is None:
             num_bytes += needs.weights_bytes

@@ -1,4 +1,4 @@
-"""The loader thread of a bundle: loads and unloads experts, one at a time.
+"""The loader thread of a bundle: loads and unloads members, one at a time.
 
 The decode thread requests a load and takes the result from the events at the start of a later turn;
 nothing else is shared. Residents decode meanwhile, so the thread runs at a low priority.
@@ -50,12 +50,12 @@ class Unloaded:
 LoaderEvent = Packing | Loaded | LoadFailed | Unloaded
 
 
-class ExpertLoader:
+class MemberLoader:
     """`start` it once; `stop` joins its thread. Only the decode thread calls the rest."""
 
-    def __init__(self, experts: Mapping[str, LoadableModel], on_event: Callable[[], None]) -> None:
+    def __init__(self, members: Mapping[str, LoadableModel], on_event: Callable[[], None]) -> None:
         """`on_event` is called by the loader thread for each new event."""
-        self._experts = experts
+        self._members = members
         self._on_event = on_event
         self._asked: SimpleQueue[Callable[[], LoaderEvent] | None] = SimpleQueue()
         self._events: SimpleQueue[LoaderEvent] = SimpleQueue()
@@ -93,14 +93,14 @@ class ExpertLoader:
         self._on_event()
 
     def _load(self, name: str) -> LoaderEvent:
-        expert = self._experts[name]
-        started_s, stamp = time.monotonic(), expert.stamp()
+        member = self._members[name]
+        started_s, stamp = time.monotonic(), member.stamp()
         try:
-            if not expert.is_packed():
+            if not member.is_packed():
                 self._tell(Packing(name))
-            model = expert.load()
+            model = member.load()
         except Exception as error:
-            expert.unload()
+            member.unload()
             known = error.faults if isinstance(error, StartupError) else []
             unknown = f"{type(error).__name__}; the server's log has the details"
             reason = "; ".join(known) or unknown  # clients read it
@@ -112,5 +112,5 @@ class ExpertLoader:
         return Loaded(name, model)
 
     def _unload(self, name: str) -> LoaderEvent:
-        self._experts[name].unload()
+        self._members[name].unload()
         return Unloaded(name)

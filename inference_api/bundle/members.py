@@ -1,6 +1,6 @@
-"""The needs and states of the experts of a bundle: the values that `residency` works with.
+"""The needs and states of the members of a bundle: the values that `residency` works with.
 
-All but `Expert` and `Stay`, which are that module's own, are immutable.
+All but `Member` and `Stay`, which are that module's own, are immutable.
 """
 
 import math
@@ -23,7 +23,7 @@ class MemberState(StrEnum):
 
 
 class Eviction(StrEnum):
-    """Why an expert left memory."""
+    """Why a member left memory."""
 
     IDLE = "idle"  # to make room, while nobody used it
     PATIENCE = "patience"  # to make room for somebody who had waited too long
@@ -48,9 +48,9 @@ class UnloadMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory and rows of one expert. `rows_min` is at least 1.
+    """Memory and rows of one member. `rows_min` is at least 1.
 
-    Experts with the same `shared_key` have the same weights, which are mapped once.
+    Members with the same `shared_key` have the same weights, which are mapped once.
     """
 
     weights_bytes: int
@@ -75,21 +75,21 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class LoadMember:
-    """Bring this expert into memory; pack it first if that has not been done."""
+    """Bring this member into memory; pack it first if that has not been done."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Free the memory of this expert; none of its rows is busy."""
+    """Free the memory of this member; none of its rows is busy."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Fail all requests that wait for this expert, with the reason."""
+    """Fail all requests that wait for this member, with the reason."""
 
     name: str
     reason: str
@@ -97,7 +97,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class EndRows:
-    """End all requests that run on this expert, because an operator forces it out."""
+    """End all requests that run on this member, because an operator forces it out."""
 
     name: str
 
@@ -106,7 +106,7 @@ Effect = LoadMember | Unload | Refuse | EndRows
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertSnapshot:
+class MemberSnapshot:
     """Bytes are those it holds now. `last_used_s` is when a request last took or gave back one of
     its rows, None: never; `reason` says why it failed."""
 
@@ -124,18 +124,18 @@ class ExpertSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ResidencySnapshot:
-    """`used_bytes` counts shared weights once; `loading_next` is the expert that is being loaded
+    """`used_bytes` counts shared weights once; `loading_next` is the member that is being loaded
     or is to be as soon as there is room."""
 
     used_bytes: int
     num_running: int
     loading_next: str | None
-    experts: Mapping[str, ExpertSnapshot]
+    members: Mapping[str, MemberSnapshot]
 
 
 @dataclass(slots=True)
 class Stay:
-    """One stay in memory: for whom the expert was loaded, and when it came to what."""
+    """One stay in memory: for whom the member was loaded, and when it came to what."""
 
     head_came_s: float  # when the oldest waiting request came, or an operator asked
     ticketed_s: float
@@ -156,8 +156,8 @@ class Stay:
 
 
 @dataclass(slots=True, eq=False)
-class Expert:
-    """What the decode thread knows about one expert."""
+class Member:
+    """What the decode thread knows about one member."""
 
     name: str
     needs: Needs
@@ -208,10 +208,10 @@ class Expert:
             return None
         return self.stay.switch(came_s)
 
-    def snapshot(self, is_held: bool) -> ExpertSnapshot:
+    def snapshot(self, is_held: bool) -> MemberSnapshot:
         needs = self.needs
         num_rows = needs.rows_min + self.num_borrowed
-        return ExpertSnapshot(
+        return MemberSnapshot(
             state=self.state,
             reason=self.reason,
             weights_bytes=needs.weights_bytes if is_held else 0,

@@ -1,4 +1,4 @@
-"""Decides which experts of a bundle are in memory, and whose requests take the rows.
+"""Decides which members of a bundle are in memory, and whose requests take the rows.
 
 The decode thread owns it. It calls `advance` once per turn, hands the effects to a loader that
 executes them one at a time, and reports its answers here. This module has no threads, I/O or clock.
@@ -6,8 +6,8 @@ executes them one at a time, and reports its answers here. This module has no th
     absent ─▶ packing ─▶ on_disk ─▶ loading ─▶ resident ─▶ draining ─▶ on_disk
                  └───────────────────┴──▶ failed
 
-One expert at a time holds the *ticket*: it is loaded next, because its oldest waiting request (the
-*head*) arrived before those of all other experts that are not in memory. A request waits at most
+One member at a time holds the *ticket*: it is loaded next, because its oldest waiting request (the
+*head*) arrived before those of all other members that are not in memory. A request waits at most
 
     patience + (requests waiting when it came + 1) * (residence + longest run + load timeout)
 
@@ -23,9 +23,9 @@ from inference_api.bundle.members import (
     Effect,
     EndRows,
     Eviction,
-    Expert,
     Failure,
     LoadMember,
+    Member,
     MemberState,
     Needs,
     Policy,
@@ -36,39 +36,39 @@ from inference_api.bundle.members import (
     UnloadMode,
 )
 from inference_api.bundle.row_shares import RowShares
-from inference_api.bundle.states import UNLOADED, ExpertStates
+from inference_api.bundle.states import UNLOADED, MemberStates
 from inference_api.core.input_queue import Waiting
-from inference_api.errors import ExpertBusy, ExpertLoading, ExpertPinned
+from inference_api.errors import MemberBusy, MemberLoading, MemberPinned
 from inference_api.request import Switch
 
-RESIDENCE_LOADS = 4  # an expert stays for at least so many times what its load took
+RESIDENCE_LOADS = 4  # a member stays for at least so many times what its load took
 
 
 @dataclass(slots=True)
 class _Ticket:
-    expert: Expert
+    member: Member
     head_came_s: float
     issued_s: float
     from_name: str | None
-    victims: list[Expert] = field(default_factory=list)
+    victims: list[Member] = field(default_factory=list)
     is_loading: bool = False
     is_second_try: bool = False
     must_free_idle: bool = False  # before that one
 
 
 class Residency:
-    """The state of every expert. In a turn: report the loader's answers, call `advance`, carry out
+    """The state of every member. In a turn: report the loader's answers, call `advance`, carry out
     the effects, then start requests one after another in the `order`. Decode thread only."""
 
     def __init__(self, needs: Mapping[str, Needs], policy: Policy) -> None:
         assert all(1 <= each.rows_min <= each.rows_max for each in needs.values())
         assert sum(each.rows_min for each in needs.values()) <= policy.user_rows
         self._policy = policy
-        self._states = ExpertStates(needs, policy)
-        self._experts, self._memory = self._states.by_name, self._states.memory
-        self._rows = RowShares(self._experts, policy.user_rows, self._memory)
+        self._states = MemberStates(needs, policy)
+        self._members, self._memory = self._states.by_name, self._states.memory
+        self._rows = RowShares(self._members, policy.user_rows, self._memory)
         self._ticket: _Ticket | None = None
-        self._arrived: list[Expert] = []  # who became resident since the last turn
+        self._arrived: list[Member] = []  # who became resident since the last turn
         self._is_at_rest = True  # nothing to do as long as nobody wants who is not resident
         self._snapshot: ResidencySnapshot | None = None
 
@@ -77,7 +77,7 @@ class Residency:
     def advance(self, now_s: float, waiting: Mapping[str, Waiting]) -> Sequence[Effect]:
         """Returns the effects to carry out now, in this order.
 
-        `waiting` has exactly the experts for which a request waits.
+        `waiting` has exactly the members for which a request waits.
         """
         states = self._states
         states.waiting = waiting
@@ -95,30 +95,30 @@ class Residency:
         return effects
 
     def order(self) -> list[str]:
-        """Returns the experts that may start a request, in their order. Ask after each start."""
+        """Returns the members that may start a request, in their order. Ask after each start."""
         return self._rows.order()
 
     def started(self, name: str, now_s: float) -> None:
-        """A request of this expert took a row; the caller has asked `order`."""
+        """A request of this member took a row; the caller has asked `order`."""
         self._rows.started(name)
-        self._experts[name].last_used_s = now_s
+        self._members[name].last_used_s = now_s
         self._snapshot = None
 
     def ended(self, name: str, now_s: float) -> None:
-        """A request of this expert gave its row back."""
+        """A request of this member gave its row back."""
         self._rows.ended(name)
-        self._experts[name].last_used_s = now_s
+        self._members[name].last_used_s = now_s
         self._snapshot = None
 
     def switch_of(self, name: str, came_s: float) -> Switch | None:
-        """Returns what a request that came then and starts now paid for the load of its expert;
+        """Returns what a request that came then and starts now paid for the load of its member;
         None where that was resident when it came."""
-        return self._experts[name].switch(came_s)
+        return self._members[name].switch(came_s)
 
     @property
     def is_settled(self) -> bool:
         """Whether it takes a request, the loader or an operator to change anything: while an
-        expert waits to be loaded, or for its load, time does so too."""
+        member waits to be loaded, or for its load, time does so too."""
         return self._ticket is None
 
     def snapshot(self) -> ResidencySnapshot:
@@ -127,10 +127,10 @@ class Residency:
             self._snapshot = ResidencySnapshot(
                 used_bytes=self._memory.used_bytes,
                 num_running=self._rows.num_running,
-                loading_next=None if self._ticket is None else self._ticket.expert.name,
-                experts={
-                    name: expert.snapshot(is_held=name in self._memory.holders)
-                    for name, expert in self._experts.items()
+                loading_next=None if self._ticket is None else self._ticket.member.name,
+                members={
+                    name: member.snapshot(is_held=name in self._memory.holders)
+                    for name, member in self._members.items()
                 },
             )
         return self._snapshot
@@ -138,92 +138,92 @@ class Residency:
     # --- what the loader answers ----------------------------------------------------------
 
     def packing(self, name: str) -> None:
-        """The expert's packed file is being made, for a Load or before there is one."""
-        expert = self._experts[name]
-        if expert.state in UNLOADED or expert.state is MemberState.LOADING:
-            self._states.become(expert, MemberState.PACKING)
+        """The member's packed file is being made, for a Load or before there is one."""
+        member = self._members[name]
+        if member.state in UNLOADED or member.state is MemberState.LOADING:
+            self._states.become(member, MemberState.PACKING)
 
     def loaded(self, name: str, now_s: float) -> None:
         """A Load is done, even if it was abandoned meanwhile or nobody waits for it."""
-        expert = self._experts[name]
+        member = self._members[name]
         assert name in self._states.at_loader, "no Load was issued"
-        assert expert.stay is not None
+        assert member.stay is not None
         self._states.answered(name, now_s)
-        self._drop_ticket(expert)
-        expert.is_packed = True
-        expert.stay.ready_s = now_s
-        expert.num_loads += 1
-        self._arrived.append(expert)
-        self._states.become(expert, MemberState.RESIDENT)
+        self._drop_ticket(member)
+        member.is_packed = True
+        member.stay.ready_s = now_s
+        member.num_loads += 1
+        self._arrived.append(member)
+        self._states.become(member, MemberState.RESIDENT)
 
     def load_failed(
         self, name: str, reason: str, now_s: float, failure: Failure = Failure.LOAD
     ) -> None:
         """A Load, or the packing before it, failed. After the first MEMORY of a load, which it
         has given back, it is tried once more without those that are idle."""
-        expert, ticket, is_loading = self._experts[name], self._ticket, False
+        member, ticket, is_loading = self._members[name], self._ticket, False
         self._states.answered(name, now_s)
-        self._memory.release(expert)
-        if ticket is not None and ticket.expert is expert:
+        self._memory.release(member)
+        if ticket is not None and ticket.member is member:
             is_loading, ticket.is_loading = ticket.is_loading, False
             if is_loading and failure is Failure.MEMORY and not ticket.is_second_try:
                 ticket.is_second_try = ticket.must_free_idle = True
-                self._states.become(expert, expert.unloaded_state)
+                self._states.become(member, member.unloaded_state)
                 return
-        if is_loading or expert.state is MemberState.PACKING:
-            self._fail(expert, failure, reason)
-        elif expert.state is MemberState.FAILED:  # it was given up; now it is known why
-            self._states.become(expert, MemberState.FAILED, reason)
+        if is_loading or member.state is MemberState.PACKING:
+            self._fail(member, failure, reason)
+        elif member.state is MemberState.FAILED:  # it was given up; now it is known why
+            self._states.become(member, MemberState.FAILED, reason)
         # Otherwise it was given up, and somebody has asked for another try since.
 
     def unloaded(self, name: str, now_s: float) -> None:
-        expert = self._experts[name]
+        member = self._members[name]
         assert name in self._states.at_loader, "no Unload was issued"
         self._states.answered(name, now_s)
-        self._memory.release(expert)
-        self._states.become(expert, expert.unloaded_state)
+        self._memory.release(member)
+        self._states.become(member, member.unloaded_state)
 
     def source_changed(self, name: str) -> None:
-        """The expert's files have changed, so a failed load may succeed now."""
-        expert = self._experts[name]
-        expert.is_packed = False
-        if expert.state in (MemberState.FAILED, MemberState.ON_DISK):
-            self._states.become(expert, MemberState.ABSENT)
+        """The member's files have changed, so a failed load may succeed now."""
+        member = self._members[name]
+        member.is_packed = False
+        if member.state in (MemberState.FAILED, MemberState.ON_DISK):
+            self._states.become(member, MemberState.ABSENT)
 
     # --- what operators ask ---------------------------------------------------------------
 
     def ask_load(self, name: str, now_s: float) -> bool:
-        """Load this expert as if a request had arrived for it, even if it failed before. Returns
+        """Load this member as if a request had arrived for it, even if it failed before. Returns
         whether it is resident; asking again changes nothing."""
-        expert = self._experts[name]
-        if expert.state is MemberState.FAILED:
-            self._states.become(expert, expert.unloaded_state)
-        is_resident = expert.state is MemberState.RESIDENT
-        if not is_resident and not self._is_loading(expert):
-            self._states.ask(expert, now_s)
+        member = self._members[name]
+        if member.state is MemberState.FAILED:
+            self._states.become(member, member.unloaded_state)
+        is_resident = member.state is MemberState.RESIDENT
+        if not is_resident and not self._is_loading(member):
+            self._states.ask(member, now_s)
         return is_resident
 
     def ask_unload(self, name: str, mode: UnloadMode, now_s: float) -> None:
-        """Unload this expert: only if it is idle, after its rows have ended, or at once, for which
+        """Unload this member: only if it is idle, after its rows have ended, or at once, for which
         `advance` returns an EndRows. Requests that wait for it have it loaded again.
 
-        Raises ExpertPinned, ExpertLoading, ExpertBusy.
+        Raises MemberPinned, MemberLoading, MemberBusy.
         """
-        expert, states = self._experts[name], self._states
-        if expert.needs.is_pinned:
-            raise ExpertPinned(name)
-        if self._is_loading(expert):
-            raise ExpertLoading(name)
+        member, states = self._members[name], self._states
+        if member.needs.is_pinned:
+            raise MemberPinned(name)
+        if self._is_loading(member):
+            raise MemberLoading(name)
         if (
-            expert.state is MemberState.RESIDENT
+            member.state is MemberState.RESIDENT
             and mode is UnloadMode.IDLE
-            and not states.is_idle(expert)
+            and not states.is_idle(member)
         ):
-            raise ExpertBusy(name, expert.num_running, self._rows.num_waiting(name))
-        expert.asked_s = None
-        if expert.state in (MemberState.RESIDENT, MemberState.DRAINING):
-            states.drain(expert, Eviction.OPERATOR, now_s)
-        if mode is UnloadMode.FORCE and expert.num_running:
+            raise MemberBusy(name, member.num_running, self._rows.num_waiting(name))
+        member.asked_s = None
+        if member.state in (MemberState.RESIDENT, MemberState.DRAINING):
+            states.drain(member, Eviction.OPERATOR, now_s)
+        if mode is UnloadMode.FORCE and member.num_running:
             states.effects.append(EndRows(name))
 
     # --- the ticket -----------------------------------------------------------------------
@@ -232,19 +232,19 @@ class Residency:
         """Kept while its head waits and, whoever waits, while it is being loaded."""
         ticket, states = self._ticket, self._states
         if ticket is not None and not ticket.is_loading:
-            if states.head_came_s(ticket.expert) == ticket.head_came_s:
+            if states.head_came_s(ticket.member) == ticket.head_came_s:
                 return
-            self._drop_ticket(ticket.expert)
+            self._drop_ticket(ticket.member)
         while self._ticket is None:
-            expert = min(states.those(*UNLOADED), key=states.head_came_s, default=None)
-            if expert is None or (head_came_s := states.head_came_s(expert)) == math.inf:
+            member = min(states.those(*UNLOADED), key=states.head_came_s, default=None)
+            if member is None or (head_came_s := states.head_came_s(member)) == math.inf:
                 return
-            over_bytes = needed_bytes({*states.pinned, expert}) - self._memory.limit_bytes
+            over_bytes = needed_bytes({*states.pinned, member}) - self._memory.limit_bytes
             if over_bytes > 0:
                 reason = f"fast_memory_limit leaves it {over_bytes} bytes less than it needs"
-                self._fail(expert, Failure.TOO_LARGE, reason)
+                self._fail(member, Failure.TOO_LARGE, reason)
             else:
-                self._ticket = _Ticket(expert, head_came_s, now_s, self._rows.last_to_start)
+                self._ticket = _Ticket(member, head_came_s, now_s, self._rows.last_to_start)
 
     def _serve_ticket(self, now_s: float) -> None:
         ticket, states = self._ticket, self._states
@@ -253,7 +253,7 @@ class Residency:
         if ticket.must_free_idle:
             ticket.must_free_idle = False
             self._evict(ticket, states.idle(states.unpinned()), Eviction.MEMORY, now_s)
-        elif not self._memory.has_room_for(ticket.expert):
+        elif not self._memory.has_room_for(ticket.member):
             self._make_room(ticket, now_s)
         elif not states.at_loader:
             self._load(ticket, now_s)
@@ -264,42 +264,42 @@ class Residency:
         memory, states, staying = self._memory, self._states, self._memory.staying()
         borrowed_bytes = sum([each.borrowed_bytes for each in staying])
         # Rows that borrowed end, and none borrows meanwhile: who has drained others relies on it.
-        if memory.has_room_beside(ticket.expert, staying, 0 if ticket.victims else borrowed_bytes):
+        if memory.has_room_beside(ticket.member, staying, 0 if ticket.victims else borrowed_bytes):
             return
         leaving = [each for each in states.unpinned() if each.protected_until_s <= now_s]
         idle = states.idle(leaving)
-        victims = memory.fewest_to_leave(ticket.expert, idle, borrowed_bytes)
+        victims = memory.fewest_to_leave(ticket.member, idle, borrowed_bytes)
         if not victims and now_s - ticket.head_came_s > self._policy.patience_s:
             others = [each for each in leaving if states.head_came_s(each) > ticket.head_came_s]
             busy = [each for each in others if each not in idle]
             busy.sort(key=lambda each: each.ready_s)
-            victims = memory.fewest_to_leave(ticket.expert, [*idle, *busy], 0)
+            victims = memory.fewest_to_leave(ticket.member, [*idle, *busy], 0)
         for victim in victims:
             eviction = Eviction.IDLE if victim in idle else Eviction.PATIENCE
             self._evict(ticket, [victim], eviction, now_s)
 
     def _evict(
-        self, ticket: _Ticket, victims: Sequence[Expert], eviction: Eviction, now_s: float
+        self, ticket: _Ticket, victims: Sequence[Member], eviction: Eviction, now_s: float
     ) -> None:
         for victim in victims:
             self._states.drain(victim, eviction, now_s)
             ticket.victims.append(victim)
 
     def _load(self, ticket: _Ticket, now_s: float) -> None:
-        expert = ticket.expert
+        member = ticket.member
         ticket.is_loading = True
         self._spare_victims(ticket)
-        if expert.ready_s < math.inf:
-            expert.earlier_stay = expert.stay
-        expert.stay = Stay(ticket.head_came_s, ticket.issued_s, now_s, ticket.from_name)
-        self._memory.hold(expert)
-        self._states.become(expert, MemberState.LOADING)
-        self._states.send(LoadMember(expert.name), now_s)
+        if member.ready_s < math.inf:
+            member.earlier_stay = member.stay
+        member.stay = Stay(ticket.head_came_s, ticket.issued_s, now_s, ticket.from_name)
+        self._memory.hold(member)
+        self._states.become(member, MemberState.LOADING)
+        self._states.send(LoadMember(member.name), now_s)
 
-    def _drop_ticket(self, expert: Expert) -> None:
-        """If it is this expert's."""
+    def _drop_ticket(self, member: Member) -> None:
+        """If it is this member's."""
         ticket = self._ticket
-        if ticket is not None and ticket.expert is expert:
+        if ticket is not None and ticket.member is member:
             self._ticket = None
             self._spare_victims(ticket)
 
@@ -315,44 +315,44 @@ class Residency:
             return
         if ticket.is_loading:
             reason = f"it was not loaded within load_timeout_s={timeout_s:g}"
-            self._fail(ticket.expert, Failure.TIMEOUT, reason)
+            self._fail(ticket.member, Failure.TIMEOUT, reason)
         elif now_s - ticket.issued_s > timeout_s:
             # Nothing is wrong with this one: the next request for it has another try.
             reason = f"a load before it took longer than load_timeout_s={timeout_s:g}"
-            ticket.expert.asked_s = None
-            self._states.effects.append(Refuse(ticket.expert.name, reason))
-            self._drop_ticket(ticket.expert)
+            ticket.member.asked_s = None
+            self._states.effects.append(Refuse(ticket.member.name, reason))
+            self._drop_ticket(ticket.member)
 
     # --- parts ----------------------------------------------------------------------------
 
     def _protect_arrived(self) -> None:
         """Who was awaited stays for a while; a load that nobody awaits protects nobody."""
-        for expert in self._arrived:
-            assert expert.stay is not None
-            load_s = expert.stay.ready_s - expert.stay.issued_s
+        for member in self._arrived:
+            assert member.stay is not None
+            load_s = member.stay.ready_s - member.stay.issued_s
             residence_s = max(self._policy.min_residence_s, RESIDENCE_LOADS * load_s)
-            is_awaited = expert.name in self._states.waiting
-            expert.protected_until_s = expert.ready_s + (residence_s if is_awaited else 0.0)
+            is_awaited = member.name in self._states.waiting
+            member.protected_until_s = member.ready_s + (residence_s if is_awaited else 0.0)
         self._arrived.clear()
 
     def _unload_drained(self, now_s: float) -> None:
-        for expert in self._states.those(MemberState.DRAINING):
-            if not expert.num_running and expert.name not in self._states.at_loader:
-                expert.evictions[expert.eviction] += 1
-                self._states.send(Unload(expert.name), now_s)
+        for member in self._states.those(MemberState.DRAINING):
+            if not member.num_running and member.name not in self._states.at_loader:
+                member.evictions[member.eviction] += 1
+                self._states.send(Unload(member.name), now_s)
 
     def _refuse_failed(self) -> None:
         for name in self._states.waiting:
-            expert = self._experts[name]
-            if expert.state is MemberState.FAILED:
-                self._states.effects.append(Refuse(name, expert.reason))
+            member = self._members[name]
+            if member.state is MemberState.FAILED:
+                self._states.effects.append(Refuse(name, member.reason))
 
     def _settle(self, now_s: float) -> None:
         """What follows from this turn for the rows, and for the next turn."""
         states, ticket = self._states, self._ticket
         sure = states.those(MemberState.RESIDENT)
         if ticket is not None:
-            sure.append(ticket.expert)
+            sure.append(ticket.member)
         waits_for_room = ticket is not None and not ticket.is_loading
         self._rows.owe(sure)
         self._rows.may_borrow = not waits_for_room or states.is_loader_overdue(now_s)
@@ -361,10 +361,10 @@ class Residency:
         states.has_news = False
         self._snapshot = None
 
-    def _fail(self, expert: Expert, failure: Failure, reason: str) -> None:
-        self._states.fail(expert, failure, reason)
-        self._drop_ticket(expert)
+    def _fail(self, member: Member, failure: Failure, reason: str) -> None:
+        self._states.fail(member, failure, reason)
+        self._drop_ticket(member)
 
-    def _is_loading(self, expert: Expert) -> bool:
+    def _is_loading(self, member: Member) -> bool:
         ticket = self._ticket
-        return ticket is not None and ticket.expert is expert and ticket.is_loading
+        return ticket is not None and ticket.member is member and ticket.is_loading

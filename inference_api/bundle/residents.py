@@ -1,6 +1,6 @@
-"""The experts of a bundle that are in memory; carries out what `residency` decides.
+"""The members of a bundle that are in memory; carries out what `residency` decides.
 
-Decode thread only, except where marked. A loader thread loads and unloads experts meanwhile.
+Decode thread only, except where marked. A loader thread loads and unloads members meanwhile.
 """
 
 import math
@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from inference_api.bundle.check import check_bundle
 from inference_api.bundle.loader import (
-    ExpertLoader,
     Loaded,
     LoaderEvent,
     LoadFailed,
+    MemberLoader,
     Packing,
     Unloaded,
 )
@@ -36,11 +36,11 @@ from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.loaded_model import LoadedModel
 from inference_api.core.rows import UserRow
-from inference_api.errors import ExpertFailed, ExpertUnloaded, StartupError
+from inference_api.errors import MemberFailed, MemberUnloaded, StartupError
 from inference_api.model_loading import LoadableModel, Stamp, describe_models
 from inference_api.request import FinishReason, TokenEvent
 from inference_api.settings import Settings
-from inference_api.settings.bundle_file import Bundle, Expert
+from inference_api.settings.bundle_file import Bundle, BundleMember
 
 TIMER_S = 0.05  # how exact times of patience and residence are while nobody runs
 FAILED_RETRY_AFTER_S = 30
@@ -56,22 +56,22 @@ class BundleResidents:
         self,
         bundle: Bundle,
         policy: Policy,
-        experts: Mapping[str, LoadableModel],
+        members: Mapping[str, LoadableModel],
         input_queue: InputQueue,
     ) -> None:
-        """`experts` are those of the bundle, by name."""
+        """`members` are those of the bundle, by name."""
         self.models: Mapping[str, LoadedModel] = {}
-        self.served = {name: expert.served for name, expert in experts.items()}
-        needs = {each.name: needs_of(each, experts[each.name]) for each in bundle.experts}
-        self._at_start = [each.name for each in bundle.experts if each.is_loaded_at_start]
+        self.served = {name: member.served for name, member in members.items()}
+        needs = {each.name: needs_of(each, members[each.name]) for each in bundle.members}
+        self._at_start = [each.name for each in bundle.members if each.is_loaded_at_start]
         self._residency = Residency(needs, policy)
         self.snapshot = self._residency.snapshot()  # any thread may read it
         self._needs = needs
         self._num_started = 0
         self._input_queue = input_queue
-        self._experts = experts
+        self._members = members
         self._failed: dict[str, Stamp] = {}  # files that could not be loaded as they were
-        self._loader = ExpertLoader(experts, input_queue.wake)
+        self._loader = MemberLoader(members, input_queue.wake)
         self._asked: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
 
     # --- any thread -----------------------------------------------------------------------
@@ -93,7 +93,7 @@ class BundleResidents:
         return answer.result(ANSWER_TIMEOUT_S)
 
     def start(self, now_s: float) -> None:
-        """Begin to load the experts that are loaded at start."""
+        """Begin to load the members that are loaded at start."""
         self._loader.start()
         for name in self._at_start:
             self._residency.ask_load(name, now_s)
@@ -106,8 +106,8 @@ class BundleResidents:
 
     @property
     def has_started(self) -> bool:
-        """Whether the experts loaded at start are there. Raises StartupError if all failed."""
-        states = [self.snapshot.experts[name] for name in self._at_start]
+        """Whether the members loaded at start are there. Raises StartupError if all failed."""
+        states = [self.snapshot.members[name] for name in self._at_start]
         failed = [each for each in states if each.state is MemberState.FAILED]
         if failed and len(failed) == len(states):
             raise StartupError([each.reason for each in failed])
@@ -170,8 +170,8 @@ class BundleResidents:
                 return
 
     def _is_mended(self, name: str) -> bool:
-        """Whether the files of a failed expert have changed."""
-        return name in self._failed and self._failed[name] != self._experts[name].stamp()
+        """Whether the files of a failed member have changed."""
+        return name in self._failed and self._failed[name] != self._members[name].stamp()
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -185,33 +185,33 @@ class BundleResidents:
                 self._residency.source_changed(name)
                 self._input_queue.wake()  # the next turn loads it
             case Refuse(name, reason):
-                error = ExpertFailed(name, reason, FAILED_RETRY_AFTER_S)
+                error = MemberFailed(name, reason, FAILED_RETRY_AFTER_S)
                 ended = TokenEvent((), FinishReason.ERROR, error)
                 for request in self._input_queue.take_all(name):
                     request.output.put(ended)
             case EndRows(name):
-                ended = TokenEvent((), FinishReason.ERROR, ExpertUnloaded(name))
+                ended = TokenEvent((), FinishReason.ERROR, MemberUnloaded(name))
                 for row in self.models[name].rows.busy():
                     row.finish_reason = FinishReason.ERROR
                     row.request.output.put(ended)
 
 
-def needs_of(expert: Expert, model: LoadableModel) -> Needs:
-    """Returns what a model takes in memory as this expert. Its tokenizer is there in any case."""
+def needs_of(member: BundleMember, model: LoadableModel) -> Needs:
+    """Returns what a model takes in memory as this member. Its tokenizer is there in any case."""
     quantization = model.runner.facts.quantization
     return Needs(
         weights_bytes=sum(each.weights_bytes for each in model.footprints),
         other_bytes=0,
         cache_bytes_per_row=sum(each.cache_bytes_per_row for each in model.footprints),
-        rows_min=expert.rows.min,
+        rows_min=member.rows.min,
         rows_max=model.runner.max_rows,
-        is_pinned=expert.pinned,
-        shared_key=f"{quantization} {expert.source}" if model.is_one_file else None,
+        is_pinned=member.pinned,
+        shared_key=f"{quantization} {member.source}" if model.is_one_file else None,
     )
 
 
 def bundle_of(backend: DecodeBackend) -> BundleResidents | None:
-    """Returns the bundle that is served, once something is known of its experts. Any thread."""
+    """Returns the bundle that is served, once something is known of its members. Any thread."""
     residents = backend.residents
     return residents if isinstance(residents, BundleResidents) else None
 
@@ -227,7 +227,7 @@ def bring_up(backend: DecodeBackend) -> None:
 def bundle_residents(
     bundle: Bundle, settings: Settings, input_queue: InputQueue, pause: Callable[[], None]
 ) -> BundleResidents:
-    """Describes the experts; none is in memory yet. `pause` is called repeatedly during a load.
+    """Describes the members; none is in memory yet. `pause` is called repeatedly during a load.
     Raises StartupError."""
     from inference_api.loading.packing.folder import PackedFolder
 
@@ -243,5 +243,5 @@ def bundle_residents(
         bundle.load_timeout_s,
     )
     packed = PackedFolder(Path(settings.packed_folder), pause)
-    experts = {each.served.name: each for each in describe_models(settings, packed)}
-    return BundleResidents(bundle, policy, experts, input_queue)
+    members = {each.served.name: each for each in describe_models(settings, packed)}
+    return BundleResidents(bundle, policy, members, input_queue)

@@ -1,4 +1,4 @@
-"""Chooses the expert for `model: "auto"` by the similarity to its description and examples.
+"""Chooses the member for `model: "auto"` by the similarity to its description and examples.
 
 It uses TF-IDF over words and short sequences of letters, and a logistic regression, both from
 scikit-learn, which is imported only if there is a router. `make bench-router` compares this with a
@@ -27,7 +27,7 @@ NO_SKLEARN = (
 _DIGITS = re.compile(r"\d+")
 
 
-class Expert(Protocol):
+class RoutedMember(Protocol):
     @property
     def name(self) -> str: ...
     @property
@@ -38,15 +38,15 @@ class Expert(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`confidence` is the probability of the likeliest expert. If it is below the threshold,
-    `expert` is the fallback and `method` says so."""
+    """`confidence` is the probability of the likeliest member. If it is below the threshold,
+    `member` is the fallback and `method` says so."""
 
-    expert: str
+    member: str
     confidence: float
     method: Literal["tfidf", "fallback"]
 
 
-class ExpertRouter:
+class MemberRouter:
     """Immutable: any thread."""
 
     def __init__(self, classifier: Any, threshold: float, fallback: str) -> None:
@@ -56,17 +56,17 @@ class ExpertRouter:
         self._fallback = fallback
 
     @classmethod
-    def of(cls, experts: Sequence[Expert], threshold: float, fallback: str) -> Self:
-        """Learns from the experts' texts, in a fraction of a second, or in seconds from thousands.
+    def of(cls, members: Sequence[RoutedMember], threshold: float, fallback: str) -> Self:
+        """Learns from the members' texts, in a fraction of a second, or in seconds from thousands.
 
-        An expert without description and examples can only be the fallback. Raises StartupError
+        A member without description and examples can only be the fallback. Raises StartupError
         if fewer than two are left to choose from, or if no text contains a word.
         """
         texts, names = [], []
-        for expert in experts:
-            said = [text for text in (expert.description, *expert.examples) if text.strip()]
+        for member in members:
+            said = [text for text in (member.description, *member.examples) if text.strip()]
             texts += said
-            names += [expert.name] * len(said)
+            names += [member.name] * len(said)
         if len(set(names)) < 2:
             raise StartupError(
                 ["router: fewer than two experts have a description or examples; add some"]
@@ -82,8 +82,8 @@ class ExpertRouter:
     def route(self, messages: Sequence[str]) -> Route:
         """`messages` are the user's, oldest first.
 
-        The first one above the threshold decides, so a conversation keeps its expert: later
-        messages cannot change it, and the same messages always lead to the same expert.
+        The first one above the threshold decides, so a conversation keeps its member: later
+        messages cannot change it, and the same messages always lead to the same member.
         """
         confidence = 0.0
         for message in messages[:MAX_MESSAGES]:

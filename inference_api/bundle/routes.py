@@ -1,4 +1,4 @@
-"""Routes to watch and operate the experts of a bundle."""
+"""Routes to watch and operate the members of a bundle."""
 
 from concurrent.futures import TimeoutError as NoAnswer
 
@@ -46,7 +46,7 @@ class _Views:
         {200: BundleState, 404: Error, 503: Error},
     )
     def state(self) -> Response:
-        """Also answers while experts are being loaded at start, and while the server drains."""
+        """Also answers while members are being loaded at start, and while the server drains."""
         return jsonify(self._state())
 
     @operation(
@@ -60,7 +60,7 @@ class _Views:
             is_there = residents.ask(lambda residency, now_s: residency.ask_load(name, now_s))
         except NoAnswer:
             raise _no_turn() from None
-        return jsonify(self._expert(name)), 200 if is_there else 202
+        return jsonify(self._member(name)), 200 if is_there else 202
 
     @operation(
         "Unload an expert: if it is idle, after its rows have ended, or at once.",
@@ -68,26 +68,26 @@ class _Views:
         query=UNLOAD_QUERY,
     )
     def unload(self, name: str) -> tuple[Response, int]:
-        """Idempotent. Requests that wait for the expert have it loaded again."""
+        """Idempotent. Requests that wait for the member have it loaded again."""
         mode = _unload_mode()
         residents = self._admitted(name)
         try:
             residents.ask(lambda residency, now_s: residency.ask_unload(name, mode, now_s))
         except NoAnswer:
             raise _no_turn() from None
-        return jsonify(self._expert(name)), 202
+        return jsonify(self._member(name)), 202
 
     def _admitted(self, name: str) -> BundleResidents:
         """Raises NoBundle, UnknownModel, and whatever a new request would get."""
         residents = self._residents()
-        names = [expert.name for expert in self._bundle().experts]
+        names = [member.name for member in self._bundle().members]
         if name not in names:
             raise UnknownModel(name, names)
         self._backend.check_admission()
         return residents
 
     def _residents(self) -> BundleResidents:
-        """Raises NoBundle, and NotReady before anything is known about the experts."""
+        """Raises NoBundle, and NotReady before anything is known about the members."""
         self._bundle()
         residents = bundle_of(self._backend)
         if residents is None:
@@ -106,7 +106,7 @@ class _Views:
         assert state is not None
         return state
 
-    def _expert(self, name: str) -> ExpertState:
+    def _member(self, name: str) -> ExpertState:
         return next(each for each in self._state()["experts"] if each["name"] == name)
 
 

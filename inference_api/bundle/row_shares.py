@@ -7,18 +7,18 @@ its `rows_max`. Running requests are never interrupted. Decode thread only.
 from collections.abc import Iterable, Mapping
 
 from inference_api.bundle.fast_memory import FastMemory
-from inference_api.bundle.members import Expert, MemberState
+from inference_api.bundle.members import Member, MemberState
 from inference_api.core.input_queue import Waiting
 
 
 class RowShares:
     """`may_borrow`: may anybody start rows beyond those it is sure of?"""
 
-    def __init__(self, experts: Mapping[str, Expert], user_rows: int, memory: FastMemory) -> None:
+    def __init__(self, members: Mapping[str, Member], user_rows: int, memory: FastMemory) -> None:
         self.num_running = 0
         self.may_borrow = True
         self.last_to_start: str | None = None
-        self._experts = experts
+        self._members = members
         self._user_rows = user_rows
         self._memory = memory
         self._waiting: Mapping[str, Waiting] = {}
@@ -29,9 +29,9 @@ class RowShares:
         self._waiting = waiting
         self._num_started.clear()
 
-    def owe(self, experts: Iterable[Expert]) -> None:
+    def owe(self, members: Iterable[Member]) -> None:
         """From now on these, and no others, are sure of rows."""
-        self._num_owed = sum([each.num_owed for each in experts])
+        self._num_owed = sum([each.num_owed for each in members])
 
     def num_waiting(self, name: str) -> int:
         waiting = self._waiting.get(name)
@@ -42,10 +42,10 @@ class RowShares:
         return sorted(names, key=self._turn) if len(names) > 1 else names
 
     def may_start(self, name: str) -> bool:
-        expert = self._experts[name]
-        needs, num_running = expert.needs, expert.num_running
+        member = self._members[name]
+        needs, num_running = member.needs, member.num_running
         if (
-            expert.state is not MemberState.RESIDENT
+            member.state is not MemberState.RESIDENT
             or num_running >= needs.rows_max
             or self.num_running >= self._user_rows
         ):
@@ -60,33 +60,33 @@ class RowShares:
 
     def started(self, name: str) -> None:
         assert self.may_start(name), "a row is taken only by whom it is given"
-        expert = self._experts[name]
-        if expert.num_running < expert.needs.rows_min:
+        member = self._members[name]
+        if member.num_running < member.needs.rows_min:
             self._num_owed -= 1
         else:
-            self._memory.borrowed_bytes += expert.needs.cache_bytes_per_row
-        expert.num_running += 1
+            self._memory.borrowed_bytes += member.needs.cache_bytes_per_row
+        member.num_running += 1
         self.num_running += 1
         self._num_started[name] = self._num_started.get(name, 0) + 1
         self.last_to_start = name
 
     def ended(self, name: str) -> None:
-        expert = self._experts[name]
-        assert expert.num_running > 0, "a row is given back once"
-        expert.num_running -= 1
+        member = self._members[name]
+        assert member.num_running > 0, "a row is given back once"
+        member.num_running -= 1
         self.num_running -= 1
-        if expert.num_running >= expert.needs.rows_min:
-            self._memory.borrowed_bytes -= expert.needs.cache_bytes_per_row
-        elif expert.state is MemberState.RESIDENT:
+        if member.num_running >= member.needs.rows_min:
+            self._memory.borrowed_bytes -= member.needs.cache_bytes_per_row
+        elif member.state is MemberState.RESIDENT:
             self._num_owed += 1
 
     def _turn(self, name: str) -> tuple[bool, float, float]:
         """Returns a sort key: first members below their minimum of rows, longest wait first, so
         that no later request passes the oldest; then the others, least used first."""
-        expert, came_s = self._experts[name], self._waiting[name].oldest_came_s
-        if expert.num_running >= expert.needs.rows_min:
-            return True, expert.num_running / expert.needs.rows_max, came_s
+        member, came_s = self._members[name], self._waiting[name].oldest_came_s
+        if member.num_running >= member.needs.rows_min:
+            return True, member.num_running / member.needs.rows_max, came_s
         # The arrival times of later requests are unknown: the requests that the member was loaded
         # for go first, then members take turns.
-        num_started = 0 if came_s < expert.ready_s else self._num_started.get(name, 0)
+        num_started = 0 if came_s < member.ready_s else self._num_started.get(name, 0)
         return False, num_started, came_s

@@ -1,4 +1,4 @@
-"""The states of all experts, the requests that wait for them, and the loader's tasks.
+"""The states of all members, the requests that wait for them, and the loader's tasks.
 
 Decode thread only. This module keeps the state; `residency` has the rules that change it.
 """
@@ -10,9 +10,9 @@ from inference_api.bundle.fast_memory import FastMemory
 from inference_api.bundle.members import (
     Effect,
     Eviction,
-    Expert,
     Failure,
     LoadMember,
+    Member,
     MemberState,
     Needs,
     Policy,
@@ -23,16 +23,16 @@ from inference_api.core.input_queue import Waiting
 UNLOADED = frozenset({MemberState.ABSENT, MemberState.PACKING, MemberState.ON_DISK})
 
 
-class ExpertStates:
+class MemberStates:
     """`effects` are those that were not handed out yet; `has_news` since it was last cleared."""
 
     def __init__(self, needs: Mapping[str, Needs], policy: Policy) -> None:
-        self.by_name = {name: Expert(name, each) for name, each in needs.items()}
+        self.by_name = {name: Member(name, each) for name, each in needs.items()}
         self.pinned = [each for each in self.by_name.values() if each.needs.is_pinned]
         self.memory = FastMemory(policy.fast_memory_limit_bytes)
         self.ready: set[str] = set()  # the names of residents
         self.waiting: Mapping[str, Waiting] = {}
-        self.at_loader: set[str] = set()  # names of experts whose Load or Unload is not answered
+        self.at_loader: set[str] = set()  # names of members whose Load or Unload is not answered
         self.effects: list[Effect] = []
         self.has_news = False
         self._load_timeout_s = policy.load_timeout_s
@@ -40,38 +40,38 @@ class ExpertStates:
 
     # --- changes --------------------------------------------------------------------------
 
-    def become(self, expert: Expert, state: MemberState, reason: str = "") -> None:
-        expert.state, expert.reason = state, reason
+    def become(self, member: Member, state: MemberState, reason: str = "") -> None:
+        member.state, member.reason = state, reason
         if state is MemberState.RESIDENT:
-            expert.asked_s = None
-            self.ready.add(expert.name)
+            member.asked_s = None
+            self.ready.add(member.name)
         else:
-            self.ready.discard(expert.name)
+            self.ready.discard(member.name)
         self.has_news = True
 
-    def ask(self, expert: Expert, asked_s: float) -> None:
-        if expert.asked_s is None:
-            expert.asked_s = asked_s
+    def ask(self, member: Member, asked_s: float) -> None:
+        if member.asked_s is None:
+            member.asked_s = asked_s
             self.has_news = True
 
-    def fail(self, expert: Expert, failure: Failure, reason: str) -> None:
-        expert.failures[failure] += 1
-        expert.asked_s = None
-        self.become(expert, MemberState.FAILED, reason)
+    def fail(self, member: Member, failure: Failure, reason: str) -> None:
+        member.failures[failure] += 1
+        member.asked_s = None
+        self.become(member, MemberState.FAILED, reason)
 
-    def drain(self, expert: Expert, eviction: Eviction, now_s: float) -> None:
-        assert expert.stay is not None
-        expert.stay.left_s = now_s
-        expert.eviction = eviction
-        self.become(expert, MemberState.DRAINING)
+    def drain(self, member: Member, eviction: Eviction, now_s: float) -> None:
+        assert member.stay is not None
+        member.stay.left_s = now_s
+        member.eviction = eviction
+        self.become(member, MemberState.DRAINING)
 
-    def spare(self, expert: Expert) -> None:
-        """An expert that still drains, and not because an operator said so, need not leave."""
-        is_leaving = expert.name in self.at_loader or expert.eviction is Eviction.OPERATOR
-        if expert.state is MemberState.DRAINING and not is_leaving:
-            assert expert.stay is not None
-            expert.stay.left_s = math.inf
-            self.become(expert, MemberState.RESIDENT)
+    def spare(self, member: Member) -> None:
+        """A member that still drains, and not because an operator said so, need not leave."""
+        is_leaving = member.name in self.at_loader or member.eviction is Eviction.OPERATOR
+        if member.state is MemberState.DRAINING and not is_leaving:
+            assert member.stay is not None
+            member.stay.left_s = math.inf
+            self.become(member, MemberState.RESIDENT)
 
     def send(self, effect: LoadMember | Unload, now_s: float) -> None:
         """To the loader."""
@@ -92,23 +92,23 @@ class ExpertStates:
         """Has the loader been at one thing for too long?"""
         return bool(self.at_loader) and now_s - self._loader_since_s > self._load_timeout_s
 
-    def those(self, *states: MemberState) -> list[Expert]:
+    def those(self, *states: MemberState) -> list[Member]:
         return [each for each in self.by_name.values() if each.state in states]
 
-    def unpinned(self) -> list[Expert]:
+    def unpinned(self) -> list[Member]:
         """Returns the residents that are not pinned."""
         return [each for each in self.those(MemberState.RESIDENT) if not each.needs.is_pinned]
 
-    def is_idle(self, expert: Expert) -> bool:
-        return not expert.num_running and expert.name not in self.waiting
+    def is_idle(self, member: Member) -> bool:
+        return not member.num_running and member.name not in self.waiting
 
-    def idle(self, experts: Iterable[Expert]) -> list[Expert]:
-        """Returns those of `experts` that nobody uses, the least recently used first."""
-        idle = [each for each in experts if self.is_idle(each)]
+    def idle(self, members: Iterable[Member]) -> list[Member]:
+        """Returns those of `members` that nobody uses, the least recently used first."""
+        idle = [each for each in members if self.is_idle(each)]
         return sorted(idle, key=lambda each: each.used_or_ready_s)
 
-    def head_came_s(self, expert: Expert) -> float:
+    def head_came_s(self, member: Member) -> float:
         """When the oldest who waits for it came, an operator included; `inf`: nobody waits."""
-        waiting = self.waiting.get(expert.name)
+        waiting = self.waiting.get(member.name)
         came_s = math.inf if waiting is None else waiting.oldest_came_s
-        return came_s if expert.asked_s is None else min(came_s, expert.asked_s)
+        return came_s if member.asked_s is None else min(came_s, member.asked_s)

@@ -1,4 +1,4 @@
-"""The memory of a bundle's experts together, and remedies if it is too much. Pure."""
+"""The memory of a bundle's members together, and remedies if it is too much. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ Key = tuple[str, str]  # folder or file of weights, and their quantisation: pack
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One part of an expert: its model, its draft, or its Medusa heads."""
+    """One part of a member: its model, its draft, or its Medusa heads."""
 
     key: Key
     weights_bytes: int
@@ -17,13 +17,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Memory of one expert."""
+    """Memory of one member."""
 
     name: str
     pieces: tuple[Piece, ...]
     rows_min: int
     is_pinned: bool
-    scratch_bytes: int  # memory of a step; all experts share the largest one's
+    scratch_bytes: int  # memory of a step; all members share the largest one's
 
     @property
     def weights_by_key(self) -> Mapping[Key, int]:
@@ -47,33 +47,33 @@ class Taken:
         return self.weights_bytes + self.cache_bytes
 
 
-Experts = Sequence[Taken]
+Members = Sequence[Taken]
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit by its key in the file: how much experts need together, and one of them alone."""
+    """A limit by its key in the file: how much members need together, and one of them alone."""
 
     key: str
-    need: Callable[[Experts], int]
+    need: Callable[[Members], int]
     size: Callable[[Taken], int]
 
 
-def memory_need(experts: Experts) -> int:
-    """Bytes of all weights; those that several experts have in common count once."""
-    return sum(_weights_of(experts).values())
+def memory_need(members: Members) -> int:
+    """Bytes of all weights; those that several members have in common count once."""
+    return sum(_weights_of(members).values())
 
 
-def fast_memory_need(experts: Experts) -> int:
-    """Bytes to load every expert at some time: the pinned ones, the largest other, and a step."""
-    pinned = [each for each in experts if each.is_pinned]
+def fast_memory_need(members: Members) -> int:
+    """Bytes to load every member at some time: the pinned ones, the largest other, and a step."""
+    pinned = [each for each in members if each.is_pinned]
     held = _weights_of(pinned)
     others = [
         each.cache_bytes + sum(size for key, size in each.weights_by_key.items() if key not in held)
-        for each in experts
+        for each in members
         if not each.is_pinned
     ]
-    scratch = max((each.scratch_bytes for each in experts), default=0)
+    scratch = max((each.scratch_bytes for each in members), default=0)
     return (
         sum(held.values())
         + sum(each.cache_bytes for each in pinned)
@@ -86,14 +86,14 @@ MEMORY = Limit("memory_limit", memory_need, lambda one: one.weights_bytes)
 FAST_MEMORY = Limit("fast_memory_limit", fast_memory_need, lambda one: one.need_bytes)
 
 
-def excess(limit: Limit, experts: Experts, limit_bytes: int) -> str | None:
+def excess(limit: Limit, members: Members, limit_bytes: int) -> str | None:
     """A message with the excess over a limit, and what to drop; None if there is no excess."""
-    need_bytes = limit.need(experts)
+    need_bytes = limit.need(members)
     over = need_bytes - limit_bytes
     if over <= 0:
         return None
     dropped = [
-        f"{each.name} ({limit.size(each)})" for each in _to_drop(limit, experts, limit_bytes)
+        f"{each.name} ({limit.size(each)})" for each in _to_drop(limit, members, limit_bytes)
     ]
     remedy = f"drop {' and '.join(dropped)} or " if dropped else ""
     return (
@@ -102,22 +102,22 @@ def excess(limit: Limit, experts: Experts, limit_bytes: int) -> str | None:
     )
 
 
-def _weights_of(experts: Experts) -> dict[Key, int]:
-    return {key: size for each in experts for key, size in each.weights_by_key.items()}
+def _weights_of(members: Members) -> dict[Key, int]:
+    return {key: size for each in members for key, size in each.weights_by_key.items()}
 
 
-def _to_drop(limit: Limit, experts: Experts, limit_bytes: int) -> Experts:
-    """Returns a small set of experts without which the limit is kept; empty if it takes them all.
+def _to_drop(limit: Limit, members: Members, limit_bytes: int) -> Members:
+    """Returns a small set of members without which the limit is kept; empty if it takes them all.
 
-    If one alone suffices, it is the smallest such expert; otherwise the largest savings go first.
+    If one alone suffices, it is the smallest such member; otherwise the largest savings go first.
     """
 
-    def need(dropped: Experts) -> int:
-        return limit.need([each for each in experts if each not in dropped])
+    def need(dropped: Members) -> int:
+        return limit.need([each for each in members if each not in dropped])
 
     dropped: list[Taken] = []
     while (before := need(dropped)) > limit_bytes:
-        saved = {each: before - need([*dropped, each]) for each in experts if each not in dropped}
+        saved = {each: before - need([*dropped, each]) for each in members if each not in dropped}
         order = {each: (bytes_, limit.size(each)) for each, bytes_ in saved.items()}
         enough = [each for each, bytes_ in saved.items() if bytes_ >= before - limit_bytes]
         dropped.append(
@@ -127,6 +127,6 @@ def _to_drop(limit: Limit, experts: Experts, limit_bytes: int) -> Experts:
         others = [other for other in dropped if other != each]
         if need(others) <= limit_bytes:
             dropped = others
-    if len(experts) > 1 and len(dropped) == len(experts):
+    if len(members) > 1 and len(dropped) == len(members):
         return ()  # dropping all is no remedy
-    return [each for each in experts if each in dropped]
+    return [each for each in members if each in dropped]

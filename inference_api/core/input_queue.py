@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from threading import Condition, Event, Lock
 from typing import NamedTuple
 
-from inference_api.errors import ExpertQueueFull, HearthError, QueueFull
+from inference_api.errors import HearthError, MemberQueueFull, QueueFull
 from inference_api.request import GenerationRequest
 
 RATE_WINDOW = 64  # takes over which the drain rate is measured
@@ -165,7 +165,7 @@ class InputQueue:
             line = self._lines[model]
             retry_after_s = line.retry_after_s(self._clock())
             if self._shared_rows is not None:
-                raise ExpertQueueFull(model, len(line), retry_after_s)
+                raise MemberQueueFull(model, len(line), retry_after_s)
             raise QueueFull(retry_after_s)
 
     def _is_full(self, model: str, is_first: bool) -> bool:

@@ -1,7 +1,10 @@
-"""`Bundle`: many experts (models) behind one endpoint, as a file describes them.
+"""`Bundle`: many models behind one endpoint, as a file describes them.
+
+A model of a bundle is its *member*: the file and the documents say expert, which in the code is a
+word for mixtures of experts.
 
 `docs/bundle.md` lists the same keys; a test compares the two. This module only reads the file.
-Whether its experts can be served here is decided by `engine.loading.bundle_check`.
+Whether its members can be served here is decided by `bundle.check`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,8 +28,8 @@ from inference_api.settings.model import Speculation, readable
 from inference_api.settings.sizes import Size
 
 MAX_FILE_BYTES = 256 * 1024
-MAX_EXPERTS = 32
-MAX_EXAMPLES = 256  # examples of one expert
+MAX_MEMBERS = 32
+MAX_EXAMPLES = 256  # examples of one member
 ROUTED = "auto"  # the model of requests that leave the choice to the router
 Quantisation = Literal["none", "auto", "int8", "int4"]
 
@@ -60,12 +63,12 @@ class RowBounds(Keys):
         return most
 
 
-class ExpertTarget(Keys):
+class MemberTarget(Keys):
     source: Source = Field(description="As `source` of an expert.")
 
 
-class ExpertDraft(Keys):
-    """A small model that drafts tokens for the expert."""
+class MemberDraft(Keys):
+    """A small model that drafts tokens for the member."""
 
     source: Source = Field(
         description="Folder, GGUF file or hub id of a small model with the same vocabulary."
@@ -78,13 +81,13 @@ class ExpertDraft(Keys):
     )
 
 
-class Expert(Keys):
+class BundleMember(Keys):
     """One model of a bundle. With `draft` it is a pair of models, under one name."""
 
     name: Annotated[Name, AfterValidator(_can_be_asked_for)] = Field(
         description=f"Its model name in requests: unique, and not `{ROUTED}`."
     )
-    target: ExpertTarget | None = Field(
+    target: MemberTarget | None = Field(
         None, description="Another way to write `source`, for pairs: a mapping with `source`."
     )
     source: Source = Field(
@@ -113,7 +116,7 @@ class Expert(Keys):
     load: Literal["start", "demand"] = Field(
         "demand", description="When it is first loaded; a pinned expert always at start."
     )
-    draft: ExpertDraft | None = Field(
+    draft: MemberDraft | None = Field(
         None, validate_default=True, description="A mapping with `source` and `tokens`."
     )
     speculation: Speculation | None = Field(
@@ -130,7 +133,7 @@ class Expert(Keys):
     def _of_target(cls, source: object, info: ValidationInfo) -> object:
         if "target" not in info.data:
             return "faulty"  # reported already
-        target: ExpertTarget | None = info.data["target"]
+        target: MemberTarget | None = info.data["target"]
         if target is None:
             if source == "":
                 raise ValueError("is missing; give it, or target: {source: ...} with a draft")
@@ -141,7 +144,7 @@ class Expert(Keys):
 
     @field_validator("draft")
     @classmethod
-    def _check_pair(cls, draft: ExpertDraft | None, info: ValidationInfo) -> ExpertDraft | None:
+    def _check_pair(cls, draft: MemberDraft | None, info: ValidationInfo) -> MemberDraft | None:
         if draft is None and info.data.get("target") is not None:
             raise ValueError("is missing next to target; give it, or replace target by source")
         return draft
@@ -172,7 +175,7 @@ class Expert(Keys):
 
 
 class RouterSettings(Keys):
-    """How the expert for requests to `auto` is chosen."""
+    """How the member for requests to `auto` is chosen."""
 
     method: Literal["tfidf"] = Field("tfidf", description="How texts are compared.")
     threshold: Seconds = Field(
@@ -182,7 +185,7 @@ class RouterSettings(Keys):
 
 
 class Bundle(Keys):
-    """A valid file: names are unique, and `default` and `fallback` name experts."""
+    """A valid file: names are unique, and `default` and `fallback` name members."""
 
     version: Literal[1] = Field(description="Version of this format.")
     memory_limit: Size = Field(description="Disk space for the weights of all experts.")
@@ -202,27 +205,29 @@ class Bundle(Keys):
     default: Name | None = Field(
         None, description="The expert for requests that name no model; default: the first."
     )
-    experts: Annotated[tuple[Expert, ...], Field(strict=False)] = Field(
-        max_length=MAX_EXPERTS, description=f"A list of 1 to {MAX_EXPERTS} mappings."
+    members: Annotated[tuple[BundleMember, ...], Field(strict=False)] = Field(
+        alias="experts",
+        max_length=MAX_MEMBERS,
+        description=f"A list of 1 to {MAX_MEMBERS} mappings.",
     )
     router: RouterSettings | None = Field(None, description=f"Routes requests to `{ROUTED}`.")
 
     _folder: Path | None = PrivateAttr(None)
 
-    @field_validator("experts")
+    @field_validator("members")
     @classmethod
-    def _check_number(cls, experts: tuple[Expert, ...]) -> tuple[Expert, ...]:
-        if not experts:  # `min_length` would count sound ones only
+    def _check_number(cls, members: tuple[BundleMember, ...]) -> tuple[BundleMember, ...]:
+        if not members:  # `min_length` would count sound ones only
             raise ValueError("has no entries; give 1 or more")
-        return experts
+        return members
 
     @property
-    def default_expert(self) -> Expert:
-        return next((each for each in self.experts if each.name == self.default), self.experts[0])
+    def default_member(self) -> BundleMember:
+        return next((each for each in self.members if each.name == self.default), self.members[0])
 
-    def expert(self, name: str) -> Expert:
-        """The expert with this name. It must exist."""
-        return next(each for each in self.experts if each.name == name)
+    def member(self, name: str) -> BundleMember:
+        """The member with this name. It must exist."""
+        return next(each for each in self.members if each.name == name)
 
     @property
     def folder(self) -> Path | None:
@@ -245,19 +250,19 @@ class Bundle(Keys):
 
     def with_sources(self, change: Callable[[str], str]) -> Self:
         """A copy with `change` applied to every source."""
-        experts = tuple(_with_sources(each, change) for each in self.experts)
-        return self.model_copy(update={"experts": experts})
+        members = tuple(_with_sources(each, change) for each in self.members)
+        return self.model_copy(update={"members": members})
 
     def row_faults(self, user_rows: int) -> list[str]:
-        """Why `user_rows` rows are too few for all experts together; empty if they are enough."""
+        """Why `user_rows` rows are too few for all members together; empty if they are enough."""
         faults = []
-        guaranteed = sum(each.rows.min for each in self.experts)
+        guaranteed = sum(each.rows.min for each in self.members)
         if guaranteed > user_rows:
             faults.append(
                 f"rows.min: need {guaranteed} rows, limit USER_ROWS={user_rows}, over by "
                 f"{guaranteed - user_rows}; lower rows.min or raise USER_ROWS."
             )
-        for index, each in enumerate(self.experts):
+        for index, each in enumerate(self.members):
             if (each.rows.max or 0) > user_rows:
                 faults.append(
                     f"experts[{index}].rows.max: {each.rows.max} is above USER_ROWS={user_rows}; "
@@ -291,11 +296,11 @@ def parse_bundle(content: bytes) -> Bundle:
         raise StartupError(error.faults) from None
 
 
-def _with_sources(expert: Expert, change: Callable[[str], str]) -> Expert:
-    draft, heads = expert.draft, expert.medusa_heads
-    return expert.model_copy(
+def _with_sources(member: BundleMember, change: Callable[[str], str]) -> BundleMember:
+    draft, heads = member.draft, member.medusa_heads
+    return member.model_copy(
         update={
-            "source": change(expert.source),
+            "source": change(member.source),
             "draft": draft and draft.model_copy(update={"source": change(draft.source)}),
             "medusa_heads": heads and change(heads),
         }
@@ -303,9 +308,9 @@ def _with_sources(expert: Expert, change: Callable[[str], str]) -> Expert:
 
 
 def _name_faults(raw: Mapping[str, Any]) -> list[str]:
-    """Duplicate names of experts, and references to unknown ones. `raw` is any YAML mapping."""
-    experts = raw.get("experts")
-    entries = experts[:MAX_EXPERTS] if isinstance(experts, list) else []
+    """Duplicate names of members, and references to unknown ones. `raw` is any YAML mapping."""
+    members = raw.get("experts")
+    entries = members[:MAX_MEMBERS] if isinstance(members, list) else []
     names = [each.get("name") if isinstance(each, dict) else None for each in entries]
     faults = [
         f"experts[{index}].name: {shown(name)} is also the name of experts[{names.index(name)}]; "
@@ -329,8 +334,8 @@ def _name_faults(raw: Mapping[str, Any]) -> list[str]:
 
 _PARTS: Mapping[str, type[Keys]] = {
     "rows": RowBounds,
-    "target": ExpertTarget,
-    "draft": ExpertDraft,
+    "target": MemberTarget,
+    "draft": MemberDraft,
     "router": RouterSettings,
 }
 
@@ -339,5 +344,5 @@ def _keys_at(detail: ErrorDetails) -> Iterable[str]:
     """Returns the keys that the mapping at fault may have."""
     path = detail["loc"][:-1] if detail["type"] == "extra_forbidden" else detail["loc"]
     if not path:
-        return Bundle.model_fields
-    return _PARTS.get(str(path[-1]), Expert).model_fields
+        return Bundle.keys()
+    return _PARTS.get(str(path[-1]), BundleMember).keys()

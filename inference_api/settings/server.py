@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from common.origins import LOCAL, ORIGIN, Hosts, split_at_commas
 from common.startup import read_settings
 from inference_api.errors import StartupError, UnknownModel
-from inference_api.settings.bundle_file import Bundle, Expert, read_bundle
+from inference_api.settings.bundle_file import Bundle, BundleMember, read_bundle
 from inference_api.settings.client import ClientSettings
 from inference_api.settings.model import EMBEDDED_MODEL, ModelSettings
 from inference_api.settings.names import ANY, MAX_NAME_CHARS, is_match
@@ -28,7 +28,7 @@ CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health a
 MAX_MODELS = 8
 MAX_ALIASES = 64
 Alias = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
-# What a bundle's file says in their place: of each expert, or of all.
+# What a bundle's file says in their place: of each member, or of all.
 SAID_BY_BUNDLE = (
     *("model", "model_name", "models", "quantization", "max_seq_len", "speculation"),
     *("medusa_heads", "draft_model", "max_input_qsize", "batching"),
@@ -257,27 +257,27 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
         """One or more, the default first."""
         if self.bundle is None:
             return self.models or (self,)
-        default = self.bundle.default_expert
-        others = [each for each in self.bundle.experts if each is not default]
-        return tuple(self.of_expert(each) for each in (default, *others))
+        default = self.bundle.default_member
+        others = [each for each in self.bundle.members if each is not default]
+        return tuple(self.of_member(each) for each in (default, *others))
 
-    def of_expert(self, expert: Expert) -> ModelSettings:
-        """Settings of a model that is an expert of a bundle, this server's own or another."""
-        draft = expert.draft
+    def of_member(self, member: BundleMember) -> ModelSettings:
+        """Settings of a model that is a member of a bundle, this server's own or another."""
+        draft = member.draft
         tokens = None if draft is None else draft.tokens
         return ModelSettings(
-            model=expert.source,
-            model_name=expert.name,
+            model=member.source,
+            model_name=member.name,
             device="cpu",
             dtype=self.dtype,
-            quantization=expert.quantisation,
+            quantization=member.quantisation,
             kv_cache_dtype=self.kv_cache_dtype,
             generation_config=self.generation_config,
-            user_rows=expert.rows.max or self.user_rows,
-            max_seq_len=expert.context,
-            speculation=expert.speculation or "off",
+            user_rows=member.rows.max or self.user_rows,
+            max_seq_len=member.context,
+            speculation=member.speculation or "off",
             speculation_tokens=tokens or self.speculation_tokens,
-            medusa_heads=expert.medusa_heads,
+            medusa_heads=member.medusa_heads,
             draft_model=None if draft is None else draft.source,
         )
 

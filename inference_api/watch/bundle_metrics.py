@@ -1,4 +1,4 @@
-"""Metrics of the experts of a bundle, read at each scrape."""
+"""Metrics of the members of a bundle, read at each scrape."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from inference_api.watch.metrics import MODEL
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertFigures:
-    """One expert at one moment: `bytes` by kind, the counts by reason."""
+class MemberFigures:
+    """One member at one moment: `bytes` by kind, the counts by reason."""
 
     state: str
     bytes: Mapping[str, int]
@@ -23,10 +23,10 @@ class ExpertFigures:
 
 
 class BundleCollector(Collector):
-    """`figures` returns those of every expert by its name; none before the first is known."""
+    """`figures` returns those of every member by its name; none before the first is known."""
 
     def __init__(
-        self, states: Iterable[str], figures: Callable[[], Mapping[str, ExpertFigures]]
+        self, states: Iterable[str], figures: Callable[[], Mapping[str, MemberFigures]]
     ) -> None:
         self._states = tuple(states)
         self._figures = figures

@@ -87,7 +87,7 @@ class LiveState:
         }
 
     def _rows(self, now_s: float) -> list[Json | None]:
-        """Experts share theirs: of a bundle the busy ones come first, and none has a place."""
+        """Members share theirs: of a bundle the busy ones come first, and none has a place."""
         users = list(self._backend.users)
         rows = [None if user is None else self._row(user, now_s) for user in users]
         if self._settings.bundle is None:
@@ -126,7 +126,7 @@ class LiveState:
 
     def _kv_cache(self) -> Json:
         """Returns how many pages there are and who holds them, for each model in memory."""
-        models = dict(self._backend.models)  # copied at once: experts come and go meanwhile
+        models = dict(self._backend.models)  # copied at once: members come and go meanwhile
         pages = {name: model.rows.pages for name, model in models.items()}
         return {
             name: {"held_pages": each.num_held, "cached_pages": each.num_cached}

@@ -152,9 +152,9 @@ class ServerMetrics(Observer):
         models: Sequence[str],
         state: Callable[[str], ServerState],
         with_vllm_names: bool = True,
-        with_experts: bool = False,
+        with_members: bool = False,
     ) -> None:
-        """`models`: their names; `state` returns the state of one. `with_experts`: they come and
+        """`models`: their names; `state` returns the state of one. `with_members`: they come and
         go, so that requests may wait for them."""
         self.registry = CollectorRegistry()
         self._requests = Counter(
@@ -201,7 +201,7 @@ class ServerMetrics(Observer):
             "hearth:expert_switch_seconds",
             "From a request for an expert that was not in memory until it was.",
             [MODEL],
-            registry=self.registry if with_experts else None,
+            registry=self.registry if with_members else None,
             buckets=LATENCY_BUCKETS_S,
         )
         self._batch_sizes = {model: batch_size.labels(model) for model in models}

@@ -1,5 +1,5 @@
 """The mock server with a decode step that waits, one that dies, and a model that does not load; and
-a server whose experts are long in loading."""
+a server whose members are long in loading."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from unittest.mock import patch
 from flask import Flask
 
 from inference_api._mock_inference_api_server import create_test_server
-from inference_api.bundle.loader import ExpertLoader, LoaderEvent
+from inference_api.bundle.loader import LoaderEvent, MemberLoader
 from inference_api.core.status import Phase
 from inference_api.inference_api_server import create_server, server_of
 
@@ -81,15 +81,15 @@ def create_unloadable_server() -> Flask:
 
 
 def create_slow_loading_server() -> Flask:
-    """The real one. Brings experts of its bundle into memory once the file RELEASE_FILE is there,
+    """The real one. Brings members of its bundle into memory once the file RELEASE_FILE is there,
     but for those that are called `quick`."""
-    load = ExpertLoader._load
+    load = MemberLoader._load
     release_file = Path(os.environ["RELEASE_FILE"])
 
-    def load_when_released(loader: ExpertLoader, name: str) -> LoaderEvent:
+    def load_when_released(loader: MemberLoader, name: str) -> LoaderEvent:
         while name != "quick" and not release_file.exists():
             time.sleep(POLL_S)
         return load(loader, name)
 
-    patch.object(ExpertLoader, "_load", load_when_released).start()
+    patch.object(MemberLoader, "_load", load_when_released).start()
     return create_server()

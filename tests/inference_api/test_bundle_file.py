@@ -14,8 +14,8 @@ from inference_api.errors import StartupError
 from inference_api.settings.bundle_file import (
     MAX_FILE_BYTES,
     Bundle,
-    Expert,
-    ExpertDraft,
+    BundleMember,
+    MemberDraft,
     RouterSettings,
     RowBounds,
     parse_bundle,
@@ -27,12 +27,12 @@ LIMITS = {"version": 1, "memory_limit": "6GiB", "fast_memory_limit": "2GiB"}
 GIB = 2**30
 
 
-def written(*experts: object, **keys: object) -> str:
-    return yaml.safe_dump({**LIMITS, **keys, "experts": list(experts)})
+def written(*members: object, **keys: object) -> str:
+    return yaml.safe_dump({**LIMITS, **keys, "experts": list(members)})
 
 
-def parsed(*experts: object, **keys: object) -> Bundle:
-    return parse_bundle(written(*experts, **keys).encode())
+def parsed(*members: object, **keys: object) -> Bundle:
+    return parse_bundle(written(*members, **keys).encode())
 
 
 def faults_of(content: str | bytes) -> list[str]:
@@ -41,7 +41,7 @@ def faults_of(content: str | bytes) -> list[str]:
     return list(caught.value.faults)
 
 
-def expert(**keys: object) -> dict[str, object]:
+def member(**keys: object) -> dict[str, object]:
     return {"name": "a", "source": "owner/a", **keys}
 
 
@@ -49,8 +49,8 @@ def test_documented_example_is_read() -> None:
     example = DOCUMENT.read_text().split("```yaml\n")[1].split("```")[0]
     bundle = parse_bundle(example.encode())
     assert (bundle.memory_limit, bundle.fast_memory_limit) == (6 * GIB, 2 * GIB)
-    general, sql, poet, pair = bundle.experts
-    assert bundle.default_expert is general
+    general, sql, poet, pair = bundle.members
+    assert bundle.default_member is general
     assert (general.quantisation, general.rows, general.pinned) == (
         "int8",
         RowBounds(min=2, max=16),
@@ -65,16 +65,16 @@ def test_documented_example_is_read() -> None:
     )
     assert (pair.source, pair.draft) == (
         "./models/big",
-        ExpertDraft(source="./models/small", tokens=4),
+        MemberDraft(source="./models/small", tokens=4),
     )
     assert pair.speculation == "draft"
 
 
 def test_defaults_are_those_of_the_contract() -> None:
-    bundle = parsed(expert())
+    bundle = parsed(member())
     assert (bundle.patience_s, bundle.min_residence_s, bundle.load_timeout_s) == (10, 2, 120)
     assert (bundle.max_queue, bundle.router) == (256, None)
-    [only] = bundle.experts
+    [only] = bundle.members
     assert (only.quantisation, only.rows.min, only.rows.max, only.load) == (
         "auto",
         1,
@@ -89,13 +89,13 @@ def test_defaults_are_those_of_the_contract() -> None:
     [("2GiB", 2 * GIB), ("512 MiB", GIB // 2), ("1.5GiB", 3 * GIB // 2), (123456, 123456)],
 )
 def test_sizes_are_bytes_or_a_number_of_a_unit(size: object, size_bytes: int) -> None:
-    assert parsed(expert(), memory_limit=size).memory_limit == size_bytes
+    assert parsed(member(), memory_limit=size).memory_limit == size_bytes
 
 
 def test_both_ways_to_write_a_pair_are_one() -> None:
     draft = {"source": "owner/small"}
-    short = parsed({"name": "a", "source": "owner/a", "draft": draft}).experts[0]
-    long = parsed({"name": "a", "target": {"source": "owner/a"}, "draft": draft}).experts[0]
+    short = parsed({"name": "a", "source": "owner/a", "draft": draft}).members[0]
+    long = parsed({"name": "a", "target": {"source": "owner/a"}, "draft": draft}).members[0]
     assert (short.source, short.draft, short.speculation) == (
         long.source,
         long.draft,
@@ -109,9 +109,9 @@ def test_sources_are_found_from_the_folder_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "bundle" / "bundle.yaml"
     pair = {"source": "./model", "draft": {"source": "draft"}, "medusa_heads": "heads"}
     file.write_text(
-        written(expert(**pair, speculation="auto"), {"name": "b", "source": "owner/elsewhere"})
+        written(member(**pair, speculation="auto"), {"name": "b", "source": "owner/elsewhere"})
     )
-    first, second = read_bundle(file).experts
+    first, second = read_bundle(file).members
     folder = (tmp_path / "bundle").resolve()
     assert first.sources == (str(folder / "model"), str(folder / "draft"), str(folder / "heads"))
     assert second.sources == ("owner/elsewhere",)
@@ -119,7 +119,7 @@ def test_sources_are_found_from_the_folder_of_the_file(tmp_path: Path) -> None:
 
 def test_bundle_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
-        parsed(expert()).max_queue = 3  # type: ignore[misc]
+        parsed(member()).max_queue = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_bundle_cannot_be_changed() -> None:
         ),
     ],
 )
-def test_faults_of_an_expert_name_key_value_and_bound(keys: dict[str, object], fault: str) -> None:
-    [found] = faults_of(written(expert(**keys)))
+def test_faults_of_an_member_name_key_value_and_bound(keys: dict[str, object], fault: str) -> None:
+    [found] = faults_of(written(member(**keys)))
     assert fault in found
 
 
@@ -202,7 +202,7 @@ def test_faults_of_an_expert_name_key_value_and_bound(keys: dict[str, object], f
     ],
 )
 def test_faults_of_the_bundle_name_key_value_and_bound(keys: dict[str, object], fault: str) -> None:
-    [found] = faults_of(written(expert(), **keys))
+    [found] = faults_of(written(member(), **keys))
     assert found.startswith(fault)
 
 
@@ -217,14 +217,14 @@ def test_target_needs_a_draft_and_a_source() -> None:
 
 
 def test_all_faults_of_a_file_are_listed_at_once() -> None:
-    experts = [
-        expert(contxt=3),
-        expert(name="b", rows={"min": 0}),
-        expert(name="b"),
-        expert(name="a", speculation="draft"),
+    members = [
+        member(contxt=3),
+        member(name="b", rows={"min": 0}),
+        member(name="b"),
+        member(name="a", speculation="draft"),
         "c",
     ]
-    content = written(*experts, default="d", version=2) + "max_queue: 1\nmax_queue: 2\n"
+    content = written(*members, default="d", version=2) + "max_queue: 1\nmax_queue: 2\n"
     text = "\n".join(faults_of(content))
     for fault in (
         "version: is 2",
@@ -240,17 +240,17 @@ def test_all_faults_of_a_file_are_listed_at_once() -> None:
         assert fault in text
 
 
-def test_number_of_experts_is_bounded() -> None:
+def test_number_of_members_is_bounded() -> None:
     names = [f"e{index}" for index in range(33)]
-    assert len(parsed(*(expert(name=name) for name in names[:32])).experts) == 32
-    assert faults_of(written(*(expert(name=name) for name in names))) == [
+    assert len(parsed(*(member(name=name) for name in names[:32])).members) == 32
+    assert faults_of(written(*(member(name=name) for name in names))) == [
         "experts: has more than 32 entries; remove some."
     ]
     assert faults_of(written()) == ["experts: has no entries; give 1 or more."]
 
 
 def test_list_of_faults_is_bounded() -> None:
-    faults = faults_of(written(expert(examples=[1] * 250)))
+    faults = faults_of(written(member(examples=[1] * 250)))
     assert len(faults) == 101
     assert faults[-1] == "And 150 more faults."
 
@@ -272,7 +272,7 @@ def test_files_that_are_no_bundle_are_refused(content: bytes, fault: str) -> Non
     assert fault in found
 
 
-def test_expert_names_that_no_utf_8_has_are_shown_all_the_same() -> None:
+def test_member_names_that_no_utf_8_has_are_shown_all_the_same() -> None:
     content = written(default="x").replace("experts: []", 'experts: [{name: "\\ud800", source: b}]')
     name, default = faults_of(content)
     assert name == "experts[0].name: has half of a surrogate pair; give whole characters."
@@ -290,7 +290,12 @@ VALUES = st.recursive(
         st.lists(inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                [*Bundle.model_fields, *Expert.model_fields, *RowBounds.model_fields, "tokens"]
+                [
+                    *Bundle.keys(),
+                    *BundleMember.keys(),
+                    *RowBounds.keys(),
+                    "tokens",
+                ]
             )
             | st.text(max_size=5),
             inner,
@@ -303,14 +308,14 @@ VALUES = st.recursive(
 
 def is_read_or_refused(content: bytes) -> bool:
     try:
-        return bool(parse_bundle(content).experts)
+        return bool(parse_bundle(content).members)
     except StartupError as error:
         return bool(error.faults)
 
 
-@given(st.dictionaries(st.sampled_from([*Bundle.model_fields]), VALUES), st.lists(VALUES))
-def test_any_value_anywhere_is_read_or_refused(keys: dict[str, Any], experts: list[Any]) -> None:
-    raw = {**LIMITS, "experts": [expert(), *experts], **keys}
+@given(st.dictionaries(st.sampled_from([*Bundle.keys()]), VALUES), st.lists(VALUES))
+def test_any_value_anywhere_is_read_or_refused(keys: dict[str, Any], members: list[Any]) -> None:
+    raw = {**LIMITS, "experts": [member(), *members], **keys}
     assert is_read_or_refused(json.dumps(raw).encode())
 
 
@@ -325,8 +330,8 @@ def test_path_of_no_file_is_a_fault_with_a_remedy(tmp_path: Path, name: str) -> 
         read_bundle(tmp_path / name)
 
 
-def test_rows_of_all_experts_are_bounded_together() -> None:
-    bundle = parsed(expert(rows={"min": 20}), expert(name="b", rows={"min": 13, "max": 33}))
+def test_rows_of_all_members_are_bounded_together() -> None:
+    bundle = parsed(member(rows={"min": 20}), member(name="b", rows={"min": 13, "max": 33}))
     assert bundle.row_faults(33) == []
     assert bundle.row_faults(32) == [
         "rows.min: need 33 rows, limit USER_ROWS=32, over by 1; lower rows.min or raise USER_ROWS.",
@@ -338,9 +343,9 @@ def test_rows_of_all_experts_are_bounded_together() -> None:
     ("model", "prefix"),
     [
         (Bundle, ""),
-        (Expert, ""),
+        (BundleMember, ""),
         (RowBounds, "rows."),
-        (ExpertDraft, "draft."),
+        (MemberDraft, "draft."),
         (RouterSettings, "router."),
     ],
 )
@@ -349,7 +354,7 @@ def test_every_key_is_documented(model: type[BaseModel], prefix: str) -> None:
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     documented = {line.split("`")[1]: line for line in rows}
     for name, field in model.model_fields.items():
-        line = documented[prefix + name]
+        line = documented[prefix + (field.alias or name)]
         assert line.endswith(f" | {field.description} |")
         default: Any = field.default
         if type(default) in (int, float):

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.settings import ModelSettings, Settings, load_settings
-from inference_api.settings.bundle_file import Expert
+from inference_api.settings.bundle_file import BundleMember
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
@@ -75,9 +75,9 @@ def test_one_model_is_a_list_of_one() -> None:
 
 
 def test_who_names_no_quantization_gets_what_the_files_have() -> None:
-    expert = Expert(name="a", source="/models/a")
+    member = BundleMember(name="a", source="/models/a")
     assert ModelSettings().quantization == "auto"
-    assert Settings().of_expert(expert).quantization == "auto"
+    assert Settings().of_member(member).quantization == "auto"
 
 
 def test_several_models_share_what_they_do_not_say_themselves(
@@ -196,7 +196,7 @@ def bundle_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("bundle_file")
-def test_experts_of_a_bundle_are_models_the_default_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_of_a_bundle_are_models_the_default_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTYPE", "bfloat16")
     monkeypatch.setenv("SPECULATION_TOKENS", "5")
     settings = load_settings()
@@ -290,7 +290,7 @@ def test_faults_of_a_bundle_are_listed_beside_those_of_variables(
     assert fault.startswith(f"BUNDLE={bundle_file}: experts[1].pined: no such key; known: name")
 
 
-def test_rows_that_experts_need_are_bounded_by_user_rows(
+def test_rows_that_members_need_are_bounded_by_user_rows(
     bundle_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("USER_ROWS", "5")

@@ -179,7 +179,7 @@ class ChoicesWriter:
         counts = usage(records, records[:: self._body.num_choices])
         if self._route is not None:
             counts["router"] = {
-                "expert": self._route.expert,
+                "expert": self._route.member,
                 "confidence": self._route.confidence,
                 "method": self._route.method,
             }

@@ -26,7 +26,7 @@ from random import Random
 from typing import Any
 
 from benchmarking.machine import describe_machine
-from inference_api.settings.bundle_file import Expert, RowBounds
+from inference_api.settings.bundle_file import BundleMember, RowBounds
 from lab.benches.bundle.itl import measure_itl
 from lab.benches.bundle.mix import measure_alternatives, measure_mix
 from lab.benches.bundle.servers import experts_of
@@ -95,7 +95,7 @@ class Results:
 
 
 def _parts(arguments: argparse.Namespace) -> Mapping[str, Part]:
-    def experts() -> list[Expert]:
+    def experts() -> list[BundleMember]:
         own = {"context": CONTEXT_TOKENS, "rows": ROWS, "quantisation": "int8"}
         return [each.model_copy(update=own) for each in experts_of(arguments.bundle)]
 
@@ -130,9 +130,9 @@ def _parts(arguments: argparse.Namespace) -> Mapping[str, Part]:
 PARTS = ("mix", "matrix", "memory", "itl", "alternatives", "itl-large", "large")
 
 
-def random_expert(size: str, quantisation: str) -> Expert:
+def random_expert(size: str, quantisation: str) -> BundleMember:
     """Of random weights, which are made where they are not there yet."""
-    return Expert.model_validate(
+    return BundleMember.model_validate(
         {
             "name": f"{size} {quantisation}",
             "source": str(random_model(size)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from threading import Event
 
-from inference_api.settings.bundle_file import Expert
+from inference_api.settings.bundle_file import BundleMember
 from lab.benches.bundle.client import Ask, Reply, Span, send
 from lab.benches.bundle.figures import Spread, merged, spread_of_gaps, touches
 from lab.benches.bundle.servers import BundleServer, Policy, bundle_server
@@ -33,7 +33,7 @@ class Disturbance:
 
 
 def measure_itl(
-    resident: Expert, newcomers: Sequence[Expert], num_streams: int, seconds: float
+    resident: BundleMember, newcomers: Sequence[BundleMember], num_streams: int, seconds: float
 ) -> tuple[Disturbance, str]:
     """Half of the time nothing is loaded, half of it `newcomers` take each other's place.
 

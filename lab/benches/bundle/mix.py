@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from inference_api.settings.bundle_file import Expert
+from inference_api.settings.bundle_file import BundleMember
 from lab.benches.bundle.client import Ask, PortOf, Reply, arriving, in_turn, send
 from lab.benches.bundle.figures import (
     MIB,
@@ -32,7 +32,7 @@ ON_DEMAND = Policy(room=1, patience_s=0.0, min_residence_s=0.0)
 Texts = Mapping[Ask, str]  # that experts give alone
 
 
-def possible_asks(experts: Sequence[Expert]) -> list[Ask]:
+def possible_asks(experts: Sequence[BundleMember]) -> list[Ask]:
     """Every expert with examples of all of them, greedy and sampled."""
     prompts = [text for each in experts for text in each.examples[:PROMPTS_OF_EACH]]
     return [
@@ -54,7 +54,7 @@ class Mix:
 
 
 def measure_mix(
-    experts: Sequence[Expert], num: int, users: int, max_ttft_s: float, draw: Random
+    experts: Sequence[BundleMember], num: int, users: int, max_ttft_s: float, draw: Random
 ) -> tuple[Mix, str]:
     """Room for two: each answer beside what the expert gives in a server of its own."""
     possible = possible_asks(experts)
@@ -78,7 +78,7 @@ def texts_alone(apis: Mapping[str, ServedApi], asks: Sequence[Ask]) -> Texts:
 
 
 @contextmanager
-def _warm(experts: Sequence[Expert], policy: Policy) -> Iterator[BundleServer]:
+def _warm(experts: Sequence[BundleMember], policy: Policy) -> Iterator[BundleServer]:
     """A bundle whose experts have been packed, and checked by its process."""
     with bundle_server(experts, policy) as server:
         for each in experts:
@@ -87,7 +87,7 @@ def _warm(experts: Sequence[Expert], policy: Policy) -> Iterator[BundleServer]:
 
 
 def _mix_of(
-    experts: Sequence[Expert],
+    experts: Sequence[BundleMember],
     replies: Sequence[Reply],
     texts: Texts,
     max_ttft_s: float,
@@ -172,7 +172,7 @@ class Contender:
 
 
 def measure_alternatives(
-    experts: Sequence[Expert], num: int, users: int, per_s: float, draw: Random
+    experts: Sequence[BundleMember], num: int, users: int, per_s: float, draw: Random
 ) -> tuple[list[Contender], str]:
     """The same requests to each, first as they arrive, then by users that ask again at once."""
     possible = possible_asks(experts)

@@ -17,7 +17,7 @@ import psutil
 from inference_api.bundle.check import check_bundle
 from inference_api.errors import StartupError
 from inference_api.settings import load_settings
-from inference_api.settings.bundle_file import Expert, read_bundle
+from inference_api.settings.bundle_file import BundleMember, read_bundle
 from lab.benches.bundle.client import Ask, Reply, send
 from lab.benches.bundle.figures import room_bytes
 from lab.kit.servers import ROOT, ServedApi, eventually, served
@@ -114,14 +114,14 @@ class BundleServer:
         return Memory.of([self.api]).rss_bytes
 
 
-def experts_of(file: Path) -> list[Expert]:
+def experts_of(file: Path) -> list[BundleMember]:
     """Those of a bundle's file, without what pins or loads them at start. Raises StartupError."""
     plain = {"pinned": False, "load": "demand"}
-    return [each.model_copy(update=plain) for each in read_bundle(file).experts]
+    return [each.model_copy(update=plain) for each in read_bundle(file).members]
 
 
 @contextmanager
-def bundle_server(experts: Sequence[Expert], policy: Policy) -> Iterator[BundleServer]:
+def bundle_server(experts: Sequence[BundleMember], policy: Policy) -> Iterator[BundleServer]:
     """With room for `policy.room` experts, by what the check before the start says of them."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "bundle.yaml"
@@ -134,7 +134,7 @@ def bundle_server(experts: Sequence[Expert], policy: Policy) -> Iterator[BundleS
 
 
 @contextmanager
-def servers_alone(experts: Sequence[Expert]) -> Iterator[dict[str, ServedApi]]:
+def servers_alone(experts: Sequence[BundleMember]) -> Iterator[dict[str, ServedApi]]:
     """Each expert by a process of its own, by name, all at once."""
     with TemporaryDirectory() as folder, ExitStack() as stack:
         apis = {}
@@ -182,7 +182,7 @@ def is_cached(file: Path) -> bool:
             return False
 
 
-def _limit_bytes(experts: Sequence[Expert], policy: Policy, file: Path) -> int:
+def _limit_bytes(experts: Sequence[BundleMember], policy: Policy, file: Path) -> int:
     _write(file, experts, PAST_LIMITS, policy)
     checked = check_bundle(read_bundle(file), load_settings())
     if not checked.valid or checked.utilization is None:
@@ -194,7 +194,7 @@ def _limit_bytes(experts: Sequence[Expert], policy: Policy, file: Path) -> int:
     return checked.utilization.scratch_bytes + held_bytes + room_bytes(others, policy.room)
 
 
-def _write(file: Path, experts: Sequence[Expert], limit_bytes: int, policy: Policy) -> None:
+def _write(file: Path, experts: Sequence[BundleMember], limit_bytes: int, policy: Policy) -> None:
     bundle = {
         "version": 1,
         "memory_limit": PAST_LIMITS,

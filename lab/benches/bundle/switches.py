@@ -8,7 +8,7 @@ from random import Random
 from statistics import median
 
 from benchmarking.analysis.switching import rotation, three_sigma_s
-from inference_api.settings.bundle_file import Expert
+from inference_api.settings.bundle_file import BundleMember
 from lab.benches.bundle.client import Ask, Reply
 from lab.benches.bundle.figures import MIB, Spread, slope_per_100
 from lab.benches.bundle.servers import (
@@ -50,7 +50,9 @@ class Walk:
         self.reads_s.setdefault(name, []).append(read_s)
 
 
-def measure_matrix(experts: Sequence[Expert], laps: int, draw: Random) -> tuple[list[Walk], str]:
+def measure_matrix(
+    experts: Sequence[BundleMember], laps: int, draw: Random
+) -> tuple[list[Walk], str]:
     """Warm, then with nothing of an expert's file in the page cache when it is asked for."""
     names = [each.name for each in experts]
     with bundle_server(experts, ALONE) as server:
@@ -165,7 +167,9 @@ class Footprint:
         return slope_per_100(self.rss_bytes[WARM_UP_SWITCHES:])
 
 
-def measure_memory(experts: Sequence[Expert], num: int, draw: Random) -> tuple[Footprint, str]:
+def measure_memory(
+    experts: Sequence[BundleMember], num: int, draw: Random
+) -> tuple[Footprint, str]:
     """`num` switches after a warm-up, with room for two experts."""
     with bundle_server(experts, Policy(2, patience_s=0.0, min_residence_s=0.0)) as server:
         base_bytes, rss_bytes, name = server.rss_bytes(), list[int](), ""
@@ -207,7 +211,9 @@ class LargeSwitch:
         return median(self.walk.loads_s[self.name]) / median(self.walk.reads_s[self.name])
 
 
-def measure_large(large: Expert, small: Expert, laps: int) -> tuple[list[LargeSwitch], str]:
+def measure_large(
+    large: BundleMember, small: BundleMember, laps: int
+) -> tuple[list[LargeSwitch], str]:
     """Between a large expert and a small one, warm and cold."""
     with bundle_server([large, small], ALONE) as server:
         server.ask(Ask(large.name, PROMPT, 1))  # is packed

@@ -22,7 +22,7 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.neighbors import KNeighborsClassifier
 
 from benchmarking.machine import describe_machine
-from inference_api.bundle.router import ExpertRouter
+from inference_api.bundle.router import MemberRouter
 from lab.benches.router.hidden_states import mean_states
 from lab.kit.servers import ROOT
 
@@ -140,11 +140,11 @@ def _router(known: Sequence[Labelled]) -> Choose:
 
 def _choose_by(experts: Sequence[Described]) -> Choose:
     """The likeliest, whatever the confidence."""
-    router = ExpertRouter.of(experts, threshold=0.0, fallback=FALLBACK)
+    router = MemberRouter.of(experts, threshold=0.0, fallback=FALLBACK)
 
     def choose(text: str) -> tuple[str, float]:
         route = router.route([text])
-        return route.expert, route.confidence
+        return route.member, route.confidence
 
     return choose
 

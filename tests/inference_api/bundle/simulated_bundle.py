@@ -27,7 +27,7 @@ NEEDS = Needs(
     weights_bytes=90, other_bytes=8, cache_bytes_per_row=1, rows_min=2, rows_max=16
 )  # 100 bytes with two rows
 POLICY = Policy(
-    fast_memory_limit_bytes=220,  # two experts and 20 rows
+    fast_memory_limit_bytes=220,  # two members and 20 rows
     user_rows=32,
     patience_s=10,
     min_residence_s=2,
@@ -53,8 +53,8 @@ class LoadOutcome:
 
 
 class SimulatedBundle:
-    """`load_s` and `outcomes` (the next loads, by expert) say what its loader does; a load that
-    takes `inf` ends when `load_s` of its expert is changed."""
+    """`load_s` and `outcomes` (the next loads, by member) say what its loader does; a load that
+    takes `inf` ends when `load_s` of its member is changed."""
 
     def __init__(self, needs: Mapping[str, Needs], policy: Policy, turn_s: float = 0.25) -> None:
         self.needs, self.policy, self.turn_s = needs, policy, turn_s
@@ -95,14 +95,14 @@ class SimulatedBundle:
             self._end(request, "cancelled")
 
     def state(self, name: str) -> MemberState:
-        return self.residency.snapshot().experts[name].state
+        return self.residency.snapshot().members[name].state
 
     def states(self) -> dict[str, MemberState]:
-        return {name: each.state for name, each in self.residency.snapshot().experts.items()}
+        return {name: each.state for name, each in self.residency.snapshot().members.items()}
 
     def num_evictions(self) -> Counter[Eviction]:
-        experts = self.residency.snapshot().experts.values()
-        return sum((Counter(each.evictions) for each in experts), Counter())
+        members = self.residency.snapshot().members.values()
+        return sum((Counter(each.evictions) for each in members), Counter())
 
     def names(self, kind: type[LoadMember] | type[Unload] | type[Refuse]) -> list[str]:
         return [each.name for each in self.effects if isinstance(each, kind)]
@@ -245,7 +245,7 @@ class SimulatedBundle:
         snapshot = self.residency.snapshot()
         assert sum(num_running.values()) <= self.policy.user_rows
         assert all(num <= self.needs[name].rows_max for name, num in num_running.items())
-        assert all(num_running[name] == each.num_running for name, each in snapshot.experts.items())
+        assert all(num_running[name] == each.num_running for name, each in snapshot.members.items())
         weights, num_bytes = {}, 0
         for name in self._holds:
             needs = self.needs[name]
@@ -290,12 +290,12 @@ class SimulatedBundle:
         assert snapshot.loading_next is None
         assert self.residency.is_settled
         assert snapshot.num_running == 0
-        assert {each.state for each in snapshot.experts.values()} <= resting
+        assert {each.state for each in snapshot.members.values()} <= resting
         assert self.residency.advance(self.now_s, {}) == ()
 
 
 def bundle(names: str = "abc", policy: Policy = POLICY, **special: Needs) -> SimulatedBundle:
-    """Experts of one letter each; all need NEEDS unless it is said otherwise."""
+    """Members of one letter each; all need NEEDS unless it is said otherwise."""
     return SimulatedBundle({name: special.get(name, NEEDS) for name in names}, policy)
 
 

@@ -1,4 +1,4 @@
-"""Experts that come and go, by the real loader thread and real weights."""
+"""Members that come and go, by the real loader thread and real weights."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ from inference_api.core.output_queues import OutputQueues
 from inference_api.core.status import Phase
 from inference_api.errors import (
     BackendFailed,
-    ExpertBusy,
-    ExpertFailed,
-    ExpertPinned,
-    ExpertQueueFull,
-    ExpertUnloaded,
+    MemberBusy,
+    MemberFailed,
+    MemberPinned,
+    MemberQueueFull,
+    MemberUnloaded,
 )
 from inference_api.inference_api_server import bring_up_of
 from inference_api.request import (
@@ -112,7 +112,7 @@ class Serving:
         return drained(self.submit(name, prompt, max_tokens))
 
     def state(self, name: str) -> MemberState:
-        return self.bundle.snapshot.experts[name].state
+        return self.bundle.snapshot.members[name].state
 
     def unload(self, name: str, mode: UnloadMode = UnloadMode.IDLE) -> None:
         self.bundle.ask(lambda residency, now_s: residency.ask_unload(name, mode, now_s))
@@ -200,7 +200,7 @@ def alone() -> dict[tuple[str, str], tuple[int, ...]]:
     return answers
 
 
-def test_mixed_requests_get_the_answers_of_their_own_expert(
+def test_mixed_requests_get_the_answers_of_their_own_member(
     serve: Callable[..., Serving], alone: dict[tuple[str, str], tuple[int, ...]]
 ) -> None:
     serving = serve()
@@ -210,11 +210,11 @@ def test_mixed_requests_get_the_answers_of_their_own_expert(
         answers = list(users.map(lambda each: serving.ask(*each), asked))
     assert [answer.token_ids for answer in answers] == [alone[each] for each in asked]
     snapshot = serving.bundle.snapshot
-    assert sum(each.num_loads for each in snapshot.experts.values()) > 3
+    assert sum(each.num_loads for each in snapshot.members.values()) > 3
     assert snapshot.used_bytes <= 16 * 2**20
 
 
-def test_request_that_waited_for_its_expert_says_how_long(serve: Callable[..., Serving]) -> None:
+def test_request_that_waited_for_its_member_says_how_long(serve: Callable[..., Serving]) -> None:
     serving = serve()
     assert serving.ask("eight", "Hello").switch is None
     started_s = time.monotonic()
@@ -227,7 +227,7 @@ def test_request_that_waited_for_its_expert_says_how_long(serve: Callable[..., S
     assert serving.ask("eight", "Hello").switch is not None
 
 
-def test_expert_that_returns_remembers_nothing_of_its_rows(
+def test_member_that_returns_remembers_nothing_of_its_rows(
     serve: Callable[..., Serving], alone: dict[tuple[str, str], tuple[int, ...]]
 ) -> None:
     serving = serve()
@@ -239,7 +239,7 @@ def test_expert_that_returns_remembers_nothing_of_its_rows(
     assert serving.ask("eight", prompt).last.reused_tokens > 0
 
 
-def test_corrupt_expert_fails_by_itself_and_is_there_once_mended(
+def test_corrupt_member_fails_by_itself_and_is_there_once_mended(
     serve: Callable[..., Serving], tmp_path: Path
 ) -> None:
     source = copytree(EMBEDDED_MODEL, tmp_path / "model")
@@ -248,12 +248,12 @@ def test_corrupt_expert_fails_by_itself_and_is_there_once_mended(
     serving = serve(source=source)
     weights.write_bytes(sound[: len(sound) // 2])
     refused = serving.ask("four", "Hello").last
-    assert isinstance(refused.error, ExpertFailed)
+    assert isinstance(refused.error, MemberFailed)
     assert "four failed: " in str(refused.error)
     assert refused.error.status == 503
     assert serving.state("four") is MemberState.FAILED
     assert serving.ask("eight", "Hello").last.finish_reason is FinishReason.LENGTH
-    assert isinstance(serving.ask("four", "Hello").last.error, ExpertFailed)
+    assert isinstance(serving.ask("four", "Hello").last.error, MemberFailed)
     weights.write_bytes(sound)
     assert serving.ask("four", "Hello").last.finish_reason is FinishReason.LENGTH
 
@@ -262,7 +262,7 @@ def test_operators_unload_what_is_idle_and_not_what_is_pinned(
     serve: Callable[..., Serving],
 ) -> None:
     serving = serve(is_pinned="true", limit="64MiB")
-    with pytest.raises(ExpertPinned, match="four is pinned"):
+    with pytest.raises(MemberPinned, match="four is pinned"):
         serving.unload("four")
     serving.unload("eight")
     eventually(lambda: serving.state("eight") is MemberState.ON_DISK)
@@ -271,12 +271,12 @@ def test_operators_unload_what_is_idle_and_not_what_is_pinned(
     assert serving.load("eight")
 
 
-def test_busy_expert_is_unloaded_after_its_rows_or_by_force(serve: Callable[..., Serving]) -> None:
+def test_busy_member_is_unloaded_after_its_rows_or_by_force(serve: Callable[..., Serving]) -> None:
     serving = serve()
     queue = serving.submit("eight", "Hello", max_tokens=200)
     first = queue.get(WAIT_S)
     assert first is not None
-    with pytest.raises(ExpertBusy, match="1 running"):
+    with pytest.raises(MemberBusy, match="1 running"):
         serving.unload("eight")
     serving.unload("eight", UnloadMode.DRAIN)
     assert drained(queue).last.finish_reason is FinishReason.LENGTH
@@ -285,11 +285,11 @@ def test_busy_expert_is_unloaded_after_its_rows_or_by_force(serve: Callable[...,
     assert queue.get(WAIT_S) is not None
     serving.unload("eight", UnloadMode.FORCE)
     last = drained(queue).last
-    assert isinstance(last.error, ExpertUnloaded)
+    assert isinstance(last.error, MemberUnloaded)
     eventually(lambda: serving.state("eight") is MemberState.ON_DISK)
 
 
-def test_cancelled_request_leaves_the_expert_to_others(serve: Callable[..., Serving]) -> None:
+def test_cancelled_request_leaves_the_member_to_others(serve: Callable[..., Serving]) -> None:
     serving = serve()
     gone = serving.submit("plain", "Hello")
     serving.backend.cancel(serving.requests[gone])
@@ -297,20 +297,20 @@ def test_cancelled_request_leaves_the_expert_to_others(serve: Callable[..., Serv
     eventually(lambda: not serving.backend.snapshot.busy_rows)
 
 
-def test_queue_is_bounded_for_all_experts_together(serve: Callable[..., Serving]) -> None:
+def test_queue_is_bounded_for_all_members_together(serve: Callable[..., Serving]) -> None:
     serving = serve(max_queue=4, user_rows=4)
 
     def fill() -> None:
         for _ in range(100):
             serving.submit("plain", "Hello", max_tokens=200)
 
-    with pytest.raises(ExpertQueueFull, match=r"plain: \d+ waiting") as refusal:
+    with pytest.raises(MemberQueueFull, match=r"plain: \d+ waiting") as refusal:
         fill()
     assert refusal.value.status == 429
     assert refusal.value.retry_after_s is not None
 
 
-def test_experts_stay_known_after_the_decode_thread_has_died(serve: Callable[..., Serving]) -> None:
+def test_members_stay_known_after_the_decode_thread_has_died(serve: Callable[..., Serving]) -> None:
     serving = serve()
     backend = serving.backend
     with patch.object(backend, "decode", side_effect=RuntimeError("the device has left")):

@@ -39,8 +39,8 @@ def app_of(settings: Settings) -> Flask:
 
 
 def of_one(source: object, **keys: object) -> str:
-    expert = {"name": "a", "source": str(source), **keys}
-    return f"{LIMITS}experts: [{json.dumps(expert)}]"
+    member = {"name": "a", "source": str(source), **keys}
+    return f"{LIMITS}experts: [{json.dumps(member)}]"
 
 
 @pytest.fixture

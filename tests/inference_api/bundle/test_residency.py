@@ -8,7 +8,7 @@ from inference_api.bundle.members import Eviction, LoadMember, MemberState, Unlo
 from tests.inference_api.bundle.simulated_bundle import NEEDS, POLICY, bundle, with_residents
 
 
-def test_request_to_an_absent_expert_has_it_loaded_and_starts_when_it_is_ready() -> None:
+def test_request_to_an_absent_member_has_it_loaded_and_starts_when_it_is_ready() -> None:
     simulated = bundle()
     request = simulated.ask("a")
     assert simulated.turn() == [LoadMember("a")]
@@ -94,7 +94,7 @@ def test_free_memory_is_taken_before_anybody_leaves() -> None:
     assert not simulated.names(Unload)
 
 
-def test_idle_expert_least_recently_used_leaves() -> None:
+def test_idle_member_least_recently_used_leaves() -> None:
     simulated = with_residents("ab")
     simulated.run_until_served(simulated.ask("a"))
     simulated.run(3)
@@ -125,7 +125,7 @@ def test_nobody_leaves_as_long_as_that_would_not_make_room() -> None:
     assert sorted(simulated.names(Unload)) == ["a", "b"]
 
 
-def test_idle_expert_stays_for_its_residence() -> None:
+def test_idle_member_stays_for_its_residence() -> None:
     simulated = bundle("ab", replace(POLICY, fast_memory_limit_bytes=110))
     simulated.run_until_served(simulated.ask("a", run_s=0))
     ready_s = simulated.now_s
@@ -146,7 +146,7 @@ def test_quick_loads_stay_for_the_shortest_residence() -> None:
     assert simulated.now_s - ready_s == pytest.approx(POLICY.min_residence_s)
 
 
-def test_pinned_expert_stays_whoever_waits() -> None:
+def test_pinned_member_stays_whoever_waits() -> None:
     simulated = with_residents("ab", a=replace(NEEDS, is_pinned=True))
     simulated.run_until_served(simulated.ask("b"))
     simulated.run_until_served(simulated.ask("c"))
@@ -168,7 +168,7 @@ def test_one_of_two_that_share_frees_little() -> None:
     assert sorted(simulated.names(Unload)) == ["a", "b"]
 
 
-def test_busy_experts_leave_for_the_impatient_the_longest_resident_first() -> None:
+def test_busy_members_leave_for_the_impatient_the_longest_resident_first() -> None:
     simulated = with_residents("ba", "abc")
     for name in "ab":
         simulated.ask(name, run_s=60)

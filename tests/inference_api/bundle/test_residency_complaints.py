@@ -6,7 +6,7 @@ from inference_api.bundle.members import Eviction, LoadMember, MemberState, Refu
 from tests.inference_api.bundle.simulated_bundle import NEEDS, POLICY, bundle, with_residents
 
 
-def test_busy_expert_does_not_starve_another() -> None:
+def test_busy_member_does_not_starve_another() -> None:
     simulated = bundle("ab", replace(POLICY, fast_memory_limit_bytes=110))
     simulated.run_until_served(simulated.ask("a"))
     request = simulated.ask("b")
@@ -17,7 +17,7 @@ def test_busy_expert_does_not_starve_another() -> None:
     assert simulated.num_evictions()[Eviction.PATIENCE] == 1
 
 
-def test_two_busy_experts_do_not_thrash() -> None:
+def test_two_busy_members_do_not_thrash() -> None:
     simulated = bundle("ab", replace(POLICY, fast_memory_limit_bytes=110))
     for turn in range(2000):
         if turn % 4 == 0:
@@ -30,7 +30,7 @@ def test_two_busy_experts_do_not_thrash() -> None:
     simulated.check_all_ended()
 
 
-def test_expert_that_can_never_fit_evicts_nobody() -> None:
+def test_member_that_can_never_fit_evicts_nobody() -> None:
     large = replace(NEEDS, weights_bytes=180)
     simulated = with_residents("ab", "abc", a=replace(NEEDS, is_pinned=True), c=large)
     request = simulated.ask("c")
@@ -39,7 +39,7 @@ def test_expert_that_can_never_fit_evicts_nobody() -> None:
     assert [type(each) for each in simulated.effects] == [Refuse]
 
 
-def test_fresh_expert_is_not_evicted_before_its_request() -> None:
+def test_fresh_member_is_not_evicted_before_its_request() -> None:
     simulated = bundle("ab", replace(POLICY, fast_memory_limit_bytes=110, user_rows=8))
     first = simulated.ask("a")
     simulated.turn()
@@ -48,7 +48,7 @@ def test_fresh_expert_is_not_evicted_before_its_request() -> None:
     assert simulated.names(LoadMember) == ["a"]
 
 
-def test_request_that_comes_while_its_expert_is_unloaded_is_not_lost() -> None:
+def test_request_that_comes_while_its_member_is_unloaded_is_not_lost() -> None:
     simulated = with_residents("ab")
     simulated.unload_s = 1
     simulated.ask("c")
@@ -60,7 +60,7 @@ def test_request_that_comes_while_its_expert_is_unloaded_is_not_lost() -> None:
     simulated.run_until_served(request)
 
 
-def test_bytes_count_and_not_the_number_of_experts() -> None:
+def test_bytes_count_and_not_the_number_of_members() -> None:
     tiny = replace(NEEDS, weights_bytes=10)
     simulated = with_residents("abcdefgh", "abcdefgh", POLICY, **dict.fromkeys("abcdefgh", tiny))
     assert simulated.residency.snapshot().used_bytes == 8 * 20
@@ -69,14 +69,14 @@ def test_bytes_count_and_not_the_number_of_experts() -> None:
 
 def test_reads_are_not_use() -> None:
     simulated = with_residents("ab")
-    before = simulated.residency.snapshot().experts["a"].last_used_s
+    before = simulated.residency.snapshot().members["a"].last_used_s
     for _ in range(5):
         simulated.turn()
         simulated.residency.snapshot()
         simulated.residency.order()
         simulated.residency.switch_of("a", simulated.now_s)
         simulated.residency.ask_load("a", simulated.now_s)
-    assert simulated.residency.snapshot().experts["a"].last_used_s == before
+    assert simulated.residency.snapshot().members["a"].last_used_s == before
     simulated.ask("c")
     simulated.turn()
     assert simulated.names(Unload) == ["a"]
@@ -113,7 +113,7 @@ def test_memory_is_as_before_after_many_loads() -> None:
     assert simulated.residency.snapshot().used_bytes == 100
 
 
-def test_experts_that_are_all_resident_cost_a_turn_nothing() -> None:
+def test_members_that_are_all_resident_cost_a_turn_nothing() -> None:
     simulated = with_residents("ab")
     for _ in range(20):
         simulated.ask("a")

@@ -15,7 +15,7 @@ from inference_api.bundle.members import (
     Unload,
     UnloadMode,
 )
-from inference_api.errors import ExpertBusy, ExpertLoading, ExpertPinned, HearthError
+from inference_api.errors import HearthError, MemberBusy, MemberLoading, MemberPinned
 from tests.inference_api.bundle.simulated_bundle import (
     NEEDS,
     POLICY,
@@ -33,7 +33,7 @@ def test_load_that_fails_refuses_its_waiters_once_with_the_reason() -> None:
     simulated.run(3)
     assert [each.end for each in requests] == ["no luck"] * 3
     assert simulated.names(Refuse) == ["a"]
-    snapshot = simulated.residency.snapshot().experts["a"]
+    snapshot = simulated.residency.snapshot().members["a"]
     assert (snapshot.state, snapshot.reason) == (MemberState.FAILED, "no luck")
     assert snapshot.failures == {Failure.LOAD: 1}
     assert simulated.residency.snapshot().used_bytes == 0
@@ -48,22 +48,22 @@ def failed() -> SimulatedBundle:
     return simulated
 
 
-def test_failed_expert_refuses_at_once() -> None:
+def test_failed_member_refuses_at_once() -> None:
     simulated = failed()
     simulated.ask("a")
     assert simulated.turn() == [Refuse("a", "no luck")]
     assert simulated.turn() == []
 
 
-def test_failed_expert_is_tried_again_when_an_operator_asks() -> None:
+def test_failed_member_is_tried_again_when_an_operator_asks() -> None:
     simulated = failed()
     assert not simulated.residency.ask_load("a", simulated.now_s)
-    assert simulated.residency.snapshot().experts["a"].reason == ""
+    assert simulated.residency.snapshot().members["a"].reason == ""
     simulated.run(3)
     assert simulated.state("a") is MemberState.RESIDENT
 
 
-def test_failed_expert_is_tried_again_when_its_source_has_changed() -> None:
+def test_failed_member_is_tried_again_when_its_source_has_changed() -> None:
     simulated = failed()
     simulated.residency.source_changed("a")
     simulated.run_until_served(request := simulated.ask("a"))
@@ -99,7 +99,7 @@ def test_load_that_takes_too_long_may_fail_later() -> None:
     simulated.run(POLICY.load_timeout_s + 1)
     simulated.outcomes["a"].append(LoadOutcome(0, Failure.LOAD))
     simulated.turn()
-    assert simulated.residency.snapshot().experts["a"].reason == "no luck"
+    assert simulated.residency.snapshot().members["a"].reason == "no luck"
     assert simulated.residency.snapshot().used_bytes == 0
 
 
@@ -184,7 +184,7 @@ def test_load_short_of_memory_twice_fails() -> None:
     request = simulated.ask("b")
     simulated.run(5)
     assert request.end == "no luck"
-    assert simulated.residency.snapshot().experts["b"].failures == {Failure.MEMORY: 1}
+    assert simulated.residency.snapshot().members["b"].failures == {Failure.MEMORY: 1}
     assert simulated.state("b") is MemberState.FAILED
 
 
@@ -243,32 +243,32 @@ def refusal(simulated: SimulatedBundle, name: str, mode: UnloadMode) -> HearthEr
     return refused.value
 
 
-def test_pinned_expert_is_not_unloaded() -> None:
+def test_pinned_member_is_not_unloaded() -> None:
     simulated = with_residents("a", a=replace(NEEDS, is_pinned=True))
     for mode in UnloadMode:
         error = refusal(simulated, "a", mode)
-        assert isinstance(error, ExpertPinned)
+        assert isinstance(error, MemberPinned)
         assert str(error).startswith("a is pinned")
 
 
-def test_expert_that_is_loading_is_not_unloaded() -> None:
+def test_member_that_is_loading_is_not_unloaded() -> None:
     simulated = bundle()
     simulated.ask("a")
     simulated.turn()
-    assert isinstance(refusal(simulated, "a", UnloadMode.DRAIN), ExpertLoading)
+    assert isinstance(refusal(simulated, "a", UnloadMode.DRAIN), MemberLoading)
 
 
-def test_busy_expert_is_not_unloaded_unless_that_is_said() -> None:
+def test_busy_member_is_not_unloaded_unless_that_is_said() -> None:
     simulated = with_residents("a", a=replace(NEEDS, rows_max=3))
     for _ in range(5):
         simulated.ask("a", run_s=9)
     simulated.turn()
     error = refusal(simulated, "a", UnloadMode.IDLE)
-    assert isinstance(error, ExpertBusy)
+    assert isinstance(error, MemberBusy)
     assert str(error).startswith("a: 3 running, 2 waiting")
 
 
-def test_idle_expert_is_unloaded_when_that_is_asked() -> None:
+def test_idle_member_is_unloaded_when_that_is_asked() -> None:
     simulated = with_residents("a")
     simulated.residency.ask_unload("a", UnloadMode.IDLE, simulated.now_s)
     assert simulated.turn() == [Unload("a")]
@@ -279,7 +279,7 @@ def test_idle_expert_is_unloaded_when_that_is_asked() -> None:
     assert simulated.turn() == []
 
 
-def test_drained_expert_ends_its_rows_and_comes_back_for_who_waits() -> None:
+def test_drained_member_ends_its_rows_and_comes_back_for_who_waits() -> None:
     simulated = with_residents("a")
     running = simulated.ask("a", run_s=5)
     simulated.turn()
@@ -292,7 +292,7 @@ def test_drained_expert_ends_its_rows_and_comes_back_for_who_waits() -> None:
     assert simulated.num_evictions()[Eviction.OPERATOR] == 1
 
 
-def test_forced_expert_has_its_rows_ended() -> None:
+def test_forced_member_has_its_rows_ended() -> None:
     simulated = with_residents("a")
     running = simulated.ask("a", run_s=500)
     simulated.turn()

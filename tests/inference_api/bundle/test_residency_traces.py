@@ -93,7 +93,7 @@ def test_nobody_waits_longer_than_the_bound(random: Random) -> None:
 
 @settings(max_examples=DAYS, deadline=None)
 @given(random=randoms)
-def test_one_expert_under_constant_load_starves_nobody(random: Random) -> None:
+def test_one_member_under_constant_load_starves_nobody(random: Random) -> None:
     simulated = random_bundle(random)
     names = list(simulated.needs)
     for turn in range(TURNS):

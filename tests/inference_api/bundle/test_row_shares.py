@@ -18,7 +18,7 @@ def test_rows_go_first_to_who_uses_the_smallest_part_of_its_own() -> None:
     assert names[:2] == ["a", "b"], "a tie is for who waits longest"
 
 
-def test_rows_that_an_expert_is_sure_of_are_kept_for_it() -> None:
+def test_rows_that_an_member_is_sure_of_are_kept_for_it() -> None:
     simulated = with_residents("ab", "ab", replace(POLICY, user_rows=8))
     for _ in range(10):
         simulated.ask("a", run_s=100)
@@ -89,7 +89,7 @@ def test_rows_that_borrowed_memory_need_only_end_to_make_room() -> None:
     assert 30 <= simulated.now_s - request.came_s <= 32
 
 
-def test_whom_an_expert_was_loaded_for_start_first() -> None:
+def test_whom_an_member_was_loaded_for_start_first() -> None:
     policy = replace(POLICY, user_rows=4)
     simulated = with_residents("a", "ab", policy)
     for _ in range(4):
@@ -102,7 +102,7 @@ def test_whom_an_expert_was_loaded_for_start_first() -> None:
     assert [each.name for each in simulated.running[:2]] == ["b", "b"]
 
 
-def test_whom_an_expert_was_loaded_for_do_not_pass_who_waits_longer_for_a_resident() -> None:
+def test_whom_an_member_was_loaded_for_do_not_pass_who_waits_longer_for_a_resident() -> None:
     one_row = replace(NEEDS, rows_min=1)
     simulated = with_residents("a", "ab", replace(POLICY, user_rows=3), a=one_row, b=one_row)
     for run_s in (8, 9, 20):

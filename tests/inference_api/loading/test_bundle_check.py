@@ -1,4 +1,4 @@
-"""Bundles are checked by the headers of their experts' files: sums, pairs, and every refusal."""
+"""Bundles are checked by the headers of their members' files: sums, pairs, and every refusal."""
 
 import json
 import subprocess
@@ -36,17 +36,17 @@ def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
     return Path(copytree(tiny_model("llama")[0], tmp_path / "model"))
 
 
-def bundle_of(*experts: dict[str, Any], **keys: Any) -> Bundle:
+def bundle_of(*members: dict[str, Any], **keys: Any) -> Bundle:
     limits = {"version": 1, "memory_limit": GIB, "fast_memory_limit": GIB}
-    return Bundle.model_validate({**limits, **keys, "experts": experts})
+    return Bundle.model_validate({**limits, **keys, "experts": members})
 
 
-def expert(source: Path, name: str = "a", **keys: Any) -> dict[str, Any]:
+def member(source: Path, name: str = "a", **keys: Any) -> dict[str, Any]:
     return {"name": name, "source": str(source), **keys}
 
 
-def checked(*experts: dict[str, Any], **keys: Any) -> Validation:
-    return check_bundle(bundle_of(*experts, **keys), SETTINGS)
+def checked(*members: dict[str, Any], **keys: Any) -> Validation:
+    return check_bundle(bundle_of(*members, **keys), SETTINGS)
 
 
 def error_of(validation: Validation) -> Finding:
@@ -64,13 +64,13 @@ def loaded_bytes(source: Path, quantization: str, context: int | None) -> tuple[
     return footprint.weights_bytes, footprint.cache_bytes
 
 
-def test_a_quantised_expert_that_names_no_form_shares_the_8_bits_of_one_that_does(
+def test_a_quantised_member_that_names_no_form_shares_the_8_bits_of_one_that_does(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "embedded.gguf"
     make_gguf(EMBEDDED_MODEL, file, "Q8_0")
-    alone = checked(expert(file, quantisation="int8")).utilization
-    both = checked(expert(file), expert(file, "b", quantisation="int8")).utilization
+    alone = checked(member(file, quantisation="int8")).utilization
+    both = checked(member(file), member(file, "b", quantisation="int8")).utilization
     assert alone is not None
     assert both is not None
     assert both.memory.need_bytes == alone.memory.need_bytes
@@ -91,7 +91,7 @@ def test_bytes_are_those_that_the_loader_counts_with(
             "context": context,
             "rows": {"min": 3},
         }
-        validation = checked(expert(source, **keys))
+        validation = checked(member(source, **keys))
         assert validation.valid
         assert validation.utilization is not None
         [taken] = validation.utilization.experts
@@ -121,7 +121,7 @@ def test_check_loads_neither_torch_nor_transformers() -> None:
 def test_pair_counts_both_models_and_is_told_to_be_compatible(tiny_model: Tiny) -> None:
     target, draft = tiny_model("llama")[0], tiny_model("qwen2")[0]
     pair = {"name": "p", "target": {"source": str(target)}, "draft": {"source": str(draft)}}
-    together = checked(pair, expert(target, "t"), expert(draft, "d"))
+    together = checked(pair, member(target, "t"), member(draft, "d"))
     assert together.valid
     assert together.utilization is not None
     both, *single = together.utilization.experts
@@ -136,7 +136,7 @@ def test_draft_has_no_more_context_than_it_can_have(tiny_model: Tiny, folder: Pa
     edit(folder / "config.json", max_position_embeddings=32)
     target = tiny_model("llama")[0]
     validation = checked(
-        expert(target, "p", draft={"source": str(folder)}), expert(folder, "d"), expert(target, "t")
+        member(target, "p", draft={"source": str(folder)}), member(folder, "d"), member(target, "t")
     )
     assert validation.utilization is not None
     pair, draft, alone = validation.utilization.experts
@@ -145,7 +145,7 @@ def test_draft_has_no_more_context_than_it_can_have(tiny_model: Tiny, folder: Pa
 
 def test_heads_count_where_they_guess() -> None:
     plain, guessing = (
-        checked(expert(EMBEDDED_MODEL, speculation=each)).utilization for each in ("off", "medusa")
+        checked(member(EMBEDDED_MODEL, speculation=each)).utilization for each in ("off", "medusa")
     )
     assert plain is not None
     assert guessing is not None
@@ -155,7 +155,7 @@ def test_heads_count_where_they_guess() -> None:
 
 
 def test_sums_that_are_kept_are_told_with_their_bytes() -> None:
-    validation = checked(expert(EMBEDDED_MODEL))
+    validation = checked(member(EMBEDDED_MODEL))
     assert [(each.level, each.reason) for each in validation.validations] == [
         ("INFO", "RowsSufficient"),
         ("INFO", "MemorySufficient"),
@@ -167,11 +167,11 @@ def test_sums_that_are_kept_are_told_with_their_bytes() -> None:
 
 
 def test_excess_of_memory_says_what_to_drop(tiny_model: Tiny) -> None:
-    experts = [expert(EMBEDDED_MODEL, "big"), expert(tiny_model("llama")[0], "small")]
-    used = checked(*experts).utilization
+    members = [member(EMBEDDED_MODEL, "big"), member(tiny_model("llama")[0], "small")]
+    used = checked(*members).utilization
     assert used is not None
     need, over = used.memory.need_bytes, used.experts[1].weights_bytes + 1
-    assert error_of(checked(*experts, memory_limit=need - over)).model_dump() == {
+    assert error_of(checked(*members, memory_limit=need - over)).model_dump() == {
         "level": "ERROR",
         "reason": "MemoryExceeded",
         "expert": None,
@@ -182,30 +182,30 @@ def test_excess_of_memory_says_what_to_drop(tiny_model: Tiny) -> None:
     }
 
 
-def test_pinned_experts_have_to_leave_room_for_the_largest_other(tiny_model: Tiny) -> None:
-    experts = [
-        expert(tiny_model("llama")[0], "pinned", pinned=True),
-        expert(tiny_model("qwen2")[0], "other"),
-        expert(tiny_model("qwen3")[0], "third"),
+def test_pinned_members_have_to_leave_room_for_the_largest_other(tiny_model: Tiny) -> None:
+    members = [
+        member(tiny_model("llama")[0], "pinned", pinned=True),
+        member(tiny_model("qwen2")[0], "other"),
+        member(tiny_model("qwen3")[0], "third"),
     ]
-    used = checked(*experts).utilization
+    used = checked(*members).utilization
     assert used is not None
     pinned, other, third = (each.need_bytes for each in used.experts)
     need = pinned + max(other, third) + used.scratch_bytes
     assert used.fast_memory.need_bytes == need
-    assert checked(*experts, fast_memory_limit=need).valid
-    error = error_of(checked(*experts, fast_memory_limit=need - 1))
+    assert checked(*members, fast_memory_limit=need).valid
+    error = error_of(checked(*members, fast_memory_limit=need - 1))
     assert error.reason == "FastMemoryExceeded"
     assert error.message.startswith(
         f"fast_memory_limit: need {need} bytes, limit {need - 1}, over by 1; drop "
     )
 
 
-def test_expert_that_cannot_be_loaded_alone_is_named(tiny_model: Tiny) -> None:
-    experts = [expert(EMBEDDED_MODEL, "big"), expert(tiny_model("llama")[0], "small")]
-    used = checked(*experts[1:]).utilization
+def test_member_that_cannot_be_loaded_alone_is_named(tiny_model: Tiny) -> None:
+    members = [member(EMBEDDED_MODEL, "big"), member(tiny_model("llama")[0], "small")]
+    used = checked(*members[1:]).utilization
     assert used is not None
-    validation = checked(*experts, fast_memory_limit=used.fast_memory.need_bytes)
+    validation = checked(*members, fast_memory_limit=used.fast_memory.need_bytes)
     error = error_of(validation)
     assert (error.reason, error.expert) == ("FastMemoryExceeded", "big")
     assert error.message.startswith("big: fast_memory_limit: need ")
@@ -213,21 +213,21 @@ def test_expert_that_cannot_be_loaded_alone_is_named(tiny_model: Tiny) -> None:
 
 
 def test_rows_that_all_need_are_bounded() -> None:
-    error = error_of(checked(expert(EMBEDDED_MODEL, rows={"min": 9})))
+    error = error_of(checked(member(EMBEDDED_MODEL, rows={"min": 9})))
     assert error.message == (
         "rows.min: need 9 rows, limit USER_ROWS=8, over by 1; lower rows.min or raise USER_ROWS."
     )
 
 
 def test_context_above_the_models_is_refused(tiny_model: Tiny) -> None:
-    error = error_of(checked(expert(tiny_model("llama")[0], "e", context=129)))
+    error = error_of(checked(member(tiny_model("llama")[0], "e", context=129)))
     assert (error.reason, error.expert) == ("ContextTooLong", "e")
     assert error.message == "e: context 129 > 128; lower it or leave it out."
 
 
 def test_vocabularies_of_a_pair_have_to_be_one(folder: Path, tiny_model: Tiny) -> None:
     target = tiny_model("llama")[0]
-    pair = expert(target, "p", draft={"source": str(EMBEDDED_MODEL)})
+    pair = member(target, "p", draft={"source": str(EMBEDDED_MODEL)})
     error = error_of(checked(pair))
     sizes = f"300, {load_config(EMBEDDED_MODEL).vocab_size}"
     assert error.reason == "VocabulariesDiffer"
@@ -236,7 +236,7 @@ def test_vocabularies_of_a_pair_have_to_be_one(folder: Path, tiny_model: Tiny) -
     ids = tokenizer["model"]["vocab"]
     ids["t7"], ids["t8"] = ids["t8"], ids["t7"]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    error = error_of(checked(expert(target, "p", draft={"source": str(folder)})))
+    error = error_of(checked(member(target, "p", draft={"source": str(folder)})))
     assert error.message == (
         "p: vocabularies differ: 300, 300, first in token 7, which is 't8' there and 't7' here; "
         "name a draft of the same family."
@@ -245,10 +245,10 @@ def test_vocabularies_of_a_pair_have_to_be_one(folder: Path, tiny_model: Tiny) -
 
 def test_architectures_that_are_not_served_are_refused(folder: Path, tmp_path: Path) -> None:
     edit(folder / "config.json", model_type="mamba")
-    error = error_of(checked(expert(folder, "e")))
+    error = error_of(checked(member(folder, "e")))
     assert error.message.startswith("e: model_type='mamba' in config.json is not supported; choose")
     make_model("llama", uneven := tmp_path / "uneven", intermediate_size=80)
-    error = error_of(checked(expert(uneven, "e")))
+    error = error_of(checked(member(uneven, "e")))
     assert error.reason == "ArchitectureNotSupported"
     assert error.message.startswith(
         "e: the kernels need weights with a multiple of 32 columns; these differ: "
@@ -257,7 +257,7 @@ def test_architectures_that_are_not_served_are_refused(folder: Path, tmp_path: P
 
 
 def test_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    error = error_of(checked(expert(tmp_path / "absent", "e")))
+    error = error_of(checked(member(tmp_path / "absent", "e")))
     assert (error.reason, error.expert) == ("SourceInvalid", "e")
     assert error.message == (
         f"e: source={tmp_path / 'absent'} is no folder; give the folder of a model, a GGUF file or "
@@ -279,7 +279,7 @@ def test_damaged_weights_are_named_with_file_and_byte(
 ) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(content)
-    error = error_of(checked(expert(folder, "e")))
+    error = error_of(checked(member(folder, "e")))
     assert error.message.startswith(f"e: {file} is damaged or incomplete (")
     assert fault in error.message
 
@@ -288,7 +288,7 @@ def test_weights_that_are_cut_say_where(folder: Path) -> None:
     file = folder / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-10])
-    error = error_of(checked(expert(folder, "e")))
+    error = error_of(checked(member(folder, "e")))
     size = len(content)
     assert (
         f"its tensors should end at byte {size}, and it ends at byte {size - 10}" in error.message
@@ -299,17 +299,17 @@ def test_tensor_of_another_size_says_where(folder: Path) -> None:
     file = folder / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content.replace(b'"shape":[300,64]', b'"shape":[301,64]', 1))
-    error = error_of(checked(expert(folder, "e")))
+    error = error_of(checked(member(folder, "e")))
     assert "bytes cannot be F32 of [301, 64], at byte " in error.message
 
 
 def test_hub_id_is_checked_by_its_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    local = checked(expert(folder))
+    local = checked(member(folder))
     stored = read_headers([folder / "model.safetensors"], "llama")
     (folder / "model.safetensors").unlink()
     monkeypatch.setattr(hub, "fetch", lambda model, patterns, setting: folder)
     monkeypatch.setattr(hub, "stored_tensors", lambda model: stored)
-    assert checked(expert(Path("owner/name"))) == local
+    assert checked(member(Path("owner/name"))) == local
 
 
 def test_hub_that_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,27 +317,27 @@ def test_hub_that_cannot_be_reached_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError("no route to host")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    error = error_of(checked(expert(Path("owner/name"), "e")))
+    error = error_of(checked(member(Path("owner/name"), "e")))
     assert error.message.startswith("e: source=owner/name is no folder here and cannot be fetched")
 
 
-def test_source_of_several_experts_is_told_of_each(folder: Path) -> None:
+def test_source_of_several_members_is_told_of_each(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    validation = checked(expert(folder, "a"), expert(folder, "b"), expert(EMBEDDED_MODEL, "c"))
+    validation = checked(member(folder, "a"), member(folder, "b"), member(EMBEDDED_MODEL, "c"))
     assert [each.expert for each in validation.validations if each.level == "ERROR"] == ["a", "b"]
     assert validation.utilization is not None
     assert [each.name for each in validation.utilization.experts] == ["c"]
 
 
 def test_heads_that_are_asked_for_have_to_be_there(folder: Path, tmp_path: Path) -> None:
-    error = error_of(checked(expert(folder, "e", speculation="medusa")))
+    error = error_of(checked(member(folder, "e", speculation="medusa")))
     assert error.message == (
         f"e: no Medusa heads in {folder}; correct medusa_heads, or set speculation: off."
     )
     heads = str(tmp_path / "absent")
-    error = error_of(checked(expert(folder, "e", speculation="auto", medusa_heads=heads)))
+    error = error_of(checked(member(folder, "e", speculation="auto", medusa_heads=heads)))
     assert error.reason == "HeadsNotFound"
-    assert checked(expert(folder, "e", speculation="auto")).valid
+    assert checked(member(folder, "e", speculation="auto")).valid
 
 
 def edit(file: Path, **values: Any) -> None:

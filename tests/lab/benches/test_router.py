@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from inference_api.bundle.router import ExpertRouter
+from inference_api.bundle.router import MemberRouter
 from lab.benches.router.bench import BUNDLES, experts_of, labelled_messages
 from lab.kit.servers import ROOT
 
@@ -25,10 +25,10 @@ def test_a_router_is_not_asked_what_it_has_learned(bundle: str) -> None:
 
 @pytest.mark.parametrize(("bundle", "general"), BUNDLES.items())
 def test_the_router_of_an_example_bundle_finds_the_experts(bundle: str, general: str) -> None:
-    router = ExpertRouter.of(experts_of(ROOT / "models" / bundle), 0.35, general)
+    router = MemberRouter.of(experts_of(ROOT / "models" / bundle), 0.35, general)
     expert_by_label = {"facts": "hearth-tiny", "general": general}
     right = [
-        router.route([each.text]).expert == expert_by_label.get(each.expert, each.expert)
+        router.route([each.text]).member == expert_by_label.get(each.expert, each.expert)
         for each in labelled_messages()
     ]
     assert sum(right) > 0.8 * len(right)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.bundle.router import MAX_CHARACTERS, MAX_MESSAGES, ExpertRouter, Route
+from inference_api.bundle.router import MAX_CHARACTERS, MAX_MESSAGES, MemberRouter, Route
 from inference_api.errors import StartupError
 
 
@@ -40,13 +40,13 @@ SQL = Described(
     ),
 )
 GENERAL = Described("general")
-EXPERTS = (GENERAL, SUMS, SQL)
+MEMBERS = (GENERAL, SUMS, SQL)
 A_SUM, A_QUERY = "Please add 31 and 77.", "Write a SQL query that counts the books."
 UNKNOWN = "zzz"
 
 
-def router_of(threshold: float = 0.75) -> ExpertRouter:
-    return ExpertRouter.of(EXPERTS, threshold, "general")
+def router_of(threshold: float = 0.75) -> MemberRouter:
+    return MemberRouter.of(MEMBERS, threshold, "general")
 
 
 ROUTER = router_of()
@@ -71,17 +71,17 @@ class Recording:
         return np.full((len(texts), 2), 0.5)
 
 
-@pytest.mark.parametrize(("message", "expert"), [(A_SUM, "sums"), (A_QUERY, "sql")])
-def test_a_message_goes_to_the_expert_whose_examples_it_is_like(message: str, expert: str) -> None:
+@pytest.mark.parametrize(("message", "member"), [(A_SUM, "sums"), (A_QUERY, "sql")])
+def test_a_message_goes_to_the_member_whose_examples_it_is_like(message: str, member: str) -> None:
     route = ROUTER.route([message])
-    assert (route.expert, route.method) == (expert, "tfidf")
+    assert (route.member, route.method) == (member, "tfidf")
     assert 0.75 <= route.confidence <= 1
 
 
 @pytest.mark.parametrize("messages", [[], [""], [UNKNOWN], ["   \n"]])
-def test_what_no_expert_is_like_goes_to_the_fallback(messages: list[str]) -> None:
+def test_what_no_member_is_like_goes_to_the_fallback(messages: list[str]) -> None:
     route = ROUTER.route(messages)
-    assert (route.expert, route.method) == ("general", "fallback")
+    assert (route.member, route.method) == ("general", "fallback")
     assert route.confidence < 0.75
 
 
@@ -92,12 +92,12 @@ def test_confidence_below_the_threshold_goes_to_the_fallback() -> None:
     assert router_of(above).route([A_SUM]) == Route("general", confidence, "fallback")
 
 
-def test_a_conversation_keeps_its_expert() -> None:
+def test_a_conversation_keeps_its_member() -> None:
     alone = ROUTER.route([A_SUM])
     assert ROUTER.route([A_SUM, A_QUERY, A_QUERY]) == alone
 
 
-def test_a_conversation_without_an_expert_may_still_get_one() -> None:
+def test_a_conversation_without_an_member_may_still_get_one() -> None:
     assert ROUTER.route([UNKNOWN, A_QUERY]) == ROUTER.route([A_QUERY])
 
 
@@ -117,7 +117,7 @@ def test_threads_share_a_router() -> None:
 def test_no_more_is_read_than_the_bounds_allow() -> None:
     classifier = Recording()
     long = "start " + "x" * 1_000_000 + " end"
-    ExpertRouter(classifier, 0.9, "a").route([long] * 100)
+    MemberRouter(classifier, 0.9, "a").route([long] * 100)
     assert len(classifier.asked) == MAX_MESSAGES
     assert {len(text) for text in classifier.asked} == {MAX_CHARACTERS + 1}
     assert classifier.asked[0].startswith("start ")
@@ -125,7 +125,7 @@ def test_no_more_is_read_than_the_bounds_allow() -> None:
 
 
 def test_a_question_at_the_end_of_a_long_text_is_seen() -> None:
-    assert ROUTER.route(["x " * 100_000 + A_QUERY]).expert == "sql"
+    assert ROUTER.route(["x " * 100_000 + A_QUERY]).member == "sql"
 
 
 @pytest.mark.parametrize(
@@ -134,35 +134,35 @@ def test_a_question_at_the_end_of_a_long_text_is_seen() -> None:
     ids=ascii,
 )
 def test_hostile_text_is_routed_like_any_other(text: str) -> None:
-    assert ROUTER.route([text]).expert in {"general", "sums", "sql"}
+    assert ROUTER.route([text]).member in {"general", "sums", "sql"}
 
 
 @given(st.lists(st.text(), max_size=10))
 def test_any_messages_have_a_route(messages: list[str]) -> None:
     route = ROUTER.route(messages)
     assert 0 <= route.confidence <= 1
-    assert route.method == "tfidf" or route.expert == "general"
+    assert route.method == "tfidf" or route.member == "general"
 
 
 def test_a_description_alone_is_enough() -> None:
-    experts = (Described("sums", "adding numbers"), Described("sql", "database queries"))
-    router = ExpertRouter.of(experts, 0.0, "sums")
-    assert router.route(["queries of a database"]).expert == "sql"
+    members = (Described("sums", "adding numbers"), Described("sql", "database queries"))
+    router = MemberRouter.of(members, 0.0, "sums")
+    assert router.route(["queries of a database"]).member == "sql"
 
 
-def test_an_expert_of_which_nothing_is_said_is_only_the_fallback() -> None:
-    assert router_of(0.0).route([UNKNOWN]).expert in {"sums", "sql"}
+def test_an_member_of_which_nothing_is_said_is_only_the_fallback() -> None:
+    assert router_of(0.0).route([UNKNOWN]).member in {"sums", "sql"}
 
 
-@pytest.mark.parametrize("experts", [(), (SUMS,), (SUMS, GENERAL), (SUMS, SUMS)])
-def test_one_expert_is_no_choice(experts: Sequence[Described]) -> None:
+@pytest.mark.parametrize("members", [(), (SUMS,), (SUMS, GENERAL), (SUMS, SUMS)])
+def test_one_member_is_no_choice(members: Sequence[Described]) -> None:
     with pytest.raises(StartupError, match="fewer than two experts have a description or examples"):
-        ExpertRouter.of(experts, 0.5, "sums")
+        MemberRouter.of(members, 0.5, "sums")
 
 
 def test_examples_without_a_word_are_refused() -> None:
     with pytest.raises(StartupError, match="add words"):
-        ExpertRouter.of((Described("a", "!"), Described("b", "?")), 0.5, "a")
+        MemberRouter.of((Described("a", "!"), Described("b", "?")), 0.5, "a")
 
 
 def test_scikit_learn_is_imported_for_a_router_only() -> None:

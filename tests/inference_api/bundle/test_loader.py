@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from inference_api.bundle.loader import ExpertLoader, LoadFailed
+from inference_api.bundle.loader import LoadFailed, MemberLoader
 from inference_api.core.loaded_model import LoadedModel
 from inference_api.model_loading import LoadableModel
 
@@ -29,7 +29,7 @@ class Broken:
 def test_reason_of_an_unforeseen_fault_tells_clients_nothing_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    event = ExpertLoader({"a": cast(LoadableModel, Broken())}, lambda: None)._load("a")
+    event = MemberLoader({"a": cast(LoadableModel, Broken())}, lambda: None)._load("a")
     assert isinstance(event, LoadFailed)
     assert event.reason == "RuntimeError; the server's log has the details"
     assert "secret of this test" in caplog.text
