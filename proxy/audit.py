@@ -39,7 +39,8 @@ class AuditRecord:
 
     `queue_ms` is the time until the upstream sent its head, `ttft_ms` until its first byte of
     body; both None when it never came to that. `tokens_source` says who counted the tokens: the
-    upstream ("usage"), or we, at least in part, by bytes ("estimated").
+    upstream ("usage"), or we, at least in part, by bytes ("estimated"); `cost` is as exact as they
+    are, and None for a model without a price.
     """
 
     request_id: str
@@ -57,6 +58,8 @@ class AuditRecord:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     tokens_source: str | None = None
+    cost: float | None = None
+    currency: str | None = None
     queue_ms: float | None = None
     ttft_ms: float | None = None
     total_ms: float = 0.0

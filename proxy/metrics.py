@@ -56,6 +56,7 @@ class Metrics(Collector):
         self._gauges = gauges
         self._requests: Counter[tuple[str, int, str]] = Counter()  # team, status, outcome
         self._tokens: Counter[tuple[str, str]] = Counter()  # team, kind
+        self._costs: dict[tuple[str, str], float] = {}  # team, currency
         self._bytes: Counter[str] = Counter()
         self._head, self._ttft, self._total = Durations(), Durations(), Durations()
         self.registry = CollectorRegistry()
@@ -70,6 +71,9 @@ class Metrics(Collector):
             self._tokens[team_id, "prompt"] += record.prompt_tokens
         if record.completion_tokens is not None:
             self._tokens[team_id, "completion"] += record.completion_tokens
+        if record.cost is not None and record.currency is not None:
+            key = team_id, record.currency
+            self._costs[key] = self._costs.get(key, 0.0) + record.cost
         if record.queue_ms is not None:
             self._head.observe(record.queue_ms)
         if record.ttft_ms is not None:
@@ -89,12 +93,17 @@ class Metrics(Collector):
         )
         for labels, count in self._tokens.copy().items():
             tokens.add_metric(labels, count)
+        costs = CounterMetricFamily(
+            "hearth_proxy_cost", "Cost of finished answers.", labels=["team_id", "currency"]
+        )
+        for labels, cost in self._costs.copy().items():
+            costs.add_metric(labels, cost)
         relayed = CounterMetricFamily(
             "hearth_proxy_bytes", "Body bytes relayed.", labels=["direction"]
         )
         for direction, count in self._bytes.copy().items():
             relayed.add_metric([direction], count)
-        yield from (requests, tokens, relayed)
+        yield from (requests, tokens, costs, relayed)
         name, text = "hearth_proxy_{}_seconds", "From the request to the "
         yield self._head.family(name.format("head"), text + "upstream's head.")
         yield self._ttft.family(name.format("ttft"), text + "first body byte.")

@@ -11,7 +11,7 @@ from proxy.access.admissions import Admissions
 from proxy.access.gate import Gate, origins_for
 from proxy.access.limits import Admission
 from proxy.access.login import LOGIN_PATH, LOGOUT_PATH, Login, Page
-from proxy.access.policy import TeamPolicy
+from proxy.access.policy import NANOS, TeamPolicy, TokenPrice
 from proxy.access.roles import Role, plain_path
 from proxy.aside import Aside
 from proxy.audit import AuditLog, AuditRecord, Outcome
@@ -62,6 +62,8 @@ class Visit:
     exchange: Exchange
     cors: Headers = field(default_factory=list)
     admission: Admission | None = None
+    price: TokenPrice | None = None
+    currency: str = ""
     meter: UsageMeter | None = None
     takes_row: bool = False
     has_begun_answer: bool = False
@@ -134,12 +136,14 @@ class Visits:
         if path.startswith(EVENTS_PATH):
             self._show(visit, Page(404, []))
             return
-        policy = self._parts.policy().for_team(principal.team_id)
+        policies = self._parts.policy()
+        policy = policies.for_team(principal.team_id)
         visit.admission = await self._admissions.admit(principal.team_id, policy)
         if body.is_present:
             await body.read_prefix(self._settings.max_content_length)
         hints = read_hints(head, body)
         record.model = hints.model[:128] if hints.model else None
+        visit.price, visit.currency = policies.price_of(hints.model), policies.currency
         visit.takes_row = takes_row(head.method, path)
         if visit.takes_row or path.startswith(LIST_PATH):
             route, mark, query = head.target.partition("?")
@@ -259,13 +263,17 @@ class Visits:
         """Exactly once per visit: charge, and write down what happened."""
         record = visit.record
         record.bytes_in = visit.exchange.body.num_read_bytes
-        usage = _usage(visit)
-        if usage is not None:
+        num_tokens, cost_nanos = 0, 0
+        if (usage := _usage(visit)) is not None:
+            num_tokens = usage.total_tokens
             record.prompt_tokens = usage.prompt_tokens
             record.completion_tokens = usage.completion_tokens
             record.tokens_source = usage.source
+            if visit.price is not None:
+                cost_nanos = visit.price.cost_nanos(usage.prompt_tokens, usage.completion_tokens)
+                record.cost, record.currency = cost_nanos / NANOS, visit.currency
         if visit.admission is not None:
-            self._admissions.leave(visit.admission, usage.total_tokens if usage is not None else 0)
+            self._admissions.leave(visit.admission, num_tokens, cost_nanos)
         self._audit.write(record)
 
 

@@ -26,12 +26,12 @@ class Admissions:
             admitting.add_done_callback(self._leave_again)
             raise
 
-    def leave(self, admission: Admission, num_tokens: int) -> None:
-        """The request has ended; its tokens are charged to its team."""
+    def leave(self, admission: Admission, num_tokens: int, cost_nanos: int = 0) -> None:
+        """The request has ended; what it took is charged to its team."""
 
         def leave() -> None:
             self._limits.leave(admission)
-            self._limits.charge(admission, num_tokens)
+            self._limits.charge(admission, num_tokens, cost_nanos)
 
         if self._limits.may_block:
             self._aside.run_later(leave)

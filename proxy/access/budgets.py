@@ -7,7 +7,7 @@ what the day has cost so far.
 from dataclasses import dataclass
 from math import ceil
 
-from proxy.access.policy import TeamPolicy
+from proxy.access.policy import NANOS, TeamPolicy
 from proxy.errors import Headers
 
 DAY_S = 86_400
@@ -30,30 +30,36 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class DayBudget:
-    """`bound` is of the policy's field `{unit}_per_day`."""
+    """`bound` is of the policy's field `{unit}_per_day`; a unit is counted in `num_parts` parts."""
 
     unit: str
-    bound: int
+    bound: float
+    num_parts: int = 1
 
     def key(self, team_id: str, day: Day) -> str:
         return f"hearth-{self.unit}-per-day/{day.number}/{team_id}"
 
-    def headers(self, num_spent: int, day: Day) -> Headers:
+    def headers(self, spent: float, day: Day) -> Headers:
         unit = f"{self.unit.capitalize()}-Day"
         return [
-            (f"X-RateLimit-Limit-{unit}", str(self.bound)),
-            (f"X-RateLimit-Remaining-{unit}", str(max(0, self.bound - num_spent))),
+            (f"X-RateLimit-Limit-{unit}", _plain(self.bound)),
+            (f"X-RateLimit-Remaining-{unit}", _plain(max(0, self.bound - spent))),
             (f"X-RateLimit-Reset-{unit}", str(day.left_s)),
         ]
 
-    def refusal(self, team_id: str, num_spent: int, day: Day) -> str:
+    def refusal(self, team_id: str, spent: float, day: Day) -> str:
         field = f"{self.unit}_per_day"
         return (
-            f"Team '{team_id}' has spent {num_spent} of its {field}={self.bound}. Try again in "
-            f"{day.left_s} s, when the day ends (UTC), or have {field} raised."
+            f"Team '{team_id}' has spent {_plain(spent)} of its {field}={_plain(self.bound)}. Try "
+            f"again in {day.left_s} s, when the day ends (UTC), or have {field} raised."
         )
 
 
 def budgets_of(policy: TeamPolicy) -> list[DayBudget]:
-    bounds = [("tokens", policy.tokens_per_day)]
-    return [DayBudget(unit, bound) for unit, bound in bounds if bound is not None]
+    bounds = [("tokens", policy.tokens_per_day, 1), ("cost", policy.cost_per_day, NANOS)]
+    return [DayBudget(unit, bound, parts) for unit, bound, parts in bounds if bound is not None]
+
+
+def _plain(number: float) -> str:
+    """Without an exponent, however small a cost is."""
+    return f"{number:.9f}".rstrip("0").rstrip(".")

@@ -111,17 +111,17 @@ class TeamLimits:
             except self._redis_errors as error:
                 self._redis_failed(error)
 
-    def charge(self, admission: Admission, num_tokens: int) -> None:
-        """Book the tokens of a finished answer, in the minute and on the day in which it ended."""
+    def charge(self, admission: Admission, num_tokens: int, cost_nanos: int = 0) -> None:
+        """Book what a finished answer took, in the minute and on the day in which it ended."""
         team_id, policy = admission.team_id, admission.policy
-        if num_tokens <= 0:
-            return
-        if policy.tokens_per_minute is not None:
+        if policy.tokens_per_minute is not None and num_tokens > 0:
             item = _per_minute(policy.tokens_per_minute, "tokens")
             self._ask(lambda counts: counts.tokens.hit(item, team_id, cost=num_tokens))
         day = Day.at(self._wall_clock())
         for budget in budgets_of(policy):
-            self._spend(budget.key(team_id, day), num_tokens)
+            amount = num_tokens if budget.unit == "tokens" else cost_nanos
+            if amount > 0:
+                self._spend(budget.key(team_id, day), amount)
 
     def renew(self) -> None:
         """Keep the places of running requests; called by the maintenance thread."""
@@ -153,11 +153,11 @@ class TeamLimits:
         headers: Headers = []
         day = Day.at(self._wall_clock())
         for budget in budgets_of(policy):
-            num_spent = self._spent(budget.key(team_id, day))
-            headers += budget.headers(num_spent, day)
-            if num_spent >= budget.bound:
+            spent = self._spent(budget.key(team_id, day)) / budget.num_parts
+            headers += budget.headers(spent, day)
+            if spent >= budget.bound:
                 raise LimitExceeded(
-                    budget.refusal(team_id, num_spent, day),
+                    budget.refusal(team_id, spent, day),
                     "budget_exceeded",
                     [*headers, ("Retry-After", str(day.left_s))],
                 )

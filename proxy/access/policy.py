@@ -1,9 +1,11 @@
-"""Policies of teams: a YAML file of limits, models and roles, with defaults.
+"""Policies of teams: a YAML file of limits, models, roles and prices, with defaults.
 
     defaults: {requests_per_minute: 600, max_concurrent: 32}
     teams:
       research: {tokens_per_minute: 200000, models: [hearth-tiny]}
       platform: {role: operator}
+    prices:
+      hearth-tiny: {prompt_per_million: 0.1, completion_per_million: 0.4}
 
 A team's entry adds to the defaults or replaces them key by key. `null` means no limit.
 """
@@ -17,6 +19,10 @@ from proxy.access.roles import Role
 
 Limit = Annotated[int, Field(ge=1)] | None
 DayLimit = Annotated[int, Field(ge=1, le=10**15)] | None
+DayCost = Annotated[float, Field(gt=0, le=10**9)] | None
+PerMillion = Annotated[float, Field(ge=0, le=10_000)]
+NANOS = 10**9  # costs are counted in whole billionths of the currency
+ANY_MODEL = "*"
 
 
 class TeamPolicy(BaseModel):
@@ -27,6 +33,7 @@ class TeamPolicy(BaseModel):
     requests_per_minute: Limit = None
     tokens_per_minute: Limit = None
     tokens_per_day: DayLimit = None
+    cost_per_day: DayCost = None
     max_concurrent: Limit = None
     models: frozenset[str] | None = None
     role: Literal["team", "viewer", "operator"] | None = None
@@ -36,6 +43,22 @@ class TeamPolicy(BaseModel):
         return claimed if self.role is None else Role.named(self.role)
 
 
+class TokenPrice(BaseModel):
+    """What a model's tokens cost. Immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt_per_million: PerMillion
+    completion_per_million: PerMillion
+
+    def cost_nanos(self, prompt_tokens: int, completion_tokens: int) -> int:
+        per_million = (
+            prompt_tokens * self.prompt_per_million
+            + completion_tokens * self.completion_per_million
+        )
+        return round(per_million * NANOS / 10**6)
+
+
 class Policy(BaseModel):
     """The whole file. Immutable."""
 
@@ -43,9 +66,14 @@ class Policy(BaseModel):
 
     defaults: TeamPolicy = TeamPolicy()
     teams: dict[str, TeamPolicy] = {}
+    currency: Annotated[str, Field(pattern="^[A-Z]{3}$")] = "USD"
+    prices: dict[str, TokenPrice] = {}
 
     def for_team(self, team_id: str) -> TeamPolicy:
         return self.teams.get(team_id, self.defaults)
+
+    def price_of(self, model: str | None) -> TokenPrice | None:
+        return self.prices.get(model or ANY_MODEL) or self.prices.get(ANY_MODEL)
 
 
 def parse_policy(text: str) -> Policy:
@@ -57,10 +85,15 @@ def parse_policy(text: str) -> Policy:
     if not isinstance(document, dict):
         raise ValueError("expected a mapping with 'defaults' and 'teams'")
     try:
-        return Policy.model_validate(_with_defaults(document))
+        policy = Policy.model_validate(_with_defaults(document))
     except ValidationError as error:
         places = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
         raise ValueError("; ".join(places)) from error
+    has_budget = any(each.cost_per_day for each in (policy.defaults, *policy.teams.values()))
+    if has_budget and ANY_MODEL not in policy.prices:
+        # A name without a price would be a way around the budget.
+        raise ValueError("cost_per_day needs prices['*'], for models without a price of their own")
+    return policy
 
 
 def _with_defaults(document: dict[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,15 @@ teams:
   minute: {requests_per_minute: 2}
   tokens: {tokens_per_minute: 10}
   daily: {tokens_per_day: 10}
+  costly-1: {cost_per_day: 0.0001}
+  costly-2: {cost_per_day: 0.0001}
+  costly-3: {cost_per_day: 0.0001}
   narrow: {max_concurrent: 1}
   choosy: {models: [small]}
+currency: EUR
+prices:
+  small: {prompt_per_million: 0.5, completion_per_million: 2}
+  "*": {prompt_per_million: 0, completion_per_million: 100}
 """
 
 
@@ -137,6 +144,58 @@ def test_spent_budget_of_a_day_is_refused_until_the_day_ends(
     reply = ask(limited, "daily", "/v1/daily")
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "budget_exceeded")
     assert 1 <= int(reply.headers["Retry-After"]) <= 86_400
+
+
+def test_cost_is_in_the_audit_line_and_in_the_metrics(
+    limited: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    usage = b'{"usage": {"prompt_tokens": 4, "completion_tokens": 7}}'
+    json_type = "Content-Type: application/json"
+    upstream.scripts["/v1/priced"] = lambda peer: peer.reply(usage, "200 OK", json_type)
+    ask(limited, "priced", "/v1/priced", model="small")
+    line = limited.audit_with(route="/v1/priced", model="small")
+    assert (line["cost"], line["currency"], line["tokens_source"]) == (1.6e-05, "EUR", "usage")
+    told = 'hearth_proxy_cost_total{currency="EUR",team_id="priced"} 1.6e-05'
+    assert told in limited.metric("/metrics")
+
+
+@pytest.mark.parametrize(
+    ("team", "body"),
+    [
+        ("costly-1", {}),
+        ("costly-2", {"model": "x" * 100_000}),
+        ("costly-3", {"model": "small", "pad": "x" * 300_000}),
+    ],
+)
+def test_budget_of_cost_has_no_way_around_by_a_name(
+    limited: ProxyProcess, upstream: ScriptedUpstream, team: str, body: dict[str, object]
+) -> None:
+    usage = b'{"usage": {"prompt_tokens": 4, "completion_tokens": 7}}'
+    json_type = "Content-Type: application/json"
+    upstream.scripts["/v1/costly"] = lambda peer: peer.reply(usage, "200 OK", json_type)
+    assert ask(limited, team, "/v1/costly", **body).status_code == 200
+    reply = ask(limited, team, "/v1/costly", **body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (429, "budget_exceeded")
+    assert reply.headers["X-RateLimit-Remaining-Cost-Day"] == "0"
+
+
+def test_cost_of_a_stream_that_dies_is_estimated(
+    limited: ProxyProcess, upstream: ScriptedUpstream
+) -> None:
+    def script(peer: Peer) -> None:
+        peer.begin_stream("text/event-stream")
+        peer.chunk(b'data: {"choices": [{"text": "four"}]}\n\n')
+        peer.reset()
+
+    upstream.scripts["/v1/completions"] = script
+    with pytest.raises(requests.RequestException):
+        ask(limited, "broken", model="small")
+    line = limited.audit_with(team_id="broken")
+    del upstream.scripts["/v1/completions"]
+    assert (line["outcome"], line["tokens_source"]) == ("upstream_broke", "estimated")
+    num_prompt_bytes = len('{"prompt": "x", "model": "small"}')
+    assert (line["prompt_tokens"], line["completion_tokens"]) == (num_prompt_bytes // 4, 1)
+    assert line["cost"] == (num_prompt_bytes // 4 * 0.5 + 2) / 10**6
 
 
 def test_raw_text_stream_is_counted_by_its_pieces(

@@ -12,6 +12,8 @@ from proxy.errors import LimitExceeded
 from tests.ports import free_port
 from tests.proxy.support import DEADLINE_S, until
 
+ONE = "{prompt_per_million: 1, completion_per_million: 2}"
+
 
 @pytest.fixture(autouse=True)
 def _patience_with_redis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +128,23 @@ def test_edited_budget_knows_what_is_spent(
     assert ("X-RateLimit-Remaining-Tokens-Day", "5") in raised.headers
 
 
+def test_budget_of_cost_is_counted_to_the_billionth(
+    make_limits: Callable[[], TeamLimits], request: pytest.FixtureRequest
+) -> None:
+    team, limits = request.node.name, make_limits()
+    policy = TeamPolicy(cost_per_day=0.001, tokens_per_day=100)
+    admission = limits.admit(team, policy)
+    limits.charge(admission, 1, 1)
+    headers = dict(limits.admit(team, policy).headers)
+    assert headers["X-RateLimit-Limit-Cost-Day"] == "0.001"
+    assert headers["X-RateLimit-Remaining-Cost-Day"] == "0.000999999"
+    assert headers["X-RateLimit-Remaining-Tokens-Day"] == "99"
+    limits.charge(admission, 1, 2_000_000)
+    error = refusal(limits, team, policy)
+    assert "spent 0.002000001 of its cost_per_day=0.001." in str(error)
+    assert header(error, "X-RateLimit-Remaining-Tokens-Day") == "98"
+
+
 def test_restarted_proxy_knows_what_the_day_has_cost_by_redis(
     redis_url: str, wall_clock: WallClock
 ) -> None:
@@ -157,6 +176,21 @@ def test_requests_at_a_time(limits: TeamLimits, request: pytest.FixtureRequest) 
             limits.admit(team, policy)
     limits.leave(admission)
     limits.admit(team, policy)
+
+
+@pytest.mark.parametrize(
+    ("model", "cost_nanos"),
+    [("m", 1_000 + 20_000), ("other", 3_000), (None, 3_000), ("", 3_000), ("*", 3_000)],
+)
+def test_price_is_the_models_or_that_of_any(model: str | None, cost_nanos: int) -> None:
+    any_model = "{prompt_per_million: 3, completion_per_million: 0}"
+    price = parse_policy(f"prices: {{m: {ONE}, '*': {any_model}}}").price_of(model)
+    assert price is not None
+    assert price.cost_nanos(1, 10) == cost_nanos
+
+
+def test_model_without_a_price_has_none() -> None:
+    assert parse_policy(f"prices: {{m: {ONE}}}").price_of("other") is None
 
 
 def test_two_proxies_share_minutes_through_redis(redis_url: str) -> None:
@@ -233,6 +267,14 @@ def test_team_entries_replace_defaults_key_by_key() -> None:
         ("defaults: {max_concurrent: 0}", "greater than or equal to 1"),
         ("defaults: {tokens_per_day: 0}", "defaults.tokens_per_day: .* greater than or equal to 1"),
         ("defaults: {tokens_per_day: 1.0e+16}", "defaults.tokens_per_day: .* less than or equal"),
+        ("teams: {a: {cost_per_day: 1}}", r"cost_per_day needs prices\['\*'\]"),
+        (f"prices: {{m: {ONE}}}\ndefaults: {{cost_per_day: 1}}", "cost_per_day needs"),
+        ("defaults: {cost_per_day: .inf}", "defaults.cost_per_day: .* less than or equal"),
+        ("prices: {m: {prompt_per_million: 1}}", "prices.m.completion_per_million: Field required"),
+        ("prices: {m: " + ONE.replace("2", "-2") + "}", "greater than or equal to 0"),
+        ("prices: {m: " + ONE.replace("2", ".nan") + "}", "prices.m"),
+        ("prices: {m: " + ONE.replace("2", "20000") + "}", "less than or equal to 10000"),
+        ("currency: dollars", "currency: String should match"),
     ],
 )
 def test_faulty_policy_is_refused_by_name(text: str, message: str) -> None:
