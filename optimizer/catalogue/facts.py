@@ -1,24 +1,23 @@
-"""The facts that ship with Hearth: models, accelerators, published measurements.
+"""The facts that ship with Hearth: models and accelerators.
 
 Each has its source. They are read from `data/*.yaml` and checked as bodies are. Immutable.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
 from importlib.resources import files
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, TypeVar
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, read
 from optimizer.spec import Count, Name, Text
 
-MOST_ROWS = 4096  # rows of one measurement
 NEAREST = 3  # names offered for one that is not known
 
 
@@ -97,51 +96,12 @@ class AcceleratorFacts(Body):
     price: Price | None = None
 
 
-class Point(Body):
-    """One measurement of requests of one shape; `rows` 0: as many as fit into the memory."""
-
-    rows: Annotated[int, Field(ge=0, le=MOST_ROWS)]
-    in_tokens: Annotated[int, Field(ge=0, le=10**6, alias="in")]
-    out_tokens: Annotated[int, Field(ge=1, le=10**6, alias="out")]
-    itl_ms: Positive | None = None
-    output_tokens_per_second: Positive | None = None
-    latency_ms: Positive | None = None
-    ttft_ms: Positive | None = None
-
-    @model_validator(mode="after")
-    def _check_one(self) -> Self:
-        given = (self.itl_ms, self.output_tokens_per_second, self.latency_ms, self.ttft_ms)
-        if sum(value is not None for value in given) != 1:
-            raise ValueError(
-                "give one of itlMs, outputTokensPerSecond, latencyMs and ttftMs, not more or none"
-            )
-        return self
-
-
-class Observation(Body):
-    """Published measurements of a model on an accelerator, by one engine."""
-
-    model: Name
-    accelerator: Name
-    cards: Whole = 1
-    precision: AnyPrecision
-    cache_bits: Annotated[int, Field(ge=4, le=32)] = 16
-    engine: Name
-    measured: Text | None = None
-    source: Source
-    points: Annotated[list[Point], Field(min_length=1, max_length=500)]
-
-
 class _Models(Body):
     models: list[ModelFacts]
 
 
 class _Accelerators(Body):
     accelerators: list[AcceleratorFacts]
-
-
-class _Observations(Body):
-    observations: list[Observation]
 
 
 Entry = TypeVar("Entry", ModelFacts, AcceleratorFacts)
@@ -153,10 +113,6 @@ class Facts:
 
     models: Mapping[str, ModelFacts]
     accelerators: Mapping[str, AcceleratorFacts]
-    observations: Sequence[Observation]
-
-    def has_experts(self, model: str) -> bool:
-        return self.models[model].experts is not None
 
     def model(self, name: str, path: str = "model") -> ModelFacts:
         """Returns the model of a name or alias, which stands at `path` of a body. Raises
@@ -186,11 +142,7 @@ def shipped_facts() -> Facts:
     """Returns what ships with Hearth; read once a process."""
     models = {each.name: each for each in _read("models", _Models).models}
     cards = {each.name: each for each in _read("accelerators", _Accelerators).accelerators}
-    observations = _read("observations", _Observations).observations
-    for seen in observations:
-        assert seen.model in models, seen.model
-        assert seen.accelerator in cards, seen.accelerator
-    return Facts(models, cards, tuple(observations))
+    return Facts(models, cards)
 
 
 BodyT = TypeVar("BodyT", bound=Body)

@@ -63,7 +63,7 @@ def published_speed(
     if rows < 1:
         return None
     model = machine.model
-    fit = calibration.fits.get((model.shape, machine.accelerator.name, machine.precision))
+    fit = calibration.fit_of((model.shape, machine.accelerator.name, machine.precision))
     curve = _curve(calibration, fit, machine, rows, in_tokens + out_tokens / 2)
     perf = PerfData(
         name=model.name, acc=name, max_batch_size=rows, at_tokens=out_tokens, service_curve=curve
@@ -80,7 +80,7 @@ def published_speed(
 def _curve(
     calibration: Calibration, fit: PairFit | None, machine: Machine, rows: int, context: float
 ) -> ServiceCurve:
-    efficiency = calibration.efficiency
+    efficiency = np.array(calibration.efficiency)
     steps, prompts = (fit.steps, fit.prompts) if fit else (1.0, 1.0)
     errors = (fit.steps_error, fit.prompts_error) if fit else (0.0, 0.0)
     decode = []

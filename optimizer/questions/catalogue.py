@@ -87,7 +87,7 @@ def catalogue() -> CatalogueAnswer:
                 }
                 for each in calibration.left_out
             ],
-            "fitted": [_fitted(*key, fit) for key, fit in calibration.fits.items()],
+            "fitted": [_fitted(fit) for fit in calibration.fits],
         },
     }
 
@@ -99,11 +99,12 @@ def _parts(calibration: Calibration) -> list[CataloguePart]:
             "times": None if part in IN_MS else shortest(value),
             "ms": shortest(value) if part in IN_MS else None,
         }
-        for part, value in zip(PARTS, calibration.efficiency.tolist(), strict=True)
+        for part, value in zip(PARTS, calibration.efficiency, strict=True)
     ]
 
 
-def _fitted(model: str, accelerator: str, precision: str, fit: PairFit) -> FittedPair:
+def _fitted(fit: PairFit) -> FittedPair:
+    model, accelerator, precision = fit.key
     return {
         "model": model,
         "accelerator": accelerator,

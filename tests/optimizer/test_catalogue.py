@@ -1,25 +1,14 @@
-"""The catalogue: its facts, the roofline under them, and how far off the calibration is."""
+"""The catalogue: its facts, the roofline under them, and the calibration that ships."""
 
-import math
-from typing import Any
-
-import numpy as np
 import pytest
 
-from optimizer.catalogue.calibration import MIN_POINTS, calibrate, shipped_calibration
-from optimizer.catalogue.facts import (
-    AcceleratorFacts,
-    Facts,
-    ModelFacts,
-    Observation,
-    Point,
-    Precision,
-    shipped_facts,
-)
+from lab.catalogue.fit import calibrate
+from lab.catalogue.observations import published
+from optimizer.catalogue.calibration import shipped_calibration
+from optimizer.catalogue.facts import AcceleratorFacts, ModelFacts, Precision, shipped_facts
 from optimizer.catalogue.roofline import PARTS, Machine
 from optimizer.catalogue.speeds import published_speed
 from optimizer.errors import InvalidRequest
-from optimizer.inferno_json import read
 
 FACTS = shipped_facts()
 WEIGHTS = PARTS.index("weights")
@@ -78,58 +67,22 @@ def test_layers_with_a_window_keep_no_more_than_it() -> None:
     assert grown == pytest.approx(1000 * full_layers * 2 * 16 * 128 * 2)
 
 
-def test_calibration_finds_the_efficiencies_that_made_the_measurements() -> None:
-    """And so they do without any one pair, but for the only one of its arithmetic."""
-    truth = np.array([0.06, 0.03, 1.3, 1.5, 1.6, 2.0, 3.0, 8.0])
-    made = [made_observation(seen, truth) for seen in FACTS.observations]
-    found = calibrate(Facts(FACTS.models, FACTS.accelerators, made))
-    np.testing.assert_allclose(found.efficiency, truth, rtol=1e-6)
-    errors = {each.pair: each.error for each in found.left_out}
-    assert errors.pop(("llama-3.3-70b", "b200")) > 0.01
-    assert max(errors.values()) < 1e-6
-    fit = found.fits[("qwen3-8b", "h100", Precision.FP8)]
-    assert [fit.steps, fit.prompts] == pytest.approx([1, 1])
-
-
-def made_observation(seen: Observation, efficiency: Any) -> Observation:
-    """The same loads, in the times that these efficiencies take, as the mean between tokens."""
-    made = Machine(
-        FACTS.models[seen.model], FACTS.accelerators[seen.accelerator], seen.cards,
-        seen.precision, seen.cache_bits,
-    )  # fmt: skip
-    points = []
-    for point in seen.points:
-        rows = point.rows or 64
-        beside = (rows - 1) * point.in_tokens / point.out_tokens
-        parts = made.step(rows, point.in_tokens + point.out_tokens / 2)
-        parts = parts + beside * made.prompt_token()
-        given = {"itl_ms": float(parts @ efficiency) + made.link_ms(rows + beside)}
-        if point.ttft_ms is not None:
-            parts = made.step(1, point.in_tokens + point.out_tokens / 2)
-            parts[PARTS.index("request")] = 1
-            parts = parts + point.in_tokens * made.prompt_token()
-            given = {"ttft_ms": float(parts @ efficiency) + made.link_ms(1 + point.in_tokens)}
-        shape = {"rows": rows, "in_tokens": point.in_tokens, "out_tokens": point.out_tokens}
-        points.append(Point.model_validate(shape | given))
-    return seen.model_copy(update={"points": points})
-
-
 def test_no_part_is_quicker_than_the_datasheet() -> None:
     efficiency = shipped_calibration().efficiency
-    assert (efficiency[WEIGHTS : PARTS.index("request")] >= 1).all()
+    assert min(efficiency[WEIGHTS : PARTS.index("request")]) >= 1
 
 
-def test_the_error_of_estimates_is_that_of_pairs_left_out() -> None:
-    calibration = shipped_calibration()
-    dense = [
-        each.error
-        for each in calibration.left_out
-        if each.num_points >= MIN_POINTS and not FACTS.has_experts(each.pair[0])
-    ]
-    assert calibration.dense_error == pytest.approx(math.sqrt(np.mean(np.square(dense))))
+def test_the_calibration_is_that_of_the_published_measurements() -> None:
+    """Where it is not: `python -m lab.catalogue --write`, and correct what docs/plan.md says."""
+    shipped, made = shipped_calibration(), calibrate(FACTS, published())
+    assert shipped.efficiency == pytest.approx(made.efficiency)
+    assert [each.pair for each in shipped.left_out] == [each.pair for each in made.left_out]
+    for ours, theirs in zip(shipped.fits, made.fits, strict=True):
+        assert (ours.key, ours.sources) == (theirs.key, theirs.sources)
+        assert (ours.steps, ours.prompts) == pytest.approx((theirs.steps, theirs.prompts))
     # What the documentation says; a new measurement may move it.
-    assert 0.1 < calibration.dense_error < 0.3
-    assert 0.2 < calibration.experts_error < 0.5
+    assert 0.1 < shipped.dense_error < 0.3
+    assert 0.2 < shipped.experts_error < 0.5
 
 
 def test_a_pair_with_measurements_is_fitted_and_says_of_what() -> None:
@@ -168,13 +121,6 @@ def test_names_and_aliases_are_found_in_any_case(name: str) -> None:
 def test_unknown_names_are_answered_with_near_ones(name: str, near: str) -> None:
     with pytest.raises(InvalidRequest, match=near):
         FACTS.model(name)
-
-
-def test_a_point_is_one_measurement() -> None:
-    with pytest.raises(InvalidRequest, match="give one of"):
-        read(Point, {"rows": 1, "in": 1, "out": 1})
-    with pytest.raises(InvalidRequest, match="give one of"):
-        read(Point, {"rows": 1, "in": 1, "out": 1, "itlMs": 1.0, "ttftMs": 1.0})
 
 
 def test_every_fact_has_its_source_and_every_price_its_day() -> None:

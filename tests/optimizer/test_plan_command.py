@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from optimizer.catalogue.__main__ import main as print_catalogue
 from optimizer.plan import main
 
 DOCS = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
@@ -58,13 +57,6 @@ def test_the_documented_command_answers_as_documented() -> None:
     command = re.search(r"## An answer\n\n    hearth plan (.*)\n", DOCS)
     assert command is not None
     assert ran(*shlex.split(command[1])).stdout == block("text answer")
-
-
-def test_the_documented_errors_are_those_of_the_catalogue(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    print_catalogue()
-    assert block("text calibration") in capsys.readouterr().out
 
 
 def test_documented_prices_are_read(tmp_path: Path) -> None:

@@ -1,13 +1,27 @@
-"""`python -m optimizer.catalogue`: how far off its estimates are, and what was fitted."""
+"""`python -m lab.catalogue`: fits the calibration, and prints how far off its estimates are."""
 
-from optimizer.catalogue.calibration import MIN_POINTS, Calibration, shipped_calibration
+import click
+
+from common.files import write_whole
+from lab.catalogue.fit import MIN_POINTS, calibrate
+from lab.catalogue.observations import published
+from lab.kit.servers import ROOT
+from optimizer.catalogue.calibration import CALIBRATION, Calibration
+from optimizer.catalogue.facts import shipped_facts
 from optimizer.catalogue.roofline import IN_MS, PARTS
 
+SHIPPED = ROOT / "optimizer/catalogue/data/calibration.json"
 
-def main() -> None:
-    calibration = shipped_calibration()
+
+@click.command()
+@click.option("--write", is_flag=True, help="Ship this calibration.")
+def main(write: bool) -> None:
+    """Fit the catalogue's calibration to the published measurements."""
+    calibration = calibrate(shipped_facts(), published())
+    if write:
+        write_whole(SHIPPED, CALIBRATION.dump_json(calibration, indent=1) + b"\n")
     print("What a part of a step takes")
-    for part, value in zip(PARTS, calibration.efficiency.tolist(), strict=True):
+    for part, value in zip(PARTS, calibration.efficiency, strict=True):
         unit = "ms" if part in IN_MS else "times the datasheet's time"
         print(f"  {part:8} {value:6.3f} {unit}")
     _print_left_out(calibration)
@@ -34,7 +48,8 @@ def _print_fits(calibration: Calibration) -> None:
         f"  {'model':15} {'accelerator':12} {'weights':7} points  {'steps':11}  "
         f"{'prompts':11}  residual"
     )
-    for (model, accelerator, precision), fit in calibration.fits.items():
+    for fit in calibration.fits:
+        model, accelerator, precision = fit.key
         print(
             f"  {model:15} {accelerator:12} {precision:7} {fit.num_points:6}  "
             f"{fit.steps:4.2f} ± {fit.steps_error:4.2f}  {fit.prompts:4.2f} ± "

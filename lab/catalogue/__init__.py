@@ -1,0 +1,1 @@
+"""Fits the calibration of the optimizer's catalogue to published measurements."""
