@@ -5,12 +5,16 @@ Each has a prefix of its own, if that is not switched off, so that no prefix cac
 
 from collections.abc import Callable
 from itertools import cycle, islice
+from pathlib import Path
 from random import Random
 
+import yaml
+
 from benchmarking.errors import RowRefused
-from benchmarking.load.prompt_texts import TEXTS
 from benchmarking.load.tokenizers import Tokenizer
 
+# One by default, and others to draw from.
+TEXTS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("prompt_texts.yaml").read_bytes())
 MAX_TRIES = 50
 FILLED_BY_WORDS = 3  # a shorter rest is filled with pieces of one token each
 FILLER_WORDS = ("the", "and", "a", "of", "to", "in", "is", "it", "you", "that", "was", "for", "on")

@@ -18,8 +18,7 @@ from benchmarking.load.generator import LoadJob, LoadResult, Progress, TimedExch
 from benchmarking.load.images import image_url
 from benchmarking.load.own_prompts import own_prompts
 from benchmarking.load.process import run_load
-from benchmarking.load.prompt_texts import TEXTS
-from benchmarking.load.prompts import PromptMaker
+from benchmarking.load.prompts import TEXTS, PromptMaker
 from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.load.targets import Endpoint, Prompt
 from benchmarking.load.tokenizers import SERVER, Tokenizer, tokenizer_for

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarking.errors import InvalidConfig, RowRefused, TargetUnusable
 from benchmarking.load.images import PIXELS, image_url
-from benchmarking.load.prompt_texts import TEXTS
-from benchmarking.load.prompts import PromptMaker
+from benchmarking.load.prompts import TEXTS, PromptMaker
 from benchmarking.load.targets import Endpoint
 from benchmarking.load.tokenizers import SERVER, FileTokenizer, Tokenizer, tokenizer_for
 from benchmarking.records import ImageSize
