@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from common.request_ids import new_request_id, request_id
 from proxy.access.admissions import Admissions
@@ -25,7 +26,7 @@ from proxy.clients.inbound import (
     takes_row,
     target_fault,
 )
-from proxy.clients.model_list import LIST_PATH, MAX_LIST_BYTES, model_of, only_of
+from proxy.clients.model_list import LIST_PATH, MAX_LIST_BYTES, joined, model_of, read_list
 from proxy.clients.origins import check_preflight, cors_headers
 from proxy.clients.relay import Relay
 from proxy.clients.usage import METERED_HEADERS, Usage, UsageMeter, estimated_usage
@@ -42,7 +43,8 @@ from proxy.errors import (
 )
 from proxy.parts import ProxyParts
 from proxy.settings import Settings
-from proxy.upstreams.forward import Forwarder, Reply
+from proxy.upstreams.balancer import Upstream
+from proxy.upstreams.forward import SAFE_METHODS, Forwarder, Reply
 from proxy.upstreams.headers import Identity, client_headers
 from proxy.upstreams.sleepers import Sleepers
 
@@ -52,6 +54,9 @@ log = logging.getLogger(__name__)
 EVENTS_PATH = "/api/event_logging/"
 # Beyond PROXY_REQUESTS, for operators.
 RESERVED_REQUESTS = 16
+# Lists of models that are joined to an upstream's own, and the time that each may take.
+MAX_LISTS = 16
+LIST_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -142,6 +147,8 @@ class Visits:
         if body.is_present:
             await body.read_prefix(self._settings.max_content_length)
         hints = read_hints(head, body)
+        if head.method in SAFE_METHODS:
+            hints = replace(hints, model=model_of(path))
         record.model = hints.model[:128] if hints.model else None
         visit.price, visit.currency = policies.price_of(hints.model), policies.currency
         visit.takes_row = takes_row(head.method, path)
@@ -149,12 +156,15 @@ class Visits:
             route, mark, query = head.target.partition("?")
             head.target = route.rstrip("/") + mark + query  # which not all servers take for one
         request = InboundRequest(head, body, hints, principal.team_id, visit.takes_row)
-        _check_model(request, path, policy)
-        reply = await self.forwarder.open(request, Identity(principal, record.request_id))
+        _check_model(request, policy)
+        identity = Identity(principal, record.request_id)
+        reply = await self.forwarder.open(request, identity)
         try:
             is_list = path == LIST_PATH and (head.method, reply.head.status) == ("GET", 200)
-            if is_list and policy.models is not None:
-                await self._list(visit, reply, policy.models)
+            others = self._parts.balancer.with_other_models(reply.upstream) if is_list else []
+            if others or (is_list and policy.models is not None):
+                more = [self._list_of(request, identity, other) for other in others[:MAX_LISTS]]
+                await self._list(visit, reply, await asyncio.gather(*more), policy.models)
             else:
                 await self._relay(visit, reply)
         finally:
@@ -198,15 +208,35 @@ class Visits:
         else:
             client.end_answer()
 
-    async def _list(self, visit: Visit, reply: Reply, models: Collection[str]) -> None:
-        """Relay a list of models, without those that the team may not use."""
+    async def _list_of(
+        self, request: InboundRequest, identity: Identity, upstream: Upstream
+    ) -> dict[str, Any] | None:
+        """One more list of models; None where it cannot be had, or not soon."""
+        model = next(iter(upstream.spec.models), None)
+        request = replace(request, hints=replace(request.hints, model=model))
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                reply = await self.forwarder.open(request, identity, upstream)
+                try:
+                    return await _read_list(reply) if reply.head.status == 200 else None
+                finally:
+                    reply.close()
+        except (ProxyError, TimeoutError):
+            return None
+
+    async def _list(
+        self,
+        visit: Visit,
+        reply: Reply,
+        more: Iterable[dict[str, Any] | None],
+        models: Collection[str] | None,
+    ) -> None:
+        """Relay a list of models, with those of other upstreams, without those that the team may
+        not use."""
         record, head = visit.record, reply.head
         headers = self._begin(visit, reply) + visit.cors
-        try:
-            answer = await reply.connection.read_whole(MAX_LIST_BYTES)
-            shown = only_of(models, answer or b"", head.get("content-encoding"))
-        except (StreamBroken, ValueError) as error:
-            raise UpstreamBroken(f"{reply.upstream.name}: {error}") from error
+        answers = [await _read_list(reply), *(each for each in more if each is not None)]
+        shown = joined(answers, models)
         record.ttft_ms, record.bytes_out = record.elapsed_ms(), len(shown)
         headers += content_headers("application/json", shown)
         visit.exchange.answer(head.status, headers, shown, head.reason)
@@ -287,12 +317,19 @@ def _usage(visit: Visit) -> Usage | None:
     return estimated_usage(num_prompt_bytes) if has_left and num_prompt_bytes else None
 
 
-def _check_model(request: InboundRequest, path: str, policy: TeamPolicy) -> None:
+async def _read_list(reply: Reply) -> dict[str, Any]:
+    """Raises UpstreamBroken."""
+    try:
+        answer = await reply.connection.read_whole(MAX_LIST_BYTES)
+        return read_list(answer or b"", reply.head.get("content-encoding"))
+    except (StreamBroken, ValueError) as error:
+        raise UpstreamBroken(f"{reply.upstream.name}: {error}") from error
+
+
+def _check_model(request: InboundRequest, policy: TeamPolicy) -> None:
     """A team with a list of models must name one of them, in a body that can be read here."""
     model = request.hints.model
-    if request.head.method in ("GET", "HEAD", "OPTIONS"):
-        model = model_of(path)
-        if model is None:
-            return
+    if model is None and request.head.method in SAFE_METHODS:
+        return
     if policy.models is not None and model not in policy.models:
         raise ModelNotAllowed(request.team_id, model)

@@ -1,7 +1,7 @@
-"""The list of models, as a team may see it that may use some of them only. Pure functions."""
+"""The list of models: of all servers together, as far as a team may use them. Pure functions."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pydantic_core import from_json
@@ -17,22 +17,38 @@ def model_of(path: str) -> str | None:
     return path.removeprefix(f"{LIST_PATH}/") if path.startswith(f"{LIST_PATH}/") else None
 
 
-def only_of(models: Collection[str], answer: bytes, encoding: str) -> bytes:
-    """An upstream's list with no other models in it. Raises ValueError for what is no list."""
+def read_list(answer: bytes, encoding: str) -> dict[str, Any]:
+    """An upstream's list. Raises ValueError for what is none."""
     if encoding.strip().lower() in ENCODINGS:
         answer = b"".join(Inflater().feed(answer))
     fields = from_json(answer)
     if not isinstance(fields, dict):
         raise ValueError("a list of models that is no JSON object")
+    return fields
+
+
+def joined(answers: Sequence[dict[str, Any]], models: Collection[str] | None) -> bytes:
+    """The first list with what the others add, each model once; only those of `models`, if any."""
+    fields = answers[0]
     # llama-server has two of them.
-    lists = {key: value for key, value in fields.items() if isinstance(value, list)}
-    shown = {
-        key: [each for each in listed if _name(each) in models] for key, listed in lists.items()
-    }
+    shown = {key: _named(answers, key, models) for key in fields if isinstance(fields[key], list)}
     if "first_id" in fields:  # Anthropic's
         ids = [_name(each) for each in shown.get("data", ())] or [None]
         fields |= {"first_id": ids[0], "last_id": ids[-1]}
     return json.dumps(fields | shown).encode()
+
+
+def _named(
+    answers: Sequence[dict[str, Any]], key: str, models: Collection[str] | None
+) -> list[Any]:
+    found: dict[str, Any] = {}
+    for answer in answers:
+        listed = answer.get(key)
+        for entry in listed if isinstance(listed, list) else ():
+            name = _name(entry)
+            if name is not None and (models is None or name in models):
+                found.setdefault(name, entry)
+    return list(found.values())
 
 
 def _name(entry: Any) -> str | None:

@@ -182,19 +182,15 @@ class Balancer:
     ) -> Upstream:
         """The upstream for a request, counted as in flight until `finish`.
 
+        What takes no row and names no model that is served may go to any, as all have such routes.
         When all that are ready have been ejected, one of them is tried all the same: an upstream's
         own answer says more than our memory. Raises UpstreamUnreachable when all are excluded,
         UpstreamNotReady when none passes its health checks, and AllRowsBusy when waiting helps.
         """
         with self._lock:
-            serving = [
-                upstream
-                for upstream in self._upstreams
-                if upstream not in excluded
-                and (not upstream.spec.models or hints.model in upstream.spec.models)
-            ]
             if not self._upstreams:
                 raise UpstreamNotReady("no upstream is listed")
+            serving = self._serving(hints, excluded, takes_row=takes_row)
             if not serving:
                 raise UpstreamUnreachable(
                     f"no upstream left for model {hints.model!r} of {len(self._upstreams)}"
@@ -212,16 +208,22 @@ class Balancer:
             return chosen
 
     def is_served(self, hints: RoutingHints) -> bool:
-        return self.has_alternative(hints, frozenset())
+        return self.has_alternative(hints, frozenset(), takes_row=True)
 
-    def has_alternative(self, hints: RoutingHints, excluded: AbstractSet[Upstream]) -> bool:
+    def has_alternative(
+        self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
+    ) -> bool:
         """Whether a usable upstream is left beside `excluded`."""
         with self._lock:
-            return any(
-                self._is_usable(upstream)
-                and (not upstream.spec.models or hints.model in upstream.spec.models)
-                for upstream in set(self._upstreams) - excluded
-            )
+            return any(map(self._is_usable, self._serving(hints, excluded, takes_row=takes_row)))
+
+    def with_other_models(self, upstream: Upstream) -> list[Upstream]:
+        """One usable upstream for each list of models that is not the upstream's own."""
+        with self._lock:
+            usable = [each for each in self._upstreams if self._is_usable(each)]
+        found = {each.spec.models: each for each in usable}
+        found.pop(upstream.spec.models, None)
+        return list(found.values())
 
     def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
         """`had_row`: it was not refused for want of one."""
@@ -302,6 +304,14 @@ class Balancer:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         pool = ConnectionPool(parts.scheme, parts.hostname or "", port, self._connect_timeout_s)
         return Upstream(spec, pool, self._keys)
+
+    def _serving(
+        self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
+    ) -> list[Upstream]:
+        serving = [u for u in self._upstreams if not u.spec.models or hints.model in u.spec.models]
+        if not serving and not takes_row:
+            serving = list(self._upstreams)
+        return [upstream for upstream in serving if upstream not in excluded]
 
     def _is_usable(self, upstream: Upstream) -> bool:
         now_s = self._clock()

@@ -113,26 +113,31 @@ class Forwarder:
         if len(self.room):
             self.room.admit()
 
-    async def open(self, request: InboundRequest, identity: Identity) -> Reply:
-        """As `_open`; once more without the question for usage where that may be refused."""
-        reply = await self._open(request, identity)
+    async def open(
+        self, request: InboundRequest, identity: Identity, only: Upstream | None = None
+    ) -> Reply:
+        """As `_open`; once more without the question for usage where that may be refused. `only`:
+        no other upstream is asked."""
+        reply = await self._open(request, identity, only)
         if not reply.has_asked_usage or reply.head.status not in REFUSALS:
             return reply
         reply.close()
         plain = replace(request, hints=replace(request.hints, may_ask_usage=False))
-        again = await self._open(plain, identity)
+        again = await self._open(plain, identity, only)
         if again.head.status < 300:
             reply.upstream.tells_usage = False
         return again
 
-    async def _open(self, request: InboundRequest, identity: Identity) -> Reply:
+    async def _open(
+        self, request: InboundRequest, identity: Identity, only: Upstream | None
+    ) -> Reply:
         """Send the request and wait for the head of the answer.
 
         Raises UpstreamUnreachable, UpstreamBroken, UpstreamTimeout, UpstreamNotReady, AllRowsBusy,
         ServerStarting, or what the body's connection failed with.
         """
         head = upstream_headers(request.head, identity)
-        tried: set[Upstream] = set()
+        tried = set[Upstream]() if only is None else set(self.balancer.upstreams) - {only}
         unreachable: UpstreamUnreachable | None = None
         is_repeated = False
         self._retries.note_request()
@@ -210,7 +215,10 @@ class Forwarder:
         self, request: InboundRequest, upstream: Upstream, tried: set[Upstream]
     ) -> bool:
         tried.add(upstream)
-        return self.balancer.has_alternative(request.hints, tried) and self._retries.try_spend()
+        return (
+            self.balancer.has_alternative(request.hints, tried, takes_row=request.takes_row)
+            and self._retries.try_spend()
+        )
 
     async def _try(self, upstream: Upstream, request: InboundRequest, fields: Headers) -> Reply:
         """One upstream: finished here on failure, in the reply's `close` otherwise."""

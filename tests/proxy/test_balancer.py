@@ -172,7 +172,31 @@ def test_models_restrict_the_choice(clock: Clock) -> None:
     assert {serve(balancer, str(i), "large") for i in range(20)} == {"b:1"}
     only = make_balancer(clock, specs[0])
     with pytest.raises(UpstreamUnreachable):
-        serve(only, None, "large")
+        only.choose(RoutingHints("large"), takes_row=True)
+
+
+def test_what_is_for_no_served_model_goes_to_any_unless_it_takes_a_row(clock: Clock) -> None:
+    specs = [UpstreamSpec("http://a:1", models=("a",)), UpstreamSpec("http://b:1", models=("b",))]
+    balancer = make_balancer(clock, *specs)
+    a, b = balancer.upstreams
+    assert {serve(balancer, str(i), None) for i in range(20)} == {a.name, b.name}
+    assert {serve(balancer, str(i), "b") for i in range(20)} == {b.name}
+    with pytest.raises(UpstreamUnreachable):
+        balancer.choose(RoutingHints("b"), {b})
+    with pytest.raises(UpstreamUnreachable):
+        balancer.choose(RoutingHints(), takes_row=True)
+
+
+def test_each_list_of_models_has_one_upstream_that_is_usable(clock: Clock) -> None:
+    specs = [
+        UpstreamSpec(f"http://{name}:1", models=tuple(name[0])) for name in ("a", "b1", "b2", "c")
+    ]
+    balancer = make_balancer(clock, *specs, UpstreamSpec("http://any:1"))
+    a, b1, b2, c, any_model = balancer.upstreams
+    assert len(balancer.with_other_models(a)) == 3
+    balancer.report_health(b1, UpstreamHealth.NOT_READY)
+    balancer.report_health(c, UpstreamHealth.NOT_READY)
+    assert balancer.with_other_models(a) == [b2, any_model]
 
 
 def test_new_list_keeps_the_state_of_those_that_stay(clock: Clock) -> None:
