@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Python compiles the modules that are imported, and keeps them. All that the packages have would take
 # a minute of every install.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+INSTALL := $(BIN)/python scripts/install.py
 unexport PYTHONDONTWRITEBYTECODE
 
 # On a machine with a driver of NVIDIA's, `make serve` adds torch. Tests need torch everywhere; as pip finds
@@ -151,31 +151,31 @@ $(VENV)/python.stamp:
 	  { echo "Could not create a virtual environment; on Debian: sudo apt-get install python3-venv"; exit 1; }
 	@touch $@
 
-# While pip replaces itself no other may run.
-$(VENV)/pip.stamp: $(VENV)/python.stamp requirements-pip.txt
-	$(PIP_INSTALL) -r requirements-pip.txt
+# Where there is none for this machine, pip does it all.
+$(VENV)/uv.stamp: $(VENV)/python.stamp requirements-uv.txt
+	-$(BIN)/python -m pip install --quiet --no-compile --only-binary :all: -r requirements-uv.txt
 	@touch $@
 
-$(VENV)/zig.stamp: $(VENV)/pip.stamp requirements-wheels.txt
-	$(PIP_INSTALL) -r requirements-wheels.txt
+$(VENV)/zig.stamp: $(VENV)/uv.stamp requirements-wheels.txt
+	$(INSTALL) -r requirements-wheels.txt
 	@touch $@
 
-$(VENV)/serve.stamp: $(VENV)/pip.stamp pyproject.toml requirements-core.txt requirements-serve.txt \
+$(VENV)/serve.stamp: $(VENV)/uv.stamp pyproject.toml requirements-core.txt requirements-serve.txt \
   requirements-cuda.txt
-	$(PIP_INSTALL) --editable '.[$(SERVE_EXTRAS)]'
+	$(INSTALL) --editable '.[$(SERVE_EXTRAS)]'
 	@touch $@
 
 # A bundle may have a router.
 $(VENV)/router.stamp: $(VENV)/serve.stamp requirements-router.txt
-	$(PIP_INSTALL) -r requirements-router.txt
+	$(INSTALL) -r requirements-router.txt
 	@touch $@
 
 # Only torch is looked for on a further index.
 $(VENV)/dev.stamp: $(VENV)/serve.stamp $(wildcard requirements*.txt)
 	@test -n "$(NVIDIA)$(TORCH_INDEX)" || \
 	  echo "Found no NVIDIA driver. To skip gigabytes of CUDA libraries: make TORCH_INDEX=ADDRESS (docs/install.md)"
-	$(PIP_INSTALL) $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') -r requirements-cuda.txt
-	$(PIP_INSTALL) -r requirements-dev.txt
+	$(INSTALL) $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') -r requirements-cuda.txt
+	$(INSTALL) -r requirements-dev.txt
 	@touch $@
 
 # What tests import, and their asserts: compiled here once, and not by every worker.

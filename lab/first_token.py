@@ -1,12 +1,12 @@
-"""`make first-token`: how long it takes from a clone to the first token, and what is downloaded.
+"""`make first-token`: how long it takes from a clone to the first token, and what is installed.
 
-Does what a new user does, in a scratch folder and with an empty pip cache: clones this repository
-as it is committed, runs `make serve`, and runs the curl line that it prints. Arguments go to make.
+Does what a new user does, in a scratch folder and with empty caches of packages: clones this
+repository as it is committed, runs `make serve`, and runs the curl line that it prints. Arguments
+go to make.
 """
 
 import mmap
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -18,7 +18,6 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
 PORTS = ("SERVICE_PORT", "PROXY_PORT", "PROXY_METRICS_PORT")
-FROM_DISK = re.compile(r"Processing (/\S+\.whl)")
 END_TIMEOUT_S = 60
 MB = 1e6
 
@@ -26,12 +25,12 @@ MB = 1e6
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hearth-first-token-") as name:
         folder = Path(name)
-        clone, cache, log = folder / "hearth", folder / "cache", folder / "pip.log"
+        clone, cache = folder / "hearth", folder / "cache"
         begin = time.time()
         # As a URL, so that git packs what it would send; from a path it links files.
         subprocess.run(["git", "clone", "--quiet", TOP.as_uri(), clone], check=True)
         cloned = time.time()
-        serve = make_serve(clone, {"PIP_CACHE_DIR": str(cache), "PIP_LOG": str(log)})
+        serve = make_serve(clone, {"UV_CACHE_DIR": f"{cache}/uv", "PIP_CACHE_DIR": f"{cache}/pip"})
         try:
             line = curl_line(serve)
             ready = time.time()
@@ -42,16 +41,12 @@ def main() -> int:
         finally:
             os.killpg(serve.pid, signal.SIGTERM)
             serve.wait(END_TIMEOUT_S)
-        wheels = {Path(found) for found in FROM_DISK.findall(log.read_text())}
-        from_disk = [path for path in wheels if path.exists()]
-        cached_mb = size_mb(list(cache.rglob("*")))
         print("| | s |\n|---|---|")
         print(f"| clone | {cloned - begin:.1f} |\n| install | {installed - cloned:.1f} |")
         print(f"| compile the kernels and start | {ready - installed:.1f} |")
         print(f"| first token | {answered - ready:.2f} |\n| total | {answered - begin:.1f} |")
         print(f"\ngit cloned {size_mb(list((clone / '.git').rglob('*'))):.0f} MB", end="")
-        print(f", pip downloaded {cached_mb:.0f} MB", end="")
-        print(f" and read {size_mb(from_disk):.0f} MB from this disk" if from_disk else "", end="")
+        print(f", the caches have {size_mb(list(cache.rglob('*'))):.0f} MB", end="")
         print(f"; .venv has {size_mb(list((clone / '.venv').rglob('*'))):.0f} MB", end="")
         print(f", the API holds {rss_mb:.0f} MB")
     return 0
