@@ -49,6 +49,7 @@ class AuditRecord:
     team_id: str | None = None
     token_id: str | None = None
     model: str | None = None
+    server: str | None = None
     upstream: str | None = None
     status: int = 0
     outcome: Outcome = Outcome.COMPLETE

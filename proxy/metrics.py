@@ -55,6 +55,7 @@ class Metrics(Collector):
         self._balancer = balancer
         self._gauges = gauges
         self._requests: Counter[tuple[str, int, str]] = Counter()  # team, status, outcome
+        self._servers: Counter[tuple[str, int]] = Counter()  # server, status
         self._tokens: Counter[tuple[str, str]] = Counter()  # team, kind
         self._costs: dict[tuple[str, str], float] = {}  # team, currency
         self._bytes: Counter[str] = Counter()
@@ -65,6 +66,8 @@ class Metrics(Collector):
     def record(self, record: AuditRecord) -> None:
         team_id = record.team_id or NO_TEAM
         self._requests[team_id, record.status, record.outcome.value] += 1
+        if record.server is not None:
+            self._servers[record.server, record.status] += 1
         self._bytes["in"] += record.bytes_in
         self._bytes["out"] += record.bytes_out
         if record.prompt_tokens is not None:
@@ -88,6 +91,13 @@ class Metrics(Collector):
         )
         for (team_id, status, outcome), count in self._requests.copy().items():
             requests.add_metric([team_id, str(status), outcome], count)
+        servers = CounterMetricFamily(
+            "hearth_proxy_server_requests",
+            "Requests answered by a server with a name, by status.",
+            labels=["server", "status"],
+        )
+        for (server, status), count in self._servers.copy().items():
+            servers.add_metric([server, str(status)], count)
         tokens = CounterMetricFamily(
             "hearth_proxy_tokens", "Tokens of finished answers.", labels=["team_id", "kind"]
         )
@@ -103,7 +113,7 @@ class Metrics(Collector):
         )
         for direction, count in self._bytes.copy().items():
             relayed.add_metric([direction], count)
-        yield from (requests, tokens, costs, relayed)
+        yield from (requests, servers, tokens, costs, relayed)
         name, text = "hearth_proxy_{}_seconds", "From the request to the "
         yield self._head.family(name.format("head"), text + "upstream's head.")
         yield self._ttft.family(name.format("ttft"), text + "first body byte.")

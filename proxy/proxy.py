@@ -36,6 +36,7 @@ from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.discovery import Discovery, FixedReplicas, ReplicasFile, Specs
 from proxy.upstreams.endpoint_slices import EndpointSlices, Services
 from proxy.upstreams.keys import parse_keys
+from proxy.upstreams.routes import Routes, parse_routes
 from proxy.upstreams.specs import UpstreamSpec, parse_upstreams
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
     files = FileOpener()
     upstreams = files.open(settings.upstreams_file, parse_upstreams)
     keys = files.open(settings.upstream_keys, parse_keys)
+    routes = files.open(settings.routes_file, parse_routes)
     policy = files.open(settings.policy_file, parse_policy)
     revoked = files.open(settings.revoked_tokens_file, parse_revoked)
     jwks = files.open(settings.jwks_file, parse_jwks)
@@ -64,6 +66,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
         max_in_flight=settings.upstream_connections,
         stall_timeout_s=settings.stream_stall_timeout,
         keys=(lambda: keys.value) if keys else dict,
+        routes=(lambda: routes.value) if routes else Routes,
     )
     authenticator = Authenticator(
         settings.jwt_algorithms,
@@ -82,7 +85,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
         limits=limits,
         policy=(lambda: policy.value) if policy else (lambda: no_limits),
         discovery=discovery,
-        refreshers=[file.refresh for file in (keys, policy, revoked, jwks) if file],
+        refreshers=[file.refresh for file in (keys, routes, policy, revoked, jwks) if file],
     )
     return ProxyApp(settings, parts)
 

@@ -46,6 +46,7 @@ class Settings(BaseSettings):
     upstream: str = "http://127.0.0.1:7000"
     upstreams_file: FilePath | None = None
     upstreams_service: str | None = None
+    routes_file: FilePath | None = None
     upstream_keys: FilePath | None = None
     kubernetes_api: str = "https://kubernetes.default.svc"
     kubernetes_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")

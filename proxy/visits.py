@@ -151,6 +151,7 @@ class Visits:
             hints = replace(hints, model=model_of(path))
         record.model = hints.model[:128] if hints.model else None
         visit.price, visit.currency = policies.price_of(hints.model), policies.currency
+        hints = hints.routed(principal.team_id, record.request_id)
         visit.takes_row = takes_row(head.method, path)
         if visit.takes_row or path.startswith(LIST_PATH):
             route, mark, query = head.target.partition("?")
@@ -245,6 +246,7 @@ class Visits:
         """The head of an answer has come. Returns what is ours to add to it."""
         record = visit.record
         record.upstream, record.status = reply.upstream.name, reply.head.status
+        record.server = reply.upstream.spec.server or None
         record.queue_ms = record.elapsed_ms()
         limits = [] if visit.admission is None else visit.admission.headers
         return [("X-Request-Id", record.request_id), *limits]

@@ -4,7 +4,7 @@ import asyncio
 import json
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -23,6 +23,7 @@ GZIP_ONLY = zlib.MAX_WBITS | 16  # zlib's flag for a gzip header
 # The characters of a prompt that decide its replica: long enough to tell system prompts apart,
 # short enough that a growing conversation keeps its place.
 AFFINITY_CHARS = 256
+SESSION = "session:"
 # The native routes name the model in their path.
 MODEL_ROUTES = ("inference", "predictions", "chat")
 # What answers with tokens, and so takes a user row.
@@ -158,6 +159,14 @@ class RoutingHints:
     model: str | None = None
     affinity_key: str | None = None
     may_ask_usage: bool = False  # in the client's stead
+    route_key: str = ""  # decides between the servers of a route
+
+    def routed(self, team_id: str, request_id: str) -> "RoutingHints":
+        """A team's session stays with the server that it has met; without one it is chance."""
+        is_session = (self.affinity_key or "").startswith(SESSION)
+        return replace(
+            self, route_key=f"{team_id}\0{self.affinity_key if is_session else request_id}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +263,7 @@ def _affinity_key(fields: dict[str, Any]) -> str | None:
     """The session, or what a conversation begins with, which stays the same as it grows."""
     session_id = fields.get("session_id")
     if isinstance(session_id, str) and session_id:
-        return f"session:{session_id}"
+        return f"{SESSION}{session_id}"
     for name in ("text", "prompt", "messages", "input"):
         if value := fields.get(name):
             return f"prompt:{_beginning(value)[:AFFINITY_CHARS]}"

@@ -8,12 +8,11 @@ A replica that says in its health check how many user rows it has gets no more g
 than those and a few: the others are told to wait (AllRowsBusy).
 """
 
-import hashlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,6 +22,7 @@ from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, UpstreamNotReady, UpstreamUnreachable
 from proxy.upstreams.connections import ConnectionPool
 from proxy.upstreams.keys import UpstreamKeys
+from proxy.upstreams.routes import Routes, rendezvous, servers_in_turn
 from proxy.upstreams.specs import UpstreamSpec
 
 log = logging.getLogger(__name__)
@@ -132,12 +132,14 @@ class Balancer:
         max_in_flight: int = 4096,
         stall_timeout_s: float = math.inf,
         keys: Callable[[], UpstreamKeys] = dict,
+        routes: Callable[[], Routes] = Routes,
     ) -> None:
         """`max_in_flight` is of each upstream, `stall_timeout_s` of the silence of its streams."""
         self._connect_timeout_s = connect_timeout_s
         self._max_in_flight = max_in_flight
         self._stall_timeout_s = stall_timeout_s
         self._keys = keys
+        self._routes = routes
         self._clock = clock
         self._lock = threading.Lock()
         self._upstreams: tuple[Upstream, ...] = ()
@@ -200,12 +202,12 @@ class Balancer:
             if not candidates:
                 states = (f"{upstream.name} is {upstream.health.value}" for upstream in serving)
                 raise UpstreamNotReady(", ".join(states))
-            free = [upstream for upstream in candidates if self._has_room(upstream, takes_row)]
-            if not free:
-                raise AllRowsBusy(", ".join(f"{u.name} has {u.in_flight}" for u in candidates))
-            chosen = self._pick(free, hints.affinity_key)
-            chosen.in_flight += 1
-            return chosen
+            for group in self._groups(candidates, hints):
+                if free := [each for each in group if self._has_room(each, takes_row)]:
+                    chosen = self._pick(free, hints.affinity_key)
+                    chosen.in_flight += 1
+                    return chosen
+            raise AllRowsBusy(", ".join(f"{u.name} has {u.in_flight}" for u in candidates))
 
     def is_served(self, hints: RoutingHints) -> bool:
         return self.has_alternative(hints, frozenset(), takes_row=True)
@@ -309,9 +311,21 @@ class Balancer:
         self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
     ) -> list[Upstream]:
         serving = [u for u in self._upstreams if not u.spec.models or hints.model in u.spec.models]
+        if backends := self._routes().of(hints.model):
+            servers = {each.server for each in backends}
+            serving = [upstream for upstream in serving if upstream.spec.server in servers]
         if not serving and not takes_row:
             serving = list(self._upstreams)
         return [upstream for upstream in serving if upstream not in excluded]
+
+    def _groups(self, candidates: list[Upstream], hints: RoutingHints) -> Iterator[list[Upstream]]:
+        """In the order in which they are to be asked; by the route, if the model has one."""
+        backends = self._routes().of(hints.model)
+        if not backends:
+            yield candidates
+        present = {upstream.spec.server for upstream in candidates}
+        for server in servers_in_turn(backends, present, hints.route_key):
+            yield [upstream for upstream in candidates if upstream.spec.server == server]
 
     def _is_usable(self, upstream: Upstream) -> bool:
         now_s = self._clock()
@@ -333,7 +347,9 @@ class Balancer:
         least = min(candidates, key=lambda upstream: upstream.load(1))
         if affinity_key is None or len(candidates) == 1:
             return least
-        preferred = max(candidates, key=lambda upstream: _rendezvous(affinity_key, upstream.spec))
+        preferred = max(
+            candidates, key=lambda u: rendezvous(affinity_key, u.spec.url, u.spec.weight)
+        )
         total_weight = sum(upstream.spec.weight for upstream in candidates)
         in_all = sum(upstream.load() * upstream.spec.weight for upstream in candidates)
         mean_load = (in_all + 1) / total_weight
@@ -346,15 +362,3 @@ def _may_answer(upstream: Upstream) -> bool:
     if upstream.health is UpstreamHealth.SILENT:
         return upstream.num_silent_checks < MAX_SILENT_CHECKS
     return upstream.health is UpstreamHealth.READY
-
-
-def _rendezvous(key: str, spec: UpstreamSpec) -> float:
-    """The spec's score for a key; the highest wins, each in proportion to its weight.
-
-    Weighted rendezvous hashing: -weight / ln(hash), the hash uniform in (0, 1).
-    """
-    # JSON may hold half a surrogate pair, which plain UTF-8 has no bytes for.
-    text = f"{spec.url}\0{key}".encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(text, digest_size=8).digest()
-    uniform = (int.from_bytes(digest, "big") + 1) / (2**64 + 2)
-    return -spec.weight / math.log(uniform)

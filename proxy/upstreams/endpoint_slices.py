@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlencode
 
@@ -251,7 +251,10 @@ def _spec(address: str, port: int, labels: dict[str, str]) -> UpstreamSpec:
     model, weight = labels.get(MODEL_LABEL), labels.get(WEIGHT_LABEL, "1")
     try:
         return UpstreamSpec(
-            f"http://{host}:{port}", weight=float(weight), models=(model,) if model else ()
+            f"http://{host}:{port}",
+            weight=float(weight),
+            models=(model,) if model else (),
+            server=labels.get(SERVICE_LABEL, ""),
         )
     except ValueError as error:
         service = labels.get(SERVICE_LABEL)
@@ -262,7 +265,7 @@ def _joined(one: UpstreamSpec, other: UpstreamSpec) -> UpstreamSpec:
     """Joins the specs of a pod in two Services: it takes requests for the models of both."""
     is_for_any = not one.models or not other.models
     models = () if is_for_any else tuple(sorted({*one.models, *other.models}))
-    return UpstreamSpec(one.url, one.weight, one.health_path, models)
+    return replace(one, models=models)
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:

@@ -205,10 +205,13 @@ class Forwarder:
     def _may_be_repeated(
         self, request: InboundRequest, upstream: Upstream, tried: set[Upstream]
     ) -> bool:
-        """Whether another upstream may do what this one may have begun."""
+        """Whether another upstream may do what this one may have begun; none of another server, for
+        which it may have a price."""
         changes_nothing = request.takes_row or request.head.method in SAFE_METHODS
         if not (changes_nothing and request.body.is_complete):
             return False
+        server = upstream.spec.server
+        tried.update(each for each in self.balancer.upstreams if each.spec.server != server)
         return self._may_try_another(request, upstream, tried)
 
     def _may_try_another(

@@ -13,13 +13,14 @@ MAX_ROWS = 65_536
 @dataclass(frozen=True, slots=True)
 class UpstreamSpec:
     """One entry of the upstreams file. Without `models` it takes requests for any model. `rows` are
-    those of a server that does not say how many it has."""
+    those of a server that does not say how many it has. Routes name its `server`."""
 
     url: str
     weight: float = 1.0
     health_path: str = "/ready"
     models: tuple[str, ...] = ()
     rows: int | None = None
+    server: str = ""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -64,7 +65,7 @@ def _parse_entry(entry: object) -> UpstreamSpec:
         return UpstreamSpec(entry)
     if not isinstance(entry, dict) or "url" not in entry:
         raise ValueError(f"upstream {entry!r} has no url")
-    if unknown := set(entry) - {"url", "weight", "health_path", "models", "rows"}:
+    if unknown := set(entry) - {"url", "weight", "health_path", "models", "rows", "server"}:
         raise ValueError(f"upstream {entry['url']}: unknown keys {sorted(map(str, unknown))}")
     models = entry.get("models", ())
     if not isinstance(models, (list, tuple)):
@@ -82,4 +83,5 @@ def _parse_entry(entry: object) -> UpstreamSpec:
         health_path=str(entry.get("health_path", "/ready")),
         models=tuple(map(str, models)),
         rows=rows,
+        server=str(entry.get("server", "")),
     )

@@ -211,11 +211,11 @@ def test_file_with_urls_and_mappings_is_read() -> None:
     text = """
     upstreams:
       - http://a:7000
-      - {url: "https://b/base", weight: 2, health_path: /health, models: [x], rows: 8}
+      - {url: "https://b/base", weight: 2, health_path: /health, models: [x], rows: 8, server: s}
     """
     first, second = parse_upstreams(text)
     assert first == UpstreamSpec("http://a:7000")
-    assert second == UpstreamSpec("https://b/base", 2.0, "/health", ("x",), 8)
+    assert second == UpstreamSpec("https://b/base", 2.0, "/health", ("x",), 8, "s")
     assert (second.netloc, second.base_path) == ("b", "/base")
 
 

@@ -122,7 +122,7 @@ def test_labels_of_the_service_say_model_and_weight() -> None:
     (spec,) = specs_of(
         [EndpointSlice.model_validate(slice_of(endpoint("10.0.0.1"), model="m", weight="0.5"))]
     )
-    assert (spec.models, spec.weight) == (("m",), 0.5)
+    assert (spec.models, spec.weight, spec.server) == (("m",), 0.5, "chat")
 
 
 def test_a_replica_of_two_services_serves_the_models_of_both() -> None:

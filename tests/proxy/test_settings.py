@@ -8,6 +8,7 @@ import pytest
 from proxy.access.policy import parse_policy
 from proxy.errors import StartupError
 from proxy.settings import Settings
+from proxy.upstreams.routes import parse_routes
 from proxy.upstreams.specs import parse_upstreams
 from tests.proxy.support import ROOT
 
@@ -140,5 +141,6 @@ def test_every_variable_is_documented_with_its_default() -> None:
 def test_example_files_are_good() -> None:
     deploy = ROOT / "deploy"
     assert parse_upstreams((deploy / "upstreams.example.yaml").read_text())
+    assert parse_routes((deploy / "routes.example.yaml").read_text()).of("chat")
     policy = parse_policy((deploy / "policy.example.yaml").read_text())
     assert policy.for_team("students").max_concurrent == 1

@@ -1,0 +1,88 @@
+"""Routes: which servers answer requests for a model, in shares and in turn. A YAML file:
+
+    routes:
+      chat:
+        - {server: stable, weight: 95}
+        - {server: canary, weight: 5}
+        - {server: spare, priority: 1}
+
+A server is a name that replicas have in common. Immutable; pure functions.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Collection
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class RouteBackend(BaseModel):
+    """`weight` is its share among those of its `priority`; the lowest priority is asked first."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    server: Annotated[str, Field(min_length=1, max_length=128)]
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    priority: Annotated[int, Field(ge=0, le=9)] = 0
+
+
+class Routes(BaseModel):
+    """The whole file. Models without a route are for any server that has them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    routes: dict[str, Annotated[tuple[RouteBackend, ...], Field(min_length=1, max_length=64)]] = {}
+
+    @model_validator(mode="after")
+    def _check_once(self) -> "Routes":
+        for model, backends in self.routes.items():
+            counts = Counter((each.server, each.priority) for each in backends)
+            (server, priority), count = counts.most_common(1)[0]
+            if count > 1:
+                raise ValueError(
+                    f"routes.{model}: server '{server}' is there {count} times with priority "
+                    f"{priority}; keep one, with a higher weight"
+                )
+        return self
+
+    def of(self, model: str | None) -> tuple[RouteBackend, ...]:
+        return self.routes.get(model or "", ())
+
+
+def parse_routes(text: str) -> Routes:
+    """Raises ValueError that names every faulty entry."""
+    try:
+        return Routes.model_validate(yaml.safe_load(text) or {})
+    except yaml.YAMLError as error:
+        raise ValueError(f"not YAML: {error}") from error
+    except ValidationError as error:
+        places = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise ValueError("; ".join(place.removeprefix(": ") for place in places)) from error
+
+
+def servers_in_turn(
+    backends: Collection[RouteBackend], present: Collection[str], key: str
+) -> list[str]:
+    """One server of each priority, in the order in which they are to be asked: the key's own among
+    those that are present, which has its weight's share of all keys."""
+    chosen = []
+    for priority in sorted({each.priority for each in backends}):
+        peers = [e for e in backends if e.priority == priority and e.server in present]
+        if peers:
+            chosen.append(max(peers, key=lambda e: rendezvous(key, e.server, e.weight)).server)
+    return chosen
+
+
+def rendezvous(key: str, name: str, weight: float) -> float:
+    """The score of a name for a key; the highest wins, each in proportion to its weight.
+
+    Weighted rendezvous hashing: -weight / ln(hash), the hash uniform in (0, 1).
+    """
+    # JSON may hold half a surrogate pair, which plain UTF-8 has no bytes for.
+    text = f"{name}\0{key}".encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    uniform = (int.from_bytes(digest, "big") + 1) / (2**64 + 2)
+    return -weight / math.log(uniform)
