@@ -32,7 +32,7 @@ from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_kubelet import Kubelet
 
 ROOM = 2  # replicas of a CPU each
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 CHAT, WIDE, BROKEN = Group("chat", "core", 8), Group("chat", "core", 9), Group("bad", "core", 8)
 RECIPES = Recipes(
     {

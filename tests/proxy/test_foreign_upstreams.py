@@ -142,17 +142,14 @@ def test_client_that_asks_for_usage_gets_it(foreign: ProxyProcess) -> None:
     assert bill(foreign, reply) == (5, 7, "usage")
 
 
-def test_engine_that_refuses_the_question_is_asked_once(
-    foreign: ProxyProcess, engine: ScriptedUpstream
-) -> None:
-    engine.scripts[CHAT] = strict
-    num_before = len(engine.seen(CHAT))
-    try:
-        replies = [ask(foreign, CHAT) for _ in range(2)]
-    finally:
-        engine.scripts[CHAT] = vllm
+def test_engine_that_refuses_the_question_is_asked_once(tmp_path: Path) -> None:
+    engine = ScriptedUpstream()
+    engine.scripts |= {"/ready": lambda peer: peer.reply(b""), CHAT: strict}
+    with running_proxy(tmp_path, engine.url) as proxy:  # it remembers what this engine refuses
+        replies = [ask(proxy, CHAT) for _ in range(2)]
     assert [reply.content for reply in replies] == [chat_event("x" * 40) + DONE] * 2
-    assert len(engine.seen(CHAT)) - num_before == 3
+    assert len(engine.seen(CHAT)) == 3
+    engine.stop()
 
 
 def test_stream_that_tells_nothing_is_estimated_by_its_text(foreign: ProxyProcess) -> None:
@@ -248,16 +245,14 @@ def test_engine_gets_its_own_key_and_no_credential_of_a_client(
     assert KEY not in foreign.log() + foreign.audit_file.read_text()
 
 
-def test_edited_keys_are_taken_without_a_restart(
-    foreign: ProxyProcess, engine: ScriptedUpstream
-) -> None:
-    path = foreign.audit_file.parent / "keys.yaml"
-    before = path.read_text()
+def test_edited_keys_are_taken_without_a_restart(tmp_path: Path, engine: ScriptedUpstream) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"{engine.url}: {KEY}")
 
     def is_sent() -> bool:
-        requests.get(f"{foreign.url}/edited", headers=bearer(), timeout=DEADLINE_S)
+        requests.get(f"{proxy.url}/edited", headers=bearer(), timeout=DEADLINE_S)
         return engine.seen("/edited")[-1].headers.get("x-api-key") == "sk-new"
 
-    path.write_text(f"{engine.url}: {{x-api-key: sk-new}}")
-    until(is_sent, "the new key")
-    path.write_text(before)
+    with running_proxy(tmp_path, engine.url, UPSTREAM_KEYS=str(path)) as proxy:
+        path.write_text(f"{engine.url}: {{x-api-key: sk-new}}")
+        until(is_sent, "the new key")

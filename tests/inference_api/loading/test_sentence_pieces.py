@@ -96,9 +96,10 @@ def test_vocabulary_and_ends_are_those_of_sentencepiece(model: Path) -> None:
     assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
 
 
-def test_configuration_may_leave_out_bos(model: Path) -> None:
-    (model / "tokenizer_config.json").write_text('{"add_bos_token": false}')
-    tokenizer = load_tokenizer(model, frozenset())
+def test_configuration_may_leave_out_bos(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").symlink_to(model / "tokenizer.model")
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    tokenizer = load_tokenizer(tmp_path, frozenset())
     assert tokenizer.encode("lower") == tokenizer.encode("lower", add_special_tokens=False)
 
 
