@@ -73,10 +73,11 @@ class LocalRunner(ModelRunner):
         """`asked.device` is not auto. Raises StartupError when the model is not supported, or
         cannot have what is asked for."""
         self._folder = model_dir
-        self._whole = whole = checkpoint.load_config(model_dir)
-        self._config = config = asked.part_of(whole)
+        whole = checkpoint.load_config(model_dir)
         self.files = weight_files(model_dir)
         tensors = read_headers(self.files, whole.tensor_names)
+        self._whole = whole = checkpoint.kept(whole, asked, tensors)
+        self._config = config = asked.part_of(whole)
         settled = checkpoint.settled(whole, asked, tensors)
         faults = checkpoint.quantization_faults(settled)
         if faults:

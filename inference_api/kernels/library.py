@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from inference_api.kernels.build import BuildFailed, library_path
 from inference_api.kernels.interface import Floats, data, ffi, floats
-from inference_api.kernels.packing import GROUP, PANEL, Bits, packed_bytes
+from inference_api.kernels.packing import K_BITS, PANEL, Bits, group_inputs, packed_bytes
 
 CACHE_TYPES = {"float32": 0, "float16": 1, "int8": 2}  # keys: values of KV_CACHE_DTYPE
 PORTABLE = "portable"  # the variant without instructions of its own
@@ -52,8 +52,8 @@ class PackedWeight:
     ) -> "PackedWeight":
         """`blocks`: its memory, instead of new. Raises UnusableWeight when the kernels have no such
         shape."""
-        if inputs % GROUP:
-            raise UnusableWeight(f"its {inputs} inputs are no multiple of {GROUP}")
+        if inputs % group_inputs(bits):
+            raise UnusableWeight(f"its {inputs} inputs are no multiple of {group_inputs(bits)}")
         size = packed_bytes(bits, outputs, inputs)
         assert size == _library().hearth_packed_bytes(bits, outputs, inputs)
         if blocks is None:
@@ -134,6 +134,7 @@ class Kernels:
         """
         outputs, inputs = weights.shape
         assert inputs == packed.inputs
+        assert packed.bits not in K_BITS.values()  # nothing is rounded to these
         assert 0 <= first_output <= first_output + outputs <= packed.outputs
         weights = np.ascontiguousarray(weights)
         faulty = self._library.hearth_pack(
@@ -152,7 +153,7 @@ class Kernels:
     def linear(self, x: Floats, weight: PackedWeight, bias: Floats | None = None) -> Floats:
         """`x` [rows, inputs] times the weight, plus bias [outputs]: [rows, outputs].
 
-        For weights of 8 and 4 bits, rows are quantised in groups of 32 to 8 bits. A row's result
+        For weights that are quantised, rows are quantised in groups of 32 to 8 bits. A row's result
         depends on that row alone, bit for bit, and not on the number of threads.
         """
         rows, inputs = x.shape
@@ -226,16 +227,15 @@ class Kernels:
         logits_divisor: float,
         logits_softcap: float,
     ) -> HeadsDescription:
-        """Describes heads for `guess`: `HearthHeads` in `src/interface.h`. Matrices of 8 bits, with
-        biases."""
+        """Describes heads for `guess`: `HearthHeads` in `src/interface.h`. Layers have biases."""
         layers = [first, *later, *((output, None) for output in outputs)]
         linears = [
-            (data(weight.blocks), _optional(bias), weight.outputs, weight.inputs)
+            (data(weight.blocks), _optional(bias), weight.outputs, weight.inputs, weight.bits)
             for weight, bias in layers
         ]
         later_linears = ffi.new("HearthLinear[]", linears[1 : 1 + len(later)])
         output_linears = ffi.new("HearthLinear[]", linears[1 + len(later) :])
-        counts = (num_heads, len(later), len(outputs), num_ranks, outputs[0].bits)
+        counts = (num_heads, len(later), len(outputs), num_ranks)
         scales = (logits_divisor, logits_softcap)
         heads = ffi.new(
             "HearthHeads *", (linears[0], later_linears, output_linears, *counts, *scales)

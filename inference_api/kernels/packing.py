@@ -3,9 +3,13 @@
 from typing import Literal
 
 LAYOUT_VERSION = 1  # version of packed bytes, which files keep: raise it when packing changes
-Bits = Literal[32, 16, 8, 4]  # bits of a weight; 32 and 16 are float32 and bfloat16
+# Form of weights, by the bits of one: 32 and 16 are float32 and bfloat16; K-quants have 100 more.
+Bits = Literal[32, 16, 8, 4, 104]
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # keys are values of QUANTIZATION
 FLOAT_BITS: dict[str, Bits] = {"float32": 32, "bfloat16": 16}
+K_BITS: dict[str, Bits] = {"Q4_K": 104}  # keys are types of GGUF
+K_BYTES: dict[int, int] = {104: 144}  # bytes of a superblock, by its form
+SUPER_GROUP = 256  # inputs of a superblock
 GROUP = 32  # inputs that share a scale
 PANEL = 32  # outputs that are packed together
 SCALE_BYTES = 2
@@ -26,8 +30,15 @@ def cache_slot(element_bytes: int, head_dim: int) -> int:
     return head_dim + (CACHE_SCALE_BYTES if element_bytes == CACHE_BYTES["int8"] else 0)
 
 
+def group_inputs(bits: Bits) -> int:
+    """Returns what the inputs of a packed matrix are a multiple of."""
+    return SUPER_GROUP if bits in K_BYTES else GROUP
+
+
 def packed_bytes(bits: Bits, outputs: int, inputs: int) -> int:
-    """Bytes of a packed matrix [outputs, inputs], where `inputs` is a multiple of GROUP."""
+    """Bytes of a packed matrix [outputs, inputs]."""
     panels = -(-outputs // PANEL)
+    if bits in K_BYTES:
+        return panels * PANEL * (inputs // SUPER_GROUP * K_BYTES[bits])
     scale_bytes = SCALE_BYTES if bits in BITS.values() else 0
     return panels * PANEL * (inputs * bits // 8 + inputs // GROUP * scale_bytes)

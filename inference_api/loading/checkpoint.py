@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inference_api.errors import StartupError
-from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, MAX_HEAD_DIM, Bits
+from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, K_BITS, MAX_HEAD_DIM, Bits
 from inference_api.loading import hardware, hub, tokenizer_files
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.read import read_config
@@ -119,7 +119,6 @@ def _examined(model: str, options: EngineOptions) -> Examined:
     faults += context_faults(config, options.max_seq_len) + quantization_faults(options)
     if options.device == "cuda" or (options.device == "auto" and hardware.may_have_cuda()):
         return faults, None
-    options = settled(config, options, described.tensors)
     faults += cpu_faults(config)
     of_all_rows = footprint_on_cpu(config, options, described.tensors)
     return faults, of_all_rows.within(options.kv_cache_bytes)
@@ -127,7 +126,8 @@ def _examined(model: str, options: EngineOptions) -> Examined:
 
 def footprint_on_cpu(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Footprint:
     """What the model takes of the CPU's memory."""
-    options = options.on("cpu", keeps_bfloat16(config, tensors))
+    options = settled(config, options, tensors).on("cpu", keeps_bfloat16(config, tensors))
+    config = kept(config, options, tensors)
     return Footprint.of(options.part_of(config), options, weight_bits(options))
 
 
@@ -161,12 +161,26 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
 
 
 def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
-    """With what QUANTIZATION=auto means for a checkpoint: int8 where some matrix is quantised and
-    the kernels decode, else none."""
+    """With what QUANTIZATION=auto means for a checkpoint where the kernels decode: none where no
+    matrix is quantised, int8 where they have nothing better, else auto, see `kept`. Elsewhere it is
+    none."""
     if options.quantization != "auto":
         return options
-    is_int8 = options.device != "cuda" and is_quantised(config, tensors)
-    return replace(options, quantization="int8" if is_int8 else "none")
+    if options.device == "cuda" or not is_quantised(config, tensors):
+        return replace(options, quantization="none")
+    is_kept = kept(config, options, tensors).kept_bits
+    return options if is_kept else replace(options, quantization="int8")
+
+
+def kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:
+    """With the matrices that stay as they are under QUANTIZATION=auto: those of which the kernels
+    have the form."""
+    if options.quantization != "auto" or options.device == "cuda":
+        return config
+    names = [part.name for part in matrices(config) if part.name in tensors]
+    kinds = {name: tensors[name].dtype for name in names}
+    bits = {name: K_BITS[kind] for name, kind in kinds.items() if kind in K_BITS}
+    return replace(config, kept_bits=bits)
 
 
 def is_quantised(config: ModelConfig, tensors: Tensors) -> bool:
@@ -250,10 +264,11 @@ def vocabulary_difference(model_dir: Path, draft_dir: Path) -> str | None:
 
 
 def weight_bits(options: EngineOptions) -> Bits:
-    """The form in which the kernels multiply by the weights. `options.dtype` is not auto."""
+    """The form in which the kernels multiply by weights that are not kept as they are. `options`
+    are settled, and their dtype is not auto."""
     if options.quantization == "none":
         return FLOAT_BITS[options.dtype]
-    return BITS[options.quantization]
+    return BITS["int8" if options.quantization == "auto" else options.quantization]
 
 
 def keeps_bfloat16(config: ModelConfig, tensors: Tensors) -> bool:

@@ -1,9 +1,10 @@
 """`ModelConfig`: a decoder's shape, which `families` reads from a config.json."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self
 
-from inference_api.kernels.packing import GROUP
+from inference_api.kernels.packing import GROUP, Bits
 
 DEFAULT_MAX_SEQ_LEN = 2048
 LATENT_NORM_EPS = 1e-6
@@ -168,8 +169,10 @@ class ModelConfig:
     has_ends: bool = True  # embedding, final norm and output head
     family: str = ""  # its name, for people: nothing is decided by it
     quantisation: Quantisation | None = None  # form of a safetensors checkpoint
-    embedding_bits: Literal[8, 4] | None = None
-    """Bits of the blocks that hold the checkpoint's embedding unchanged, if any do."""
+    embedding_bits: Bits | None = None
+    """Form of the blocks that hold the checkpoint's embedding unchanged, if any do."""
+    kept_bits: Mapping[str, Bits] = field(default_factory=dict, hash=False)
+    """Forms of the checkpoint's matrices that stay as they are, by their names there."""
 
     def part(self, layers: LayerRange) -> Self:
         """Returns the config of a process that runs these layers; the first has both ends too."""

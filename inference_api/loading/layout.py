@@ -153,14 +153,16 @@ def parameter_forms(
     """Every parameter that is loaded, by name; a tied head only where it is packed otherwise than
     the embedding.
 
-    Linear maps are packed in `bits` or not at all, routers then as float32. Beside packed ones,
+    Linear maps are packed in `bits`, unless `config.kept_bits` has all their parts in one other
+    form, or not at all, and routers then as float32. Beside packed ones,
     vectors are float32 whatever the dtype is: the kernels read no others; and the embedding is
     packed in as few bits as the checkpoint has it, for nothing of it is to be rounded.
     """
     packed = {} if bits is None else linear_weights(config)
     vector_bytes = dtype_bytes if bits is None else VECTOR_BYTES
     embedding_bits: Bits = config.embedding_bits or _FLOAT_BITS[dtype_bytes]
-    if config.is_head_tied and embedding_bits == bits:
+    head_bits = kept_bits(config, packed[HEAD]) if HEAD in packed else None
+    if config.is_head_tied and embedding_bits == (head_bits or bits):
         packed.pop(HEAD, None)
     forms = {}
     for name, parts in (weight_plan(config) | packed).items():
@@ -171,10 +173,16 @@ def parameter_forms(
         elif name == EMBEDDING and bits is not None:
             forms[name] = TensorForm(shape, embedding_bits, element_bytes=1)
         elif name in packed:
-            forms[name] = TensorForm(shape, bits, element_bytes=1)
+            forms[name] = TensorForm(shape, kept_bits(config, parts) or bits, element_bytes=1)
         else:
             forms[name] = TensorForm(shape, None, vector_bytes if len(shape) == 1 else dtype_bytes)
     return forms
+
+
+def kept_bits(config: ModelConfig, parts: tuple[SourceTensor, ...]) -> Bits | None:
+    """Returns the form in which all parts of a parameter stay as they are, if there is one."""
+    found = {config.kept_bits.get(part.name) for part in parts}
+    return found.pop() if len(found) == 1 else None
 
 
 def weight_bytes(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> int:

@@ -57,8 +57,8 @@ class ModelSettings(BaseModel):
     quantization: Literal["none", "auto", "int8", "int4"] = Field(
         "auto",
         description=(
-            "Weights of linear maps in groups of 32; int8 and int4 on the CPU only; auto: int8 "
-            "where the file's are quantised, else none."
+            "Form of linear maps; int8 and int4 on the CPU only; auto: K-quants as the file has "
+            "them, int8 where it is quantised otherwise, else none."
         ),
     )
     kernels: Annotated[bool, AfterValidator(kernels_alone)] = Field(

@@ -209,6 +209,7 @@ class KernelDecoder:
             "bias": self._optional(bias),
             "outputs": packed.outputs,
             "inputs": packed.inputs,
+            "bits": packed.bits,
         }
 
     def _optional(self, name: str) -> Any:

@@ -17,12 +17,12 @@ constexpr int64_t kMaxRows = 4096;   // of experts at once: bounds the memory
 constexpr float kLeastSum = 1e-20f;  // is on a sum that is divided by: of sigmoids it may be 0
 
 // The matrix of one of the experts that a stack holds.
-HearthLinear of_expert(const HearthModel& model, const HearthLinear& stack, int64_t num_experts,
-                       int64_t expert) {
+HearthLinear of_expert(const HearthLinear& stack, int64_t num_experts, int64_t expert) {
   const int64_t outputs = stack.outputs / num_experts;
-  const int64_t bytes = hearth_packed_bytes(model.bits, outputs, stack.inputs);
+  const int64_t bytes = hearth_packed_bytes(stack.bits, outputs, stack.inputs);
   return {static_cast<const char*>(stack.packed) + expert * bytes,
-          stack.bias == nullptr ? nullptr : stack.bias + expert * outputs, outputs, stack.inputs};
+          stack.bias == nullptr ? nullptr : stack.bias + expert * outputs, outputs, stack.inputs,
+          stack.bits};
 }
 
 // What a token's scores are shares of.
@@ -109,7 +109,6 @@ void Experts::choose(Workers& workers, const HearthModel& model, const HearthLay
   grow(groups_, num_tokens * mixture.groups_per_token);
   LinearCall router = linear_call(model, layer.router, floats_.data(), num_tokens, Finish::kStore,
                                   1.0f, logits_.data());
-  router.bits = Bits::kFloat32;
   workers.multiply(router);
   workers.each_row(num_tokens, [&](int64_t token) {
     float* const preferences = logits_.data() + token * num_experts;  // what experts are chosen by
@@ -188,14 +187,13 @@ void Experts::describe(const HearthModel& model, const HearthLayer& layer, float
     }
     char* const activated = activated_.data() + begin * activated_row;
     LinearCall up =
-        linear_call(model, of_expert(model, layer.up, num_experts, expert),
-                    rows_.data() + begin * row, count, Finish::kActivate, 1.0f, nullptr);
+        linear_call(model, of_expert(layer.up, num_experts, expert), rows_.data() + begin * row,
+                    count, Finish::kActivate, 1.0f, nullptr);
     up.is_gated = model.is_gated != 0;
     up.activated = activated;
     ups_.push_back(up);
-    LinearCall down =
-        linear_call(model, of_expert(model, layer.down, num_experts, expert), activated, count,
-                    Finish::kAdd, model.residual_multiplier, hidden);
+    LinearCall down = linear_call(model, of_expert(layer.down, num_experts, expert), activated,
+                                  count, Finish::kAdd, model.residual_multiplier, hidden);
     down.places = places_.data() + begin;
     down.shares = shares_.data() + begin;
     downs_.push_back(down);

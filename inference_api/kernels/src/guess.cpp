@@ -11,8 +11,9 @@ float silu(float x) { return activated<Scalar>(Activation::kSilu, x); }
 
 }  // namespace
 
-void Guess::multiply(Workers& workers, Bits bits, const HearthLinear& linear, const float* x,
-                     int64_t num_rows, float* out) {
+void Guess::multiply(Workers& workers, const HearthLinear& linear, const float* x, int64_t num_rows,
+                     float* out) {
+  const auto bits = static_cast<Bits>(linear.bits);
   const int64_t num_groups = linear.inputs / kGroup;
   const int64_t row_bytes = num_groups * group_bytes(bits);
   prepared_.resize(static_cast<size_t>(num_rows * row_bytes));
@@ -38,7 +39,7 @@ void Guess::run(Workers& workers, const HearthHeads& heads, const float* hidden,
   const int64_t num_states = heads.num_heads * num_rows;
   states_.resize(static_cast<size_t>(num_states * width));
   inner_.resize(static_cast<size_t>(num_states * width));
-  multiply(workers, Bits::kInt8, heads.first, hidden, num_rows, inner_.data());
+  multiply(workers, heads.first, hidden, num_rows, inner_.data());
   workers.each_row(num_states, [&](int64_t state) {
     const int64_t head = state / num_rows;
     const int64_t row = state % num_rows;
@@ -49,7 +50,7 @@ void Guess::run(Workers& workers, const HearthHeads& heads, const float* hidden,
   });
   for (int64_t later = 0; later < heads.num_later; ++later) {
     float* const states = states_.data() + later % heads.num_heads * num_rows * width;
-    multiply(workers, Bits::kInt8, heads.later[later], states, num_rows, inner_.data());
+    multiply(workers, heads.later[later], states, num_rows, inner_.data());
     for (int64_t i = 0; i < num_rows * width; ++i) {
       states[i] += silu(inner_[static_cast<size_t>(i)]);
     }
@@ -60,8 +61,8 @@ void Guess::run(Workers& workers, const HearthHeads& heads, const float* hidden,
   const int64_t rows_each = num_states / heads.num_outputs;
   for (int64_t output = 0; output < heads.num_outputs; ++output) {
     const int64_t first = output * rows_each;
-    multiply(workers, static_cast<Bits>(heads.output_bits), heads.outputs[output],
-             states_.data() + first * width, rows_each, logits_.data() + first * vocab);
+    multiply(workers, heads.outputs[output], states_.data() + first * width, rows_each,
+             logits_.data() + first * vocab);
   }
   workers.each_row(num_states, [&](int64_t state) {
     const int64_t place = (state % num_rows * heads.num_heads + state / num_rows) * heads.num_ranks;

@@ -18,8 +18,8 @@ class Guess {
            int64_t* tokens, float* probabilities);
 
  private:
-  void multiply(Workers& workers, Bits bits, const HearthLinear& linear, const float* x,
-                int64_t num_rows, float* out);
+  void multiply(Workers& workers, const HearthLinear& linear, const float* x, int64_t num_rows,
+                float* out);
 
   std::vector<float> states_;   // [heads][rows][hidden]
   std::vector<float> inner_;    // [rows][heads * hidden], or one head's [rows][hidden]

@@ -20,6 +20,7 @@ using hearth::Int4Block;
 using hearth::Int8Block;
 using hearth::kGroup;
 using hearth::kPanel;
+using hearth::Q4KBlock;
 using hearth::SourceType;
 
 struct HearthContext {
@@ -66,7 +67,8 @@ constexpr Variant kVariants[] = {
 };
 constexpr int kNumVariants = sizeof(kVariants) / sizeof(kVariants[0]);
 
-int64_t block_bytes(Bits bits) {
+// Bytes of a panel for each group of inputs.
+int64_t panel_group_bytes(Bits bits) {
   switch (bits) {
     case Bits::kFloat32:
       return sizeof(Float32Block);
@@ -74,6 +76,8 @@ int64_t block_bytes(Bits bits) {
       return sizeof(BFloat16Block);
     case Bits::kInt8:
       return sizeof(Int8Block);
+    case Bits::kQ4K:
+      return sizeof(Q4KBlock) / hearth::kSuperGroups;
     default:
       return sizeof(Int4Block);
   }
@@ -100,7 +104,8 @@ HearthContext* hearth_create(int variant, int num_threads) try {
 void hearth_destroy(HearthContext* context) { delete context; }
 
 int64_t hearth_packed_bytes(int bits, int64_t outputs, int64_t inputs) {
-  return hearth::num_panels(outputs) * (inputs / kGroup) * block_bytes(static_cast<Bits>(bits));
+  return hearth::num_panels(outputs) * (inputs / kGroup) *
+         panel_group_bytes(static_cast<Bits>(bits));
 }
 
 int64_t hearth_pack(HearthContext* context, int bits, int type, const void* weights, int64_t first,
@@ -112,7 +117,7 @@ int64_t hearth_pack(HearthContext* context, int bits, int type, const void* weig
   context->workers.pool.run(count, [&](int64_t row) {
     const int64_t output = first + row;
     const auto* from = static_cast<const char*>(weights) + row * inputs * type_bytes(source);
-    auto* to = static_cast<char*>(packed) + output / kPanel * num_groups * block_bytes(kind);
+    auto* to = static_cast<char*>(packed) + output / kPanel * num_groups * panel_group_bytes(kind);
     const auto lane = static_cast<int>(output % kPanel);
     if (!context->workers.kernels.pack_row(kind, source, from, num_groups, lane, to)) {
       faulty = row;

@@ -18,12 +18,13 @@ HEARTH_EXPORT int hearth_is_supported(int variant);
 HEARTH_EXPORT HearthContext* hearth_create(int variant, int num_threads);
 HEARTH_EXPORT void hearth_destroy(HearthContext* context);
 
-// Bytes of a packed matrix [outputs][inputs]; `inputs` is a multiple of 32.
+// Bytes of a packed matrix [outputs][inputs]; `inputs` is a multiple of 32, of K-quants of 256.
+// `bits`: see Bits in kernels.h.
 HEARTH_EXPORT int64_t hearth_packed_bytes(int bits, int64_t outputs, int64_t inputs);
 
-// Packs rows [first, first + count) of a matrix into `packed`, which began as zeros. `type`: 0
-// float32, 1 float16, 2 bfloat16. Returns the index of a row with a weight that is not finite or
-// too large for its scale, or -1.
+// Packs rows [first, first + count) of a matrix into `packed`, which began as zeros, not to
+// K-quants. `type`: 0 float32, 1 float16, 2 bfloat16. Returns the index of a row with a weight that
+// is not finite or too large for its scale, or -1.
 HEARTH_EXPORT int64_t hearth_pack(HearthContext* context, int bits, int type, const void* weights,
                                   int64_t first, int64_t count, int64_t inputs, void* packed);
 
@@ -73,6 +74,7 @@ typedef struct {
   const float* bias;  // [outputs] or null
   int64_t outputs;
   int64_t inputs;
+  int32_t bits;
 } HearthLinear;
 
 typedef struct {
@@ -140,7 +142,7 @@ typedef struct {
   int64_t value_dim;   // of a value's head_dim: the others are zeros, and no inputs of `out`
   int64_t rotary_dim;  // of a head: as many of its first dimensions are turned
   HearthPages pages;
-  int32_t bits;
+  int32_t bits;  // of weights but routers and K-quants: these meet the activations of any quantised
   int32_t embedding_bits;
   int32_t cache_type;
   int32_t norm;
@@ -184,8 +186,8 @@ typedef struct {
 // Writes the keys and values of the tokens and computes the results. 0, or 1 without memory.
 HEARTH_EXPORT int hearth_step(HearthContext* context, const HearthModel* model,
                               const HearthBatch* batch);
-// Heads that guess tokens from a model's hidden state: see engine/medusa.py. Layers are of 8
-// bits, outputs of 4 or 8. A later layer [hidden][hidden] is of head `its number % num_heads`.
+// Heads that guess tokens from a model's hidden state: see engine/medusa.py. A later layer
+// [hidden][hidden] is of head `its number % num_heads`.
 typedef struct {
   HearthLinear first;         // [heads * hidden][hidden]: the first layer of all heads
   const HearthLinear* later;  // [num_later], or null
@@ -195,7 +197,6 @@ typedef struct {
   int64_t num_later;
   int64_t num_outputs;
   int64_t num_ranks;  // of tokens asked for, at most as many as there are
-  int32_t output_bits;
   float logits_divisor;
   float logits_softcap;  // as the model's
 } HearthHeads;

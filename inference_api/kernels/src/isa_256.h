@@ -46,10 +46,15 @@ struct Registers256 {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quads + vector * kLanes));
   }
 
+  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
+  static __m256i field(__m256i bytes, int shift, int mask) {
+    const __m256i shifted =
+        shift < 0 ? _mm256_slli_epi16(bytes, -shift) : _mm256_srli_epi16(bytes, shift);
+    return _mm256_and_si256(shifted, _mm256_set1_epi8(static_cast<char>(mask)));
+  }
+
   static __m256i load_int4(const Int4Block& block, int quad, int vector) {
-    const __m256i pairs = load(block.pairs[quad / 2], vector);
-    const __m256i shifted = quad % 2 == 0 ? pairs : _mm256_srli_epi16(pairs, 4);
-    return _mm256_and_si256(shifted, _mm256_set1_epi8(0x0f));
+    return field(load(block.pairs[quad / 2], vector), quad % 2 * 4, 0x0f);
   }
 };
 
@@ -87,23 +92,35 @@ struct Avx2 : Registers256 {
     static Floats finish(Sums sums, int32_t) { return _mm256_cvtepi32_ps(sums); }
   };
 
-  // All products of a group add up in 16 bits: 8 quads * 2 * 15 * 127 is below 2^15.
-  struct Int4 {
-    using Block = Int4Block;
+  // Values without a sign, of so many bits and with an offset. Products of four bits all add up in
+  // 16: 8 quads * 2 * 15 * 127 is below 2^15.
+  template <int kBits, int kOffset>
+  struct Small {
     using Weights = __m256i;
-    static_assert(kQuads * 2 * 15 * kInt8Max < 1 << 15);
+    static constexpr bool kIsNarrow = kQuads * 2 * ((1 << kBits) - 1) * kInt8Max < 1 << 15;
+    static_assert(2 * ((1 << kBits) - 1) * kInt8Max < 1 << 15);
 
-    static Sums start(int32_t) { return _mm256_setzero_si256(); }
-    static Weights weights(const Block& block, int quad, int vector) {
-      return load_int4(block, quad, vector);
+    static Weights taken(__m256i values) { return values; }
+    static __m256i widened(__m256i products) {
+      return _mm256_madd_epi16(products, _mm256_set1_epi16(1));
     }
+    static Sums start(int32_t) { return _mm256_setzero_si256(); }
     static Sums dot(Sums sums, Weights weights, __m256i quads) {
-      return kept(_mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, quads)));
+      const __m256i products = _mm256_maddubs_epi16(weights, quads);
+      return kept(kIsNarrow ? _mm256_add_epi16(sums, products)
+                            : _mm256_add_epi32(sums, widened(products)));
     }
     static Floats finish(Sums sums, int32_t negative_sum) {
-      const __m256i offset = _mm256_set1_epi32(kInt4Offset * negative_sum);
-      const __m256i products = _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
-      return _mm256_cvtepi32_ps(_mm256_add_epi32(products, offset));
+      const __m256i offset = _mm256_set1_epi32(kOffset * negative_sum);
+      return _mm256_cvtepi32_ps(_mm256_add_epi32(kIsNarrow ? widened(sums) : sums, offset));
+    }
+  };
+
+  struct Int4 : Small<4, kInt4Offset> {
+    using Block = Int4Block;
+
+    static Weights weights(const Block& block, int quad, int vector) {
+      return load_int4(block, quad, vector);
     }
   };
 };
@@ -114,13 +131,13 @@ struct AvxVnni : Registers256 {
   static constexpr int kVectorsOfOneRow = 2;
   static constexpr int kMaxRows = 5;
 
-  // Weights with an offset w + 2^n: the sum starts at minus the offset times the activations' sum.
-  template <int kOffsetBits>
+  // Weights with an offset: the sum starts at minus the offset times the activations' sum.
+  template <int kOffset>
   struct Offset {
     using Weights = __m256i;
 
     static Sums start(int32_t negative_sum) {
-      return _mm256_slli_epi32(_mm256_set1_epi32(negative_sum), kOffsetBits);
+      return _mm256_mullo_epi32(_mm256_set1_epi32(negative_sum), _mm256_set1_epi32(kOffset));
     }
     static Sums dot(Sums sums, Weights weights, __m256i quads) {
       return _mm256_dpbusd_avx_epi32(sums, weights, quads);
@@ -128,7 +145,7 @@ struct AvxVnni : Registers256 {
     static Floats finish(Sums sums, int32_t) { return _mm256_cvtepi32_ps(sums); }
   };
 
-  struct Int8 : Offset<7> {
+  struct Int8 : Offset<kInt8Offset> {
     using Block = Int8Block;
 
     static Weights weights(const Block& block, int quad, int vector) {
@@ -136,12 +153,18 @@ struct AvxVnni : Registers256 {
     }
   };
 
-  struct Int4 : Offset<3> {
+  struct Int4 : Offset<kInt4Offset> {
     using Block = Int4Block;
 
     static Weights weights(const Block& block, int quad, int vector) {
       return load_int4(block, quad, vector);
     }
+  };
+
+  // Values of so many bits with an offset, as registers have them.
+  template <int kBits, int kOffset>
+  struct Small : Offset<kOffset> {
+    static __m256i taken(__m256i values) { return values; }
   };
 };
 #endif

@@ -46,13 +46,20 @@ struct Avx512Vnni {
     return _mm512_loadu_si512(quads + vector * kLanes);
   }
 
-  // Weights with an offset w + 2^n: the sum starts at minus the offset times the activations' sum.
-  template <int kOffsetBits>
+  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
+  static __m512i field(__m512i bytes, int shift, int mask) {
+    const __m512i shifted =
+        shift < 0 ? _mm512_slli_epi16(bytes, -shift) : _mm512_srli_epi16(bytes, shift);
+    return _mm512_and_si512(shifted, _mm512_set1_epi8(static_cast<char>(mask)));
+  }
+
+  // Weights with an offset: the sum starts at minus the offset times the activations' sum.
+  template <int kOffset>
   struct Offset {
     using Weights = __m512i;
 
     static Sums start(int32_t negative_sum) {
-      return _mm512_slli_epi32(_mm512_set1_epi32(negative_sum), kOffsetBits);
+      return _mm512_mullo_epi32(_mm512_set1_epi32(negative_sum), _mm512_set1_epi32(kOffset));
     }
     static Sums dot(Sums sums, Weights weights, __m512i quads) {
       return _mm512_dpbusd_epi32(sums, weights, quads);
@@ -60,24 +67,26 @@ struct Avx512Vnni {
     static Floats finish(Sums sums, int32_t) { return _mm512_cvtepi32_ps(sums); }
   };
 
-  struct Int8 : Offset<7> {
+  struct Int8 : Offset<kInt8Offset> {
     using Block = Int8Block;
-    static_assert(kInt8Offset == 1 << 7);
 
     static __m512i weights(const Block& block, int quad, int vector) {
       return load(block.values[quad], vector);
     }
   };
 
-  struct Int4 : Offset<3> {
+  struct Int4 : Offset<kInt4Offset> {
     using Block = Int4Block;
-    static_assert(kInt4Offset == 1 << 3);
 
     static __m512i weights(const Block& block, int quad, int vector) {
-      const __m512i pairs = load(block.pairs[quad / 2], vector);
-      const __m512i shifted = quad % 2 == 0 ? pairs : _mm512_srli_epi16(pairs, 4);
-      return _mm512_and_si512(shifted, _mm512_set1_epi8(0x0f));
+      return field(load(block.pairs[quad / 2], vector), quad % 2 * 4, 0x0f);
     }
+  };
+
+  // Values of so many bits with an offset, as registers have them.
+  template <int kBits, int kOffset>
+  struct Small : Offset<kOffset> {
+    static __m512i taken(__m512i values) { return values; }
   };
 };
 

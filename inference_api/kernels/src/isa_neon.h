@@ -46,6 +46,12 @@ struct Registers128 {
     return vld1q_u8(quads[vector * kLanes]);
   }
 
+  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
+  static uint8x16_t field(uint8x16_t bytes, int shift, int mask) {
+    const uint8x16_t shifted = vshlq_u8(bytes, vdupq_n_s8(static_cast<int8_t>(-shift)));
+    return vandq_u8(shifted, vdupq_n_u8(static_cast<uint8_t>(mask)));
+  }
+
   static uint8x16_t load_int4(const Int4Block& block, int quad, int vector) {
     const uint8x16_t pairs = load(block.pairs[quad / 2], vector);
     return quad % 2 == 0 ? vandq_u8(pairs, vdupq_n_u8(0x0f)) : vshrq_n_u8(pairs, 4);
@@ -68,23 +74,35 @@ template <class Product>
 struct SignedFormats : Registers128 {
   using Sums = typename Product::Sums;
 
-  template <class WeightBlock>
-  struct Signed {
-    using Block = WeightBlock;
+  struct SignedWeights {
     using Weights = int8x16_t;
 
     static Sums start(int32_t) { return Product::zero(); }
-    static Weights weights(const Block& block, int quad, int vector) {
-      return signed_weights(block, quad, vector);
-    }
     static Sums dot(const Sums& sums, Weights weights, int8x16_t quads) {
       return Product::dot(sums, weights, quads);
     }
     static Floats finish(const Sums& sums, int32_t) { return vcvtq_f32_s32(Product::sum(sums)); }
   };
 
+  template <class WeightBlock>
+  struct Signed : SignedWeights {
+    using Block = WeightBlock;
+
+    static int8x16_t weights(const Block& block, int quad, int vector) {
+      return signed_weights(block, quad, vector);
+    }
+  };
+
   using Int8 = Signed<Int8Block>;
   using Int4 = Signed<Int4Block>;
+
+  // Values of so many bits with an offset, which they lose.
+  template <int kBits, int kOffset>
+  struct Small : SignedWeights {
+    static int8x16_t taken(uint8x16_t values) {
+      return vsubq_s8(vreinterpretq_s8_u8(values), vdupq_n_s8(kOffset));
+    }
+  };
 };
 
 // Two products of bytes add up in 16 bits: 2 * 127 * 127 is below 2^15. Sums are of half a quad.
@@ -120,21 +138,19 @@ using DotProd = SignedFormats<DotProduct>;
 struct I8mm : Registers128 {
   using Sums = int32x4_t;
 
-  // Weights with an offset w + 2^n: the sum starts at minus the offset times the activations' sum.
-  template <int kOffsetBits>
+  // Weights with an offset: the sum starts at minus the offset times the activations' sum.
+  template <int kOffset>
   struct Offset {
     using Weights = uint8x16_t;
 
-    static Sums start(int32_t negative_sum) {
-      return vshlq_n_s32(vdupq_n_s32(negative_sum), kOffsetBits);
-    }
+    static Sums start(int32_t negative_sum) { return vdupq_n_s32(kOffset * negative_sum); }
     static Sums dot(Sums sums, Weights weights, int8x16_t quads) {
       return vusdotq_s32(sums, weights, quads);
     }
     static Floats finish(Sums sums, int32_t) { return vcvtq_f32_s32(sums); }
   };
 
-  struct Int8 : Offset<7> {
+  struct Int8 : Offset<kInt8Offset> {
     using Block = Int8Block;
 
     static Weights weights(const Block& block, int quad, int vector) {
@@ -142,12 +158,18 @@ struct I8mm : Registers128 {
     }
   };
 
-  struct Int4 : Offset<3> {
+  struct Int4 : Offset<kInt4Offset> {
     using Block = Int4Block;
 
     static Weights weights(const Block& block, int quad, int vector) {
       return load_int4(block, quad, vector);
     }
+  };
+
+  // Values of so many bits with an offset, as registers have them.
+  template <int kBits, int kOffset>
+  struct Small : Offset<kOffset> {
+    static uint8x16_t taken(uint8x16_t values) { return values; }
   };
 };
 #endif

@@ -83,10 +83,42 @@ struct Portable {
     return floats;
   }
 
+  struct Bytes {
+    uint8_t lanes[kLanes][kQuad];
+  };
+
+  static Bytes load(const uint8_t (*quads)[kQuad], int vector) {
+    Bytes bytes;
+    std::memcpy(bytes.lanes, quads + vector * kLanes, sizeof bytes.lanes);
+    return bytes;
+  }
+
+  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
+  static Bytes field(Bytes bytes, int shift, int mask) {
+    for (auto& lane : bytes.lanes) {
+      for (uint8_t& byte : lane) {
+        byte = static_cast<uint8_t>((shift < 0 ? byte << -shift : byte >> shift) & mask);
+      }
+    }
+    return bytes;
+  }
+
   static Quad broadcast(const int8_t* quad) { return {{quad[0], quad[1], quad[2], quad[3]}}; }
 
   // Weights lose their offset when they are loaded, so that no sum has to be corrected.
   struct Signed {
+    using Weights = Portable::Weights;
+
+    static Weights without_offset(const Bytes& values, int offset) {
+      Weights weights;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        for (int i = 0; i < kQuad; ++i) {
+          weights.lanes[lane][i] = static_cast<int16_t>(values.lanes[lane][i] - offset);
+        }
+      }
+      return weights;
+    }
+
     static Sums start(int32_t) { return {}; }
 
     static Sums dot(Sums sums, const Weights& weights, const Quad& quad) {
@@ -109,35 +141,25 @@ struct Portable {
 
   struct Int8 : Signed {
     using Block = Int8Block;
-    using Weights = Portable::Weights;
 
     static Weights weights(const Block& block, int quad, int vector) {
-      Weights weights;
-      for (int lane = 0; lane < kLanes; ++lane) {
-        for (int i = 0; i < kQuad; ++i) {
-          const int value = block.values[quad][vector * kLanes + lane][i];
-          weights.lanes[lane][i] = static_cast<int16_t>(value - kInt8Offset);
-        }
-      }
-      return weights;
+      return without_offset(load(block.values[quad], vector), kInt8Offset);
     }
   };
 
   struct Int4 : Signed {
     using Block = Int4Block;
-    using Weights = Portable::Weights;
 
     static Weights weights(const Block& block, int quad, int vector) {
-      Weights weights;
-      const int shift = quad % 2 == 0 ? 0 : 4;
-      for (int lane = 0; lane < kLanes; ++lane) {
-        for (int i = 0; i < kQuad; ++i) {
-          const int pair = block.pairs[quad / 2][vector * kLanes + lane][i];
-          weights.lanes[lane][i] = static_cast<int16_t>((pair >> shift & 0x0f) - kInt4Offset);
-        }
-      }
-      return weights;
+      return without_offset(field(load(block.pairs[quad / 2], vector), quad % 2 * 4, 0x0f),
+                            kInt4Offset);
     }
+  };
+
+  // Values of so many bits with an offset, which they lose.
+  template <int kBits, int kOffset>
+  struct Small : Signed {
+    static Weights taken(const Bytes& values) { return without_offset(values, kOffset); }
   };
 };
 

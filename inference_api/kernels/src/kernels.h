@@ -13,8 +13,8 @@
 
 namespace hearth {
 
-// The form of weights, by the bits of a value.
-enum class Bits : int { kFloat32 = 32, kBFloat16 = 16, kInt8 = 8, kInt4 = 4 };
+// The form of weights, by the bits of a value; of K-quants by a hundred more.
+enum class Bits : int { kFloat32 = 32, kBFloat16 = 16, kInt8 = 8, kInt4 = 4, kQ4K = 104 };
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 // The form of cached keys and values. kInt8: behind its bytes every vector has, as a float, what
@@ -134,7 +134,10 @@ struct AttentionTask {
 
 namespace {
 
-constexpr bool is_quantised(Bits bits) { return bits == Bits::kInt8 || bits == Bits::kInt4; }
+constexpr bool is_quantised(Bits bits) { return bits != Bits::kFloat32 && bits != Bits::kBFloat16; }
+
+// Whether instructions that multiply whole tiles take such weights.
+constexpr bool meets_tiles(Bits bits) { return bits == Bits::kInt8 || bits == Bits::kInt4; }
 
 // Bytes of a group of activations that meets such weights.
 constexpr int64_t group_bytes(Bits bits) {

@@ -31,9 +31,11 @@ constexpr int kInt4Max = 7;
 struct ActivationGroup;
 struct FloatGroup;
 
-// `Group`: what a block's weights meet.
+// `Group`: what a block's weights meet. kInputs: of a block, in kScales groups.
 struct Int8Block {
   using Group = ActivationGroup;
+  static constexpr int kInputs = kGroup;
+  static constexpr int kScales = 1;
   uint8_t values[kQuads][kPanel][kQuad];
   uint16_t scales[kPanel];  // IEEE half precision
 };
@@ -41,23 +43,55 @@ struct Int8Block {
 // Quads 2 i and 2 i + 1 share the bytes of pairs[i]: the even one has the low halves.
 struct Int4Block {
   using Group = ActivationGroup;
+  static constexpr int kInputs = kGroup;
+  static constexpr int kScales = 1;
   uint8_t pairs[kQuads / 2][kPanel][kQuad];
   uint16_t scales[kPanel];  // IEEE half precision
 };
 
+// The K-quants of llama.cpp's files, in as many bytes as there: a weight is scale * value -
+// minimum. Scales and minima of a group are small integers times two halves of a superblock of 256
+// inputs.
+constexpr int kSuperInputs = 256;
+constexpr int kSuperGroups = kSuperInputs / kGroup;
+
+// Integers of six bits for each group: the low four of a scale share a byte with those of the
+// minimum, and the high two of both with those of the next group.
+struct GroupScales {
+  uint16_t scale_units[kPanel];    // IEEE half precision
+  uint16_t minimum_units[kPanel];  // IEEE half precision
+  uint8_t low[kSuperGroups][kPanel];
+  uint8_t high[kSuperGroups / 2][kPanel];
+};
+
+struct Q4KBlock {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kSuperInputs;
+  static constexpr int kScales = kSuperGroups;
+  struct Values {
+    uint8_t pairs[kQuads / 2][kPanel][kQuad];  // as in Int4Block
+  };
+  GroupScales scales;
+  Values groups[kSuperGroups];
+};
+static_assert(sizeof(Q4KBlock) == kPanel * 144);
+
 // Weights as they are: nothing is lost, whatever their exponents.
 struct Float32Block {
   using Group = FloatGroup;
+  static constexpr int kInputs = kGroup;
   float values[kGroup][kPanel];
 };
 
 struct BFloat16Block {
   using Group = FloatGroup;
+  static constexpr int kInputs = kGroup;
   uint16_t values[kGroup][kPanel];
 };
 
 constexpr int kCacheLine = 64;
 static_assert(sizeof(Int8Block) % kCacheLine == 0 && sizeof(Int4Block) % kCacheLine == 0);
+static_assert(sizeof(Q4KBlock) % kCacheLine == 0);
 static_assert(sizeof(Float32Block) % kCacheLine == 0 && sizeof(BFloat16Block) % kCacheLine == 0);
 
 // One group of one row of activations, for weights that are not quantised.

@@ -1,6 +1,6 @@
 // The matrix product, for any instruction set. `Isa` brings registers, and formats Isa::Int8 and
-// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed; formats of weights
-// that are not quantised are below.
+// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed; those of K-quants are
+// in k_quants.h, and formats of weights that are not quantised below.
 //
 // A row's result depends on that row alone: the sums of a group are integers, exact in any order,
 // and groups are added in their order whatever the number of rows in the tile. Products of floats
@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "activation.h"
+#include "k_quants.h"
 #include "kernels.h"
 #include "quantise.h"
 
@@ -44,10 +45,78 @@ struct BFloat16 {
 template <class Format>
 using Group = typename Format::Block::Group;
 
+// Groups of activations that a block meets, and bytes of it for each.
+template <class Block>
+constexpr int kBlockGroups = Block::kInputs / kGroup;
+template <class Block>
+constexpr size_t kGroupBytes = sizeof(Block) / kBlockGroups<Block>;
+
 // Rows of a tile.
 template <class Isa, class Format>
 constexpr int kMaxRows =
     std::is_same_v<Group<Format>, FloatGroup> ? Isa::kMaxFloatRows : Isa::kMaxRows;
+
+// Sums of products: of vectors of a panel, for each row.
+template <class Isa, int kVectors, int kRows>
+using TileSums = typename Isa::Sums[kVectors][kRows];
+
+// The products of a group of weights and of activations `x`, which rows have num_groups apart, from
+// vector `first` on.
+template <class Isa, class Format, int kVectors, int kRows, class Values>
+inline __attribute__((always_inline)) void multiply_group(const Values& values, int first,
+                                                          const ActivationGroup* x,
+                                                          int64_t num_groups,
+                                                          TileSums<Isa, kVectors, kRows>& sums) {
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+    const auto start = Format::start(x[row * num_groups].negative_sum);
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      sums[vector][row] = start;
+    }
+  }
+#pragma GCC unroll 8
+  for (int quad = 0; quad < kQuads; ++quad) {
+    typename Format::Weights weights[kVectors];
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      weights[vector] = Format::weights(values, quad, first + vector);
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const auto quads = Isa::broadcast(x[row * num_groups].values + quad * kQuad);
+#pragma GCC unroll 4
+      for (int vector = 0; vector < kVectors; ++vector) {
+        sums[vector][row] = Format::dot(sums[vector][row], weights[vector], quads);
+      }
+    }
+  }
+}
+
+// Adds a vector of sums to its totals.
+template <class Isa, class Format, int kRows>
+inline __attribute__((always_inline)) void add_scaled(
+    const Scales<Isa, typename Format::Block>& scales, int group, int vector,
+    const ActivationGroup* x, int64_t num_groups, const typename Isa::Sums (&sums)[kRows],
+    typename Isa::Floats (&totals)[kRows]) {
+  const auto weight_scales = scales.scales(group, vector);
+#pragma GCC unroll 8
+  for (int row = 0; row < kRows; ++row) {
+    const ActivationGroup& activations = x[row * num_groups];
+    const auto sum = Format::finish(sums[row], activations.negative_sum);
+    totals[row] =
+        Isa::multiply_add(sum, Isa::multiply(weight_scales, activations.scale), totals[row]);
+  }
+  if constexpr (Scales<Isa, typename Format::Block>::kHasMinima) {
+    const auto minima = scales.minima(group, vector);
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const ActivationGroup& activations = x[row * num_groups];
+      const float negative = activations.scale * static_cast<float>(activations.negative_sum);
+      totals[row] = Isa::multiply_add(minima, Isa::set(negative), totals[row]);
+    }
+  }
+}
 
 // `kRows` rows of activations times one panel; with every group, kLines lines of `fetched`. The
 // loops over rows and vectors must be unrolled, or the sums would not stay in registers; check the
@@ -56,6 +125,7 @@ constexpr int kMaxRows =
 template <class Isa, class Format, int kRows, int kLines>
 void multiply_tile(const typename Format::Block* blocks, const char* fetched, int64_t num_groups,
                    const ActivationGroup* rows, float (*out)[kPanel]) {
+  using Block = typename Format::Block;
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
   // Of the panel that are worked on together.
   constexpr int kVectors = kRows == 1 ? Isa::kVectorsOfOneRow : Isa::kVectors;
@@ -65,49 +135,24 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched, in
       total = Isa::zero();
     }
   }
-  for (int64_t group = 0; group < num_groups; ++group) {
-    const typename Format::Block& block = blocks[group];
-    const ActivationGroup* x = rows + group;
-    prefetch<kLines>(fetched + group * kLines * kCacheLine);
+  for (int64_t begin = 0; begin < num_groups; begin += kBlockGroups<Block>, ++blocks) {
+    const Scales<Isa, Block> scales(*blocks);
+#pragma GCC unroll 1
+    for (int group = 0; group < kBlockGroups<Block>; ++group) {
+      const ActivationGroup* x = rows + begin + group;
+      prefetch<kLines>(fetched + (begin + group) * kLines * kCacheLine);
 #pragma GCC unroll 1  // registers suffice for one turn only…
-    for (int first = 0; first < kPanelVectors; first += kVectors) {
-      if (kVectors < kPanelVectors) {  // …and not for keeping activations from turn to turn
-        __atomic_signal_fence(__ATOMIC_SEQ_CST);
-      }
-      typename Isa::Sums sums[kVectors][kRows];
-#pragma GCC unroll 8
-      for (int row = 0; row < kRows; ++row) {
-        const auto start = Format::start(x[row * num_groups].negative_sum);
+      for (int first = 0; first < kPanelVectors; first += kVectors) {
+        if (kVectors < kPanelVectors) {  // …and not for keeping activations from turn to turn
+          __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        }
+        TileSums<Isa, kVectors, kRows> sums;
+        multiply_group<Isa, Format, kVectors, kRows>(values_of(*blocks, group), first, x,
+                                                     num_groups, sums);
 #pragma GCC unroll 4
         for (int vector = 0; vector < kVectors; ++vector) {
-          sums[vector][row] = start;
-        }
-      }
-#pragma GCC unroll 8
-      for (int quad = 0; quad < kQuads; ++quad) {
-        typename Format::Weights weights[kVectors];
-#pragma GCC unroll 4
-        for (int vector = 0; vector < kVectors; ++vector) {
-          weights[vector] = Format::weights(block, quad, first + vector);
-        }
-#pragma GCC unroll 8
-        for (int row = 0; row < kRows; ++row) {
-          const auto quads = Isa::broadcast(x[row * num_groups].values + quad * kQuad);
-#pragma GCC unroll 4
-          for (int vector = 0; vector < kVectors; ++vector) {
-            sums[vector][row] = Format::dot(sums[vector][row], weights[vector], quads);
-          }
-        }
-      }
-#pragma GCC unroll 4
-      for (int vector = 0; vector < kVectors; ++vector) {
-        const auto scales = Isa::halves(block.scales + (first + vector) * Isa::kLanes);
-#pragma GCC unroll 8
-        for (int row = 0; row < kRows; ++row) {
-          const ActivationGroup& activations = x[row * num_groups];
-          auto& total = totals[first + vector][row];
-          const auto sum = Format::finish(sums[vector][row], activations.negative_sum);
-          total = Isa::multiply_add(sum, Isa::multiply(scales, activations.scale), total);
+          add_scaled<Isa, Format, kRows>(scales, group, first + vector, x, num_groups, sums[vector],
+                                         totals[first + vector]);
         }
       }
     }
@@ -193,7 +238,7 @@ Tile<Format> tile_for(int64_t num_rows) {
 template <class Block>
 const Block* panel_blocks(const LinearCall& call, int64_t panel, int part) {
   return static_cast<const Block*>(call.blocks) +
-         (panel + part * num_panels(call)) * call.num_groups;
+         (panel + part * num_panels(call)) * (call.num_groups / kBlockGroups<Block>);
 }
 
 inline void add_bias(const LinearCall& call, int64_t panel, float* result) {
@@ -250,14 +295,14 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
 template <class Format>
 constexpr int kAheadBytes = std::is_same_v<Group<Format>, FloatGroup> ? 8192 : 2304;
 
-constexpr int share_lines(size_t block_bytes, int64_t shares) {
-  return static_cast<int>((block_bytes / kCacheLine + shares - 1) / shares);
+constexpr int share_lines(size_t group_bytes, int64_t shares) {
+  return static_cast<int>((group_bytes / kCacheLine + shares - 1) / shares);
 }
 
 // A tile for `num_rows` rows that fetches one of so many shares of a panel, or nothing for 0.
 template <class Isa, class Format>
 Tile<Format> tile_for(int64_t num_rows, int64_t shares) {
-  constexpr size_t kBytes = sizeof(typename Format::Block);
+  constexpr size_t kBytes = kGroupBytes<typename Format::Block>;
   switch (shares) {
     case 0:
       return tile_for<Isa, Format, 0>(num_rows);
@@ -278,7 +323,8 @@ void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
   const int num_parts = call.is_gated ? 2 : 1;
   const int64_t num_tiles = (call.num_rows + kMax - 1) / kMax;
   const int64_t shares = num_tiles < 2 ? 1 : num_tiles < 4 ? 2 : 4;
-  const int64_t share_bytes = call.num_groups * share_lines(sizeof(Block), shares) * kCacheLine;
+  const int64_t share_bytes =
+      call.num_groups * share_lines(kGroupBytes<Block>, shares) * kCacheLine;
   alignas(kCacheLine) float results[2][kMax][kPanel];
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     const int64_t first = call.num_rows * tile / num_tiles;
@@ -289,7 +335,7 @@ void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
     const auto multiply = tile_for<Isa, Format>(count, fetches ? shares : 0);
     for (int part = 0; part < num_parts; ++part) {
       const auto* blocks = panel_blocks<Block>(call, panel, part);
-      const Block* later = is_single ? blocks : blocks + call.num_groups;
+      const Block* later = is_single ? blocks : blocks + call.num_groups / kBlockGroups<Block>;
       const int64_t offset = is_single ? kAheadBytes<Format> : tile * share_bytes;
       multiply(blocks, reinterpret_cast<const char*>(later) + offset, call.num_groups, rows,
                results[part]);
@@ -313,6 +359,9 @@ void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
         break;
       case Bits::kInt8:
         multiply_panel<Isa, Simd, typename Isa::Int8>(call, panel, is_last);
+        break;
+      case Bits::kQ4K:
+        multiply_panel<Isa, Simd, Q4K<Isa>>(call, panel, is_last);
         break;
       default:
         multiply_panel<Isa, Simd, typename Isa::Int4>(call, panel, is_last);

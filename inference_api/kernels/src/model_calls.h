@@ -22,7 +22,7 @@ inline NormCall norm_call(const HearthModel& model, const HearthNorm& norm) {
 inline LinearCall linear_call(const HearthModel& model, const HearthLinear& linear,
                               const void* rows, int64_t num_rows, Finish finish, float factor,
                               float* out) {
-  return {bits(model),
+  return {static_cast<Bits>(linear.bits),
           linear.packed,
           linear.bias,
           linear.outputs,

@@ -21,6 +21,9 @@ constexpr int kThreads = 3;
 constexpr int kFloat32 = 0;
 constexpr int kInt8Cache = 2;
 constexpr int64_t kPageTokens = 32;
+constexpr int kFirstK = 100;  // bits of K-quants
+constexpr int kQ4K = 104;
+constexpr int64_t kSuperInputs = 256;
 
 int num_failures = 0;
 
@@ -36,15 +39,41 @@ void expect(bool is_true, const char* what, int variant) {
   }
 }
 
+// Random superblocks of a K-quant; what their scales are multiples of is in front and about 2^-10.
+std::vector<uint8_t> random_superblocks(int64_t size, int64_t block_bytes, int64_t num_units) {
+  static std::mt19937 generator(2);  // NOLINT(bugprone-random-generator-seed): alike in every run
+  std::vector<uint8_t> blocks(static_cast<size_t>(size));
+  for (uint8_t& byte : blocks) {
+    byte = static_cast<uint8_t>(generator());
+  }
+  for (int64_t block = 0; block < size; block += block_bytes) {
+    for (int64_t unit = 0; unit < num_units; ++unit) {
+      const auto half = static_cast<uint16_t>(0x1400 | (generator() & 0x3ff));
+      std::memcpy(blocks.data() + block + unit * 2, &half, sizeof half);
+    }
+  }
+  return blocks;
+}
+
+std::vector<uint8_t> random_packed(HearthContext* context, int bits, int64_t outputs,
+                                   int64_t inputs) {
+  const int64_t size = hearth_packed_bytes(bits, outputs, inputs);
+  if (bits == kQ4K) {
+    return random_superblocks(size, hearth_packed_bytes(bits, 1, kSuperInputs), 64);
+  }
+  const std::vector<float> weights = random_floats(outputs * inputs);
+  std::vector<uint8_t> packed(static_cast<size_t>(size));
+  hearth_pack(context, bits, kFloat32, weights.data(), 0, outputs, inputs, packed.data());
+  return packed;
+}
+
 // The largest difference of the kernel's product from that of the unpacked weights.
 double linear_error(HearthContext* context, int bits, int64_t rows, int64_t outputs, int64_t inputs,
                     bool has_bias) {
-  const std::vector<float> weights = random_floats(outputs * inputs);
+  const std::vector<uint8_t> packed = random_packed(context, bits, outputs, inputs);
   const std::vector<float> x = random_floats(rows * inputs);
   const std::vector<float> bias = random_floats(outputs);
-  std::vector<uint8_t> packed(static_cast<size_t>(hearth_packed_bytes(bits, outputs, inputs)));
-  hearth_pack(context, bits, kFloat32, weights.data(), 0, outputs, inputs, packed.data());
-  std::vector<float> unpacked(weights.size());
+  std::vector<float> unpacked(static_cast<size_t>(outputs * inputs));
   hearth_unpack(bits, packed.data(), outputs, inputs, unpacked.data());
   std::vector<float> out(static_cast<size_t>(rows * outputs));
   hearth_linear(context, bits, packed.data(), has_bias ? bias.data() : nullptr, x.data(), rows,
@@ -65,10 +94,11 @@ double linear_error(HearthContext* context, int bits, int64_t rows, int64_t outp
 }
 
 void run_linear(HearthContext* context, int variant) {
-  for (const int bits : {32, 16, 8, 4}) {
+  for (const int bits : {32, 16, 8, 4, kQ4K}) {
     for (const int64_t rows : {1, 2, 5, 6, 7, 13, 32, 41}) {
       for (const int64_t outputs : {1, 31, 33, 290}) {
-        for (const int64_t inputs : {32, 96, 1056}) {
+        for (const int64_t groups : {1, 3, 33}) {
+          const int64_t inputs = bits < kFirstK ? groups * 32 : (1 + groups % 4) * kSuperInputs;
           const double error = linear_error(context, bits, rows, outputs, inputs, rows % 2 == 0);
           expect(error < 0.1, "a product is wrong", variant);
         }
@@ -315,7 +345,7 @@ struct Model {
     packs.emplace_back(static_cast<size_t>(hearth_packed_bytes(bits, outputs, inputs)));
     const float* weights = floats(outputs * inputs);
     hearth_pack(context, bits, kFloat32, weights, 0, outputs, inputs, packs.back().data());
-    return {packs.back().data(), bits == 8 ? floats(outputs) : nullptr, outputs, inputs};
+    return {packs.back().data(), bits == 8 ? floats(outputs) : nullptr, outputs, inputs, bits};
   }
 
   HearthModel description = {};
@@ -489,8 +519,8 @@ struct Heads {
     for (int64_t output = 0; output < num_outputs; ++output) {
       outputs.push_back(make(context, vocab, false));
     }
-    description = {first, later.data(), outputs.data(), kHeads, kHeads, num_outputs, num_ranks,
-                   8,     kDivisor};
+    description = {first,  later.data(), outputs.data(), kHeads,
+                   kHeads, num_outputs,  num_ranks,      kDivisor};
   }
 
   HearthLinear make(HearthContext* context, int64_t rows, bool has_bias) {
@@ -502,7 +532,7 @@ struct Heads {
     packs.emplace_back(static_cast<size_t>(hearth_packed_bytes(8, rows, kWidth)));
     hearth_pack(context, 8, kFloat32, weights.data(), 0, rows, kWidth, packs.back().data());
     memory.push_back(random_floats(rows));
-    return {packs.back().data(), has_bias ? memory.back().data() : nullptr, rows, kWidth};
+    return {packs.back().data(), has_bias ? memory.back().data() : nullptr, rows, kWidth, 8};
   }
 
   // A linear map of one state, by the unpacked weights.

@@ -2,24 +2,25 @@
 #pragma once
 
 #include "half.h"
+#include "k_quants.h"
 #include "kernels.h"
 
 namespace hearth {
 namespace {
 
-inline void unpack_group(const Float32Block& block, int64_t lane, float* weights) {
+inline void unpack_block(const Float32Block& block, int64_t lane, float* weights) {
   for (int i = 0; i < kGroup; ++i) {
     weights[i] = block.values[i][lane];
   }
 }
 
-inline void unpack_group(const BFloat16Block& block, int64_t lane, float* weights) {
+inline void unpack_block(const BFloat16Block& block, int64_t lane, float* weights) {
   for (int i = 0; i < kGroup; ++i) {
     weights[i] = bfloat16_to_float(block.values[i][lane]);
   }
 }
 
-inline void unpack_group(const Int8Block& block, int64_t lane, float* weights) {
+inline void unpack_block(const Int8Block& block, int64_t lane, float* weights) {
   const float scale = half_to_float(block.scales[lane]);
   for (int i = 0; i < kGroup; ++i) {
     const int value = block.values[i / kQuad][lane][i % kQuad] - kInt8Offset;
@@ -27,7 +28,7 @@ inline void unpack_group(const Int8Block& block, int64_t lane, float* weights) {
   }
 }
 
-inline void unpack_group(const Int4Block& block, int64_t lane, float* weights) {
+inline void unpack_block(const Int4Block& block, int64_t lane, float* weights) {
   const float scale = half_to_float(block.scales[lane]);
   for (int i = 0; i < kGroup; ++i) {
     const int quad = i / kQuad;
@@ -37,11 +38,24 @@ inline void unpack_group(const Int4Block& block, int64_t lane, float* weights) {
   }
 }
 
+inline void unpack_block(const Q4KBlock& block, int64_t lane, float* weights) {
+  for (int i = 0; i < kSuperInputs; ++i) {
+    const int group = i / kGroup;
+    const float scale = half_to_float(block.scales.scale_units[lane]) *
+                        static_cast<float>(scale_of(block.scales, group, lane));
+    const float minimum = half_to_float(block.scales.minimum_units[lane]) *
+                          static_cast<float>(minimum_of(block.scales, group, lane));
+    const int value = value_of(block.groups[group], lane, i % kGroup);
+    weights[i] = static_cast<float>(value) * scale - minimum;
+  }
+}
+
 template <class Block>
 void unpack_row(const void* packed, int64_t num_groups, int64_t output, float* weights) {
-  const auto* blocks = static_cast<const Block*>(packed) + output / kPanel * num_groups;
-  for (int64_t group = 0; group < num_groups; ++group) {
-    unpack_group(blocks[group], output % kPanel, weights + group * kGroup);
+  const int64_t num_blocks = num_groups * kGroup / Block::kInputs;
+  const auto* blocks = static_cast<const Block*>(packed) + output / kPanel * num_blocks;
+  for (int64_t index = 0; index < num_blocks; ++index) {
+    unpack_block(blocks[index], output % kPanel, weights + index * Block::kInputs);
   }
 }
 
@@ -55,6 +69,8 @@ inline void unpack_row(Bits bits, const void* packed, int64_t num_groups, int64_
       return unpack_row<BFloat16Block>(packed, num_groups, output, weights);
     case Bits::kInt8:
       return unpack_row<Int8Block>(packed, num_groups, output, weights);
+    case Bits::kQ4K:
+      return unpack_row<Q4KBlock>(packed, num_groups, output, weights);
     default:
       return unpack_row<Int4Block>(packed, num_groups, output, weights);
   }

@@ -87,7 +87,7 @@ void Workers::multiply_in_order(std::vector<LinearCall>& calls) {
 // Rows of tiles that the kernels want a call's rows as; none where they want the rows.
 int64_t Workers::wanted_tiles(const LinearCall& call) const {
   const bool is_wanted = kernels.fill_tiles != nullptr && call.num_rows >= kernels.min_tile_rows &&
-                         is_quantised(call.bits);
+                         meets_tiles(call.bits);
   return is_wanted ? num_tiles(call.num_rows) : 0;
 }
 

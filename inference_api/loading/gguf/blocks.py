@@ -1,7 +1,8 @@
 """Tensors of GGUF files: to numbers, and where the formats allow, straight to the kernels' blocks.
 
 Q8_0, Q4_0, IQ4_NL and MXFP4 are groups of 32 with one scale, which is what the kernels have too:
-such weights move without being rounded again, to int4 those of Q4_0 alone.
+such weights move without being rounded again, to int4 those of Q4_0 alone. K-quants have blocks of
+their own: see `k_quants`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight, UnusableWeight
-from inference_api.kernels.packing import GROUP
-from inference_api.loading.numbers import Numbers
+from inference_api.kernels.packing import GROUP, K_BITS
+from inference_api.loading.gguf.k_quants import write_superblocks
+from inference_api.loading.numbers import Numbers, Pack
 from inference_api.loading.packing.blocks import (
     INT4_OFFSET,
     INT8_VALUES,
@@ -71,6 +73,13 @@ class GgufTensor(BlockTensor):
             numbers = gguf.quants.dequantize(rows, self.kind)
             _check_finite(numbers)
             yield first, np.asarray(numbers, np.float32)
+
+    def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
+        """See `BlockTensor`."""
+        if packed.bits in K_BITS.values():
+            write_superblocks(self.kind, self.data, packed, first_output)
+        else:
+            BlockTensor.pack_into(self, pack, packed, first_output)
 
     def _fits(self, packed: PackedWeight) -> bool:
         match self.kind:

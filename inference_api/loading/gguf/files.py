@@ -9,18 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
 
 from inference_api.errors import StartupError
+from inference_api.kernels.packing import K_BITS, Bits
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
 from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, halves_of
 from inference_api.loading.layout import StoredTensor, Tensors, shown, weight_plan
+from inference_api.loading.numbers import FLOATS
 from inference_api.loading.stacks import of_expert
 
 SUFFIX = ".gguf"
@@ -30,11 +32,7 @@ MAX_ENTRIES = 100_000  # entries of metadata, and as many tensors
 ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 EMBEDDING = "token_embd.weight"
 # Bits of the kernels' blocks that hold what these types store, unchanged; see `gguf.blocks`.
-BLOCK_BITS: Mapping[GGMLQuantizationType, Literal[8, 4]] = {
-    GGMLQuantizationType.Q8_0: 8,
-    GGMLQuantizationType.IQ4_NL: 8,
-    GGMLQuantizationType.Q4_0: 4,
-}
+BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, "IQ4_NL": 8, "Q4_0": 4, **K_BITS}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
 MAX_PARTS = 65_535  # parts of a model; their number has 16 bits
@@ -239,7 +237,7 @@ def _config(
         faults = [fault.replace("config.json", path.name) for fault in error.faults]
         raise StartupError(faults) from None
     embedding = tensors.get(EMBEDDING)
-    bits = None if embedding is None else BLOCK_BITS.get(embedding.tensor_type)
+    bits = None if embedding is None else BLOCK_BITS.get(embedding.tensor_type.name)
     return replace(config, embedding_bits=bits)
 
 
@@ -326,7 +324,9 @@ def _single(name: str, tensor: ReaderTensor) -> ReaderTensor:
 def _stored(halves: Halves) -> StoredTensor:
     num_heads, value_dim, rank = _shape(halves.values)
     unturned = int(halves.keys.shape[0])
-    return StoredTensor((num_heads * (unturned + value_dim), rank), halves.values.tensor_type.name)
+    kind = halves.values.tensor_type.name
+    dtype = kind if kind in FLOATS else f"{kind} in halves"  # their groups are not its groups
+    return StoredTensor((num_heads * (unturned + value_dim), rank), dtype)
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:

@@ -1,0 +1,117 @@
+"""K-quants are the numbers of their files, and so are products with them."""
+
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference_api.kernels.library import (
+    Kernels,
+    PackedWeight,
+    UnusableWeight,
+    supported_variants,
+)
+from inference_api.kernels.packing import K_BITS, LAYOUT_VERSION, SUPER_GROUP
+from tests.inference_api.kernels.test_linear import bound, linear, random, unpacked
+from tests.inference_api.superblocks import UNITS, drawn, numbers, packed
+
+PACKED = {  # of each layout's version: files keep packed bytes
+    (1, "Q4_K"): "8717b18529f22b65d6dbda6130c714f8e66b27ec611b61fe437e57035606fb7e",
+}
+
+
+@pytest.mark.parametrize("kind", K_BITS)
+def test_weights_are_the_numbers_of_the_file(kind: str) -> None:
+    data = drawn(kind, 300, 3 * SUPER_GROUP)
+    weight = packed(kind, data, first_output=5)
+    assert np.array_equal(weight.unpack()[5:], numbers(kind, data))
+
+
+@pytest.mark.parametrize("kind", K_BITS)
+def test_weights_take_the_bytes_of_the_file(kind: str) -> None:
+    data = drawn(kind, 64, 2 * SUPER_GROUP)
+    assert packed(kind, data).blocks.nbytes == data.nbytes
+
+
+@pytest.mark.parametrize("kind", K_BITS)
+def test_packed_bytes_are_those_of_the_version(kind: str) -> None:
+    data = drawn(kind, 70, 2 * SUPER_GROUP)
+    found = sha256(packed(kind, data).blocks.tobytes()).hexdigest()
+    assert found == PACKED[LAYOUT_VERSION, kind]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    kind=st.sampled_from(list(K_BITS)),
+    rows=st.integers(1, 65),
+    outputs=st.integers(1, 100),
+    blocks=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+)
+def test_products_are_those_of_the_numbers(
+    kernels: Kernels, kind: str, rows: int, outputs: int, blocks: int, seed: int
+) -> None:
+    weight = packed(kind, drawn(kind, outputs, blocks * SUPER_GROUP, seed))
+    x, bias = random(rows, weight.inputs, seed=seed), random(outputs, seed=seed + 1)
+    weights = unpacked(weight)
+    meant = x.double() @ weights.double().T + bias
+    error = (linear(kernels, x, weight, bias).double() - meant).abs()
+    assert (error <= bound(x, weights) + 1e-5 * (meant.abs() + bias.abs() + 1)).all()
+
+
+@pytest.mark.parametrize("kind", K_BITS)
+def test_a_row_is_the_same_in_any_company_and_on_any_number_of_threads(
+    kernels: Kernels, kind: str
+) -> None:
+    weight = packed(kind, drawn(kind, 130, 4 * SUPER_GROUP))
+    x = random(41, weight.inputs)
+    x[7] *= 1e6
+    alone = torch.cat([linear(kernels, row, weight) for row in x.split(1)])
+    single = Kernels(1, kernels.variant)
+    for rows in range(1, 42):
+        assert torch.equal(linear(kernels, x[-rows:], weight), alone[-rows:])
+        assert torch.equal(linear(single, x[:rows], weight), alone[:rows])
+
+
+@pytest.mark.parametrize("kind", K_BITS)
+def test_variants_agree(kind: str) -> None:
+    weight = packed(kind, drawn(kind, 70, 3 * SUPER_GROUP))
+    x = random(70, weight.inputs)
+    variants = [Kernels(1, name) for name in supported_variants()]
+    results = [linear(each, x, weight) for each in variants]
+    for variant, result in zip(variants, results, strict=True):
+        if variant.variant == "portable":  # without fused multiply-add
+            torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-4)
+        else:
+            assert torch.equal(result, results[0])
+
+
+@pytest.mark.parametrize("kind", K_BITS)
+def test_an_activation_that_is_not_finite_spoils_its_own_row_only(
+    kernels: Kernels, kind: str
+) -> None:
+    weight = packed(kind, drawn(kind, 40, SUPER_GROUP))
+    x = random(6, SUPER_GROUP)
+    clean = linear(kernels, x, weight)
+    x[2, 40] = torch.nan
+    result = linear(kernels, x, weight)
+    assert result[2].isnan().all()
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(result[others], clean[others])
+
+
+@pytest.mark.parametrize("kind", K_BITS)
+def test_a_scale_that_is_not_finite_is_refused(kind: str) -> None:
+    data = drawn(kind, 40, SUPER_GROUP)
+    data[33, UNITS[kind]] = 0xFF
+    with pytest.raises(UnusableWeight, match="not finite"):
+        packed(kind, data)
+
+
+@pytest.mark.parametrize("kind", K_BITS)
+def test_inputs_that_do_not_fill_a_superblock_are_refused(kind: str) -> None:
+    with pytest.raises(UnusableWeight, match="96 inputs are no multiple of 256"):
+        PackedWeight.empty(K_BITS[kind], 4, 96)

@@ -1,0 +1,144 @@
+"""Under QUANTIZATION=auto matrices stay as a GGUF file has them, where the kernels can."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.kernels.library import Kernels
+from inference_api.kernels.packing import K_BITS
+from inference_api.loading import checkpoint
+from inference_api.loading.config import LayerRange, ModelConfig
+from inference_api.loading.files import read_headers
+from inference_api.loading.layout import linear_weights, weight_bytes
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.folder import PackedFolder
+from inference_api.loading.weights import Packing, Parameters, load_parameters
+from inference_api.runner import RowStep, place_own_pages
+from lab.models.gguf_file import make_gguf
+from lab.models.random_model import SHAPES, make_random_model
+from tests.inference_api.engine.steps import ANY_DRAW
+from tests.inference_api.loading.test_gguf import stored_numbers
+from tests.inference_api.superblocks import with_superblocks
+
+PROMPT = [5, 17, 250, 9, 33, 4]
+SHAPE = replace(SHAPES["tiny"], hidden=256, ffn=512)
+OPTIONS = EngineOptions(device="cpu", max_rows=1, max_seq_len=64, quantization="auto")
+MATRICES = ("_q", "_k", "_v", "_output", "_gate", "_up", "_down", "token_embd", "output")
+
+
+def in_all(kind: str) -> dict[str, str]:
+    return dict.fromkeys(MATRICES, kind)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain")
+    make_random_model(SHAPE, folder / "model")
+    make_gguf(folder / "model", folder / "model.gguf", "Q8_0")
+    return folder / "model.gguf"
+
+
+def config_of(file: Path, quantization: str = "auto") -> ModelConfig:
+    config = checkpoint.load_config(file)
+    tensors = read_headers([file], config.tensor_names)
+    return checkpoint.kept(config, replace(OPTIONS, quantization=quantization), tensors)
+
+
+def parameters(file: Path, quantization: str = "auto") -> Parameters:
+    config = config_of(file, quantization)
+    return load_parameters([file], config, "float32", Packing(Kernels(1), 8))
+
+
+def logits(file: Path, quantization: str = "auto", packed: PackedFolder | None = None) -> Tensor:
+    """Of the token after PROMPT."""
+    runner = KernelRunner(file, replace(OPTIONS, quantization=quantization), packed=packed)
+    runner.load()
+    place_own_pages(runner)
+    return torch.from_numpy(runner.decoder.forward([prompt()]).logits.copy())
+
+
+def prompt() -> RowStep:
+    return RowStep(0, 0, PROMPT, (ANY_DRAW,))
+
+
+@pytest.mark.parametrize("kind", K_BITS)
+def test_matrices_stay_as_the_file_has_them(kind: str, plain: Path, tmp_path: Path) -> None:
+    file = with_superblocks(plain, tmp_path / "model.gguf", in_all(kind))
+    packed = parameters(file).packed
+    for name, parts in linear_weights(config_of(file)).items():
+        assert packed[name].bits == K_BITS[kind]
+        assert np.array_equal(packed[name].unpack(), stored_numbers(file, parts))
+
+
+@pytest.mark.parametrize("kind", K_BITS)
+def test_answers_are_nearly_those_of_the_numbers_as_floats(
+    kind: str, plain: Path, tmp_path: Path
+) -> None:
+    file = with_superblocks(plain, tmp_path / "model.gguf", in_all(kind))
+    meant = logits(file, "none")
+    assert (logits(file) - meant).norm() < 0.05 * meant.norm()
+
+
+def test_weights_take_no_more_memory_than_their_file(plain: Path, tmp_path: Path) -> None:
+    for kind in K_BITS:
+        file = with_superblocks(plain, tmp_path / "model.gguf", in_all(kind))
+        assert weight_bytes(config_of(file), 4, 8) <= file.stat().st_size
+
+
+def test_memory_is_counted_as_it_is_taken(plain: Path, tmp_path: Path) -> None:
+    file = with_superblocks(plain, tmp_path / "model.gguf", in_all("Q4_K"))
+    runner = KernelRunner(file, OPTIONS)
+    described = checkpoint.describe(str(file))
+    assert described.config is not None
+    planned = checkpoint.footprint_on_cpu(described.config, OPTIONS, described.tensors)
+    taken = sum(each.blocks.nbytes for each in parameters(file).packed.values())
+    assert taken <= planned.weights_bytes == runner.footprint.weights_bytes < 1.01 * taken
+
+
+def test_packed_files_hold_them(plain: Path, tmp_path: Path) -> None:
+    file = with_superblocks(plain, tmp_path / "model.gguf", in_all("Q4_K"))
+    packed = PackedFolder(tmp_path / "packed")
+    whole = logits(file)
+    assert torch.equal(logits(file, packed=packed), whole)
+    assert torch.equal(logits(file, packed=packed), whole)  # mapped this time
+    assert not torch.equal(logits(file, "int8", packed), whole)
+
+
+def test_ranks_share_them(plain: Path, tmp_path: Path) -> None:
+    file = with_superblocks(plain, tmp_path / "model.gguf", in_all("Q4_K"))
+    ranks = [
+        KernelRunner(file, OPTIONS.with_layers(layers))
+        for layers in (LayerRange(0, 1), LayerRange(1, 2))
+    ]
+    for rank in ranks:
+        rank.load()
+        place_own_pages(rank)
+    first, second = (rank.decoder for rank in ranks)
+    assert isinstance(first, KernelDecoder)
+    assert isinstance(second, KernelDecoder)
+    assert ranks[0].agreement == ranks[1].agreement
+    after = second.layers([prompt()], first.layers([prompt()]))
+    assert torch.equal(torch.from_numpy(first.head([prompt()], after).logits), logits(file))
+
+
+def test_int8_rounds_them_when_asked(plain: Path, tmp_path: Path) -> None:
+    file = with_superblocks(plain, tmp_path / "model.gguf", in_all("Q4_K"))
+    packed = parameters(file, "int8").packed
+    assert {packed[name].bits for name in linear_weights(config_of(file))} == {8}
+    assert KernelRunner(file, replace(OPTIONS, quantization="int8")).facts.quantization == "int8"
+    assert KernelRunner(file, OPTIONS).facts.quantization == "auto"
+
+
+def test_a_parameter_of_unlike_parts_is_int8(plain: Path, tmp_path: Path) -> None:
+    kinds = {"_q": "Q4_K", "_k": "Q4_K", "_down": "Q4_K"}  # values stay Q8_0
+    file = with_superblocks(plain, tmp_path / "model.gguf", kinds)
+    packed = parameters(file).packed
+    bits = {name: packed[f"layers.0.{name}.weight"].bits for name in ("qkv", "out", "up", "down")}
+    assert bits == {"qkv": 8, "out": 8, "up": 8, "down": 104}
+    assert KernelRunner(plain, OPTIONS).facts.quantization == "int8"

@@ -1,0 +1,55 @@
+"""Random K-quants, drawn as a file has them: whatever the bytes are, they stand for numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from inference_api.kernels.library import PackedWeight
+from inference_api.kernels.packing import K_BITS
+from inference_api.loading.gguf.k_quants import write_superblocks
+from tests.inference_api.loading.gguf_copies import rewritten
+
+UNITS = {"Q4_K": slice(0, 4)}  # the bytes that are half precision
+
+
+def drawn(kind: str, rows: int, inputs: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Bytes [rows, …] of weights of about 0.2."""
+    generator = np.random.default_rng(seed)
+    block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    data = generator.integers(0, 256, (rows, inputs // block, block_bytes), np.uint8)
+    units = data[..., UNITS[kind]]
+    sizes = generator.uniform(0.0003, 0.0006, (*units.shape[:2], units.shape[2] // 2))
+    data[..., UNITS[kind]] = sizes.astype(np.float16).view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+def numbers(kind: str, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """What the bytes stand for, by the package that defines them."""
+    return np.asarray(gguf.quants.dequantize(data, GGMLQuantizationType[kind]), np.float32)
+
+
+def packed(kind: str, data: NDArray[np.uint8], first_output: int = 0) -> PackedWeight:
+    """As the kernels have them, behind `first_output` outputs of zeros."""
+    block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    inputs = data.shape[1] // block_bytes * block
+    weight = PackedWeight.empty(K_BITS[kind], first_output + len(data), inputs)
+    write_superblocks(GGMLQuantizationType[kind], data, weight, first_output)
+    return weight
+
+
+def with_superblocks(source: Path, target: Path, kinds: dict[str, str]) -> Path:
+    """A copy of a GGUF file in which matrices are drawn, of the kind that the first fitting ending
+    of their names has."""
+
+    def draw(tensors: dict[str, Any]) -> None:
+        for index, name in enumerate(sorted(tensors)):
+            kind = next((kinds[end] for end in kinds if name.endswith(f"{end}.weight")), None)
+            if kind is not None:
+                rows, inputs = tensors[name][0].shape
+                tensors[name] = (drawn(kind, rows, inputs, index), GGMLQuantizationType[kind])
+
+    return rewritten(source, target, tensors=draw)
