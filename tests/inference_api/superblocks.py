@@ -13,11 +13,15 @@ from inference_api.kernels.packing import K_BITS
 from inference_api.loading.gguf.k_quants import write_superblocks
 from tests.inference_api.loading.gguf_copies import rewritten
 
-UNITS = {"Q4_K": slice(0, 4)}  # the bytes that are half precision
+UNITS = {
+    "Q4_K": slice(0, 4),
+    "Q5_K": slice(0, 4),
+    "Q6_K": slice(208, 210),
+}  # the bytes that are half precision
 
 
 def drawn(kind: str, rows: int, inputs: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Bytes [rows, …] of weights of about 0.2."""
+    """Bytes [rows, …] of weights below 1."""
     generator = np.random.default_rng(seed)
     block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     data = generator.integers(0, 256, (rows, inputs // block, block_bytes), np.uint8)

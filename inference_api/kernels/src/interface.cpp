@@ -21,6 +21,8 @@ using hearth::Int8Block;
 using hearth::kGroup;
 using hearth::kPanel;
 using hearth::Q4KBlock;
+using hearth::Q5KBlock;
+using hearth::Q6KBlock;
 using hearth::SourceType;
 
 struct HearthContext {
@@ -78,6 +80,10 @@ int64_t panel_group_bytes(Bits bits) {
       return sizeof(Int8Block);
     case Bits::kQ4K:
       return sizeof(Q4KBlock) / hearth::kSuperGroups;
+    case Bits::kQ5K:
+      return sizeof(Q5KBlock) / hearth::kSuperGroups;
+    case Bits::kQ6K:
+      return sizeof(Q6KBlock) / hearth::kSuperGroups;
     default:
       return sizeof(Int4Block);
   }

@@ -16,6 +16,7 @@ namespace {
 struct Registers256 {
   using Floats = __m256;
   using Sums = __m256i;
+  using Bytes = __m256i;
   static constexpr int kLanes = 8;
   static constexpr int kFloatVectors = 2;
   static constexpr int kMaxFloatRows = 6;
@@ -45,6 +46,8 @@ struct Registers256 {
   static __m256i load(const uint8_t (*quads)[kQuad], int vector) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quads + vector * kLanes));
   }
+
+  static __m256i joined(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 
   // (byte >> shift) & mask, of every byte; a negative shift is to the left.
   static __m256i field(__m256i bytes, int shift, int mask) {

@@ -13,6 +13,7 @@ namespace {
 struct Avx512Vnni {
   using Floats = __m512;
   using Sums = __m512i;
+  using Bytes = __m512i;
   static constexpr int kLanes = 16;
   static constexpr int kVectors = 2;
   static constexpr int kVectorsOfOneRow = 2;
@@ -45,6 +46,8 @@ struct Avx512Vnni {
   static __m512i load(const uint8_t (*quads)[kQuad], int vector) {
     return _mm512_loadu_si512(quads + vector * kLanes);
   }
+
+  static __m512i joined(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 
   // (byte >> shift) & mask, of every byte; a negative shift is to the left.
   static __m512i field(__m512i bytes, int shift, int mask) {

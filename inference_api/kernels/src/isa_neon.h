@@ -14,6 +14,7 @@ namespace {
 
 struct Registers128 {
   using Floats = float32x4_t;
+  using Bytes = uint8x16_t;
   static constexpr int kLanes = 4;
   static constexpr int kVectors = 2;
   static constexpr int kVectorsOfOneRow = 4;
@@ -45,6 +46,8 @@ struct Registers128 {
   static uint8x16_t load(const uint8_t (*quads)[kQuad], int vector) {
     return vld1q_u8(quads[vector * kLanes]);
   }
+
+  static uint8x16_t joined(uint8x16_t a, uint8x16_t b) { return vorrq_u8(a, b); }
 
   // (byte >> shift) & mask, of every byte; a negative shift is to the left.
   static uint8x16_t field(uint8x16_t bytes, int shift, int mask) {

@@ -93,6 +93,15 @@ struct Portable {
     return bytes;
   }
 
+  static Bytes joined(Bytes a, const Bytes& b) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int i = 0; i < kQuad; ++i) {
+        a.lanes[lane][i] |= b.lanes[lane][i];
+      }
+    }
+    return a;
+  }
+
   // (byte >> shift) & mask, of every byte; a negative shift is to the left.
   static Bytes field(Bytes bytes, int shift, int mask) {
     for (auto& lane : bytes.lanes) {

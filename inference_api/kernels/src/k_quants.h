@@ -1,4 +1,5 @@
-// The numbers of K-quants: how layout.h packs them, for any instruction set.
+// K-quants: how layout.h packs their numbers, and the formats by which products read them, for any
+// instruction set.
 #pragma once
 
 #include "half.h"
@@ -22,9 +23,24 @@ inline int minimum_of(const GroupScales& scales, int group, int64_t lane) {
   return scales.low[group][lane] >> kLowBits | (high & kHighMask) << kLowBits;
 }
 
-inline int value_of(const Q4KBlock::Values& values, int64_t lane, int i) {
+template <class Values>
+int low_bits_of(const Values& values, int64_t lane, int i) {
   const int quad = i / kQuad;
-  return values.pairs[quad / 2][lane][i % kQuad] >> (quad % 2 * 4) & 0xf;
+  return values.pairs[quad / 2][lane][i % kQuad] >> (quad % 2 * kLowBits) & kLowMask;
+}
+
+inline int value_of(const Q4KBlock::Values& values, int64_t lane, int i) {
+  return low_bits_of(values, lane, i);
+}
+
+inline int value_of(const Q5KBlock::Values& values, int64_t lane, int i) {
+  const int high = values.high[lane][i % kQuad] >> (i / kQuad) & 1;
+  return low_bits_of(values, lane, i) | high << kLowBits;
+}
+
+inline int value_of(const Q6KBlock::Values& values, int64_t lane, int i) {
+  const int high = values.high[lane][i % kQuad] >> (i / kQuad * kHighBits) & kHighMask;
+  return (low_bits_of(values, lane, i) | high << kLowBits) - kQ6KOffset;
 }
 
 // What a group's sums are multiplied by, of formats with one group to a block.
@@ -81,6 +97,35 @@ struct Scales<Isa, Q4KBlock> : SuperScales<Isa> {
   explicit Scales(const Q4KBlock& block) : SuperScales<Isa>(block.scales) {}
 };
 
+template <class Isa>
+struct Scales<Isa, Q5KBlock> : SuperScales<Isa> {
+  explicit Scales(const Q5KBlock& block) : SuperScales<Isa>(block.scales) {}
+};
+
+template <class Isa>
+struct Scales<Isa, Q6KBlock> {
+  static constexpr bool kHasMinima = false;
+
+  explicit Scales(const Q6KBlock& block) {
+    float units[kPanel];
+    for (int lane = 0; lane < kPanel; lane += Isa::kLanes) {
+      Isa::store(units + lane, Isa::halves(block.scale_units + lane));
+    }
+    for (int group = 0; group < Q6KBlock::kScales; ++group) {
+      for (int lane = 0; lane < kPanel; ++lane) {
+        scales_[group][lane] = units[lane] * static_cast<float>(block.scales[group][lane]);
+      }
+    }
+  }
+
+  typename Isa::Floats scales(int group, int vector) const {
+    return Isa::load(scales_[group] + vector * Isa::kLanes);
+  }
+
+ private:
+  float scales_[Q6KBlock::kScales][kPanel];
+};
+
 // The values of a group of a block.
 template <class Block>
 const auto& values_of(const Block& block, int group) {
@@ -91,14 +136,40 @@ const auto& values_of(const Block& block, int group) {
   }
 }
 
-// Formats as `Isa` multiplies them: see linear.h. Values have no sign and up to so many bits.
+// Formats as `Isa` multiplies them: see linear.h.
+template <class Isa, class Values>
+typename Isa::Bytes low_bits(const Values& values, int quad, int vector) {
+  return Isa::field(Isa::load(values.pairs[quad / 2], vector), quad % 2 * kLowBits, kLowMask);
+}
+
 template <class Isa>
 struct Q4K : Isa::template Small<4, 0> {
   using Block = Q4KBlock;
 
   static auto weights(const Q4KBlock::Values& values, int quad, int vector) {
-    return Isa::template Small<4, 0>::taken(
-        Isa::field(Isa::load(values.pairs[quad / 2], vector), quad % 2 * 4, 0x0f));
+    return Isa::template Small<4, 0>::taken(low_bits<Isa>(values, quad, vector));
+  }
+};
+
+template <class Isa>
+struct Q5K : Isa::template Small<5, 0> {
+  using Block = Q5KBlock;
+
+  static auto weights(const Q5KBlock::Values& values, int quad, int vector) {
+    const auto high = Isa::field(Isa::load(values.high, vector), quad - kLowBits, 1 << kLowBits);
+    return Isa::template Small<5, 0>::taken(Isa::joined(low_bits<Isa>(values, quad, vector), high));
+  }
+};
+
+template <class Isa>
+struct Q6K : Isa::template Small<6, kQ6KOffset> {
+  using Block = Q6KBlock;
+
+  static auto weights(const Q6KBlock::Values& values, int quad, int vector) {
+    const auto high = Isa::field(Isa::load(values.high, vector), quad * kHighBits - kLowBits,
+                                 kHighMask << kLowBits);
+    return Isa::template Small<6, kQ6KOffset>::taken(
+        Isa::joined(low_bits<Isa>(values, quad, vector), high));
   }
 };
 

@@ -14,7 +14,15 @@
 namespace hearth {
 
 // The form of weights, by the bits of a value; of K-quants by a hundred more.
-enum class Bits : int { kFloat32 = 32, kBFloat16 = 16, kInt8 = 8, kInt4 = 4, kQ4K = 104 };
+enum class Bits : int {
+  kFloat32 = 32,
+  kBFloat16 = 16,
+  kInt8 = 8,
+  kInt4 = 4,
+  kQ4K = 104,
+  kQ5K = 105,
+  kQ6K = 106,
+};
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 // The form of cached keys and values. kInt8: behind its bytes every vector has, as a float, what

@@ -27,6 +27,7 @@ constexpr int kInt8Offset = 128;
 constexpr int kInt8Max = 127;  // -128 is not used: 2 * 127 * 127 still fits into 16 bits
 constexpr int kInt4Offset = 8;
 constexpr int kInt4Max = 7;
+constexpr int kQ6KOffset = 32;
 
 struct ActivationGroup;
 struct FloatGroup;
@@ -74,24 +75,56 @@ struct Q4KBlock {
   GroupScales scales;
   Values groups[kSuperGroups];
 };
-static_assert(sizeof(Q4KBlock) == kPanel * 144);
+
+// Bit i of a byte of `high` is the fifth of quad i.
+struct Q5KBlock {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kSuperInputs;
+  static constexpr int kScales = kSuperGroups;
+  struct Values {
+    uint8_t pairs[kQuads / 2][kPanel][kQuad];  // as in Int4Block
+    uint8_t high[kPanel][kQuad];
+  };
+  GroupScales scales;
+  Values groups[kSuperGroups];
+};
+
+// Groups of 16 inputs, without minima: values have an offset. Bits 2 i and 2 i + 1 of a byte of
+// `high` are the high ones of quad i.
+struct Q6KBlock {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kSuperInputs;
+  static constexpr int kScales = 2 * kSuperGroups;
+  struct Values {
+    uint8_t pairs[kQuads / 4][kPanel][kQuad];  // as in Int4Block
+    uint8_t high[kPanel][kQuad];
+  };
+  uint16_t scale_units[kPanel];  // IEEE half precision
+  int8_t scales[kScales][kPanel];
+  Values groups[kScales];
+};
+static_assert(sizeof(Q4KBlock) == kPanel * 144 && sizeof(Q5KBlock) == kPanel * 176);
+static_assert(sizeof(Q6KBlock) == kPanel * 210);
 
 // Weights as they are: nothing is lost, whatever their exponents.
 struct Float32Block {
   using Group = FloatGroup;
   static constexpr int kInputs = kGroup;
+  static constexpr int kScales = 1;
   float values[kGroup][kPanel];
 };
 
 struct BFloat16Block {
   using Group = FloatGroup;
   static constexpr int kInputs = kGroup;
+  static constexpr int kScales = 1;
   uint16_t values[kGroup][kPanel];
 };
 
 constexpr int kCacheLine = 64;
 static_assert(sizeof(Int8Block) % kCacheLine == 0 && sizeof(Int4Block) % kCacheLine == 0);
-static_assert(sizeof(Q4KBlock) % kCacheLine == 0);
+static_assert(sizeof(Q4KBlock) % kCacheLine == 0 && sizeof(Q5KBlock) % kCacheLine == 0);
+static_assert(sizeof(Q6KBlock) % kCacheLine == 0);
 static_assert(sizeof(Float32Block) % kCacheLine == 0 && sizeof(BFloat16Block) % kCacheLine == 0);
 
 // One group of one row of activations, for weights that are not quantised.
@@ -104,6 +137,7 @@ struct ActivationGroup {
   int8_t values[kGroup];
   float scale;           // NaN when an activation of the group is not finite
   int32_t negative_sum;  // minus the sum of the values: takes the weights' offset out again
+  int32_t negative_sum_of_first_half;
 };
 
 // One group of so many rows, for instructions that read all of them at once.

@@ -45,11 +45,28 @@ struct BFloat16 {
 template <class Format>
 using Group = typename Format::Block::Group;
 
-// Groups of activations that a block meets, and bytes of it for each.
+// Groups of activations that a block meets.
 template <class Block>
 constexpr int kBlockGroups = Block::kInputs / kGroup;
+
+// Bytes and quads of a group of weights, and how many such groups meet one of activations.
 template <class Block>
-constexpr size_t kGroupBytes = sizeof(Block) / kBlockGroups<Block>;
+constexpr size_t kGroupBytes = sizeof(Block) / Block::kScales;
+template <class Block>
+constexpr int kGroupQuads = Block::kInputs / Block::kScales / kQuad;
+template <class Block>
+constexpr int kParts = kQuads / kGroupQuads<Block>;
+static_assert(kParts<Int8Block> == 1 && kParts<Q6KBlock> == 2);
+
+// Minus the sum of what a group of weights meets.
+template <class Block>
+int32_t negative_sum(const ActivationGroup& x, int part) {
+  if (kParts<Block> == 1) {
+    return x.negative_sum;
+  }
+  const int32_t first = x.negative_sum_of_first_half;
+  return part == 0 ? first : x.negative_sum - first;
+}
 
 // Rows of a tile.
 template <class Isa, class Format>
@@ -60,23 +77,24 @@ constexpr int kMaxRows =
 template <class Isa, int kVectors, int kRows>
 using TileSums = typename Isa::Sums[kVectors][kRows];
 
-// The products of a group of weights and of activations `x`, which rows have num_groups apart, from
-// vector `first` on.
+// The products of a group of weights and of part `part` of activations `x`, which rows have
+// num_groups apart, from vector `first` on.
 template <class Isa, class Format, int kVectors, int kRows, class Values>
 inline __attribute__((always_inline)) void multiply_group(const Values& values, int first,
-                                                          const ActivationGroup* x,
+                                                          const ActivationGroup* x, int part,
                                                           int64_t num_groups,
                                                           TileSums<Isa, kVectors, kRows>& sums) {
+  using Block = typename Format::Block;
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row) {
-    const auto start = Format::start(x[row * num_groups].negative_sum);
+    const auto start = Format::start(negative_sum<Block>(x[row * num_groups], part));
 #pragma GCC unroll 4
     for (int vector = 0; vector < kVectors; ++vector) {
       sums[vector][row] = start;
     }
   }
 #pragma GCC unroll 8
-  for (int quad = 0; quad < kQuads; ++quad) {
+  for (int quad = 0; quad < kGroupQuads<Block>; ++quad) {
     typename Format::Weights weights[kVectors];
 #pragma GCC unroll 4
     for (int vector = 0; vector < kVectors; ++vector) {
@@ -84,7 +102,8 @@ inline __attribute__((always_inline)) void multiply_group(const Values& values, 
     }
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      const auto quads = Isa::broadcast(x[row * num_groups].values + quad * kQuad);
+      const int input = (part * kGroupQuads<Block> + quad) * kQuad;
+      const auto quads = Isa::broadcast(x[row * num_groups].values + input);
 #pragma GCC unroll 4
       for (int vector = 0; vector < kVectors; ++vector) {
         sums[vector][row] = Format::dot(sums[vector][row], weights[vector], quads);
@@ -97,13 +116,14 @@ inline __attribute__((always_inline)) void multiply_group(const Values& values, 
 template <class Isa, class Format, int kRows>
 inline __attribute__((always_inline)) void add_scaled(
     const Scales<Isa, typename Format::Block>& scales, int group, int vector,
-    const ActivationGroup* x, int64_t num_groups, const typename Isa::Sums (&sums)[kRows],
+    const ActivationGroup* x, int part, int64_t num_groups, const typename Isa::Sums (&sums)[kRows],
     typename Isa::Floats (&totals)[kRows]) {
+  using Block = typename Format::Block;
   const auto weight_scales = scales.scales(group, vector);
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row) {
     const ActivationGroup& activations = x[row * num_groups];
-    const auto sum = Format::finish(sums[row], activations.negative_sum);
+    const auto sum = Format::finish(sums[row], negative_sum<Block>(activations, part));
     totals[row] =
         Isa::multiply_add(sum, Isa::multiply(weight_scales, activations.scale), totals[row]);
   }
@@ -138,21 +158,22 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched, in
   for (int64_t begin = 0; begin < num_groups; begin += kBlockGroups<Block>, ++blocks) {
     const Scales<Isa, Block> scales(*blocks);
 #pragma GCC unroll 1
-    for (int group = 0; group < kBlockGroups<Block>; ++group) {
-      const ActivationGroup* x = rows + begin + group;
-      prefetch<kLines>(fetched + (begin + group) * kLines * kCacheLine);
+    for (int group = 0; group < Block::kScales; ++group) {
+      const ActivationGroup* x = rows + begin + group / kParts<Block>;
+      const int part = group % kParts<Block>;
+      prefetch<kLines>(fetched + (begin * kParts<Block> + group) * kLines * kCacheLine);
 #pragma GCC unroll 1  // registers suffice for one turn only…
       for (int first = 0; first < kPanelVectors; first += kVectors) {
         if (kVectors < kPanelVectors) {  // …and not for keeping activations from turn to turn
           __atomic_signal_fence(__ATOMIC_SEQ_CST);
         }
         TileSums<Isa, kVectors, kRows> sums;
-        multiply_group<Isa, Format, kVectors, kRows>(values_of(*blocks, group), first, x,
+        multiply_group<Isa, Format, kVectors, kRows>(values_of(*blocks, group), first, x, part,
                                                      num_groups, sums);
 #pragma GCC unroll 4
         for (int vector = 0; vector < kVectors; ++vector) {
-          add_scaled<Isa, Format, kRows>(scales, group, first + vector, x, num_groups, sums[vector],
-                                         totals[first + vector]);
+          add_scaled<Isa, Format, kRows>(scales, group, first + vector, x, part, num_groups,
+                                         sums[vector], totals[first + vector]);
         }
       }
     }
@@ -296,7 +317,8 @@ template <class Format>
 constexpr int kAheadBytes = std::is_same_v<Group<Format>, FloatGroup> ? 8192 : 2304;
 
 constexpr int share_lines(size_t group_bytes, int64_t shares) {
-  return static_cast<int>((group_bytes / kCacheLine + shares - 1) / shares);
+  const auto lines = static_cast<int64_t>((group_bytes + kCacheLine - 1) / kCacheLine);
+  return static_cast<int>((lines + shares - 1) / shares);
 }
 
 // A tile for `num_rows` rows that fetches one of so many shares of a panel, or nothing for 0.
@@ -324,7 +346,7 @@ void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
   const int64_t num_tiles = (call.num_rows + kMax - 1) / kMax;
   const int64_t shares = num_tiles < 2 ? 1 : num_tiles < 4 ? 2 : 4;
   const int64_t share_bytes =
-      call.num_groups * share_lines(kGroupBytes<Block>, shares) * kCacheLine;
+      call.num_groups * kParts<Block> * share_lines(kGroupBytes<Block>, shares) * kCacheLine;
   alignas(kCacheLine) float results[2][kMax][kPanel];
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     const int64_t first = call.num_rows * tile / num_tiles;
@@ -362,6 +384,12 @@ void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
         break;
       case Bits::kQ4K:
         multiply_panel<Isa, Simd, Q4K<Isa>>(call, panel, is_last);
+        break;
+      case Bits::kQ5K:
+        multiply_panel<Isa, Simd, Q5K<Isa>>(call, panel, is_last);
+        break;
+      case Bits::kQ6K:
+        multiply_panel<Isa, Simd, Q6K<Isa>>(call, panel, is_last);
         break;
       default:
         multiply_panel<Isa, Simd, typename Isa::Int4>(call, panel, is_last);

@@ -51,13 +51,17 @@ inline int32_t to_byte(float x, float inverse) {
 
 inline void quantise_group(const float* x, ActivationGroup& group) {
   const ByteScale scale = byte_scale(x, kGroup);
-  int32_t sum = 0;
-  for (int i = 0; i < kGroup; ++i) {
-    const int32_t value = to_byte(x[i], scale.inverse);
-    group.values[i] = static_cast<int8_t>(value);
-    sum += value;
+  constexpr int kHalf = kGroup / 2;
+  int32_t sums[2] = {};
+  for (int half = 0; half < 2; ++half) {
+    for (int i = half * kHalf; i < (half + 1) * kHalf; ++i) {
+      const int32_t value = to_byte(x[i], scale.inverse);
+      group.values[i] = static_cast<int8_t>(value);
+      sums[half] += value;
+    }
   }
-  group.negative_sum = -sum;
+  group.negative_sum = -sums[0] - sums[1];
+  group.negative_sum_of_first_half = -sums[0];
   group.scale = scale.scale;
 }
 

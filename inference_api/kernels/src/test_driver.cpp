@@ -23,6 +23,8 @@ constexpr int kInt8Cache = 2;
 constexpr int64_t kPageTokens = 32;
 constexpr int kFirstK = 100;  // bits of K-quants
 constexpr int kQ4K = 104;
+constexpr int kQ5K = 105;
+constexpr int kQ6K = 106;
 constexpr int64_t kSuperInputs = 256;
 
 int num_failures = 0;
@@ -58,8 +60,9 @@ std::vector<uint8_t> random_superblocks(int64_t size, int64_t block_bytes, int64
 std::vector<uint8_t> random_packed(HearthContext* context, int bits, int64_t outputs,
                                    int64_t inputs) {
   const int64_t size = hearth_packed_bytes(bits, outputs, inputs);
-  if (bits == kQ4K) {
-    return random_superblocks(size, hearth_packed_bytes(bits, 1, kSuperInputs), 64);
+  if (bits > kFirstK) {
+    return random_superblocks(size, hearth_packed_bytes(bits, 1, kSuperInputs),
+                              bits == kQ6K ? 32 : 64);
   }
   const std::vector<float> weights = random_floats(outputs * inputs);
   std::vector<uint8_t> packed(static_cast<size_t>(size));
@@ -94,7 +97,7 @@ double linear_error(HearthContext* context, int bits, int64_t rows, int64_t outp
 }
 
 void run_linear(HearthContext* context, int variant) {
-  for (const int bits : {32, 16, 8, 4, kQ4K}) {
+  for (const int bits : {32, 16, 8, 4, kQ4K, kQ5K, kQ6K}) {
     for (const int64_t rows : {1, 2, 5, 6, 7, 13, 32, 41}) {
       for (const int64_t outputs : {1, 31, 33, 290}) {
         for (const int64_t groups : {1, 3, 33}) {

@@ -38,15 +38,32 @@ inline void unpack_block(const Int4Block& block, int64_t lane, float* weights) {
   }
 }
 
-inline void unpack_block(const Q4KBlock& block, int64_t lane, float* weights) {
-  for (int i = 0; i < kSuperInputs; ++i) {
-    const int group = i / kGroup;
-    const float scale = half_to_float(block.scales.scale_units[lane]) *
-                        static_cast<float>(scale_of(block.scales, group, lane));
-    const float minimum = half_to_float(block.scales.minimum_units[lane]) *
-                          static_cast<float>(minimum_of(block.scales, group, lane));
-    const int value = value_of(block.groups[group], lane, i % kGroup);
-    weights[i] = static_cast<float>(value) * scale - minimum;
+inline float scale_of(const Q6KBlock& block, int group, int64_t lane) {
+  return half_to_float(block.scale_units[lane]) * static_cast<float>(block.scales[group][lane]);
+}
+
+inline float minimum_of(const Q6KBlock&, int, int64_t) { return 0.0f; }
+
+template <class Block>
+float scale_of(const Block& block, int group, int64_t lane) {
+  return half_to_float(block.scales.scale_units[lane]) *
+         static_cast<float>(scale_of(block.scales, group, lane));
+}
+
+template <class Block>
+float minimum_of(const Block& block, int group, int64_t lane) {
+  return half_to_float(block.scales.minimum_units[lane]) *
+         static_cast<float>(minimum_of(block.scales, group, lane));
+}
+
+// Superblocks.
+template <class Block>
+void unpack_block(const Block& block, int64_t lane, float* weights) {
+  constexpr int kInputs = Block::kInputs / Block::kScales;  // of a group
+  for (int i = 0; i < Block::kInputs; ++i) {
+    const int group = i / kInputs;
+    const auto value = static_cast<float>(value_of(block.groups[group], lane, i % kInputs));
+    weights[i] = value * scale_of(block, group, lane) - minimum_of(block, group, lane);
   }
 }
 
@@ -71,6 +88,10 @@ inline void unpack_row(Bits bits, const void* packed, int64_t num_groups, int64_
       return unpack_row<Int8Block>(packed, num_groups, output, weights);
     case Bits::kQ4K:
       return unpack_row<Q4KBlock>(packed, num_groups, output, weights);
+    case Bits::kQ5K:
+      return unpack_row<Q5KBlock>(packed, num_groups, output, weights);
+    case Bits::kQ6K:
+      return unpack_row<Q6KBlock>(packed, num_groups, output, weights);
     default:
       return unpack_row<Int4Block>(packed, num_groups, output, weights);
   }

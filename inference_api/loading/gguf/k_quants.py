@@ -3,6 +3,8 @@
 `kernels/src/layout.h` says how a block looks.
 """
 
+from typing import Any
+
 import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
@@ -11,29 +13,41 @@ from inference_api.kernels.library import PackedWeight, UnusableWeight
 from inference_api.kernels.packing import GROUP, K_BITS, PANEL, SUPER_GROUP
 
 QUAD, HALVES = 4, 2  # two quads share their bytes
-GROUPS = SUPER_GROUP // GROUP
+FOUR, TWO_BITS = np.uint8(4), np.uint8(3)
+GROUPS, SMALL_GROUPS = SUPER_GROUP // GROUP, SUPER_GROUP // 16  # the small ones are Q6_K's
 ROWS_AT_A_TIME = 256  # bounds the memory that conversion takes
 
 Bytes = NDArray[np.uint8]
 
+_UNITS_AND_SCALES = [("units", np.uint16, (2,)), ("scales", np.uint8, (3, 4))]
+_LOW = ("low", np.uint8, (GROUPS // HALVES, GROUP))  # four bits of two groups in a byte
 _STORED = {
-    GGMLQuantizationType.Q4_K: np.dtype(
+    GGMLQuantizationType.Q4_K: np.dtype([*_UNITS_AND_SCALES, _LOW]),
+    GGMLQuantizationType.Q5_K: np.dtype([*_UNITS_AND_SCALES, ("high", np.uint8, (GROUP,)), _LOW]),
+    GGMLQuantizationType.Q6_K: np.dtype(
         [
-            ("units", np.uint16, (2,)),  # one for scales, one for minima
-            ("scales", np.uint8, (3, 4)),
-            ("values", np.uint8, (GROUPS // HALVES, GROUP)),
+            ("low", np.uint8, (2, GROUPS // HALVES // 2, GROUP)),
+            ("high", np.uint8, (2, GROUP)),
+            ("scales", np.int8, (SMALL_GROUPS,)),
+            ("units", np.uint16, (1,)),
         ]
-    )
+    ),
 }
+
+
+def _block(units: int, scales: list[Any], groups: int, has_high: bool) -> np.dtype[Any]:
+    pairs = ("pairs", np.uint8, (SUPER_GROUP // groups // QUAD // HALVES, PANEL, QUAD))
+    values = [pairs, ("high", np.uint8, (PANEL, QUAD))] if has_high else [pairs]
+    return np.dtype([("units", np.uint16, (units, PANEL)), *scales, ("groups", values, (groups,))])
+
+
+_SIX_BITS = [("low", np.uint8, (GROUPS, PANEL)), ("high", np.uint8, (GROUPS // 2, PANEL))]
 _BLOCKS = {
-    GGMLQuantizationType.Q4_K: np.dtype(
-        [
-            ("units", np.uint16, (2, PANEL)),
-            ("low", np.uint8, (GROUPS, PANEL)),
-            ("high", np.uint8, (GROUPS // 2, PANEL)),
-            ("pairs", np.uint8, (GROUPS, GROUP // QUAD // HALVES, PANEL, QUAD)),
-        ]
-    )
+    GGMLQuantizationType.Q4_K: _block(2, _SIX_BITS, GROUPS, has_high=False),
+    GGMLQuantizationType.Q5_K: _block(2, _SIX_BITS, GROUPS, has_high=True),
+    GGMLQuantizationType.Q6_K: _block(
+        1, [("scales", np.int8, (SMALL_GROUPS, PANEL))], SMALL_GROUPS, has_high=True
+    ),
 }
 
 
@@ -51,34 +65,44 @@ def write_superblocks(
             raise UnusableWeight("it has weights that are not finite")
         begin = first_output + first
         panels, lanes = np.divmod(np.arange(begin, begin + len(stored)), PANEL)
-        low, high = _scales(stored["scales"])
         blocks["units"][panels, ..., lanes] = stored["units"]
-        blocks["low"][panels, ..., lanes] = low
-        blocks["high"][panels, ..., lanes] = high
-        blocks["pairs"][panels, ..., lanes, :] = _pairs(stored["values"])
+        for name, numbers in _scales(kind, stored["scales"]).items():
+            blocks[name][panels, ..., lanes] = numbers
+        low, high = _values(kind, stored)
+        blocks["groups"]["pairs"][panels, ..., lanes, :] = low[..., 0, :] | low[..., 1, :] << FOUR
+        if high is not None:
+            blocks["groups"]["high"][panels, ..., lanes, :] = high
 
 
-def _scales(stored: Bytes) -> tuple[Bytes, Bytes]:
-    """From [..., 3, 4] the low four bits of eight scales, and above them of minima, and the high
-    two of both, of two groups in a byte.
+def _scales(kind: GGMLQuantizationType, stored: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Q6_K's stay as they are; others, [..., 3, 4], become the low four bits of eight scales, above
+    them those of minima, and the high two of both, two groups in a byte.
 
     Files have the first four scales, then the first four minima, in the low six bits of bytes whose
     high two bits are those of the last four; then the low bits of these.
     """
+    if kind == GGMLQuantizationType.Q6_K:
+        return {"scales": stored}
     scales, minima, last = stored[..., 0, :], stored[..., 1, :], stored[..., 2, :]
-    first: Bytes = scales & np.uint8(0x0F) | minima << np.uint8(4)
-    low = np.concatenate((first, last), -1)
+    first: Bytes = scales & np.uint8(0x0F) | minima << FOUR
     shifts = np.array([[4], [6]], np.uint8)  # where high bits are: first groups', last ones'
-    two = np.uint8(3)
-    both = scales[..., None, :] >> shifts & two
-    both |= (minima[..., None, :] >> shifts & two) << np.uint8(2)
-    high: Bytes = both[..., 0::2] | both[..., 1::2] << np.uint8(4)
-    return low, high.reshape(*low.shape[:-1], -1)
+    both = scales[..., None, :] >> shifts & TWO_BITS
+    both |= (minima[..., None, :] >> shifts & TWO_BITS) << np.uint8(2)
+    high = (both[..., 0::2] | both[..., 1::2] << FOUR).reshape(*last.shape[:-1], -1)
+    return {"low": np.concatenate((first, last), -1), "high": high}
 
 
-def _pairs(stored: Bytes) -> Bytes:
-    """From [..., 4, 32], where two groups share bytes, to [..., 8, 4, 4], where two quads do."""
-    values = np.stack((stored & np.uint8(0x0F), stored >> np.uint8(4)), -2)
-    quads = values.reshape(*stored.shape[:-2], GROUPS, -1, HALVES, QUAD)
-    pairs: Bytes = quads[..., 0, :] | quads[..., 1, :] << np.uint8(4)
-    return pairs
+def _values(kind: GGMLQuantizationType, stored: NDArray[Any]) -> tuple[Bytes, Bytes | None]:
+    """Returns the low four bits, [..., groups, pairs, 2, 4], and the others of all quads of a group
+    in one byte, [..., groups, 4]."""
+    is_six = kind == GGMLQuantizationType.Q6_K
+    groups = SMALL_GROUPS if is_six else GROUPS
+    both = stored["low"] & np.uint8(0x0F), stored["low"] >> FOUR
+    low = np.stack(both, -3 if is_six else -2).reshape(*stored.shape, groups, -1, HALVES, QUAD)
+    if kind == GGMLQuantizationType.Q4_K:
+        return low, None
+    bits = 2 if is_six else 1
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    high = stored["high"][..., None, :] >> shifts & np.uint8(2**bits - 1)
+    quads = high.reshape(*stored.shape, groups, -1, QUAD)
+    return low, np.bitwise_or.reduce(quads << shifts, -2)

@@ -20,6 +20,8 @@ from tests.inference_api.superblocks import UNITS, drawn, numbers, packed
 
 PACKED = {  # of each layout's version: files keep packed bytes
     (1, "Q4_K"): "8717b18529f22b65d6dbda6130c714f8e66b27ec611b61fe437e57035606fb7e",
+    (1, "Q5_K"): "6f999d6b794f9e346d16edce22f2924de971959b4c064899927ac818142c6830",
+    (1, "Q6_K"): "11ce6c978c5ce505fd93b73e3ebe89a3e53aa00ecd6d7eb79c63968828da243e",
 }
 
 
