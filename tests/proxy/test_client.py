@@ -309,11 +309,18 @@ def test_client_that_leaves_behind_a_large_body_is_noticed(
     hasty: ProxyProcess, upstream: ScriptedUpstream
 ) -> None:
     closed: list[bool] = []
-    upstream.scripts["/left"] = lambda peer: closed.append(peer.wait_until_closed_by_proxy())
+    has_come = threading.Event()  # the whole body: less of it would start no script
+
+    def script(peer: Peer) -> None:
+        has_come.set()
+        closed.append(peer.wait_until_closed_by_proxy())
+
+    upstream.scripts["/left"] = script
     for size in (200_000, 262_145, 300_000, 700_000):
+        has_come.clear()
         with hasty.connect() as sock:
             sock.sendall(post_bytes("/left", body=b"x" * size))
-            until(lambda: gauge(hasty, "hearth_proxy_upstream_in_flight") == 1, "the request")
+            assert has_come.wait(DEADLINE_S)
         until(lambda: gauge(hasty, "hearth_proxy_upstream_in_flight") == 0, f"its end at {size}")
     until(lambda: len(closed) == 4, "the upstream's view of it")
     assert closed == [True] * 4
