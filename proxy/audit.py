@@ -58,6 +58,7 @@ class AuditRecord:
     bytes_out: int = 0
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cached_tokens: int | None = None
     tokens_source: str | None = None
     cost: float | None = None
     currency: str | None = None

@@ -74,6 +74,8 @@ class Metrics(Collector):
             self._tokens[team_id, "prompt"] += record.prompt_tokens
         if record.completion_tokens is not None:
             self._tokens[team_id, "completion"] += record.completion_tokens
+        if record.cached_tokens is not None:
+            self._tokens[team_id, "cached"] += record.cached_tokens
         if record.cost is not None and record.currency is not None:
             key = team_id, record.currency
             self._costs[key] = self._costs.get(key, 0.0) + record.cost
@@ -135,4 +137,11 @@ class Metrics(Collector):
         for status in self._balancer.snapshot():
             in_flight.add_metric([status.name], status.in_flight)
             usable.add_metric([status.name], float(status.is_usable))
-        return [in_flight, usable]
+        affinity = CounterMetricFamily(
+            "hearth_proxy_affinity",
+            "Requests with a session or a prompt, kept by their replica or moved to another.",
+            labels=["result"],
+        )
+        for result, count in self._balancer.affinity_counts().items():
+            affinity.add_metric([result], count)
+        return [in_flight, usable, affinity]

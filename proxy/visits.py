@@ -300,6 +300,7 @@ class Visits:
             num_tokens = usage.total_tokens
             record.prompt_tokens = usage.prompt_tokens
             record.completion_tokens = usage.completion_tokens
+            record.cached_tokens = usage.cached_tokens
             record.tokens_source = usage.source
             if visit.price is not None:
                 cost_nanos = visit.price.cost_nanos(usage.prompt_tokens, usage.completion_tokens)

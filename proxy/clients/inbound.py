@@ -20,8 +20,8 @@ INSPECTED_BYTES = 256 * 1024
 # team that may ask for some models only is refused, as with any other encoding.
 GZIP = ("gzip", "x-gzip")
 GZIP_ONLY = zlib.MAX_WBITS | 16  # zlib's flag for a gzip header
-# The characters of a prompt that decide its replica: long enough to tell system prompts apart,
-# short enough that a growing conversation keeps its place.
+# The characters of a prompt, or of a session's name, that decide its replica: long enough to tell
+# system prompts apart, short enough that a growing conversation keeps its place.
 AFFINITY_CHARS = 256
 SESSION = "session:"
 # The native routes name the model in their path.
@@ -260,10 +260,12 @@ def _decoded(head: RequestHead, prefix: bytes) -> bytes:
 
 
 def _affinity_key(fields: dict[str, Any]) -> str | None:
-    """The session, or what a conversation begins with, which stays the same as it grows."""
-    session_id = fields.get("session_id")
-    if isinstance(session_id, str) and session_id:
-        return f"{SESSION}{session_id}"
+    """The session, OpenAI's name of what may share a prefix, or what a conversation begins with,
+    which stays the same as it grows."""
+    for name, kind in (("session_id", SESSION), ("prompt_cache_key", "cache:")):
+        named = fields.get(name)
+        if isinstance(named, str) and named:
+            return f"{kind}{named[:AFFINITY_CHARS]}"
     for name in ("text", "prompt", "messages", "input"):
         if value := fields.get(name):
             return f"prompt:{_beginning(value)[:AFFINITY_CHARS]}"
@@ -279,7 +281,8 @@ def _beginning(value: object) -> str:
     texts = []
     for message in value:
         if not isinstance(message, dict):
-            return str(value[0])
+            # Ids of one prompt's tokens, or the first of several prompts.
+            return str(value[:AFFINITY_CHARS] if isinstance(message, int) else value[0])
         texts.append(str(message.get("content")))
         if message.get("role") == "user":
             break

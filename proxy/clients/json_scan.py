@@ -40,6 +40,7 @@ class Tally:
     prompt: int | None = None
     completion: int | None = None
     total: int | None = None
+    cached: int | None = None  # the part of `prompt` that a prefix cache had
     is_stale: bool = False  # text has come since `completion` was told
     text_bytes: int = 0
     delta_bytes: int = 0
@@ -68,6 +69,11 @@ class Tally:
             self.completion = completion or self.completion or 0
             self.is_stale = False
         self.total = _number(usage, "total_tokens") or self.total
+        cached = _number(usage, "cache_read_input_tokens")
+        for name in ("prompt_tokens_details", "input_tokens_details"):
+            if isinstance(details := usage.get(name), dict):
+                cached = _number(details, "cached_tokens")
+        self.cached = cached if cached is not None else self.cached
 
 
 def _number(usage: dict[str, object], *names: str) -> int | None:

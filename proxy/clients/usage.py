@@ -21,11 +21,13 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`source` is "usage" when the upstream said it all, else "estimated"."""
+    """`source` is "usage" when the upstream said it all, else "estimated". `cached_tokens` is the
+    part of the prompt that a prefix cache had, where the upstream says so."""
 
     prompt_tokens: int
     completion_tokens: int
     source: str
+    cached_tokens: int | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -86,9 +88,12 @@ class UsageMeter:
         if self._events is not None:
             self._events.finish()
         prompt, completion = self._told()
+        cached = self._tally.cached
+        if cached is not None:
+            cached = min(cached, prompt or 0)
         if num_prompt_bytes is None:
             is_told = prompt is not None or completion is not None
-            return Usage(prompt or 0, completion or 0, "usage") if is_told else None
+            return Usage(prompt or 0, completion or 0, "usage", cached) if is_told else None
         if prompt is None:
             prompt = self._prompt_tokens
         is_open = completion is None or self._tally.is_stale
@@ -96,7 +101,7 @@ class UsageMeter:
         source = "estimated" if prompt is None or estimate else "usage"
         if prompt is None:
             prompt = num_prompt_bytes // BYTES_PER_TOKEN
-        return Usage(prompt, max(completion or 0, estimate), source)
+        return Usage(prompt, max(completion or 0, estimate), source, cached)
 
     def _told(self) -> tuple[int | None, int | None]:
         """Returns tokens of the prompt and of the answer; an embedding has a total instead."""

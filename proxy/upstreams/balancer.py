@@ -1,8 +1,9 @@
 """The upstreams and the choice between them.
 
-Least busy user rows per weight, with a preference: requests of one session, or with the same
-prompt beginning, go to the replica that rendezvous hashing names for them, unless it is clearly
-busier than the rest. So a replica's prefix cache is met again without any table of sessions.
+Least busy user rows per weight, with a preference: for requests of one session, or with the same
+prompt beginning, rendezvous hashing puts the replicas in an order, and they go to the first that is
+not clearly busier than the rest. So a replica's prefix cache is met again without any table of
+sessions, and a prompt that is too much for one replica has the same second one every time.
 
 A replica that says in its health check how many user rows it has gets no more generating requests
 than those and a few: the others are told to wait (AllRowsBusy).
@@ -12,6 +13,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -142,6 +144,7 @@ class Balancer:
         self._routes = routes
         self._clock = clock
         self._lock = threading.Lock()
+        self._affinity: Counter[str] = Counter()
         self._upstreams: tuple[Upstream, ...] = ()
         self.replace(specs)
 
@@ -164,6 +167,11 @@ class Balancer:
                 UpstreamStatus(upstream.name, upstream.in_flight, self._is_usable(upstream))
                 for upstream in self._upstreams
             )
+
+    def affinity_counts(self) -> dict[str, int]:
+        """Requests with a preference: `kept` by the replica that it names, or `moved`."""
+        with self._lock:
+            return dict(self._affinity)
 
     def is_ready(self) -> bool:
         with self._lock:
@@ -204,7 +212,7 @@ class Balancer:
                 raise UpstreamNotReady(", ".join(states))
             for group in self._groups(candidates, hints):
                 if free := [each for each in group if self._has_room(each, takes_row)]:
-                    chosen = self._pick(free, hints.affinity_key)
+                    chosen = self._pick(free, group, hints.affinity_key)
                     chosen.in_flight += 1
                     return chosen
             raise AllRowsBusy(", ".join(f"{u.name} has {u.in_flight}" for u in candidates))
@@ -343,18 +351,22 @@ class Balancer:
             return False
         return upstream.has_row() if takes_row else True
 
-    def _pick(self, candidates: Sequence[Upstream], affinity_key: str | None) -> Upstream:
-        least = min(candidates, key=lambda upstream: upstream.load(1))
-        if affinity_key is None or len(candidates) == 1:
+    def _pick(
+        self, free: Sequence[Upstream], group: Sequence[Upstream], affinity_key: str | None
+    ) -> Upstream:
+        """The first in the key's own order that is free and not too busy; else the least busy."""
+        least = min(free, key=lambda upstream: upstream.load(1))
+        if affinity_key is None or len(group) == 1:
             return least
-        preferred = max(
-            candidates, key=lambda u: rendezvous(affinity_key, u.spec.url, u.spec.weight)
-        )
-        total_weight = sum(upstream.spec.weight for upstream in candidates)
-        in_all = sum(upstream.load() * upstream.spec.weight for upstream in candidates)
+        total_weight = sum(upstream.spec.weight for upstream in free)
+        in_all = sum(upstream.load() * upstream.spec.weight for upstream in free)
         mean_load = (in_all + 1) / total_weight
         bound = MAX_LOAD_FACTOR * mean_load + LOAD_SLACK
-        return preferred if preferred.load() <= bound else least
+        open_ones = {upstream for upstream in free if upstream.load() <= bound}
+        order = sorted(group, key=lambda u: -rendezvous(affinity_key, u.spec.url, u.spec.weight))
+        chosen = next((upstream for upstream in order if upstream in open_ones), least)
+        self._affinity["kept" if chosen is order[0] else "moved"] += 1
+        return chosen
 
 
 def _may_answer(upstream: Upstream) -> bool:

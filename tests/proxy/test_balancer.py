@@ -77,6 +77,35 @@ def test_a_hot_session_overflows_to_the_least_loaded(clock: Clock) -> None:
     assert max(chosen.values()) <= 1.25 * 20 + 3
 
 
+def test_a_hot_prompt_has_the_same_second_replica_every_time(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    first = balancer.choose(RoutingHints(None, "hot"))
+    balancer.report_health(first, UpstreamHealth.NOT_READY)
+    second = serve(balancer, "hot")
+    balancer.report_health(first, UpstreamHealth.READY)
+    chosen = [balancer.choose(RoutingHints(None, "hot")).name for _ in range(6)]
+    assert Counter(chosen) == {first.name: 4, second: 2}
+
+
+def test_requests_with_a_preference_are_counted(clock: Clock) -> None:
+    balancer = make_balancer(clock)
+    serve(balancer)
+    assert balancer.affinity_counts() == {}
+    for _ in range(60):
+        balancer.choose(RoutingHints(None, "hot"))
+    counts = balancer.affinity_counts()
+    assert counts["kept"] == max(upstream.in_flight for upstream in balancer.upstreams)
+    assert counts["kept"] + counts["moved"] == 60
+
+
+def test_replica_without_a_row_has_moved_its_requests(clock: Clock) -> None:
+    specs = [UpstreamSpec(f"http://u{i}:80", rows=1) for i in range(2)]
+    balancer = make_balancer(clock, *specs)
+    for _ in range(4):
+        balancer.choose(RoutingHints(None, "hot"), takes_row=True)
+    assert balancer.affinity_counts() == {"kept": 2, "moved": 2}
+
+
 def test_refused_connection_ejects_until_its_cooldown_is_over(clock: Clock) -> None:
     balancer = make_balancer(clock)
     ejected = balancer.upstreams[0]

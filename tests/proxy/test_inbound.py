@@ -72,6 +72,25 @@ def test_odd_prompts_have_some_key_or_none(prompt: object) -> None:
     assert isinstance(hints(prompt=prompt), RoutingHints)
 
 
+def test_prompt_of_ids_is_known_by_more_than_its_first() -> None:
+    assert hints(prompt=[1, 2, 3]).affinity_key != hints(prompt=[1, 2, 4]).affinity_key
+    long = list(range(1000))
+    assert hints(prompt=long).affinity_key == hints(prompt=[*long, 7]).affinity_key
+
+
+def test_openais_name_of_a_prefix_is_a_key_and_no_session() -> None:
+    named = hints(prompt_cache_key="k", prompt="x")
+    assert named.affinity_key == hints(prompt_cache_key="k", prompt="y").affinity_key
+    assert named.routed("team", "1").route_key != named.routed("team", "2").route_key
+
+
+@pytest.mark.parametrize("name", ["session_id", "prompt", "prompt_cache_key"])
+def test_key_is_short_whatever_a_client_sends(name: str) -> None:
+    key = hints(**{name: "x" * 200_000}).affinity_key
+    assert key is not None
+    assert len(key) < 300
+
+
 @pytest.mark.parametrize(
     ("target", "model"),
     [

@@ -1,6 +1,7 @@
 """Limits per team, enforced by a real proxy."""
 
 import gzip
+import json
 import threading
 import zlib
 from collections.abc import Iterator
@@ -149,14 +150,17 @@ def test_spent_budget_of_a_day_is_refused_until_the_day_ends(
 def test_cost_is_in_the_audit_line_and_in_the_metrics(
     limited: ProxyProcess, upstream: ScriptedUpstream
 ) -> None:
-    usage = b'{"usage": {"prompt_tokens": 4, "completion_tokens": 7}}'
+    said = {"prompt_tokens": 4, "completion_tokens": 7}
+    usage = json.dumps({"usage": said | {"prompt_tokens_details": {"cached_tokens": 3}}}).encode()
     json_type = "Content-Type: application/json"
     upstream.scripts["/v1/priced"] = lambda peer: peer.reply(usage, "200 OK", json_type)
     ask(limited, "priced", "/v1/priced", model="small")
     line = limited.audit_with(route="/v1/priced", model="small")
     assert (line["cost"], line["currency"], line["tokens_source"]) == (1.6e-05, "EUR", "usage")
-    told = 'hearth_proxy_cost_total{currency="EUR",team_id="priced"} 1.6e-05'
-    assert told in limited.metric("/metrics")
+    metrics = limited.metric("/metrics")
+    assert 'hearth_proxy_cost_total{currency="EUR",team_id="priced"} 1.6e-05' in metrics
+    assert line["cached_tokens"] == 3
+    assert 'hearth_proxy_tokens_total{kind="cached",team_id="priced"} 3.0' in metrics
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tests.proxy.answers import (
 EVENTS, JSON = "text/event-stream; charset=utf-8", "application/json"
 PROMPT_BYTES = 400
 TOLD = Usage(12, 1, "usage")
+CACHED = Usage(12, 1, "usage", 9)
 ODD_TEXTS = (
     "data: x\n\n",
     '"usage": {"completion_tokens": 9}',
@@ -174,7 +175,7 @@ def test_streams_of_other_apis_cost_what_they_told_until_they_ended(
         ('{"prompt_tokens": 8, "total_tokens": 8}', Usage(8, 0, "usage")),
         ('{"total_tokens": 8}', Usage(8, 0, "usage")),
         ('{"prompt_tokens": 8, "total_tokens": 10}', Usage(8, 2, "usage")),
-        ('{"input_tokens": 3, "cache_read_input_tokens": 9, "output_tokens": 1}', TOLD),
+        ('{"input_tokens": 3, "cache_read_input_tokens": 9, "output_tokens": 1}', CACHED),
         ('{"prompt_tokens": -1, "completion_tokens": 1e3}', Usage(100, 10, "estimated")),
         ('{"prompt_tokens": "8", "completion_tokens": true}', Usage(100, 10, "estimated")),
         ('{"prompt_tokens": NaN, "completion_tokens": Infinity}', Usage(100, 10, "estimated")),
@@ -247,3 +248,26 @@ def test_endless_lines_and_depths_are_read_without_being_kept(
         num_bytes, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert num_bytes < 20 * len(pieces) / 4
+
+
+@pytest.mark.parametrize(
+    ("said", "cached"),
+    [
+        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}, 4),
+        ({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 0}}, 0),
+        ({"input_tokens": 2, "cache_read_input_tokens": 7}, 7),
+        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 99}}, 9),
+        ({"prompt_tokens": 9}, None),
+        ({"prompt_tokens": 9, "prompt_tokens_details": None}, None),
+        ({"prompt_tokens": 9, "prompt_tokens_details": [4]}, None),
+        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": -1}}, None),
+        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": "4"}}, None),
+        ({"prompt_tokens_details": {"cached_tokens": 4}}, 0),
+    ],
+)
+def test_tokens_of_a_prefix_cache_are_never_more_than_the_prompt(
+    said: dict[str, Any], cached: int | None
+) -> None:
+    usage = bill(json.dumps({"usage": said | {"completion_tokens": 1}}).encode(), JSON)
+    assert usage is not None
+    assert usage.cached_tokens == cached
