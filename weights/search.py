@@ -85,7 +85,7 @@ class Convergence:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """A sampler's view of the history.
+    """What the history says, whatever proposed it.
 
     `concentration` is the Dirichlet distribution of good partitions (parameters alpha, their mean
     the belief about the optimum, their sum its certainty); None while there is too little to fit.
@@ -110,6 +110,3 @@ class Sampler(Protocol):
     ) -> list[Proposal]:
         """Returns `count` shares within the bounds, to be measured in parallel with the `pending`
         ones (asked for and not yet told). Observations come in the order they were told in."""
-
-    def assess(self, problem: Problem, observations: Sequence[Observation]) -> Assessment:
-        """Returns best, convergence and concentration. Needs at least one observation."""

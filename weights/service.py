@@ -10,6 +10,7 @@ import numpy as np
 from weights.errors import SessionNotFound
 from weights.partition import Layers, layers_of, snapped
 from weights.pending import PendingAsks
+from weights.samplers.assessment import assess
 from weights.search import Assessment, Observation, Problem, Proposal, Sampler, Shares
 from weights.session import Session, Told, best_of, check_same
 from weights.store import WeightStore
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A session with the sampler's assessment."""
+    """A session and what its history says."""
 
     session: Session
     assessment: Assessment
@@ -33,7 +34,7 @@ class WeightsService:
         self._store, self._sampler = store, sampler
         self._pending = PendingAsks()
         # A fit may take seconds, and who looks at a search looks at it often.
-        self._assess = lru_cache(CACHED_ASSESSMENTS)(sampler.assess)
+        self._assess = lru_cache(CACHED_ASSESSMENTS)(assess)
 
     def tell(self, session_id: str, problem: Problem, observations: Sequence[Observation]) -> Told:
         """Stores all of them or none. Raises SessionMismatch and StoreFailed."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from weights.samplers import SamplerName, choose_sampler
+from weights.samplers.assessment import assess
 from weights.samplers.concentration import most_likely_concentration
 from weights.samplers.cost_model import Bounds
 from weights.samplers.model_choice import guide, most_trusted
@@ -68,7 +69,7 @@ def test_one_seed_gives_one_proposal(name: SamplerName) -> None:
         sampler.propose(FREE, told, [], 2, np.random.default_rng(seed)) for seed in (1, 1, 2)
     )
     assert first == again != other
-    assert sampler.assess(FREE, told) == sampler.assess(FREE, told)
+    assert assess(FREE, told) == assess(FREE, told)
 
 
 def test_several_asks_at_once_differ_from_each_other() -> None:
@@ -85,7 +86,7 @@ def test_the_slowest_stage_is_recognised_and_balanced_under_noise() -> None:
         return slowest(weights) * (1.0 + 0.05 * noise.normal())
 
     told, proposals = search("adaptive", FREE, metric, 30)
-    found = choose_sampler("adaptive").assess(FREE, told)
+    found = assess(FREE, told)
     assert proposals[-1].model == found.model == "slowest_stage"
     assert slowest(np.array(found.best.shares)) > 0.95 * slowest(np.array([4, 2, 1]) / 7)
     assert found.best.low < found.best.metric < found.best.high
@@ -132,7 +133,7 @@ def test_summed_stages_fill_the_cheapest_nodes_to_their_caps(direction: str) -> 
         return 1.0 / seconds if direction == "maximize" else seconds
 
     told, proposals = search("adaptive", problem, metric, 14)
-    best = choose_sampler("adaptive").assess(problem, told)
+    best = assess(problem, told)
     assert proposals[-1].model == "total_time"
     assert best.best.shares == pytest.approx((0.6, 0.4, 0.0), abs=1e-6)
     assert best.convergence.converged
@@ -146,11 +147,10 @@ def test_few_trials_do_not_convince_however_well_they_fit() -> None:
         Observation(tuple(count / 12 for count in layers), tokens_per_s)
         for layers, tokens_per_s in measured.items()
     ]
-    sampler = choose_sampler("adaptive")
-    early = sampler.assess(problem, told[:4]).convergence
+    early = assess(problem, told[:4]).convergence
     assert not early.converged
     assert early.reason.endswith("from the optimum, but 6 unknowns fit any 4 trials")
-    assert sampler.assess(problem, told).convergence.converged
+    assert assess(problem, told).convergence.converged
 
 
 def test_without_times_there_is_a_gaussian_process() -> None:
@@ -159,7 +159,7 @@ def test_without_times_there_is_a_gaussian_process() -> None:
 
     told, proposals = search("adaptive", FREE, metric, 30)
     assert proposals[-1].model == "gaussian_process"
-    best = choose_sampler("adaptive").assess(FREE, told).best
+    best = assess(FREE, told).best
     assert best.shares == pytest.approx((0.5, 0.3, 0.2), abs=0.05)
 
 
@@ -181,7 +181,7 @@ def test_a_lucky_value_is_not_the_best_for_ever() -> None:
     told = [Observation(good, slowest(np.array(good)))] * 6
     told += [Observation(lucky, slowest(np.array(lucky)))] * 6 + [Observation(lucky, 3.0)]
     told += search("random", FREE, slowest, 12)[0]
-    assert choose_sampler("adaptive").assess(FREE, told).best.shares == pytest.approx(good)
+    assert assess(FREE, told).best.shares == pytest.approx(good)
 
 
 def test_the_classic_loop_ends_at_its_optimum() -> None:
@@ -194,7 +194,7 @@ def test_the_classic_loop_ends_at_its_optimum() -> None:
     distances = []
     for seed in range(20):
         told, _ = search("adaptive", problem, metric, 20, seed)
-        best = choose_sampler("adaptive").assess(problem, told).best
+        best = assess(problem, told).best
         distances.append(float(np.linalg.norm(np.array(best.shares) - optimum)))
     assert float(np.median(distances)) < 0.0005
 
@@ -231,4 +231,4 @@ def test_any_finite_metric_gets_finite_answers(metric: Metric) -> None:
     assert last.predicted_metric is not None
     assert last.predicted_spread is not None
     assert np.isfinite([last.predicted_metric, last.predicted_spread]).all()
-    assert np.isfinite(choose_sampler("adaptive").assess(FREE, told).best.metric)
+    assert np.isfinite(assess(FREE, told).best.metric)

@@ -9,13 +9,13 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from weights.partition import snapped
-from weights.samplers.assessment import MIN_POINTS, assess
+from weights.samplers.assessment import MIN_POINTS
 from weights.samplers.cost_model import Bounds, Fit
 from weights.samplers.layers import neighbours
 from weights.samplers.model_choice import guide
 from weights.samplers.trials import SAME, Trials, succeeded, trials_from
 from weights.samplers.uniform import RandomSampler
-from weights.search import Assessment, Observation, Problem, Proposal, Shares
+from weights.search import Observation, Problem, Proposal, Shares
 from weights.simplex import FloatArray, sample_uniform
 
 EXPLOIT_EVERY = 3
@@ -45,9 +45,6 @@ class AdaptiveSampler:
             proposals.append(step.proposal(failed))
             told.append(step.expected(proposals[-1].shares))
         return proposals
-
-    def assess(self, problem: Problem, observations: Sequence[Observation]) -> Assessment:
-        return assess(problem, observations)
 
 
 class _Step:

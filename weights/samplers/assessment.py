@@ -21,6 +21,7 @@ INTERVAL = (0.05, 0.95)
 
 
 def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
+    """Returns best, convergence and concentration. Needs at least one observation."""
     bounds = Bounds.of(problem)
     trials = trials_from(succeeded(observations, problem), problem)
     if len(trials.points) < MIN_POINTS or not trials.metrics.any():

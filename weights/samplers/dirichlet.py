@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from weights.partition import snapped
-from weights.samplers.assessment import assess
 from weights.samplers.concentration import most_likely_concentration
 from weights.samplers.cost_model import Bounds
 from weights.samplers.trials import succeeded, trials_from
-from weights.search import Assessment, Observation, Problem, Proposal, Shares
+from weights.search import Observation, Problem, Proposal, Shares
 from weights.simplex import sample_dirichlet, sample_uniform
 
 MIN_TRIALS = 50
@@ -39,6 +38,3 @@ class DirichletSampler:
             model = "dirichlet_mle"
             drawn = sample_dirichlet(concentration, bounds.lower, bounds.upper, count, rng)
         return [Proposal(snapped(tuple(row), problem), model) for row in drawn.tolist()]
-
-    def assess(self, problem: Problem, observations: Sequence[Observation]) -> Assessment:
-        return assess(problem, observations)

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weights.partition import snapped
-from weights.samplers.assessment import assess
-from weights.search import Assessment, Observation, Problem, Proposal, Shares
+from weights.search import Observation, Problem, Proposal, Shares
 from weights.simplex import sample_uniform
 
 
@@ -22,6 +21,3 @@ class RandomSampler:
         lower, upper = np.array(problem.min_weightings), np.array(problem.max_weightings)
         drawn = sample_uniform(lower, upper, count, rng)
         return [Proposal(snapped(tuple(row), problem), "random") for row in drawn.tolist()]
-
-    def assess(self, problem: Problem, observations: Sequence[Observation]) -> Assessment:
-        return assess(problem, observations)

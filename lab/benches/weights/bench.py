@@ -36,7 +36,8 @@ from benchmarking.machine import describe_machine
 from lab.benches.weights.objectives import Task, make_task
 from lab.kit.servers import ROOT
 from weights.samplers import SamplerName, choose_sampler
-from weights.search import Observation, Problem, Sampler
+from weights.samplers.assessment import assess
+from weights.search import Observation, Problem
 
 RESULTS = ROOT / "var" / "bench" / "weights.json"
 PEERS = ROOT / "var" / "bench" / "weights-peers"
@@ -137,18 +138,16 @@ def run_ours(method: str, task: Task, trials: int, seed: int) -> dict[str, float
         metric = task.measure(np.array(proposal.shares), noise)
         observations.append(Observation(proposal.shares, metric))
         if trial in CHECKPOINTS:
-            best = reported(sampler, method, problem, observations)
+            best = reported(method, problem, observations)
             found[str(trial)] = task.regret(np.array(best))
     return found
 
 
-def reported(
-    sampler: Sampler, method: str, problem: Problem, observations: list[Observation]
-) -> tuple[float, ...]:
+def reported(method: str, problem: Problem, observations: list[Observation]) -> tuple[float, ...]:
     """The classic method knows no noise: its best is the best value seen."""
     if method == "dirichlet_mle":
         return max(observations, key=lambda observation: observation.metric).shares
-    return sampler.assess(problem, observations).best.shares
+    return assess(problem, observations).best.shares
 
 
 def after(trials: int, regrets: Regrets) -> list[float]:
