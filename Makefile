@@ -68,7 +68,7 @@ check: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
-	$(BIN)/python -m inference_api.kernels.compile_commands
+	$(BIN)/python -m lab.kernels.compile_commands
 	$(TIDY) $(SHALLOW) 'src/(?!variant_a|test_driver)'
 	$(BIN)/node node_modules/.bin/biome check --error-on-warnings
 	$(BIN)/node node_modules/.bin/tsc
@@ -114,13 +114,13 @@ wheels: $(VENV)/dev.stamp $(VENV)/zig.stamp
 # The kernels under the address, undefined-behaviour and thread sanitizers, and what `make check` has
 # left of them to clang-tidy.
 test-kernels: $(VENV)/dev.stamp
-	$(BIN)/python -m inference_api.kernels.compile_commands
+	$(BIN)/python -m lab.kernels.compile_commands
 	$(TIDY) 'src/'
-	$(BIN)/python -m inference_api.kernels.sanitize
+	$(BIN)/python -m lab.kernels.sanitize
 
 # The kernels for ARM on a machine that is none, under qemu-user-static.
 test-arm: $(VENV)/dev.stamp $(VENV)/zig.stamp
-	$(BIN)/python -m inference_api.kernels.emulate
+	$(BIN)/python -m lab.kernels.emulate
 
 # And the wheel for ARM, with a Python for ARM. Options: make test-arm-wheel MODELS="model.gguf folder"
 test-arm-wheel: wheels

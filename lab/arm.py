@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from inference_api.kernels.emulate import EMULATOR, PROCESSORS
 from inference_api.settings import EMBEDDED_MODEL
+from lab.kernels.emulate import EMULATOR, PROCESSORS
 from lab.kit.servers import ServedApi, served_by
 
 RELEASE, PYTHON = "bookworm", "3.11"

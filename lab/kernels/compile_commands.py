@@ -1,4 +1,4 @@
-"""`python -m inference_api.kernels.compile_commands`: how each unit is compiled, for clang's tools.
+"""`python -m lab.kernels.compile_commands`: how each unit is compiled, for clang's tools.
 
 Writes `var/kernels/compile_commands.json`, which clang-tidy and editors read.
 """

@@ -1,4 +1,4 @@
-"""`python -m inference_api.kernels.sanitize`: all kernels under the compiler's sanitizers.
+"""`python -m lab.kernels.sanitize`: all kernels under the compiler's sanitizers.
 
 Builds `src/test_driver.cpp` with AddressSanitizer and UBSan, then with ThreadSanitizer, and runs
 it. Fails on any report, on any wrong result, and when a sanitizer is not there.

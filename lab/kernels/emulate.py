@@ -1,4 +1,4 @@
-"""`python -m inference_api.kernels.emulate`: the kernels of ARM's processors, on any machine.
+"""`python -m lab.kernels.emulate`: the kernels of ARM's processors, on any machine.
 
 Builds `src/test_driver.cpp` by zig and runs it under qemu as processors that have each variant.
 Fails on any wrong result, and when one of them does not run its variant. Loads no torch.

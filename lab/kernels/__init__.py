@@ -1,0 +1,1 @@
+"""Checks of the kernels beside their tests: sanitizers, other processors, clang's tools."""
