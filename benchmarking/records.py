@@ -14,8 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from benchmarking.errors import InvalidResults
 from common.files import write_whole
 
 SCHEMA_VERSION = 1
@@ -218,8 +219,11 @@ def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
 
 
 def read_run(folder: Path) -> Run:
-    """Raises OSError when a file is missing, pydantic.ValidationError when one is not ours."""
-    run = _RUN.validate_json((folder / RUN_FILE).read_bytes())
-    with (folder / RAW_FILE).open("rb") as file:
-        whole = (line for line in file if line.endswith(b"\n"))  # the last may have been cut short
-        return replace(run, records=tuple(map(_RECORD.validate_json, whole)))
+    """Raises InvalidResults."""
+    try:
+        run = _RUN.validate_json((folder / RUN_FILE).read_bytes())
+        with (folder / RAW_FILE).open("rb") as file:
+            whole = (line for line in file if line.endswith(b"\n"))  # the last may be cut short
+            return replace(run, records=tuple(map(_RECORD.validate_json, whole)))
+    except (OSError, ValidationError) as error:
+        raise InvalidResults(f"{folder} holds no run: {error}") from error

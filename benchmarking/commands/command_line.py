@@ -13,10 +13,8 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from pydantic import ValidationError
 
 from benchmarking.analysis.goodput import Slo
-from benchmarking.errors import InvalidResults
 from benchmarking.records import RUN_FILE, Run, read_run
 from benchmarking.results.documented_runs import imported_run
 from benchmarking.settings import checked_base, checked_header
@@ -97,12 +95,7 @@ def slo_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def open_run(folder: Path) -> Run:
     """Our own run, or one known from documented files only. Raises InvalidResults."""
-    if not (folder / RUN_FILE).exists():
-        return imported_run(folder)
-    try:
-        return read_run(folder)
-    except (OSError, ValidationError) as error:
-        raise InvalidResults(f"{folder} holds no run: {error}") from error
+    return read_run(folder) if (folder / RUN_FILE).exists() else imported_run(folder)
 
 
 def until_interrupted(work: Callable[[], T], stop: Event) -> T:

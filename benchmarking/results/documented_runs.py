@@ -24,7 +24,7 @@ from benchmarking.records import (
     ServerUsage,
     Workload,
 )
-from benchmarking.results.responses import CLOCK_FORMAT, Response
+from benchmarking.results.responses import CLOCK_FORMAT, SERVER_KEYS, Response
 from benchmarking.results.result_files import SUMMARY, RowResult, read_rows
 
 DAY_S = timedelta(days=1).total_seconds()
@@ -119,21 +119,8 @@ def _record(
 
 
 def _usage(response: Response) -> ServerUsage:
-    def said(name: str) -> Any:
-        return response.get(f"server_{name}")
-
     return ServerUsage(
-        prompt_tokens=said("number_input_tokens"),
-        completion_tokens=said("number_output_tokens"),
-        total_tokens=said("number_total_tokens"),
-        ttft_s=said("ttft_s"),
-        end_to_end_latency_s=said("end_to_end_latency_s"),
-        output_tokens_per_s=said("output_token_per_s_per_request"),
-        total_tokens_per_s=said("total_tokens_per_s_per_request"),
-        first_ten_tokens_per_s=said("output_token_after_first_per_s_first_ten_per_request"),
-        batch_size_used=response.get("batch_size_used"),
-        acceptance_rate=response.get("acceptance_rate"),
-        switching_time_s=said("switching_time"),
+        **{name: response.get(key) for key, name in SERVER_KEYS.items()},
         tokens_per_step=response.get("tokens_per_step"),
         acceptance_by_depth=tuple(response.get("acceptance_by_depth") or ()),
     )

@@ -15,6 +15,20 @@ from benchmarking.records import RequestRecord, ServerUsage
 
 CLOCK_FORMAT = "%H:%M:%S.%f"
 
+# What the server says: the documented keys in their order, and the fields of ServerUsage.
+SERVER_KEYS = {
+    "server_number_input_tokens": "prompt_tokens",
+    "server_number_output_tokens": "completion_tokens",
+    "server_number_total_tokens": "total_tokens",
+    "server_ttft_s": "ttft_s",
+    "server_switching_time": "switching_time_s",
+    "server_end_to_end_latency_s": "end_to_end_latency_s",
+    "server_output_token_per_s_per_request": "output_tokens_per_s",
+    "server_total_tokens_per_s_per_request": "total_tokens_per_s",
+    "server_output_token_after_first_per_s_first_ten_per_request": "first_ten_tokens_per_s",
+    "batch_size_used": "batch_size_used",
+    "acceptance_rate": "acceptance_rate",
+}
 Response = dict[str, Any]
 
 
@@ -95,19 +109,8 @@ def _response(
     times = client_times(record)
     prompt_tokens, counted_tokens = record.prompt_tokens or 0, record.completion_tokens or 0
     return head | {
-        "server_number_input_tokens": server.prompt_tokens,
-        "server_number_output_tokens": server.completion_tokens,
-        "server_number_total_tokens": server.total_tokens,
-        "server_ttft_s": server.ttft_s,
+        **{key: getattr(server, name) for key, name in SERVER_KEYS.items()},
         "server_switching_time": switching_time_s,
-        "server_end_to_end_latency_s": server.end_to_end_latency_s,
-        "server_output_token_per_s_per_request": server.output_tokens_per_s,
-        "server_total_tokens_per_s_per_request": server.total_tokens_per_s,
-        "server_output_token_after_first_per_s_first_ten_per_request": (
-            server.first_ten_tokens_per_s
-        ),
-        "batch_size_used": server.batch_size_used,
-        "acceptance_rate": server.acceptance_rate,
         "number_input_tokens": record.prompt_tokens,
         "number_output_tokens": output_tokens(record),
         "number_total_tokens": prompt_tokens + output_tokens(record),

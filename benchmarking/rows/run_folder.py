@@ -13,10 +13,8 @@ from io import StringIO
 from pathlib import Path
 from threading import Lock
 
-from pydantic import ValidationError
-
 from benchmarking.analysis.bursts import burst_fault
-from benchmarking.errors import InvalidResults, writing
+from benchmarking.errors import writing
 from benchmarking.load.preflight import user_rows
 from benchmarking.machine import describe_machine
 from benchmarking.records import (
@@ -142,10 +140,7 @@ def write_metrics(folder: Path, metrics: Metrics) -> None:
 
 def recompute(folder: Path) -> Run:
     """Make every derived file again from the raw ones. Raises InvalidResults and NotWritable."""
-    try:
-        run = read_run(folder)
-    except (OSError, ValidationError) as error:
-        raise InvalidResults(f"{folder} holds no run: {error}") from error
+    run = read_run(folder)
     with writing():
         for number in range(len(run.rows)):
             write_documented(folder, run, number)

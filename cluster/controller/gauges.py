@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from cluster.controller.cycle import Cycle
 from cluster.controller.loop import ControllerSnapshot
+from cluster.replicas import Group
 
 PREFIX = "hearth_cluster_"
 GROUP = ["server", "accelerator", "user_rows"]
@@ -22,19 +23,13 @@ class ControllerGauges(Collector):
         now = self._snapshot()
         desired = _gauge("desired_replicas", "Replicas of the plan.", GROUP)
         for group, count in now.plan.items():
-            desired.add_metric(
-                [group.server, group.accelerator, str(group.user_rows)], float(count)
-            )
+            desired.add_metric(_labels(group), float(count))
         current = _gauge("current_replicas", "Replicas that are there.", [*GROUP, "state"])
         for (group, state), count in Counter((r.group, r.state) for r in now.replicas).items():
-            current.add_metric(
-                [group.server, group.accelerator, str(group.user_rows), state], float(count)
-            )
+            current.add_metric([*_labels(group), state], float(count))
         unplaced = _gauge("unplaced_replicas", "Replicas that found no machine.", GROUP)
         for group, outcome in now.unplaced.items():
-            unplaced.add_metric(
-                [group.server, group.accelerator, str(group.user_rows)], float(outcome.unplaced)
-            )
+            unplaced.add_metric(_labels(group), float(outcome.unplaced))
         starts = _gauge("start_seconds", "The longest of a server's last starts.", ["server"])
         for server, forecast in now.starts.items():
             if forecast.longest_s is not None:
@@ -80,6 +75,10 @@ def _of_cycle(cycle: Cycle) -> Iterable[Metric]:
             if seen_ms and said_ms is not None:
                 error.add_metric([name, kind], said_ms / seen_ms - 1)
     yield from (arrivals, held, short, measured, predicted, error)
+
+
+def _labels(group: Group) -> list[str]:
+    return [group.server, group.accelerator, str(group.user_rows)]
 
 
 def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
