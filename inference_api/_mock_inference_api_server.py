@@ -96,7 +96,7 @@ class EchoRunner:
     def layout(self) -> PageLayout:
         return PageLayout(self.max_rows * num_pages(self.max_seq_len), PAGE_TOKENS, 0)
 
-    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
         """Nothing is remembered."""
 
     def copy_page(self, source: int, target: int) -> None:

@@ -4,6 +4,7 @@ The loop owns which row runs whom, every position and every draft; a runner owns
 memory. All calls come from the decode thread.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from inference_api.request import SamplingParams, TokenLogprobs
 
+MAX_STEP_TOKENS = 512  # a row's, where layers have windows
 MAX_TREE_TOKENS = 33  # a row's own and as many as SPECULATION_TOKENS lets guess behind it
 Hidden: TypeAlias = NDArray[np.float32]
 """[…, hidden size]: what the output head takes."""
@@ -126,28 +128,70 @@ class DraftHeads(Protocol):
 
 
 class PageLayout(NamedTuple):
-    """How a runner's memory of its rows' tokens is cut: into pages of consecutive positions.
+    """How a runner's memory of its rows' tokens is cut: into pages of consecutive positions, all of
+    one size.
 
-    Pages that are bound are rows' own: number `row * (num_pages // max_rows) + i` can only be page
-    i of that row.
+    Layers that see equally far are in one group or in several, of about as many layers each. A row
+    has a page for each group and `page_tokens` positions, until the group sees nothing of them any
+    more. Pages that are bound are rows' own: number `row * (num_pages // max_rows) + i` can only be
+    page i of that row.
     """
 
     num_pages: int
     page_tokens: int
     page_bytes: int
     is_bound: bool = False
+    windows: Sequence[int | None] = (None,)
+    """How many positions each group sees, a token's own included; None: all."""
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.windows)
+
+    @property
+    def has_windows(self) -> bool:
+        return any(self.windows)
+
+    def first_seen(self, num_tokens: int) -> list[int]:
+        """Returns for each group the first page that it sees from behind so many tokens on; the
+        last whole one always counts as seen."""
+        return [
+            0 if window is None else max(num_tokens - self._seen(window), 0) // self.page_tokens
+            for window in self.windows
+        ]
+
+    def row_pages(self, num_tokens: int) -> int:
+        """Returns the most pages that a row has while it grows to so many tokens."""
+        count = -(-num_tokens // self.page_tokens)
+        return sum(
+            count
+            if window is None
+            else min(count, -(-(self._seen(window) + MAX_STEP_TOKENS) // self.page_tokens) + 1)
+            for window in self.windows
+        )
+
+    def row_tokens(self, num_pages: int, most_tokens: int) -> int:
+        """Returns how long a row of at most `most_tokens` can grow with so many pages."""
+        most_pages = -(-most_tokens // self.page_tokens)
+        lengths = range(self.page_tokens, (most_pages + 1) * self.page_tokens, self.page_tokens)
+        count = bisect_right(lengths, num_pages, key=self.row_pages)
+        return min(most_tokens, count * self.page_tokens)
+
+    def _seen(self, window: int) -> int:
+        """Returns how many positions before a token count as seen."""
+        return max(window - 1, self.page_tokens)
 
 
 class RowMemory(Protocol):
-    """What user rows remember: pages, and for each row a table of those that it has. Rows may have
-    pages in common, which neither writes. Decode thread only."""
+    """What user rows remember: pages, and for each row and group of layers a table of those that it
+    has. Rows may have pages in common, which neither writes. Decode thread only."""
 
     @property
     def layout(self) -> PageLayout: ...
 
-    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
-        """Make these the row's pages from its `first` one on. A step needs pages for all slots that
-        it reads and writes."""
+    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
+        """Make these the row's pages of a group from its `first` one on. A step needs pages for all
+        slots that it reads and writes."""
 
     def copy_page(self, source: int, target: int) -> None:
         """Make what one page holds that of another."""
@@ -217,8 +261,15 @@ class ModelRunner(RowMemory, Protocol):
 def place_own_pages(runner: ModelRunner) -> int:
     """Give every row pages that no other has, as many as there are: for whoever steps a runner by
     itself. Returns how many tokens a row has room for."""
-    layout = runner.layout
-    count = layout.num_pages // runner.max_rows
     for row in range(runner.max_rows):
-        runner.place(row, 0, range(row * count, (row + 1) * count))
-    return min(runner.max_seq_len, count * layout.page_tokens)
+        for group, pages in enumerate(own_pages(runner, row)):
+            runner.place(row, group, 0, pages)
+    return min(runner.max_seq_len, len(pages) * runner.layout.page_tokens)
+
+
+def own_pages(runner: ModelRunner, row: int) -> Sequence[range]:
+    """Returns the pages of each group that `place_own_pages` gives to a row."""
+    num_groups = runner.layout.num_groups
+    count = runner.layout.num_pages // (runner.max_rows * num_groups)
+    firsts = ((row * num_groups + group) * count for group in range(num_groups))
+    return [range(first, first + count) for first in firsts]

@@ -266,6 +266,9 @@ class DecodeBackend:
             model.runner.keep(drafted, accepted)
         for row, _ in step.prompts:
             model.rows.seal(row)
+        if model.runner.layout.has_windows:
+            for row, decoded in step.decoding:
+                model.rows.went_on(row, decoded.start)
         self._events += events
         totals.generated_tokens += sum([len(event.token_ids) or 1 for _, event in events])
         totals.prefilled_tokens += step.prefilled_tokens

@@ -10,7 +10,7 @@ from inference_api.core.drafts import DraftSource, Outcome, accepted
 from inference_api.core.rows import NO_DRAFT, Draft, RowTable, UserRow
 from inference_api.core.step_costs import Contents, StepCosts
 from inference_api.request import OutputQueue, TokenEvent
-from inference_api.runner import ModelRunner, RowResult, RowStep
+from inference_api.runner import MAX_STEP_TOKENS, ModelRunner, RowResult, RowStep
 from inference_api.settings import Settings
 
 MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
@@ -89,6 +89,8 @@ class StepPlanner:
         self._max_rows = len(rows.users)
         self._is_batch_invariant = runner.is_batch_invariant
         self._chunk_tokens = settings.prefill_chunk_tokens
+        if runner.layout.has_windows:
+            self._chunk_tokens = min(self._chunk_tokens, MAX_STEP_TOKENS)
         self._budget_tokens = budget_tokens(settings, self._max_rows)
         self._itl_budget_ms = settings.itl_budget_ms
         self._costs = costs

@@ -324,6 +324,12 @@ class RowTable:
         """What was planned for the row is written: others may have its whole pages."""
         self.pages.seal(row.index, row.num_cached, row.following)
 
+    def went_on(self, row: UserRow, start: int) -> None:
+        """The row has decoded from position `start` on: what windows have passed is free."""
+        page_tokens = self.pages.page_tokens
+        if row.num_cached // page_tokens > start // page_tokens and row.finish_reason is None:
+            self.seal(row)
+
     def free(self, row: UserRow) -> None:
         """The row's request has ended, or paused and will not go on."""
         if row in self.paused:

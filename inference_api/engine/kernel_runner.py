@@ -17,7 +17,7 @@ from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
 from inference_api.loading import checkpoint, hardware
-from inference_api.loading.config import PAGE_TOKENS, ModelConfig, num_pages
+from inference_api.loading.config import ModelConfig
 from inference_api.loading.layout import num_parameters
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.files import PackedModel
@@ -103,7 +103,8 @@ class KernelRunner(LocalRunner):
         for name in ("footprint", "layout", "facts"):
             vars(self).pop(name, None)
         needed = self.footprint
-        self.max_seq_len = min(needed.context_tokens, needed.num_pages * PAGE_TOKENS)
+        context = needed.context_tokens
+        self.max_seq_len = needed.layout.row_tokens(needed.num_pages, context)
 
     @cached_property
     def facts(self) -> RunnerFacts:
@@ -135,17 +136,18 @@ class KernelRunner(LocalRunner):
         other runners."""
         is_lazy, needed = self._packed is not None, self.footprint
         if is_lazy:
-            needed = replace(needed, num_pages=num_pages(self.max_seq_len), rows=1)
+            count = needed.layout.row_pages(self.max_seq_len)
+            needed = replace(needed, num_pages=count, rows=1)
         self._check(needed, are_files_read=not (is_lazy and self.is_packed()))
         config, context, dtype = self._config, self.max_seq_len, self._cache_dtype
-        count = self.layout.num_pages
         if context < needed.context_tokens:
             logger.warning(
                 "%s has contexts of %d tokens, of %d: there is memory for no more; raise "
                 "KV_CACHE_MEMORY or free memory",
                 *(self._folder.name, context, needed.context_tokens),
             )
-        self._cache = PagedCache(config, self.max_rows, context, dtype, count)
+        groups, count = needed.groups, self.layout.num_pages
+        self._cache = PagedCache(config, self.max_rows, context, dtype, count, groups)
         parameters = self._parameters()
         self.decoder = KernelDecoder(config, parameters, self._cache, context)
         self.medusa = self._medusa_heads(parameters)

@@ -43,9 +43,9 @@ INT4_COST = "with SmolLM2-135M, perplexity is 18.8 instead of int8's 14.2 (docs/
 class RowCache(Protocol):
     """Where pages are, as `PagedCache` explains it."""
 
-    def place(self, row: int, first: int, pages: Sequence[int]) -> None: ...
+    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None: ...
 
-    def has(self, row: int, num_tokens: int) -> bool: ...
+    def has(self, row: int, group: int, page: int) -> bool: ...
 
     def copy_page(self, source: int, target: int) -> None: ...
 
@@ -115,8 +115,7 @@ class LocalRunner(ModelRunner):
     @cached_property
     def layout(self) -> PageLayout:
         """See `RowMemory`."""
-        footprint = self.footprint
-        return PageLayout(footprint.num_pages, PAGE_TOKENS, footprint.page_bytes)
+        return self.footprint.layout
 
     def _facts(self, device: str, threads: int, kernels: str, cache_dtype: str) -> RunnerFacts:
         footprint = self._footprint_of(self._whole)
@@ -223,8 +222,13 @@ class LocalRunner(ModelRunner):
         ]
 
     def has_pages(self, row: RowStep) -> bool:
-        """Whether the row's last token of a step has a page. Those before it had theirs earlier."""
-        return self._cache.has(row.row, row.start + len(row.token_ids))
+        """Whether the row's last token of a step has a page, of the group that is placed last.
+        Those before it had theirs earlier."""
+        return self.has_page(row.row, -1, (row.start + len(row.token_ids) - 1) // PAGE_TOKENS)
+
+    def has_page(self, row: int, group: int, page: int) -> bool:
+        """Whether such a page of a row was placed."""
+        return self._cache.has(row, group, page)
 
     @abstractmethod
     def _forward(
@@ -238,9 +242,9 @@ class LocalRunner(ModelRunner):
             target = row.start + len(accepted) - len(moved)
             self._cache.move(row.row, [row.start + token for token in moved], target)
 
-    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
         assert all(0 <= page < self.layout.num_pages for page in pages)
-        self._cache.place(row, first, pages)
+        self._cache.place(row, group, first, pages)
 
     def copy_page(self, source: int, target: int) -> None:
         self._cache.copy_page(source, target)

@@ -13,37 +13,53 @@ from numpy.typing import NDArray
 from inference_api.kernels.packing import CACHE_BYTES, cache_slot
 from inference_api.loading.config import KEYS_AND_VALUES, PAGE_TOKENS, ModelConfig, num_pages
 from inference_api.loading.packing.pages import advise, anonymous
+from inference_api.loading.page_groups import PageGroup, page_layers
 
 NOWHERE = -1
 
 
 class PagedCache:
-    """Pages of PAGE_TOKENS positions, of all layers, and a table of the pages that each row has.
+    """Pages of PAGE_TOKENS positions, of a group of layers, and a table of the pages that each row
+    has for each group.
 
     Page p is `pages[p]`, [layers, kv_heads, keys and values, PAGE_TOKENS, slot]. Row r has position
-    i in page `tables[r, i // PAGE_TOKENS]`. Memory is taken as it is written. A cache of int8 has a
-    scale behind each key and value.
+    i in page `tables[group, r, i // PAGE_TOKENS]`. Memory is taken as it is written. A cache of
+    int8 has a scale behind each key and value.
     """
 
     def __init__(
-        self, config: ModelConfig, max_rows: int, max_seq_len: int, dtype: str, count: int
+        self,
+        config: ModelConfig,
+        max_rows: int,
+        max_seq_len: int,
+        dtype: str,
+        count: int,
+        groups: Sequence[PageGroup] | None = None,
     ) -> None:
-        """`dtype`: a value of KV_CACHE_DTYPE other than auto; `count` of pages. Raises
-        MemoryError."""
+        """`dtype`: a value of KV_CACHE_DTYPE other than auto; `count` of pages; `groups`: None for
+        one of all layers. Raises MemoryError."""
+        groups = groups or [PageGroup(None, range(config.num_layers))]
+        num_layers = page_layers(groups)
         slot = cache_slot(CACHE_BYTES[dtype], config.head_dim)
         of_layer = (config.num_kv_heads, KEYS_AND_VALUES, PAGE_TOKENS, slot)
-        page_bytes = config.page_bytes(CACHE_BYTES[dtype] * slot)
+        page_bytes = config.page_bytes(CACHE_BYTES[dtype] * slot, num_layers)
         self._memory = anonymous(count * page_bytes, mmap.MADV_HUGEPAGE)
-        self.pages = np.frombuffer(self._memory, dtype).reshape(count, config.num_layers, *of_layer)
-        self.tables = np.full((max_rows, num_pages(max_seq_len)), NOWHERE, np.int32)
+        self.pages = np.frombuffer(self._memory, dtype).reshape(count, num_layers, *of_layer)
+        self.tables = np.full((len(groups), max_rows, num_pages(max_seq_len)), NOWHERE, np.int32)
+        self.places = {
+            layer: (number, at)
+            for number, group in enumerate(groups)
+            for at, layer in enumerate(group.layers)
+        }
+        """The group of each layer, and which of a page's layers it is."""
 
-    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
         """See `RowMemory`."""
-        self.tables[row, first : first + len(pages)] = pages
+        self.tables[group, row, first : first + len(pages)] = pages
 
-    def has(self, row: int, num_tokens: int) -> bool:
-        """Whether the row has a page for the last of so many positions."""
-        return bool(self.tables[row, (num_tokens - 1) // PAGE_TOKENS] != NOWHERE)
+    def has(self, row: int, group: int, page: int) -> bool:
+        """Whether such a page of a row was placed."""
+        return bool(self.tables[group, row, page] != NOWHERE)
 
     def copy_page(self, source: int, target: int) -> None:
         """See `RowMemory`."""
@@ -74,8 +90,8 @@ class PagedCache:
     def _at(
         self, row: int, slots: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Returns the page of each slot, and its place there."""
-        return self.tables[row, slots // PAGE_TOKENS], slots % PAGE_TOKENS
+        """Returns the pages of each slot, [groups, slots], and its place there."""
+        return self.tables[:, row, slots // PAGE_TOKENS], slots % PAGE_TOKENS
 
 
 def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:

@@ -166,6 +166,7 @@ class ModelConfig:
     has_sinks: bool = False  # each head's softmax has one more score, learned, without a value
     swiglu: SwiGluConfig | None = None  # replaces the activation of gated MLPs
     first_layer: int = 0  # index in the checkpoint of the first of these layers
+    whole_windows: tuple[int | None, ...] = ()  # a part has those of all layers
     has_ends: bool = True  # embedding, final norm and output head
     family: str = ""  # its name, for people: nothing is decided by it
     quantisation: Quantisation | None = None  # form of a safetensors checkpoint
@@ -180,6 +181,7 @@ class ModelConfig:
             self,
             num_layers=layers.end - layers.begin,
             windows=self.windows[layers.begin : layers.end],
+            whole_windows=self.windows,
             ropes=self.ropes[layers.begin : layers.end],
             first_layer=layers.begin,
             has_ends=layers.begin == 0,
@@ -226,10 +228,11 @@ class ModelConfig:
         ]
         return min([self.max_positions, *originals])
 
-    def page_bytes(self, vector_bytes: int) -> int:
-        """Size of a page, with keys and values of `vector_bytes` for each head."""
+    def page_bytes(self, vector_bytes: int, num_layers: int | None = None) -> int:
+        """Size of a page of so many layers, or of all, with keys and values of `vector_bytes` for
+        each head."""
         token_bytes = KEYS_AND_VALUES * self.num_kv_heads * vector_bytes
-        return self.num_layers * PAGE_TOKENS * token_bytes
+        return (num_layers or self.num_layers) * PAGE_TOKENS * token_bytes
 
 
 SPARE_SLOTS = 1  # slots per row of torch's cache, for tokens that have no part in a step

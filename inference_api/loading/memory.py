@@ -1,14 +1,16 @@
 """Whether models fit into memory. Computed from their descriptions: nothing is allocated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype, cache_slot
-from inference_api.loading.config import PAGE_TOKENS, SPARE_SLOTS, ModelConfig, num_pages
+from inference_api.loading.config import PAGE_TOKENS, SPARE_SLOTS, ModelConfig
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.layout import PackedLayout
+from inference_api.loading.page_groups import PageGroup, page_groups, page_layers
+from inference_api.runner import PageLayout
 
 STEP_TOKENS = 512  # tokens of a step that the kernels take at once; see `src/step.cpp`
 EXPERT_ROWS = 4096  # rows of experts that the kernels take at once; see `src/experts.cpp`
@@ -26,6 +28,7 @@ class Footprint:
     num_pages: int  # for all rows
     rows: int
     context_tokens: int
+    groups: Sequence[PageGroup] = (PageGroup(None, ()),)
 
     @classmethod
     def of(
@@ -42,28 +45,41 @@ class Footprint:
         dtype_bytes = FLOAT_BITS[options.dtype] // 8
         if bits is not None:
             element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
-            num_slots = context
+            num_slots, groups = context, page_groups(config, context)
         else:
             element_bytes, num_slots = dtype_bytes, context + SPARE_SLOTS
+            groups = [PageGroup(None, range(config.num_layers))]
         vector_bytes = element_bytes * cache_slot(element_bytes, config.head_dim)
-        page_bytes = config.page_bytes(vector_bytes)
+        page_bytes = config.page_bytes(vector_bytes, page_layers(groups))
         weights_bytes = weight_bytes(config, dtype_bytes, bits)
         if is_packed_file and bits is not None:
             weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
-        count = max_rows * num_pages(num_slots)
+        unlimited = cls(weights_bytes, page_bytes, 0, max_rows, context, groups)
+        count = max_rows * unlimited.layout.row_pages(num_slots)
         if most_pages is not None:
             count = min(count, most_pages)
-        return cls(weights_bytes, page_bytes, count, max_rows, context)
+        return replace(unlimited, num_pages=count)
+
+    @property
+    def layout(self) -> PageLayout:
+        windows = [each.window for each in self.groups]
+        return PageLayout(self.num_pages, PAGE_TOKENS, self.page_bytes, windows=windows)
 
     @property
     def least_pages(self) -> int:
         """Returns how many pages a server needs, whatever its rows would like to have."""
-        return min(self.num_pages, max(self.rows, num_pages(LEAST_TOKENS)))
+        of_rows = self.rows * len(self.groups)
+        return min(self.num_pages, max(of_rows, self.layout.row_pages(LEAST_TOKENS)))
 
     def within(self, cache_bytes: int | None) -> Self:
         """With as many pages as this memory has room for; None: the fewest that will do."""
         count = self.least_pages if cache_bytes is None else cache_bytes // self.page_bytes
         return replace(self, num_pages=min(count, self.num_pages))
+
+    @property
+    def room_tokens(self) -> int:
+        """Returns how many tokens all pages hold, of rows that no window has passed anything of."""
+        return self.num_pages // len(self.groups) * PAGE_TOKENS
 
     @property
     def cache_bytes(self) -> int:
@@ -113,7 +129,7 @@ def memory_faults(footprints: Mapping[str, Footprint], available_bytes: int | No
         return [_fault_of_one(footprint, available_bytes)]
     shares = [
         f"{name} {each.weights_bytes / GIB:.2f} GiB of weights and {each.cache_bytes / GIB:.2f} "
-        f"GiB of KV cache ({each.num_pages * PAGE_TOKENS} tokens)"
+        f"GiB of KV cache ({each.room_tokens} tokens)"
         for name, each in footprints.items()
     ]
     return [
@@ -128,9 +144,8 @@ def _fault_of_one(needed: Footprint, available_bytes: int) -> str:
     remedy = "choose a smaller model or, if not yet set, QUANTIZATION=int8 or DTYPE=bfloat16"
     if needed.weights_bytes < available_bytes:
         remedy = "lower KV_CACHE_MEMORY; on CUDA or in a bundle USER_ROWS or MAX_SEQ_LEN"
-    room_tokens = needed.num_pages * PAGE_TOKENS
     return (
         f"Memory: the weights take {needed.weights_bytes / GIB:.2f} GiB and the KV cache of "
-        f"{room_tokens} tokens {needed.cache_bytes / GIB:.2f} GiB, but only "
+        f"{needed.room_tokens} tokens {needed.cache_bytes / GIB:.2f} GiB, but only "
         f"{available_bytes / GIB:.2f} GiB are free; {remedy}."
     )

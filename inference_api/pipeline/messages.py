@@ -16,7 +16,7 @@ from inference_api.runner import RowStep
 PART_TOKENS = 128  # the most tokens in one part of a step
 ROW_NUMBERS = 5  # integers that describe a row, beside its tree
 MAX_NUMBERS = (ROW_NUMBERS + 1) * PART_TOKENS  # as many as any kind has
-PLACED_PAGES = MAX_NUMBERS - 2  # the most in one message
+PLACED_PAGES = MAX_NUMBERS - 3  # the most in one message
 
 
 class Kind(IntEnum):
@@ -26,7 +26,7 @@ class Kind(IntEnum):
     COPY_PAGE = 4  # source page, target page
     PING = 5  # comes back to rank 0 when all ranks have done what they were told before
     STOP = 6
-    PLACE = 7  # row, its first one of these pages, the pages
+    PLACE = 7  # row, group of layers, its first one of these pages, the pages
     FIT = 8  # how many pages, then the split; back at rank 0 with as many as all have room for
 
 

@@ -68,11 +68,11 @@ class RankWorker:
                 self._check_has(row, max(slots) + 1)
                 self._loaded.keep(RowStep(row, start, ()), accepted)
             case Kind.PLACE:
-                row, first, *pages = numbers
+                row, group, first, *pages = numbers
                 self._check([row], [first * PAGE_TOKENS, (first + len(pages) - 1) * PAGE_TOKENS])
-                self._check_has(row, first * PAGE_TOKENS)
+                self._check_group(row, group, first)
                 self._check_pages(pages)
-                self._loaded.place(row, first, pages)
+                self._loaded.place(row, group, first, pages)
             case Kind.COPY_PAGE:
                 source, target = numbers
                 self._check_pages(numbers)
@@ -134,9 +134,16 @@ class RankWorker:
             raise BadMessage(f"slots {slots} of {runner.max_seq_len}")
 
     def _check_has(self, row: int, num_tokens: int) -> None:
-        """A row's table has no holes: pages follow each other as they are placed."""
-        if num_tokens and not self._loaded.has_pages(RowStep(row, 0, range(num_tokens))):
+        page, groups = (num_tokens - 1) // PAGE_TOKENS, range(self._loaded.layout.num_groups)
+        if not all(self._loaded.has_page(row, group, page) for group in groups):
             raise BadMessage(f"row {row} without pages for {num_tokens} tokens")
+
+    def _check_group(self, row: int, group: int, first: int) -> None:
+        """A row's tables have no holes: pages follow each other as they are placed."""
+        if not 0 <= group < self._loaded.layout.num_groups:
+            raise BadMessage(f"group {group} of {self._loaded.layout.num_groups}")
+        if first and not self._loaded.has_page(row, group, first - 1):
+            raise BadMessage(f"row {row} without page {first - 1} of group {group}")
 
     def _check_pages(self, pages: Sequence[int]) -> None:
         count = self._loaded.layout.num_pages

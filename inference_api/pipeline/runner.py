@@ -133,10 +133,10 @@ class PipelineRunner:
     def layout(self) -> PageLayout:
         return self._own.layout
 
-    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
-        self._own.place(row, first, pages)
+    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
+        self._own.place(row, group, first, pages)
         for at in range(0, len(pages), PLACED_PAGES):
-            told = (row, first + at, *pages[at : at + PLACED_PAGES])
+            told = (row, group, first + at, *pages[at : at + PLACED_PAGES])
             self._joined.tell(Message(Kind.PLACE, told))
 
     def copy_page(self, source: int, target: int) -> None:

@@ -10,7 +10,7 @@ from math import exp
 from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow, num_common
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, Drawn, ModelRunner, RowStep, place_own_pages
+from inference_api.runner import Draw, Drawn, ModelRunner, RowStep, own_pages, place_own_pages
 from inference_api.speculation.calibration import Calibration, Proposed
 
 PREFILLED_TOKENS = 128  # in one step, for all rows that the draft's cache is far behind
@@ -97,10 +97,11 @@ class ModelDrafts:
 
     def _copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
         """Between rows of the draft's cache, in whole pages."""
-        layout = self._runner.layout
-        of_row = layout.num_pages // self._runner.max_rows
-        for page in range(-(-num_tokens // layout.page_tokens)):
-            self._runner.copy_page(source * of_row + page, target * of_row + page)
+        count = -(-num_tokens // self._runner.layout.page_tokens)
+        groups = zip(own_pages(self._runner, source), own_pages(self._runner, target), strict=True)
+        for from_pages, to_pages in groups:
+            for from_page, to_page in zip(from_pages[:count], to_pages, strict=False):
+                self._runner.copy_page(from_page, to_page)
 
     def _extend(self, chains: "Sequence[_Chain]", drawn: Sequence[Drawn]) -> None:
         """Append each drawn token to its chain; close the chains not worth another step."""

@@ -125,12 +125,13 @@ class LiveState:
         }
 
     def _kv_cache(self) -> Json:
-        """Returns how many pages there are and who holds them, for each model in memory."""
+        """Returns how many pages there are and who holds them, for each model in memory, and how
+        many tokens each holds if tokens have a page of every group."""
         models = dict(self._backend.models)  # copied at once: members come and go meanwhile
         pages = {name: model.rows.pages for name, model in models.items()}
         return {
             name: {"held_pages": each.num_held, "cached_pages": each.num_cached}
-            | {"free_pages": each.num_free, "page_tokens": each.page_tokens}
+            | {"free_pages": each.num_free, "page_tokens": each.tokens_per_page}
             for name, each in pages.items()
         }
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,15 @@ from inference_api._mock_inference_api_server import END_TOKEN, EchoRunner
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, Drawn, Hidden, ModelRunner, RowStep, place_own_pages
+from inference_api.runner import (
+    Draw,
+    Drawn,
+    Hidden,
+    ModelRunner,
+    RowStep,
+    own_pages,
+    place_own_pages,
+)
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0.0)
@@ -26,23 +35,28 @@ SEEDED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=1234)
 PENALISED = SamplingParams(temperature=1.3, frequency_penalty=0.5, repetition_penalty=1.2, seed=-5)
 
 OPTIONS = EngineOptions(device="cpu", dtype="float32", max_rows=8, max_seq_len=64)
+WINDOWS = "gemma3"  # the model of those runners
 RunnerFactory = Callable[[Path], tuple[ModelRunner, int]]
 
 
-def make_kernel_runner(folder: Path, options: EngineOptions = OPTIONS) -> tuple[ModelRunner, int]:
+def make_kernel_runner(
+    folder: Path, options: EngineOptions = OPTIONS, model: str = "llama"
+) -> tuple[ModelRunner, int]:
     from inference_api.engine.kernel_runner import KernelRunner
     from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
-    make_model("llama", folder)
+    make_model(model, folder)
     runner = KernelRunner(folder, options)
     runner.load()
     return runner, VOCAB_SIZE
 
 
-def make_torch_runner(folder: Path, options: EngineOptions = OPTIONS) -> tuple[CudaRunner, int]:
+def make_torch_runner(
+    folder: Path, options: EngineOptions = OPTIONS, model: str = "llama"
+) -> tuple[CudaRunner, int]:
     from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
-    make_model("llama", folder)
+    make_model(model, folder)
     runner = CudaRunner(folder, options)
     runner.load()
     if options.device == "cuda":
@@ -66,11 +80,13 @@ def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
     return EchoRunner(max_rows=8, max_seq_len=64), END_TOKEN + 1
 
 
-def make_pipeline_runner(folder: Path, options: EngineOptions) -> tuple[ModelRunner, int]:
+def make_pipeline_runner(
+    folder: Path, options: EngineOptions, model: str = "llama"
+) -> tuple[ModelRunner, int]:
     from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
     from tests.inference_api.pipeline.rings import make_pipeline
 
-    make_model("llama", folder)
+    make_model(model, folder)
     runner = make_pipeline(folder, options, (1, 1))
     runner.load()
     return runner, VOCAB_SIZE
@@ -84,7 +100,9 @@ RUNNERS: dict[str, RunnerFactory] = {
     "int8": partial(make_kernel_runner, options=replace(OPTIONS, quantization="int8")),
     "int4": partial(make_kernel_runner, options=replace(OPTIONS, quantization="int4")),
     "cache of int8": partial(make_kernel_runner, options=replace(OPTIONS, kv_cache_dtype="int8")),
+    "windows": partial(make_kernel_runner, model=WINDOWS),
     "pipeline": partial(make_pipeline_runner, options=OPTIONS),
+    "windows in a pipeline": partial(make_pipeline_runner, options=OPTIONS, model=WINDOWS),
     "echo": make_echo_runner,
 }
 if torch.cuda.is_available():
@@ -263,18 +281,13 @@ def test_copied_page_serves_as_if_it_had_been_prefilled(runner: ModelRunner) -> 
     expected = generate(runner, prompt, GREEDY)
     Request(2, source, GREEDY).prefill(runner, chunk_tokens=16)
     request = Request(6, prompt, GREEDY)
-    runner.copy_page(own_pages(runner, 2)[0], own_pages(runner, 6)[0])
+    for from_pages, to_pages in zip(own_pages(runner, 2), own_pages(runner, 6), strict=True):
+        runner.copy_page(from_pages[0], to_pages[0])
     runner.step(request.chunks(start=16))
     Request(2, prompt_of(13, 30), GREEDY).prefill(runner)  # the source may change afterwards
     for _ in range(NUM_TOKENS):
         step(runner, [request])
     assert request.generated == expected
-
-
-def own_pages(runner: ModelRunner, row: int) -> Sequence[int]:
-    """Those that `place_own_pages` gives it."""
-    count = runner.layout.num_pages // runner.max_rows
-    return range(row * count, (row + 1) * count)
 
 
 def test_shared_page_serves_as_if_it_had_been_prefilled(paged_runner: ModelRunner) -> None:
@@ -284,7 +297,8 @@ def test_shared_page_serves_as_if_it_had_been_prefilled(paged_runner: ModelRunne
     expected = [generate(runner, each, GREEDY) for each in (source, prompt)]
     requests = Request(2, source, GREEDY), Request(6, prompt, GREEDY)
     requests[0].prefill(runner)
-    runner.place(6, 0, own_pages(runner, 2)[:1])
+    for group, pages in enumerate(own_pages(runner, 2)):
+        runner.place(6, group, 0, pages[:1])
     runner.step(requests[1].chunks(start=page_tokens))
     for _ in range(NUM_TOKENS):
         step(runner, [*requests])
@@ -299,7 +313,8 @@ def test_step_without_pages_is_refused(
     runner, _ = RUNNERS[request.node.callspec.params["runner_and_vocab"]](tmp_path)
     with pytest.raises(AssertionError):
         runner.step([RowStep(1, 0, [7])])
-    runner.place(1, 0, [5])
+    for group in range(runner.layout.num_groups):
+        runner.place(1, group, 0, [5 + group])
     page_tokens = runner.layout.page_tokens
     runner.step([RowStep(1, 0, [7] * page_tokens)])
     with pytest.raises(AssertionError):
@@ -490,18 +505,20 @@ def test_any_placement_of_pages_gives_the_same_bits(exact_runner: ModelRunner, s
         pytest.skip("pages are bound to rows")
     expected = states_of_a_text(runner, lambda: None)
     shuffled = random.Random(seed)
-    pages = shuffled.sample(range(layout.num_pages), layout.num_pages)
-    count = layout.num_pages // runner.max_rows
-    for row in ROWS_OF_TEXT:
-        runner.place(row, 0, pages[row * count : (row + 1) * count])
-    free = [page for page in pages if page not in pages[count * 4 : count * 6]]
+    free = shuffled.sample(range(layout.num_pages), layout.num_pages)
+    count = layout.num_pages // (runner.max_rows * layout.num_groups)
+    tables = {}
+    for row, group in product(ROWS_OF_TEXT, range(layout.num_groups)):
+        tables[row, group] = [free.pop() for _ in range(count)]
+        runner.place(row, group, 0, tables[row, group])
 
     def move_a_page() -> None:
-        row, index = shuffled.choice(ROWS_OF_TEXT), shuffled.randrange(count)
-        old, new = pages[row * count + index], free.pop(shuffled.randrange(len(free)))
+        (row, group), table = shuffled.choice([*tables.items()])
+        index = shuffled.randrange(count)
+        old, new = table[index], free.pop(shuffled.randrange(len(free)))
         runner.copy_page(old, new)
-        runner.place(row, index, [new])
-        pages[row * count + index] = new
+        runner.place(row, group, index, [new])
+        table[index] = new
         free.append(old)
 
     for one, other in zip(states_of_a_text(runner, move_a_page), expected, strict=True):
@@ -540,10 +557,11 @@ def test_hidden_states_are_those_of_torch(
     assert [result.hidden is None for result in results] == [True, False, True]
     hidden = results[1].hidden
     assert hidden is not None
-    expected = states(make_torch_runner(tmp_path)[0], [asked])[0]
+    name = request.node.callspec.params["runner_and_vocab"]
+    model = WINDOWS if "windows" in name else "llama"
+    expected = states(make_torch_runner(tmp_path, model=model)[0], [asked])[0]
     assert hidden.shape == expected.shape
     assert hidden.dtype == np.float32
-    name = request.node.callspec.params["runner_and_vocab"]
     lengths = np.linalg.norm(hidden, axis=1) * np.linalg.norm(expected, axis=1)
     similarities = (hidden * expected).sum(axis=1) / lengths
     assert similarities.min() > LEAST_SIMILARITY.get(name, 1 - 1e-6)

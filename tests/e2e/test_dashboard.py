@@ -65,7 +65,7 @@ def test_the_model_tells_what_its_cache_holds(api: ServedApi, page: Page) -> Non
     assert cached_tokens >= usage["total_tokens"] // held["page_tokens"] * held["page_tokens"] > 0
     use = page.get_by_role("region", name="Model").locator("div", has_text="Cache in use")
     expect(use.last).to_contain_text(
-        f"{cached_tokens:,} ({cached_tokens:,} cached) of 65,536 tokens"
+        f"{cached_tokens:,.0f} ({cached_tokens:,.0f} cached) of 65,536 tokens"
     )
 
 

@@ -23,12 +23,16 @@ class BoundRowPages(RowPages):
         """Returns the row where the fewest pages are copied and lost, or the longest free one."""
         match = self._match(root, encode(prompt))
         nodes = match.nodes if match.tail is None else (*match.nodes, match.tail)
-        kept = Counter(page // self._max_row_pages for page in self._tree.nodes)
-        found = Counter(node.page // self._max_row_pages for node in nodes)
+        kept = Counter(page // self._row_pages for page in self._tree.nodes)
+        found = Counter(page // self._row_pages for node in nodes for page in node.pages)
         return min(free_rows, key=lambda row: kept[row] - 2 * found[row])
 
     def _own(self, held: HeldPages, index: int) -> int:
-        return held.row * self._max_row_pages + index
+        return held.row * self._row_pages + index
+
+    @property
+    def _row_pages(self) -> int:
+        return -(-self._max_tokens // self.page_tokens)
 
     def _take(self, held: HeldPages, index: int) -> int:
         page = self._own(held, index)
@@ -47,16 +51,24 @@ class BoundRowPages(RowPages):
             self._tree.move(node, self._own(holder, index))
 
     def _adopt(self, held: HeldPages, nodes: Sequence[Node]) -> None:
-        first, sources = len(held.nodes), [node.page for node in nodes]
-        self._hold(held, nodes)  # first, so that none of them is evicted for the row's pages
+        first, sources = len(held.nodes), [page for node in nodes for page in node.pages]
+        held.nodes += nodes  # first, so that none of them is evicted for the row's pages
         has_pages = self.reserve(held.row, len(held.nodes) * self.page_tokens)
         assert has_pages, "a row has its own pages"
-        for source, page in zip(sources, held.pages[first:], strict=False):
+        for source, page in zip(sources, held.tables[0][first:], strict=False):
             if source != page:
                 self._memory.copy_page(source, page)
 
     def _join(self, held: HeldPages, node: Node) -> None:
-        self._hold(held, (node,))
+        held.nodes.append(node)
+
+    def _evict(self) -> bool:
+        """What rows hold as copies stays."""
+        held = {node for each in self._rows.values() for node in each.nodes}
+        node = next((each for each in self._tree.nodes.values() if each not in held), None)
+        if node is not None:
+            self._tree.cut(node)
+        return node is not None
 
 
 class ChunkMemory:
@@ -77,7 +89,7 @@ class ChunkMemory:
             is_bound=True,
         )
 
-    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
         """They are there already."""
 
     def copy_page(self, source: int, target: int) -> None:

@@ -3,25 +3,37 @@
 Decode thread only, but for `num_pages`, `num_free` and `num_cached`.
 """
 
+from collections import OrderedDict
+
 
 class PagePool:
     """Rows hold pages by `take` and `share`, the prefix tree by `keep`. Unheld ones are free.
 
-    A page is a number. Free pages are taken in this order: first the one freed last, then the
-    lowest that was never used, so that little memory is touched.
+    A page is a number. Pages that the tree keeps and no row holds are *cached*. Free pages are
+    taken in this order: first the one freed last, then the lowest that was never used, so that
+    little memory is touched.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.num_cached = 0  # pages that the tree holds and no row
         self._num_rows = [0] * num_pages  # rows that hold each page
         self._kept: set[int] = set()
+        self._cached: OrderedDict[int, None] = OrderedDict()  # first the one dropped first
         self._freed: dict[int, None] = {}  # the last one is taken first, as in the next
         self._untouched = dict.fromkeys(reversed(range(num_pages)))
 
     @property
     def num_free(self) -> int:
         return len(self._freed) + len(self._untouched)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def oldest_cached(self) -> int | None:
+        """The cached page that no row has held for the longest time."""
+        return next(iter(self._cached), None)
 
     @property
     def num_touched(self) -> int:
@@ -31,6 +43,10 @@ class PagePool:
     def references(self, page: int) -> int:
         """Returns how many hold the page: rows, and the tree."""
         return self._num_rows[page] + (page in self._kept)
+
+    def is_held(self, page: int) -> bool:
+        """Returns whether a row holds the page."""
+        return self._num_rows[page] > 0
 
     def take(self) -> int | None:
         """Returns a page that was free and that a row holds now; None where no page is free."""
@@ -45,7 +61,7 @@ class PagePool:
         """One more row holds this page, which may have been free."""
         if not self._num_rows[page]:
             if page in self._kept:
-                self.num_cached -= 1
+                del self._cached[page]
             else:
                 del (self._freed if page in self._freed else self._untouched)[page]
         self._num_rows[page] += 1
@@ -56,7 +72,7 @@ class PagePool:
         self._num_rows[page] -= 1
         if not self._num_rows[page]:
             if page in self._kept:
-                self.num_cached += 1
+                self._cached[page] = None
             else:
                 self._freed[page] = None
 
@@ -69,7 +85,7 @@ class PagePool:
         """The tree no longer holds this page."""
         self._kept.remove(page)
         if not self._num_rows[page]:
-            self.num_cached -= 1
+            del self._cached[page]
             self._freed[page] = None
 
     def give_back(self, num_pages: int) -> list[int]:

@@ -6,15 +6,16 @@ Decode thread only.
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from typing import NamedTuple
 
 from inference_api.core.state.pool import PagePool
+from inference_api.runner import PageLayout
 
 MIN_REUSED_TOKENS = 8  # fewer are as soon computed as copied
 TOKEN_BYTES = array("i").itemsize
 BEGINNING_BYTES = MIN_REUSED_TOKENS * TOKEN_BYTES
+GONE = -1  # in place of a page that nobody has any more
 
 
 def encode(tokens: Sequence[int]) -> bytes:
@@ -24,21 +25,19 @@ def encode(tokens: Sequence[int]) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A page and its tokens, which follow those of `parent`. A root has neither page nor tokens.
+    """The tokens of a page and, for each group of layers, the page; a root has none of them.
 
     With fewer tokens than a page has room for it is a *tail*: the end of a request. Nothing follows
-    a tail, and no row holds it: who goes on from there copies its page.
+    a tail, and no row holds it: who goes on from there copies its pages.
     """
 
     tokens: bytes = b""
-    page: int = -1
+    pages: list[int] = field(default_factory=list)  # GONE, where the window of a group has passed
     parent: "Node | None" = None
     name: Hashable = None  # a root's key
     children: dict[bytes, "Node"] = field(default_factory=dict)
     similar: dict[bytes, "Node"] = field(default_factory=dict)
     """The child used last of those that begin with the same MIN_REUSED_TOKENS tokens."""
-    num_rows: int = 0  # rows that hold it; they hold all that it follows
-    used: int = 0  # the time of the last use
 
 
 class PrefixMatch(NamedTuple):
@@ -55,103 +54,100 @@ class PrefixTree:
     Tokens are given as `encode` returns them. The tree keeps the pages of its nodes in `pool`.
     """
 
-    def __init__(self, pool: PagePool, page_tokens: int) -> None:
+    def __init__(self, pool: PagePool, layout: PageLayout) -> None:
         self.nodes: dict[int, Node] = {}  # the node of each page
         self._pool = pool
-        self._page_bytes = page_tokens * TOKEN_BYTES
+        self._layout = layout
+        self._page_bytes = layout.page_tokens * TOKEN_BYTES
         self._roots: dict[Hashable, Node] = {}
-        self._clock = 0  # counts uses, so that no two have the same time
-        self._leaves: list[tuple[int, Node]] = []  # a heap, by `used`; some are stale
 
     def root(self, name: Hashable) -> Node:
         """Returns the root to `seal` first pages under. It is gone with the last of them."""
         return self._roots.setdefault(name, Node(name=name))
 
     def match(self, name: Hashable, tokens: bytes) -> PrefixMatch:
-        """Returns what the tree has of the beginning of `tokens`."""
-        node, size = self._roots.get(name), self._page_bytes
-        if node is None:
+        """Returns what the tree has of the beginning of `tokens`, up to where all groups of layers
+        can go on: windows may have lost what they see from further on."""
+        root, size = self._roots.get(name), self._page_bytes
+        if root is None:
             return PrefixMatch()
-        nodes: list[Node] = []
+        node, nodes = root, list[Node]()
         for first in range(0, len(tokens) - size + 1, size):
             child = node.children.get(tokens[first : first + size])
             if child is None:
                 break
             nodes.append(child)
             node = child
+        if self._layout.has_windows:
+            del nodes[self._num_whole(nodes) :]
+            node = nodes[-1] if nodes else root
         rest = tokens[len(nodes) * size :][:size]
         tail = node.similar.get(rest[:BEGINNING_BYTES])
-        return PrefixMatch(nodes, tail, 0 if tail is None else _num_common(rest, tail.tokens))
+        if tail is None or GONE in tail.pages:
+            return PrefixMatch(nodes)
+        return PrefixMatch(nodes, tail, _num_common(rest, tail.tokens))
 
     def num_held(self, name: Hashable, pages: Iterable[bytes]) -> int:
-        """Returns how many of the first of these whole pages rows hold."""
+        """Returns how many of the first of these whole pages rows hold, of layers without a
+        window."""
         node, count = self._roots.get(name), 0
+        group = self._layout.windows.index(None)
         for tokens in pages:
             node = None if node is None else node.children.get(tokens)
-            if node is None or not node.num_rows:
+            if node is None or not self._pool.is_held(node.pages[group]):
                 break
             count += 1
         return count
 
-    def seal(self, parent: Node, tokens: bytes, page: int) -> Node:
+    def seal(self, parent: Node, tokens: bytes, pages: Sequence[int]) -> Node:
         """Returns the node of these tokens after `parent`, which a row holds or is a root.
 
-        Where there is none, a new one keeps `page`. A tail may be there already as the beginning
-        of another node, and takes the place of one that is shorter.
+        Where there is none, a new one keeps `pages`; one that is there keeps those that it lacks. A
+        tail may be there already as the beginning of another node, and takes the place of one that
+        is shorter.
         """
-        if (node := parent.children.get(tokens)) is not None:
-            return node
-        similar = parent.similar.get(tokens[:BEGINNING_BYTES])
-        if similar is not None and similar.tokens.startswith(tokens):
-            return similar
-        node = Node(tokens, page, parent)
-        parent.children[tokens] = parent.similar[tokens[:BEGINNING_BYTES]] = node
-        self.nodes[page] = node
-        self._pool.keep(page)
-        if similar is not None and tokens.startswith(similar.tokens):
-            self._remove(similar)
+        node = parent.children.get(tokens)
+        if node is None:
+            similar = parent.similar.get(tokens[:BEGINNING_BYTES])
+            if similar is not None and similar.tokens.startswith(tokens):
+                return similar
+            node = Node(tokens, [GONE] * len(pages), parent)
+            parent.children[tokens] = parent.similar[tokens[:BEGINNING_BYTES]] = node
+            if similar is not None and tokens.startswith(similar.tokens):
+                self.cut(similar)
+        for group, page in enumerate(pages):
+            if node.pages[group] == GONE != page:
+                self._keep(node, group, page)
         return node
 
     def touch(self, node: Node) -> None:
-        """The node is the one used last."""
-        self._clock += 1
-        node.used = self._clock
+        """The node is the one used last of those that begin alike."""
         assert node.parent is not None, "nobody uses a root"
         node.parent.similar[node.tokens[:BEGINNING_BYTES]] = node
-        self._offer(node)
-
-    def hold(self, nodes: Sequence[Node]) -> None:
-        """One more row holds these nodes, and the pages before them."""
-        for node in nodes:
-            node.num_rows += 1
-
-    def let_go(self, nodes: Sequence[Node]) -> None:
-        """One row less holds these nodes, the only ones it held."""
-        for node in nodes:
-            node.num_rows -= 1
-            self.touch(node)
 
     def move(self, node: Node, page: int) -> None:
         """The node's tokens are in `page` too, which a row holds: keep that one instead."""
-        if page != node.page:
-            del self.nodes[node.page]
-            self._pool.forget(node.page)
-            node.page = page
-            self.nodes[page] = node
-            self._pool.keep(page)
+        if [page] != node.pages:
+            self._forget(node, 0)
+            self._keep(node, 0, page)
 
     def evict(self) -> bool:
-        """Remove the leaf that was used least recently; False where rows hold all there is.
+        """Have one page less that no row holds, or some; False where rows hold all there is.
 
-        The nodes of a row are let go of at once, so that an idle conversation goes whole before a
-        fresher one loses its end.
+        The page that was dropped first goes. A row drops its last pages before its first ones, so
+        that an idle conversation goes from its end, and before a fresher one.
         """
-        while self._leaves:
-            used, node = heappop(self._leaves)
-            if used == node.used and self._can_go(node):
-                self._remove(node)
-                return True
-        return False
+        page = self._pool.oldest_cached
+        if page is None:
+            return False
+        node = self.nodes[page]
+        group = node.pages.index(page)
+        if self._layout.windows[group] is None:
+            self.cut(node)
+        else:
+            self._forget(node, group)
+            self._prune(node)
+        return True
 
     def cut(self, node: Node) -> None:
         """Remove a node that no row holds, and all that follows it."""
@@ -159,32 +155,44 @@ class PrefixTree:
         for each in nodes:
             nodes.extend(each.children.values())
         for each in reversed(nodes):
-            self._remove(each)
+            for group, page in enumerate(each.pages):
+                if page != GONE:
+                    self._forget(each, group)
+            self._prune(each)
 
-    def _can_go(self, node: Node) -> bool:
-        is_there = self.nodes.get(node.page) is node
-        return is_there and not node.num_rows and not node.children
+    def _num_whole(self, nodes: Sequence[Node]) -> int:
+        """Returns behind how many of these nodes no page is lacking that who goes on there sees."""
+        best, lengths = 0, [0] * len(self._layout.windows)  # lengths of runs of pages
+        for count, node in enumerate(nodes, 1):
+            lengths = [
+                0 if page == GONE else length + 1
+                for page, length in zip(node.pages, lengths, strict=True)
+            ]
+            seen = self._layout.first_seen(count * self._layout.page_tokens)
+            if all(count - first <= own for first, own in zip(seen, lengths, strict=True)):
+                best = count
+        return best
 
-    def _offer(self, node: Node) -> None:
-        """Have `evict` find this node, if it may go."""
-        if not self._can_go(node):
-            return
-        heappush(self._leaves, (node.used, node))
-        if len(self._leaves) > 2 * len(self.nodes) + 64:  # most of them are stale
-            leaves = filter(self._can_go, self.nodes.values())
-            self._leaves = [(leaf.used, leaf) for leaf in leaves]
-            heapify(self._leaves)
+    def _keep(self, node: Node, group: int, page: int) -> None:
+        node.pages[group] = page
+        self.nodes[page] = node
+        self._pool.keep(page)
 
-    def _remove(self, node: Node) -> None:
-        parent, beginning = node.parent, node.tokens[:BEGINNING_BYTES]
-        assert parent is not None, "roots go with their last child"
-        del parent.children[node.tokens], self.nodes[node.page]
-        if parent.similar.get(beginning) is node:
-            del parent.similar[beginning]
-        self._pool.forget(node.page)
-        if parent.parent is None and not parent.children:
-            del self._roots[parent.name]
-        self._offer(parent)
+    def _forget(self, node: Node, group: int) -> None:
+        page, node.pages[group] = node.pages[group], GONE
+        del self.nodes[page]
+        self._pool.forget(page)
+
+    def _prune(self, node: Node) -> None:
+        """Remove a node that has neither pages nor children, and those before it likewise."""
+        while node.parent is not None and not node.children and {*node.pages} == {GONE}:
+            parent, beginning = node.parent, node.tokens[:BEGINNING_BYTES]
+            del parent.children[node.tokens]
+            if parent.similar.get(beginning) is node:
+                del parent.similar[beginning]
+            node = parent
+        if node.parent is None and not node.children:
+            self._roots.pop(node.name, None)
 
 
 def _num_common(first: bytes, second: bytes) -> int:

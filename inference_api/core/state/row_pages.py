@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from inference_api.core.state.pool import PagePool
 from inference_api.core.state.prefixes import (
+    GONE,
     MIN_REUSED_TOKENS,
     TOKEN_BYTES,
     Node,
@@ -40,18 +41,28 @@ NO_PAGES = PageCounts()
 
 @dataclass(slots=True)
 class HeldPages:
-    """What one row holds: `pages[i]` for its i-th `page_tokens` positions.
+    """What one row holds: `tables[group][i]` for its i-th `page_tokens` positions.
 
     The first ones are sealed, and those of `nodes`; the others are open: the row alone has them.
+    Those that a group's window has passed are GONE.
     """
 
     row: int
     root: Hashable
     prompt: bytes  # as the tree has it
     num_prompt: int
-    pages: list[int] = field(default_factory=list)
+    tables: Sequence[list[int]]
+    num_passed: list[int]  # the first ones of each table
     nodes: list[Node] = field(default_factory=list)
     reused_tokens: int = 0
+
+    @property
+    def num_places(self) -> int:
+        """How many times `page_tokens` positions there is room for."""
+        return len(self.tables[0])
+
+    def pages_at(self, index: int) -> list[int]:
+        return [table[index] for table in self.tables]
 
 
 class RowPages:
@@ -71,15 +82,21 @@ class RowPages:
     ) -> None:
         """`max_seq_len`: the most tokens of a row; default: as many as there are pages for."""
         self.page_tokens = layout.page_tokens
-        self._memory = memory
-        self._max_row_pages = layout.num_pages // (max_rows if layout.is_bound else 1)
-        if max_seq_len is not None:
-            self._max_row_pages = min(self._max_row_pages, -(-max_seq_len // self.page_tokens))
-        self._is_ample = layout.num_pages >= max_rows * self._max_row_pages
+        self._memory, self._layout = memory, layout
+        most_pages = layout.num_pages // (max_rows if layout.is_bound else 1)
+        if max_seq_len is None:
+            max_seq_len = most_pages * layout.page_tokens
+        self._max_tokens = layout.row_tokens(most_pages, max_seq_len)
+        self._is_ample = layout.num_pages >= max_rows * layout.row_pages(self._max_tokens)
         self._reuse = reuse
         self._pool = PagePool(layout.num_pages)
-        self._tree = PrefixTree(self._pool, layout.page_tokens)
+        self._tree = PrefixTree(self._pool, layout)
         self._rows: dict[int, HeldPages] = {}
+
+    @property
+    def tokens_per_page(self) -> float:
+        """How many tokens there is room for with each page, before windows give any back."""
+        return self.page_tokens / self._layout.num_groups
 
     @property
     def num_free(self) -> int:
@@ -104,13 +121,21 @@ class RowPages:
         return num_pages <= self._pool.num_free + self._pool.num_cached
 
     def can_begin(self, root: Hashable, tokens: Sequence[int], num_spare: int) -> bool:
-        """Returns whether there are pages for all of these tokens that no row has, and so many to
-        spare; always, where all rows have pages for all that they may hold."""
-        size = self.page_tokens
-        missing = -(-len(tokens) // size) + num_spare - self.num_free - self.num_cached
+        """Returns whether there are pages for all of these tokens that no row has, and so many of
+        each group to spare; always, where all rows have pages for all that they may hold.
+
+        Where rows hold a window's pages now, they may have passed them by the time.
+        """
+        layout, size = self._layout, self.page_tokens
+        missing = layout.row_pages(len(tokens)) + num_spare * layout.num_groups
+        missing -= self.num_free + self.num_cached
         if self._is_ample or missing <= 0:
             return True
+        num_full = layout.windows.count(None)
+        if not num_full:
+            return False
         # Asked in every turn while a request waits: no more is encoded than is looked for.
+        missing = -(-missing // num_full)
         ends = range(size, min(len(tokens), missing * size + 1), size)
         pages = (encode(tokens[end - size : end]) for end in ends)
         return self._tree.num_held(root, pages) >= missing
@@ -127,7 +152,11 @@ class RowPages:
         """
         held = self._rows.get(row)
         if held is None:
-            held = self._rows[row] = HeldPages(row, root, encode(prompt), len(prompt))
+            tables: Sequence[list[int]] = [[] for _ in self._layout.windows]
+            passed = [0] * len(tables)
+            held = self._rows[row] = HeldPages(
+                row, root, encode(prompt), len(prompt), tables, passed
+            )
         if reuses:
             self._reuse_longer(held)
         return held.reused_tokens
@@ -138,43 +167,45 @@ class RowPages:
         What is cached makes room. Where that is not enough either, nothing changes.
         """
         held = self._rows[row]
-        if num_tokens <= len(held.pages) * self.page_tokens:
+        first, end = held.num_places, -(-num_tokens // self.page_tokens)
+        if end <= first:
             return True
-        first, num_pages = len(held.pages), -(-num_tokens // self.page_tokens)
-        if num_pages > self._max_row_pages or not self.can_reserve(num_pages - first):
+        has_room = end <= -(-self._max_tokens // self.page_tokens)
+        if not has_room or not self.can_reserve((end - first) * self._layout.num_groups):
             return False
-        held.pages += [self._take(held, index) for index in range(first, num_pages)]
-        self._memory.place(row, first, held.pages[first:])
+        for group, table in enumerate(held.tables):
+            table += [self._take(held, index) for index in range(first, end)]
+            self._memory.place(row, group, first, table[first:])
         return True
 
     def seal(self, row: int, num_tokens: int, generated: Sequence[int] = ()) -> None:
-        """The first `num_tokens` of the row's tokens are written and stay: others may have them."""
+        """The first `num_tokens` of the row's tokens are written and stay: others may have them,
+        and the row forgets what its windows have passed."""
         held = self._rows[row]
-        num_pages = self._reusable_tokens(held, num_tokens, generated) // self.page_tokens
-        while (index := len(held.nodes)) < num_pages:
-            first = index * self.page_tokens
-            tokens = _tokens(held, first, first + self.page_tokens, generated)
-            self._join(held, self._tree.seal(self._parent(held), tokens, held.pages[index]))
+        self._seal(held, num_tokens, generated)
+        if self._layout.has_windows:
+            self._pass(held, num_tokens)
 
     def end(self, row: int, num_tokens: int, generated: Sequence[int] = ()) -> None:
         """The row holds nothing any more; the first `num_tokens` of its tokens were written."""
-        self.seal(row, num_tokens, generated)
         held = self._rows.pop(row)
+        self._seal(held, num_tokens, generated)
         if self._reuse == "all":
             self._leave_tail(held, self._reusable_tokens(held, num_tokens, generated), generated)
-        self._tree.let_go(held.nodes)
-        for page in held.pages:
-            self._pool.drop(page)
+        for node in held.nodes:
+            self._tree.touch(node)
+        for index in reversed(range(held.num_places)):  # the first are needed most
+            self._drop(held.pages_at(index))
 
     def forget_cached(self) -> None:
         """Forget what no row holds: all there is, while none runs."""
-        while self._tree.evict():
+        while self._evict():
             pass
 
     def trim(self, num_pages: int) -> None:
         """Give memory back until so many pages have any, if rows do not hold more. What is cached
         goes, least recently used first."""
-        while self.num_held + self.num_cached > num_pages and self._tree.evict():
+        while self.num_held + self.num_cached > num_pages and self._evict():
             pass
         if given_back := self._pool.give_back(self._pool.num_touched - num_pages):
             self._memory.give_back(given_back)
@@ -195,40 +226,67 @@ class RowPages:
         return match if self._reuse == "all" else PrefixMatch(match.nodes)
 
     def _copy(self, held: HeldPages, tail: Node) -> bool:
-        """Copy a page to the first open one of the row; False where none can be had."""
-        self._tree.touch(tail)  # evicted last then; if it is even so, its page is the one reserved
-        if not self.reserve(held.row, (len(held.nodes) + 1) * self.page_tokens):
-            return False
-        page = held.pages[len(held.nodes)]
-        if page != tail.page:
-            self._memory.copy_page(tail.page, page)
-        return True
+        """Copy pages to the first open ones of the row; False where none can be had."""
+        sources, index = [*tail.pages], len(held.nodes)
+        for page in sources:
+            self._pool.share(page)  # so that it is not evicted meanwhile
+        has_pages = self.reserve(held.row, (index + 1) * self.page_tokens)
+        if has_pages:
+            for source, page in zip(sources, held.pages_at(index), strict=True):
+                if source != page:
+                    self._memory.copy_page(source, page)
+        self._drop(sources)
+        return has_pages
 
     def _take(self, held: HeldPages, index: int) -> int:
         """Returns a page that was free or cached, to be the `index`-th of the row."""
         while (page := self._pool.take()) is None:
-            has_evicted = self._tree.evict()
-            assert has_evicted, "a cached page can be evicted: who holds a node holds its parents"
+            has_evicted = self._evict()
+            assert has_evicted, "a cached page can be evicted"
         return page
+
+    def _evict(self) -> bool:
+        return self._tree.evict()
+
+    def _drop(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            if page != GONE:
+                self._pool.drop(page)
+
+    def _seal(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> None:
+        num_pages = self._reusable_tokens(held, num_tokens, generated) // self.page_tokens
+        while (index := len(held.nodes)) < num_pages:
+            first = index * self.page_tokens
+            tokens = _tokens(held, first, first + self.page_tokens, generated)
+            self._join(held, self._tree.seal(self._parent(held), tokens, held.pages_at(index)))
+
+    def _pass(self, held: HeldPages, num_tokens: int) -> None:
+        """Drop what no later token sees."""
+        seen = self._layout.first_seen(num_tokens)
+        for table, begin, end in zip(held.tables, held.num_passed, seen, strict=True):
+            self._drop(table[begin:end])
+            table[begin:end] = [GONE] * len(table[begin:end])
+        held.num_passed = seen
 
     def _adopt(self, held: HeldPages, nodes: Sequence[Node]) -> None:
         """Hold the pages of the nodes that follow the row's, in place of any it has there."""
-        first, pages = len(held.nodes), [node.page for node in nodes]
-        self._hold(held, nodes)
-        for page in pages:
-            self._pool.share(page)
-        for page in held.pages[first : first + len(pages)]:
-            self._pool.drop(page)
-        held.pages[first : first + len(pages)] = pages
-        self._memory.place(held.row, first, pages)
+        first = len(held.nodes)
+        held.nodes += nodes
+        end = len(held.nodes)
+        seen = self._layout.first_seen(end * self.page_tokens)
+        for group, table in enumerate(held.tables):
+            num_passed = max(seen[group] - first, 0)
+            pages = [node.pages[group] for node in nodes[num_passed:]]
+            for page in pages:
+                self._pool.share(page)
+            self._drop(table[first:end])
+            table[first:end] = [GONE] * num_passed + pages
+            # Nobody reads what is passed: any page may stand there.
+            self._memory.place(held.row, group, first, pages[-1:] * num_passed + pages)
 
     def _join(self, held: HeldPages, node: Node) -> None:
         """Hold the node whose tokens the row has written."""
         self._adopt(held, (node,))
-
-    def _hold(self, held: HeldPages, nodes: Sequence[Node]) -> None:
-        self._tree.hold(nodes)
-        held.nodes += nodes
 
     def _parent(self, held: HeldPages) -> Node:
         return held.nodes[-1] if held.nodes else self._tree.root(held.root)
@@ -237,8 +295,8 @@ class RowPages:
         first = len(held.nodes) * self.page_tokens
         if num_tokens - first >= MIN_REUSED_TOKENS:
             tokens = _tokens(held, first, num_tokens, generated)
-            page = held.pages[len(held.nodes)]
-            self._tree.touch(self._tree.seal(self._parent(held), tokens, page))
+            pages = held.pages_at(len(held.nodes))
+            self._tree.touch(self._tree.seal(self._parent(held), tokens, pages))
 
     def _reusable_tokens(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> int:
         """Returns how many of the written tokens others may have."""

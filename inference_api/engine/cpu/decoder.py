@@ -140,7 +140,7 @@ class KernelDecoder:
                 "base": data(cache.pages),
                 "page_bytes": cache.pages.strides[0],
                 "tables": ffi.from_buffer("int32_t[]", cache.tables),
-                "table_stride": cache.tables.shape[1],
+                "table_stride": cache.tables.shape[2],
             },
             "bits": self._bits,
             "cache_type": CACHE_TYPES[cache.pages.dtype.name],
@@ -181,6 +181,7 @@ class KernelDecoder:
             for each, weight in weights.items()
             if weight in self._packed
         }
+        group, place = cache.places[index]
         norms = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
         return (
             {each: self._norm(f"{name}.{each}") for each in norms}
@@ -191,7 +192,8 @@ class KernelDecoder:
                 "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
                 "sinks": self._optional(f"{name}.sinks"),
                 "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
-                "page_offset": index * cache.pages.strides[1],
+                "page_offset": place * cache.pages.strides[1],
+                "table_offset": group * cache.tables[0].size,
                 "window": self._config.windows[index] or 0,
             }
         )

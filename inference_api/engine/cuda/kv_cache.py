@@ -47,12 +47,12 @@ class TorchCache:
         self.keys[layer, rows, :, positions] = keys
         self.values[layer, rows, :, positions] = values
 
-    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
+    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
         """They are there already."""
         begin = row * self._pages_of_row + first
         assert [*pages] == [*range(begin, begin + len(pages))]
 
-    def has(self, row: int, num_tokens: int) -> bool:
+    def has(self, row: int, group: int, page: int) -> bool:
         return True
 
     @torch.inference_mode()

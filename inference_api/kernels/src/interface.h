@@ -38,11 +38,11 @@ HEARTH_EXPORT int hearth_linear(HearthContext* context, int bits, const void* pa
                                 int64_t inputs, float* out);
 
 // What user rows remember, in pages of 32 positions that rows may share. A page begins at base +
-// number * page_bytes and has, of all layers, [kv_heads][keys, then values][32][head_dim].
+// number * page_bytes and has, of some layers, [kv_heads][keys, then values][32][head_dim].
 typedef struct {
   char* base;
   int64_t page_bytes;
-  const int32_t* tables;  // [rows][table_stride]: the page of each 32 positions
+  const int32_t* tables;  // [rows][table_stride]: the page of each 32 positions; see table_offset
   int64_t table_stride;
 } HearthPages;
 
@@ -111,8 +111,9 @@ typedef struct {
   const float* selection_bias;  // [experts] or null
   HearthLinear shared_up;       // of an MLP beside the experts; without outputs: there is none
   HearthLinear shared_down;
-  int64_t page_offset;  // where a page has this layer's keys and values, in bytes
-  int64_t window;       // 0: everything is seen
+  int64_t page_offset;   // where a page has this layer's keys and values, in bytes
+  int64_t table_offset;  // where `tables` have those of this layer's group, in numbers
+  int64_t window;        // 0: everything is seen
 } HearthLayer;
 
 // How experts are chosen: see MixtureConfig in engine/.

@@ -14,6 +14,13 @@ inline int64_t row_bytes(const HearthModel& model, int64_t size) {
   return size / kGroup * group_bytes(bits(model));
 }
 
+// The pages of rows with the table of the layer's group.
+inline HearthPages pages_of(const HearthModel& model, const HearthLayer& layer) {
+  HearthPages pages = model.pages;
+  pages.tables += layer.table_offset;
+  return pages;
+}
+
 inline NormCall norm_call(const HearthModel& model, const HearthNorm& norm) {
   return {bits(model), static_cast<NormKind>(model.norm), model.norm_eps, norm.weight, norm.bias,
           model.hidden};

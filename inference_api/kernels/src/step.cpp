@@ -275,12 +275,13 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
   const int64_t stride = qkv_width(model);
   const auto type = static_cast<CacheType>(model.cache_type);
   const int64_t rotary_dim = layer.cos == nullptr ? 0 : model.rotary_dim;
+  const HearthPages pages = pages_of(model, layer);
   project(workers, model, layer, part);
   workers.each_row(part.count, [&](int64_t token) {
     const int64_t index = part.first + token;
     const int64_t position = part.batch.positions[index];
     const int64_t slot = part.batch.slots[index];
-    char* const place = page_of(model.pages, part.batch.rows[index], slot) + layer.page_offset +
+    char* const place = page_of(pages, part.batch.rows[index], slot) + layer.page_offset +
                         slot % kPageTokens * slot_bytes(type, model.head_dim);
     workers.kernels.write_heads(
         {qkv_.data() + token * stride, layer.qk_norm, model.is_qk_norm_whole != 0, model.norm_eps,
@@ -320,8 +321,8 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
                   int64_t num_tokens) {
   const int64_t attended_width = width(model, model.num_heads);
   workers.attend({qkv_.data(), qkv_width(model), static_cast<CacheType>(model.cache_type),
-                  model.pages, layer.page_offset, rows_.data(), lengths_.data(), branches_,
-                  num_tokens, model.num_kv_heads, model.num_heads / model.num_kv_heads,
+                  pages_of(model, layer), layer.page_offset, rows_.data(), lengths_.data(),
+                  branches_, num_tokens, model.num_kv_heads, model.num_heads / model.num_kv_heads,
                   model.head_dim, layer.window, model.attention_scale, layer.sinks,
                   attended_.data()});
   const int64_t values_width = model.num_heads * model.value_dim;

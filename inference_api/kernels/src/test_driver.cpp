@@ -322,6 +322,7 @@ struct Model {
     const int64_t page_bytes = description.num_kv_heads * 2 * kPageTokens * vector_bytes;
     cache.resize(static_cast<size_t>(kRows * page_bytes));
     description.pages = {cache.data(), page_bytes, tables.data(), 1};
+    layer.table_offset = kRows;
     layer.window = kind % 5 == 0 ? 7 : 0;
   }
 
@@ -355,7 +356,7 @@ struct Model {
   HearthLayer layer = {};
   std::list<std::vector<float>> memory;
   std::list<std::vector<uint8_t>> packs;
-  const std::vector<int32_t> tables = {2, 0, 1};  // one page of each row
+  const std::vector<int32_t> tables = {9, 9, 9, 2, 0, 1};  // the last: one page of each row
   std::vector<char> cache;
 };
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from inference_api.loading.checkpoint import describe, footprint_on_cpu
-from inference_api.loading.config import num_pages
 from inference_api.loading.options import EngineOptions
 
 QUANTIZATION = "int8"
@@ -16,5 +15,5 @@ def cache_for(model: Path, tokens: int) -> dict[str, str]:
     assert described.config is not None, described.faults
     options = EngineOptions(device="cpu", max_rows=1, quantization=QUANTIZATION)
     footprint = footprint_on_cpu(described.config, options, described.tensors)
-    cache_bytes = num_pages(tokens) * footprint.page_bytes
+    cache_bytes = footprint.layout.row_pages(tokens) * footprint.page_bytes
     return {"KV_CACHE_MEMORY": f"{-(-cache_bytes // MIB)}MiB"}

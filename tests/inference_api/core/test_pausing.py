@@ -1,8 +1,11 @@
 """Requests that leave their rows to others for want of pages say what they would alone."""
 
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -142,6 +145,41 @@ OTHERWISE: list[dict[str, object]] = [
     {"speculation": "medusa"},
     {"speculation": "draft", "draft_model": str(EMBEDDED_MODEL)},
 ]
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model, if its layers saw 40 positions, all but two of them."""
+    folder = tmp_path_factory.mktemp("windowed") / NAME
+    shutil.copytree(EMBEDDED_MODEL, folder)
+    config = json.loads((folder / "config.json").read_text())
+    kinds = ["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention", "full_attention"]
+    config |= {"model_type": "smollm3", "no_rope_layers": [1] * 5, "layer_types": kinds}
+    config |= {"use_sliding_window": True, "sliding_window": 40}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ample_windowed(windowed: Path) -> Server:
+    return Server(model=str(windowed), prefix_reuse=False)
+
+
+@pytest.mark.parametrize("more", OTHERWISE[:-1])
+def test_answers_do_not_depend_on_what_windows_give_back(
+    windowed: Path,
+    ample_windowed: Server,
+    more: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inference_api.runner.MAX_STEP_TOKENS", 33)
+    server = Server(model=str(windowed), kv_cache_memory="1.6MiB", **more)
+    assert server.backend.models[NAME].runner.layout.has_windows
+    found = server.run(asked(1))
+    assert server.num_pauses > 0
+    expected = [ample_windowed.run([each])[0] for each in asked(1)]
+    assert list(map(said, found)) == list(map(said, expected))
+    server.check_that_all_pages_are_free()
 
 
 @pytest.mark.parametrize("more", OTHERWISE)

@@ -2,8 +2,12 @@
 
 import pytest
 
+from inference_api._mock_inference_api_server import EchoRunner
 from inference_api.core.plan import MIN_CHUNK_TOKENS, StepPlanner
 from inference_api.core.step_costs import Contents
+from inference_api.runner import MAX_STEP_TOKENS, PageLayout
+from inference_api.settings import Settings
+from tests.inference_api.core.row_tables import make_rows
 from tests.inference_api.core.test_decode_backend import NAME, Loop
 
 CHUNK = 64
@@ -31,6 +35,17 @@ def test_prompts_get_on_whatever_the_budget_and_a_chunk_is_all_they_get() -> Non
     assert planner_of(0.0005, itl_budget_ms=1).room_tokens(16) == MIN_CHUNK_TOKENS
     assert planner_of(0.0005, itl_budget_ms=10_000).room_tokens(16) == CHUNK
     assert planner_of(0.0, itl_budget_ms=30).room_tokens(16) == CHUNK
+
+
+def test_rows_that_windows_pass_take_steps_that_pages_were_counted_for() -> None:
+    class Windowed(EchoRunner):
+        @property
+        def layout(self) -> PageLayout:
+            return super().layout._replace(windows=(64,))
+
+    settings, rows = Settings(prefill_chunk_tokens=2048), make_rows()
+    for runner, chunk_tokens in ((EchoRunner(1, 128), 2048), (Windowed(1, 128), MAX_STEP_TOKENS)):
+        assert StepPlanner(rows, runner, settings).room_tokens(0) == chunk_tokens
 
 
 def test_until_a_prompt_was_timed_and_without_that_budget_tokens_count_alike() -> None:

@@ -11,5 +11,5 @@ def make_cache(config: ModelConfig, rows: int, context: int, dtype: str = "float
     cache = PagedCache(config, rows, context, dtype, rows * of_row)
     pages = Random(0).sample(range(rows * of_row), rows * of_row)
     for row in range(rows):
-        cache.place(row, 0, pages[row * of_row : (row + 1) * of_row])
+        cache.place(row, 0, 0, pages[row * of_row : (row + 1) * of_row])
     return cache

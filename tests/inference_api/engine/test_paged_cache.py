@@ -11,6 +11,7 @@ from inference_api.engine.paged_cache import PagedCache
 from inference_api.kernels.packing import CACHE_BYTES
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.config import PAGE_TOKENS, ModelConfig
+from inference_api.loading.page_groups import PageGroup
 from inference_api.settings import EMBEDDED_MODEL
 
 ROWS = 3
@@ -128,7 +129,7 @@ def test_positions_move_within_a_row_and_across_its_pages(
     sources: list[int], target: int, table: list[int], dtype: str, config: ModelConfig
 ) -> None:
     cache = numbered(config, dtype)
-    cache.place(1, 0, table)
+    cache.place(1, 0, 0, table)
     expected = cache.pages.copy()
     for slot, source in enumerate(sources, target):
         moved = cache.pages[table[source // PAGE_TOKENS], :, :, :, source % PAGE_TOKENS]
@@ -139,11 +140,26 @@ def test_positions_move_within_a_row_and_across_its_pages(
 
 def test_a_row_has_the_pages_that_were_placed(config: ModelConfig) -> None:
     cache = make_cache(config, 9)
-    assert not cache.has(1, 1)
-    cache.place(1, 0, [8])
-    assert cache.has(1, PAGE_TOKENS)
-    assert not cache.has(1, PAGE_TOKENS + 1)
-    cache.place(1, 1, [3, 5])
-    assert cache.has(1, CONTEXT)
-    assert not cache.has(2, 1)
-    assert cache.tables[1].tolist() == [8, 3, 5]
+    assert not cache.has(1, 0, 0)
+    cache.place(1, 0, 0, [8])
+    assert cache.has(1, 0, 0)
+    assert not cache.has(1, 0, 1)
+    cache.place(1, 0, 1, [3, 5])
+    assert cache.has(1, 0, 2)
+    assert not cache.has(2, 0, 0)
+    assert cache.tables[0, 1].tolist() == [8, 3, 5]
+
+
+def test_groups_of_layers_have_pages_of_their_own(config: ModelConfig) -> None:
+    groups = [PageGroup(None, [1, 3]), PageGroup(7, [0, 2]), PageGroup(7, [4])]
+    cache = PagedCache(config, ROWS, CONTEXT, "float32", 9, groups)
+    assert cache.places == {1: (0, 0), 3: (0, 1), 0: (1, 0), 2: (1, 1), 4: (2, 0)}
+    assert cache.pages.shape[:2] == (9, 2)
+    cache.pages[...] = np.arange(cache.pages.size).reshape(cache.pages.shape)
+    for group, table in enumerate(([0, 1], [8, 3], [5, 2])):
+        cache.place(1, group, 0, table)
+    expected = cache.pages.copy()
+    for first, second in ((0, 1), (8, 3), (5, 2)):
+        expected[first, :, :, :, 31] = expected[second, :, :, :, 1]
+    cache.move(1, [33], 31)
+    assert np.array_equal(cache.pages, expected)

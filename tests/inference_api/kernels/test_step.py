@@ -193,7 +193,7 @@ def test_a_cache_of_bytes_is_the_nearest_to_one_of_floats(folder: Folder, kernel
     for dtype in ("float32", "int8"):
         decoder, _ = loaded(folder("llama"), kernels, 32, dtype)
         prefill(decoder, 1, 0, text)
-        page = decoder._cache.tables[1, 0]
+        page = decoder._cache.tables[0, 1, 0]
         cached[dtype] = decoder._cache.pages[page, 0, :, :, :20]
     floats, packed = cached.values()
     head_dim = floats.shape[-1]

@@ -32,7 +32,7 @@ def test_ranks_have_the_pages_of_the_one_with_the_least(
     try:
         assert runner.layout.num_pages == 20
         assert runner.max_seq_len == 20 * PAGE_TOKENS
-        runner.place(1, 0, range(20))
+        runner.place(1, 0, 0, range(20))
         (result,) = runner.step([RowStep(1, runner.max_seq_len - 1, (5,), (GREEDY,))])
         assert len(result.drawn) == 1
     finally:

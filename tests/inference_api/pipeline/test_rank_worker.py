@@ -56,15 +56,17 @@ def step_of(row: RowStep) -> Message:
 @pytest.mark.parametrize(
     ("message", "fault"),
     [
-        (Message(Kind.PLACE, (2, 0, 1)), "rows .* of 2"),
-        (Message(Kind.PLACE, (-1, 0, 1)), "rows .* of 2"),
-        (Message(Kind.PLACE, (0, 2, 1)), "slots .* of 64"),
-        (Message(Kind.PLACE, (0, 1, 1, 2)), "slots .* of 64"),
-        (Message(Kind.PLACE, (0, -1, 1)), "slots .* of 64"),
-        (Message(Kind.PLACE, (0, 0)), "slots .* of 64"),
-        (Message(Kind.PLACE, (0, 0, 4)), "pages .* of 4"),
-        (Message(Kind.PLACE, (0, 0, -1)), "pages .* of 4"),
-        (Message(Kind.PLACE, (1, 1, 2)), "row 1 without pages for 32 tokens"),
+        (Message(Kind.PLACE, (2, 0, 0, 1)), "rows .* of 2"),
+        (Message(Kind.PLACE, (-1, 0, 0, 1)), "rows .* of 2"),
+        (Message(Kind.PLACE, (0, 0, 2, 1)), "slots .* of 64"),
+        (Message(Kind.PLACE, (0, 0, 1, 1, 2)), "slots .* of 64"),
+        (Message(Kind.PLACE, (0, 0, -1, 1)), "slots .* of 64"),
+        (Message(Kind.PLACE, (0, 0, 0)), "slots .* of 64"),
+        (Message(Kind.PLACE, (0, 0, 0, 4)), "pages .* of 4"),
+        (Message(Kind.PLACE, (0, 0, 0, -1)), "pages .* of 4"),
+        (Message(Kind.PLACE, (1, 0, 1, 2)), "row 1 without page 0 of group 0"),
+        (Message(Kind.PLACE, (0, 1, 0, 2)), "group 1 of 1"),
+        (Message(Kind.PLACE, (0, -1, 0, 2)), "group -1 of 1"),
         (Message(Kind.COPY_PAGE, (0, 4)), "pages .* of 4"),
         (Message(Kind.COPY_PAGE, (-1, 0)), "pages .* of 4"),
         (Message(Kind.KEEP, (2, 0, 1)), "rows .* of 2"),
@@ -78,5 +80,5 @@ def step_of(row: RowStep) -> Message:
 def test_pages_that_are_not_there_are_refused(
     message: Message, fault: str, tiny_model: Callable[[str], TinyModel]
 ) -> None:
-    placed = Message(Kind.PLACE, (0, 0, 3))
+    placed = Message(Kind.PLACE, (0, 0, 0, 3))
     assert re.match(fault, refused(tiny_model("llama")[0], [placed, message]))

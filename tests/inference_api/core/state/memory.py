@@ -13,13 +13,16 @@ Written = tuple[Hashable, tuple[int, ...]]  # the root, and all tokens up to the
 class FakeMemory:
     def __init__(self, layout: PageLayout) -> None:
         self.layout = layout
-        self.tables: dict[int, list[int]] = {}
-        self.contents: list[dict[int, Written]] = [{} for _ in range(layout.num_pages)]
+        self.tables: dict[int, list[int]] = {}  # of rows, the pages of the first group
+        self.groups: dict[tuple[int, int], list[int]] = {}  # of rows and groups
+        self.contents: list[dict[int, tuple[int, Written]]] = [{} for _ in range(layout.num_pages)]
         self.copies: list[tuple[int, int]] = []
         self.given_back: list[int] = []
 
-    def place(self, row: int, first: int, pages: Sequence[int]) -> None:
-        table = self.tables.setdefault(row, [])
+    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
+        table = self.groups.setdefault((row, group), [])
+        if group == 0:
+            self.tables[row] = table
         assert first <= len(table), "a table has no holes"
         table[first : first + len(pages)] = pages
 
@@ -32,22 +35,28 @@ class FakeMemory:
         for page in pages:
             self.contents[page] = {}
 
-    def write(self, row: int, position: int, written: Written) -> int:
-        """Returns the page that was written."""
+    def write(self, row: int, position: int, written: Written) -> list[int]:
+        """Returns the pages that were written, of each group."""
         index, offset = divmod(position, PAGE_TOKENS)
-        page = self.tables[row][index]
-        self.contents[page][offset] = written
-        return page
+        pages = [self.groups[row, group][index] for group in range(self.layout.num_groups)]
+        for group, page in enumerate(pages):
+            self.contents[page][offset] = (group, written)
+        return pages
 
-    def read(self, row: int, position: int) -> Written | None:
+    def read(self, row: int, position: int, group: int = 0) -> Written | None:
         index, offset = divmod(position, PAGE_TOKENS)
-        return self.contents[self.tables[row][index]].get(offset)
+        of_group, written = self.contents[self.groups[row, group][index]].get(offset, (group, None))
+        return written if of_group == group else None
 
 
 def make_pages(
-    num_pages: int, max_rows: int, reuse: Reuse = "all", is_bound: bool = False
+    num_pages: int,
+    max_rows: int,
+    reuse: Reuse = "all",
+    is_bound: bool = False,
+    windows: Sequence[int | None] = (None,),
 ) -> tuple[RowPages, FakeMemory]:
-    layout = PageLayout(num_pages, PAGE_TOKENS, 1, is_bound)
+    layout = PageLayout(num_pages, PAGE_TOKENS, 1, is_bound, windows)
     memory = FakeMemory(layout)
     kind = BoundRowPages if is_bound else RowPages
     return kind(memory, layout, max_rows, reuse), memory

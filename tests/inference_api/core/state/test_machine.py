@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from inference_api.core.state.prefixes import Node, encode
+from inference_api.core.state.prefixes import GONE, Node, encode
 from inference_api.core.state.row_pages import Reuse
 from tests.inference_api.core.state.memory import PAGE_TOKENS, make_pages
 
@@ -47,13 +47,19 @@ class Text:
 
 class Rows(RuleBasedStateMachine):
     is_bound = False
+    windows: tuple[int | None, ...] = (None,)
     said: Bundle[tuple[int, ...]] = Bundle("said")
 
     @initialize(reuse=st.sampled_from(REUSES), spare_pages=st.integers(0, 8))
     def make(self, reuse: Reuse, spare_pages: int) -> None:
-        self.num_pages = MAX_ROWS * ROW_PAGES if self.is_bound else ROW_PAGES + spare_pages
+        of_row = ROW_PAGES * len(self.windows)
+        self.num_pages = MAX_ROWS * of_row if self.is_bound else of_row + spare_pages
+        if any(self.windows) and reuse == "prompts":  # of bound pages, which have no windows
+            reuse = "all"
         self.reuse = reuse
-        self.pages, self.memory = make_pages(self.num_pages, MAX_ROWS, reuse, self.is_bound)
+        self.pages, self.memory = make_pages(
+            self.num_pages, MAX_ROWS, reuse, self.is_bound, self.windows
+        )
         self.texts: dict[int, Text] = {}  # by row, the oldest first
 
     @rule(target=said, root=st.sampled_from("aab"), prompt=texts)
@@ -100,9 +106,9 @@ class Rows(RuleBasedStateMachine):
         text.generated += (answer * missing)[:missing]
         for position in range(text.num_written, end + num_drafted):
             tokens = text.tokens[: position + 1] if position < end else ()
-            page = self.memory.write(row, position, (text.root, tokens))
-            assert self.pages._pool.references(page) == 1
-            assert page not in self.pages._tree.nodes
+            for page in self.memory.write(row, position, (text.root, tokens)):
+                assert self.pages._pool.references(page) == 1
+                assert page not in self.pages._tree.nodes
         text.num_written = end
         if seals:
             self.pages.seal(row, text.num_written, text.generated)
@@ -128,21 +134,26 @@ class Rows(RuleBasedStateMachine):
         self.memory.given_back.clear()
         self.pages.trim(num_pages)
         assert self.pages.num_held == num_held
-        assert self.num_pages - self.pages.num_free == min(num_used, max(num_held, num_pages))
+        left = self.num_pages - self.pages.num_free
+        if len(self.windows) == 1:
+            assert left == min(num_used, max(num_held, num_pages))
+        assert left <= min(num_used, max(num_held, num_pages))
         assert self.pages._pool.num_touched <= max(num_held, num_pages)
         assert len(set(self.memory.given_back)) == len(self.memory.given_back)
 
     @invariant()
     def rows_read_their_own_tokens(self) -> None:
         for row, text in self.texts.items():
-            for position in range(text.num_written):
-                written = (text.root, text.tokens[: position + 1])
-                assert self.memory.read(row, position) == written
+            for group, window in enumerate(self.windows):
+                first = 0 if window is None else max(text.num_written + 1 - window, 0)
+                for position in range(first, text.num_written):
+                    written = (text.root, text.tokens[: position + 1])
+                    assert self.memory.read(row, position, group) == written
 
     @invariant()
     def nodes_keep_their_own_tokens(self) -> None:
         tree = self.pages._tree
-        found = {}
+        found: dict[int, Node] = {}
         for name, root in tree._roots.items():
             assert root.children
             nodes: list[tuple[Node, bytes]] = [(root, b"")]
@@ -150,27 +161,38 @@ class Rows(RuleBasedStateMachine):
                 for child in node.children.values():
                     tokens = before + child.tokens
                     nodes.append((child, tokens))
-                    found[child.page] = child
                     end = len(child.tokens) // 4
                     assert end == PAGE_TOKENS or (self.reuse == "all" and not child.children)
-                    root_name, written = self.memory.contents[child.page][end - 1]
-                    assert (root_name, encode(written)) == (name, tokens)
+                    there = [page for page in child.pages if page != GONE]
+                    assert there or child.children
+                    found |= dict.fromkeys(there, child)
+                    for page in there:
+                        group, (root_name, written) = self.memory.contents[page][end - 1]
+                        assert child.pages[group] == page
+                        assert (root_name, encode(written)) == (name, tokens)
         assert found == tree.nodes
 
     @invariant()
     def pages_are_counted(self) -> None:
         pool, tree = self.pages._pool, self.pages._tree
-        tables = Counter(page for held in self.pages._rows.values() for page in held.pages)
+        tables = Counter(
+            page
+            for held in self.pages._rows.values()
+            for table in held.tables
+            for page in table
+            if page != GONE
+        )
         for page in range(self.num_pages):
             assert pool.references(page) == tables[page] + (page in tree.nodes)
         assert self.pages.num_free == self.num_pages - len(tables.keys() | tree.nodes.keys())
         assert self.pages.num_cached == len(tree.nodes.keys() - tables.keys())
         assert self.pages.num_held == len(tables)
-        holders = Counter(node for held in self.pages._rows.values() for node in held.nodes)
-        assert all(node.num_rows == holders[node] for node in tree.nodes.values())
-        assert holders.keys() <= set(tree.nodes.values())
         for row, held in self.pages._rows.items():
-            assert self.memory.tables.get(row, [])[: len(held.pages)] == held.pages
+            assert not held.nodes or held.nodes[-1] in tree.nodes.values()
+            for group, table in enumerate(held.tables):
+                placed = self.memory.groups.get((row, group), [])
+                assert len(placed) >= len(table)
+                assert all(page in (own, GONE) for own, page in zip(placed, table, strict=False))
 
     def teardown(self) -> None:
         for row in tuple(self.texts):
@@ -201,8 +223,8 @@ class Rows(RuleBasedStateMachine):
         self.pages.end(row, text.num_written, text.generated)
         return text.tokens
 
-    def _counts(self) -> tuple[int, int, dict[int, list[int]]]:
-        tables = {row: list(held.pages) for row, held in self.pages._rows.items()}
+    def _counts(self) -> tuple[int, int, dict[int, list[list[int]]]]:
+        tables = {row: [*map(list, held.tables)] for row, held in self.pages._rows.items()}
         return self.pages.num_free, self.pages.num_cached, tables
 
 
@@ -210,5 +232,15 @@ class BoundRows(Rows):
     is_bound = True
 
 
+class MixedRows(Rows):
+    windows = (None, 15, 15, 30)
+
+
+class WindowRows(Rows):
+    windows = (3, 17)
+
+
 TestRows, TestBoundRows = Rows.TestCase, BoundRows.TestCase
+TestMixedRows, TestWindowRows = MixedRows.TestCase, WindowRows.TestCase
 TestRows.settings = TestBoundRows.settings = settings(max_examples=60, deadline=None)
+TestMixedRows.settings = TestWindowRows.settings = TestRows.settings

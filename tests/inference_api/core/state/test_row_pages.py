@@ -149,12 +149,12 @@ def test_a_page_that_is_copied_is_not_the_one_evicted_for_it() -> None:
     assert memory.copies == [(0, 1)]
 
 
-def test_a_page_that_is_evicted_for_its_own_copy_is_taken_as_it_is() -> None:
+def test_a_page_is_not_evicted_for_its_own_copy() -> None:
     pages, memory = make_pages(num_pages=1, max_rows=1)
     run(pages, ONES)
     assert pages.num_cached == 1
-    assert pages.begin(0, "model", ONES[:10] + TWOS) == 10
-    assert (memory.copies, pages.num_held, pages.num_cached) == ([], 1, 0)
+    assert pages.begin(0, "model", ONES[:10] + TWOS) == 0
+    assert (memory.copies, pages.num_held, pages.num_cached) == ([], 0, 1)
 
 
 def test_what_no_row_holds_is_forgotten() -> None:
@@ -186,6 +186,50 @@ def test_memory_is_given_back_down_to_so_many_pages() -> None:
     assert memory.given_back == []
 
 
+WINDOWS = (None, 2 * PAGE_TOKENS)
+
+
+def test_a_window_gives_back_what_it_has_passed() -> None:
+    pages, memory = make_pages(num_pages=12, max_rows=2, windows=WINDOWS, reuse="nothing")
+    pages.begin(0, "model", ONES * 5)
+    assert pages.reserve(0, 4 * PAGE_TOKENS)
+    assert pages.num_held == 8
+    pages.seal(0, 3 * PAGE_TOKENS - 2)
+    assert (pages.num_held, pages.num_free) == (8, 4)
+    pages.seal(0, 3 * PAGE_TOKENS - 1)
+    assert (pages.num_held, pages.num_free) == (7, 5)
+    pages.seal(0, 4 * PAGE_TOKENS)
+    assert (pages.num_held, pages.num_free) == (6, 6)
+    assert pages.reserve(0, 5 * PAGE_TOKENS)
+    passed = set(memory.groups[0, 1][:2])
+    assert memory.groups[0, 0][4] in passed
+    pages.end(0, 5 * PAGE_TOKENS)
+    assert pages.num_free == 12
+
+
+def test_a_prompt_shares_of_a_window_what_it_sees() -> None:
+    pages, memory = make_pages(num_pages=20, max_rows=2, windows=WINDOWS)
+    run(pages, ONES * 4 + (3,))
+    assert pages.begin(1, "model", ONES * 4 + TWOS) == 4 * PAGE_TOKENS
+    assert pages.num_held == 4 + 2
+    assert memory.groups[1, 0] == memory.groups[0, 0][:4]
+    assert memory.groups[1, 1][2:] == memory.groups[0, 1][2:4]
+
+
+def test_a_prompt_goes_on_from_where_windows_see_all_they_need() -> None:
+    pages, _ = make_pages(num_pages=20, max_rows=3, windows=WINDOWS)
+    assert pages.begin(0, "model", ONES * 4 + TWOS) == 0
+    assert pages.reserve(0, 4 * PAGE_TOKENS)
+    pages.seal(0, 4 * PAGE_TOKENS)
+    assert pages._evict()  # of the first positions, what the window has passed
+    assert pages.begin(1, "model", ONES * 2 + TWOS) == 0
+    assert pages.begin(2, "model", ONES * 3 + TWOS) == 3 * PAGE_TOKENS
+    pages.end(2, 3 * PAGE_TOKENS)
+    assert pages.reserve(1, 2 * PAGE_TOKENS)
+    pages.seal(1, 2 * PAGE_TOKENS)
+    assert pages.begin(2, "model", ONES * 2 + TWOS) == 2 * PAGE_TOKENS  # it is there again
+
+
 def test_the_first_free_row_is_as_good_as_any() -> None:
     pages, _ = make_pages(num_pages=6, max_rows=3)
     run(pages, ONES + TWOS)
@@ -194,8 +238,8 @@ def test_the_first_free_row_is_as_good_as_any() -> None:
 
 def test_the_memory_of_the_test_keeps_what_was_written() -> None:
     memory = FakeMemory(PageLayout(2, PAGE_TOKENS, 1))
-    memory.place(0, 0, [1])
+    memory.place(0, 0, 0, [1])
     memory.write(0, 3, ("model", ONES))
     memory.copy_page(1, 0)
-    memory.place(0, 0, [0])
+    memory.place(0, 0, 0, [0])
     assert memory.read(0, 3) == ("model", ONES)
