@@ -42,15 +42,17 @@ class RayNodes:
         """Without the head."""
         return len(self._nodes)
 
-    def add(self, resources: Mapping[str, float]) -> None:
+    def add(self, resources: Mapping[str, float], index: int | None = None) -> None:
+        """`index`: its place among the nodes; default: behind all."""
         others = {name: resources[name] for name in resources if name not in ("CPU", "GPU")}
-        self._nodes.append(
+        self._nodes.insert(
+            len(self) if index is None else index,
             self._cluster.add_node(
                 num_cpus=resources.get("CPU", 0),
                 num_gpus=resources.get("GPU", 0),
                 resources=others,
                 **LEAST,
-            )
+            ),
         )
 
     def processes(self, index: int) -> list[psutil.Process]:

@@ -174,9 +174,13 @@ def test_no_request_is_lost_while_pods_come_and_go_and_change(
         api.stop()
 
 
+NODES = ({"CPU": 1}, {"CPU": 1}, {"CPU": 2})
+
+
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    with ray_nodes([{"CPU": 1}, {"CPU": 1}, {"CPU": 2}]) as nodes:
+    """All of them work when a test begins: whoever kills one puts another into its place."""
+    with ray_nodes(NODES) as nodes:
         yield nodes
 
 
@@ -209,6 +213,7 @@ def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(
     broken = [line for line in proxy.audit() if line["outcome"] != "complete"]
     address = urlsplit(victim).netloc
     assert [line for line in broken if address not in f"{line}"] == []
+    nodes.add(NODES[node], node)
 
 
 @pytest.mark.parametrize("lost", ["ray::ApiActor", "raylet"])
@@ -218,11 +223,15 @@ def test_no_process_outlives_the_ray_that_started_it(
     on_ray.start(GROUP, 1)
     wait_for(on_ray, 1)
     (replica,) = on_ray.replicas()
-    tree = next(tree for tree in map(nodes.processes, range(len(nodes))) if api_in(tree, replica))
+    trees = [nodes.processes(index) for index in range(len(nodes))]
+    node, tree = next((at, tree) for at, tree in enumerate(trees) if api_in(tree, replica))
     api = api_in(tree, replica)
     next(process for process in tree if process.name().startswith(lost)).kill()
     assert psutil.wait_procs(api, timeout=DEADLINE_S)[1] == []
     wait_for(on_ray, 1)
+    if lost == "raylet":
+        nodes.kill(node)
+        nodes.add(NODES[node], node)
 
 
 def api_in(tree: list[psutil.Process], replica: Replica) -> list[psutil.Process]:
