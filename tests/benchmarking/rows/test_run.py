@@ -154,7 +154,7 @@ def test_the_reported_p99_shows_a_stall_of_the_server(tmp_path: Path) -> None:
 def test_a_row_whose_tokens_arrive_in_bursts_marks_its_rates(
     tmp_path: Path, burst: int, is_usable: bool
 ) -> None:
-    script = Script((0.005,) * 24, (" word",) * 24, {"completion_tokens": 24}, burst=burst)
+    script = Script((0.02,) * 24, (" word",) * 24, {"completion_tokens": 24}, burst=burst)
     with scripted({"m": script}) as (_, base):
         status, output = benchmark(tmp_path, base, "m,40,24,3,1,,,", config="warmup_requests: 0")
     assert status == 0, output
