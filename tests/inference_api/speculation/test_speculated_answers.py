@@ -18,7 +18,6 @@ CONTEXT_TOKENS = 128
 FORMS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "int8": {"quantization": "int8"},
-    "int4": {"quantization": "int4"},
 }
 if torch.cuda.is_available():
     FORMS["cuda"] = {"device": "cuda"}
