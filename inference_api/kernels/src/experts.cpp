@@ -107,8 +107,8 @@ void Experts::choose(Workers& workers, const HearthModel& model, const HearthLay
   grow(chosen_shares_, num_tokens * num_chosen);
   grow(group_scores_, num_tokens * mixture.num_groups);
   grow(groups_, num_tokens * mixture.groups_per_token);
-  LinearCall router = linear_call(model, layer.router, floats_.data(), num_tokens, Finish::kStore,
-                                  1.0f, logits_.data());
+  const LinearCall router = linear_call(model, layer.router, floats_.data(), num_tokens,
+                                        Finish::kStore, 1.0f, logits_.data());
   workers.multiply(router);
   workers.each_row(num_tokens, [&](int64_t token) {
     float* const preferences = logits_.data() + token * num_experts;  // what experts are chosen by
