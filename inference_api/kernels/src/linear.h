@@ -75,7 +75,7 @@ constexpr int kMaxRows =
 
 // Sums of products: of vectors of a panel, for each row.
 template <class Isa, int kVectors, int kRows>
-using TileSums = typename Isa::Sums[kVectors][kRows];
+using GroupSums = typename Isa::Sums[kVectors][kRows];
 
 // The products of a group of weights and of part `part` of activations `x`, which rows have
 // num_groups apart, from vector `first` on.
@@ -83,7 +83,7 @@ template <class Isa, class Format, int kVectors, int kRows, class Values>
 inline __attribute__((always_inline)) void multiply_group(const Values& values, int first,
                                                           const ActivationGroup* x, int part,
                                                           int64_t num_groups,
-                                                          TileSums<Isa, kVectors, kRows>& sums) {
+                                                          GroupSums<Isa, kVectors, kRows>& sums) {
   using Block = typename Format::Block;
 #pragma GCC unroll 8
   for (int row = 0; row < kRows; ++row) {
@@ -167,7 +167,7 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched, in
         if (kVectors < kPanelVectors) {  // …and not for keeping activations from turn to turn
           __atomic_signal_fence(__ATOMIC_SEQ_CST);
         }
-        TileSums<Isa, kVectors, kRows> sums;
+        GroupSums<Isa, kVectors, kRows> sums;
         multiply_group<Isa, Format, kVectors, kRows>(values_of(*blocks, group), first, x, part,
                                                      num_groups, sums);
 #pragma GCC unroll 4
