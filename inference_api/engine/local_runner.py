@@ -264,9 +264,11 @@ def _log_losses(
     name: str, config: ModelConfig, asked: EngineOptions, settled: EngineOptions, tensors: Tensors
 ) -> None:
     """Says what QUANTIZATION costs this model: memory and speed, or quality."""
-    is_auto = asked.quantization == "auto" and asked.device == "cuda"
-    if is_auto and checkpoint.is_quantised(config, tensors):
-        logger.info("%s is quantised, yet QUANTIZATION=auto is none on CUDA", name)
+    is_none = asked.quantization in ("auto", "file") and asked.device == "cuda"
+    if is_none and checkpoint.is_quantised(config, tensors):
+        logger.info(
+            "%s is quantised, yet QUANTIZATION=%s is none on CUDA", name, asked.quantization
+        )
     num_rounded = checkpoint.num_rounded(config, tensors) if settled.quantization == "int4" else 0
     if num_rounded:
         logger.warning(

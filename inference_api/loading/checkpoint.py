@@ -161,10 +161,10 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
 
 
 def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
-    """With what QUANTIZATION=auto means for a checkpoint where the kernels decode: none where no
-    matrix is quantised, int8 where they have nothing better, else auto, see `kept`. Elsewhere it is
-    none."""
-    if options.quantization != "auto":
+    """With what QUANTIZATION=auto and file mean for a checkpoint. Where the kernels decode: none
+    where no matrix is quantised; file where it says so and some are kept as they are, see `kept`;
+    else int8. Elsewhere it is none."""
+    if options.quantization not in ("auto", "file"):
         return options
     if options.device == "cuda" or not is_quantised(config, tensors):
         return replace(options, quantization="none")
@@ -173,9 +173,9 @@ def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> En
 
 
 def kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:
-    """With the matrices that stay as they are under QUANTIZATION=auto: those of which the kernels
+    """With the matrices that stay as they are under QUANTIZATION=file: those of which the kernels
     have the form."""
-    if options.quantization != "auto" or options.device == "cuda":
+    if options.quantization != "file" or options.device == "cuda":
         return config
     names = [part.name for part in matrices(config) if part.name in tensors]
     kinds = {name: tensors[name].dtype for name in names}
@@ -268,7 +268,7 @@ def weight_bits(options: EngineOptions) -> Bits:
     are settled, and their dtype is not auto."""
     if options.quantization == "none":
         return FLOAT_BITS[options.dtype]
-    return BITS["int8" if options.quantization == "auto" else options.quantization]
+    return BITS["int8" if options.quantization == "file" else options.quantization]
 
 
 def keeps_bfloat16(config: ModelConfig, tensors: Tensors) -> bool:

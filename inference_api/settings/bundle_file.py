@@ -31,7 +31,7 @@ MAX_FILE_BYTES = 256 * 1024
 MAX_MEMBERS = 32
 MAX_EXAMPLES = 256  # examples of one member
 ROUTED = "auto"  # the model of requests that leave the choice to the router
-Quantisation = Literal["none", "auto", "int8", "int4"]
+Quantisation = Literal["none", "auto", "file", "int8", "int4"]
 
 
 def _can_be_asked_for(name: str) -> str:

@@ -54,11 +54,11 @@ class ModelSettings(BaseModel):
             "checkpoint's are, else float32."
         ),
     )
-    quantization: Literal["none", "auto", "int8", "int4"] = Field(
+    quantization: Literal["none", "auto", "file", "int8", "int4"] = Field(
         "auto",
         description=(
-            "Form of linear maps; int8 and int4 on the CPU only; auto: K-quants as the file has "
-            "them, int8 where it is quantised otherwise, else none."
+            "Form of linear maps; int8 and int4 on the CPU only; auto: int8 where the file's are "
+            "quantised, else none; file: auto, but K-quants as the file has them."
         ),
     )
     kernels: Annotated[bool, AfterValidator(kernels_alone)] = Field(

@@ -148,6 +148,11 @@ def test_without_a_writable_folder_the_message_names_it(
         build.library_path()
 
 
+def test_variants_that_are_left_out_compile_too(tmp_path: Path) -> None:
+    flags = [*build.FLAGS, "-fsyntax-only"]
+    build.compile_units(build.find_compiler(), build.units(), flags, tmp_path)
+
+
 def test_an_unknown_variant_is_refused() -> None:
     with pytest.raises(library.KernelsUnavailable, match="portable"):
         library.Kernels(1, "abacus")

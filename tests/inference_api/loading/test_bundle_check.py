@@ -77,7 +77,7 @@ def test_a_quantised_member_that_names_no_form_shares_the_8_bits_of_one_that_doe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantisation", ["none", "auto", "int8", "int4"])
+@pytest.mark.parametrize("quantisation", ["none", "auto", "file", "int8", "int4"])
 @pytest.mark.parametrize("context", [None, 64])
 def test_bytes_are_those_that_the_loader_counts_with(
     quantisation: str, context: int | None, tiny_model: Tiny, tmp_path: Path

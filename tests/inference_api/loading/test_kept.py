@@ -1,4 +1,4 @@
-"""Under QUANTIZATION=auto matrices stay as a GGUF file has them, where the kernels can."""
+"""Under QUANTIZATION=file matrices stay as a GGUF file has them, where the kernels can."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.inference_api.superblocks import with_superblocks
 
 PROMPT = [5, 17, 250, 9, 33, 4]
 SHAPE = replace(SHAPES["tiny"], hidden=256, ffn=512)
-OPTIONS = EngineOptions(device="cpu", max_rows=1, max_seq_len=64, quantization="auto")
+OPTIONS = EngineOptions(device="cpu", max_rows=1, max_seq_len=64, quantization="file")
 MATRICES = ("_q", "_k", "_v", "_output", "_gate", "_up", "_down", "token_embd", "output")
 
 
@@ -44,18 +44,18 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.gguf"
 
 
-def config_of(file: Path, quantization: str = "auto") -> ModelConfig:
+def config_of(file: Path, quantization: str = "file") -> ModelConfig:
     config = checkpoint.load_config(file)
     tensors = read_headers([file], config.tensor_names)
     return checkpoint.kept(config, replace(OPTIONS, quantization=quantization), tensors)
 
 
-def parameters(file: Path, quantization: str = "auto") -> Parameters:
+def parameters(file: Path, quantization: str = "file") -> Parameters:
     config = config_of(file, quantization)
     return load_parameters([file], config, "float32", Packing(Kernels(1), 8))
 
 
-def logits(file: Path, quantization: str = "auto", packed: PackedFolder | None = None) -> Tensor:
+def logits(file: Path, quantization: str = "file", packed: PackedFolder | None = None) -> Tensor:
     """Of the token after PROMPT."""
     runner = KernelRunner(file, replace(OPTIONS, quantization=quantization), packed=packed)
     runner.load()
@@ -132,7 +132,7 @@ def test_int8_rounds_them_when_asked(plain: Path, tmp_path: Path) -> None:
     packed = parameters(file, "int8").packed
     assert {packed[name].bits for name in linear_weights(config_of(file))} == {8}
     assert KernelRunner(file, replace(OPTIONS, quantization="int8")).facts.quantization == "int8"
-    assert KernelRunner(file, OPTIONS).facts.quantization == "auto"
+    assert KernelRunner(file, OPTIONS).facts.quantization == "file"
 
 
 def test_a_parameter_of_unlike_parts_is_int8(plain: Path, tmp_path: Path) -> None:
