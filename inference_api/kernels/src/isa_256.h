@@ -65,6 +65,7 @@ struct Avx2 : Registers256 {
   static constexpr int kVectors = 1;
   static constexpr int kVectorsOfOneRow = 4;  // all of a panel, which is read line by line
   static constexpr int kMaxRows = 6;
+  static constexpr bool kFetches = true;
 
   // Left alone, GCC turns the chain of additions into a tree, whose leaves outnumber the registers.
   static Sums kept(Sums sums) {
@@ -133,6 +134,7 @@ struct AvxVnni : Registers256 {
   static constexpr int kVectors = 2;
   static constexpr int kVectorsOfOneRow = 2;
   static constexpr int kMaxRows = 5;
+  static constexpr bool kFetches = true;
 
   // Weights with an offset: the sum starts at minus the offset times the activations' sum.
   template <int kOffset>

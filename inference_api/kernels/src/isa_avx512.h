@@ -18,6 +18,7 @@ struct Avx512Vnni {
   static constexpr int kVectors = 2;
   static constexpr int kVectorsOfOneRow = 2;
   static constexpr int kMaxRows = 6;  // 12 sums and 12 totals leave 8 registers for the rest
+  static constexpr bool kFetches = true;
   static constexpr int kFloatVectors = 2;
   static constexpr int kMaxFloatRows = 8;
 

@@ -19,6 +19,7 @@ struct Registers128 {
   static constexpr int kVectors = 2;
   static constexpr int kVectorsOfOneRow = 4;
   static constexpr int kMaxRows = 4;
+  static constexpr bool kFetches = true;
   static constexpr int kFloatVectors = 4;
   static constexpr int kMaxFloatRows = 6;
 

@@ -15,6 +15,7 @@ struct Portable {
   static constexpr int kVectors = 1;
   static constexpr int kVectorsOfOneRow = 1;
   static constexpr int kMaxRows = 2;
+  static constexpr bool kFetches = false;  // it hardly waits for memory, and compiles for long
   static constexpr int kFloatVectors = 1;
   static constexpr int kMaxFloatRows = 2;
 

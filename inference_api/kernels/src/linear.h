@@ -325,16 +325,19 @@ constexpr int share_lines(size_t group_bytes, int64_t shares) {
 template <class Isa, class Format>
 Tile<Format> tile_for(int64_t num_rows, int64_t shares) {
   constexpr size_t kBytes = kGroupBytes<typename Format::Block>;
-  switch (shares) {
-    case 0:
-      return tile_for<Isa, Format, 0>(num_rows);
-    case 1:
-      return tile_for<Isa, Format, share_lines(kBytes, 1)>(num_rows);
-    case 2:
-      return tile_for<Isa, Format, share_lines(kBytes, 2)>(num_rows);
-    default:
-      return tile_for<Isa, Format, share_lines(kBytes, 4)>(num_rows);
+  if constexpr (Isa::kFetches) {
+    switch (shares) {
+      case 0:
+        break;
+      case 1:
+        return tile_for<Isa, Format, share_lines(kBytes, 1)>(num_rows);
+      case 2:
+        return tile_for<Isa, Format, share_lines(kBytes, 2)>(num_rows);
+      default:
+        return tile_for<Isa, Format, share_lines(kBytes, 4)>(num_rows);
+    }
   }
+  return tile_for<Isa, Format, 0>(num_rows);
 }
 
 // All rows times one panel, in tiles of nearly equal size.
