@@ -145,7 +145,10 @@ def test_bundle_cannot_be_changed() -> None:
         ({"context": 2**20 + 1}, "experts[0].context: is 1048577; give 1048576 or less."),
         ({"context": 10**4000}, "experts[0].context: is 1000000000000000000000000000000000000..."),
         ({"context": True}, "experts[0].context: is true; give an integer."),
-        ({"quantisation": "int3"}, 'quantisation: is "int3"; known: none, auto, file, int8 or int4.'),
+        (
+            {"quantisation": "int3"},
+            'quantisation: is "int3"; known: none, auto, file, int8 or int4.',
+        ),
         ({"rows": 3}, "experts[0].rows: is 3; give keys; known: min, max."),
         ({"rows": {"min": 0}}, "experts[0].rows.min: is 0; give 1 or more."),
         ({"rows": {"max": 257}}, "experts[0].rows.max: is 257; give 256 or less."),
