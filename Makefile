@@ -4,8 +4,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles the modules that are imported, and keeps them. All that the packages have would take
-# a minute of every install.
 INSTALL := $(BIN)/python scripts/install.py
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -1,8 +1,11 @@
-"""Installs packages into the environment of this Python, as `pip install` does: by uv, in a quarter
-of the time, or else by pip. For the Makefile.
+"""Installs packages into the environment of this Python, as `pip install` does: by uv, which is
+faster, or else by pip. For the Makefile.
 
 uv reads none of pip's configuration, so it is given what that says of indexes, certificates and
 proxies. Where the configuration says more, or uv does not succeed, pip installs.
+
+Neither compiles the modules: Python does, where they are imported, and keeps them. All that the
+packages have would take a minute of every install.
 """
 
 import os
@@ -31,16 +34,15 @@ WITHOUT_EFFECT = {
 
 
 def main(arguments: list[str]) -> int:
-    if UV.exists():
-        pip_config = [sys.executable, "-m", "pip", "config", "list"]
-        listed = subprocess.run(pip_config, capture_output=True, text=True, check=False)
-        variables = uv_variables(listed.stdout)
-        if variables is not None and not _installs_by_uv(arguments, variables):
-            print("uv did not install them, pip tries", file=sys.stderr)
-        elif variables is not None:
+    pip = [sys.executable, "-m", "pip"]
+    listed = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
+    variables = uv_variables(listed.stdout) if UV.exists() and listed.returncode == 0 else None
+    if variables is not None:
+        if _installs_by_uv(arguments, variables):
             return 0
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile"]
-    return subprocess.run([*pip, *arguments], check=False).returncode
+        print("uv did not install them, pip tries", file=sys.stderr)
+    install = [*pip, "install", "--quiet", "--no-compile"]
+    return subprocess.run([*install, *arguments], check=False).returncode
 
 
 def uv_variables(pip_config: str) -> dict[str, str] | None:
