@@ -16,7 +16,7 @@ CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
 SERVE_EXTRAS := serve$(if $(NVIDIA),$(shell echo ,)cuda)
 
 .PHONY: serve mock test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible wheels test-kernels test-arm \
-  test-arm-wheel cluster-demo image-check first-token clean
+  test-arm-wheel cluster-demo fleet-demo image-check first-token clean
 
 serve: $(VENV)/python.stamp
 	@$(MAKE) --silent --jobs=2 $(if $(BUNDLE),$(VENV)/router.stamp,$(VENV)/serve.stamp) kernels-if-possible
@@ -133,6 +133,11 @@ bench-%: $(VENV)/dev.stamp
 # (docs/cluster.md). Options: make cluster-demo DEMO=--kill-node
 cluster-demo: $(VENV)/dev.stamp
 	$(BIN)/python -m lab.demo.cluster $(DEMO)
+
+# Hearth, llama.cpp's server and vLLM behind one address, for a day of ten minutes (docs/cluster.md):
+# alone on the machine. It installs the others in var/peers. Options: make fleet-demo DEMO="--day 300"
+fleet-demo: $(VENV)/dev.stamp kernels
+	$(BIN)/python -m lab.demo.fleet $(DEMO)
 
 # Without a container engine: docs/install.md. Options: make image-check IMAGES="proxy --base FOLDER"
 image-check: $(VENV)/dev.stamp

@@ -16,6 +16,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=32)
     parser.add_argument("--context", type=int, default=512, help="tokens of one user")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--alias", help="the model's name; default: its path")
     parser.add_argument("--metrics", action="store_true", help="answer /metrics")
     arguments = parser.parse_args()
     if arguments.model is None:
@@ -25,6 +26,8 @@ def main() -> None:
     params.model.path, params.port = arguments.model, arguments.port
     params.n_parallel, params.n_ctx = arguments.users, arguments.users * arguments.context
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = arguments.threads
+    if arguments.alias is not None:
+        params.model_alias = {arguments.alias}
     params.endpoint_metrics = arguments.metrics
     params.cache_prompt, params.cache_ram_mib, params.ui = False, 0, False
     server = xllamacpp.Server(params)  # kept: it ends with the object

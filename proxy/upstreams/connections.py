@@ -6,8 +6,9 @@ import ssl
 from proxy.sockets import find_dead_peers
 from proxy.upstreams.reply import UpstreamConnection
 
-# Below the 75 s after which the API's gunicorn closes an idle connection.
-MAX_IDLE_S = 60.0
+# Servers close idle connections: Hearth after 75 s; vLLM, SGLang and llama.cpp after 5 s. A request
+# on one that closes is answered by another replica, if there is one.
+MAX_IDLE_S = 4.0
 MAX_IDLE_CONNECTIONS = 256
 MAX_UNTAKEN_S = 60.0  # time for which an upstream may take nothing of a body
 

@@ -24,7 +24,7 @@ class Addresses:
 
 
 def write_cluster(
-    folder: Path, story: Story, addresses: Addresses, actuator: dict[str, Any]
+    folder: Path, story: Story, actuator: dict[str, Any], addresses: Addresses
 ) -> Path:
     """Returns the path of the cluster's file, for `python -m cluster`."""
     write_whole(folder / "system.json", json.dumps({"system": _system(story)}, indent=1))

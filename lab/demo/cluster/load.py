@@ -62,8 +62,12 @@ class Request:
 class Load:
     """Its owner calls `end`; `asked` grows by appending only: any thread may read it."""
 
-    def __init__(self, request: Request, rate_at: Callable[[float], float], seed: int) -> None:
-        self._request, self._rate_at, self._rng = request, rate_at, Random(seed)
+    def __init__(
+        self, request: Request, rate_at: Callable[[float], float], most_per_s: float, seed: int
+    ) -> None:
+        """`rate_at`: requests a second at a time of the load, never more than `most_per_s`."""
+        self._request, self._rng = request, Random(seed)
+        self._rate_at, self._most_per_s = rate_at, most_per_s
         self.asked: list[Asked] = []
         self.num_sent = 0
         self._start_s = time.monotonic()
@@ -85,9 +89,11 @@ class Load:
     def _run(self) -> None:
         due_s = 0.0
         while True:
-            due_s += self._rng.expovariate(self._rate_at(due_s))
+            due_s += self._rng.expovariate(self._most_per_s)
             if self._must_end.wait(max(0.0, due_s - self.now_s)):
                 return
+            if self._rng.random() * self._most_per_s >= self._rate_at(due_s):
+                continue  # a Poisson process is thinned to one of a lower rate
             self.num_sent += 1
             self._pool.submit(self._send, self.num_sent)
 

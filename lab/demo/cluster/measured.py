@@ -39,7 +39,7 @@ def measured(story: Story, folder: Path, rate_per_s: float | None = None) -> Sto
             hold_process(limiter, replica.pid, story.shares.before)
             _measure(url, story.out_tokens, folder)
     finally:
-        _end(replica)
+        end(replica)
     [perf] = json.loads((folder / "loops" / "perf.json").read_text())["models"]
     most_per_s = json.loads((folder / "loops" / "fit.json").read_text())["validity"]["rate_per_s"]
     return replace(
@@ -56,11 +56,12 @@ def _measure(url: str, tokens: int, folder: Path) -> None:
     config = {"model_configs_path": str(folder / "rows.csv"), "output_files_dir": str(folder)}
     write_whole(folder / "config.yaml", json.dumps(config))  # YAML has JSON within it
     where = {"BENCHMARK_API_BASE": f"{url}/v1"}
-    _benchmarking(["run", "--run-name", "loops", str(folder / "config.yaml")], where)
-    _benchmarking(["fit", "--accelerator", ACCELERATOR, str(folder / "loops")], {})
+    benchmarking(["run", "--run-name", "loops", str(folder / "config.yaml")], where)
+    benchmarking(["fit", "--accelerator", ACCELERATOR, str(folder / "loops")], {})
 
 
-def _benchmarking(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
+def benchmarking(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Runs `python -m benchmarking`. Raises DemoFailed with its last words."""
     command = [sys.executable, "-m", "benchmarking", *arguments]
     ended = subprocess.run(
         command,
@@ -74,7 +75,7 @@ def _benchmarking(arguments: Sequence[str], variables: Mapping[str, str]) -> Non
         raise DemoFailed(f"benchmarking {arguments[0]}: {(ended.stderr or ended.stdout)[-500:]}")
 
 
-def _end(replica: ApiProcess) -> None:
+def end(replica: ApiProcess) -> None:
     replica.terminate()
     try:
         until(lambda: not replica.is_running(), END_S, "the end of the measured replica")

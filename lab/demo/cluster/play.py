@@ -5,11 +5,12 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from common.fetch import answers_ok
-from lab.demo.cluster.files import Addresses
+from lab.demo.cluster.files import Addresses, write_cluster
 from lab.demo.cluster.load import Load, Request
 from lab.demo.cluster.machines import Place, node_with_replica
 from lab.demo.cluster.processes import running_services, until
@@ -33,13 +34,15 @@ class Options:
 def play(story: Story, place: Place, options: Options, tell: Callable[[Row], None]) -> Run:
     """Raises DemoFailed."""
     with (
-        running_services(options.folder, story, place.actuator) as (addresses, token),
+        running_services(
+            options.folder, partial(write_cluster, options.folder, story, place.actuator)
+        ) as (addresses, token),
         _holding(story, place) as hold,
     ):
         controller_url = addresses.url(addresses.controller)
         wait_for_service(addresses)
         request = Request(addresses.proxy, token, MODEL_NAME, story.out_tokens)
-        load = Load(request, story.rate_at, story.seed)
+        load = Load(request, story.rate_at, story.most_per_s, story.seed)
         killed_s, dead = None, set[str]()
         try:
             watch = Watch(controller_url, load, story, hold)

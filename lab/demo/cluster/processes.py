@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 from cluster.actuators.api_process import free_port, last_words
 from cluster.errors import ClusterError
 from common.files import OWNER_ALONE, write_whole
-from lab.demo.cluster.files import Addresses, write_cluster
-from lab.demo.cluster.story import Story
+from lab.demo.cluster.files import Addresses
 
 HOST = "127.0.0.1"
 START_S, END_S = 60.0, 60.0
@@ -28,14 +27,17 @@ class DemoFailed(ClusterError):
 
 @contextmanager
 def running_services(
-    folder: Path, story: Story, actuator: dict[str, Any]
+    folder: Path,
+    write_cluster: Callable[[Addresses], Path],
+    proxy_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[tuple[Addresses, str]]:
-    """Where they listen, and a token for the proxy. Raises DemoFailed."""
+    """Where they listen, and a token for the proxy. `write_cluster` returns the cluster's file.
+    Raises DemoFailed."""
     addresses = Addresses(*_free_ports(3))
     secret = secrets.token_hex(32)
     token = _token(secret)
     write_whole(folder / "token", token, OWNER_ALONE)
-    cluster_file = write_cluster(folder, story, addresses, actuator)
+    cluster_file = write_cluster(addresses)
     (folder / "upstreams.yaml").unlink(missing_ok=True)
     optimizer = {
         "INFERNO_HOST": HOST,
@@ -48,7 +50,9 @@ def running_services(
         "UPSTREAMS_FILE": str(folder / "upstreams.yaml"),
         "AUDIT_FILE": str(folder / "audit.jsonl"),
         "HEALTH_INTERVAL": "0.5",
+        "CLUSTER_URL": addresses.url(addresses.controller),
         "JWT_SECRET": secret,
+        **proxy_settings,
     }
     with ExitStack() as ends:
 

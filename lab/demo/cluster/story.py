@@ -79,6 +79,10 @@ class Story:
     def scale_down_s(self) -> float:
         return 4 * self.period_s
 
+    @property
+    def most_per_s(self) -> float:
+        return self.rate_per_s * max(self.growth, 1.0)
+
     def rate_at(self, at_s: float) -> float:
         """Requests a second."""
         return self.rate_per_s * (self.growth if self.rise_s <= at_s < self.fall_s else 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import requests
 from cluster.actuators.local import LocalMachine, records_in
 from cluster.replicas import Group, Recipe
 from lab.demo.cluster.__main__ import main
+from lab.demo.cluster.files import write_cluster
 from lab.demo.cluster.load import Asked, Load, Request
 from lab.demo.cluster.machines import local_place
 from lab.demo.cluster.measured import measured
@@ -198,11 +200,14 @@ def test_replicas_follow_a_load_and_come_back_and_nothing_is_lost(tmp_path: Path
 
     with (
         local_place(tmp_path) as place,
-        running_services(tmp_path, STORY, place.actuator) as (addresses, token),
+        running_services(tmp_path, partial(write_cluster, tmp_path, STORY, place.actuator)) as (
+            addresses,
+            token,
+        ),
     ):
         wait_for_service(addresses)
         request = Request(addresses.proxy, token, MODEL_NAME, STORY.out_tokens)
-        load = Load(request, lambda _at_s: rate_per_s, seed=0)
+        load = Load(request, lambda _at_s: rate_per_s, 30.0, seed=0)
         try:
             watch = Watch(addresses.url(addresses.controller), load, STORY)
             eventually(watch, load, lambda look: look.desired == look.ready == 1)

@@ -1,0 +1,1 @@
+"""Engines of three projects behind one address, for a day."""

@@ -1,0 +1,58 @@
+"""`make fleet-demo`: Hearth, llama.cpp's server and vLLM behind one address, each with a model of
+its own, for a day of ten minutes with a night.
+
+One replica of each engine is measured first, and the plan is made of that. Then each server is
+asked along its own hours: the controller starts replicas as they are needed, and lets servers go to
+0 where nobody asks. Judged in the end: levels, lost requests, and the cost beside as many replicas
+all day as the peak needs. Time it alone.
+"""
+
+import argparse
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab.demo.cluster.processes import DemoFailed
+from lab.demo.cluster.show import verdict_text
+from lab.demo.fleet.members import members
+from lab.demo.fleet.picture import draw
+from lab.demo.fleet.play import play
+from lab.demo.fleet.speeds import with_speed
+from lab.demo.fleet.verdict import verdict
+from lab.kit.servers import exit_on_sigterm
+
+FAULTS_SHOWN = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--day", type=float, default=600.0, help="seconds")
+    parser.add_argument("--picture", type=Path, help="draw a chart of the run into this SVG")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING)
+    exit_on_sigterm()
+    folder = Path(tempfile.mkdtemp(prefix="hearth-demo-"))
+    print(f"Logs are in {folder}.", flush=True)
+    try:
+        fleet = []
+        for each in members(folder):
+            fleet.append(with_speed(each, folder / "measured"))
+            print(f"{each.title}: at most {fleet[-1].peak_per_s:.1f} requests/s", flush=True)
+        day = play(fleet, folder, given.day, lambda line: print(line, flush=True))
+    except DemoFailed as error:
+        sys.exit(f"The demo cannot go on: {error}")
+    findings = verdict(day)
+    print(f"\n{verdict_text(findings)}")
+    lost = [each for asked in day.asked.values() for each in asked if each.fault]
+    for one in lost[:FAULTS_SHOWN]:
+        print(f"     a request of {one.began_s:.1f} s: {one.fault}")
+    if given.picture is not None:
+        draw(day, given.picture)
+        print(f"The picture is {given.picture}.")
+    return 0 if all(each.is_kept for each in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

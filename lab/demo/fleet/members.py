@@ -1,0 +1,75 @@
+"""The servers of the fleet, one an engine, and when each is asked. Immutable: any thread."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inference_api.settings import EMBEDDED_MODEL
+from lab.models.gguf_file import make_gguf
+from lab.peers.install import PREBUILT_LLAMA, VLLM, NotInstalled, install
+
+OUT_TOKENS = 40
+CONTEXT_TOKENS = 128  # of a row
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A server of the system; its model has its name. `keys`: its part of the cluster's file.
+
+    `share`: of a core, that each replica is held to once it is ready. `dawn` and `dusk`: shares of
+    the day between which it is asked."""
+
+    name: str
+    title: str
+    keys: Mapping[str, Any]
+    share: float
+    dawn: float
+    dusk: float
+    rows: int = 8
+    most_replicas: int = 2
+    perf: Mapping[str, Any] = field(default_factory=dict)
+    peak_per_s: float = 0.0
+
+    def rate_at(self, at_s: float, day_s: float) -> float:
+        """Requests a second: from nothing at dawn over the peak at noon to nothing at dusk."""
+        part = (at_s / day_s - self.dawn) / (self.dusk - self.dawn)
+        return self.peak_per_s * math.sin(math.pi * part) ** 2 if 0 < part < 1 else 0.0
+
+
+def members(folder: Path, tell: Any = print) -> Sequence[Member]:
+    """The engines that are installed, or install, each with the embedded model's weights."""
+    found = [
+        Member("chat", "Hearth", {"settings": {"MODEL_NAME": "chat"}}, 0.15, 0.0, 0.7),
+    ]
+    file = folder / "code.gguf"
+    words = (
+        f"{PREBUILT_LLAMA.python} -m {PREBUILT_LLAMA.check} {{model}} --port {{port}} --alias code"
+    )
+    llama = {
+        "engine": "llama-server",
+        "model": str(file),
+        "command": f"{words} --users {{rows}} --context {CONTEXT_TOKENS} --metrics",
+    }
+    # The community build's own command does not start: it asks for the version of another package.
+    words = f"{VLLM.python} -m vllm.entrypoints.openai.api_server --model {{model}}"
+    vllm = {
+        "engine": "vllm",
+        "model": str(EMBEDDED_MODEL),
+        "command": f"{words} --host {{host}} --port {{port}} --served-model-name mail "
+        f"--max-num-seqs {{rows}} --max-model-len {CONTEXT_TOKENS} --enforce-eager",
+        "settings": {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},
+    }
+    for recipe, member in (
+        (PREBUILT_LLAMA, Member("code", "llama.cpp", llama, 0.15, 0.15, 0.85)),
+        (VLLM, Member("mail", "vLLM", vllm, 0.4, 0.3, 1.0)),
+    ):
+        try:
+            tell(f"{member.title} {install(recipe)}")
+        except NotInstalled as error:
+            tell(f"{member.title} is left out: {error}")
+        else:
+            found.append(member)
+    make_gguf(EMBEDDED_MODEL, file, "Q8_0")
+    return found

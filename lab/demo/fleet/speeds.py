@@ -1,0 +1,56 @@
+"""How fast a replica of each engine is that is held to its share: loops by `hearth bench`, on one
+replica alone, and their fit. One thread."""
+
+import json
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from cluster.actuators.api_process import free_port, start_api
+from cluster.engines import filled
+from cluster.server_keys import ServerKeys
+from common.fetch import answers_ok
+from inference_api.settings import EMBEDDED_MODEL
+from lab.demo.cluster.measured import benchmarking, end
+from lab.demo.cluster.processes import HOST, until
+from lab.demo.fleet.files import ACCELERATOR
+from lab.demo.fleet.members import OUT_TOKENS, Member
+from lab.kit.shares import choose_limiter, hold_process
+
+START_S = 300.0  # vLLM imports for a minute on a small machine
+SECONDS = 5.0  # of each number of users
+LOAD = 1.5  # the peak, in what one replica answers at most
+
+
+def with_speed(member: Member, folder: Path) -> Member:
+    """The member with its performance data, and a peak that one replica does not suffice for.
+    Raises DemoFailed."""
+    keys = ServerKeys.model_validate(dict(member.keys))
+    engine, port = keys.engine_for(OUT_TOKENS), free_port(HOST)
+    settings = {**keys.settings, "USER_ROWS": str(member.rows)}
+    command = filled(engine.command, model=keys.model, rows=member.rows)
+    log = folder / f"{member.name}.log"
+    replica, url = start_api((HOST, port), settings, log, command=command), f"http://{HOST}:{port}"
+    try:
+        with closing(choose_limiter()) as limiter:
+            until(lambda: answers_ok(url + engine.ready_path), START_S, member.title)
+            hold_process(limiter, replica.pid, member.share)
+            found = _loops(url, member, folder)
+    finally:
+        end(replica)
+    [perf] = json.loads((found / "perf.json").read_text())["models"]
+    most_per_s = json.loads((found / "fit.json").read_text())["validity"]["rate_per_s"]
+    return replace(member, perf=perf, peak_per_s=LOAD * max(most_per_s))
+
+
+def _loops(url: str, member: Member, folder: Path) -> Path:
+    """Returns the folder of the run."""
+    sweep = ["sweep", "--model", member.name, "--tokenizer", str(EMBEDDED_MODEL)]
+    sweep += ["--by", "concurrency", "--max-concurrency", str(member.rows)]
+    sweep += ["--input-tokens", str(OUT_TOKENS), "--output-tokens", str(OUT_TOKENS)]
+    sweep += ["--seconds", str(SECONDS), "--output-dir", str(folder / member.name)]
+    benchmarking(sweep, {"BENCHMARK_API_BASE": f"{url}/v1"})
+    [run] = (folder / member.name).iterdir()
+    fit = ["fit", "--accelerator", ACCELERATOR, "--max-batch-size", str(member.rows), str(run)]
+    benchmarking(fit, {})
+    return run
