@@ -4,7 +4,7 @@ Their resources are bookkeeping. Nothing of them is left running afterwards.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,21 +17,30 @@ SYSTEM_CONFIG = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
+    # Workers that nobody asked for take seconds of computing each.
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
 }
 END_TIMEOUT_S = 30.0
-LEAST: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
+NOTHING: Mapping[str, float] = {}
+LEAST: dict[str, Any] = {
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "no_monitor": True,
+    "object_store_memory": 100 * 2**20,
+}
 
 
 class RayNodes:
     """One thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, head: Mapping[str, float]) -> None:
+        """`head`: what the head, which cannot be lost, has to place replicas on."""
         from ray.cluster_utils import Cluster
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # The head places nothing: it cannot be lost.
-        head = LEAST | {"num_cpus": 0, "_system_config": SYSTEM_CONFIG}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        arguments = _arguments(head) | {"_system_config": SYSTEM_CONFIG}
+        self._cluster = Cluster(initialize_head=True, head_node_args=arguments)
         self._nodes: list[Any] = []
 
     @property
@@ -42,18 +51,8 @@ class RayNodes:
         """Without the head."""
         return len(self._nodes)
 
-    def add(self, resources: Mapping[str, float], index: int | None = None) -> None:
-        """`index`: its place among the nodes; default: behind all."""
-        others = {name: resources[name] for name in resources if name not in ("CPU", "GPU")}
-        self._nodes.insert(
-            len(self) if index is None else index,
-            self._cluster.add_node(
-                num_cpus=resources.get("CPU", 0),
-                num_gpus=resources.get("GPU", 0),
-                resources=others,
-                **LEAST,
-            ),
-        )
+    def add(self, resources: Mapping[str, float]) -> None:
+        self._nodes.append(self._cluster.add_node(**_arguments(resources)))
 
     def processes(self, index: int) -> list[psutil.Process]:
         """The node's, Ray's own first; the API processes of its replicas among them."""
@@ -72,15 +71,24 @@ class RayNodes:
 
 
 @contextmanager
-def ray_nodes(resources: Sequence[Mapping[str, float]]) -> Iterator[RayNodes]:
-    """A head, and a node for each of these."""
-    nodes = RayNodes()
+def ray_nodes(
+    *resources: Mapping[str, float], head: Mapping[str, float] = NOTHING
+) -> Iterator[RayNodes]:
+    """A head, which by itself places nothing, and a node for each of these."""
+    nodes = RayNodes(head)
     try:
         for each in resources:
             nodes.add(each)
         yield nodes
     finally:
         nodes.close()
+
+
+def _arguments(resources: Mapping[str, float]) -> dict[str, Any]:
+    """A node with these, as Ray's Cluster takes it."""
+    others = {name: resources[name] for name in resources if name not in ("CPU", "GPU")}
+    cpus, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
+    return LEAST | {"num_cpus": cpus, "num_gpus": gpus, "resources": others}
 
 
 def _tree(node: Any) -> list[psutil.Process]:

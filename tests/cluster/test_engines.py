@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,8 @@ from click.testing import CliRunner
 
 from benchmarking.commands.cli import main
 from cluster.actuators.local import LocalMachine
-from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
-from cluster.actuators.upstreams_file import Listed, UpstreamsFile
+from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.config import read_config
 from cluster.controller.cycle import ControllerParts, Planner
 from cluster.controller.loads import between
@@ -25,7 +23,6 @@ from cluster.controller.pages import PageReader
 from cluster.counters import Counters
 from cluster.engines import ENGINES, FIELDS, Engine
 from cluster.replicas import Recipes
-from lab.kit.ray_nodes import ray_nodes
 from lab.kit.scripted_server import Script, scripted
 from lab.kit.servers import eventually
 from lab.peers.install import PREBUILT_LLAMA
@@ -87,34 +84,6 @@ def test_no_request_is_lost_with_an_engine_that_cuts_them_off_on_sigterm(
         assert traffic.completion_tokens == 60 * traffic.ended
         assert traffic.itl_ms == pytest.approx(1000 * TOKEN_S)
     reader.close()
-
-
-def test_ray_runs_another_engine_and_ends_it_behind_its_last_answer(tmp_path: Path) -> None:
-    engine = replace(ENGINES["vllm"], command=tuple(command_of("vllm").split()))
-    recipes = Recipes({"chat": {"PYTHONPATH": str(ROOT)}}, {"core": {"CPU": 1}}, {"chat": engine})
-    upstreams = UpstreamsFile(tmp_path / "upstreams.yaml")
-    with ray_nodes([{"CPU": 1}]) as nodes:
-        actuator = TendedReplicas(RayMachines(nodes.address), recipes, upstreams, TIMES)
-        try:
-            actuator.start(GROUP, 1)
-            wait_for(actuator, 1)
-            (replica,) = actuator.replicas()
-            assert upstreams.listed == {
-                replica.url: Listed(health_path="/health", rows=GROUP.user_rows)
-            }
-            text = "x" * 300  # of six seconds
-            with ThreadPoolExecutor() as pool:
-                answer = pool.submit(
-                    requests.post, f"{replica.url}/inference", json={"text": text}, timeout=60
-                )
-                url = f"{replica.url}/metrics"
-                eventually(lambda: 'running{engine="0",model_name="m"} 1' in requests.get(url).text)
-                actuator.stop(GROUP, 0)
-                assert answer.result().text == text
-            eventually(lambda: not actuator.replicas(), DEADLINE_S)
-        finally:
-            actuator.close()
-            clear(RayMachines(nodes.address))
 
 
 @pytest.mark.skipif(

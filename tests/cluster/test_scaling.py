@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+import requests
 
 from cluster.actuators import Actuator
 from cluster.actuators.deployments import Deployments
@@ -20,10 +22,12 @@ from cluster.actuators.local import LocalMachine
 from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
-from cluster.actuators.upstreams_file import UpstreamsFile
+from cluster.actuators.upstreams_file import Listed, UpstreamsFile
+from cluster.engines import ENGINES
 from cluster.replicas import Group, Recipes, Replica, ReplicaState
 from lab.kit.ray_nodes import RayNodes, ray_nodes
-from lab.kit.servers import eventually
+from lab.kit.servers import ROOT, eventually
+from tests.cluster.foreign_engine import command_of
 from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_kubelet import Kubelet
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
@@ -35,7 +39,7 @@ RECIPES = Recipes(
     {"chat": {"MOCK_MODEL": "1", "MOCK_TOKENS_PER_SECOND": "50"}}, {"core": {"CPU": 1}}
 )
 TIMES = Times(probe_s=0.2, leave_s=3, drain_s=60)
-NUM_CLIENTS = 12
+NUM_CLIENTS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,64 +178,106 @@ def test_no_request_is_lost_while_pods_come_and_go_and_change(
         api.stop()
 
 
-NODES = ({"CPU": 1}, {"CPU": 1}, {"CPU": 2})
+NODE = {"CPU": 1}
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    """All of them work when a test begins: whoever kills one puts another into its place."""
-    with ray_nodes(NODES) as nodes:
+    """Each has room for one replica. Tests kill them, and begin by adding what they need."""
+    with ray_nodes(NODE, NODE, NODE) as nodes:
         yield nodes
+
+
+def have(nodes: RayNodes, count: int) -> None:
+    """So many nodes, if there are fewer."""
+    for _ in range(len(nodes), count):
+        nodes.add(NODE)
+
+
+@contextmanager
+def tended_on(
+    nodes: RayNodes, upstreams: UpstreamsFile, recipes: Recipes = RECIPES
+) -> Iterator[TendedReplicas]:
+    actuator = TendedReplicas(RayMachines(nodes.address), recipes, upstreams, TIMES)
+    try:
+        yield actuator
+    finally:
+        actuator.close()
+        clear(RayMachines(nodes.address))
 
 
 @pytest.fixture
 def on_ray(nodes: RayNodes, tmp_path: Path) -> Iterator[TendedReplicas]:
     """Listed in upstreams.yaml of the test's folder."""
-    upstreams = UpstreamsFile(tmp_path / "upstreams.yaml")
-    actuator = TendedReplicas(RayMachines(nodes.address), RECIPES, upstreams, TIMES)
-    yield actuator
-    actuator.close()
-    clear(RayMachines(nodes.address))
+    with tended_on(nodes, UpstreamsFile(tmp_path / "upstreams.yaml")) as actuator:
+        yield actuator
 
 
 def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(
     nodes: RayNodes, on_ray: TendedReplicas, tmp_path: Path
 ) -> None:
-    on_ray.start(GROUP, 3)
-    wait_for(on_ray, 3)
+    have(nodes, 3)
+    on_ray.start(GROUP, 2)
+    wait_for(on_ray, 2)
     with loaded(tmp_path, UPSTREAMS_FILE=str(tmp_path / "upstreams.yaml")) as (proxy, load):
-        eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
-        node, victim = one_of_a_small_node(nodes, on_ray)
-        nodes.kill(node)
+        eventually(lambda: len(answered_by(proxy)) == 2, DEADLINE_S)
+        replica, _ = on_ray.replicas()
+        victim = replica.url or ""
+        nodes.kill(node_of(nodes, replica))
         killed_s = time.monotonic()
         eventually(lambda: victim not in {each.url for each in on_ray.replicas()}, DEADLINE_S)
-        wait_for(on_ray, 3)
-        eventually(lambda: len(answered_by(proxy)) == 4, DEADLINE_S)
+        wait_for(on_ray, 2)
+        eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
     failed = [each for each in load.asked if not each.is_right]
     assert [each for each in failed if each.began_s > killed_s] == []
     assert all(each.is_cut or each.status >= 500 for each in failed), "no short success"
     broken = [line for line in proxy.audit() if line["outcome"] != "complete"]
     address = urlsplit(victim).netloc
     assert [line for line in broken if address not in f"{line}"] == []
-    nodes.add(NODES[node], node)
 
 
 @pytest.mark.parametrize("lost", ["ray::ApiActor", "raylet"])
 def test_no_process_outlives_the_ray_that_started_it(
     nodes: RayNodes, on_ray: TendedReplicas, lost: str
 ) -> None:
+    have(nodes, 2)
     on_ray.start(GROUP, 1)
     wait_for(on_ray, 1)
     (replica,) = on_ray.replicas()
-    trees = [nodes.processes(index) for index in range(len(nodes))]
-    node, tree = next((at, tree) for at, tree in enumerate(trees) if api_in(tree, replica))
+    node = node_of(nodes, replica)
+    tree = nodes.processes(node)
     api = api_in(tree, replica)
     next(process for process in tree if process.name().startswith(lost)).kill()
     assert psutil.wait_procs(api, timeout=DEADLINE_S)[1] == []
     wait_for(on_ray, 1)
     if lost == "raylet":
         nodes.kill(node)
-        nodes.add(NODES[node], node)
+
+
+def test_ray_runs_another_engine_and_ends_it_behind_its_last_answer(
+    nodes: RayNodes, tmp_path: Path
+) -> None:
+    have(nodes, 1)
+    engine = replace(ENGINES["vllm"], command=tuple(command_of("vllm").split()))
+    recipes = Recipes({"chat": {"PYTHONPATH": str(ROOT)}}, {"core": {"CPU": 1}}, {"chat": engine})
+    upstreams = UpstreamsFile(tmp_path / "upstreams.yaml")
+    with tended_on(nodes, upstreams, recipes) as actuator:
+        actuator.start(GROUP, 1)
+        wait_for(actuator, 1)
+        (replica,) = actuator.replicas()
+        assert upstreams.listed == {
+            replica.url: Listed(health_path="/health", rows=GROUP.user_rows)
+        }
+        text = "x" * 150  # of three seconds
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(
+                requests.post, f"{replica.url}/inference", json={"text": text}, timeout=60
+            )
+            url = f"{replica.url}/metrics"
+            eventually(lambda: 'running{engine="0",model_name="m"} 1' in requests.get(url).text)
+            actuator.stop(GROUP, 0)
+            assert answer.result().text == text
+        eventually(lambda: not actuator.replicas(), DEADLINE_S)
 
 
 def api_in(tree: list[psutil.Process], replica: Replica) -> list[psutil.Process]:
@@ -244,11 +290,5 @@ def api_in(tree: list[psutil.Process], replica: Replica) -> list[psutil.Process]
     return found
 
 
-def one_of_a_small_node(nodes: RayNodes, actuator: Actuator) -> tuple[int, str]:
-    """A node with one replica, whose place another node has; and the replica's address."""
-    for index in (0, 1):
-        tree = nodes.processes(index)
-        for each in actuator.replicas():
-            if each.url is not None and api_in(tree, each):
-                return index, each.url
-    raise AssertionError("three replicas do not fit on the large node")
+def node_of(nodes: RayNodes, replica: Replica) -> int:
+    return next(at for at in range(len(nodes)) if api_in(nodes.processes(at), replica))

@@ -1,13 +1,14 @@
 """What the controller may rely on, true of every Actuator.
 
 An actuator joins by a factory in `SCENES`: a context that yields a Scene, made once for all tests.
+Local processes and Ray's run an engine that starts ten times as fast as Hearth; tests/cluster has
+Hearth on both.
 """
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
@@ -34,15 +35,8 @@ from tests.kubernetes_kubelet import Kubelet
 ROOM = 2  # replicas of a CPU each
 DEADLINE_S = 240.0
 CHAT, WIDE, BROKEN = Group("chat", "core", 8), Group("chat", "core", 9), Group("bad", "core", 8)
-RECIPES = Recipes(
-    {
-        "chat": {"MOCK_MODEL": "1", "MOCK_TOKENS_PER_SECOND": "50"},
-        "bad": {"MODEL": "/no/such/model"},
-    },
-    {"core": {"CPU": 1}},
-)
 VLLM = replace(ENGINES["vllm"], command=tuple(command_of("vllm").split()))
-OF_VLLM = Recipes(
+RECIPES = Recipes(
     {"chat": {"PYTHONPATH": str(ROOT)}, "bad": {}},
     {"core": {"CPU": 1}},
     {"chat": VLLM, "bad": replace(VLLM, command=("/no/such/model",))},
@@ -63,7 +57,7 @@ class Scene:
     """The urls that the proxy is told."""
 
 
-def tended(folder: Path, machines: Callable[[], Machines], recipes: Recipes = RECIPES) -> Scene:
+def tended(folder: Path, machines: Callable[[], Machines]) -> Scene:
     upstreams_path = folder / "upstreams.yaml"
 
     def clear() -> None:
@@ -77,7 +71,7 @@ def tended(folder: Path, machines: Callable[[], Machines], recipes: Recipes = RE
         return [entry["url"] for entry in document["upstreams"]]
 
     return Scene(
-        lambda: TendedReplicas(machines(), recipes, UpstreamsFile(upstreams_path), TIMES),
+        lambda: TendedReplicas(machines(), RECIPES, UpstreamsFile(upstreams_path), TIMES),
         crash,
         clear,
         listed,
@@ -94,13 +88,13 @@ def crash(replica: Replica) -> None:
 
 
 @contextmanager
-def local_scene(folder: Path, recipes: Recipes = RECIPES) -> Iterator[Scene]:
-    yield tended(folder, lambda: LocalMachine(folder / "replicas", {"CPU": ROOM}), recipes)
+def local_scene(folder: Path) -> Iterator[Scene]:
+    yield tended(folder, lambda: LocalMachine(folder / "replicas", {"CPU": ROOM}))
 
 
 @contextmanager
 def ray_scene(folder: Path) -> Iterator[Scene]:
-    with ray_nodes([{"CPU": 1}] * ROOM) as nodes:
+    with ray_nodes(head={"CPU": ROOM}) as nodes:
         yield tended(folder, lambda: RayMachines(nodes.address, pins=True, place_timeout_s=2.0))
 
 
@@ -139,7 +133,6 @@ def kubernetes_scene(folder: Path) -> Iterator[Scene]:
 
 SCENES: dict[str, Callable[[Path], AbstractContextManager[Scene]]] = {
     "local": local_scene,
-    "local vllm": partial(local_scene, recipes=OF_VLLM),
     "ray": ray_scene,
     "kubernetes": kubernetes_scene,
 }

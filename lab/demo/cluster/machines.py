@@ -30,7 +30,7 @@ class Place:
 
 @contextmanager
 def ray_place() -> Iterator[Place]:
-    with ray_nodes([{"CPU": CPUS_OF_NODE}] * NUM_NODES) as nodes:
+    with ray_nodes(*[{"CPU": CPUS_OF_NODE}] * NUM_NODES) as nodes:
         yield Place({"kind": "ray", "address": nodes.address}, nodes)
 
 
