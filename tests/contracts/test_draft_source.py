@@ -39,7 +39,7 @@ except KernelsUnavailable as unavailable:
 ROWS = 4
 CONTEXT = 96
 MAX_TOKENS = 5
-FORMS = ("float32", "int8", "int4")
+FORMS = ("float32", "int8")
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=11)
 TEXTS = (

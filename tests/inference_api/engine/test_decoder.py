@@ -124,11 +124,11 @@ def assert_rows_do_not_mix(runner: Runner, num_neighbours: int) -> None:
 
 
 @every_model
-@pytest.mark.parametrize("num_neighbours", [1, 5, MAX_ROWS - 1])
 def test_logits_are_the_same_bits_alone_and_beside_others_in_any_row(
-    name: str, num_neighbours: int, loaded: Loaded
+    name: str, loaded: Loaded
 ) -> None:
-    assert_rows_do_not_mix(loaded(name), num_neighbours)
+    for num_neighbours in (1, 5, MAX_ROWS - 1) if name == "llama" else (MAX_ROWS - 1,):
+        assert_rows_do_not_mix(loaded(name), num_neighbours)
 
 
 @pytest.mark.parametrize("num_neighbours", [1, 5, MAX_ROWS - 1])

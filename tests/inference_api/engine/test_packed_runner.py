@@ -54,7 +54,7 @@ options = EngineOptions(device="cpu", max_rows=32, quantization="int8", has_medu
 packed = PackedFolder(Path(sys.argv[2]))
 runner = KernelRunner(Path(sys.argv[1]), options, packed=packed)
 seen = []
-for cycle in range(50):
+for cycle in range(32):
     runner.load()
     place_own_pages(runner)
     loaded = kilobytes()
@@ -222,7 +222,7 @@ def test_memory_does_not_grow_with_loading_again_and_again(tmp_path: Path) -> No
     command = [sys.executable, "-c", MEASURE, str(EMBEDDED_MODEL), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     measured = json.loads(done.stdout)
-    loaded, unloaded = zip(*measured["seen"][20:], strict=True)  # what stays is there by then
+    loaded, unloaded = zip(*measured["seen"][16:], strict=True)  # what stays is there by then
     for seen in (unloaded, loaded):
         grown = sorted(after - before for before, after in pairwise(seen))
         assert sum(grown[:-1]) < 4096  # the allocator may take memory for good once, at any time

@@ -98,7 +98,7 @@ def reference_probabilities(logits: Sequence[float], params: SamplingParams) -> 
 
 
 @given(logits=a_row_of_logits, params=any_sampling, position=st.integers(0, 2000))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_draw_is_the_inverse_of_the_reference_distribution(
     kernels: Kernels | None, logits: list[float], params: SamplingParams, position: int
 ) -> None:
@@ -114,7 +114,7 @@ def test_draw_is_the_inverse_of_the_reference_distribution(
 
 
 @given(rows=st.lists(st.tuples(a_row_of_logits, any_sampling), min_size=2, max_size=9))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_tokens_do_not_depend_on_the_neighbours(
     kernels: Kernels | None,
     rows: list[tuple[list[float], SamplingParams]],
@@ -144,7 +144,7 @@ def test_frequencies_follow_the_exact_probabilities(
 ) -> None:
     logits = torch.linspace(-2.0, 1.5, VOCAB)[torch.randperm(VOCAB, generator=_seeded())]
     probabilities = reference_probabilities(logits.tolist(), params)
-    num_draws = 20_000
+    num_draws = 8000
     inputs = [row(replace(params, seed=seed)) for seed in range(num_draws)]
     drawn = Counter(tokens(logits.repeat(num_draws, 1), inputs, kernels))
     assert set(drawn) <= set(probabilities)
@@ -250,7 +250,7 @@ def test_greedy_heeds_the_penalties(kernels: Kernels | None) -> None:
         st.tuples(a_row_of_logits, any_sampling, st.none() | st.integers(0, 5)), min_size=1
     )
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_logprobs_are_of_the_models_own_distribution(
     kernels: Kernels | None,
     rows: list[tuple[list[float], SamplingParams, int | None]],
@@ -297,7 +297,7 @@ any_draw = st.builds(
 
 
 @given(rows=st.lists(st.tuples(a_row_of_logits, any_draw), min_size=1, max_size=5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_tokens_and_their_likelihoods_are_those_of_torch(
     rows: list[tuple[list[float], Draw]],
 ) -> None:

@@ -2,6 +2,7 @@
 drawn, at every depth of accepted branches, against the likelihoods of plain steps."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -34,7 +35,7 @@ SAMPLINGS: Mapping[str, SamplingParams] = {
     "top-p": SamplingParams(temperature=0.7, top_p=0.8),
 }
 
-LogLikelihoods = Callable[[Tokens], NDArray[np.float64]]
+Law = Callable[[Tokens, SamplingParams], NDArray[np.float64]]
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.fixture(scope="module")
-def log_likelihoods(model: Model) -> LogLikelihoods:
-    return cache(model.log_likelihoods)
+def law(model: Model) -> Law:
+    """What the token after these is drawn from, each distribution computed once."""
+    log_likelihoods = cache(model.log_likelihoods)
+    return cache(lambda tokens, sampling: target(log_likelihoods(tokens), sampling))
 
 
 @pytest.fixture(scope="module", params=SAMPLINGS)
@@ -89,10 +92,11 @@ class Cells:
         self._drawn = np.zeros(vocab_size)
         self._expected = np.zeros(vocab_size)
 
-    def add(self, token: int, likelihoods: NDArray[np.float64]) -> None:
+    def add(self, tokens: Sequence[int], likelihoods: NDArray[np.float64]) -> None:
         order = np.argsort(-likelihoods, kind="stable")
-        self._drawn[np.flatnonzero(order == token)] += 1
-        self._expected += likelihoods[order]
+        ranks = np.argsort(order)
+        np.add.at(self._drawn, ranks[[*tokens]], 1)
+        self._expected += len(tokens) * likelihoods[order]
 
     def p_value(self) -> float | None:
         """By chi-square; ranks that few are expected of share the last cell. None of too few."""
@@ -106,17 +110,22 @@ class Cells:
         return float(chi2.sf(((drawn - expected) ** 2 / expected).sum(), len(starts) - 1))
 
 
-def p_values(answers: Iterable[Answer], log_likelihoods: LogLikelihoods) -> dict[object, float]:
+def p_values(answers: Iterable[Answer], law: Law) -> dict[object, float]:
     """Of the first tokens, by the prompt; of others, by how many guesses they came after."""
-    cells: dict[object, Cells] = {}
+    drawn: dict[tuple[object, Tokens, SamplingParams], list[int]] = defaultdict(list)
     for answer in answers:
         prompt, num_before = answer.request.prompt_tokens, 0
+        sampling = replace(answer.request.sampling, seed=0)
         for event in answer.events:
             for depth, token in enumerate(event.token_ids):
-                known = log_likelihoods(prompt + answer.tokens[: num_before + depth])
-                place = cells.setdefault(depth if num_before + depth else prompt, Cells(len(known)))
-                place.add(token, target(known, answer.request.sampling))
+                place = depth if num_before + depth else prompt
+                context = prompt + answer.tokens[: num_before + depth]
+                drawn[place, context, sampling].append(token)
             num_before += len(event.token_ids)
+    cells: dict[object, Cells] = {}
+    for (place, context, sampling), tokens in drawn.items():
+        likelihoods = law(context, sampling)
+        cells.setdefault(place, Cells(len(likelihoods))).add(tokens, likelihoods)
     found = {place: each.p_value() for place, each in cells.items()}
     return {place: p_value for place, p_value in found.items() if p_value is not None}
 
@@ -128,11 +137,11 @@ def p_values(answers: Iterable[Answer], log_likelihoods: LogLikelihoods) -> dict
 def test_tokens_at_every_depth_are_of_the_models_distribution(
     model: Model,
     plain: Sequence[Answer],
-    log_likelihoods: LogLikelihoods,
+    law: Law,
     source: str,
     depths: Sequence[int],
 ) -> None:
-    found = p_values(drafted(model, plain, source), log_likelihoods)
+    found = p_values(drafted(model, plain, source), law)
     assert found.keys() >= {*PROMPTS, *depths}
     assert min(found.values()) > LEAST_P_VALUE, found
 
@@ -154,9 +163,9 @@ def leniently_accepted(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
 def test_wrong_rule_is_seen(
     model: Model,
     plain: Sequence[Answer],
-    log_likelihoods: LogLikelihoods,
+    law: Law,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_plan, "accepted", leniently_accepted)
-    found = p_values(drafted(model, plain, "adversary"), log_likelihoods)
+    found = p_values(drafted(model, plain, "adversary"), law)
     assert min(found.values()) < LEAST_P_VALUE**2, found
