@@ -2,12 +2,13 @@
 is no compiler, no torch, and nothing of this clone.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from shutil import copytree
@@ -25,7 +26,7 @@ from inference_api.kernels.library import supported_variants
 from lab.kit.servers import ROOT
 from lab.models.gguf_file import make_gguf
 from lab.models.random_model import SHAPES, Shape, make_random_model
-from tests.e2e.test_make_serve import START_TIMEOUT_S, assert_curl_line_streams, started
+from tests.e2e.test_make_serve import START_TIMEOUT_S, Stack, assert_curl_line_streams, started
 from tests.inference_api.engine.quantised_models import make_mxfp4, make_quantised
 from tests.inference_api.engine.tiny_models import make_model
 from tests.inference_api.loading.gguf_copies import rewritten
@@ -131,17 +132,26 @@ FORMATS: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def stack(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Serves a model of each format, by the format's name."""
+    folder = tmp_path_factory.mktemp("formats")
+    models = [
+        {"model": str(make(tmp_path_factory.mktemp(name))), "model_name": name, "user_rows": 2}
+        for name, make in FORMATS.items()
+    ]
+    settings: dict[str, Any] = {"HOME": folder, "PATH": commands, "MODELS": json.dumps(models)}
+    with started(folder / "log", (commands / "hearth", "serve"), folder, **settings) as stack:
+        yield stack
+
+
 @pytest.mark.parametrize("name", FORMATS)
-def test_it_serves_a_format(name: str, commands: Path, tmp_path: Path) -> None:
-    model = FORMATS[name](tmp_path)
-    settings: dict[str, Any] = {"HOME": tmp_path, "PATH": commands, "MODEL": model}
-    settings |= {"MODEL_NAME": name, "USER_ROWS": 2}
-    with started(tmp_path / "log", (commands / "hearth", "serve"), tmp_path, **settings) as stack:
-        body = {"model": name, "prompt": "Good", "max_tokens": 8, "temperature": 0}
-        answer = requests.post(
-            f"{stack.proxy}/v1/completions", json=body, headers=stack.authorization(), timeout=60
-        ).json()
-        assert answer["usage"]["completion_tokens"] == 8, answer
+def test_it_serves_a_format(name: str, stack: Stack) -> None:
+    body = {"model": name, "prompt": "Good", "max_tokens": 8, "temperature": 0}
+    answer = requests.post(
+        f"{stack.proxy}/v1/completions", json=body, headers=stack.authorization(), timeout=60
+    ).json()
+    assert answer["usage"]["completion_tokens"] == 8, answer
 
 
 def test_there_is_no_torch(commands: Path) -> None:
