@@ -1,4 +1,4 @@
-"""Service curves as the model takes them, and their names. Immutable: any thread."""
+"""Service curves as the model takes them, their names, and slower ones. Immutable: any thread."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,17 @@ import numpy as np
 
 from optimizer.model.curve_rates import Shape, saturated_rates
 from optimizer.model.step_curve import NO_LIMIT, NO_OVERHEAD, Points, StepCurve
-from optimizer.spec import CurvePoint, Departures, OverheadPoint, PerfData, ServiceCurve
+from optimizer.spec import (
+    CurvePoint,
+    DecodeParms,
+    Departures,
+    OverheadPoint,
+    PerfData,
+    PerfParms,
+    PrefillParms,
+    RatePoint,
+    ServiceCurve,
+)
 
 DIGEST_BITS = 52  # a float holds so many exactly
 
@@ -31,6 +41,53 @@ def curves_of(perfs: Iterable[PerfData]) -> Curves:
         for perf in perfs
         if perf.service_curve is not None
     }
+
+
+def scaled(perf: PerfData, decode: float, prefill: float) -> PerfData:
+    """Returns the data of a server whose steps take so many times as long."""
+    own, first, both = perf.decode_parms, perf.prefill_parms, perf.perf_parms
+    return perf.model_copy(
+        update={
+            "decode_parms": DecodeParms.model_construct(
+                alpha=own.alpha * decode, beta=own.beta * decode
+            ),
+            "prefill_parms": PrefillParms.model_construct(
+                gamma=first.gamma * prefill, delta=first.delta * prefill
+            ),
+            "service_curve": perf.service_curve
+            and _scaled_curve(perf.service_curve, decode, prefill),
+            "perf_parms": both
+            and PerfParms.model_construct(
+                alpha=both.alpha * decode, beta=both.beta * decode, gamma=both.gamma * decode
+            ),
+        }
+    )
+
+
+def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> ServiceCurve:
+    def scaled_points(points: list[CurvePoint], factor: float) -> list[CurvePoint]:
+        return [
+            CurvePoint.model_construct(
+                rows=point.rows, ms=point.ms * factor, standard_error=point.standard_error * factor
+            )
+            for point in points
+        ]
+
+    departures = curve.departures and curve.departures.model_copy(
+        update={
+            "points": [
+                RatePoint.model_construct(rows=each.rows, per_second=each.per_second / decode)
+                for each in curve.departures.points
+            ]
+        }
+    )
+    return curve.model_copy(
+        update={
+            "decode_ms": scaled_points(curve.decode_ms, decode),
+            "prompt_token_ms": scaled_points(curve.prompt_token_ms, prefill),
+            "departures": departures,
+        }
+    )
 
 
 def step_curve(given: ServiceCurve) -> StepCurve:

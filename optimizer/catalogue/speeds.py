@@ -115,25 +115,6 @@ def measured_speed(
     return Speed(machine, perf, "measured", _own_error(perf), max(rows, 1))
 
 
-def slower(perf: PerfData, factor: float) -> PerfData:
-    """Returns performance data whose times are all multiplied."""
-    curve = perf.service_curve
-    if curve is not None:
-        longer = {
-            name: [p.model_copy(update={"ms": p.ms * factor}) for p in getattr(curve, name)]
-            for name in ("decode_ms", "prompt_token_ms")
-        }
-        return perf.model_copy(update={"service_curve": curve.model_copy(update=longer)})
-    scaled = {}
-    for name in ("decode_parms", "prefill_parms", "perf_parms"):
-        parms = getattr(perf, name)
-        if parms is not None:
-            times = ("alpha", "beta", "gamma", "delta")
-            longer = {t: getattr(parms, t) * factor for t in times if hasattr(parms, t)}
-            scaled[name] = parms.model_copy(update=longer)
-    return perf.model_copy(update=scaled)
-
-
 def _own_error(perf: PerfData) -> float:
     """Returns the relative error that measured data says of itself; 0 where it says none."""
     if perf.service_curve is not None:

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from optimizer.candidates.allocation import offers
+from optimizer.candidates.curves import scaled
 from optimizer.candidates.eligibility import Refusal
 from optimizer.candidates.replicas import (
     DEFAULT_QUEUE,
@@ -23,7 +24,6 @@ from optimizer.candidates.replicas import (
     Speeds,
 )
 from optimizer.catalogue.options import Option, RequestDemand
-from optimizer.catalogue.speeds import slower
 from optimizer.measured import LoadSpec
 from optimizer.model.latency import BoolArray, FloatArray, IntArray
 from optimizer.model.sizing import Sizing
@@ -182,7 +182,8 @@ def with_bounds(demand: RequestDemand, found: Sequence[Sized]) -> list[Sized]:
 def _moved(demand: RequestDemand, found: Sequence[Sized], sign: int) -> ReplicaTable:
     """Returns a replica of each, at the quickest or slowest that its error allows."""
     speeds = [each.option.speed for each in found]
-    perfs = [slower(speed.perf, exp(sign * IN_95 * speed.error)) for speed in speeds]
+    factors = [exp(sign * IN_95 * speed.error) for speed in speeds]
+    perfs = [scaled(speed.perf, of, of) for speed, of in zip(speeds, factors, strict=True)]
     shape = (demand.in_tokens, demand.out_tokens)
     rows = [(*shape, speed.rows, DEFAULT_QUEUE, 0.0, 0.0, 0.0, GEOMETRIC) for speed in speeds]
     return ReplicaTable.of(Speeds.of(perfs), RequestTable.from_rows(rows))

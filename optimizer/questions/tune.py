@@ -10,22 +10,12 @@ from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from optimizer.answer import shortest
+from optimizer.candidates.curves import scaled
 from optimizer.inferno_json import Body, JsonObject
 from optimizer.measured import MeanTokens
 from optimizer.model.tuning import LARGEST_FACTOR, MAX_VARIANCE, Observation, SpeedTuner, TunerState
 from optimizer.questions.queries import PER_MINUTE, AnalyzeQuery, ReplicaQuery
-from optimizer.spec import (
-    LEAST_RATE,
-    Count,
-    CurvePoint,
-    DecodeParms,
-    Level,
-    PerfData,
-    PerfParms,
-    PrefillParms,
-    RatePoint,
-    ServiceCurve,
-)
+from optimizer.spec import LEAST_RATE, Count, Level, PerfData
 from optimizer.system import System
 
 MAX_OBSERVATIONS = 100
@@ -154,53 +144,6 @@ def tune(query: TuneQuery, system: System) -> Tuned:
             "refusals": state.refusals,
         },
     }
-
-
-def scaled(perf: PerfData, decode: float, prefill: float) -> PerfData:
-    """Returns the data of a server whose steps take so many times as long."""
-    own, first, both = perf.decode_parms, perf.prefill_parms, perf.perf_parms
-    return perf.model_copy(
-        update={
-            "decode_parms": DecodeParms.model_construct(
-                alpha=own.alpha * decode, beta=own.beta * decode
-            ),
-            "prefill_parms": PrefillParms.model_construct(
-                gamma=first.gamma * prefill, delta=first.delta * prefill
-            ),
-            "service_curve": perf.service_curve
-            and _scaled_curve(perf.service_curve, decode, prefill),
-            "perf_parms": both
-            and PerfParms.model_construct(
-                alpha=both.alpha * decode, beta=both.beta * decode, gamma=both.gamma * decode
-            ),
-        }
-    )
-
-
-def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> ServiceCurve:
-    def scaled_points(points: list[CurvePoint], factor: float) -> list[CurvePoint]:
-        return [
-            CurvePoint.model_construct(
-                rows=point.rows, ms=point.ms * factor, standard_error=point.standard_error * factor
-            )
-            for point in points
-        ]
-
-    departures = curve.departures and curve.departures.model_copy(
-        update={
-            "points": [
-                RatePoint.model_construct(rows=each.rows, per_second=each.per_second / decode)
-                for each in curve.departures.points
-            ]
-        }
-    )
-    return curve.model_copy(
-        update={
-            "decode_ms": scaled_points(curve.decode_ms, decode),
-            "prompt_token_ms": scaled_points(curve.prompt_token_ms, prefill),
-            "departures": departures,
-        }
-    )
 
 
 def _observe(
