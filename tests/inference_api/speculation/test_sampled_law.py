@@ -123,9 +123,9 @@ def p_values(answers: Iterable[Answer], law: Law) -> dict[object, float]:
                 drawn[place, context, sampling].append(token)
             num_before += len(event.token_ids)
     cells: dict[object, Cells] = {}
-    for (place, context, sampling), tokens in drawn.items():
+    for (where, context, sampling), tokens in drawn.items():
         likelihoods = law(context, sampling)
-        cells.setdefault(place, Cells(len(likelihoods))).add(tokens, likelihoods)
+        cells.setdefault(where, Cells(len(likelihoods))).add(tokens, likelihoods)
     found = {place: each.p_value() for place, each in cells.items()}
     return {place: p_value for place, p_value in found.items() if p_value is not None}
 
