@@ -181,7 +181,15 @@ def make_drafter(
     folder = locate(model.used_draft_model, setting="DRAFT_MODEL")
     if faults := vocabulary_faults(model_dir, folder):
         raise StartupError(faults)
+    config = load_config(folder)
+    if config.recurrent is not None:
+        raise StartupError(
+            [
+                f"DRAFT_MODEL={folder} has recurrent layers, which forget no guesses; name a model "
+                "without or unset DRAFT_MODEL."
+            ]
+        )
     assert options.max_seq_len is not None
-    context_tokens = min(options.max_seq_len, load_config(folder).max_positions)
+    context_tokens = min(options.max_seq_len, config.max_positions)
     own = replace(options, max_seq_len=context_tokens, has_medusa=False)
     return make_runner(folder, own, kernels_of, packed)

@@ -134,7 +134,7 @@ class PageLayout(NamedTuple):
     Layers that see equally far are in one group or in several, of about as many layers each. A row
     has a page for each group and `page_tokens` positions, until the group sees nothing of them any
     more. Pages that are bound are rows' own: number `row * (num_pages // max_rows) + i` can only be
-    page i of that row.
+    page i of that row. Behind all these are the pages of the rows' states: see `states_of`.
     """
 
     num_pages: int
@@ -143,6 +143,8 @@ class PageLayout(NamedTuple):
     is_bound: bool = False
     windows: Sequence[int | None] = (None,)
     """How many positions each group sees, a token's own included; None: all."""
+    state_pages: int = 0
+    """Pages that the state of a row's recurrent layers takes; 0: there are none."""
 
     @property
     def num_groups(self) -> int:
@@ -151,6 +153,12 @@ class PageLayout(NamedTuple):
     @property
     def has_windows(self) -> bool:
         return any(self.windows)
+
+    def states_of(self, row: int) -> range:
+        """Returns the pages that always have the state of the row's recurrent layers: of as many of
+        its tokens as were computed. Copies of them are those of that beginning."""
+        first = self.num_pages + row * self.state_pages
+        return range(first, first + self.state_pages)
 
     def first_seen(self, num_tokens: int) -> list[int]:
         """Returns for each group the first page that it sees from behind so many tokens on; the

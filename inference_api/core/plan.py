@@ -231,7 +231,8 @@ class StepPlanner:
         return shares
 
     def _take_prompt(self, row: UserRow, room_tokens: int, step: PlannedStep) -> int:
-        """Chunks of one prompt, up to its end or that of the room; how many tokens they have."""
+        """Chunks of one prompt, up to its end, a border or that of the room; how many tokens they
+        have."""
         taken_tokens = 0
         while not row.is_prefilled:
             size_tokens = row.chunk_tokens(self._chunk_tokens)
@@ -243,5 +244,7 @@ class StepPlanner:
                 break
             step.prompts.append((row, row.take_prompt(size_tokens)))
             taken_tokens += size_tokens
+            if row.num_cached in row.borders:
+                break
         step.prefilled_tokens += taken_tokens
         return taken_tokens

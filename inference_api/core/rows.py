@@ -62,6 +62,7 @@ class UserRow:
     num_cached: int = 0  # leading tokens of prompt and answer that the row's pages hold
     room_tokens: int = 0  # positions that it is known to have pages for
     reused_tokens: int = 0  # how many of the prompt's were there before any prefill
+    borders: Sequence[int] = ()  # where chunks of the prompt have to end: see `RowPages`
     switch: Switch | None = None  # what brought its model into memory
     had_begun: bool = False  # before a pause
     generated: list[int] = field(default_factory=list)
@@ -127,8 +128,10 @@ class UserRow:
             self.reused_tokens = num_tokens
 
     def chunk_tokens(self, max_tokens: int) -> int:
-        """How many of the next `max_tokens` tokens are still to prefill."""
-        return min(max_tokens, self.lacking_tokens)
+        """How many of the next `max_tokens` tokens are still to prefill, up to the next border."""
+        num_tokens = min(max_tokens, self.lacking_tokens)
+        ahead = (each - self.num_cached for each in self.borders if each > self.num_cached)
+        return min(num_tokens, next(ahead, num_tokens))
 
     @property
     def lacking_tokens(self) -> int:
@@ -309,6 +312,7 @@ class RowTable:
         there may be more than there was when it came."""
         salt, is_reused = row.request.cache_salt, not row.is_whole_needed
         row.reuse(self.pages.begin(row.index, salt, row.tokens, reuses=is_reused))
+        row.borders = self.pages.borders(row.index)
 
     def reserve(self, row: UserRow, num_tokens: int) -> bool:
         """Returns whether there are pages for so many more tokens of the row."""

@@ -90,10 +90,10 @@ class KernelRunner(LocalRunner):
             if free_bytes is None:
                 return None
             half_bytes = (free_bytes - needed.weights_bytes - others_bytes) // 2
-            return max(least, half_bytes // self._options.num_runners // needed.page_bytes)
-        count = budget_bytes // needed.page_bytes
+            return max(least, needed.pages_within(half_bytes // self._options.num_runners))
+        count = needed.pages_within(budget_bytes)
         if count < least:
-            raise StartupError([_too_few_pages(budget_bytes, least * needed.page_bytes)])
+            raise StartupError([_too_few_pages(budget_bytes, needed.within(None).cache_bytes)])
         return count
 
     def share_pages(self, count: int | None) -> None:

@@ -79,7 +79,7 @@ class LocalRunner(ModelRunner):
         self._whole = whole = checkpoint.kept(whole, asked, tensors)
         self._config = config = asked.part_of(whole)
         settled = checkpoint.settled(whole, asked, tensors)
-        faults = checkpoint.quantization_faults(settled)
+        faults = checkpoint.quantization_faults(settled) + checkpoint.device_faults(whole, asked)
         if faults:
             raise StartupError(faults)
         _log_losses(model_dir.name, whole, asked, settled, tensors)

@@ -1,4 +1,5 @@
-"""What user rows remember of their tokens: keys and values, in pages. Decode thread only.
+"""What user rows remember of their tokens: keys and values, and the states of recurrent layers, in
+pages. Decode thread only.
 
 Nothing is cleared when a page changes hands: a reader never looks past what its own row has
 written.
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from inference_api.kernels.interface import FLOAT32, Floats
 from inference_api.kernels.packing import CACHE_BYTES, cache_slot
 from inference_api.loading.config import KEYS_AND_VALUES, PAGE_TOKENS, ModelConfig, num_pages
 from inference_api.loading.packing.pages import advise, anonymous
@@ -24,7 +26,8 @@ class PagedCache:
 
     Page p is `pages[p]`, [layers, kv_heads, keys and values, PAGE_TOKENS, slot]. Row r has position
     i in page `tables[group, r, i // PAGE_TOKENS]`. Memory is taken as it is written. A cache of
-    int8 has a scale behind each key and value.
+    int8 has a scale behind each key and value. `states[r]` is what row r's recurrent layers
+    remember, layer after layer: see `PageLayout.states_of`.
     """
 
     def __init__(
@@ -43,8 +46,13 @@ class PagedCache:
         slot = cache_slot(CACHE_BYTES[dtype], config.head_dim)
         of_layer = (config.num_kv_heads, KEYS_AND_VALUES, PAGE_TOKENS, slot)
         page_bytes = config.page_bytes(CACHE_BYTES[dtype] * slot, num_layers)
-        self._memory = anonymous(count * page_bytes, mmap.MADV_HUGEPAGE)
-        self.pages = np.frombuffer(self._memory, dtype).reshape(count, num_layers, *of_layer)
+        state_bytes = FLOAT32.itemsize * config.state_floats
+        all_pages = count + max_rows * -(-state_bytes // page_bytes)
+        self._memory = anonymous(all_pages * page_bytes, mmap.MADV_HUGEPAGE)
+        self.pages = np.frombuffer(self._memory, dtype).reshape(all_pages, num_layers, *of_layer)
+        states = np.frombuffer(self._memory, FLOAT32)[count * page_bytes // FLOAT32.itemsize :]
+        self.states: Floats = states.reshape(max_rows, -1)
+        self._num_shared = count
         self.tables = np.full((len(groups), max_rows, num_pages(max_seq_len)), NOWHERE, np.int32)
         self.places = {
             layer: (number, at)
@@ -71,7 +79,7 @@ class PagedCache:
         Where some pages stay, Linux would soon make huge pages of them and of the memory between:
         it is told not to.
         """
-        if 0 < len(pages) < len(self.pages):
+        if 0 < len(pages) < self._num_shared:
             advise(self._memory, mmap.MADV_NOHUGEPAGE)
         page_bytes = self.pages[0].nbytes
         for begin, end in _runs(pages):

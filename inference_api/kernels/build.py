@@ -51,6 +51,7 @@ UNITS: Mapping[str, Sequence[str]] = {
     "guess": (),
     "interface": (),
     "pool": (),
+    "recurrent": (),
     "step": (),
     "workers": (),
     "variant_portable": (),

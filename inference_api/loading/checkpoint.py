@@ -117,6 +117,7 @@ def _examined(model: str, options: EngineOptions) -> Examined:
     if config is None:
         return faults, None
     faults += context_faults(config, options.max_seq_len) + quantization_faults(options)
+    faults += device_faults(config, options)
     if options.device == "cuda" or (options.device == "auto" and hardware.may_have_cuda()):
         return faults, None
     faults += cpu_faults(config)
@@ -212,6 +213,20 @@ def quantization_faults(options: EngineOptions) -> list[str]:
         f"QUANTIZATION={options.quantization} is not there yet for CUDA; unset it or set "
         "DEVICE=cpu."
     ]
+
+
+def device_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
+    """Whether the device, and processes that share a model, have its kinds of layers."""
+    if config.recurrent is None:
+        return []
+    faults = []
+    if options.device == "cuda":
+        faults.append(
+            f"{config.family} has recurrent layers, not there yet on CUDA; set DEVICE=cpu."
+        )
+    if options.layers is not None:
+        faults.append(f"{config.family} has recurrent layers, which cannot be split; unset SPLIT.")
+    return faults
 
 
 def cpu_faults(config: ModelConfig) -> list[str]:

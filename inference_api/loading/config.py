@@ -1,6 +1,6 @@
 """`ModelConfig`: a decoder's shape, which `families` reads from a config.json."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self
 
@@ -14,9 +14,19 @@ KEYS_AND_VALUES = 2
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "linear", "llama3", "longrope", "yarn"]
 TensorNames = Literal[
-    "ernie4_5", "falcon", "gemma3", "glm4", "gpt_oss", "llama", "mixtral", "olmo2", "phi3"
+    "ernie4_5",
+    "falcon",
+    "gemma3",
+    "glm4",
+    "gpt_oss",
+    "lfm2",
+    "llama",
+    "mixtral",
+    "olmo2",
+    "phi3",
 ]
 Scoring = Literal["softmax", "sigmoid"]
+MixerKind = Literal["short_conv"]
 QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq", "mxfp4"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
@@ -79,6 +89,7 @@ class MixtureConfig:
     groups: ExpertGroups | None = None
     scale: float = 1.0  # factor of all shares
     shared_ffn_size: int = 0  # size of one more MLP that all tokens pass; 0: there is none
+    least_sum: float = 1e-20  # is on a sum that is divided by: of sigmoids it may be 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,37 @@ class LatentConfig:
     query_rank: int | None  # size of the latent; None: queries are made of attention's input
     kv_rank: int
     value_dim: int  # up to head_dim: the other dimensions of a value are zeros
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentConfig:
+    """Layers without attention, which remember of all tokens one state of a fixed size.
+
+    A causal convolution, each channel by itself, sees a token and the `conv_width - 1` before it.
+    `short_conv` (LFM2) multiplies its inputs by one part of what it is made of, and its results by
+    another.
+    """
+
+    kind: MixerKind
+    layers: frozenset[int]  # of the checkpoint
+    conv_dim: int
+    conv_width: int
+    has_bias: bool = False  # the convolution and the projections around it have biases
+
+    @property
+    def in_rows(self) -> int:
+        """Rows of what makes the mixer's inputs."""
+        return 3 * self.conv_dim
+
+    @property
+    def out_columns(self) -> int:
+        """Size of what the mixer makes of a token."""
+        return self.conv_dim
+
+    @property
+    def layer_floats(self) -> int:
+        """Size of a layer's state: the inputs that the next token's convolution sees."""
+        return (self.conv_width - 1) * self.conv_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +201,7 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     mixture: MixtureConfig | None = None
     latent: LatentConfig | None = None
+    recurrent: RecurrentConfig | None = None
     is_qk_norm_whole: bool = False  # all query heads are normalised as one, and all key heads
     has_attention_norm: bool = True  # False: attention reads the residual as it is
     has_output_norms: bool = False  # outputs of attention and MLP are normalised, then added
@@ -192,6 +235,22 @@ class ModelConfig:
         if self.mixture is None or self.first_layer + layer in self.mixture.dense_layers:
             return None
         return self.mixture
+
+    def recurrent_of(self, layer: int) -> RecurrentConfig | None:
+        """Returns what one of these layers has instead of attention; None where it has that."""
+        if self.recurrent is None or self.first_layer + layer not in self.recurrent.layers:
+            return None
+        return self.recurrent
+
+    @property
+    def recurrent_layers(self) -> Sequence[int]:
+        return [layer for layer in range(self.num_layers) if self.recurrent_of(layer)]
+
+    @property
+    def state_floats(self) -> int:
+        """Size of what the recurrent layers remember of a row."""
+        of_layer = 0 if self.recurrent is None else self.recurrent.layer_floats
+        return len(self.recurrent_layers) * of_layer
 
     @property
     def max_ffn_size(self) -> int:

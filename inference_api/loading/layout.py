@@ -11,7 +11,12 @@ from math import prod
 from typing import NamedTuple
 
 from inference_api.kernels.packing import FLOAT_BITS, Bits, packed_bytes
-from inference_api.loading.config import LatentConfig, MixtureConfig, ModelConfig
+from inference_api.loading.config import (
+    LatentConfig,
+    MixtureConfig,
+    ModelConfig,
+    RecurrentConfig,
+)
 from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, SCHEMES, Names
 
 EMBEDDING, HEAD = "embedding", "head"
@@ -114,7 +119,7 @@ def matrices(config: ModelConfig) -> list[SourceTensor]:
     """Returns the parts of a checkpoint that are matrices, without routers: see `is_router`."""
     plan = weight_plan(config)
     parts = [part for name in plan if not is_router(name) for part in plan[name]]
-    return [part for part in parts if len(part.shape) > 1]
+    return [part for part in parts if len(part.shape) == 2]
 
 
 def is_router(name: str) -> bool:
@@ -175,7 +180,7 @@ def parameter_forms(
         elif name in packed:
             forms[name] = TensorForm(shape, kept_bits(config, parts) or bits, element_bytes=1)
         else:
-            forms[name] = TensorForm(shape, None, vector_bytes if len(shape) == 1 else dtype_bytes)
+            forms[name] = TensorForm(shape, None, vector_bytes)
     return forms
 
 
@@ -218,7 +223,10 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSourc
 
     if config.has_attention_norm:
         plan.update(norm("attention_norm", attention_norm))
-    if config.latent is None:
+    recurrent = config.recurrent_of(index)
+    if recurrent is not None:
+        plan.update(_recurrent_plan(recurrent, names, ours, theirs, hidden))
+    elif config.latent is None:
         qkv = _linear(f"{ours}.qkv", theirs, names.qkv, qkv_rows, hidden, config.has_qkv_bias)
         order = rotary_order(config) if names.is_interleaved else ()
         plan.update(
@@ -226,14 +234,15 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSourc
         )
     else:
         plan.update(_latent_plan(config, config.latent, ours, theirs))
-    if config.has_qk_norm:
+    if config.has_qk_norm and recurrent is None:
         sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
-        for name, size in zip(("q_norm", "k_norm"), sizes, strict=True):
-            weight = f"{theirs}.self_attn.{name}.weight"
+        for name, its_name, size in zip(("q_norm", "k_norm"), names.qk_norm, sizes, strict=True):
+            weight = f"{theirs}.{its_name}.weight"
             plan[f"{ours}.{name}"] = (SourceTensor(weight, (size,), offset=names.norm_offset),)
-    plan.update(
-        _linear(f"{ours}.out", theirs, (names.out,), (hidden,), values, config.has_out_bias)
-    )
+    if recurrent is None:
+        plan.update(
+            _linear(f"{ours}.out", theirs, (names.out,), (hidden,), values, config.has_out_bias)
+        )
     if config.has_sinks:
         plan[f"{ours}.sinks"] = (SourceTensor(f"{theirs}.{names.sinks}", (config.num_heads,)),)
     if config.has_output_norms:
@@ -276,6 +285,26 @@ def _mixture_plan(
         down = f"{names.shared}.{names.expert_down}"
         plan.update(_linear(f"{ours}.shared_up", theirs, ups, (shared,) * len(ups), hidden, False))
         plan.update(_linear(f"{ours}.shared_down", theirs, (down,), (hidden,), shared, False))
+    return plan
+
+
+def _recurrent_plan(
+    recurrent: RecurrentConfig, names: Names, ours: str, theirs: str, hidden: int
+) -> ParameterSources:
+    channels, has_bias = recurrent.conv_dim, recurrent.has_bias
+    conv = f"{theirs}.{names.conv}"
+    plan = {
+        **_linear(f"{ours}.in", theirs, names.mixer_in, (recurrent.in_rows,), hidden, has_bias),
+        f"{ours}.conv.weight": (
+            SourceTensor(f"{conv}.weight", (channels, 1, recurrent.conv_width)),
+        ),
+        **_linear(
+            *(f"{ours}.out", theirs, (names.mixer_out,)),
+            *((hidden,), recurrent.out_columns, has_bias),
+        ),
+    }
+    if has_bias:
+        plan[f"{ours}.conv.bias"] = (SourceTensor(f"{conv}.bias", (channels,)),)
     return plan
 
 

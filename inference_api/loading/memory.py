@@ -29,6 +29,7 @@ class Footprint:
     rows: int
     context_tokens: int
     groups: Sequence[PageGroup] = (PageGroup(None, ()),)
+    state_bytes: int = 0  # of a row's recurrent layers
 
     @classmethod
     def of(
@@ -54,7 +55,8 @@ class Footprint:
         weights_bytes = weight_bytes(config, dtype_bytes, bits)
         if is_packed_file and bits is not None:
             weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
-        unlimited = cls(weights_bytes, page_bytes, 0, max_rows, context, groups)
+        state_bytes = FLOAT_BYTES * config.state_floats
+        unlimited = cls(weights_bytes, page_bytes, 0, max_rows, context, groups, state_bytes)
         count = max_rows * unlimited.layout.row_pages(num_slots)
         if most_pages is not None:
             count = min(count, most_pages)
@@ -63,7 +65,11 @@ class Footprint:
     @property
     def layout(self) -> PageLayout:
         windows = [each.window for each in self.groups]
-        return PageLayout(self.num_pages, PAGE_TOKENS, self.page_bytes, windows=windows)
+        return PageLayout(
+            *(self.num_pages, PAGE_TOKENS, self.page_bytes),
+            windows=windows,
+            state_pages=-(-self.state_bytes // self.page_bytes),
+        )
 
     @property
     def least_pages(self) -> int:
@@ -73,8 +79,12 @@ class Footprint:
 
     def within(self, cache_bytes: int | None) -> Self:
         """With as many pages as this memory has room for; None: the fewest that will do."""
-        count = self.least_pages if cache_bytes is None else cache_bytes // self.page_bytes
+        count = self.least_pages if cache_bytes is None else self.pages_within(cache_bytes)
         return replace(self, num_pages=min(count, self.num_pages))
+
+    def pages_within(self, cache_bytes: int) -> int:
+        """Returns how many pages there is room for beside those of the rows' states."""
+        return max(cache_bytes // self.page_bytes - self.rows * self.layout.state_pages, 0)
 
     @property
     def room_tokens(self) -> int:
@@ -83,7 +93,7 @@ class Footprint:
 
     @property
     def cache_bytes(self) -> int:
-        return self.num_pages * self.page_bytes
+        return (self.num_pages + self.rows * self.layout.state_pages) * self.page_bytes
 
     @property
     def cache_bytes_per_row(self) -> int:
@@ -105,6 +115,9 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         + config.has_output_norms * config.hidden_size  # what is normalised before it is added
         + config.max_ffn_size
     )
+    recurrent = config.recurrent
+    if recurrent is not None:  # what its mixers read and make, which products then take
+        token_floats += recurrent.in_rows + 2 * recurrent.out_columns
     latent = config.latent
     if latent is not None:  # latents before and after their norm, and the heads made of them
         ranks = max(latent.query_rank or 0, latent.kv_rank + config.rotary_dim)

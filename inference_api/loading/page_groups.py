@@ -1,4 +1,4 @@
-"""Groups of layers whose keys and values share pages.
+"""Groups of layers whose keys and values share pages: of those that have attention.
 
 Pages of a model are all of one size, so that any group can have any page. Layers that see equally
 far forget together: they are in the same groups, each of which has about as many layers.
@@ -26,7 +26,10 @@ def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]
     Processes that share a model have the same groups, of the layers that they have.
     """
     kinds: dict[int | None, list[int]] = defaultdict(list)
+    recurrent = config.recurrent.layers if config.recurrent else ()
     for layer, window in enumerate(config.whole_windows or config.windows):
+        if layer in recurrent:
+            continue
         is_whole = window is None or window >= context_tokens
         kinds[None if is_whole else window].append(layer)
     size = _group_layers({window: len(layers) for window, layers in kinds.items()})

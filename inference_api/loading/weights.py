@@ -47,7 +47,7 @@ class Parameters:
 
     def qk_norm(self, config: ModelConfig, layer: int) -> Floats | None:
         """What a layer's queries and keys are multiplied by, [heads + kv_heads, head_dim]."""
-        if not config.has_qk_norm:
+        if not config.has_qk_norm or config.recurrent_of(layer) is not None:
             return None
         counts = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
         norms = [
@@ -127,4 +127,5 @@ def _pack(pack: Pack, packed: PackedWeight, first_output: int, weight: Weight) -
 
 def _copy(vector: Floats, first: int, weight: Weight) -> None:
     for at, numbers in weight.rows():
-        vector[first + at : first + at + len(numbers)] = numbers
+        place = vector[first + at : first + at + len(numbers)]
+        place[:] = numbers.reshape(place.shape)  # GGUF leaves out dimensions of one element

@@ -1,5 +1,7 @@
 """Who drafts for a model: by its settings, and by what it comes with."""
 
+import logging
+
 from inference_api.core.drafts import DraftSource
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import StartupError
@@ -9,6 +11,8 @@ from inference_api.speculation.draft_model import ModelDrafts
 from inference_api.speculation.medusa import MedusaDrafts
 from inference_api.speculation.ngram import NgramDrafts
 from inference_api.speculation.scheduler import DraftScheduler
+
+logger = logging.getLogger(__name__)
 
 
 def draft_sources(
@@ -22,6 +26,9 @@ def draft_sources(
     Raises StartupError where the one that is asked for is not there.
     """
     mode = settings.speculation
+    if mode != "off" and runner.layout.state_pages:
+        logger.info("%s has recurrent layers: nothing is drafted, whatever SPECULATION says", name)
+        mode = "off"
     if mode == "off":
         return ()
     if mode == "draft" and drafter is None:

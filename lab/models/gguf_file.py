@@ -34,7 +34,7 @@ from inference_api.loading.config import (
 )
 from inference_api.loading.files import TensorLocation, tensor_places, weight_files
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_order
+from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_order, stored_shape
 from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
 from inference_api.loading.layout import SourceTensor, is_router, weight_plan
 from inference_api.loading.numbers import Numbers
@@ -43,6 +43,7 @@ from inference_api.loading.stacks import of_expert
 from inference_api.loading.stream import converted
 
 WITH_PATTERN = ("exaone4", "gemma3", "olmo2")  # a file says which layers have a window
+WITH_DENSE_LAYERS = ("deepseek2", "glm4moe", "lfm2moe")  # the first ones
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4")
 NORMAL, CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
 Json = dict[str, Any]
@@ -100,7 +101,7 @@ def _check(folder: Path, config: ModelConfig, architecture: str) -> None:
     mixture = config.mixture
     if mixture is None:
         return
-    if architecture in ("deepseek2", "glm4moe"):
+    if architecture in WITH_DENSE_LAYERS:
         _check_deepseek(folder, config, mixture)
     elif mixture.dense_layers or not mixture.is_renormalised:
         raise ValueError(
@@ -145,7 +146,12 @@ def _add_shape(writer: GGUFWriter, config: ModelConfig) -> None:
     writer.add_block_count(config.num_layers)
     writer.add_feed_forward_length(config.ffn_size)
     writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
+    if config.recurrent is None:
+        writer.add_head_count_kv(config.num_kv_heads)
+    else:
+        are_recurrent = map(config.recurrent_of, range(config.num_layers))
+        writer.add_head_count_kv([0 if each else config.num_kv_heads for each in are_recurrent])
+        writer.add_shortconv_l_cache(config.recurrent.conv_width)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.value_dim)
     _add_rope(writer, config)
@@ -170,7 +176,7 @@ def _add_mixture(writer: GGUFWriter, mixture: MixtureConfig) -> None:
     writer.add_expert_count(mixture.num_experts)
     writer.add_expert_used_count(mixture.experts_per_token)
     writer.add_expert_feed_forward_length(mixture.ffn_size)
-    if writer.arch not in ("deepseek2", "glm4moe"):
+    if writer.arch not in WITH_DENSE_LAYERS:
         return
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType[mixture.scoring.upper()])
     writer.add_expert_shared_count(mixture.shared_ffn_size // mixture.ffn_size)
@@ -276,7 +282,8 @@ def _write_tensors(
     for name, stack in stacks.items():
         first = stack[0]
         block, block_bytes = gguf.GGML_QUANT_SIZES[kinds[first]]
-        shape = first.shape if of_expert(first.name) is None else (len(stack), *first.shape)
+        is_single, shape = of_expert(first.name) is None, stored_shape(first)
+        shape = shape if is_single else (len(stack), *shape)
         num_bytes = int(np.prod(shape)) // block * block_bytes
         writer.add_tensor_info(name, shape, np.dtype(np.float32), num_bytes, kinds[first])
     factors = _rope_factors(config)

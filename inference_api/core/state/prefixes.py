@@ -29,6 +29,9 @@ class Node:
 
     With fewer tokens than a page has room for it is a *tail*: the end of a request. Nothing follows
     a tail, and no row holds it: who goes on from there copies its pages.
+
+    Where layers are recurrent, one goes on only where `state` has the pages of what they remembered
+    there, and a tail only at its end.
     """
 
     tokens: bytes = b""
@@ -38,6 +41,8 @@ class Node:
     children: dict[bytes, "Node"] = field(default_factory=dict)
     similar: dict[bytes, "Node"] = field(default_factory=dict)
     """The child used last of those that begin with the same MIN_REUSED_TOKENS tokens."""
+    state: list[int] = field(default_factory=list)
+    tail_bytes: set[int] = field(default_factory=set)  # lengths of children that had a state
 
 
 class PrefixMatch(NamedTuple):
@@ -46,6 +51,13 @@ class PrefixMatch(NamedTuple):
     nodes: Sequence[Node] = ()
     tail: Node | None = None
     tail_tokens: int = 0
+    num_alike: int = 0  # whole pages that there are, also where nobody can go on behind them
+
+    @property
+    def state(self) -> Sequence[int]:
+        """Pages of what recurrent layers remember there."""
+        last = self.tail or (self.nodes[-1] if self.nodes else None)
+        return () if last is None else last.state
 
 
 class PrefixTree:
@@ -78,6 +90,8 @@ class PrefixTree:
                 break
             nodes.append(child)
             node = child
+        if self._layout.state_pages:
+            return self._with_state(root, nodes, tokens)
         if self._layout.has_windows:
             del nodes[self._num_whole(nodes) :]
             node = nodes[-1] if nodes else root
@@ -109,7 +123,8 @@ class PrefixTree:
         node = parent.children.get(tokens)
         if node is None:
             similar = parent.similar.get(tokens[:BEGINNING_BYTES])
-            if similar is not None and similar.tokens.startswith(tokens):
+            is_begun = similar is not None and similar.tokens.startswith(tokens)
+            if similar is not None and is_begun and not self._layout.state_pages:
                 return similar
             node = Node(tokens, [GONE] * len(pages), parent)
             parent.children[tokens] = parent.similar[tokens[:BEGINNING_BYTES]] = node
@@ -119,6 +134,15 @@ class PrefixTree:
             if node.pages[group] == GONE != page:
                 self._keep(node, group, page)
         return node
+
+    def keep_state(self, node: Node, pages: Sequence[int]) -> None:
+        """Have the pages, which a row holds, as the state behind a node that has none."""
+        node.state = [*pages]
+        for page in pages:
+            self.nodes[page] = node
+            self._pool.keep(page)
+        if node.parent is not None and len(node.tokens) < self._page_bytes:
+            node.parent.tail_bytes.add(len(node.tokens))
 
     def touch(self, node: Node) -> None:
         """The node is the one used last of those that begin alike."""
@@ -141,6 +165,9 @@ class PrefixTree:
         if page is None:
             return False
         node = self.nodes[page]
+        if page in node.state:
+            self._forget_state(node)
+            return True
         group = node.pages.index(page)
         if self._layout.windows[group] is None:
             self.cut(node)
@@ -158,7 +185,22 @@ class PrefixTree:
             for group, page in enumerate(each.pages):
                 if page != GONE:
                     self._forget(each, group)
+            self._forget_state(each)
             self._prune(each)
+
+    def _with_state(self, root: Node, nodes: list[Node], tokens: bytes) -> PrefixMatch:
+        """Returns the longest beginning behind which there is a state."""
+        num_alike = len(nodes)
+        while True:
+            node, first = nodes[-1] if nodes else root, len(nodes) * self._page_bytes
+            is_whole = self._num_whole(nodes) == len(nodes)
+            for size in sorted(node.tail_bytes, reverse=True) if is_whole else ():
+                tail = node.children.get(tokens[first : first + size])
+                if tail is not None and tail.state and GONE not in tail.pages:
+                    return PrefixMatch(nodes, tail, size // TOKEN_BYTES, num_alike)
+            if not nodes or (is_whole and node.state):
+                return PrefixMatch(nodes, num_alike=num_alike)
+            nodes.pop()
 
     def _num_whole(self, nodes: Sequence[Node]) -> int:
         """Returns behind how many of these nodes no page is lacking that who goes on there sees."""
@@ -182,6 +224,12 @@ class PrefixTree:
         page, node.pages[group] = node.pages[group], GONE
         del self.nodes[page]
         self._pool.forget(page)
+
+    def _forget_state(self, node: Node) -> None:
+        pages, node.state = node.state, []
+        for page in pages:
+            del self.nodes[page]
+            self._pool.forget(page)
 
     def _prune(self, node: Node) -> None:
         """Remove a node that has neither pages nor children, and those before it likewise."""

@@ -19,6 +19,8 @@ from inference_api.core.state.prefixes import (
 )
 from inference_api.runner import PageLayout, RowMemory
 
+MIN_KEPT_TOKENS = 64  # behind fewer that are new a prompt's state is not kept
+
 Reuse: TypeAlias = Literal["all", "prompts", "nothing"]
 """What later requests find: prompts and answers, to the token; whole pages of prompts, where a
 runner is not batch invariant and computed only these alike; or nothing."""
@@ -55,6 +57,7 @@ class HeldPages:
     num_passed: list[int]  # the first ones of each table
     nodes: list[Node] = field(default_factory=list)
     reused_tokens: int = 0
+    borders: Sequence[int] = ()  # see `RowPages.borders`
 
     @property
     def num_places(self) -> int:
@@ -132,7 +135,7 @@ class RowPages:
         if self._is_ample or missing <= 0:
             return True
         num_full = layout.windows.count(None)
-        if not num_full:
+        if not num_full or layout.state_pages:
             return False
         # Asked in every turn while a request waits: no more is encoded than is looked for.
         missing = -(-missing // num_full)
@@ -161,6 +164,11 @@ class RowPages:
             self._reuse_longer(held)
         return held.reused_tokens
 
+    def borders(self, row: int) -> Sequence[int]:
+        """Returns behind how many tokens of the prompt, ascending, a chunk has to end: what
+        recurrent layers remember is kept there, once the row is sealed."""
+        return self._rows[row].borders
+
     def reserve(self, row: int, num_tokens: int) -> bool:
         """Returns whether the row has pages for its first `num_tokens` positions now.
 
@@ -183,6 +191,8 @@ class RowPages:
         and the row forgets what its windows have passed."""
         held = self._rows[row]
         self._seal(held, num_tokens, generated)
+        if num_tokens in held.borders:
+            self._keep_state(held, held.nodes[-1])
         if self._layout.has_windows:
             self._pass(held, num_tokens)
 
@@ -190,12 +200,18 @@ class RowPages:
         """The row holds nothing any more; the first `num_tokens` of its tokens were written."""
         held = self._rows.pop(row)
         self._seal(held, num_tokens, generated)
-        if self._reuse == "all":
-            self._leave_tail(held, self._reusable_tokens(held, num_tokens, generated), generated)
+        reusable_tokens = self._reusable_tokens(held, num_tokens, generated)
+        if self._layout.state_pages:
+            if reusable_tokens == num_tokens:
+                self._leave_state(held, num_tokens, generated)
+        elif self._reuse == "all":
+            self._leave_tail(held, reusable_tokens, generated)
         for node in held.nodes:
             self._tree.touch(node)
         for index in reversed(range(held.num_places)):  # the first are needed most
             self._drop(held.pages_at(index))
+            for node in held.nodes[index : index + 1]:
+                self._use(node.state)
 
     def forget_cached(self) -> None:
         """Forget what no row holds: all there is, while none runs."""
@@ -215,10 +231,54 @@ class RowPages:
         match = self._match(held.root, held.prompt)
         whole_tokens = len(match.nodes) * self.page_tokens
         num_tokens = whole_tokens + match.tail_tokens
+        if self._layout.state_pages:
+            if not self.can_reserve((len(match.nodes) + 1) * self._layout.num_groups):
+                return  # the tail might not be copied
+            held.borders = self._borders(held, match.num_alike, max(num_tokens, held.reused_tokens))
         if num_tokens > held.reused_tokens:
             self._adopt(held, match.nodes[len(held.nodes) :])
             has_tail = match.tail is not None and self._copy(held, match.tail)
             held.reused_tokens = num_tokens if has_tail else whole_tokens
+            self._use(match.state)
+            for page, own in zip(match.state, self._layout.states_of(held.row), strict=False):
+                self._memory.copy_page(page, own)
+
+    def _borders(self, held: HeldPages, num_alike: int, num_tokens: int) -> Sequence[int]:
+        """Where prompts that begin alike may go on: where this one left the tree, and its last
+        border, if that is so far that it is worth a step. Its last token but one comes later."""
+        if self._reuse == "nothing":
+            return ()
+        size = self.page_tokens
+        last = (held.num_prompt - 2) // size * size
+        wanted = {num_alike * size, last if last - num_tokens >= MIN_KEPT_TOKENS else 0}
+        return sorted(each for each in wanted if num_tokens < each <= last)
+
+    def _use(self, pages: Sequence[int]) -> None:
+        """Pages that the tree has are used now."""
+        for page in pages:
+            self._pool.share(page)
+        self._drop(pages)
+
+    def _keep_state(self, held: HeldPages, node: Node) -> None:
+        """Keep what the row's recurrent layers remember, behind this node, where there is room."""
+        count = self._layout.state_pages
+        if node.state or not self.can_reserve(count):
+            return
+        pages = [self._take(held, 0) for _ in range(count)]
+        for own, page in zip(self._layout.states_of(held.row), pages, strict=True):
+            self._memory.copy_page(own, page)
+        self._tree.keep_state(node, pages)
+        self._drop(pages)
+
+    def _leave_state(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> None:
+        """Keep what the row remembers in its end, behind all of its tokens."""
+        first = len(held.nodes) * self.page_tokens
+        if num_tokens > first:
+            tokens = _tokens(held, first, num_tokens, generated)
+            pages = held.pages_at(len(held.nodes))
+            self._keep_state(held, self._tree.seal(self._parent(held), tokens, pages))
+        elif held.nodes:
+            self._keep_state(held, held.nodes[-1])
 
     def _match(self, root: Hashable, prompt: bytes) -> PrefixMatch:
         """Returns what there is of a prompt, but for its last token."""

@@ -6,7 +6,7 @@ step, however a prompt is cut and on however many threads.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -17,17 +17,24 @@ from inference_api.engine.rope import RopeTurns
 from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.library import CACHE_TYPES, StepStates, StepTokens
-from inference_api.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
+from inference_api.loading.config import (
+    ACTIVATIONS,
+    ExpertGroups,
+    MixerKind,
+    ModelConfig,
+    RecurrentConfig,
+)
 from inference_api.loading.layout import EMBEDDING, HEAD, ROUTER
 from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
 
 Fields = dict[str, Any]  # fields of a C struct
 LINEARS = (  # each layer has some of these
-    *("qkv", "q_a", "q_b", "kv_a", "kv_b", "out"),
+    *("qkv", "q_a", "q_b", "kv_a", "kv_b", "in", "out"),
     *("router", "up", "down", "shared_up", "shared_down"),
 )
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
+MIXERS: Mapping[MixerKind, int] = {"short_conv": 1}  # 0 is attention
 
 
 class KernelDecoder:
@@ -142,6 +149,10 @@ class KernelDecoder:
                 "tables": ffi.from_buffer("int32_t[]", cache.tables),
                 "table_stride": cache.tables.shape[2],
             },
+            "recurrent": {
+                "base": floats(cache.states) if cache.states.size else ffi.NULL,
+                "row_floats": cache.states.shape[1],
+            },
             "bits": self._bits,
             "cache_type": CACHE_TYPES[cache.pages.dtype.name],
             "norm": NORMS.index(config.norm),
@@ -169,6 +180,7 @@ class KernelDecoder:
             "experts_per_token": mixture.experts_per_token,
             **groups._asdict(),
             "scale": mixture.scale,
+            "least_sum": mixture.least_sum,
             "is_sigmoid": mixture.scoring == "sigmoid",
             "is_renormalised": mixture.is_renormalised,
         }
@@ -181,7 +193,16 @@ class KernelDecoder:
             for each, weight in weights.items()
             if weight in self._packed
         }
-        group, place = cache.places[index]
+        recurrent = self._config.recurrent_of(index)
+        if recurrent is None:
+            group, place = cache.places[index]
+            remembered: Fields = {
+                "page_offset": place * cache.pages.strides[1],
+                "table_offset": group * cache.tables[0].size,
+                "window": self._config.windows[index] or 0,
+            }
+        else:
+            remembered = {"recurrent": self._recurrent(recurrent, index, linears.pop("in"))}
         norms = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
         return (
             {each: self._norm(f"{name}.{each}") for each in norms}
@@ -192,11 +213,21 @@ class KernelDecoder:
                 "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
                 "sinks": self._optional(f"{name}.sinks"),
                 "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
-                "page_offset": place * cache.pages.strides[1],
-                "table_offset": group * cache.tables[0].size,
-                "window": self._config.windows[index] or 0,
             }
+            | remembered
         )
+
+    def _recurrent(self, config: RecurrentConfig, index: int, of_inputs: Fields) -> Fields:
+        conv = self._tensors[f"layers.{index}.conv.weight"]
+        return {
+            "in": of_inputs,
+            "kind": MIXERS[config.kind],
+            "conv_dim": config.conv_dim,
+            "conv_width": config.conv_width,
+            "tail_at": self._config.recurrent_layers.index(index) * config.layer_floats,
+            "conv": self._pointer(conv.reshape(config.conv_dim, config.conv_width).T),
+            "conv_bias": self._optional(f"layers.{index}.conv.bias"),
+        }
 
     def _norm(self, name: str) -> Fields:
         return {

@@ -13,8 +13,7 @@
 namespace hearth {
 namespace {
 
-constexpr int64_t kMaxRows = 4096;   // of experts at once: bounds the memory
-constexpr float kLeastSum = 1e-20f;  // is on a sum that is divided by: of sigmoids it may be 0
+constexpr int64_t kMaxRows = 4096;  // of experts at once: bounds the memory
 
 // The matrix of one of the experts that a stack holds.
 HearthLinear of_expert(const HearthLinear& stack, int64_t num_experts, int64_t expert) {
@@ -29,7 +28,7 @@ HearthLinear of_expert(const HearthLinear& stack, int64_t num_experts, int64_t e
 float total_of(const HearthMixture& mixture, const float* scores, int64_t num_experts,
                const int64_t* chosen) {
   if (mixture.is_renormalised) {
-    float total = kLeastSum;
+    float total = mixture.least_sum;
     for (int64_t rank = 0; rank < mixture.experts_per_token; ++rank) {
       total += scores[chosen[rank]];
     }

@@ -82,6 +82,24 @@ typedef struct {
   const float* bias;    // [hidden] or null
 } HearthNorm;
 
+// What the recurrent layers remember of user rows: a block of floats of each, of one token count. A
+// row that begins, at position 0, begins with zeros.
+typedef struct {
+  float* base;
+  int64_t row_floats;  // from one row's block to the next one's
+} HearthRecurrentRows;
+
+// A recurrent layer: see RecurrentConfig in loading/.
+typedef struct {
+  HearthLinear in;  // what the mixer reads; what it makes goes to the layer's `out`
+  int32_t kind;     // of Mixer in kernels.h; 0: the layer has attention instead
+  int64_t conv_dim;
+  int64_t conv_width;
+  int64_t tail_at;         // where in a row's block is [conv_width - 1][conv_dim], oldest first
+  const float* conv;       // [conv_width][conv_dim]: the last one is of the token itself
+  const float* conv_bias;  // [conv_dim] or null
+} HearthRecurrent;
+
 typedef struct {
   HearthNorm attention_norm;         // where there is none, attention reads the residual as it is
   HearthNorm attention_output_norm;  // of what attention adds
@@ -114,6 +132,7 @@ typedef struct {
   int64_t page_offset;   // where a page has this layer's keys and values, in bytes
   int64_t table_offset;  // where `tables` have those of this layer's group, in numbers
   int64_t window;        // 0: everything is seen
+  HearthRecurrent recurrent;
 } HearthLayer;
 
 // How experts are chosen: see MixtureConfig in engine/.
@@ -123,6 +142,7 @@ typedef struct {
   int64_t groups_per_token;
   int64_t num_scored;  // 1 or 2
   float scale;         // of all shares
+  float least_sum;     // is on a sum that is divided by
   int32_t is_sigmoid;
   int32_t is_renormalised;  // the shares of a token's experts sum to one
 } HearthMixture;
@@ -143,6 +163,7 @@ typedef struct {
   int64_t value_dim;   // of a value's head_dim: the others are zeros, and no inputs of `out`
   int64_t rotary_dim;  // of a head: as many of its first dimensions are turned
   HearthPages pages;
+  HearthRecurrentRows recurrent;
   int32_t bits;  // of weights but routers and K-quants: these meet the activations of any quantised
   int32_t embedding_bits;
   int32_t cache_type;

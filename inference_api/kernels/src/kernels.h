@@ -29,6 +29,7 @@ enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 // one of them stands for.
 enum class CacheType : int { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 enum class NormKind : int { kRms = 0, kLayer = 1 };
+enum class Mixer : int { kAttention = 0, kShortConv = 1 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
 
 // What becomes of a product's results.
@@ -124,9 +125,23 @@ struct AttentionCall {
   float* out;          // [tokens][kv_heads * groups][head_dim]
 };
 
+constexpr int kChannels = 256;  // of a convolution, that one task handles
+
 // Query vectors that one task of attention handles at once, and the longest it can handle.
 constexpr int kMaxQueries = 32;
 constexpr int kMaxHeadDim = 512;
+
+// Of consecutive tokens of a row, whose B, C and x are in `mixed`: C times the convolution of B x.
+struct ShortConvCall {
+  const float* conv;  // [width][channels]: the last one is of the token itself
+  const float* bias;  // [channels] or null
+  int64_t channels;
+  int64_t width;
+  const float* mixed;  // [tokens][3][channels]
+  int64_t num_tokens;
+  float* tail;  // [width - 1][channels]: B x of the tokens before, in the end of these
+  float* out;   // [tokens][channels]
+};
 
 // Tokens [first_token, first_token + num_tokens) of one user row, and the query heads
 // [first_group, first_group + num_groups) of one key-value head, at most kMaxQueries together: for
@@ -200,6 +215,8 @@ struct Kernels {
   // All rows times the panels [first, end); of gated outputs, those of the gates and their others.
   void (*linear_panels)(const LinearCall& call, int64_t first, int64_t end);
   void (*attend)(const AttentionCall& call, const AttentionTask& task);
+  // Of the channels [first, end), at most kChannels.
+  void (*short_conv)(const ShortConvCall& call, int64_t first, int64_t end);
   float (*largest_of)(const float* x, int64_t count);
   // weights[i] = exp((logits[i] - largest) / temperature).
   void (*weigh)(const float* logits, int64_t count, float largest, float temperature,

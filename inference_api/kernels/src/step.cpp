@@ -19,6 +19,10 @@ int64_t qkv_width(const HearthModel& model) {
   return width(model, model.num_heads + 2 * model.num_kv_heads);
 }
 
+bool is_recurrent(const HearthLayer& layer) {
+  return static_cast<Mixer>(layer.recurrent.kind) != Mixer::kAttention;
+}
+
 void embed(const HearthModel& model, int64_t token, float* out) {
   unpack_row(static_cast<Bits>(model.embedding_bits), model.embedding, model.hidden / kGroup, token,
              out);
@@ -104,6 +108,9 @@ void Step::run_part(Workers& workers, const HearthModel& model, const Part& part
     lengths_[static_cast<size_t>(token)] = part.batch.positions[index] + 1;
   });
   branches_ = find_branches(part);
+  if (model.recurrent.base != nullptr) {
+    recurrent_.begin(workers, model, rows_.data(), part.batch.positions + part.first, part.count);
+  }
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const bool is_cut = layer == model.num_layers - 1 && !part.reads_all;
     run_layer(workers, model, model.layers[layer], part, is_cut);
@@ -142,7 +149,7 @@ const Branch* Step::find_branches(const Part& part) {
 // at all the residual is read as it is. Experts are sequential, and have a norm before them, which
 // the MLP that all tokens share reads too.
 //
-// A layer that is cut writes the keys and values of all tokens, and does the rest for outputs
+// A layer that is cut remembers all tokens, and does the rest for outputs
 // alone.
 void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      const Part& part, bool is_cut) {
@@ -164,15 +171,24 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
   if (model.is_parallel && !shares_norm) {
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
-  write(workers, model, layer, part);
+  if (is_recurrent(layer)) {
+    grow(attended_, num_tokens * layer.out.inputs);
+    recurrent_.run(workers, model, layer, normed_.data(), attended_.data());
+  } else {
+    write(workers, model, layer, part);
+  }
   if (is_cut && part.num_outputs < num_tokens) {
-    keep_outputs(model, part);
+    keep_outputs(model, layer, part);
     num_tokens = part.num_outputs;
   }
   if (num_tokens == 0) {
     return;
   }
-  attend(workers, model, layer, num_tokens);
+  if (is_recurrent(layer)) {
+    add_mixed(workers, model, layer, num_tokens);
+  } else {
+    attend(workers, model, layer, num_tokens);
+  }
   const bool has_experts = layer.router.outputs > 0;
   const HearthLinear& mlp_up = has_experts ? layer.shared_up : layer.up;
   const HearthLinear& mlp_down = has_experts ? layer.shared_down : layer.down;
@@ -292,7 +308,7 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
 }
 
 // Moves what the rest of a layer reads of the outputs to where the first tokens' was.
-void Step::keep_outputs(const HearthModel& model, const Part& part) {
+void Step::keep_outputs(const HearthModel& model, const HearthLayer& layer, const Part& part) {
   const int64_t row = row_bytes(model, model.hidden);
   for (int64_t output = 0; output < part.num_outputs; ++output) {
     const int64_t token = part.outputs[output] - part.first;
@@ -303,7 +319,11 @@ void Step::keep_outputs(const HearthModel& model, const Part& part) {
       continue;
     }
     move(hidden_, model.hidden, model.hidden);
-    move(qkv_, qkv_width(model), width(model, model.num_heads));
+    if (is_recurrent(layer)) {
+      move(attended_, layer.out.inputs, layer.out.inputs);
+    } else {
+      move(qkv_, qkv_width(model), width(model, model.num_heads));
+    }
     move(rows_, 1, 1);
     move(lengths_, 1, 1);
     if (branches_ != nullptr) {
@@ -333,6 +353,18 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
     }
     workers.kernels.prepare_row(bits(model), values, values_width / kGroup,
                                 prepared_.data() + token * row_bytes(model, values_width));
+  });
+  add_product(workers, model, layer.out, prepared_, layer.attention_output_norm, num_tokens);
+}
+
+// From attended_ to what a recurrent layer's mixer adds to hidden_.
+void Step::add_mixed(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                     int64_t num_tokens) {
+  const int64_t inputs = layer.out.inputs;
+  grow(prepared_, num_tokens * row_bytes(model, inputs));
+  workers.each_row(num_tokens, [&](int64_t token) {
+    workers.kernels.prepare_row(bits(model), attended_.data() + token * inputs, inputs / kGroup,
+                                prepared_.data() + token * row_bytes(model, inputs));
   });
   add_product(workers, model, layer.out, prepared_, layer.attention_output_norm, num_tokens);
 }

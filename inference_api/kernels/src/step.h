@@ -7,6 +7,7 @@
 #include "experts.h"
 #include "interface.h"
 #include "kernels.h"
+#include "recurrent.h"
 #include "workers.h"
 
 namespace hearth {
@@ -38,9 +39,11 @@ class Step {
   void join_heads(const HearthModel& model, const HearthLayer& layer, int64_t token);
   void write(Workers& workers, const HearthModel& model, const HearthLayer& layer,
              const Part& part);
-  void keep_outputs(const HearthModel& model, const Part& part);
+  void keep_outputs(const HearthModel& model, const HearthLayer& layer, const Part& part);
   void attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
               int64_t num_tokens);
+  void add_mixed(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                 int64_t num_tokens);
   void add_product(Workers& workers, const HearthModel& model, const HearthLinear& linear,
                    const std::vector<char>& rows, const HearthNorm& norm, int64_t num_rows);
   const Branch* find_branches(const Part& part);
@@ -54,7 +57,7 @@ class Step {
   std::vector<float> latents_;          // [tokens][outputs of q_a, then of kv_a]
   std::vector<float> queries_;          // [tokens][outputs of q_b]
   std::vector<float> keys_and_values_;  // [tokens][outputs of kv_b]
-  std::vector<float> attended_;         // [tokens][heads * head_dim]
+  std::vector<float> attended_;         // [tokens][heads * head_dim], or what a mixer makes
   std::vector<int64_t> rows_;           // [tokens]
   std::vector<int64_t> lengths_;        // [tokens]
   const Branch* branches_ = nullptr;    // [tokens] of the part, or null; in the two below
@@ -64,9 +67,10 @@ class Step {
   std::vector<char> latent_rows_;  // [tokens][rank / kGroup]
   std::vector<char> normed_;       // [tokens][hidden / kGroup], for attention
   std::vector<char> mlp_normed_;   // like normed_
-  std::vector<char> prepared_;     // [tokens][heads * head_dim / kGroup]: attended_
+  std::vector<char> prepared_;     // attended_
   std::vector<char> activated_;    // [tokens][ffn / kGroup]
   Experts experts_;
+  Recurrent recurrent_;
 };
 
 }  // namespace hearth

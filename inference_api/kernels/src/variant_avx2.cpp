@@ -5,6 +5,7 @@
 #include "norm.h"
 #include "pack.h"
 #include "quantise.h"
+#include "short_conv.h"
 #include "weigh.h"
 
 namespace hearth {
@@ -17,6 +18,7 @@ const Kernels kAvx2 = {prepare_row,
                        0,
                        linear_panels<Avx2, Simd256>,
                        attend<Simd256>,
+                       short_conv,
                        largest_of<Simd256>,
                        weigh<Simd256>};
 

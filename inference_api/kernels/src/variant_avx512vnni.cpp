@@ -5,6 +5,7 @@
 #include "norm.h"
 #include "pack.h"
 #include "quantise.h"
+#include "short_conv.h"
 #include "weigh.h"
 
 namespace hearth {
@@ -17,6 +18,7 @@ const Kernels kAvx512Vnni = {prepare_row,
                              0,
                              linear_panels<Avx512Vnni, Simd512>,
                              attend<Simd512>,
+                             short_conv,
                              largest_of<Simd512>,
                              weigh<Simd512>};
 

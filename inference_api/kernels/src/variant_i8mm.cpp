@@ -6,6 +6,7 @@
 #include "norm.h"
 #include "pack.h"
 #include "quantise.h"
+#include "short_conv.h"
 #include "weigh.h"
 
 namespace hearth {
@@ -18,6 +19,7 @@ const Kernels kI8mm = {prepare_row,
                        kMinTileRows,
                        linear_panels_by_pairs,
                        attend<Simd128>,
+                       short_conv,
                        largest_of<Simd128>,
                        weigh<Simd128>};
 

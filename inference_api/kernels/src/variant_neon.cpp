@@ -5,6 +5,7 @@
 #include "norm.h"
 #include "pack.h"
 #include "quantise.h"
+#include "short_conv.h"
 #include "weigh.h"
 
 namespace hearth {
@@ -17,6 +18,7 @@ const Kernels kNeon = {prepare_row,
                        0,
                        linear_panels<Neon, Simd128>,
                        attend<Simd128>,
+                       short_conv,
                        largest_of<Simd128>,
                        weigh<Simd128>};
 

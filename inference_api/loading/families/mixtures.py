@@ -26,7 +26,7 @@ def no_mixture(fields: ConfigFields, num_layers: int) -> None:
 
 def read_mixtral(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """Experts in every layer; their size is that of an MLP elsewhere."""
-    num_experts = _num_experts(fields, "num_local_experts", num_layers)
+    num_experts = num_experts_of(fields, "num_local_experts", num_layers)
     return MixtureConfig(
         num_experts,
         fields.count("num_experts_per_tok", most=num_experts),
@@ -44,7 +44,7 @@ def read_gpt_oss_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig
 def read_qwen3_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """Experts in every `decoder_sparse_step`th layer that `mlp_only_layers` does not name."""
     name = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
-    num_experts = _num_experts(fields, name, num_layers)
+    num_experts = num_experts_of(fields, name, num_layers)
     step = fields.count("decoder_sparse_step", 1)
     named = fields.raw.get("mlp_only_layers") or []
     if not isinstance(named, list) or not all(type(layer) is int for layer in named):
@@ -63,7 +63,7 @@ def read_qwen3_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
 
 def read_deepseek_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """DeepSeek and GLM-4.5: experts from some layer on, beside others that all tokens share."""
-    num_experts = _num_experts(fields, "n_routed_experts", num_layers)
+    num_experts = num_experts_of(fields, "n_routed_experts", num_layers)
     experts_per_token = fields.count("num_experts_per_tok", most=num_experts)
     ffn_size = fields.count("moe_intermediate_size")
     num_shared = fields.count("n_shared_experts", 0, most=MAX_EXPERTS, least=0)
@@ -115,5 +115,6 @@ def _groups(fields: ConfigFields, num_experts: int, experts_per_token: int) -> E
     return ExpertGroups(num_groups, groups_per_token, num_scored)
 
 
-def _num_experts(fields: ConfigFields, name: str, num_layers: int) -> int:
+def num_experts_of(fields: ConfigFields, name: str, num_layers: int) -> int:
+    """Returns a layer's experts by the field of this name, bounded."""
     return fields.count(name, most=min(MAX_EXPERTS, MAX_ALL_EXPERTS // num_layers))

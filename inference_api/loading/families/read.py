@@ -19,6 +19,7 @@ from inference_api.loading.config import (
     SwiGluConfig,
 )
 from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields, text_fields
+from inference_api.loading.families.lfm2 import read_lfm2, read_lfm2_moe
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mistral import read_ministral3, read_mistral3
 from inference_api.loading.families.mixtures import (
@@ -364,6 +365,8 @@ _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "glm4_moe_lite": _read_glm4_moe_lite,
     "gpt_oss": _read_gpt_oss,
     "granite": read_llama_like,
+    "lfm2": read_lfm2,
+    "lfm2_moe": read_lfm2_moe,
     "llama": read_llama_like,
     "ministral3": read_ministral3,
     "mistral3": read_mistral3,

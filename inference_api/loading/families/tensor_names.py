@@ -31,6 +31,10 @@ class Names:
     expert_up: tuple[str, ...] = ()
     expert_down: str = ""
     sinks: str = ""
+    qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
+    mixer_in: tuple[str, ...] = ()  # only in recurrent layers
+    conv: str = ""
+    mixer_out: str = ""
 
 
 _LLAMA = Names(
@@ -58,6 +62,24 @@ _MIXTRAL = replace(
     expert_down="w2",
 )
 _GPT_OSS = replace(_LLAMA, router="mlp.router", sinks="self_attn.sinks")
+_LFM2 = replace(
+    _LLAMA,
+    final_norm="model.embedding_norm",
+    attention_norm="operator_norm",
+    mlp_norm="ffn_norm",
+    out="self_attn.out_proj",
+    qk_norm=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+    mixer_in=("conv.in_proj",),
+    conv="conv.conv",
+    mixer_out="conv.out_proj",
+    up=("feed_forward.w1", "feed_forward.w3"),
+    down="feed_forward.w2",
+    router="feed_forward.gate",
+    selection_bias="feed_forward.expert_bias",
+    experts="feed_forward.experts",
+    expert_up=("w1", "w3"),
+    expert_down="w2",
+)
 _FALCON = Names(
     embedding="transformer.word_embeddings",
     final_norm="transformer.ln_f",
@@ -88,6 +110,7 @@ SCHEMES: dict[TensorNames, Names] = {
         is_interleaved=True,
     ),
     "gpt_oss": _GPT_OSS,
+    "lfm2": _LFM2,
     "llama": _LLAMA,
     "mixtral": _MIXTRAL,
     "olmo2": replace(

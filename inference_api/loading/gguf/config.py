@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.errors import StartupError
+from inference_api.loading.families.lfm2 import CONV
 from inference_api.loading.families.mistral import QUERY_GROWTH
 from inference_api.loading.families.ropes import ORIGINAL_POSITIONS
 from inference_api.loading.families.windows import GLOBAL, LOCAL
@@ -85,6 +86,7 @@ _MODEL_TYPES = {
     "mistral3": "ministral3",
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
+    "lfm2moe": "lfm2_moe",
     "qwen3moe": "qwen3_moe",
 }
 
@@ -95,6 +97,8 @@ def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]
         return _gemma3(value)
     if architecture == "gpt-oss":
         return _gpt_oss(value)
+    if architecture in ("lfm2", "lfm2moe"):
+        return _lfm2(value, shapes)
     if architecture == "deepseek2":
         return _deepseek(value, vocab_size=shapes.get("token_embd.weight", (0,))[0])
     if architecture == "glm4":
@@ -148,6 +152,24 @@ def _gpt_oss(value: Any) -> dict[str, Any]:
     return {
         "intermediate_size": value("expert_feed_forward_length"),
         "sliding_window": value("attention.sliding_window"),
+    }
+
+
+def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:
+    """Layers without key-value heads have a short convolution; the width of an MLP is its own."""
+    by_layer = value("attention.head_count_kv")
+    kv_heads = by_layer if isinstance(by_layer, list) else [by_layer] * value("block_count")
+    return {
+        "num_key_value_heads": max(kv_heads),
+        "layer_types": [GLOBAL if each else CONV for each in kv_heads],
+        "norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": value("shortconv.l_cache"),
+        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in shapes),
+        "num_experts": value("expert_count"),
+        "num_dense_layers": value("leading_dense_block_count"),
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in shapes),
+        "routed_scaling_factor": value("expert_weights_scale"),
     }
 
 

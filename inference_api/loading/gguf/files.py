@@ -20,8 +20,8 @@ from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
-from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, halves_of
-from inference_api.loading.layout import StoredTensor, Tensors, shown, weight_plan
+from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, halves_of, stored_shape
+from inference_api.loading.layout import SourceTensor, StoredTensor, Tensors, shown, weight_plan
 from inference_api.loading.numbers import FLOATS
 from inference_api.loading.stacks import of_expert
 
@@ -116,8 +116,11 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
     names = gguf_names(architecture, config)
     halves = _halves(names, tensors)
     _check_tensors(path, config, _wanted(config, names, halves), tensors)
+    parts = (part for parts in weight_plan(config).values() for part in parts)
     whole = {
-        ours: _single(ours, tensors[theirs]) for ours, theirs in names.items() if ours not in halves
+        part.name: _single(part, tensors[names[part.name]])
+        for part in parts
+        if part.name not in halves
     }
     return GgufModel(architecture, config, metadata, whole, halves)
 
@@ -265,7 +268,8 @@ def _wanted(
             wanted[values.name] = (config.num_heads, config.value_dim, rank)
         else:
             is_single = of_expert(part.name) is None
-            wanted[names[part.name]] = part.shape if is_single else stack + part.shape
+            shape = stored_shape(part)
+            wanted[names[part.name]] = shape if is_single else stack + shape
     return wanted
 
 
@@ -305,11 +309,12 @@ def _layer(name: str) -> int:
     return int(found[1]) if found else -1
 
 
-def _single(name: str, tensor: ReaderTensor) -> ReaderTensor:
-    """Returns the part of a stack of experts that has our name, or a single tensor as it is."""
-    found = of_expert(name)
+def _single(part: SourceTensor, tensor: ReaderTensor) -> ReaderTensor:
+    """Returns the part of a stack of experts that has our name, or a single tensor, in our
+    shape."""
+    found = of_expert(part.name)
     if found is None:
-        return tensor
+        return tensor._replace(shape=np.array(part.shape[::-1]))
     num_experts = int(tensor.shape[-1])
     num_bytes = tensor.n_bytes // num_experts
     return tensor._replace(

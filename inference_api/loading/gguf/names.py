@@ -22,6 +22,8 @@ ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2",
     "gpt_oss": "gpt-oss",
     "granite": "granite",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
     "llama": "llama",
     "ministral3": "mistral3",
     "mistral": "llama",
@@ -38,7 +40,13 @@ ARCHITECTURES = {
 }
 _INTERLEAVED = ("ernie4_5", "glm4", "granite", "llama", "mistral3", "smollm3")
 _SUFFIXES = (".weight", ".bias")
-_SELECTION_BIAS = "e_score_correction"
+_KNOWN_ENDS = {  # of the package's names, by those of safetensors
+    "e_score_correction_bias": "e_score_correction.bias",
+    ".expert_bias": ".expert_bias.bias",
+    ".feed_forward.experts.w1.weight": ".feed_forward.experts.gate_proj.weight",
+    ".feed_forward.experts.w2.weight": ".feed_forward.experts.down_proj.weight",
+    ".feed_forward.experts.w3.weight": ".feed_forward.experts.up_proj.weight",
+}
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
@@ -51,10 +59,17 @@ def gguf_names(architecture: str, config: ModelConfig) -> dict[str, str]:
     for part in parts:
         single = of_expert(part.name)
         name = part.name if single is None else single.stack
-        name = name.replace(f"{_SELECTION_BIAS}_bias", f"{_SELECTION_BIAS}.bias")
+        for end, known_end in _KNOWN_ENDS.items():
+            if name.endswith(end):
+                name = name.removesuffix(end) + known_end
         theirs = known.get_name(name, try_suffixes=_SUFFIXES) or part.name
         names[part.name] = theirs if theirs.endswith(_SUFFIXES) else f"{theirs}{_SUFFIXES[0]}"
     return names
+
+
+def stored_shape(part: SourceTensor) -> tuple[int, ...]:
+    """Files leave out that each channel of a convolution sees a single one."""
+    return part.shape if len(part.shape) < 3 else (part.shape[0], *part.shape[2:])
 
 
 def halves_of(name: str) -> tuple[str, ...]:

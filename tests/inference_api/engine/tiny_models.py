@@ -97,6 +97,12 @@ GPT_OSS: dict[str, Any] = {
     "rope_parameters": {**YARN, "truncate": False},
 }
 
+LFM2: dict[str, Any] = {
+    **NO_PAD,
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+}
+
 DEEPSEEK: dict[str, Any] = {
     **GATED,
     **DEEPSEEK_MIXTURE,
@@ -256,11 +262,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {  # with recurrent layers, which torch has not
+    "lfm2": ("Lfm2", {**LFM2, "block_auto_adjust_ff_dim": False, "conv_bias": True}),
+    "lfm2-narrowed": ("Lfm2", {**LFM2, "intermediate_size": 90, "block_multiple_of": 32}),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {
+            **LFM2,
+            "conv_L_cache": 4,
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
+}
+
 
 def make_model(name: str, folder: Path, **changes: object) -> PreTrainedModel:
     """Build model `name`, save it to `folder` with a tokenizer, and return it. `changes`: of its
     config."""
-    family, values = MODELS[name]
+    family, values = (MODELS | HYBRIDS)[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**deepcopy(values | changes))
     model: PreTrainedModel = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(
@@ -280,5 +302,6 @@ def make_model(name: str, folder: Path, **changes: object) -> PreTrainedModel:
 def write_tokenizer(folder: Path) -> None:
     """A word-level tokenizer.json of VOCAB_SIZE ids."""
     vocabulary = {f"t{i}": i for i in range(VOCAB_SIZE)}
-    tokenizer = {"model": {"type": "WordLevel", "vocab": vocabulary}, "added_tokens": []}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"}
+    tokenizer = {"model": model, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))

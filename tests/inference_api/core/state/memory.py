@@ -11,11 +11,13 @@ Written = tuple[Hashable, tuple[int, ...]]  # the root, and all tokens up to the
 
 
 class FakeMemory:
-    def __init__(self, layout: PageLayout) -> None:
+    def __init__(self, layout: PageLayout, max_rows: int) -> None:
         self.layout = layout
         self.tables: dict[int, list[int]] = {}  # of rows, the pages of the first group
         self.groups: dict[tuple[int, int], list[int]] = {}  # of rows and groups
-        self.contents: list[dict[int, tuple[int, Written]]] = [{} for _ in range(layout.num_pages)]
+        self.contents: list[dict[int, tuple[int, Written]]] = [
+            {} for _ in range(layout.states_of(max_rows).start)
+        ]
         self.copies: list[tuple[int, int]] = []
         self.given_back: list[int] = []
 
@@ -43,6 +45,14 @@ class FakeMemory:
             self.contents[page][offset] = (group, written)
         return pages
 
+    def write_state(self, row: int, written: Written) -> None:
+        """The row's recurrent layers remember these tokens."""
+        for page in self.layout.states_of(row):
+            self.contents[page] = {0: (page, written)}
+
+    def read_state(self, row: int) -> set[Written]:
+        return {self.contents[page][0][1] for page in self.layout.states_of(row)}
+
     def read(self, row: int, position: int, group: int = 0) -> Written | None:
         index, offset = divmod(position, PAGE_TOKENS)
         of_group, written = self.contents[self.groups[row, group][index]].get(offset, (group, None))
@@ -55,8 +65,9 @@ def make_pages(
     reuse: Reuse = "all",
     is_bound: bool = False,
     windows: Sequence[int | None] = (None,),
+    state_pages: int = 0,
 ) -> tuple[RowPages, FakeMemory]:
-    layout = PageLayout(num_pages, PAGE_TOKENS, 1, is_bound, windows)
-    memory = FakeMemory(layout)
+    layout = PageLayout(num_pages, PAGE_TOKENS, 1, is_bound, windows, state_pages)
+    memory = FakeMemory(layout, max_rows)
     kind = BoundRowPages if is_bound else RowPages
     return kind(memory, layout, max_rows, reuse), memory

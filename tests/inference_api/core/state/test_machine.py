@@ -48,17 +48,19 @@ class Text:
 class Rows(RuleBasedStateMachine):
     is_bound = False
     windows: tuple[int | None, ...] = (None,)
+    state_pages = 0
     said: Bundle[tuple[int, ...]] = Bundle("said")
 
     @initialize(reuse=st.sampled_from(REUSES), spare_pages=st.integers(0, 8))
     def make(self, reuse: Reuse, spare_pages: int) -> None:
         of_row = ROW_PAGES * len(self.windows)
         self.num_pages = MAX_ROWS * of_row if self.is_bound else of_row + spare_pages
-        if any(self.windows) and reuse == "prompts":  # of bound pages, which have no windows
+        # Bound pages have neither windows nor states.
+        if (any(self.windows) or self.state_pages) and reuse == "prompts":
             reuse = "all"
         self.reuse = reuse
         self.pages, self.memory = make_pages(
-            self.num_pages, MAX_ROWS, reuse, self.is_bound, self.windows
+            *(self.num_pages, MAX_ROWS, reuse, self.is_bound, self.windows, self.state_pages)
         )
         self.texts: dict[int, Text] = {}  # by row, the oldest first
 
@@ -83,6 +85,7 @@ class Rows(RuleBasedStateMachine):
             num_tokens = self.pages.begin(row, text.root, text.prompt)
             assert num_tokens >= text.num_written
             text.num_written = num_tokens
+            self._check_state(row)
 
     @precondition(lambda self: self.texts)
     @rule(
@@ -97,6 +100,9 @@ class Rows(RuleBasedStateMachine):
     ) -> None:
         row, text = self._pick(at)
         end, before = min(text.num_written + num_tokens, MAX_TOKENS - 3), self._counts()
+        if self.state_pages:  # nothing is drafted, and chunks end at borders
+            borders = [each for each in self.pages.borders(row) if each > text.num_written]
+            end, num_drafted, seals = min([end, *borders]), 0, True
         if not self.pages.reserve(row, end + num_drafted):
             assert self._counts() == before
             assert not self.is_bound
@@ -110,6 +116,7 @@ class Rows(RuleBasedStateMachine):
                 assert self.pages._pool.references(page) == 1
                 assert page not in self.pages._tree.nodes
         text.num_written = end
+        self.memory.write_state(row, (text.root, text.tokens[:end]))
         if seals:
             self.pages.seal(row, text.num_written, text.generated)
 
@@ -165,7 +172,10 @@ class Rows(RuleBasedStateMachine):
                     assert end == PAGE_TOKENS or (self.reuse == "all" and not child.children)
                     there = [page for page in child.pages if page != GONE]
                     assert there or child.children
-                    found |= dict.fromkeys(there, child)
+                    found |= dict.fromkeys([*there, *child.state], child)
+                    for page in child.state:
+                        [(_, (root_name, written))] = self.memory.contents[page].values()
+                        assert (root_name, encode(written)) == (name, tokens)
                     for page in there:
                         group, (root_name, written) = self.memory.contents[page][end - 1]
                         assert child.pages[group] == page
@@ -213,12 +223,24 @@ class Rows(RuleBasedStateMachine):
         assert num_tokens < len(prompt)
         assert reuses or not num_tokens
         self.texts[row] = Text(root, prompt, num_written=num_tokens, has_begun=not reuses)
+        self._check_state(row)
         return prompt
+
+    def _check_state(self, row: int) -> None:
+        text = self.texts[row]
+        if self.state_pages and text.num_written:
+            written = (text.root, text.prompt[: text.num_written])
+            assert self.memory.read_state(row) == {written}
 
     def _end(self, row: int, ends_early: bool = False) -> tuple[int, ...]:
         """Where an answer ends within a draft, more is written than is said."""
         text = self.texts.pop(row)
-        if ends_early and text.num_written > len(text.prompt) and text.generated:
+        if (
+            ends_early
+            and not self.state_pages
+            and text.num_written > len(text.prompt)
+            and text.generated
+        ):
             text.generated.pop()
         self.pages.end(row, text.num_written, text.generated)
         return text.tokens
@@ -240,7 +262,17 @@ class WindowRows(Rows):
     windows = (3, 17)
 
 
+class HybridRows(Rows):
+    state_pages = 2
+
+
+class HybridWindowRows(Rows):
+    windows, state_pages = (None, 15), 1
+
+
+TestHybridRows, TestHybridWindowRows = HybridRows.TestCase, HybridWindowRows.TestCase
 TestRows, TestBoundRows = Rows.TestCase, BoundRows.TestCase
 TestMixedRows, TestWindowRows = MixedRows.TestCase, WindowRows.TestCase
 TestRows.settings = TestBoundRows.settings = settings(max_examples=60, deadline=None)
 TestMixedRows.settings = TestWindowRows.settings = TestRows.settings
+TestHybridRows.settings = TestHybridWindowRows.settings = TestRows.settings

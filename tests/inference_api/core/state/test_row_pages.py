@@ -237,7 +237,7 @@ def test_the_first_free_row_is_as_good_as_any() -> None:
 
 
 def test_the_memory_of_the_test_keeps_what_was_written() -> None:
-    memory = FakeMemory(PageLayout(2, PAGE_TOKENS, 1))
+    memory = FakeMemory(PageLayout(2, PAGE_TOKENS, 1), max_rows=1)
     memory.place(0, 0, 0, [1])
     memory.write(0, 3, ("model", ONES))
     memory.copy_page(1, 0)

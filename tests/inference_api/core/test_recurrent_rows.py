@@ -1,0 +1,126 @@
+"""Served models with recurrent layers say the same, whatever of their prompts is remembered."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
+from inference_api.inference_api_server import bring_up_of
+from inference_api.request import GenerationRequest, SamplingParams
+from inference_api.settings import Settings
+from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
+
+NAME = "hybrid"
+ROWS, CONTEXT = 4, 512
+SEEDED = SamplingParams(temperature=0.8, seed=11)
+Tokens = tuple[int, ...]
+
+
+class Server:
+    """A tiny model, driven step by step on this thread."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        own = {"user_rows": ROWS, "prefill_chunk_tokens": 48, "model": str(folder)}
+        chosen = Settings.model_validate({**own, "model_name": NAME, **settings})
+        self._input_queue, self._output_queues = InputQueue(64, {NAME: ROWS}), OutputQueues()
+        self.backend = DecodeBackend(
+            chosen, self._input_queue, self._output_queues, bring_up_of(chosen)
+        )
+        self.backend.load_model_and_tokenizer()
+        self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
+        self.backend._become_ready()
+
+    def answers(self, prompts: Sequence[Tokens], max_tokens: int = 40) -> list[Tokens]:
+        """What the model says to all of these at once."""
+        queues = []
+        for prompt in prompts:
+            queues.append(self._output_queues.open(NAME))
+            self._input_queue.put(GenerationRequest(queues[-1], NAME, prompt, max_tokens, SEEDED))
+        answers: list[Tokens] = [() for _ in queues]
+        open_ones = set(range(len(queues)))
+        while open_ones:
+            self.backend.step()
+            for number in [*open_ones]:
+                while (event := queues[number].get(0.0)) is not None:
+                    answers[number] += tuple(event.token_ids)
+                    if event.finish_reason is not None:
+                        open_ones.discard(number)
+        self.backend.step()
+        return answers
+
+    @property
+    def reused_tokens(self) -> int:
+        return self.backend.snapshot.totals.reused_tokens
+
+
+def text(seed: int, num_tokens: int) -> Tokens:
+    return tuple(Random(seed).choices(range(3, VOCAB_SIZE), k=num_tokens))
+
+
+@pytest.fixture(scope="module", params=["lfm2", "lfm2-moe"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("hybrid")
+    make_model(request.param, made, max_position_embeddings=CONTEXT)
+    return made
+
+
+@pytest.fixture(scope="module")
+def forgetful(folder: Path) -> Server:
+    return Server(folder, prefix_reuse=False)
+
+
+def test_turns_of_a_chat_go_on_where_the_last_one_ended(folder: Path, forgetful: Server) -> None:
+    server, prompt = Server(folder), text(0, 30)
+    for turn in range(4):
+        before = server.reused_tokens
+        [answer] = server.answers([prompt])
+        assert [answer] == forgetful.answers([prompt])
+        assert (server.reused_tokens - before > 0) == (turn > 0)
+        if turn:  # all but what was said last, and is new
+            assert server.reused_tokens - before == len(prompt) - 21
+        prompt += (*answer, *text(turn + 1, 20))
+
+
+def test_from_the_third_on_prompts_share_a_beginning(folder: Path, forgetful: Server) -> None:
+    server, beginning = Server(folder), text(1, 200)
+    found = []
+    for number in range(4):
+        before, prompt = server.reused_tokens, beginning + text(10 + number, 30)
+        assert server.answers([prompt]) == forgetful.answers([prompt])
+        found.append(server.reused_tokens - before)
+    assert found == [0, 0, 192, 192]  # six pages
+
+
+def test_the_same_prompt_is_computed_from_its_last_border(folder: Path, forgetful: Server) -> None:
+    server, prompt = Server(folder), text(2, 150)
+    assert [*server.answers([prompt]), *server.answers([prompt])] == 2 * forgetful.answers([prompt])
+    assert server.reused_tokens == 128
+
+
+def test_rows_in_company_say_what_they_say_alone(folder: Path, forgetful: Server) -> None:
+    server, beginning = Server(folder), text(3, 70)
+    for turn in range(3):
+        prompts = [beginning + text(20 * turn + each % 3, 15 * each) for each in range(1, 9)]
+        alone = [forgetful.answers([prompt])[0] for prompt in prompts]
+        assert server.answers(prompts) == alone
+    assert server.reused_tokens > 500
+
+
+def test_rows_that_pause_say_what_they_would(
+    folder: Path, forgetful: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference_api.core.rows.SPARE_PAGES", 0)
+    server = Server(folder, kv_cache_memory="0.2MiB")
+    prompts = [text(30 + each, 20 + 30 * each) for each in range(6)]
+    alone = [forgetful.answers([prompt], 150)[0] for prompt in prompts]
+    for _ in range(2):
+        assert server.answers(prompts, 150) == alone
+    rows = server.backend.models[NAME].rows
+    assert server.backend.snapshot.totals.pauses > 0
+    assert (len(rows), rows.paused, rows.pages.num_held) == (0, [], 0)
+    rows.pages.forget_cached()
+    assert rows.pages.num_free == rows.pages.counts.total

@@ -1,0 +1,139 @@
+"""Models with recurrent layers against transformers' own, and each row against itself."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from inference_api.engine.cuda.runner import CudaRunner
+from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.errors import StartupError
+from inference_api.kernels.interface import Floats
+from inference_api.kernels.library import Kernels, supported_variants
+from inference_api.loading.config import LayerRange
+from inference_api.loading.options import EngineOptions
+from inference_api.request import SamplingParams
+from inference_api.runner import Draw, RowStep, place_own_pages
+from tests.inference_api.conftest import TinyModel
+from tests.inference_api.engine.checks import check_one
+from tests.inference_api.engine.tiny_models import CONTEXT, HYBRIDS, VOCAB_SIZE
+
+ROWS = 4
+PROMPT = random.Random(7).choices(range(3, VOCAB_SIZE), k=77)
+DRAW = Draw(SamplingParams(temperature=0.0), (0,), ())
+Tiny = Callable[[str], TinyModel]
+every_hybrid = pytest.mark.parametrize("name", HYBRIDS)
+
+
+@cache
+def runner_of(folder: Path, quantization: str = "none", variant: str | None = None) -> KernelRunner:
+    options = EngineOptions(
+        dtype="float32", max_rows=ROWS, max_seq_len=CONTEXT, quantization=quantization
+    )
+    runner = KernelRunner(folder, options, lambda threads: Kernels(threads, variant))
+    runner.load()
+    place_own_pages(runner)
+    return runner
+
+
+def steps_of(row: int, tokens: Sequence[int], cuts: Iterable[int] = ()) -> list[RowStep]:
+    """A prompt in chunks that end at `cuts`; all draw, so that there are logits of each token."""
+    return [
+        RowStep(row, start, tokens[start:end], [DRAW] * (end - start))
+        for start, end in pairwise((0, *cuts, len(tokens)))
+    ]
+
+
+def logits_of(runner: KernelRunner, row: int, cuts: Iterable[int] = ()) -> Floats:
+    steps = steps_of(row, PROMPT, cuts)
+    return np.concatenate([runner.decoder.forward([step]).logits.copy() for step in steps])
+
+
+def expected_logits(model: PreTrainedModel) -> Floats:
+    with torch.inference_mode():
+        logits: Floats = model(torch.tensor([PROMPT])).logits[0].numpy()
+    return logits
+
+
+@every_hybrid
+@pytest.mark.parametrize("variant", supported_variants())
+def test_logits_equal_those_of_transformers(name: str, variant: str, tiny_model: Tiny) -> None:
+    folder, model = tiny_model(name)
+    logits = logits_of(runner_of(folder, variant=variant), row=1)
+    np.testing.assert_allclose(logits, expected_logits(model), atol=1e-4, rtol=0)
+
+
+@every_hybrid
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_logits_are_the_same_bits_however_the_prompt_is_cut(
+    name: str, quantization: str, tiny_model: Tiny
+) -> None:
+    runner = runner_of(tiny_model(name)[0], quantization)
+    whole = logits_of(runner, row=0)
+    one_by_one = logits_of(runner, 0, range(1, len(PROMPT)))
+    np.testing.assert_array_equal(one_by_one, whole)
+    for number in range(5):
+        cuts = sorted(random.Random(number).sample(range(1, len(PROMPT)), k=5))
+        np.testing.assert_array_equal(logits_of(runner, number % ROWS, cuts), whole)
+
+
+@every_hybrid
+def test_logits_are_the_same_bits_in_company(name: str, tiny_model: Tiny) -> None:
+    runner = runner_of(tiny_model(name)[0])
+    alone = logits_of(runner, row=2)
+    chunks = {row: steps_of(row, PROMPT, (7 * (row + 1), 50)) for row in range(ROWS)}
+    found: dict[int, list[Floats]] = {row: [] for row in chunks}
+    for together in zip(*chunks.values(), strict=True):
+        logits, at = runner.decoder.forward(together).logits.copy(), 0
+        for step in together:
+            found[step.row].append(logits[at : at + len(step.token_ids)])
+            at += len(step.token_ids)
+    for own in found.values():
+        np.testing.assert_array_equal(np.concatenate(own), alone)
+
+
+@every_hybrid
+def test_a_copied_state_goes_on_in_another_row(name: str, tiny_model: Tiny) -> None:
+    runner = runner_of(tiny_model(name)[0])
+    whole, layout = logits_of(runner, row=0), runner.layout
+    [begun, rest] = steps_of(3, PROMPT, [45])
+    runner.step([begun])
+    logits_of(runner, row=1)
+    for source, target in zip(layout.states_of(3), layout.states_of(1), strict=True):
+        runner.copy_page(source, target)
+    logits_of(runner, row=3)  # the same keys and values, and another state by now
+    resumed = RowStep(1, rest.start, rest.token_ids, rest.draws)
+    np.testing.assert_array_equal(runner.decoder.forward([resumed]).logits, whole[45:])
+
+
+def test_only_layers_with_attention_have_pages(tiny_model: Tiny) -> None:
+    footprint = runner_of(tiny_model("lfm2")[0]).footprint
+    [group] = footprint.groups
+    assert group.layers == [1]
+    assert footprint.page_bytes == 2 * 2 * 32 * 16 * 4  # keys and values of 2 heads of 16
+    assert footprint.state_bytes == 2 * 2 * 64 * 4  # 2 layers see 2 tokens before one, of 64 each
+    assert footprint.layout.state_pages == 1
+    assert footprint.cache_bytes == (footprint.num_pages + ROWS) * footprint.page_bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"device": "cuda"}, "recurrent layers, not there yet on CUDA; set DEVICE=cpu"),
+        ({"layers": LayerRange(0, 2)}, "recurrent layers, which cannot be split; unset SPLIT"),
+    ],
+)
+def test_where_recurrent_layers_cannot_be_served_it_is_said(
+    changes: dict[str, object], fault: str, tiny_model: Tiny
+) -> None:
+    folder = tiny_model("lfm2")[0]
+    options = EngineOptions(max_rows=1, **changes)  # type: ignore[arg-type]
+    assert fault in "".join(check_one(folder, options))
+    with pytest.raises(StartupError, match=fault):
+        (CudaRunner if options.device == "cuda" else KernelRunner)(folder, options)
