@@ -115,7 +115,7 @@ class RecurrentConfig:
     """
 
     kind: MixerKind
-    layers: frozenset[int]  # of the checkpoint
+    layers: frozenset[int]  # numbers of the checkpoint
     conv_dim: int
     conv_width: int
     has_bias: bool = False  # the convolution and the projections around it have biases

@@ -29,7 +29,7 @@ class Footprint:
     rows: int
     context_tokens: int
     groups: Sequence[PageGroup] = (PageGroup(None, ()),)
-    state_bytes: int = 0  # of a row's recurrent layers
+    state_bytes: int = 0  # what recurrent layers remember of a row
 
     @classmethod
     def of(

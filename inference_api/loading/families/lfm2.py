@@ -56,7 +56,7 @@ _DEFAULTS = {
 
 
 def _conv_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
-    """By `layer_types` or, in older files, the layers that `full_attn_idxs` does not name."""
+    """Returns what `layer_types` names, or what older files do not name in `full_attn_idxs`."""
     kinds, attending = fields.raw.get("layer_types"), fields.raw.get("full_attn_idxs")
     if kinds is None and isinstance(attending, list):
         kinds = [GLOBAL if layer in attending else CONV for layer in range(num_layers)]

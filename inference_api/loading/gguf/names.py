@@ -40,7 +40,7 @@ ARCHITECTURES = {
 }
 _INTERLEAVED = ("ernie4_5", "glm4", "granite", "llama", "mistral3", "smollm3")
 _SUFFIXES = (".weight", ".bias")
-_KNOWN_ENDS = {  # of the package's names, by those of safetensors
+_KNOWN_ENDS = {  # the package's, by those of safetensors
     "e_score_correction_bias": "e_score_correction.bias",
     ".expert_bias": ".expert_bias.bias",
     ".feed_forward.experts.w1.weight": ".feed_forward.experts.gate_proj.weight",
