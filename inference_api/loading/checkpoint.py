@@ -22,7 +22,7 @@ from inference_api.loading.gguf.files import SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.layout import (
     Tensors,
-    is_router,
+    is_exact,
     linear_weights,
     matrices,
     shown,
@@ -197,7 +197,7 @@ def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
     names = [
         part.name
         for name, parts in linear_weights(config).items()
-        if name.startswith("layers.") and not is_router(name)
+        if name.startswith("layers.") and not is_exact(name)
         for part in parts
     ]
     own = config.quantisation

@@ -19,14 +19,19 @@ TensorNames = Literal[
     "gemma3",
     "glm4",
     "gpt_oss",
+    "granite_hybrid",
+    "granite_hybrid_split",
     "lfm2",
     "llama",
     "mixtral",
     "olmo2",
     "phi3",
+    "qwen3_5",
+    "qwen3_next",
+    "qwen3_next_split",
 ]
 Scoring = Literal["softmax", "sigmoid"]
-MixerKind = Literal["short_conv"]
+MixerKind = Literal["short_conv", "delta", "mamba2"]
 QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq", "mxfp4"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
@@ -89,6 +94,7 @@ class MixtureConfig:
     groups: ExpertGroups | None = None
     scale: float = 1.0  # factor of all shares
     shared_ffn_size: int = 0  # size of one more MLP that all tokens pass; 0: there is none
+    has_shared_gate: bool = False  # what that MLP counts is a sigmoid
     least_sum: float = 1e-20  # is on a sum that is divided by: of sigmoids it may be 0
 
 
@@ -111,29 +117,44 @@ class RecurrentConfig:
 
     A causal convolution, each channel by itself, sees a token and the `conv_width - 1` before it.
     `short_conv` (LFM2) multiplies its inputs by one part of what it is made of, and its results by
-    another.
+    another. `delta` makes queries, keys and values of its results, of which each head of values
+    keeps a matrix by the gated delta rule, `mamba2` without its correction: see `src/delta.h`.
     """
 
     kind: MixerKind
     layers: frozenset[int]  # numbers of the checkpoint
     conv_dim: int
     conv_width: int
-    has_bias: bool = False  # the convolution and the projections around it have biases
+    has_bias: bool = False  # the projections around it have biases
+    has_conv_bias: bool = False
+    # Not of `short_conv`. Heads of values that follow each other share those of queries and keys.
+    heads: int = 0
+    key_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    is_tiled: bool = False  # heads of values that share take turns instead
+    has_log_decays: bool = True  # the checkpoint has logarithms of how fast heads forget
 
     @property
     def in_rows(self) -> int:
         """Rows of what makes the mixer's inputs."""
-        return 3 * self.conv_dim
+        rows = {"short_conv": 2 * self.conv_dim, "delta": 0, "mamba2": self.heads}
+        return self.conv_dim + self.heads * self.value_dim + rows[self.kind]
 
     @property
     def out_columns(self) -> int:
         """Size of what the mixer makes of a token."""
-        return self.conv_dim
+        return self.conv_dim if self.kind == "short_conv" else self.heads * self.value_dim
+
+    @property
+    def tail_floats(self) -> int:
+        """Size of the inputs that the next token's convolution sees."""
+        return (self.conv_width - 1) * self.conv_dim
 
     @property
     def layer_floats(self) -> int:
-        """Size of a layer's state: the inputs that the next token's convolution sees."""
-        return (self.conv_width - 1) * self.conv_dim
+        """Size of a layer's state: these inputs, and the heads' matrices."""
+        return self.tail_floats + self.heads * self.key_dim * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +227,7 @@ class ModelConfig:
     has_attention_norm: bool = True  # False: attention reads the residual as it is
     has_output_norms: bool = False  # outputs of attention and MLP are normalised, then added
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c)
+    has_output_gates: bool = False  # attention's outputs count as much as sigmoids of own inputs
     has_sinks: bool = False  # each head's softmax has one more score, learned, without a value
     swiglu: SwiGluConfig | None = None  # replaces the activation of gated MLPs
     first_layer: int = 0  # index in the checkpoint of the first of these layers
@@ -265,7 +287,8 @@ class ModelConfig:
 
     @property
     def num_qkv_heads(self) -> int:
-        return self.num_heads + 2 * self.num_kv_heads
+        """Heads of queries, their gates, keys and values."""
+        return self.num_heads * (1 + self.has_output_gates) + 2 * self.num_kv_heads
 
     @property
     def value_dim(self) -> int:

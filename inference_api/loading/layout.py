@@ -17,10 +17,12 @@ from inference_api.loading.config import (
     ModelConfig,
     RecurrentConfig,
 )
+from inference_api.loading.families.row_orders import delta_order, part_by_part, rotary_order
 from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, SCHEMES, Names
 
 EMBEDDING, HEAD = "embedding", "head"
 ROUTER = ".router"
+_EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.")
 NAMES_SHOWN = 5
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # bytes of an element
 _FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are bytes of a dtype
@@ -43,12 +45,9 @@ class SourceTensor:
 
     name: str
     shape: tuple[int, ...]
-    is_grouped_qkv: bool = False
-    """Its rows hold each key-value head's queries, key and value in turn; ours are all queries,
-    then all keys, then all values. All of Falcon's fused layouts are this one, with 1, some or all
-    heads as groups."""
     head_order: Sequence[int] = ()
-    """For each of our rows of a head, the index of its row there; see `rotary_order`."""
+    """For each of our rows of a head, or of all, the index of its row there; see `rotary_order` and
+    `row_orders`."""
     offset: float = 0.0
     """Added to each value."""
 
@@ -116,16 +115,16 @@ def linear_weights(config: ModelConfig) -> ParameterSources:
 
 
 def matrices(config: ModelConfig) -> list[SourceTensor]:
-    """Returns the parts of a checkpoint that are matrices, without routers: see `is_router`."""
+    """Returns the parts of a checkpoint that are matrices, without exact ones: see `is_exact`."""
     plan = weight_plan(config)
-    parts = [part for name in plan if not is_router(name) for part in plan[name]]
+    parts = [part for name in plan if not is_exact(name) for part in plan[name]]
     return [part for part in parts if len(part.shape) == 2]
 
 
-def is_router(name: str) -> bool:
-    """Whether a parameter, by its name here, chooses experts. It is float32 in every form: it is
-    small, and a slightly different choice makes another model."""
-    return f"{ROUTER}." in name
+def is_exact(name: str) -> bool:
+    """Whether a parameter, by its name here, is float32 in every form: it chooses experts, and a
+    slightly different choice makes another model, or it is as small, and all depends on it."""
+    return any(each in name for each in _EXACT)
 
 
 def num_stacked(config: ModelConfig, name: str) -> int:
@@ -133,16 +132,6 @@ def num_stacked(config: ModelConfig, name: str) -> int:
     found = re.fullmatch(r"layers\.(\d+)\.(up|down)\.weight", name)
     mixture = None if found is None else config.mixture_of(int(found[1]))
     return 1 if mixture is None else mixture.num_experts
-
-
-def rotary_order(config: ModelConfig, begin: int = 0, end: int | None = None) -> tuple[int, ...]:
-    """Returns where each dimension of our heads is in a head whose rotary pairs lie side by side.
-
-    Those pairs begin at `begin`; the head, or other rows that are ordered so, ends at `end`.
-    """
-    after = begin + config.rotary_dim
-    pairs = (*range(begin, after, 2), *range(begin + 1, after, 2))
-    return (*pairs, *range(begin), *range(after, end or config.head_dim))
 
 
 def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
@@ -172,7 +161,7 @@ def parameter_forms(
     forms = {}
     for name, parts in (weight_plan(config) | packed).items():
         shape = parameter_shape(parts)
-        if is_router(name):
+        if is_exact(name):
             packed_bits = FLOAT_BITS["float32"] if name in packed else None
             forms[name] = TensorForm(shape, packed_bits, VECTOR_BYTES)
         elif name == EMBEDDING and bits is not None:
@@ -211,7 +200,8 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSourc
     hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
     kv = config.num_kv_heads * head
     queries, values = config.num_heads * head, config.num_heads * config.value_dim
-    qkv_rows = (queries, kv, kv) if len(names.qkv) == 3 else (queries + 2 * kv,)
+    asking = queries * (1 + config.has_output_gates)
+    qkv_rows = (asking, kv, kv) if len(names.qkv) == 3 else (asking + 2 * kv,)
     attention_norm, mlp_norm = names.attention_norm, names.mlp_norm
     if config.is_parallel and config.has_mlp_norm:
         attention_norm, mlp_norm = FALCON_PARALLEL_NORMS
@@ -228,9 +218,8 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSourc
         plan.update(_recurrent_plan(recurrent, names, ours, theirs, hidden))
     elif config.latent is None:
         qkv = _linear(f"{ours}.qkv", theirs, names.qkv, qkv_rows, hidden, config.has_qkv_bias)
-        order = rotary_order(config) if names.is_interleaved else ()
         plan.update(
-            {n: tuple(_qkv_part(names, part, order) for part in parts) for n, parts in qkv.items()}
+            {n: tuple(_qkv_part(config, names, p) for p in parts) for n, parts in qkv.items()}
         )
     else:
         plan.update(_latent_plan(config, config.latent, ours, theirs))
@@ -281,36 +270,63 @@ def _mixture_plan(
         plan[f"{ours}{ROUTER}.selection_bias"] = (bias,)
     shared = mixture.shared_ffn_size
     if shared:
-        ups = tuple(f"{names.shared}.{name}" for name in names.expert_up)
-        down = f"{names.shared}.{names.expert_down}"
-        plan.update(_linear(f"{ours}.shared_up", theirs, ups, (shared,) * len(ups), hidden, False))
+        ups = tuple(f"{names.shared}.{name}" for name in names.shared_up or names.expert_up)
+        down = f"{names.shared}.{names.shared_down or names.expert_down}"
+        up_rows = (2 * shared // len(ups),) * len(ups)
+        plan.update(_linear(f"{ours}.shared_up", theirs, ups, up_rows, hidden, False))
         plan.update(_linear(f"{ours}.shared_down", theirs, (down,), (hidden,), shared, False))
+    if mixture.has_shared_gate:
+        plan.update(
+            _linear(f"{ours}.shared_gate", theirs, (names.shared_gate,), (1,), hidden, False)
+        )
     return plan
 
 
 def _recurrent_plan(
     recurrent: RecurrentConfig, names: Names, ours: str, theirs: str, hidden: int
 ) -> ParameterSources:
-    channels, has_bias = recurrent.conv_dim, recurrent.has_bias
+    channels, has_bias, heads = recurrent.conv_dim, recurrent.has_bias, recurrent.heads
+    vectors: dict[str, int] = {}
     conv = f"{theirs}.{names.conv}"
+    columns = recurrent.out_columns
+    in_rows = (recurrent.in_rows,) if len(names.mixer_in) == 1 else (channels, columns)
     plan = {
-        **_linear(f"{ours}.in", theirs, names.mixer_in, (recurrent.in_rows,), hidden, has_bias),
+        **_linear(f"{ours}.in", theirs, names.mixer_in, in_rows, hidden, has_bias),
         f"{ours}.conv.weight": (
             SourceTensor(f"{conv}.weight", (channels, 1, recurrent.conv_width)),
         ),
-        **_linear(
-            *(f"{ours}.out", theirs, (names.mixer_out,)),
-            *((hidden,), recurrent.out_columns, has_bias),
-        ),
+        **_linear(f"{ours}.out", theirs, (names.mixer_out,), (hidden,), columns, has_bias),
     }
-    if has_bias:
+    if recurrent.has_conv_bias:
         plan[f"{ours}.conv.bias"] = (SourceTensor(f"{conv}.bias", (channels,)),)
+    if recurrent.kind == "delta":
+        step_rows = (2 * heads // len(names.steps),) * len(names.steps)
+        plan.update(_linear(f"{ours}.steps", theirs, names.steps, step_rows, hidden, False))
+        plan = {
+            name: tuple(replace(p, head_order=delta_order(recurrent, p.name)) for p in parts)
+            for name, parts in plan.items()
+        }
+        vectors = {"decays": heads, "step_bias": heads, "head_norm": recurrent.value_dim}
+    elif recurrent.kind == "mamba2":
+        vectors = {"decays": heads, "step_bias": heads, "head_norm": columns, "skip": heads}
+    for name, size in vectors.items():
+        its_name = f"{theirs}.{getattr(names, name)}"
+        plan[f"{ours}.{name}"] = (SourceTensor(its_name, (size,)),)
     return plan
 
 
-def _qkv_part(names: Names, part: SourceTensor, order: Sequence[int]) -> SourceTensor:
-    is_turned = ".v_proj." not in part.name
-    return replace(part, is_grouped_qkv=names.is_qkv_grouped, head_order=order if is_turned else ())
+def _qkv_part(config: ModelConfig, names: Names, part: SourceTensor) -> SourceTensor:
+    """Fused ones have for each key-value head its queries, key and value in turn: all of Falcon's
+    layouts are this one, with 1, some or all heads. Queries may have their gates in turn."""
+    head = config.head_dim
+    order: tuple[int, ...] = ()
+    if names.is_qkv_grouped:
+        order = part_by_part(config.num_kv_heads, (config.num_groups * head, head, head))
+    elif config.has_output_gates and ".q_proj." in part.name:
+        order = part_by_part(config.num_heads, (head, head))
+    elif names.is_interleaved and ".v_proj." not in part.name:
+        order = rotary_order(config)
+    return replace(part, head_order=order)
 
 
 def _latent_plan(

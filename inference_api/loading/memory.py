@@ -117,7 +117,7 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
     )
     recurrent = config.recurrent
     if recurrent is not None:  # what its mixers read and make, which products then take
-        token_floats += recurrent.in_rows + 2 * recurrent.out_columns
+        token_floats += recurrent.in_rows + 2 * recurrent.out_columns + 2 * recurrent.heads
     latent = config.latent
     if latent is not None:  # latents before and after their norm, and the heads made of them
         ranks = max(latent.query_rank or 0, latent.kv_rank + config.rotary_dim)

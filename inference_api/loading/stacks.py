@@ -17,6 +17,10 @@ from inference_api.loading.families.mixtures import MAX_EXPERTS
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
 _SINGLE = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.*)")
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_GRANITE_STACKS = {
+    "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+    "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+}
 # gpt-oss: end of a stack's name -> end of a single tensor's name, and its number of dimensions.
 _ENDS = {
     "": ("weight", 2),
@@ -50,6 +54,9 @@ def singles(
     name: str, shape: tuple[int, ...], num_bytes: int, names: TensorNames
 ) -> Iterator[Single] | None:
     """Returns the tensors that a stack holds; None for no stack, or one that makes no sense."""
+    if names == "granite_hybrid":
+        for own, usual in _GRANITE_STACKS.items():
+            name = name.replace(own, usual)
     found = _STACK.fullmatch(name)
     if found is None or not shape or not 1 <= shape[0] <= MAX_EXPERTS:
         return None

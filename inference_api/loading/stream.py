@@ -65,7 +65,7 @@ def read_weights(
 
     def as_ours(read: tuple[str, Numbers | QuantisedTensor]) -> tuple[str, Weight]:
         name, weight = read
-        return name, _converted(weight, parts[name], config)
+        return name, _converted(weight, parts[name])
 
     if config.quantisation is not None:
         quantised = read_quantised(files, parts, config.quantisation, config.tensor_names)
@@ -78,9 +78,9 @@ def read_weights(
             yield from map(as_ours, _read(file, parts.keys(), config.tensor_names))
 
 
-def converted(numbers: Numbers, part: SourceTensor, config: ModelConfig) -> Numbers:
+def converted(numbers: Numbers, part: SourceTensor) -> Numbers:
     """A tensor of safetensors as one of ours; see `SourceTensor`."""
-    numbers = Numbers(numbers.kind, _reordered(numbers.data, part, config))
+    numbers = Numbers(numbers.kind, _reordered(numbers.data, part))
     return Numbers("F32", numbers.floats() + np.float32(part.offset)) if part.offset else numbers
 
 
@@ -116,25 +116,14 @@ def _joined(file: Path, keys: GgufTensor, values: GgufTensor) -> Numbers:
         raise StartupError([f"{file} cannot be loaded: {error}; get the file again."]) from error
 
 
-def _converted(
-    weight: Numbers | QuantisedTensor, part: SourceTensor, config: ModelConfig
-) -> Numbers | QuantisedTensor:
+def _converted(weight: Numbers | QuantisedTensor, part: SourceTensor) -> Numbers | QuantisedTensor:
     if isinstance(weight, Numbers):
-        return converted(weight, part, config)
-    return weight.reordered(partial(_reordered, part=part, config=config))
+        return converted(weight, part)
+    return weight.reordered(partial(_reordered, part=part))
 
 
-def _reordered(rows: NDArray[Any], part: SourceTensor, config: ModelConfig) -> NDArray[Any]:
-    if part.is_grouped_qkv:
-        rows = _ungrouped(rows, config)
+def _reordered(rows: NDArray[Any], part: SourceTensor) -> NDArray[Any]:
     if part.head_order:
         heads = rows.reshape(-1, len(part.head_order), *rows.shape[1:])
         rows = heads[:, part.head_order].reshape(rows.shape)
     return rows
-
-
-def _ungrouped(qkv: NDArray[Any], config: ModelConfig) -> NDArray[Any]:
-    """Rows of [group: queries, key, value] reordered to all queries, all keys, all values."""
-    shape = (config.num_kv_heads, config.num_groups + 2, config.head_dim, *qkv.shape[1:])
-    parts = np.split(qkv.reshape(shape), (config.num_groups, config.num_groups + 1), axis=1)
-    return np.concatenate([part.reshape(-1, *qkv.shape[1:]) for part in parts])

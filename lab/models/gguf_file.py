@@ -34,9 +34,9 @@ from inference_api.loading.config import (
 )
 from inference_api.loading.files import TensorLocation, tensor_places, weight_files
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_order, stored_shape
+from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_order, squeezed
 from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
-from inference_api.loading.layout import SourceTensor, is_router, weight_plan
+from inference_api.loading.layout import SourceTensor, is_exact, weight_plan
 from inference_api.loading.numbers import Numbers
 from inference_api.loading.safetensors import opened, read_numbers
 from inference_api.loading.stacks import of_expert
@@ -98,6 +98,8 @@ def _check(folder: Path, config: ModelConfig, architecture: str) -> None:
     if architecture == "gemma3" and not math.isclose(config.attention_scale, config.head_dim**-0.5):
         raise ValueError(f"{folder}: in GGUF gemma3 has no query_pre_attn_scalar")
     _check_gpt_oss(folder, config)
+    if config.recurrent is not None and config.recurrent.kind != "short_conv":
+        raise ValueError(f"{folder}: GGUF has heads and decays of {architecture} otherwise")
     mixture = config.mixture
     if mixture is None:
         return
@@ -277,12 +279,12 @@ def _write_tensors(
     stacks: dict[str, list[SourceTensor]] = {}  # by GGUF's name
     for ours, parts in weight_plan(config).items():
         for part in parts:
-            kinds[part] = kind if len(part.shape) == 2 and not is_router(ours) else exact
+            kinds[part] = kind if len(part.shape) == 2 and not is_exact(ours) else exact
             stacks.setdefault(names[part.name], []).append(part)
     for name, stack in stacks.items():
         first = stack[0]
         block, block_bytes = gguf.GGML_QUANT_SIZES[kinds[first]]
-        is_single, shape = of_expert(first.name) is None, stored_shape(first)
+        is_single, shape = of_expert(first.name) is None, squeezed(first.shape)
         shape = shape if is_single else (len(stack), *shape)
         num_bytes = int(np.prod(shape)) // block * block_bytes
         writer.add_tensor_info(name, shape, np.dtype(np.float32), num_bytes, kinds[first])
@@ -296,7 +298,7 @@ def _write_tensors(
     for stack in stacks.values():
         written = []
         for part in stack:
-            numbers = converted(read(part.name), part, config).floats()
+            numbers = converted(read(part.name), part).floats()
             theirs = _as_gguf(numbers, part, config, architecture)
             written.append(gguf.quants.quantize(theirs, kinds[part]))
         writer.write_tensor_data(np.concatenate(written))

@@ -31,10 +31,10 @@ from inference_api.runner import RowStep
 Fields = dict[str, Any]  # fields of a C struct
 LINEARS = (  # each layer has some of these
     *("qkv", "q_a", "q_b", "kv_a", "kv_b", "in", "out"),
-    *("router", "up", "down", "shared_up", "shared_down"),
+    *("router", "up", "down", "shared_up", "shared_down", "shared_gate", "steps"),
 )
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
-MIXERS: Mapping[MixerKind, int] = {"short_conv": 1}  # 0 is attention
+MIXERS: Mapping[MixerKind, int] = {"short_conv": 1, "delta": 2, "mamba2": 3}  # 0 is attention
 
 
 class KernelDecoder:
@@ -160,6 +160,7 @@ class KernelDecoder:
             "is_gated": config.is_mlp_gated,
             "is_parallel": config.is_parallel,
             "is_qk_norm_whole": config.is_qk_norm_whole,
+            "has_output_gates": config.has_output_gates,
             "norm_eps": config.norm_eps,
             "attention_scale": config.attention_scale,
             "embedding_multiplier": config.embedding_multiplier,
@@ -202,7 +203,8 @@ class KernelDecoder:
                 "window": self._config.windows[index] or 0,
             }
         else:
-            remembered = {"recurrent": self._recurrent(recurrent, index, linears.pop("in"))}
+            own = {each: linears.pop(each) for each in ("in", "steps") if each in linears}
+            remembered = {"recurrent": own | self._recurrent(recurrent, index)}
         norms = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
         return (
             {each: self._norm(f"{name}.{each}") for each in norms}
@@ -217,17 +219,33 @@ class KernelDecoder:
             | remembered
         )
 
-    def _recurrent(self, config: RecurrentConfig, index: int, of_inputs: Fields) -> Fields:
-        conv = self._tensors[f"layers.{index}.conv.weight"]
-        return {
-            "in": of_inputs,
+    def _recurrent(self, config: RecurrentConfig, index: int) -> Fields:
+        name = f"layers.{index}"
+        conv = self._tensors[f"{name}.conv.weight"]
+        tail_at = self._config.recurrent_layers.index(index) * config.layer_floats
+        fields: Fields = {
             "kind": MIXERS[config.kind],
             "conv_dim": config.conv_dim,
             "conv_width": config.conv_width,
-            "tail_at": self._config.recurrent_layers.index(index) * config.layer_floats,
+            "tail_at": tail_at,
             "conv": self._pointer(conv.reshape(config.conv_dim, config.conv_width).T),
-            "conv_bias": self._optional(f"layers.{index}.conv.bias"),
+            "conv_bias": self._optional(f"{name}.conv.bias"),
         }
+        if config.kind == "short_conv":
+            return fields
+        decays = self._tensors[f"{name}.decays"]
+        sizes = ("heads", "key_heads", "is_tiled", "key_dim", "value_dim")
+        return (
+            fields
+            | {each: getattr(config, each) for each in sizes}
+            | {
+                "state_at": tail_at + config.tail_floats,
+                "decay": self._pointer(-np.exp(decays) if config.has_log_decays else decays),
+                "step_bias": self._pointer(self._tensors[f"{name}.step_bias"]),
+                "head_norm": self._pointer(self._tensors[f"{name}.head_norm"]),
+                "skip": self._optional(f"{name}.skip"),
+            }
+        )
 
     def _norm(self, name: str) -> Fields:
         return {

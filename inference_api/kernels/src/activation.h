@@ -88,5 +88,18 @@ void activate(Activation activation, float* values, const float* passing) {
   }
 }
 
+// values[i] *= sigmoid(gates[i]).
+template <class Simd>
+void gate(const float* gates, int64_t count, float* values) {
+  int64_t i = 0;
+  for (; i + Simd::kLanes <= count; i += Simd::kLanes) {
+    const auto share = sigmoid<Simd>(Simd::load(gates + i));
+    Simd::store(values + i, Simd::multiply(Simd::load(values + i), share));
+  }
+  for (; i < count; ++i) {
+    values[i] *= sigmoid<Scalar>(gates[i]);
+  }
+}
+
 }  // namespace
 }  // namespace hearth

@@ -64,40 +64,39 @@ void write_head(const float* head, int64_t head_dim, CacheType type, char* place
   }
 }
 
-inline void norm_heads(const HeadsCall& call) {
-  const int64_t queries = call.num_heads * call.head_dim;
-  const int64_t keys = call.num_kv_heads * call.head_dim;
-  if (call.is_norm_whole) {
-    norm_head(call.qkv, call.qk_norm, queries, call.eps);
-    norm_head(call.qkv + queries, call.qk_norm + queries, keys, call.eps);
-    return;
-  }
-  for (int64_t first = 0; first < queries + keys; first += call.head_dim) {
-    norm_head(call.qkv + first, call.qk_norm + first, call.head_dim, call.eps);
+inline void norm_heads(const HeadsCall& call, float* heads, int64_t count, const float* weight) {
+  const int64_t size = count * call.head_dim;
+  const int64_t step = call.is_norm_whole ? size : call.head_dim;
+  for (int64_t first = 0; first < size; first += step) {
+    norm_head(heads + first, weight + first, step, call.eps);
   }
 }
 
 template <class Simd>
 void write_heads(const HeadsCall& call) {
+  const int64_t query_size = call.num_heads * call.head_dim;
   if (call.qk_norm != nullptr) {
-    norm_heads(call);
+    norm_heads(call, call.queries, call.num_heads, call.qk_norm);
+    norm_heads(call, call.keys, call.num_kv_heads, call.qk_norm + query_size);
   }
-  const int64_t num_turned = call.num_heads + call.num_kv_heads;
-  for (int64_t head = 0; head < num_turned; ++head) {
-    turn(call.qkv + head * call.head_dim, call.cos, call.sin, call.rotary_dim);
+  for (int64_t head = 0; head < call.num_heads; ++head) {
+    turn(call.queries + head * call.head_dim, call.cos, call.sin, call.rotary_dim);
+  }
+  for (int64_t head = 0; head < call.num_kv_heads; ++head) {
+    turn(call.keys + head * call.head_dim, call.cos, call.sin, call.rotary_dim);
   }
   if (call.query_scale != 1.0f) {
-    for (int64_t i = 0; i < call.num_heads * call.head_dim; ++i) {
-      call.qkv[i] *= call.query_scale;
+    for (int64_t i = 0; i < query_size; ++i) {
+      call.queries[i] *= call.query_scale;
     }
   }
   const int64_t of_keys = key_bytes(call.type, call.head_dim);
   for (int64_t head = 0; head < call.num_kv_heads; ++head) {
-    const float* keys = call.qkv + (call.num_heads + head) * call.head_dim;
-    const float* values = keys + call.num_kv_heads * call.head_dim;
+    const float* const key = call.keys + head * call.head_dim;
+    const float* const value = key + call.num_kv_heads * call.head_dim;
     char* const place = call.place + 2 * head * of_keys;
-    write_head<Simd>(keys, call.head_dim, call.type, place);
-    write_head<Simd>(values, call.head_dim, call.type, place + of_keys);
+    write_head<Simd>(key, call.head_dim, call.type, place);
+    write_head<Simd>(value, call.head_dim, call.type, place + of_keys);
   }
 }
 

@@ -98,7 +98,30 @@ typedef struct {
   int64_t tail_at;         // where in a row's block is [conv_width - 1][conv_dim], oldest first
   const float* conv;       // [conv_width][conv_dim]: the last one is of the token itself
   const float* conv_bias;  // [conv_dim] or null
+  // Of the delta rule. `in` makes queries, keys and values, which are convolved, and gates of what
+  // is read; `steps` in float32 how much each head corrects, and how long a step is for it. Of
+  // Mamba-2 `in` makes gates, values, keys and queries, and how long a step is.
+  HearthLinear steps;  // [2 heads][hidden]; none of Mamba-2
+  int64_t heads;       // of values
+  int64_t key_heads;   // as many of queries and of keys, each of heads that follow each other
+  int32_t is_tiled;    // of heads that take turns instead
+  int64_t key_dim;     // a multiple of 16
+  int64_t value_dim;   // a multiple of 32; neither is more than 256
+  int64_t state_at;  // where in a row's block is [heads][key_dim * value_dim], as variants have it
+  const float* decay;      // [heads], below 0: the logarithm of what a step of length 1 leaves
+  const float* step_bias;  // [heads]
+  const float* head_norm;  // of what is read, [value_dim]; of Mamba-2, gated, [heads][value_dim]
+  const float* skip;       // [heads] of Mamba-2: how much of a value is on what is read; else null
 } HearthRecurrent;
+
+// The delta rule of a layer over tokens of one row: `rows` [tokens][row_stride] and `steps`
+// [tokens] are what `in` and `steps` make, `tail` and `state` are in the row's block. The state
+// moves on over the first `num_kept` tokens; what follows them, at most 32, are drafts. `out`
+// [tokens][heads][value_dim] may be null.
+HEARTH_EXPORT void hearth_delta(HearthContext* context, const HearthRecurrent* layer, float eps,
+                                const float* rows, int64_t row_stride, const float* steps,
+                                int64_t num_tokens, int64_t num_kept, const float* tail,
+                                float* state, float* out);
 
 typedef struct {
   HearthNorm attention_norm;         // where there is none, attention reads the residual as it is
@@ -110,7 +133,7 @@ typedef struct {
   const float* sin;           // like cos; negative in the first half
   const float* query_scales;  // [positions] or null: what turned queries are multiplied by
   const float* sinks;         // [heads] or null: see AttentionCall
-  HearthLinear qkv;
+  HearthLinear qkv;  // queries, then the gates of outputs where there are any, keys, and values
   // Of latent attention, instead of qkv: see LatentConfig in engine/. Without q_a queries are made
   // of what attention reads. kv_a has what is turned of a key, then the latent; kv_b of each head
   // what is not turned of its key, then its value.
@@ -129,9 +152,10 @@ typedef struct {
   const float* selection_bias;  // [experts] or null
   HearthLinear shared_up;       // of an MLP beside the experts; without outputs: there is none
   HearthLinear shared_down;
-  int64_t page_offset;   // where a page has this layer's keys and values, in bytes
-  int64_t table_offset;  // where `tables` have those of this layer's group, in numbers
-  int64_t window;        // 0: everything is seen
+  HearthLinear shared_gate;  // [1][hidden], as the router: how much that MLP counts; or no outputs
+  int64_t page_offset;       // where a page has this layer's keys and values, in bytes
+  int64_t table_offset;      // where `tables` have those of this layer's group, in numbers
+  int64_t window;            // 0: everything is seen
   HearthRecurrent recurrent;
 } HearthLayer;
 
@@ -172,6 +196,7 @@ typedef struct {
   int32_t is_gated;
   int32_t is_parallel;
   int32_t is_qk_norm_whole;  // all query heads are normalised as one, and all key heads
+  int32_t has_output_gates;  // what attention makes counts as much as the sigmoid of its gate
   float norm_eps;
   float attention_scale;
   float embedding_multiplier;

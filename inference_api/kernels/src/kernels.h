@@ -29,7 +29,7 @@ enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 // one of them stands for.
 enum class CacheType : int { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 enum class NormKind : int { kRms = 0, kLayer = 1 };
-enum class Mixer : int { kAttention = 0, kShortConv = 1 };
+enum class Mixer : int { kAttention = 0, kShortConv = 1, kDelta = 2, kMamba2 = 3 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
 
 // What becomes of a product's results.
@@ -81,7 +81,8 @@ struct NormCall {
 
 // One token's queries, keys and values between the projection and attention.
 struct HeadsCall {
-  float* qkv;            // [heads + 2 * kv_heads][head_dim]; queries are turned where they are
+  float* queries;        // [heads][head_dim], turned where they are
+  float* keys;           // [2 * kv_heads][head_dim]: keys, turned where they are, then values
   const float* qk_norm;  // [heads + kv_heads][head_dim] or null
   bool is_norm_whole;    // all query heads are normalised as one, and all key heads
   float eps;
@@ -155,6 +156,26 @@ struct AttentionTask {
   int64_t num_groups;
 };
 
+// Tokens of one user row over a layer's state; see hearth_delta.
+struct DeltaCall {
+  const HearthRecurrent& layer;
+  float eps;
+  const float* inputs;  // of the convolution, of the first token, as the two that follow
+  const float* gates;
+  const float* steps;
+  int64_t row_stride;  // of inputs and of gates
+  int64_t step_stride;
+  int64_t num_tokens;
+  int64_t num_kept;
+  const float* tail;
+  float* state;
+  float* out;
+};
+
+constexpr int kDeltaTokens = 32;   // that are taken at once
+constexpr int kMaxDeltaDim = 256;  // of a key or a value
+constexpr int kMaxDeltaColumns = 32;
+
 namespace {
 
 constexpr bool is_quantised(Bits bits) { return bits != Bits::kFloat32 && bits != Bits::kBFloat16; }
@@ -217,6 +238,10 @@ struct Kernels {
   void (*attend)(const AttentionCall& call, const AttentionTask& task);
   // Of the channels [first, end), at most kChannels.
   void (*short_conv)(const ShortConvCall& call, int64_t first, int64_t end);
+  // values[i] *= sigmoid(gates[i]).
+  void (*gate)(const float* gates, int64_t count, float* values);
+  // One head of values.
+  void (*delta_head)(const DeltaCall& call, int64_t head);
   float (*largest_of)(const float* x, int64_t count);
   // weights[i] = exp((logits[i] - largest) / temperature).
   void (*weigh)(const float* logits, int64_t count, float largest, float temperature,

@@ -6,6 +6,15 @@
 #include "model_calls.h"
 
 namespace hearth {
+namespace {
+
+// Where a row of what `in` makes has what is convolved.
+int64_t inputs_at(const HearthRecurrent& layer) {
+  const bool is_mamba2 = static_cast<Mixer>(layer.kind) == Mixer::kMamba2;
+  return is_mamba2 ? layer.heads * layer.value_dim : 0;
+}
+
+}  // namespace
 
 void Recurrent::begin(Workers& workers, const HearthModel& model, const int64_t* rows,
                       const int64_t* positions, int64_t num_tokens) {
@@ -16,9 +25,14 @@ void Recurrent::begin(Workers& workers, const HearthModel& model, const int64_t*
     if (token > 0 && rows[token] == rows[token - 1]) {
       ++runs_.back().count;
     } else {
-      runs_.push_back({model.recurrent.base + rows[token] * row_floats, token, 1});
+      float* const block = model.recurrent.base + rows[token] * row_floats;
+      const auto same_row = [&](const Run& run) { return run.block == block; };
+      const auto before = std::find_if(runs_.rbegin(), runs_.rend(), same_row);
+      runs_.push_back({block, token, 1, before == runs_.rend() ? 0 : before->wave + 1});
     }
   }
+  std::stable_sort(runs_.begin(), runs_.end(),
+                   [](const Run& one, const Run& other) { return one.wave < other.wave; });
   workers.each_row(static_cast<int64_t>(runs_.size()), [&](int64_t index) {
     const Run& run = runs_[static_cast<size_t>(index)];
     if (positions[run.first] == 0) {
@@ -28,27 +42,96 @@ void Recurrent::begin(Workers& workers, const HearthModel& model, const int64_t*
 }
 
 void Recurrent::run(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                    const char* normed, float* out) {
+                    const char* normed, const char* exact, float* out) {
   const HearthRecurrent& recurrent = layer.recurrent;
-  const int64_t channels = recurrent.conv_dim;
-  const int64_t stride = recurrent.in.outputs;
-  grow(mixed_, num_tokens_ * stride);
+  grow(mixed_, num_tokens_ * recurrent.in.outputs);
   workers.multiply(
       linear_call(model, recurrent.in, normed, num_tokens_, Finish::kStore, 1.0f, mixed_.data()));
+  if (static_cast<Mixer>(recurrent.kind) == Mixer::kShortConv) {
+    run_short_conv(workers, recurrent, out);
+  } else {
+    run_delta(workers, model, recurrent, exact, out);
+  }
+}
+
+void Recurrent::run_short_conv(Workers& workers, const HearthRecurrent& layer, float* out) {
+  const int64_t channels = layer.conv_dim;
   const int64_t parts = (channels + kChannels - 1) / kChannels;
-  workers.each_row(static_cast<int64_t>(runs_.size()) * parts, [&](int64_t task) {
-    const Run& run = runs_[static_cast<size_t>(task / parts)];
-    const int64_t first = task % parts * kChannels;
-    const ShortConvCall call = {recurrent.conv,
-                                recurrent.conv_bias,
-                                channels,
-                                recurrent.conv_width,
-                                mixed_.data() + run.first * stride,
-                                run.count,
-                                run.block + recurrent.tail_at,
-                                out + run.first * channels};
-    workers.kernels.short_conv(call, first, std::min<int64_t>(first + kChannels, channels));
+  each_wave([&](const Run* runs, int64_t num_runs) {
+    workers.each_row(num_runs * parts, [&](int64_t task) {
+      const Run& run = runs[task / parts];
+      const int64_t first = task % parts * kChannels;
+      const ShortConvCall call = {layer.conv,
+                                  layer.conv_bias,
+                                  channels,
+                                  layer.conv_width,
+                                  mixed_.data() + run.first * layer.in.outputs,
+                                  run.count,
+                                  run.block + layer.tail_at,
+                                  out + run.first * channels};
+      workers.kernels.short_conv(call, first, std::min<int64_t>(first + kChannels, channels));
+    });
   });
+}
+
+void Recurrent::run_delta(Workers& workers, const HearthModel& model, const HearthRecurrent& layer,
+                          const char* exact, float* out) {
+  const int64_t stride = layer.in.outputs;
+  const int64_t width = layer.heads * layer.value_dim;
+  const bool is_mamba2 = static_cast<Mixer>(layer.kind) == Mixer::kMamba2;
+  if (!is_mamba2) {
+    grow(steps_, num_tokens_ * layer.steps.outputs);
+    workers.multiply(
+        linear_call(model, layer.steps, exact, num_tokens_, Finish::kStore, 1.0f, steps_.data()));
+  }
+  each_wave([&](const Run* runs, int64_t num_runs) {
+    workers.pool.run(num_runs * layer.heads, [&](int64_t task) {
+      const Run& run = runs[task / layer.heads];
+      const float* const rows = mixed_.data() + run.first * stride;
+      const float* const inputs = rows + inputs_at(layer);
+      DeltaCall call = {layer,
+                        model.norm_eps,
+                        inputs,
+                        rows + layer.conv_dim,
+                        steps_.data() + run.first * layer.steps.outputs,
+                        stride,
+                        layer.steps.outputs,
+                        run.count,
+                        run.count,
+                        run.block + layer.tail_at,
+                        run.block + layer.state_at,
+                        out + run.first * width};
+      if (is_mamba2) {
+        call.gates = rows;
+        call.steps = inputs + layer.conv_dim;
+        call.step_stride = stride;
+      }
+      workers.kernels.delta_head(call, task % layer.heads);
+    });
+    workers.each_row(num_runs, [&](int64_t index) { move_tail(layer, runs[index]); });
+  });
+  if (is_mamba2) {
+    const int64_t size = width / layer.key_heads;
+    workers.each_row(num_tokens_ * layer.key_heads, [&](int64_t index) {
+      const float* const weight = layer.head_norm + index % layer.key_heads * size;
+      float* const group = out + index * size;
+      workers.kernels.norm_row(
+          {Bits::kFloat32, NormKind::kRms, model.norm_eps, weight, nullptr, size}, group, group);
+    });
+  }
+}
+
+// The last inputs of the convolution: some of the tail's, where a run is shorter than it.
+void Recurrent::move_tail(const HearthRecurrent& layer, const Run& run) const {
+  float* const tail = run.block + layer.tail_at;
+  const int64_t size = layer.conv_width - 1;
+  for (int64_t i = 0; i < size; ++i) {
+    const int64_t token = run.count - size + i;
+    const float* const input =
+        token < 0 ? tail + (size + token) * layer.conv_dim
+                  : mixed_.data() + (run.first + token) * layer.in.outputs + inputs_at(layer);
+    std::copy_n(input, layer.conv_dim, tail + i * layer.conv_dim);
+  }
 }
 
 }  // namespace hearth

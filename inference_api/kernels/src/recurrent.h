@@ -18,9 +18,9 @@ class Recurrent {
   void begin(Workers& workers, const HearthModel& model, const int64_t* rows,
              const int64_t* positions, int64_t num_tokens);
   // What the layer's mixer makes of `normed` [tokens][hidden / kGroup]: `out`
-  // [tokens][layer.out.inputs].
+  // [tokens][layer.out.inputs]. `exact`: the same as floats, for a delta rule alone.
   void run(Workers& workers, const HearthModel& model, const HearthLayer& layer, const char* normed,
-           float* out);
+           const char* exact, float* out);
 
  private:
   // Consecutive tokens of one row.
@@ -28,10 +28,30 @@ class Recurrent {
     float* block;  // of the row
     int64_t first;
     int64_t count;
+    int64_t wave;  // how many runs of its row are before it in the step
   };
 
-  std::vector<Run> runs_;
+  // Calls work(runs, how many) for runs that do not wait for each other, one wave after another.
+  template <class Work>
+  void each_wave(const Work& work) const {
+    for (size_t first = 0; first < runs_.size();) {
+      size_t end = first;
+      while (end < runs_.size() && runs_[end].wave == runs_[first].wave) {
+        ++end;
+      }
+      work(runs_.data() + first, static_cast<int64_t>(end - first));
+      first = end;
+    }
+  }
+
+  void run_short_conv(Workers& workers, const HearthRecurrent& layer, float* out);
+  void run_delta(Workers& workers, const HearthModel& model, const HearthRecurrent& layer,
+                 const char* exact, float* out);
+  void move_tail(const HearthRecurrent& layer, const Run& run) const;
+
+  std::vector<Run> runs_;     // by wave
   std::vector<float> mixed_;  // [tokens][outputs of `in`]
+  std::vector<float> steps_;  // [tokens][outputs of `steps`]
   int64_t num_tokens_ = 0;
 };
 

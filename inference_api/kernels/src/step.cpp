@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "activation.h"
 #include "grow.h"
 #include "model_calls.h"
 #include "soften.h"
@@ -15,8 +16,13 @@ constexpr float kLatentEps = 1e-6f;  // LATENT_NORM_EPS in engine/
 
 int64_t width(const HearthModel& model, int64_t heads) { return heads * model.head_dim; }
 
+// Of queries, and of their gates.
+int64_t queries_width(const HearthModel& model) {
+  return width(model, model.has_output_gates ? 2 * model.num_heads : model.num_heads);
+}
+
 int64_t qkv_width(const HearthModel& model) {
-  return width(model, model.num_heads + 2 * model.num_kv_heads);
+  return queries_width(model) + width(model, 2 * model.num_kv_heads);
 }
 
 bool is_recurrent(const HearthLayer& layer) {
@@ -173,7 +179,10 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
   }
   if (is_recurrent(layer)) {
     grow(attended_, num_tokens * layer.out.inputs);
-    recurrent_.run(workers, model, layer, normed_.data(), attended_.data());
+    const bool is_delta = layer.recurrent.steps.outputs > 0;
+    const char* const exact =
+        is_delta ? exact_rows(workers, model, layer.attention_norm, normed_, num_tokens) : nullptr;
+    recurrent_.run(workers, model, layer, normed_.data(), exact, attended_.data());
   } else {
     write(workers, model, layer, part);
   }
@@ -195,6 +204,7 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
   if (!model.is_parallel && mlp_up.outputs > 0) {
     norm_rows(layer.mlp_norm, mlp_normed_);
   }
+  const float* const shares = shared_shares(workers, model, layer, num_tokens);
   if (has_experts) {
     experts_.run(workers, model, layer, hidden_.data(), num_tokens);
   }
@@ -206,16 +216,54 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
   up.is_gated = model.is_gated != 0;
   up.activated = activated_.data();
   workers.multiply(up);
-  add_product(workers, model, mlp_down, activated_, layer.mlp_output_norm, num_tokens);
+  add_product(workers, model, mlp_down, activated_, layer.mlp_output_norm, num_tokens, shares);
 }
 
-// Adds a product to hidden_, where there is a norm the norm of it.
+// The norm of hidden_ as products in float32 take it: `normed`, unless that is quantised.
+const char* Step::exact_rows(Workers& workers, const HearthModel& model, const HearthNorm& norm,
+                             const std::vector<char>& normed, int64_t num_tokens) {
+  if (!is_quantised(bits(model))) {
+    return normed.data();
+  }
+  const int64_t row = model.hidden * static_cast<int64_t>(sizeof(float));
+  grow(exact_, num_tokens * row);
+  NormCall call = norm_call(model, norm);
+  call.bits = Bits::kFloat32;
+  workers.each_row(num_tokens, [&](int64_t token) {
+    workers.kernels.norm_row(call, hidden_.data() + token * model.hidden,
+                             exact_.data() + token * row);
+  });
+  return exact_.data();
+}
+
+// What the MLP beside the experts counts for each token; null: it counts once.
+const float* Step::shared_shares(Workers& workers, const HearthModel& model,
+                                 const HearthLayer& layer, int64_t num_tokens) {
+  if (layer.shared_gate.outputs == 0) {
+    return nullptr;
+  }
+  const char* const rows = exact_rows(workers, model, layer.mlp_norm, mlp_normed_, num_tokens);
+  grow(shares_, num_tokens);
+  workers.multiply(linear_call(model, layer.shared_gate, rows, num_tokens, Finish::kStore, 1.0f,
+                               shares_.data()));
+  for (int64_t token = 0; token < num_tokens; ++token) {
+    float& share = shares_[static_cast<size_t>(token)];
+    share = sigmoid<Scalar>(share);
+  }
+  return shares_.data();
+}
+
+// Adds a product to hidden_, where there is a norm the norm of it. `shares`: what a row's counts;
+// only without a norm.
 void Step::add_product(Workers& workers, const HearthModel& model, const HearthLinear& linear,
-                       const std::vector<char>& rows, const HearthNorm& norm, int64_t num_rows) {
+                       const std::vector<char>& rows, const HearthNorm& norm, int64_t num_rows,
+                       const float* shares) {
   const float factor = model.residual_multiplier;
   if (norm.weight == nullptr) {
-    workers.multiply(
-        linear_call(model, linear, rows.data(), num_rows, Finish::kAdd, factor, hidden_.data()));
+    LinearCall call =
+        linear_call(model, linear, rows.data(), num_rows, Finish::kAdd, factor, hidden_.data());
+    call.shares = shares;
+    workers.multiply(call);
     return;
   }
   grow(product_, num_rows * model.hidden);
@@ -299,11 +347,12 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
     const int64_t slot = part.batch.slots[index];
     char* const place = page_of(pages, part.batch.rows[index], slot) + layer.page_offset +
                         slot % kPageTokens * slot_bytes(type, model.head_dim);
+    float* const queries = qkv_.data() + token * stride;
     workers.kernels.write_heads(
-        {qkv_.data() + token * stride, layer.qk_norm, model.is_qk_norm_whole != 0, model.norm_eps,
-         layer.cos + position * rotary_dim, layer.sin + position * rotary_dim, rotary_dim,
-         layer.query_scales == nullptr ? 1.0f : layer.query_scales[position], model.num_heads,
-         model.num_kv_heads, model.head_dim, type, place});
+        {queries, queries + queries_width(model), layer.qk_norm, model.is_qk_norm_whole != 0,
+         model.norm_eps, layer.cos + position * rotary_dim, layer.sin + position * rotary_dim,
+         rotary_dim, layer.query_scales == nullptr ? 1.0f : layer.query_scales[position],
+         model.num_heads, model.num_kv_heads, model.head_dim, type, place});
   });
 }
 
@@ -322,7 +371,7 @@ void Step::keep_outputs(const HearthModel& model, const HearthLayer& layer, cons
     if (is_recurrent(layer)) {
       move(attended_, layer.out.inputs, layer.out.inputs);
     } else {
-      move(qkv_, qkv_width(model), width(model, model.num_heads));
+      move(qkv_, qkv_width(model), queries_width(model));
     }
     move(rows_, 1, 1);
     move(lengths_, 1, 1);
@@ -350,6 +399,10 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
     float* const values = attended_.data() + token * attended_width;
     for (int64_t head = 1; head < model.num_heads && values_width < attended_width; ++head) {
       std::copy_n(values + head * model.head_dim, model.value_dim, values + head * model.value_dim);
+    }
+    if (model.has_output_gates) {
+      workers.kernels.gate(qkv_.data() + token * qkv_width(model) + attended_width, attended_width,
+                           values);
     }
     workers.kernels.prepare_row(bits(model), values, values_width / kGroup,
                                 prepared_.data() + token * row_bytes(model, values_width));

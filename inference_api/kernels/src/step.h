@@ -45,13 +45,19 @@ class Step {
   void add_mixed(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                  int64_t num_tokens);
   void add_product(Workers& workers, const HearthModel& model, const HearthLinear& linear,
-                   const std::vector<char>& rows, const HearthNorm& norm, int64_t num_rows);
+                   const std::vector<char>& rows, const HearthNorm& norm, int64_t num_rows,
+                   const float* shares = nullptr);
+  const char* exact_rows(Workers& workers, const HearthModel& model, const HearthNorm& norm,
+                         const std::vector<char>& normed, int64_t num_tokens);
+  const float* shared_shares(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                             int64_t num_tokens);
   const Branch* find_branches(const Part& part);
   void write_logits(Workers& workers, const HearthModel& model, const Part& part, float* logits);
   void write_hidden(Workers& workers, const HearthModel& model, const Part& part);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
   std::vector<float> hidden_;           // [tokens][hidden]: the residual
+  std::vector<float> shares_;           // [tokens]: what the MLP beside the experts counts
   std::vector<float> product_;          // [tokens][hidden]: what is normalised before it is added
   std::vector<float> qkv_;              // [tokens][(heads + 2 kv_heads) * head_dim]
   std::vector<float> latents_;          // [tokens][outputs of q_a, then of kv_a]
@@ -68,6 +74,7 @@ class Step {
   std::vector<char> normed_;       // [tokens][hidden / kGroup], for attention
   std::vector<char> mlp_normed_;   // like normed_
   std::vector<char> prepared_;     // attended_
+  std::vector<char> exact_;        // [tokens][hidden] of floats
   std::vector<char> activated_;    // [tokens][ffn / kGroup]
   Experts experts_;
   Recurrent recurrent_;

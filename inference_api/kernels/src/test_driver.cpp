@@ -224,6 +224,118 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   expect_averages();
 }
 
+// One head of the delta rule as its formula says, in double precision: of what follows convolution,
+// [tokens][queries, keys, values of one head]. Returns [tokens][value_dim], not normalised.
+std::vector<double> delta_reference(const HearthRecurrent& layer, const std::vector<double>& mixed,
+                                    const std::vector<double>& decays,
+                                    const std::vector<double>& betas) {
+  const auto keys = static_cast<size_t>(layer.key_dim);
+  const auto values = static_cast<size_t>(layer.value_dim);
+  std::vector<double> state(keys * values);
+  std::vector<double> out;
+  for (size_t token = 0; token < decays.size(); ++token) {
+    const double* const query = mixed.data() + token * (2 * keys + values);
+    const double* const key = query + keys;
+    for (size_t column = 0; column < values; ++column) {
+      double seen = 0;
+      for (size_t i = 0; i < keys; ++i) {
+        state[i * values + column] *= decays[token];
+        seen += key[i] * state[i * values + column];
+      }
+      const double update = betas[token] * (key[keys + column] - seen);
+      double read = 0;
+      for (size_t i = 0; i < keys; ++i) {
+        state[i * values + column] += key[i] * update;
+        read += query[i] * state[i * values + column];
+      }
+      out.push_back(read);
+    }
+  }
+  return out;
+}
+
+double silu(double x) { return x / (1 + std::exp(-x)); }
+
+// Every token of a row, with drafts and without, in memory of exactly its size.
+void run_delta(HearthContext* context, int variant, int64_t key_dim, int64_t value_dim) {
+  constexpr int64_t kWidth = 4;
+  constexpr size_t kTokens = 45;
+  constexpr int64_t kKept = 40;
+  constexpr float kEps = 1e-6f;
+  HearthRecurrent layer = {};
+  layer.heads = 1;
+  layer.key_heads = 1;
+  layer.key_dim = key_dim;
+  layer.value_dim = value_dim;
+  layer.conv_dim = 2 * key_dim + value_dim;
+  layer.conv_width = kWidth;
+  const std::vector<float> conv = random_floats(kWidth * layer.conv_dim);
+  const std::vector<float> head_norm = random_floats(value_dim);
+  const std::vector<float> decay = {-0.7f};
+  const std::vector<float> step_bias = {-0.5f};
+  layer.conv = conv.data();
+  layer.decay = decay.data();
+  layer.step_bias = step_bias.data();
+  layer.head_norm = head_norm.data();
+  const int64_t stride = layer.conv_dim + value_dim;
+  const std::vector<float> rows = random_floats(kTokens * stride);
+  const std::vector<float> steps = random_floats(kTokens * 2);
+  const std::vector<float> tail = random_floats((kWidth - 1) * layer.conv_dim);
+  std::vector<float> state(static_cast<size_t>(key_dim * value_dim));
+  std::vector<float> out(kTokens * static_cast<size_t>(value_dim));
+  hearth_delta(context, &layer, kEps, rows.data(), stride, steps.data(), kTokens, kKept,
+               tail.data(), state.data(), out.data());
+
+  std::vector<double> mixed;
+  std::vector<double> decays;
+  std::vector<double> betas;
+  const auto unit = [&](size_t at, int64_t size, double length) {
+    double squares = 1e-6;
+    for (int64_t i = 0; i < size; ++i) {
+      squares += mixed[at + static_cast<size_t>(i)] * mixed[at + static_cast<size_t>(i)];
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      mixed[at + static_cast<size_t>(i)] *= length / std::sqrt(squares);
+    }
+  };
+  for (size_t token = 0; token < kTokens; ++token) {
+    const size_t at = mixed.size();
+    for (int64_t channel = 0; channel < layer.conv_dim; ++channel) {
+      double sum = 0;
+      for (int64_t tap = 0; tap < kWidth; ++tap) {
+        const int64_t from = static_cast<int64_t>(token) - kWidth + 1 + tap;
+        const float input =
+            from < 0 ? tail[static_cast<size_t>((kWidth - 1 + from) * layer.conv_dim + channel)]
+                     : rows[static_cast<size_t>(from * stride + channel)];
+        sum += static_cast<double>(conv[static_cast<size_t>(tap * layer.conv_dim + channel)]) *
+               static_cast<double>(input);
+      }
+      mixed.push_back(silu(sum));
+    }
+    unit(at, key_dim, 1 / std::sqrt(static_cast<double>(key_dim)));
+    unit(at + static_cast<size_t>(key_dim), key_dim, 1);
+    const double length = std::log1p(std::exp(steps[2 * token + 1] + step_bias[0]));
+    decays.push_back(std::exp(decay[0] * length));
+    betas.push_back(1 / (1 + std::exp(-static_cast<double>(steps[2 * token]))));
+  }
+  const std::vector<double> read = delta_reference(layer, mixed, decays, betas);
+  const auto values = static_cast<size_t>(value_dim);
+  for (size_t token = 0; token < kTokens; ++token) {
+    double squares = 0;
+    for (size_t i = 0; i < values; ++i) {
+      squares += read[token * values + i] * read[token * values + i];
+    }
+    const double norm = std::sqrt(squares / static_cast<double>(value_dim) + kEps);
+    for (size_t i = 0; i < values; ++i) {
+      const double gate =
+          rows[token * static_cast<size_t>(stride) + static_cast<size_t>(layer.conv_dim) + i];
+      const double wanted = read[token * values + i] / norm * head_norm[i] * silu(gate);
+      expect(std::fabs(out[token * values + i] - wanted) < 1e-3 * (1 + std::fabs(wanted)),
+             "a delta rule is wrong", variant);
+    }
+  }
+}
+
 // A model of one layer, with memory for what it points to. From kFirstMixture on `kind` has
 // experts.
 struct Model {
@@ -295,7 +407,9 @@ struct Model {
     if (has_latents) {
       add_latents(context, kind, bits);
     } else {
-      layer.qkv = linear(context, bits, (kHeads + 2 * kKvHeads) * kHeadDim, kHidden);
+      description.has_output_gates = kind % 5 == 4 ? 1 : 0;
+      const int64_t asking = description.has_output_gates ? 2 * kHeads : kHeads;
+      layer.qkv = linear(context, bits, (asking + 2 * kKvHeads) * kHeadDim, kHidden);
     }
     layer.out = linear(context, bits, kHidden, kHeads * description.value_dim);
     if (kind < kFirstMixture) {
@@ -309,12 +423,13 @@ struct Model {
       const bool has_groups = kind % 5 < 3;
       const int64_t experts_per_token = kind % 4 == 3 ? kExperts : 5;
       description.mixture = {
-          experts_per_token,     has_groups ? 4 : 1, has_groups ? 3 : 1, 1 + kind % 2, 1.5f,
+          experts_per_token,     has_groups ? 4 : 1, has_groups ? 3 : 1, 1 + kind % 2, 1.5f, 1e-6f,
           kind % 3 == 0 ? 1 : 0, kind / 2 % 2};
       if (kind % 3 == 0) {
         layer.selection_bias = floats(kExperts);
         layer.shared_up = linear(context, bits, is_gated ? 2 * kFfn : kFfn, kHidden);
         layer.shared_down = linear(context, bits, kHidden, kFfn);
+        layer.shared_gate = linear(context, 32, 1, kHidden);
       }
     }
     const int64_t vector_bytes =
@@ -655,6 +770,9 @@ int main(int argc, char** argv) {
         run_attention(context, variant, 40, head_dim, window);
       }
     }
+    run_delta(context, variant, 16, 32);
+    run_delta(context, variant, 128, 96);
+    run_delta(context, variant, 256, 256);
     for (int kind = 0; kind < Model::kFirstMixture + 4; ++kind) {
       run_step(context, portable, variant, kind, 8);
       run_step(context, portable, variant, kind, 4);

@@ -1,4 +1,6 @@
+#include "activation.h"
 #include "attention.h"
+#include "delta.h"
 #include "heads.h"
 #include "isa_avx512.h"
 #include "linear.h"
@@ -20,6 +22,8 @@ const Kernels kAmx = {prepare_row,
                       linear_panels_by_tiles,
                       attend<Simd512>,
                       short_conv,
+                      gate<Simd512>,
+                      delta_head<Simd512>,
                       largest_of<Simd512>,
                       weigh<Simd512>};
 

@@ -1,4 +1,6 @@
+#include "activation.h"
 #include "attention.h"
+#include "delta.h"
 #include "heads.h"
 #include "isa_avx512.h"
 #include "linear.h"
@@ -19,6 +21,8 @@ const Kernels kAvx512Vnni = {prepare_row,
                              linear_panels<Avx512Vnni, Simd512>,
                              attend<Simd512>,
                              short_conv,
+                             gate<Simd512>,
+                             delta_head<Simd512>,
                              largest_of<Simd512>,
                              weigh<Simd512>};
 

@@ -1,4 +1,6 @@
+#include "activation.h"
 #include "attention.h"
+#include "delta.h"
 #include "heads.h"
 #include "isa_256.h"
 #include "linear.h"
@@ -19,6 +21,8 @@ const Kernels kAvxVnni = {prepare_row,
                           linear_panels<AvxVnni, Simd256>,
                           attend<Simd256>,
                           short_conv,
+                          gate<Simd256>,
+                          delta_head<Simd256>,
                           largest_of<Simd256>,
                           weigh<Simd256>};
 

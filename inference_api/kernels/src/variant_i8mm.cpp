@@ -1,4 +1,6 @@
+#include "activation.h"
 #include "attention.h"
+#include "delta.h"
 #include "heads.h"
 #include "isa_neon.h"
 #include "linear.h"
@@ -20,6 +22,8 @@ const Kernels kI8mm = {prepare_row,
                        linear_panels_by_pairs,
                        attend<Simd128>,
                        short_conv,
+                       gate<Simd128>,
+                       delta_head<Simd128>,
                        largest_of<Simd128>,
                        weigh<Simd128>};
 

@@ -1,4 +1,6 @@
+#include "activation.h"
 #include "attention.h"
+#include "delta.h"
 #include "heads.h"
 #include "isa_portable.h"
 #include "linear.h"
@@ -19,6 +21,8 @@ const Kernels kPortable = {prepare_row,
                            linear_panels<Portable, Scalar>,
                            attend<Scalar>,
                            short_conv,
+                           gate<Scalar>,
+                           delta_head<Scalar>,
                            largest_of<Scalar>,
                            weigh<Scalar>};
 

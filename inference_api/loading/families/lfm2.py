@@ -41,6 +41,7 @@ def _read(fields: ConfigFields, mixture: ReadMixture) -> ModelConfig:
         conv_dim=config.hidden_size,
         conv_width=fields.count("conv_L_cache", least=2, most=64),
         has_bias=fields.flag("conv_bias"),
+        has_conv_bias=fields.flag("conv_bias"),
     )
     return replace(config, recurrent=recurrent if recurrent.layers else None)
 

@@ -19,6 +19,7 @@ from inference_api.loading.config import (
     SwiGluConfig,
 )
 from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields, text_fields
+from inference_api.loading.families.granite_hybrid import read_granite_hybrid
 from inference_api.loading.families.lfm2 import read_lfm2, read_lfm2_moe
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mistral import read_ministral3, read_mistral3
@@ -29,6 +30,7 @@ from inference_api.loading.families.mixtures import (
     read_qwen3_mixture,
 )
 from inference_api.loading.families.olmo_like import read_exaone4, read_olmo2, read_olmo3
+from inference_api.loading.families.qwen3_next import READERS as OF_QWEN3_NEXT
 from inference_api.loading.families.ropes import (
     PHI_KINDS,
     read_rope,
@@ -365,6 +367,7 @@ _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "glm4_moe_lite": _read_glm4_moe_lite,
     "gpt_oss": _read_gpt_oss,
     "granite": read_llama_like,
+    "granitemoehybrid": read_granite_hybrid,
     "lfm2": read_lfm2,
     "lfm2_moe": read_lfm2_moe,
     "llama": read_llama_like,
@@ -384,4 +387,5 @@ _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     ),
     "seed_oss": _read_seed_oss,
     "smollm3": _read_smollm3,
+    **OF_QWEN3_NEXT,
 }

@@ -35,6 +35,14 @@ class Names:
     mixer_in: tuple[str, ...] = ()  # only in recurrent layers
     conv: str = ""
     mixer_out: str = ""
+    steps: tuple[str, ...] = ()  # only in a delta rule; the next three in Mamba-2 too
+    decays: str = ""
+    step_bias: str = ""
+    head_norm: str = ""
+    skip: str = ""  # only in Mamba-2
+    shared_up: tuple[str, ...] = ()  # where they differ from an expert's
+    shared_down: str = ""
+    shared_gate: str = ""
 
 
 _LLAMA = Names(
@@ -80,6 +88,30 @@ _LFM2 = replace(
     expert_up=("w1", "w3"),
     expert_down="w2",
 )
+_QWEN3_5 = replace(
+    _LLAMA,
+    norm_offset=1.0,
+    shared="mlp.shared_expert",
+    shared_gate="mlp.shared_expert_gate",
+    mixer_in=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    conv="linear_attn.conv1d",
+    mixer_out="linear_attn.out_proj",
+    steps=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+    decays="linear_attn.A_log",
+    step_bias="linear_attn.dt_bias",
+    head_norm="linear_attn.norm.weight",
+)
+_GRANITE_HYBRID = replace(
+    _LLAMA,
+    mixer_in=("mamba.in_proj",),
+    conv="mamba.conv1d",
+    mixer_out="mamba.out_proj",
+    decays="mamba.A_log",
+    step_bias="mamba.dt_bias",
+    head_norm="mamba.norm.weight",
+    skip="mamba.D",
+)
+_QWEN3_NEXT = replace(_QWEN3_5, steps=("linear_attn.in_proj_ba",))
 _FALCON = Names(
     embedding="transformer.word_embeddings",
     final_norm="transformer.ln_f",
@@ -110,6 +142,17 @@ SCHEMES: dict[TensorNames, Names] = {
         is_interleaved=True,
     ),
     "gpt_oss": _GPT_OSS,
+    "granite_hybrid": replace(
+        _GRANITE_HYBRID,
+        up=("shared_mlp.input_linear",),
+        down="shared_mlp.output_linear",
+        router="block_sparse_moe.router.layer",
+        experts="block_sparse_moe.experts",
+        shared="shared_mlp",
+        shared_up=("input_linear",),
+        shared_down="output_linear",
+    ),
+    "granite_hybrid_split": _GRANITE_HYBRID,  # as GGUF has it
     "lfm2": _LFM2,
     "llama": _LLAMA,
     "mixtral": _MIXTRAL,
@@ -118,6 +161,9 @@ SCHEMES: dict[TensorNames, Names] = {
         attention_output_norm="post_attention_layernorm",
         mlp_output_norm="post_feedforward_layernorm",
     ),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_next": replace(_QWEN3_NEXT, mixer_in=("linear_attn.in_proj_qkvz",)),
+    "qwen3_next_split": _QWEN3_NEXT,  # as GGUF has it
     "phi3": replace(_LLAMA, qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
 }
 FALCON_PARALLEL_NORMS = ("ln_attn", "ln_mlp")  # when a parallel layer has two

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from inference_api.errors import StartupError
 from inference_api.loading.families.lfm2 import CONV
 from inference_api.loading.families.mistral import QUERY_GROWTH
+from inference_api.loading.families.qwen3_next import HAS_DECAYS, IS_SPLIT, IS_TILED, LINEAR
 from inference_api.loading.families.ropes import ORIGINAL_POSITIONS
 from inference_api.loading.families.windows import GLOBAL, LOCAL
 
@@ -86,8 +87,12 @@ _MODEL_TYPES = {
     "mistral3": "ministral3",
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
+    "granitehybrid": "granitemoehybrid",
     "lfm2moe": "lfm2_moe",
     "qwen3moe": "qwen3_moe",
+    "qwen3next": "qwen3_next",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
 }
 
 
@@ -99,6 +104,10 @@ def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]
         return _gpt_oss(value)
     if architecture in ("lfm2", "lfm2moe"):
         return _lfm2(value, shapes)
+    if architecture == "granitehybrid":
+        return _granite_hybrid(value)
+    if architecture in ("qwen3next", "qwen35", "qwen35moe"):
+        return _delta(architecture, value, shapes)
     if architecture == "deepseek2":
         return _deepseek(value, vocab_size=shapes.get("token_embd.weight", (0,))[0])
     if architecture == "glm4":
@@ -170,6 +179,53 @@ def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:
         "num_dense_layers": value("leading_dense_block_count"),
         "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in shapes),
         "routed_scaling_factor": value("expert_weights_scale"),
+    }
+
+
+def _granite_hybrid(value: Any) -> dict[str, Any]:
+    """Layers without key-value heads have Mamba-2. Without experts, the width of the MLP is not
+    that of one beside them."""
+    by_layer = value("attention.head_count_kv")
+    kv_heads = by_layer if isinstance(by_layer, list) else [by_layer] * value("block_count")
+    experts = value("expert_count") or 0
+    shared = value("expert_shared_feed_forward_length") if experts else value("feed_forward_length")
+    heads = value("ssm.time_step_rank")
+    return {
+        "num_key_value_heads": max(kv_heads),
+        "layer_types": [GLOBAL if each else LINEAR for each in kv_heads],
+        "position_embedding_type": "rope" if value("rope.scaling.finetuned") else None,
+        "num_local_experts": experts,
+        "intermediate_size": value("expert_feed_forward_length") or value("feed_forward_length"),
+        "shared_intermediate_size": shared,
+        "mamba_d_conv": value("ssm.conv_kernel"),
+        "mamba_d_head": value("ssm.inner_size") // heads,
+        "mamba_d_state": value("ssm.state_size"),
+        "mamba_expand": value("ssm.inner_size") // value("embedding_length"),
+        "mamba_n_groups": value("ssm.group_count"),
+        "mamba_n_heads": heads,
+        IS_SPLIT: True,
+        HAS_DECAYS: True,
+    }
+
+
+def _delta(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]:
+    """Layers that make queries, keys and values at once have a delta rule. Files have rates of
+    decay, not their logarithms, and those of Qwen3.5 heads of values in turn."""
+    num_layers = value("block_count") - (value("nextn_predict_layers") or 0)
+    heads = value("ssm.time_step_rank")
+    are_delta = [f"blk.{layer}.ssm_out.weight" in shapes for layer in range(num_layers)]
+    return {
+        "layer_types": [LINEAR if is_delta else GLOBAL for is_delta in are_delta],
+        "linear_conv_kernel_dim": value("ssm.conv_kernel"),
+        "linear_key_head_dim": value("ssm.state_size"),
+        "linear_num_key_heads": value("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": value("ssm.inner_size") // heads,
+        "num_experts": value("expert_count"),
+        "shared_expert_intermediate_size": value("expert_shared_feed_forward_length"),
+        IS_SPLIT: any(name.endswith(".attn_qkv.weight") for name in shapes),
+        IS_TILED: architecture != "qwen3next",
+        HAS_DECAYS: True,
     }
 
 

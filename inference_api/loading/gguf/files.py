@@ -20,7 +20,7 @@ from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
-from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, halves_of, stored_shape
+from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, halves_of, squeezed
 from inference_api.loading.layout import SourceTensor, StoredTensor, Tensors, shown, weight_plan
 from inference_api.loading.numbers import FLOATS
 from inference_api.loading.stacks import of_expert
@@ -268,8 +268,7 @@ def _wanted(
             wanted[values.name] = (config.num_heads, config.value_dim, rank)
         else:
             is_single = of_expert(part.name) is None
-            shape = stored_shape(part)
-            wanted[names[part.name]] = shape if is_single else stack + shape
+            wanted[names[part.name]] = part.shape if is_single else stack + part.shape
     return wanted
 
 
@@ -285,7 +284,7 @@ def _check_tensors(
     misshapen = [
         f"{name} is {list(_shape(tensors[name]))} instead of {list(shape)}"
         for name, shape in wanted.items()
-        if name in tensors and _shape(tensors[name]) != shape
+        if name in tensors and squeezed(_shape(tensors[name])) != squeezed(shape)
     ]
     further = {name for name in tensors if _layer(name) >= config.num_layers}
     unknown = sorted(tensors.keys() - wanted.keys() - ROPE_TENSORS - further)
@@ -310,11 +309,16 @@ def _layer(name: str) -> int:
 
 
 def _single(part: SourceTensor, tensor: ReaderTensor) -> ReaderTensor:
-    """Returns the part of a stack of experts that has our name, or a single tensor, in our
-    shape."""
+    """Returns the part of a stack of experts that has our name, or a single tensor, in our shape:
+    see `squeezed`."""
     found = of_expert(part.name)
     if found is None:
-        return tensor._replace(shape=np.array(part.shape[::-1]))
+        data = tensor.data
+        if len(part.shape) == 1:
+            data = data.reshape(-1)
+        elif part.shape[0] == 1:
+            data = data.reshape(1, -1)
+        return tensor._replace(shape=np.array(part.shape[::-1]), data=data)
     num_experts = int(tensor.shape[-1])
     num_bytes = tensor.n_bytes // num_experts
     return tensor._replace(

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import gguf
 
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import SourceTensor, rotary_order, weight_plan
+from inference_api.loading.families.row_orders import rotary_order
+from inference_api.loading.layout import SourceTensor, weight_plan
 from inference_api.loading.stacks import of_expert
 
 # Keys are config.json's `model_type`. GGUF has no word for Mistral: its tensors are Llama's.
@@ -22,6 +23,7 @@ ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2",
     "gpt_oss": "gpt-oss",
     "granite": "granite",
+    "granitemoehybrid": "granitehybrid",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
     "llama": "llama",
@@ -34,19 +36,27 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_5_text": "qwen35",
     "qwen3_moe": "qwen3moe",
+    "qwen3_next": "qwen3next",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
 }
-_INTERLEAVED = ("ernie4_5", "glm4", "granite", "llama", "mistral3", "smollm3")
+_INTERLEAVED = ("ernie4_5", "glm4", "granite", "granitehybrid", "llama", "mistral3", "smollm3")
 _SUFFIXES = (".weight", ".bias")
 _KNOWN_ENDS = {  # the package's, by those of safetensors
     "e_score_correction_bias": "e_score_correction.bias",
+    ".dt_bias": ".dt_proj.bias",
     ".expert_bias": ".expert_bias.bias",
     ".feed_forward.experts.w1.weight": ".feed_forward.experts.gate_proj.weight",
     ".feed_forward.experts.w2.weight": ".feed_forward.experts.down_proj.weight",
     ".feed_forward.experts.w3.weight": ".feed_forward.experts.up_proj.weight",
 }
+_WITHOUT_SUFFIX = (".ssm_a", ".ssm_d")
+_ORDERED = ("deepseek2", "qwen3next", "qwen35", "qwen35moe")  # rows are as in safetensors
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
@@ -63,13 +73,15 @@ def gguf_names(architecture: str, config: ModelConfig) -> dict[str, str]:
             if name.endswith(end):
                 name = name.removesuffix(end) + known_end
         theirs = known.get_name(name, try_suffixes=_SUFFIXES) or part.name
-        names[part.name] = theirs if theirs.endswith(_SUFFIXES) else f"{theirs}{_SUFFIXES[0]}"
+        is_whole = theirs.endswith((*_SUFFIXES, *_WITHOUT_SUFFIX))
+        names[part.name] = theirs if is_whole else f"{theirs}{_SUFFIXES[0]}"
     return names
 
 
-def stored_shape(part: SourceTensor) -> tuple[int, ...]:
-    """Files leave out that each channel of a convolution sees a single one."""
-    return part.shape if len(part.shape) < 3 else (part.shape[0], *part.shape[2:])
+def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without dimensions of one, of which files leave out some and have others more: that each
+    channel of a convolution sees a single one, they do not say."""
+    return tuple(size for size in shape if size != 1)
 
 
 def halves_of(name: str) -> tuple[str, ...]:
@@ -86,7 +98,7 @@ def row_order(architecture: str, part: SourceTensor, config: ModelConfig) -> Seq
     Our rotary pairs are half a head apart, as Hugging Face mostly stores them (see `rope`), and
     those of some architectures lie side by side.
     """
-    if architecture == "deepseek2":
-        return part.head_order  # as in its safetensors
+    if architecture in _ORDERED:
+        return part.head_order
     is_turned = ".q_proj." in part.name or ".k_proj." in part.name
     return rotary_order(config) if architecture in _INTERLEAVED and is_turned else ()

@@ -35,7 +35,7 @@ from inference_api.kernels.packing import FLOAT_BITS, packed_bytes
 from inference_api.loading.checkpoint import describe, footprint_on_cpu
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.hardware import physical_cores
-from inference_api.loading.layout import is_router, linear_weights, num_stacked, parameter_shape
+from inference_api.loading.layout import is_exact, linear_weights, num_stacked, parameter_shape
 from inference_api.loading.memory import Footprint
 from inference_api.loading.options import EngineOptions
 from inference_api.settings import EMBEDDED_MODEL
@@ -168,7 +168,7 @@ def answer_bytes(config: ModelConfig, quantization: str, load: Load) -> float:
     def step_bytes(tokens: int) -> float:
         return fsum(
             packed_bytes(
-                FLOAT_BITS["float32"] if is_router(name) else FORMS[quantization],
+                FLOAT_BITS["float32"] if is_exact(name) else FORMS[quantization],
                 *parameter_shape(parts),
             )
             * _read_share(num_stacked(config, name), 1 if name.startswith(last) else tokens)

@@ -9,6 +9,7 @@ import pytest
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.inference_api_server import bring_up_of
 from inference_api.request import GenerationRequest, SamplingParams
 from inference_api.settings import Settings
@@ -61,7 +62,7 @@ def text(seed: int, num_tokens: int) -> Tokens:
     return tuple(Random(seed).choices(range(3, VOCAB_SIZE), k=num_tokens))
 
 
-@pytest.fixture(scope="module", params=["lfm2", "lfm2-moe"])
+@pytest.fixture(scope="module", params=["lfm2-moe", "qwen3.5", "granite4"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("hybrid")
     make_model(request.param, made, max_position_embeddings=CONTEXT)
@@ -114,7 +115,10 @@ def test_rows_that_pause_say_what_they_would(
     folder: Path, forgetful: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inference_api.core.rows.SPARE_PAGES", 0)
-    server = Server(folder, kv_cache_memory="0.2MiB")
+    runner = forgetful.backend.models[NAME].runner
+    assert isinstance(runner, KernelRunner)
+    least_bytes = runner.footprint.within(None).cache_bytes  # too few for all rows
+    server = Server(folder, kv_cache_memory=f"{1.05 * least_bytes / 2**20:.3f}MiB")
     prompts = [text(30 + each, 20 + 30 * each) for each in range(6)]
     alone = [forgetful.answers([prompt], 150)[0] for prompt in prompts]
     for _ in range(2):

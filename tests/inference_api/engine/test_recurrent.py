@@ -99,6 +99,21 @@ def test_logits_are_the_same_bits_in_company(name: str, tiny_model: Tiny) -> Non
 
 
 @every_hybrid
+def test_tokens_of_a_row_need_not_be_together(name: str, tiny_model: Tiny) -> None:
+    runner = runner_of(tiny_model(name)[0])
+    alone = logits_of(runner, row=0)
+    steps = [chunk for row in range(ROWS) for chunk in steps_of(row, PROMPT, (60, 61))]
+    together = runner.decoder.forward(sorted(steps, key=lambda each: each.start)).logits
+    for row in range(ROWS):
+        chunks = [
+            together[60 * row :][:60],
+            together[60 * ROWS + row :][:1],
+            together[61 * ROWS + 16 * row :][:16],
+        ]
+        np.testing.assert_array_equal(np.concatenate(chunks), alone)
+
+
+@every_hybrid
 def test_a_copied_state_goes_on_in_another_row(name: str, tiny_model: Tiny) -> None:
     runner = runner_of(tiny_model(name)[0])
     whole, layout = logits_of(runner, row=0), runner.layout

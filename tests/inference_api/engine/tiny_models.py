@@ -262,6 +262,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+DELTA: dict[str, Any] = {
+    **NO_PAD,
+    "initializer_range": 0.1,  # with more transformers' own two forms differ by 3e-4
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+DELTA_MIXTURE = {**DELTA, **MIXTURE, "head_dim": 32, "shared_expert_intermediate_size": 64}
+
+GRANITE_HYBRID: dict[str, Any] = {
+    **GATED,
+    **MULTIPLIERS,
+    "initializer_range": 0.1,
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "shared_intermediate_size": 64,
+}
+
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {  # with recurrent layers, which torch has not
     "lfm2": ("Lfm2", {**LFM2, "block_auto_adjust_ff_dim": False, "conv_bias": True}),
     "lfm2-narrowed": ("Lfm2", {**LFM2, "intermediate_size": 90, "block_multiple_of": 32}),
@@ -276,6 +303,20 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {  # with recurrent layers, whi
             "moe_intermediate_size": 32,
         },
     ),
+    "qwen3.5": ("Qwen3_5Text", DELTA),
+    "qwen3.5-moe": ("Qwen3_5MoeText", DELTA_MIXTURE),
+    "granite4": ("GraniteMoeHybrid", {**GRANITE_HYBRID, "num_local_experts": 0}),
+    "granite4-moe": (
+        "GraniteMoeHybrid",
+        {
+            **GRANITE_HYBRID,
+            "mamba_n_groups": 1,
+            "intermediate_size": 32,
+            "num_local_experts": 4,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "qwen3-next": ("Qwen3Next", {**DELTA_MIXTURE, "decoder_sparse_step": 2}),
 }
 
 

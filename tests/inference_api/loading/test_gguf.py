@@ -25,7 +25,7 @@ from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.names import row_order
 from inference_api.loading.layout import (
     SourceTensor,
-    is_router,
+    is_exact,
     linear_weights,
     weight_bytes,
     weight_plan,
@@ -170,7 +170,7 @@ def test_quantised_experts_are_not_rounded_again(
     packed = packed_parameters(file, bits).packed
     for name, parts in linear_weights(checkpoint.load_config(file)).items():
         assert np.array_equal(packed[name].unpack(), stored_numbers(file, parts))
-        assert packed[name].bits == (32 if is_router(name) else bits)
+        assert packed[name].bits == (32 if is_exact(name) else bits)
 
 
 @pytest.mark.parametrize("type_name", TYPES)

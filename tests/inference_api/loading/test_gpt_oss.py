@@ -17,7 +17,7 @@ from inference_api.errors import StartupError
 from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint, hub
 from inference_api.loading.files import read_entries
-from inference_api.loading.layout import EMBEDDING, StoredTensor, is_router, linear_weights
+from inference_api.loading.layout import EMBEDDING, StoredTensor, is_exact, linear_weights
 from inference_api.loading.options import EngineOptions
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel, make_runner
@@ -74,7 +74,7 @@ def test_biases_and_sinks_are_whole_in_every_form(bits: Bits, models: tuple[Path
     assert {"layers.1.sinks", "layers.0.router.bias", "layers.1.up.bias"} <= {*vectors}
     assert all(np.array_equal(found.tensors[name], expected[name]) for name in vectors)
     assert all(
-        weight.bits == (32 if is_router(name) else bits)
+        weight.bits == (32 if is_exact(name) else bits)
         for name, weight in found.packed.items()
         if name != EMBEDDING  # which has the file's bits
     )

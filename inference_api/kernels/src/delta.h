@@ -1,0 +1,267 @@
+// The gated delta rule (Yang et al. 2024, arXiv 2412.06464) of one head over tokens of a user row:
+// a state S of [key_dim][value_dim] that each token decays, corrects and reads.
+//
+//     S = decay S;  u = beta (v - S^T k);  S = S + k u^T;  o = S^T q
+//
+// Mamba-2 (Dao and Gu 2024, arXiv 2405.21060) is the same without the correction: its B are keys,
+// its C queries, its x values, and how long a step is stands for beta.
+//
+// Columns of S have nothing to do with each other: a few of them stay in the first level cache
+// while all tokens go over them. A token is read where the one before it is written, so S is loaded
+// and stored once a token. Each element's sums have one order, however a prompt is cut.
+#pragma once
+
+#include "activation.h"
+#include "kernels.h"
+#include "norm.h"
+#include "simd.h"
+
+namespace hearth {
+namespace {
+
+constexpr float kDeltaEps = 1e-6f;  // on the sum of squares of a query or a key
+constexpr int kDeltaVectors = 2;    // of columns that tokens go over at once, which lie together
+
+// Some tokens of one head.
+struct DeltaTokens {
+  alignas(64) float queries[kDeltaTokens][kMaxDeltaDim];
+  alignas(64) float keys[kDeltaTokens][kMaxDeltaDim];
+  alignas(64) float values[kDeltaTokens][kMaxDeltaDim];  // then what is read
+  float decays[kDeltaTokens];
+  float betas[kDeltaTokens];
+  float overlaps[kDeltaTokens];                                // of key and query
+  alignas(64) float drafted[kMaxDeltaDim * kMaxDeltaColumns];  // columns that drafts alone see
+};
+
+// log(1 + exp(x)), by log(1 + y) = 2 artanh(y / (2 + y)), whose series is 2 z (1 + z^2 / 3 + …).
+inline float softplus(float x) {
+  const float power = exp_of_negative<Scalar>(Scalar::minus_magnitude(x));
+  const float z = power / (2.0f + power);
+  const float square = z * z;
+  float sum = 1.0f / 15;
+  for (int odd = 13; odd > 0; odd -= 2) {
+    sum = sum * square + 1.0f / static_cast<float>(odd);
+  }
+  return (x > 0.0f ? x : 0.0f) + 2.0f * z * sum;
+}
+
+// silu of the convolution of the channels [first, end).
+template <class Simd>
+void convolve_channels(const DeltaCall& call, int64_t token, int64_t first, int64_t end,
+                       float* out) {
+  const int64_t channels = call.layer.conv_dim;
+  const int64_t before = call.layer.conv_width - 1;
+  const float* const bias = call.layer.conv_bias;
+  for (int64_t i = first; i + Simd::kLanes <= end; i += Simd::kLanes) {
+    auto sum = bias == nullptr ? Simd::set(0.0f) : Simd::load(bias + i);
+    for (int64_t tap = 0; tap <= before; ++tap) {
+      const int64_t at = token - before + tap;
+      const float* const input =
+          at < 0 ? call.tail + (before + at) * channels : call.inputs + at * call.row_stride;
+      sum = Simd::multiply_add(Simd::load(call.layer.conv + tap * channels + i),
+                               Simd::load(input + i), sum);
+    }
+    Simd::store(out + i - first, activated<Simd>(Activation::kSilu, sum));
+  }
+}
+
+inline void set_length(float* x, int64_t size, float length) {
+  const float factor = length / __builtin_sqrtf(sum_of_squares(x, size, 0.0f) + kDeltaEps);
+  for (int64_t i = 0; i < size; ++i) {
+    x[i] *= factor;
+  }
+}
+
+inline float overlap(const float* a, const float* b, int64_t size) {
+  float lanes[kNormLanes] = {};
+  for (int64_t i = 0; i < size; i += kNormLanes) {
+    for (int lane = 0; lane < kNormLanes; ++lane) {
+      lanes[lane] += a[i + lane] * b[i + lane];
+    }
+  }
+  return lane_sum(lanes);
+}
+
+// Where a head's channels begin.
+struct DeltaChannels {
+  int64_t query;
+  int64_t key;
+  int64_t value;
+};
+
+inline DeltaChannels channels_of(const HearthRecurrent& layer, int64_t head) {
+  const int64_t shared = layer.heads / layer.key_heads;  // value heads of a key head
+  const int64_t key_head = layer.is_tiled ? head % layer.key_heads : head / shared;
+  const int64_t keys = layer.key_heads * layer.key_dim;
+  const int64_t at = key_head * layer.key_dim;
+  if (layer.skip == nullptr) {
+    return {at, keys + at, 2 * keys + head * layer.value_dim};
+  }
+  const int64_t values = layer.heads * layer.value_dim;
+  return {values + keys + at, values + at, head * layer.value_dim};
+}
+
+template <class Simd>
+void prepare_token(const DeltaCall& call, int64_t head, int64_t token, int at,
+                   DeltaTokens& tokens) {
+  const HearthRecurrent& layer = call.layer;
+  const int64_t key_dim = layer.key_dim;
+  const DeltaChannels from = channels_of(layer, head);
+  convolve_channels<Simd>(call, token, from.query, from.query + key_dim, tokens.queries[at]);
+  convolve_channels<Simd>(call, token, from.key, from.key + key_dim, tokens.keys[at]);
+  convolve_channels<Simd>(call, token, from.value, from.value + layer.value_dim, tokens.values[at]);
+  const float* const steps = call.steps + token * call.step_stride;
+  const bool corrects = layer.skip == nullptr;
+  const float step = corrects ? steps[layer.heads + head] : steps[head];
+  const float length = softplus(step + layer.step_bias[head]);
+  tokens.betas[at] = corrects ? sigmoid<Scalar>(steps[head]) : length;
+  tokens.decays[at] = exp_of_negative<Scalar>(layer.decay[head] * length);
+  if (corrects) {
+    set_length(tokens.queries[at], key_dim, 1.0f / __builtin_sqrtf(static_cast<float>(key_dim)));
+    set_length(tokens.keys[at], key_dim, 1.0f);
+  }
+  tokens.overlaps[at] = overlap(tokens.keys[at], tokens.queries[at], key_dim);
+}
+
+template <class Simd>
+constexpr int64_t kColumns = kDeltaVectors * Simd::kLanes;
+
+// S^T k and S^T q of some columns.
+template <class Simd>
+struct ReadColumns {
+  typename Simd::Vector keyed[kDeltaVectors];
+  typename Simd::Vector queried[kDeltaVectors];
+};
+
+template <class Simd>
+ReadColumns<Simd> nothing_read() {
+  ReadColumns<Simd> read;
+  for (int v = 0; v < kDeltaVectors; ++v) {
+    read.keyed[v] = Simd::set(0.0f);
+    read.queried[v] = Simd::set(0.0f);
+  }
+  return read;
+}
+
+template <class Simd>
+ReadColumns<Simd> read_columns(const float* state, int64_t key_dim, const float* key,
+                               const float* query) {
+  ReadColumns<Simd> read = nothing_read<Simd>();
+  for (int64_t i = 0; i < key_dim; ++i) {
+    for (int v = 0; v < kDeltaVectors; ++v) {
+      const auto row = Simd::load(state + i * kColumns<Simd> + v * Simd::kLanes);
+      read.keyed[v] = Simd::multiply_add(Simd::set(key[i]), row, read.keyed[v]);
+      read.queried[v] = Simd::multiply_add(Simd::set(query[i]), row, read.queried[v]);
+    }
+  }
+  return read;
+}
+
+// to = decay from + k u^T, and what the next token reads of it.
+template <class Simd>
+ReadColumns<Simd> move_columns(const float* from, float* to, int64_t key_dim, float decay,
+                               const float* key,
+                               const typename Simd::Vector (&update)[kDeltaVectors],
+                               const float* next_key, const float* next_query) {
+  ReadColumns<Simd> read = nothing_read<Simd>();
+  const auto decays = Simd::set(decay);
+  for (int64_t i = 0; i < key_dim; ++i) {
+    const auto keys = Simd::set(key[i]);
+    const auto next_keys = Simd::set(next_key[i]);
+    const auto next_queries = Simd::set(next_query[i]);
+    for (int v = 0; v < kDeltaVectors; ++v) {
+      const int64_t at = i * kColumns<Simd> + v * Simd::kLanes;
+      const auto decayed = Simd::multiply(decays, Simd::load(from + at));
+      const auto row = Simd::multiply_add(keys, update[v], decayed);
+      Simd::store(to + at, row);
+      read.keyed[v] = Simd::multiply_add(next_keys, row, read.keyed[v]);
+      read.queried[v] = Simd::multiply_add(next_queries, row, read.queried[v]);
+    }
+  }
+  return read;
+}
+
+// All of `tokens` over kDeltaVectors of columns, of which values are at `column`. Moves on `state`,
+// or where these are drafts, a copy. What is read has `skip` times the value on it.
+template <class Simd, bool kCorrects>
+void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, int64_t key_dim, float skip,
+                     int64_t column, float* state) {
+  float* const to = are_drafts ? tokens.drafted : state;
+  const float* from = state;
+  ReadColumns<Simd> read = read_columns<Simd>(from, key_dim, tokens.keys[0], tokens.queries[0]);
+  for (int token = 0; token < count; ++token) {
+    const auto decay = Simd::set(tokens.decays[token]);
+    const auto minus_decay = Simd::set(-tokens.decays[token]);
+    typename Simd::Vector update[kDeltaVectors];
+    for (int v = 0; v < kDeltaVectors; ++v) {
+      float* const place = tokens.values[token] + column + v * Simd::kLanes;
+      const auto value = Simd::load(place);
+      auto kept = Simd::multiply(decay, read.queried[v]);
+      auto wanted = value;
+      if constexpr (kCorrects) {
+        wanted = Simd::multiply_add(minus_decay, read.keyed[v], value);
+      } else {
+        kept = Simd::multiply_add(Simd::set(skip), value, kept);
+      }
+      update[v] = Simd::multiply(Simd::set(tokens.betas[token]), wanted);
+      const auto overlap = Simd::set(tokens.overlaps[token]);
+      Simd::store(place, Simd::multiply_add(overlap, update[v], kept));
+    }
+    const int next = token + 1 < count ? token + 1 : token;  // of the last one nothing is used
+    read = move_columns<Simd>(from, to, key_dim, tokens.decays[token], tokens.keys[token], update,
+                              tokens.keys[next], tokens.queries[next]);
+    from = to;
+  }
+}
+
+// What is read, times silu of what the token has for it: of a delta rule its norm.
+template <class Simd>
+void write_delta(const DeltaCall& call, int64_t head, int64_t token, const float* read) {
+  const int64_t size = call.layer.value_dim;
+  const bool is_normed = call.layer.skip == nullptr;
+  const float inverse =
+      is_normed ? inverse_root(sum_of_squares(read, size, 0.0f), size, call.eps) : 1.0f;
+  const float* const gates = call.gates + token * call.row_stride + head * size;
+  float* const out = call.out + (token * call.layer.heads + head) * size;
+  for (int64_t i = 0; i < size; i += Simd::kLanes) {
+    auto result = Simd::load(read + i);
+    if (is_normed) {
+      result = Simd::multiply(Simd::multiply(result, Simd::set(inverse)),
+                              Simd::load(call.layer.head_norm + i));
+    }
+    const auto gate = activated<Simd>(Activation::kSilu, Simd::load(gates + i));
+    Simd::store(out + i, Simd::multiply(result, gate));
+  }
+}
+
+template <class Simd>
+void delta_head(const DeltaCall& call, int64_t head) {
+  DeltaTokens tokens;
+  const HearthRecurrent& layer = call.layer;
+  float* const state = call.state + head * layer.key_dim * layer.value_dim;
+  for (int64_t first = 0; first < call.num_tokens;) {
+    const bool are_drafts = first >= call.num_kept;
+    const int64_t left = (are_drafts ? call.num_tokens : call.num_kept) - first;
+    const int count = left < kDeltaTokens ? static_cast<int>(left) : kDeltaTokens;
+    for (int token = 0; token < count; ++token) {
+      prepare_token<Simd>(call, head, first + token, token, tokens);
+    }
+    for (int64_t column = 0; column < layer.value_dim; column += kColumns<Simd>) {
+      float* const columns = state + column * layer.key_dim;
+      if (layer.skip == nullptr) {
+        go_over_columns<Simd, true>(tokens, count, are_drafts, layer.key_dim, 0.0f, column,
+                                    columns);
+      } else {
+        go_over_columns<Simd, false>(tokens, count, are_drafts, layer.key_dim, layer.skip[head],
+                                     column, columns);
+      }
+    }
+    for (int token = 0; token < count && call.out != nullptr; ++token) {
+      write_delta<Simd>(call, head, first + token, tokens.values[token]);
+    }
+    first += count;
+  }
+}
+
+}  // namespace
+}  // namespace hearth

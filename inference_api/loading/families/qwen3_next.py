@@ -1,0 +1,135 @@
+"""Reads the config.json of Qwen3-Next, Qwen3.5 and Qwen3.6: most layers have a gated delta rule,
+the others attention whose outputs are gated."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from inference_api.loading.config import MixtureConfig, ModelConfig, RecurrentConfig, TensorNames
+from inference_api.loading.families.fields import ConfigFields, text_fields
+from inference_api.loading.families.llama_like import read_llama_like
+from inference_api.loading.families.mixtures import ReadMixture, no_mixture, read_qwen3_mixture
+from inference_api.loading.families.windows import GLOBAL
+
+LINEAR = "linear_attention"  # as `layer_types` calls layers with a delta rule
+# How GGUF has them: see `gguf.config`.
+IS_SPLIT, IS_TILED, HAS_DECAYS = "has_split_projections", "is_tiled", "has_decays"
+MAX_DELTA_DIM, MAX_HEADS = 256, 1024
+
+
+def _read_qwen3_next(fields: ConfigFields) -> ModelConfig:
+    """What is left out has the values of transformers' Qwen3NextConfig."""
+    own = {"intermediate_size": 5632, "norm_topk_prob": True, "num_experts_per_tok": 10}
+    fields = fields.or_else(_DEFAULTS | own)
+    names: TensorNames = "qwen3_next_split" if fields.flag(IS_SPLIT) else "qwen3_next"
+    return _read(fields, names, _read_mixture)
+
+
+def _read_qwen3_5_text(fields: ConfigFields) -> ModelConfig:
+    """What is left out has the values of transformers' Qwen3_5TextConfig."""
+    own = {"intermediate_size": 12_288, "num_key_value_heads": 4}
+    return _read(fields.or_else(_DEFAULTS | own), "qwen3_5", no_mixture)
+
+
+def _read_qwen3_5_moe_text(fields: ConfigFields) -> ModelConfig:
+    """Experts in all layers, whose shares always sum to one; there is no other MLP. What is left
+    out has the values of transformers' Qwen3_5MoeTextConfig."""
+    fields = fields.or_else(_DEFAULTS | {"num_experts_per_tok": 8, "num_experts": 256})
+    if fields.raw.get("mlp_only_layers"):
+        fields.refuse("mlp_only_layers", fields.raw["mlp_only_layers"], "experts in all layers")
+    own = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    own["intermediate_size"] = fields.raw["moe_intermediate_size"]
+    return _read(fields.under({**fields.raw, **own}), "qwen3_5", _read_mixture)
+
+
+def _read_qwen3_5(fields: ConfigFields) -> ModelConfig:
+    """The text model of one that sees too."""
+    return _read_qwen3_5_text(text_fields(fields))
+
+
+def _read_qwen3_5_moe(fields: ConfigFields) -> ModelConfig:
+    """The text model of one that sees too."""
+    return _read_qwen3_5_moe_text(text_fields(fields))
+
+
+READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model_type`
+    "qwen3_5": _read_qwen3_5,
+    "qwen3_5_moe": _read_qwen3_5_moe,
+    "qwen3_5_moe_text": _read_qwen3_5_moe_text,
+    "qwen3_5_text": _read_qwen3_5_text,
+    "qwen3_next": _read_qwen3_next,
+}
+_DEFAULTS = {
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 32_768,
+    "moe_intermediate_size": 512,
+    "num_key_value_heads": 2,
+    "shared_expert_intermediate_size": 512,
+}
+_ONLY = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}  # what there is
+
+
+def _read(fields: ConfigFields, names: TensorNames, mixture: ReadMixture) -> ModelConfig:
+    for name, values in _ONLY.items():
+        if fields.raw.get(name) not in (None, *values):
+            fields.refuse(name, fields.raw[name], f"{name}={values[0]}")
+    config = read_llama_like(
+        fields, has_qk_norm=True, tensor_names=names, mixture=mixture, usual_rotary_share=0.25
+    )
+    if config.activation != "silu":
+        fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which convolutions have")
+    recurrent = _read_delta(fields, _delta_layers(fields, config.num_layers))
+    return replace(config, has_output_gates=True, recurrent=recurrent)
+
+
+def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig | None:
+    mixture = read_qwen3_mixture(fields, num_layers)
+    shared = fields.count("shared_expert_intermediate_size")
+    return replace(mixture, shared_ffn_size=shared, has_shared_gate=True)
+
+
+def _delta_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
+    kinds = fields.raw.get("layer_types")
+    if kinds is None:
+        interval = fields.count("full_attention_interval")
+        kinds = [LINEAR if (layer + 1) % interval else GLOBAL for layer in range(num_layers)]
+    is_list = isinstance(kinds, list) and len(kinds) == num_layers
+    if not is_list or {*map(str, kinds)} != {GLOBAL, LINEAR}:
+        supported = f"{LINEAR} or {GLOBAL} for each of its {num_layers} layers, and some of both"
+        fields.refuse("layer_types", kinds, supported)
+        return frozenset()
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
+
+
+def _read_delta(fields: ConfigFields, layers: frozenset[int]) -> RecurrentConfig:
+    heads = fields.count("linear_num_value_heads", most=MAX_HEADS)
+    key_heads = fields.count("linear_num_key_heads", most=MAX_HEADS)
+    if heads % key_heads:
+        fields.refuse("linear_num_value_heads", heads, f"a multiple of {key_heads} key heads")
+    key_dim = _dim(fields, "linear_key_head_dim", multiple=16)
+    value_dim = _dim(fields, "linear_value_head_dim", multiple=32)
+    return RecurrentConfig(
+        "delta",
+        layers,
+        conv_dim=2 * key_heads * key_dim + heads * value_dim,
+        conv_width=fields.count("linear_conv_kernel_dim", least=2, most=64),
+        heads=heads,
+        key_heads=key_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        is_tiled=fields.flag(IS_TILED),
+        has_log_decays=not fields.flag(HAS_DECAYS),
+    )
+
+
+def _dim(fields: ConfigFields, name: str, multiple: int) -> int:
+    size = fields.count(name)
+    if size % multiple or size > MAX_DELTA_DIM:
+        fields.refuse(name, size, f"a multiple of {multiple} up to {MAX_DELTA_DIM}")
+        return multiple
+    return size

@@ -1,0 +1,225 @@
+"""GGUF files of models with recurrent layers, with all that llama.cpp's converter does to them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGUFWriter
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+Array = NDArray[np.float32]
+ARCHITECTURES = {
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
+}
+NUMBERS = {architecture: number for number, architecture in gguf.MODEL_ARCH_NAMES.items()}
+NEXT = "qwen3next"
+
+
+class Converter:
+    """What becomes of the tensors of a model with a delta rule."""
+
+    def __init__(self, folder: Path, is_old: bool) -> None:
+        """`is_old`: projections of Qwen3-Next are as safetensors have them."""
+        self.config = json.loads((folder / "config.json").read_text())
+        self.architecture = ARCHITECTURES[self.config["model_type"]]
+        self._is_old = is_old
+        self._tensors: dict[str, Array] = load_file(folder / "model.safetensors")
+        self.key_heads, self.heads, self.key_dim, self.value_dim = (
+            self.config[f"linear_{name}"]
+            for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        )
+        self._names = gguf.get_tensor_name_map(
+            NUMBERS[self.architecture], self.config["num_hidden_layers"]
+        )
+
+    def tensors(self) -> dict[str, Array]:
+        stacks: dict[str, dict[int, Array]] = {}
+        converted: dict[str, Array] = {}
+        for name, tensor in self._tensors.items():
+            if ".mlp.experts." in name:
+                prefix, _, rest = name.partition(".experts.")
+                expert, _, kind = rest.partition(".")
+                stacks.setdefault(f"{prefix}.experts.{kind}", {})[int(expert)] = tensor
+                continue
+            for its_name, its_tensor in self._converted(name, tensor):
+                converted[self._name(its_name)] = its_tensor
+        for name, stack in stacks.items():
+            converted[self._name(name)] = np.stack([stack[number] for number in sorted(stack)])
+        return converted
+
+    def _converted(self, name: str, tensor: Array) -> list[tuple[str, Array]]:
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            return [(name, tensor + 1)]
+        if name.endswith(".A_log"):
+            return [(name, self._tiled(-np.exp(tensor), 1))]
+        if name.endswith(".dt_bias"):
+            return [(name.replace("dt_bias", "dt_proj.bias"), self._tiled(tensor, 1))]
+        if name.endswith(".conv1d.weight"):
+            return [(name, self._with_tiled_values(tensor[:, 0]))]
+        if name.endswith(".in_proj_qkv.weight"):
+            return [(name, self._with_tiled_values(tensor))]
+        if name.endswith(".in_proj_z.weight"):
+            return [(name, self._tiled(tensor, self.value_dim))]
+        if name.endswith((".in_proj_a.weight", ".in_proj_b.weight")):
+            return [(name, self._tiled(tensor, 1))]
+        if name.endswith("linear_attn.out_proj.weight"):
+            return [(name, np.ascontiguousarray(self._tiled(tensor.T, self.value_dim).T))]
+        if name.endswith(".in_proj_qkvz.weight") and not self._is_old:
+            return self._split(name, tensor)
+        if name.endswith("shared_expert_gate.weight"):
+            return [(name, tensor[0])]
+        return [(name, tensor)]
+
+    def _split(self, name: str, tensor: Array) -> list[tuple[str, Array]]:
+        values = self.heads // self.key_heads * self.value_dim
+        by_head = tensor.reshape(self.key_heads, -1, tensor.shape[1])
+        edges = np.cumsum([self.key_dim, self.key_dim, values])
+        parts = [p.reshape(-1, tensor.shape[1]) for p in np.split(by_head, edges, axis=1)]
+        return [
+            (name.replace("qkvz", "qkv"), np.concatenate(parts[:3])),
+            (name.replace("qkvz", "z"), parts[3]),
+        ]
+
+    def _tiled(self, rows: Array, size: int) -> Array:
+        """Heads of `size` rows that share a key head take turns."""
+        if self.architecture == NEXT:
+            return rows
+        by_head = rows.reshape(self.key_heads, -1, size, *rows.shape[1:])
+        return np.ascontiguousarray(by_head.swapaxes(0, 1)).reshape(rows.shape)
+
+    def _with_tiled_values(self, rows: Array) -> Array:
+        first = 2 * self.key_heads * self.key_dim
+        return np.concatenate([rows[:first], self._tiled(rows[first:], self.value_dim)])
+
+    def _name(self, name: str) -> str:
+        theirs = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, name
+        return str(theirs)
+
+    def add_shape(self, writer: GGUFWriter) -> None:
+        config = self.config
+        share = config["rope_parameters"]["partial_rotary_factor"]
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+        writer.add_rope_dimension_count(int(config["head_dim"] * share))
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(self.key_dim)
+        writer.add_ssm_group_count(self.key_heads)
+        writer.add_ssm_time_step_rank(self.heads)
+        writer.add_ssm_inner_size(self.heads * self.value_dim)
+        if "intermediate_size" in config:
+            writer.add_feed_forward_length(config["intermediate_size"])
+        if "num_experts" in config:
+            writer.add_expert_count(config["num_experts"])
+            writer.add_expert_used_count(config["num_experts_per_tok"])
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+            shared = config["shared_expert_intermediate_size"]
+            writer.add_expert_shared_feed_forward_length(shared)
+
+
+class GraniteConverter:
+    """What becomes of the tensors of Granite 4."""
+
+    architecture = "granitehybrid"
+
+    def __init__(self, folder: Path) -> None:
+        self.config = json.loads((folder / "config.json").read_text())
+        self._has_experts = self.config["num_local_experts"] > 0
+        self._tensors: dict[str, Array] = load_file(folder / "model.safetensors")
+        self._names = gguf.get_tensor_name_map(
+            NUMBERS[self.architecture], self.config["num_hidden_layers"]
+        )
+
+    def tensors(self) -> dict[str, Array]:
+        return {
+            its_name: np.ascontiguousarray(its_tensor)
+            for name, tensor in self._tensors.items()
+            for its_name, its_tensor in self._converted(name, tensor)
+        }
+
+    def _converted(self, name: str, tensor: Array) -> list[tuple[str, Array]]:
+        block = ".".join(["blk", *name.split(".")[2:3], ""])
+        shared = "_shexp" if self._has_experts else ""
+        if name.endswith("shared_mlp.input_linear.weight"):
+            halves = zip(("gate", "up"), np.split(tensor, 2), strict=True)
+            return [(f"{block}ffn_{kind}{shared}.weight", half) for kind, half in halves]
+        if name.endswith("shared_mlp.output_linear.weight"):
+            return [(f"{block}ffn_down{shared}.weight", tensor)]
+        if name.endswith("block_sparse_moe.input_linear.weight"):
+            halves = zip(("gate", "up"), np.split(tensor, 2, axis=1), strict=True)
+            return [(f"{block}ffn_{kind}_exps.weight", half) for kind, half in halves]
+        changed: dict[str, Callable[[], Array]] = {
+            ".A_log": lambda: -np.exp(tensor)[:, None],
+            ".D": lambda: tensor[:, None],
+            ".conv1d.weight": lambda: tensor[:, 0],
+            ".mamba.norm.weight": lambda: tensor.reshape(self.config["mamba_n_groups"], -1),
+            ".q_proj.weight": lambda: side_by_side(tensor, self.config["num_attention_heads"]),
+            ".k_proj.weight": lambda: side_by_side(tensor, self.config["num_key_value_heads"]),
+        }
+        for end, change in changed.items():
+            if name.endswith(end):
+                tensor = change()
+                break
+        name = name.replace(".dt_bias", ".dt_proj.bias")
+        return [(str(self._names.get_name(name, try_suffixes=(".weight", ".bias"))), tensor)]
+
+    def add_shape(self, writer: GGUFWriter) -> None:
+        config = self.config
+        inner = config["mamba_n_heads"] * config["mamba_d_head"]
+        are_attention = [kind == "full_attention" for kind in config["layer_types"]]
+        heads = config["num_key_value_heads"]
+        writer.add_head_count_kv([heads if attends else 0 for attends in are_attention])
+        writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+        writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
+        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
+        writer.add_ssm_state_size(config["mamba_d_state"])
+        writer.add_ssm_group_count(config["mamba_n_groups"])
+        writer.add_ssm_time_step_rank(config["mamba_n_heads"])
+        writer.add_ssm_inner_size(inner)
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+        if not self._has_experts:
+            writer.add_feed_forward_length(config["shared_intermediate_size"])
+            return
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+
+
+def side_by_side(rows: Array, num_heads: int) -> Array:
+    """The rotary pairs of each head, which are half a head apart."""
+    halves = rows.reshape(num_heads, 2, -1, rows.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def write_hybrid_gguf(folder: Path, target: Path, is_old: bool = False) -> Path:
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    is_granite = kind == "granitemoehybrid"
+    converter = GraniteConverter(folder) if is_granite else Converter(folder, is_old)
+    config = converter.config
+    writer = GGUFWriter(target, converter.architecture)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    converter.add_shape(writer)
+    writer.add_tokenizer_model("none")
+    for name, tensor in converter.tensors().items():
+        writer.add_tensor(name, np.ascontiguousarray(tensor))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
