@@ -75,6 +75,7 @@ MACHINES: Mapping[str, Mapping[str, Sequence[str]]] = {
 }
 MACHINE = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
 VARIANT = "variant_"  # what the names of their units begin with
+TILES = ("variant_amx", "variant_i8mm")  # variants that multiply whole tiles
 PROCESSOR = Path("/proc/cpuinfo")
 
 
@@ -147,6 +148,11 @@ def variants_left_out() -> list[str]:
         if unit.startswith(VARIANT)
     }
     return [name for name, instructions in needed.items() if has and not instructions <= has]
+
+
+def multiplies_tiles() -> bool:
+    """Whether this processor does, as far as Linux tells."""
+    return any(unit in TILES for unit in units(variants_left_out()))
 
 
 def _instructions(flags: Sequence[str]) -> set[str]:

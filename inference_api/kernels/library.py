@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from inference_api.kernels.build import BuildFailed, library_path
 from inference_api.kernels.interface import Floats, data, ffi, floats
-from inference_api.kernels.packing import K_BITS, PANEL, Bits, group_inputs, packed_bytes
+from inference_api.kernels.packing import FILE_BITS, PANEL, Bits, group_inputs, packed_bytes
 
 CACHE_TYPES = {"float32": 0, "float16": 1, "int8": 2}  # keys: values of KV_CACHE_DTYPE
 PORTABLE = "portable"  # the variant without instructions of its own
@@ -134,7 +134,7 @@ class Kernels:
         """
         outputs, inputs = weights.shape
         assert inputs == packed.inputs
-        assert packed.bits not in K_BITS.values()  # nothing is rounded to these
+        assert packed.bits not in FILE_BITS.values()  # nothing is rounded to these
         assert 0 <= first_output <= first_output + outputs <= packed.outputs
         weights = np.ascontiguousarray(weights)
         faulty = self._library.hearth_pack(

@@ -4,10 +4,11 @@ from typing import Literal
 
 LAYOUT_VERSION = 1  # version of packed bytes, which files keep: raise it when packing changes
 # Form of weights, by the bits of one: 32 and 16 are float32 and bfloat16; K-quants have 100 more.
-Bits = Literal[32, 16, 8, 4, 104, 105, 106]
+Bits = Literal[32, 16, 8, 5, 4, 104, 105, 106]
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # keys are values of QUANTIZATION
 FLOAT_BITS: dict[str, Bits] = {"float32": 32, "bfloat16": 16}
-K_BITS: dict[str, Bits] = {"Q4_K": 104, "Q5_K": 105, "Q6_K": 106}  # keys are types of GGUF
+# Forms that nothing is rounded to; keys are types of GGUF.
+FILE_BITS: dict[str, Bits] = {"Q5_0": 5, "Q4_K": 104, "Q5_K": 105, "Q6_K": 106}
 K_BYTES: dict[int, int] = {104: 144, 105: 176, 106: 210}  # bytes of a superblock, by its form
 SUPER_GROUP = 256  # inputs of a superblock
 GROUP = 32  # inputs that share a scale
@@ -40,5 +41,5 @@ def packed_bytes(bits: Bits, outputs: int, inputs: int) -> int:
     panels = -(-outputs // PANEL)
     if bits in K_BYTES:
         return panels * PANEL * (inputs // SUPER_GROUP * K_BYTES[bits])
-    scale_bytes = SCALE_BYTES if bits in BITS.values() else 0
+    scale_bytes = 0 if bits in FLOAT_BITS.values() else SCALE_BYTES
     return panels * PANEL * (inputs * bits // 8 + inputs // GROUP * scale_bytes)

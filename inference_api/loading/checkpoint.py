@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inference_api.errors import StartupError
-from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, K_BITS, MAX_HEAD_DIM, Bits
+from inference_api.kernels.build import multiplies_tiles
+from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, MAX_HEAD_DIM, Bits
 from inference_api.loading import hardware, hub, tokenizer_files
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.read import read_config
 from inference_api.loading.files import read_headers, shape_faults, unstacked, weight_files
 from inference_api.loading.generation_config import GENERATION_CONFIG
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
-from inference_api.loading.gguf.files import SUFFIX, is_gguf, read_gguf
+from inference_api.loading.gguf.files import KEPT_BITS, SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.layout import (
     Tensors,
@@ -163,24 +164,28 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
 
 def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
     """With what QUANTIZATION=auto and file mean for a checkpoint. Where the kernels decode: none
-    where no matrix is quantised; file where it says so and some are kept as they are, see `kept`;
-    else int8. Elsewhere it is none."""
+    where no matrix is quantised; file where some are kept as they are, see `kept`; else int8.
+    Elsewhere it is none."""
     if options.quantization not in ("auto", "file"):
         return options
     if options.device == "cuda" or not is_quantised(config, tensors):
         return replace(options, quantization="none")
     is_kept = kept(config, options, tensors).kept_bits
-    return options if is_kept else replace(options, quantization="int8")
+    return replace(options, quantization="file" if is_kept else "int8")
 
 
 def kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:
-    """With the matrices that stay as they are under QUANTIZATION=file: those of which the kernels
-    have the form."""
-    if options.quantization != "file" or options.device == "cuda":
+    """With the matrices that stay as they are under QUANTIZATION=file: those of fewer than 8 bits
+    of which the kernels have the form. So they do under auto, unless the processor multiplies whole
+    tiles, which take int8 and int4 alone and are faster with many rows."""
+    is_wanted = options.quantization == "file" or (
+        options.quantization == "auto" and not multiplies_tiles()
+    )
+    if not is_wanted or options.device == "cuda":
         return config
     names = [part.name for part in matrices(config) if part.name in tensors]
     kinds = {name: tensors[name].dtype for name in names}
-    bits = {name: K_BITS[kind] for name, kind in kinds.items() if kind in K_BITS}
+    bits = {name: KEPT_BITS[kind] for name, kind in kinds.items() if kind in KEPT_BITS}
     return replace(config, kept_bits=bits)
 
 

@@ -218,9 +218,8 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSourc
         plan.update(_recurrent_plan(recurrent, names, ours, theirs, hidden))
     elif config.latent is None:
         qkv = _linear(f"{ours}.qkv", theirs, names.qkv, qkv_rows, hidden, config.has_qkv_bias)
-        plan.update(
-            {n: tuple(_qkv_part(config, names, p) for p in parts) for n, parts in qkv.items()}
-        )
+        qkv = {n: tuple(_qkv_part(config, names, p) for p in parts) for n, parts in qkv.items()}
+        plan.update(_with_values_apart(config, ours, qkv))
     else:
         plan.update(_latent_plan(config, config.latent, ours, theirs))
     if config.has_qk_norm and recurrent is None:
@@ -313,6 +312,16 @@ def _recurrent_plan(
         its_name = f"{theirs}.{getattr(names, name)}"
         plan[f"{ours}.{name}"] = (SourceTensor(its_name, (size,)),)
     return plan
+
+
+def _with_values_apart(config: ModelConfig, ours: str, qkv: ParameterSources) -> ParameterSources:
+    """Values have a parameter of their own where they have a form of their own: files of K-quants
+    often have them in more bits."""
+    *others, values = (config.kept_bits.get(part.name) for part in qkv[f"{ours}.qkv.weight"])
+    if len(set(others)) != 1 or values in others:
+        return qkv
+    apart = {name.replace(".qkv.", ".values."): parts[-1:] for name, parts in qkv.items()}
+    return {name: parts[:-1] for name, parts in qkv.items()} | apart
 
 
 def _qkv_part(config: ModelConfig, names: Names, part: SourceTensor) -> SourceTensor:

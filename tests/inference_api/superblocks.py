@@ -9,11 +9,12 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from inference_api.kernels.library import PackedWeight
-from inference_api.kernels.packing import K_BITS
+from inference_api.kernels.packing import FILE_BITS
 from inference_api.loading.gguf.k_quants import write_superblocks
 from tests.inference_api.loading.gguf_copies import rewritten
 
 UNITS = {
+    "Q5_0": slice(0, 2),
     "Q4_K": slice(0, 4),
     "Q5_K": slice(0, 4),
     "Q6_K": slice(208, 210),
@@ -40,7 +41,7 @@ def packed(kind: str, data: NDArray[np.uint8], first_output: int = 0) -> PackedW
     """As the kernels have them, behind `first_output` outputs of zeros."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     inputs = data.shape[1] // block_bytes * block
-    weight = PackedWeight.empty(K_BITS[kind], first_output + len(data), inputs)
+    weight = PackedWeight.empty(FILE_BITS[kind], first_output + len(data), inputs)
     write_superblocks(GGMLQuantizationType[kind], data, weight, first_output)
     return weight
 
@@ -53,7 +54,8 @@ def with_superblocks(source: Path, target: Path, kinds: dict[str, str]) -> Path:
         for index, name in enumerate(sorted(tensors)):
             kind = next((kinds[end] for end in kinds if name.endswith(f"{end}.weight")), None)
             if kind is not None:
-                rows, inputs = tensors[name][0].shape
+                data, stored_as = tensors[name]
+                rows, inputs = gguf.quants.quant_shape_from_byte_shape(data.shape, stored_as)
                 tensors[name] = (drawn(kind, rows, inputs, index), GGMLQuantizationType[kind])
 
     return rewritten(source, target, tensors=draw)

@@ -30,7 +30,7 @@ from inference_api.runner import RowStep
 
 Fields = dict[str, Any]  # fields of a C struct
 LINEARS = (  # each layer has some of these
-    *("qkv", "q_a", "q_b", "kv_a", "kv_b", "in", "out"),
+    *("qkv", "values", "q_a", "q_b", "kv_a", "kv_b", "in", "out"),
     *("router", "up", "down", "shared_up", "shared_down", "shared_gate", "steps"),
 )
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS

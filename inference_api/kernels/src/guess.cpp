@@ -30,6 +30,7 @@ void Guess::multiply(Workers& workers, const HearthLinear& linear, const float* 
   call.num_rows = num_rows;
   call.factor = 1.0f;
   call.out = out;
+  call.out_stride = linear.outputs;
   workers.multiply(call);
 }
 

@@ -17,6 +17,7 @@ using hearth::BFloat16Block;
 using hearth::Bits;
 using hearth::Float32Block;
 using hearth::Int4Block;
+using hearth::Int5Block;
 using hearth::Int8Block;
 using hearth::kGroup;
 using hearth::kPanel;
@@ -78,6 +79,8 @@ int64_t panel_group_bytes(Bits bits) {
       return sizeof(BFloat16Block);
     case Bits::kInt8:
       return sizeof(Int8Block);
+    case Bits::kInt5:
+      return sizeof(Int5Block);
     case Bits::kQ4K:
       return sizeof(Q4KBlock) / hearth::kSuperGroups;
     case Bits::kQ5K:
@@ -159,6 +162,7 @@ int hearth_linear(HearthContext* context, int bits, const void* packed, const fl
   call.num_rows = rows;
   call.factor = 1.0f;
   call.out = out;
+  call.out_stride = outputs;
   context->workers.multiply(call);
   return 0;
 } catch (const std::bad_alloc&) {

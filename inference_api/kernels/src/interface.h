@@ -133,7 +133,8 @@ typedef struct {
   const float* sin;           // like cos; negative in the first half
   const float* query_scales;  // [positions] or null: what turned queries are multiplied by
   const float* sinks;         // [heads] or null: see AttentionCall
-  HearthLinear qkv;  // queries, then the gates of outputs where there are any, keys, and values
+  HearthLinear qkv;     // queries, then the gates of outputs where there are any, keys, and values
+  HearthLinear values;  // in a form of their own; without outputs: they are the last of qkv
   // Of latent attention, instead of qkv: see LatentConfig in engine/. Without q_a queries are made
   // of what attention reads. kv_a has what is turned of a key, then the latent; kv_b of each head
   // what is not turned of its key, then its value.

@@ -47,6 +47,10 @@ struct Registers256 {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(quads + vector * kLanes));
   }
 
+  static void store(uint8_t (*quads)[kQuad], int vector, __m256i bytes) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(quads + vector * kLanes), bytes);
+  }
+
   static __m256i joined(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
 
   // (byte >> shift) & mask, of every byte; a negative shift is to the left.
@@ -65,6 +69,9 @@ struct Avx2 : Registers256 {
   static constexpr int kVectors = 1;
   static constexpr int kVectorsOfOneRow = 4;  // all of a panel, which is read line by line
   static constexpr int kMaxRows = 6;
+  // Of formats with runs: registers hold their weights, too.
+  static constexpr int kVectorsOfRuns = 2;
+  static constexpr int kMaxRowsOfRuns = 4;
   static constexpr bool kFetches = true;
 
   // Left alone, GCC turns the chain of additions into a tree, whose leaves outnumber the registers.
@@ -96,26 +103,33 @@ struct Avx2 : Registers256 {
     static Floats finish(Sums sums, int32_t) { return _mm256_cvtepi32_ps(sums); }
   };
 
-  // Values without a sign, of so many bits and with an offset. Products of four bits all add up in
-  // 16: 8 quads * 2 * 15 * 127 is below 2^15.
+  // Values without a sign, of so many bits and with an offset. Products of kRun quads add up in 16
+  // bits, those of four bits all: 8 quads * 2 * 15 * 127 is below 2^15.
   template <int kBits, int kOffset>
   struct Small {
     using Weights = __m256i;
-    static constexpr bool kIsNarrow = kQuads * 2 * ((1 << kBits) - 1) * kInt8Max < 1 << 15;
-    static_assert(2 * ((1 << kBits) - 1) * kInt8Max < 1 << 15);
+    static constexpr int kQuadMax = 2 * ((1 << kBits) - 1) * kInt8Max;
+    static constexpr bool kIsNarrow = kQuads * kQuadMax < 1 << 15;
+    static constexpr int kRun = 4 * kQuadMax < 1 << 15 ? 4 : 2;
+    static_assert(kRun * kQuadMax < 1 << 15);
 
     static Weights taken(__m256i values) { return values; }
     static __m256i widened(__m256i products) {
       return _mm256_madd_epi16(products, _mm256_set1_epi16(1));
     }
     static Sums start(int32_t) { return _mm256_setzero_si256(); }
-    static Sums dot(Sums sums, Weights weights, __m256i quads) {
-      const __m256i products = _mm256_maddubs_epi16(weights, quads);
+    static Sums dot(Sums sums, const Weights (&weights)[kRun], const __m256i (&quads)[kRun]) {
+      __m256i products = _mm256_maddubs_epi16(weights[0], quads[0]);
+#pragma GCC unroll 4
+      for (int i = 1; i < kRun; ++i) {
+        products = _mm256_add_epi16(products, _mm256_maddubs_epi16(weights[i], quads[i]));
+      }
       return kept(kIsNarrow ? _mm256_add_epi16(sums, products)
                             : _mm256_add_epi32(sums, widened(products)));
     }
     static Floats finish(Sums sums, int32_t negative_sum) {
-      const __m256i offset = _mm256_set1_epi32(kOffset * negative_sum);
+      const __m256i offset =  // from memory: a shift is all that it takes
+          _mm256_mullo_epi32(_mm256_set1_epi32(negative_sum), _mm256_set1_epi32(kOffset));
       return _mm256_cvtepi32_ps(_mm256_add_epi32(kIsNarrow ? widened(sums) : sums, offset));
     }
   };

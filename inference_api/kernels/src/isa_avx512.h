@@ -48,6 +48,10 @@ struct Avx512Vnni {
     return _mm512_loadu_si512(quads + vector * kLanes);
   }
 
+  static void store(uint8_t (*quads)[kQuad], int vector, __m512i bytes) {
+    _mm512_storeu_si512(quads + vector * kLanes, bytes);
+  }
+
   static __m512i joined(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 
   // (byte >> shift) & mask, of every byte; a negative shift is to the left.

@@ -48,6 +48,10 @@ struct Registers128 {
     return vld1q_u8(quads[vector * kLanes]);
   }
 
+  static void store(uint8_t (*quads)[kQuad], int vector, uint8x16_t bytes) {
+    vst1q_u8(quads[vector * kLanes], bytes);
+  }
+
   static uint8x16_t joined(uint8x16_t a, uint8x16_t b) { return vorrq_u8(a, b); }
 
   // (byte >> shift) & mask, of every byte; a negative shift is to the left.

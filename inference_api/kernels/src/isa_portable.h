@@ -94,6 +94,10 @@ struct Portable {
     return bytes;
   }
 
+  static void store(uint8_t (*quads)[kQuad], int vector, const Bytes& bytes) {
+    std::memcpy(quads + vector * kLanes, bytes.lanes, sizeof bytes.lanes);
+  }
+
   static Bytes joined(Bytes a, const Bytes& b) {
     for (int lane = 0; lane < kLanes; ++lane) {
       for (int i = 0; i < kQuad; ++i) {

@@ -18,6 +18,7 @@ enum class Bits : int {
   kFloat32 = 32,
   kBFloat16 = 16,
   kInt8 = 8,
+  kInt5 = 5,
   kInt4 = 4,
   kQ4K = 104,
   kQ5K = 105,
@@ -58,7 +59,8 @@ struct LinearCall {
   const ActivationTile* tiles;  // [num_tiles(num_rows)][num_groups], the same; or null
   Finish finish;
   float factor;
-  float* out;  // [num_rows][num_outputs]
+  float* out;  // [num_rows][num_outputs], rows out_stride apart
+  int64_t out_stride;
   // For kActivate. Gated: the first half of the outputs are gates, the second what passes them.
   Activation activation;
   SwiGlu swiglu;

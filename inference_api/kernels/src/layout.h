@@ -27,12 +27,14 @@ constexpr int kInt8Offset = 128;
 constexpr int kInt8Max = 127;  // -128 is not used: 2 * 127 * 127 still fits into 16 bits
 constexpr int kInt4Offset = 8;
 constexpr int kInt4Max = 7;
+constexpr int kInt5Offset = 16;
 constexpr int kQ6KOffset = 32;
 
 struct ActivationGroup;
 struct FloatGroup;
 
-// `Group`: what a block's weights meet. kInputs: of a block, in kScales groups.
+// `Group`: what a block's weights meet. kInputs: of a block, in kScales groups. kBits and kOffset:
+// of the values of blocks that are taken apart before they are multiplied, see unpacked.h.
 struct Int8Block {
   using Group = ActivationGroup;
   static constexpr int kInputs = kGroup;
@@ -48,6 +50,19 @@ struct Int4Block {
   static constexpr int kScales = 1;
   uint8_t pairs[kQuads / 2][kPanel][kQuad];
   uint16_t scales[kPanel];  // IEEE half precision
+};
+
+// Q5_0 of llama.cpp's files. Bit i of a byte of `high` is the fifth of quad i.
+struct Int5Block {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kGroup;
+  static constexpr int kScales = 1;
+  static constexpr int kBits = 5;
+  static constexpr int kOffset = kInt5Offset;
+  static constexpr bool kHasMinima = false;
+  uint16_t scales[kPanel];                   // IEEE half precision
+  uint8_t pairs[kQuads / 2][kPanel][kQuad];  // as in Int4Block
+  uint8_t high[kPanel][kQuad];
 };
 
 // The K-quants of llama.cpp's files, in as many bytes as there: a weight is scale * value -
@@ -69,6 +84,9 @@ struct Q4KBlock {
   using Group = ActivationGroup;
   static constexpr int kInputs = kSuperInputs;
   static constexpr int kScales = kSuperGroups;
+  static constexpr int kBits = 4;
+  static constexpr int kOffset = 0;
+  static constexpr bool kHasMinima = true;
   struct Values {
     uint8_t pairs[kQuads / 2][kPanel][kQuad];  // as in Int4Block
   };
@@ -76,11 +94,14 @@ struct Q4KBlock {
   Values groups[kSuperGroups];
 };
 
-// Bit i of a byte of `high` is the fifth of quad i.
+// `high` is as in Int5Block.
 struct Q5KBlock {
   using Group = ActivationGroup;
   static constexpr int kInputs = kSuperInputs;
   static constexpr int kScales = kSuperGroups;
+  static constexpr int kBits = 5;
+  static constexpr int kOffset = 0;
+  static constexpr bool kHasMinima = true;
   struct Values {
     uint8_t pairs[kQuads / 2][kPanel][kQuad];  // as in Int4Block
     uint8_t high[kPanel][kQuad];
@@ -95,6 +116,9 @@ struct Q6KBlock {
   using Group = ActivationGroup;
   static constexpr int kInputs = kSuperInputs;
   static constexpr int kScales = 2 * kSuperGroups;
+  static constexpr int kBits = 6;
+  static constexpr int kOffset = kQ6KOffset;
+  static constexpr bool kHasMinima = false;
   struct Values {
     uint8_t pairs[kQuads / 4][kPanel][kQuad];  // as in Int4Block
     uint8_t high[kPanel][kQuad];
@@ -123,6 +147,7 @@ struct BFloat16Block {
 
 constexpr int kCacheLine = 64;
 static_assert(sizeof(Int8Block) % kCacheLine == 0 && sizeof(Int4Block) % kCacheLine == 0);
+static_assert(sizeof(Int5Block) % kCacheLine == 0);
 static_assert(sizeof(Q4KBlock) % kCacheLine == 0 && sizeof(Q5KBlock) % kCacheLine == 0);
 static_assert(sizeof(Q6KBlock) % kCacheLine == 0);
 static_assert(sizeof(Float32Block) % kCacheLine == 0 && sizeof(BFloat16Block) % kCacheLine == 0);
@@ -137,7 +162,8 @@ struct ActivationGroup {
   int8_t values[kGroup];
   float scale;           // NaN when an activation of the group is not finite
   int32_t negative_sum;  // minus the sum of the values: takes the weights' offset out again
-  int32_t negative_sum_of_first_half;
+  int32_t negative_half_sums[2];  // the same of each half
+  float scaled_negative_sum;      // what minima of weights are multiplied by
 };
 
 // One group of so many rows, for instructions that read all of them at once.

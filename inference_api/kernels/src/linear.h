@@ -1,6 +1,6 @@
 // The matrix product, for any instruction set. `Isa` brings registers, and formats Isa::Int8 and
-// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed; those of K-quants are
-// in k_quants.h, and formats of weights that are not quantised below.
+// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed; weights of other forms
+// are taken apart first, see unpacked.h, and formats of weights that are not quantised are below.
 //
 // A row's result depends on that row alone: the sums of a group are integers, exact in any order,
 // and groups are added in their order whatever the number of rows in the tile. Products of floats
@@ -11,9 +11,9 @@
 #include <type_traits>
 
 #include "activation.h"
-#include "k_quants.h"
 #include "kernels.h"
 #include "quantise.h"
+#include "unpacked.h"
 
 namespace hearth {
 namespace {
@@ -56,22 +56,41 @@ template <class Block>
 constexpr int kGroupQuads = Block::kInputs / Block::kScales / kQuad;
 template <class Block>
 constexpr int kParts = kQuads / kGroupQuads<Block>;
-static_assert(kParts<Int8Block> == 1 && kParts<Q6KBlock> == 2);
+static_assert(kParts<Int8Block> == 1 && kParts<UnpackedOf<Q6KBlock>> == 2);
 
 // Minus the sum of what a group of weights meets.
 template <class Block>
 int32_t negative_sum(const ActivationGroup& x, int part) {
-  if (kParts<Block> == 1) {
-    return x.negative_sum;
-  }
-  const int32_t first = x.negative_sum_of_first_half;
-  return part == 0 ? first : x.negative_sum - first;
+  return kParts<Block> == 1 ? x.negative_sum : x.negative_half_sums[part];
 }
+
+// Quads whose products a format adds up at once.
+template <class Format, class = void>
+constexpr int kRun = 1;
+template <class Format>
+constexpr int kRun<Format, std::void_t<decltype(Format::kRun)>> = Format::kRun;
 
 // Rows of a tile.
 template <class Isa, class Format>
-constexpr int kMaxRows =
-    std::is_same_v<Group<Format>, FloatGroup> ? Isa::kMaxFloatRows : Isa::kMaxRows;
+constexpr int max_rows() {
+  if constexpr (std::is_same_v<Group<Format>, FloatGroup>) {
+    return Isa::kMaxFloatRows;
+  } else if constexpr (kRun<Format> > 1) {
+    return Isa::kMaxRowsOfRuns;
+  } else {
+    return Isa::kMaxRows;
+  }
+}
+
+// Vectors of a panel that a tile of so many rows works on together.
+template <class Isa, class Format>
+constexpr int tile_vectors(int num_rows) {
+  if constexpr (kRun<Format> > 1) {
+    return num_rows == 1 ? 1 : Isa::kVectorsOfRuns;
+  } else {
+    return num_rows == 1 ? Isa::kVectorsOfOneRow : Isa::kVectors;
+  }
+}
 
 // Sums of products: of vectors of a panel, for each row.
 template <class Isa, int kVectors, int kRows>
@@ -93,24 +112,43 @@ inline __attribute__((always_inline)) void multiply_group(const Values& values, 
       sums[vector][row] = start;
     }
   }
+  constexpr int kStep = kRun<Format>;
 #pragma GCC unroll 8
-  for (int quad = 0; quad < kGroupQuads<Block>; ++quad) {
-    typename Format::Weights weights[kVectors];
+  for (int quad = 0; quad < kGroupQuads<Block>; quad += kStep) {
+    typename Format::Weights weights[kVectors][kStep];
 #pragma GCC unroll 4
     for (int vector = 0; vector < kVectors; ++vector) {
-      weights[vector] = Format::weights(values, quad, first + vector);
+#pragma GCC unroll 4
+      for (int i = 0; i < kStep; ++i) {
+        weights[vector][i] = Format::weights(values, quad + i, first + vector);
+      }
     }
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      const int input = (part * kGroupQuads<Block> + quad) * kQuad;
-      const auto quads = Isa::broadcast(x[row * num_groups].values + input);
+      const int8_t* const from =
+          x[row * num_groups].values + (part * kGroupQuads<Block> + quad) * kQuad;
+      decltype(Isa::broadcast(from)) quads[kStep];
+#pragma GCC unroll 4
+      for (int i = 0; i < kStep; ++i) {
+        quads[i] = Isa::broadcast(from + i * kQuad);
+      }
 #pragma GCC unroll 4
       for (int vector = 0; vector < kVectors; ++vector) {
-        sums[vector][row] = Format::dot(sums[vector][row], weights[vector], quads);
+        auto& sum = sums[vector][row];
+        if constexpr (kStep == 1) {
+          sum = Format::dot(sum, weights[vector][0], quads[0]);
+        } else {
+          sum = Format::dot(sum, weights[vector], quads);
+        }
       }
     }
   }
 }
+
+template <class Format, class = void>
+constexpr bool kHasMinima = false;
+template <class Format>
+constexpr bool kHasMinima<Format, std::enable_if_t<Format::kHasMinima>> = true;
 
 // Adds a vector of sums to its totals.
 template <class Isa, class Format, int kRows>
@@ -127,39 +165,49 @@ inline __attribute__((always_inline)) void add_scaled(
     totals[row] =
         Isa::multiply_add(sum, Isa::multiply(weight_scales, activations.scale), totals[row]);
   }
-  if constexpr (Scales<Isa, typename Format::Block>::kHasMinima) {
+  if constexpr (kHasMinima<Format>) {
     const auto minima = scales.minima(group, vector);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      const ActivationGroup& activations = x[row * num_groups];
-      const float negative = activations.scale * static_cast<float>(activations.negative_sum);
-      totals[row] = Isa::multiply_add(minima, Isa::set(negative), totals[row]);
+      const auto negative = Isa::set(x[row * num_groups].scaled_negative_sum);
+      totals[row] = Isa::multiply_add(minima, negative, totals[row]);
     }
   }
 }
 
-// `kRows` rows of activations times one panel; with every group, kLines lines of `fetched`. The
-// loops over rows and vectors must be unrolled, or the sums would not stay in registers; check the
-// disassembly after any change. kLines is a template parameter, because a test inside the loop
-// costs GCC the registers.
+// Groups of activations that a tile meets: `count` of each row, which has them `stride` apart from
+// the row before it.
+template <class Group>
+struct Rows {
+  const Group* first;
+  int64_t count;
+  int64_t stride;
+};
+
+// Adds to `out` `kRows` rows of activations times blocks of one panel; with every group, kLines
+// lines are fetched. The loops over rows and vectors must be unrolled, or the sums would not stay
+// in registers; check the disassembly after any change. kLines is a template parameter, because a
+// test inside the loop costs GCC the registers.
 template <class Isa, class Format, int kRows, int kLines>
-void multiply_tile(const typename Format::Block* blocks, const char* fetched, int64_t num_groups,
-                   const ActivationGroup* rows, float (*out)[kPanel]) {
+void multiply_tile(const typename Format::Block* blocks, const char* fetched,
+                   const Rows<ActivationGroup>& rows, float (*out)[kPanel]) {
   using Block = typename Format::Block;
+  const int64_t num_groups = rows.stride;
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
-  // Of the panel that are worked on together.
-  constexpr int kVectors = kRows == 1 ? Isa::kVectorsOfOneRow : Isa::kVectors;
+  constexpr int kVectors = tile_vectors<Isa, Format>(kRows);
   typename Isa::Floats totals[kPanelVectors][kRows];
-  for (auto& vector : totals) {
-    for (auto& total : vector) {
-      total = Isa::zero();
+  for (int vector = 0; vector < kPanelVectors; ++vector) {
+    for (int row = 0; row < kRows; ++row) {
+      totals[vector][row] = Isa::load(out[row] + vector * Isa::kLanes);
     }
   }
-  for (int64_t begin = 0; begin < num_groups; begin += kBlockGroups<Block>, ++blocks) {
+  for (int64_t begin = 0; begin < rows.count; begin += kBlockGroups<Block>, ++blocks) {
     const Scales<Isa, Block> scales(*blocks);
+    const auto rest = static_cast<int>(rows.count - begin) * kParts<Block>;
+    const int num_scales = Block::kScales == 1 || Block::kScales < rest ? Block::kScales : rest;
 #pragma GCC unroll 1
-    for (int group = 0; group < Block::kScales; ++group) {
-      const ActivationGroup* x = rows + begin + group / kParts<Block>;
+    for (int group = 0; group < num_scales; ++group) {
+      const ActivationGroup* x = rows.first + begin + group / kParts<Block>;
       const int part = group % kParts<Block>;
       prefetch<kLines>(fetched + (begin * kParts<Block> + group) * kLines * kCacheLine);
 #pragma GCC unroll 1  // registers suffice for one turn only…
@@ -187,8 +235,9 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched, in
 
 // The same for weights that are not quantised.
 template <class Isa, class Format, int kRows, int kLines>
-void multiply_tile(const typename Format::Block* blocks, const char* fetched, int64_t num_groups,
-                   const FloatGroup* rows, float (*out)[kPanel]) {
+void multiply_tile(const typename Format::Block* blocks, const char* fetched,
+                   const Rows<FloatGroup>& rows, float (*out)[kPanel]) {
+  const int64_t num_groups = rows.stride;
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
   constexpr int kVectors = Isa::kFloatVectors;  // of the panel that are worked on together
   constexpr int kQuadLines = kLines / kQuads;
@@ -201,7 +250,7 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched, in
     }
     for (int64_t group = 0; group < num_groups; ++group) {
       const typename Format::Block& block = blocks[group];
-      const FloatGroup* x = rows + group;
+      const FloatGroup* x = rows.first + group;
 #pragma GCC unroll 1
       for (int quad = 0; quad < kQuads; ++quad) {
         if (first == 0) {
@@ -235,12 +284,12 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched, in
 }
 
 template <class Format>
-using Tile = void (*)(const typename Format::Block* blocks, const char* fetched, int64_t num_groups,
-                      const Group<Format>* rows, float (*out)[kPanel]);
+using Tile = void (*)(const typename Format::Block* blocks, const char* fetched,
+                      const Rows<Group<Format>>& rows, float (*out)[kPanel]);
 
 template <class Isa, class Format, int kLines>
 Tile<Format> tile_for(int64_t num_rows) {
-  constexpr int kMax = kMaxRows<Isa, Format>;
+  constexpr int kMax = max_rows<Isa, Format>();
   static_assert(kMax <= 8);
   constexpr Tile<Format> kTiles[] = {
       multiply_tile<Isa, Format, 1, kLines>,
@@ -301,7 +350,7 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
   const int64_t count = rest < kPanel ? rest : kPanel;
   const int64_t place = call.places == nullptr ? row : call.places[row];
   const float factor = call.shares == nullptr ? call.factor : call.factor * call.shares[row];
-  float* out = call.out + place * call.num_outputs + first;
+  float* out = call.out + place * call.out_stride + first;
   const bool is_added = call.finish == Finish::kAdd;
   if (count == kPanel) {  // a loop of constant length
     store_results(result, kPanel, factor, is_added, out);
@@ -344,7 +393,7 @@ Tile<Format> tile_for(int64_t num_rows, int64_t shares) {
 template <class Isa, class Simd, class Format>
 void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
   using Block = typename Format::Block;
-  constexpr int kMax = kMaxRows<Isa, Format>;
+  constexpr int kMax = max_rows<Isa, Format>();
   const int num_parts = call.is_gated ? 2 : 1;
   const int64_t num_tiles = (call.num_rows + kMax - 1) / kMax;
   const int64_t shares = num_tiles < 2 ? 1 : num_tiles < 4 ? 2 : 4;
@@ -358,12 +407,63 @@ void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
     const bool is_single = num_tiles == 1;
     const bool fetches = is_single || (tile < shares && !is_last);
     const auto multiply = tile_for<Isa, Format>(count, fetches ? shares : 0);
+    std::memset(results, 0, sizeof results);
     for (int part = 0; part < num_parts; ++part) {
       const auto* blocks = panel_blocks<Block>(call, panel, part);
       const Block* later = is_single ? blocks : blocks + call.num_groups / kBlockGroups<Block>;
       const int64_t offset = is_single ? kAheadBytes<Format> : tile * share_bytes;
-      multiply(blocks, reinterpret_cast<const char*>(later) + offset, call.num_groups, rows,
-               results[part]);
+      multiply(blocks, reinterpret_cast<const char*>(later) + offset,
+               {rows, call.num_groups, call.num_groups}, results[part]);
+    }
+    for (int64_t row = 0; row < count; ++row) {
+      finish_row<Simd>(call, first + row, panel, results[0][row], results[1][row]);
+    }
+  }
+}
+
+constexpr int kApartRows = 128;  // that are multiplied by what was taken apart: bounds the results
+
+// All rows times one panel of blocks of few bits. A single tile takes them as they are; for several
+// they are taken apart, and the first tile fetches what is taken apart next.
+template <class Isa, class Simd, class Packed>
+void multiply_apart(const LinearCall& call, int64_t panel) {
+  using Format = Apart<Isa, Packed>;
+  using Block = typename Format::Block;
+  constexpr int kMax = max_rows<Isa, Format>();
+  constexpr int kLines = Isa::kFetches ? share_lines(kGroupBytes<Packed>, 1) : 0;
+  const int num_parts = call.is_gated ? 2 : 1;
+  Block unpacked;
+  alignas(kCacheLine) float results[2][kApartRows][kPanel];
+  for (int64_t first = 0; first < call.num_rows; first += kApartRows) {
+    const int64_t rest = call.num_rows - first;
+    const int64_t count = rest < kApartRows ? rest : kApartRows;
+    const int64_t num_tiles = (count + kMax - 1) / kMax;
+    const auto* rows = static_cast<const ActivationGroup*>(call.rows) + first * call.num_groups;
+    for (int part = 0; part < num_parts; ++part) {
+      std::memset(results[part], 0, static_cast<size_t>(count) * sizeof results[part][0]);
+      const auto* blocks = panel_blocks<Packed>(call, panel, part);
+      if (num_tiles == 1) {
+        const auto multiply = tile_for<Isa, Whole<Isa, Packed>, kLines>(count);
+        multiply(blocks, reinterpret_cast<const char*>(blocks) + kAheadBytes<Format>,
+                 {rows, call.num_groups, call.num_groups}, results[part]);
+        continue;
+      }
+      for (int64_t group = 0; group < call.num_groups; group += kSuperGroups) {
+        const int64_t groups_left = call.num_groups - group;
+        const int64_t groups = groups_left < kSuperGroups ? groups_left : kSuperGroups;
+        for (int index = 0; index * kBlockGroups<Packed> < groups; ++index) {
+          unpack<Isa>(*blocks++, index, unpacked);
+        }
+        for (int64_t tile = 0; tile < num_tiles; ++tile) {
+          const int64_t begin = count * tile / num_tiles;
+          const int64_t size = count * (tile + 1) / num_tiles - begin;
+          const auto multiply =
+              tile == 0 ? tile_for<Isa, Format, kLines>(size) : tile_for<Isa, Format, 0>(size);
+          multiply(&unpacked, reinterpret_cast<const char*>(blocks),
+                   {rows + begin * call.num_groups + group, groups, call.num_groups},
+                   results[part] + begin);
+        }
+      }
     }
     for (int64_t row = 0; row < count; ++row) {
       finish_row<Simd>(call, first + row, panel, results[0][row], results[1][row]);
@@ -385,14 +485,17 @@ void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
       case Bits::kInt8:
         multiply_panel<Isa, Simd, typename Isa::Int8>(call, panel, is_last);
         break;
+      case Bits::kInt5:
+        multiply_apart<Isa, Simd, Int5Block>(call, panel);
+        break;
       case Bits::kQ4K:
-        multiply_panel<Isa, Simd, Q4K<Isa>>(call, panel, is_last);
+        multiply_apart<Isa, Simd, Q4KBlock>(call, panel);
         break;
       case Bits::kQ5K:
-        multiply_panel<Isa, Simd, Q5K<Isa>>(call, panel, is_last);
+        multiply_apart<Isa, Simd, Q5KBlock>(call, panel);
         break;
       case Bits::kQ6K:
-        multiply_panel<Isa, Simd, Q6K<Isa>>(call, panel, is_last);
+        multiply_apart<Isa, Simd, Q6KBlock>(call, panel);
         break;
       default:
         multiply_panel<Isa, Simd, typename Isa::Int4>(call, panel, is_last);

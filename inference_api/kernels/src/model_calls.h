@@ -40,6 +40,7 @@ inline LinearCall linear_call(const HearthModel& model, const HearthLinear& line
           finish,
           factor,
           out,
+          linear.outputs,
           static_cast<Activation>(model.activation),
           {model.swiglu_limit, model.swiglu_alpha},
           false,

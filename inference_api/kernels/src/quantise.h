@@ -61,8 +61,10 @@ inline void quantise_group(const float* x, ActivationGroup& group) {
     }
   }
   group.negative_sum = -sums[0] - sums[1];
-  group.negative_sum_of_first_half = -sums[0];
+  group.negative_half_sums[0] = -sums[0];
+  group.negative_half_sums[1] = -sums[1];
   group.scale = scale.scale;
+  group.scaled_negative_sum = scale.scale * static_cast<float>(group.negative_sum);
 }
 
 // Group `index` of a row, in the form that meets weights of so many bits.

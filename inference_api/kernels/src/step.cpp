@@ -291,7 +291,18 @@ void Step::project(Workers& workers, const HearthModel& model, const HearthLayer
         linear_call(model, linear, rows.data(), part.count, Finish::kStore, 1.0f, out.data()));
   };
   if (layer.kv_b.outputs == 0) {
-    multiply(layer.qkv, normed_, qkv_);
+    grow(qkv_, part.count * qkv_width(model));
+    float* out = qkv_.data();
+    std::vector<LinearCall> calls;
+    for (const HearthLinear* linear : {&layer.qkv, &layer.values}) {
+      if (linear->outputs > 0) {
+        calls.push_back(
+            linear_call(model, *linear, normed_.data(), part.count, Finish::kStore, 1.0f, out));
+        calls.back().out_stride = qkv_width(model);
+        out += linear->outputs;
+      }
+    }
+    workers.multiply(calls);
     return;
   }
   // To a latent, the last `rank` outputs, and to its norm.

@@ -21,6 +21,7 @@ constexpr int kThreads = 3;
 constexpr int kFloat32 = 0;
 constexpr int kInt8Cache = 2;
 constexpr int64_t kPageTokens = 32;
+constexpr int kInt5 = 5;
 constexpr int kFirstK = 100;  // bits of K-quants
 constexpr int kQ4K = 104;
 constexpr int kQ5K = 105;
@@ -41,8 +42,9 @@ void expect(bool is_true, const char* what, int variant) {
   }
 }
 
-// Random superblocks of a K-quant; what their scales are multiples of is in front and about 2^-10.
-std::vector<uint8_t> random_superblocks(int64_t size, int64_t block_bytes, int64_t num_units) {
+// Random blocks that nothing is packed to; what their scales are multiples of is in front and about
+// 2^-10.
+std::vector<uint8_t> random_blocks(int64_t size, int64_t block_bytes, int64_t num_units) {
   static std::mt19937 generator(2);  // NOLINT(bugprone-random-generator-seed): alike in every run
   std::vector<uint8_t> blocks(static_cast<size_t>(size));
   for (uint8_t& byte : blocks) {
@@ -60,9 +62,9 @@ std::vector<uint8_t> random_superblocks(int64_t size, int64_t block_bytes, int64
 std::vector<uint8_t> random_packed(HearthContext* context, int bits, int64_t outputs,
                                    int64_t inputs) {
   const int64_t size = hearth_packed_bytes(bits, outputs, inputs);
-  if (bits > kFirstK) {
-    return random_superblocks(size, hearth_packed_bytes(bits, 1, kSuperInputs),
-                              bits == kQ6K ? 32 : 64);
+  if (bits > kFirstK || bits == kInt5) {
+    return random_blocks(size, hearth_packed_bytes(bits, 1, bits == kInt5 ? 32 : kSuperInputs),
+                         bits == kQ6K || bits == kInt5 ? 32 : 64);
   }
   const std::vector<float> weights = random_floats(outputs * inputs);
   std::vector<uint8_t> packed(static_cast<size_t>(size));
@@ -97,7 +99,7 @@ double linear_error(HearthContext* context, int bits, int64_t rows, int64_t outp
 }
 
 void run_linear(HearthContext* context, int variant) {
-  for (const int bits : {32, 16, 8, 4, kQ4K, kQ5K, kQ6K}) {
+  for (const int bits : {32, 16, 8, kInt5, 4, kQ4K, kQ5K, kQ6K}) {
     for (const int64_t rows : {1, 2, 5, 6, 7, 13, 32, 41}) {
       for (const int64_t outputs : {1, 31, 33, 290}) {
         for (const int64_t groups : {1, 3, 33}) {
@@ -409,7 +411,12 @@ struct Model {
     } else {
       description.has_output_gates = kind % 5 == 4 ? 1 : 0;
       const int64_t asking = description.has_output_gates ? 2 * kHeads : kHeads;
-      layer.qkv = linear(context, bits, (asking + 2 * kKvHeads) * kHeadDim, kHidden);
+      const bool is_apart = kind % 2 == 1;
+      layer.qkv =
+          linear(context, bits, (asking + (is_apart ? 1 : 2) * kKvHeads) * kHeadDim, kHidden);
+      if (is_apart) {
+        layer.values = linear(context, bits == 8 ? 4 : bits, kKvHeads * kHeadDim, kHidden);
+      }
     }
     layer.out = linear(context, bits, kHidden, kHeads * description.value_dim);
     if (kind < kFirstMixture) {

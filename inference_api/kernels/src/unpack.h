@@ -2,8 +2,9 @@
 #pragma once
 
 #include "half.h"
-#include "k_quants.h"
+#include "isa_portable.h"
 #include "kernels.h"
+#include "unpacked.h"
 
 namespace hearth {
 namespace {
@@ -38,32 +39,20 @@ inline void unpack_block(const Int4Block& block, int64_t lane, float* weights) {
   }
 }
 
-inline float scale_of(const Q6KBlock& block, int group, int64_t lane) {
-  return half_to_float(block.scale_units[lane]) * static_cast<float>(block.scales[group][lane]);
-}
-
-inline float minimum_of(const Q6KBlock&, int, int64_t) { return 0.0f; }
-
-template <class Block>
-float scale_of(const Block& block, int group, int64_t lane) {
-  return half_to_float(block.scales.scale_units[lane]) *
-         static_cast<float>(scale_of(block.scales, group, lane));
-}
-
-template <class Block>
-float minimum_of(const Block& block, int group, int64_t lane) {
-  return half_to_float(block.scales.minimum_units[lane]) *
-         static_cast<float>(minimum_of(block.scales, group, lane));
-}
-
-// Superblocks.
+// Blocks that are taken apart: the whole panel is, which takes no longer than one lane would.
 template <class Block>
 void unpack_block(const Block& block, int64_t lane, float* weights) {
   constexpr int kInputs = Block::kInputs / Block::kScales;  // of a group
+  UnpackedOf<Block> unpacked;
+  unpack<Portable>(block, 0, unpacked);
   for (int i = 0; i < Block::kInputs; ++i) {
     const int group = i / kInputs;
-    const auto value = static_cast<float>(value_of(block.groups[group], lane, i % kInputs));
-    weights[i] = value * scale_of(block, group, lane) - minimum_of(block, group, lane);
+    const int quad = i % kInputs / kQuad;
+    const int value = unpacked.groups[group].quads[quad][lane][i % kQuad] - Block::kOffset;
+    weights[i] = static_cast<float>(value) * unpacked.floats.scales[group][lane];
+    if (Block::kHasMinima) {
+      weights[i] -= unpacked.floats.minima[group][lane];
+    }
   }
 }
 
@@ -86,6 +75,8 @@ inline void unpack_row(Bits bits, const void* packed, int64_t num_groups, int64_
       return unpack_row<BFloat16Block>(packed, num_groups, output, weights);
     case Bits::kInt8:
       return unpack_row<Int8Block>(packed, num_groups, output, weights);
+    case Bits::kInt5:
+      return unpack_row<Int5Block>(packed, num_groups, output, weights);
     case Bits::kQ4K:
       return unpack_row<Q4KBlock>(packed, num_groups, output, weights);
     case Bits::kQ5K:

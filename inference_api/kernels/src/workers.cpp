@@ -54,17 +54,21 @@ void Workers::multiply(std::vector<LinearCall>& calls) {
     return;
   }
   set_tiles(calls);
-  const int64_t panels = num_panels(calls[0]);
-  const int64_t total = panels * static_cast<int64_t>(calls.size());
+  int64_t total = 0;
+  for (const LinearCall& call : calls) {
+    total += num_panels(call);
+  }
   const int64_t tasks = std::min(total, num_threads_ * kTasksPerThread);
   pool.run(tasks, [&](int64_t task) {
-    const int64_t end = total * (task + 1) / tasks;
-    for (int64_t first = total * task / tasks; first < end;) {
-      const int64_t call = first / panels;
-      const int64_t last = std::min(end, (call + 1) * panels);
-      kernels.linear_panels(calls[static_cast<size_t>(call)], first - call * panels,
-                            last - call * panels);
-      first = last;
+    int64_t first = total * task / tasks;
+    int64_t end = total * (task + 1) / tasks;
+    for (const LinearCall& call : calls) {
+      const int64_t panels = num_panels(call);
+      if (first < panels && end > 0) {
+        kernels.linear_panels(call, std::max<int64_t>(first, 0), std::min(end, panels));
+      }
+      first -= panels;
+      end -= panels;
     }
   });
 }

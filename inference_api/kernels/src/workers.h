@@ -15,7 +15,7 @@ class Workers {
       : kernels(kernels), pool(num_threads), num_threads_(num_threads) {}
 
   void multiply(LinearCall call);
-  // Products of the same shape, but for their rows, that have nothing to do with each other.
+  // Products that have nothing to do with each other.
   void multiply(std::vector<LinearCall>& calls);
   // The same, of which any may add to one place: they do in their order.
   void multiply_in_order(std::vector<LinearCall>& calls);

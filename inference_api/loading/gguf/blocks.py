@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight, UnusableWeight
-from inference_api.kernels.packing import GROUP, K_BITS
+from inference_api.kernels.packing import FILE_BITS, GROUP
 from inference_api.loading.gguf.k_quants import write_superblocks
 from inference_api.loading.numbers import Numbers, Pack
 from inference_api.loading.packing.blocks import (
@@ -76,7 +76,7 @@ class GgufTensor(BlockTensor):
 
     def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
         """See `BlockTensor`."""
-        if packed.bits in K_BITS.values():
+        if packed.bits in FILE_BITS.values():
             write_superblocks(self.kind, self.data, packed, first_output)
         else:
             BlockTensor.pack_into(self, pack, packed, first_output)

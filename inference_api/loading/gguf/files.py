@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
 
 from inference_api.errors import StartupError
-from inference_api.kernels.packing import K_BITS, Bits
+from inference_api.kernels.packing import FILE_BITS, Bits
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
@@ -32,7 +32,8 @@ MAX_ENTRIES = 100_000  # entries of metadata, and as many tensors
 ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 EMBEDDING = "token_embd.weight"
 # Bits of the kernels' blocks that hold what these types store, unchanged; see `gguf.blocks`.
-BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, "IQ4_NL": 8, "Q4_0": 4, **K_BITS}
+KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
+BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, "IQ4_NL": 8, **KEPT_BITS}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
 MAX_PARTS = 65_535  # parts of a model; their number has 16 bits

@@ -1,4 +1,4 @@
-"""K-quants of GGUF files, to the kernels' blocks: the same integers in another order.
+"""K-quants and Q5_0 of GGUF files, to the kernels' blocks: the same integers in another order.
 
 `kernels/src/layout.h` says how a block looks.
 """
@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from inference_api.kernels.library import PackedWeight, UnusableWeight
-from inference_api.kernels.packing import GROUP, K_BITS, PANEL, SUPER_GROUP
+from inference_api.kernels.packing import FILE_BITS, GROUP, PANEL, SUPER_GROUP, group_inputs
 
 QUAD, HALVES = 4, 2  # two quads share their bytes
 FOUR, TWO_BITS = np.uint8(4), np.uint8(3)
@@ -22,6 +22,13 @@ Bytes = NDArray[np.uint8]
 _UNITS_AND_SCALES = [("units", np.uint16, (2,)), ("scales", np.uint8, (3, 4))]
 _LOW = ("low", np.uint8, (GROUPS // HALVES, GROUP))  # four bits of two groups in a byte
 _STORED = {
+    GGMLQuantizationType.Q5_0: np.dtype(
+        [
+            ("units", np.uint16, (1,)),
+            ("high", np.uint8, (GROUP // 8,)),
+            ("low", np.uint8, (GROUP // HALVES,)),
+        ]
+    ),
     GGMLQuantizationType.Q4_K: np.dtype([*_UNITS_AND_SCALES, _LOW]),
     GGMLQuantizationType.Q5_K: np.dtype([*_UNITS_AND_SCALES, ("high", np.uint8, (GROUP,)), _LOW]),
     GGMLQuantizationType.Q6_K: np.dtype(
@@ -35,14 +42,17 @@ _STORED = {
 }
 
 
-def _block(units: int, scales: list[Any], groups: int, has_high: bool) -> np.dtype[Any]:
-    pairs = ("pairs", np.uint8, (SUPER_GROUP // groups // QUAD // HALVES, PANEL, QUAD))
+def _block(
+    units: int, scales: list[Any], groups: int, has_high: bool, inputs: int = SUPER_GROUP
+) -> np.dtype[Any]:
+    pairs = ("pairs", np.uint8, (inputs // groups // QUAD // HALVES, PANEL, QUAD))
     values = [pairs, ("high", np.uint8, (PANEL, QUAD))] if has_high else [pairs]
     return np.dtype([("units", np.uint16, (units, PANEL)), *scales, ("groups", values, (groups,))])
 
 
 _SIX_BITS = [("low", np.uint8, (GROUPS, PANEL)), ("high", np.uint8, (GROUPS // 2, PANEL))]
 _BLOCKS = {
+    GGMLQuantizationType.Q5_0: _block(1, [], 1, has_high=True, inputs=GROUP),
     GGMLQuantizationType.Q4_K: _block(2, _SIX_BITS, GROUPS, has_high=False),
     GGMLQuantizationType.Q5_K: _block(2, _SIX_BITS, GROUPS, has_high=True),
     GGMLQuantizationType.Q6_K: _block(
@@ -56,9 +66,11 @@ def write_superblocks(
 ) -> None:
     """Outputs `first_output`… of `packed`: `data` [rows, bytes] of a file. Raises
     UnusableWeight."""
-    if K_BITS.get(kind.name) != packed.bits:
+    if FILE_BITS.get(kind.name) != packed.bits:
         raise UnusableWeight(f"it is {kind.name} by now")
-    blocks = packed.blocks.view(_BLOCKS[kind]).reshape(-1, packed.inputs // SUPER_GROUP)
+    blocks = packed.blocks.view(_BLOCKS[kind]).reshape(
+        -1, packed.inputs // group_inputs(packed.bits)
+    )
     for first in range(0, len(data), ROWS_AT_A_TIME):
         stored = np.ascontiguousarray(data[first : first + ROWS_AT_A_TIME]).view(_STORED[kind])
         if not np.isfinite(stored["units"].view(np.float16)).all():
@@ -66,7 +78,7 @@ def write_superblocks(
         begin = first_output + first
         panels, lanes = np.divmod(np.arange(begin, begin + len(stored)), PANEL)
         blocks["units"][panels, ..., lanes] = stored["units"]
-        for name, numbers in _scales(kind, stored["scales"]).items():
+        for name, numbers in _scales(kind, stored).items():
             blocks[name][panels, ..., lanes] = numbers
         low, high = _values(kind, stored)
         blocks["groups"]["pairs"][panels, ..., lanes, :] = low[..., 0, :] | low[..., 1, :] << FOUR
@@ -74,13 +86,17 @@ def write_superblocks(
             blocks["groups"]["high"][panels, ..., lanes, :] = high
 
 
-def _scales(kind: GGMLQuantizationType, stored: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Q6_K's stay as they are; others, [..., 3, 4], become the low four bits of eight scales, above
-    them those of minima, and the high two of both, two groups in a byte.
+def _scales(kind: GGMLQuantizationType, blocks: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Q5_0 has only units, and Q6_K's stay as they are; others, [..., 3, 4], become the low four
+    bits of eight scales, above them those of minima, and the high two of both, two groups in a
+    byte.
 
     Files have the first four scales, then the first four minima, in the low six bits of bytes whose
     high two bits are those of the last four; then the low bits of these.
     """
+    if kind == GGMLQuantizationType.Q5_0:
+        return {}
+    stored = blocks["scales"]
     if kind == GGMLQuantizationType.Q6_K:
         return {"scales": stored}
     scales, minima, last = stored[..., 0, :], stored[..., 1, :], stored[..., 2, :]
@@ -96,13 +112,18 @@ def _values(kind: GGMLQuantizationType, stored: NDArray[Any]) -> tuple[Bytes, By
     """Returns the low four bits, [..., groups, pairs, 2, 4], and the others of all quads of a group
     in one byte, [..., groups, 4]."""
     is_six = kind == GGMLQuantizationType.Q6_K
-    groups = SMALL_GROUPS if is_six else GROUPS
+    groups = {GGMLQuantizationType.Q6_K: SMALL_GROUPS, GGMLQuantizationType.Q5_0: 1}.get(
+        kind, GROUPS
+    )
     both = stored["low"] & np.uint8(0x0F), stored["low"] >> FOUR
     low = np.stack(both, -3 if is_six else -2).reshape(*stored.shape, groups, -1, HALVES, QUAD)
     if kind == GGMLQuantizationType.Q4_K:
         return low, None
     bits = 2 if is_six else 1
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    high = stored["high"][..., None, :] >> shifts & np.uint8(2**bits - 1)
+    if kind == GGMLQuantizationType.Q5_0:
+        high = np.unpackbits(stored["high"], axis=-1, bitorder="little")
+    else:
+        high = stored["high"][..., None, :] >> shifts & np.uint8(2**bits - 1)
     quads = high.reshape(*stored.shape, groups, -1, QUAD)
     return low, np.bitwise_or.reduce(quads << shifts, -2)

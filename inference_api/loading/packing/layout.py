@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 from zlib import crc32
 
-from inference_api.kernels.packing import BITS, FLOAT_BITS, K_BITS, Bits
+from inference_api.kernels.packing import BITS, FILE_BITS, FLOAT_BITS, Bits
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.layout import TensorForm, parameter_forms
 
@@ -24,7 +24,7 @@ PREAMBLE = Struct("<8sIIQQ")  # magic, version, CRC-32 of what follows, header's
 CHECKED_FROM = 16  # where in the preamble that begins
 ALIGNMENT_BYTES = 64
 PAGE_BYTES = 4096
-DTYPES: dict[int, str] = {bits: name for name, bits in (BITS | FLOAT_BITS | K_BITS).items()}
+DTYPES: dict[int, str] = {bits: name for name, bits in (BITS | FLOAT_BITS | FILE_BITS).items()}
 NO_KEY, NO_CRC = "0" * 64, "0" * 8
 
 

@@ -1,4 +1,4 @@
-"""Under QUANTIZATION=file matrices stay as a GGUF file has them, where the kernels can."""
+"""Under QUANTIZATION=file or auto matrices stay as a GGUF file has them, where the kernels can."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import Tensor
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.library import Kernels
-from inference_api.kernels.packing import K_BITS
+from inference_api.kernels.packing import FILE_BITS
 from inference_api.loading import checkpoint
 from inference_api.loading.config import LayerRange, ModelConfig
 from inference_api.loading.files import read_headers
@@ -67,16 +67,16 @@ def prompt() -> RowStep:
     return RowStep(0, 0, PROMPT, (ANY_DRAW,))
 
 
-@pytest.mark.parametrize("kind", K_BITS)
+@pytest.mark.parametrize("kind", FILE_BITS)
 def test_matrices_stay_as_the_file_has_them(kind: str, plain: Path, tmp_path: Path) -> None:
     file = with_superblocks(plain, tmp_path / "model.gguf", in_all(kind))
     packed = parameters(file).packed
     for name, parts in linear_weights(config_of(file)).items():
-        assert packed[name].bits == K_BITS[kind]
+        assert packed[name].bits == FILE_BITS[kind]
         assert np.array_equal(packed[name].unpack(), stored_numbers(file, parts))
 
 
-@pytest.mark.parametrize("kind", K_BITS)
+@pytest.mark.parametrize("kind", FILE_BITS)
 def test_answers_are_nearly_those_of_the_numbers_as_floats(
     kind: str, plain: Path, tmp_path: Path
 ) -> None:
@@ -86,7 +86,7 @@ def test_answers_are_nearly_those_of_the_numbers_as_floats(
 
 
 def test_weights_take_no_more_memory_than_their_file(plain: Path, tmp_path: Path) -> None:
-    for kind in K_BITS:
+    for kind in FILE_BITS:
         file = with_superblocks(plain, tmp_path / "model.gguf", in_all(kind))
         assert weight_bytes(config_of(file), 4, 8) <= file.stat().st_size
 
@@ -135,10 +135,28 @@ def test_int8_rounds_them_when_asked(plain: Path, tmp_path: Path) -> None:
     assert KernelRunner(file, OPTIONS).facts.quantization == "file"
 
 
-def test_a_parameter_of_unlike_parts_is_int8(plain: Path, tmp_path: Path) -> None:
-    kinds = {"_q": "Q4_K", "_k": "Q4_K", "_down": "Q4_K"}  # values stay Q8_0
+def test_a_parameter_of_unlike_parts_is_int8_but_for_values(plain: Path, tmp_path: Path) -> None:
+    kinds = {"_q": "Q4_K", "_k": "Q4_K", "_gate": "Q4_K", "_down": "Q4_K"}  # others stay Q8_0
     file = with_superblocks(plain, tmp_path / "model.gguf", kinds)
     packed = parameters(file).packed
-    bits = {name: packed[f"layers.0.{name}.weight"].bits for name in ("qkv", "out", "up", "down")}
-    assert bits == {"qkv": 8, "out": 8, "up": 8, "down": 104}
+    names = ("qkv", "values", "out", "up", "down")
+    bits = {name: packed[f"layers.0.{name}.weight"].bits for name in names}
+    assert bits == {"qkv": 104, "values": 8, "out": 8, "up": 8, "down": 104}
     assert KernelRunner(plain, OPTIONS).facts.quantization == "int8"
+
+
+def test_values_of_another_form_are_multiplied_with_the_others(plain: Path, tmp_path: Path) -> None:
+    kinds = {"_q": "Q5_0", "_k": "Q5_0", "_v": "Q6_K"}
+    file = with_superblocks(plain, tmp_path / "model.gguf", kinds)
+    meant = logits(file, "none")
+    assert (logits(file) - meant).norm() < 0.05 * meant.norm()
+
+
+@pytest.mark.parametrize("has_tiles", [False, True])
+def test_auto_keeps_them_unless_the_processor_multiplies_tiles(
+    has_tiles: bool, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "multiplies_tiles", lambda: has_tiles)
+    file = with_superblocks(plain, tmp_path / "model.gguf", in_all("Q4_K"))
+    found = KernelRunner(file, replace(OPTIONS, quantization="auto")).facts.quantization
+    assert found == ("int8" if has_tiles else "file")

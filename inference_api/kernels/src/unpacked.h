@@ -1,0 +1,211 @@
+// Blocks of few bits: how products read them, and how they are taken apart, once for many rows.
+#pragma once
+
+#include <cstdint>
+
+#include "layout.h"
+
+namespace hearth {
+namespace {
+
+constexpr int kLowBits = 4;
+constexpr int kLowMask = 0xf;
+
+// A quad of a group's values, of which four bits are in `pairs` and others, if any, in `high`.
+template <class Isa, class Packed, class Values>
+typename Isa::Bytes bytes_of(const Values& values, int quad, int vector) {
+  const auto pairs = Isa::load(values.pairs[quad / 2], vector);
+  const auto low = Isa::field(pairs, quad % 2 * kLowBits, kLowMask);
+  constexpr int kHighBits = Packed::kBits - kLowBits;
+  if constexpr (kHighBits == 0) {
+    return low;
+  } else {
+    constexpr int kMask = ((1 << kHighBits) - 1) << kLowBits;
+    const auto high = Isa::load(values.high, vector);
+    return Isa::joined(low, Isa::field(high, quad * kHighBits - kLowBits, kMask));
+  }
+}
+
+// The values of a group of a block.
+template <class Block>
+const auto& values_of(const Block& block, int group) {
+  if constexpr (Block::kScales == 1) {
+    return block;
+  } else {
+    return block.groups[group];
+  }
+}
+
+template <class Isa>
+void unpack_halves(const uint16_t (&halves)[kPanel], float (&floats)[kPanel]) {
+  for (int lane = 0; lane < kPanel; lane += Isa::kLanes) {
+    Isa::store(floats + lane, Isa::halves(halves + lane));
+  }
+}
+
+// Exact: integers of few bits times halves.
+template <class Integer>
+void multiply_lanes(const float (&units)[kPanel], const Integer (&integers)[kPanel],
+                    float (&products)[kPanel]) {
+  for (int lane = 0; lane < kPanel; ++lane) {
+    products[lane] = units[lane] * static_cast<float>(integers[lane]);
+  }
+}
+
+// What a group's sums are multiplied by; and what is taken off its weights, where they have minima.
+template <int kNumScales>
+struct GroupFloats {
+  float scales[kNumScales][kPanel];
+  float minima[kSuperGroups][kPanel];
+};
+
+template <class Isa>
+void unpack_scales(const GroupScales& packed, GroupFloats<kSuperGroups>& to) {
+  float scale_units[kPanel];
+  float minimum_units[kPanel];
+  unpack_halves<Isa>(packed.scale_units, scale_units);
+  unpack_halves<Isa>(packed.minimum_units, minimum_units);
+#pragma GCC unroll 8
+  for (int group = 0; group < kSuperGroups; ++group) {
+    uint8_t scales[kPanel];
+    uint8_t minima[kPanel];
+    for (int lane = 0; lane < kPanel; ++lane) {
+      const int low = packed.low[group][lane];
+      const int high = packed.high[group / 2][lane] >> (group % 2 * 4);
+      scales[lane] = static_cast<uint8_t>((low & kLowMask) | (high & 0x3) << kLowBits);
+      minima[lane] = static_cast<uint8_t>(low >> kLowBits | (high & 0xc) << 2);
+    }
+    multiply_lanes(scale_units, scales, to.scales[group]);
+    multiply_lanes(minimum_units, minima, to.minima[group]);
+  }
+}
+
+// `block` is number `index` of those that share `to`.
+template <class Isa>
+void unpack_scales(const Int5Block& block, int index, GroupFloats<kSuperGroups>& to) {
+  unpack_halves<Isa>(block.scales, to.scales[index]);
+}
+
+template <class Isa>
+void unpack_scales(const Q4KBlock& block, int, GroupFloats<kSuperGroups>& to) {
+  unpack_scales<Isa>(block.scales, to);
+}
+
+template <class Isa>
+void unpack_scales(const Q5KBlock& block, int, GroupFloats<kSuperGroups>& to) {
+  unpack_scales<Isa>(block.scales, to);
+}
+
+template <class Isa>
+void unpack_scales(const Q6KBlock& block, int, GroupFloats<2 * kSuperGroups>& to) {
+  float units[kPanel];
+  unpack_halves<Isa>(block.scale_units, units);
+  for (int group = 0; group < Q6KBlock::kScales; ++group) {
+    multiply_lanes(units, block.scales[group], to.scales[group]);
+  }
+}
+
+// Values as bytes of as many inputs of a panel as a superblock has, in kNumScales groups: 11 KiB,
+// which stay in the first level cache for all rows.
+template <int kNumScales>
+struct alignas(kCacheLine) Unpacked {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kSuperInputs;
+  static constexpr int kScales = kNumScales;
+  struct Values {
+    uint8_t quads[kInputs / kScales / kQuad][kPanel][kQuad];
+  };
+  Values groups[kScales];
+  GroupFloats<kScales> floats;
+};
+
+// Blocks of `Packed` that make one Unpacked, and what they make.
+template <class Packed>
+constexpr int kUnpackedBlocks = kSuperInputs / Packed::kInputs;
+template <class Packed>
+using UnpackedOf = Unpacked<Packed::kScales * kUnpackedBlocks<Packed>>;
+
+// `block`, which is number `index` of those that make `to`.
+template <class Isa, class Packed>
+void unpack(const Packed& block, int index, UnpackedOf<Packed>& to) {
+  constexpr int kGroupQuads = Packed::kInputs / Packed::kScales / kQuad;
+  unpack_scales<Isa>(block, index, to.floats);
+  for (int group = 0; group < Packed::kScales; ++group) {
+    const auto& values = values_of(block, group);
+    auto& quads = to.groups[index * Packed::kScales + group].quads;
+#pragma GCC unroll 8
+    for (int quad = 0; quad < kGroupQuads; ++quad) {
+#pragma GCC unroll 8
+      for (int vector = 0; vector < kPanel / Isa::kLanes; ++vector) {
+        Isa::store(quads[quad], vector, bytes_of<Isa, Packed>(values, quad, vector));
+      }
+    }
+  }
+}
+
+// How `Isa` multiplies by blocks as they are, and by what they are taken apart to: see linear.h.
+template <class Isa, class Packed>
+struct Whole : Isa::template Small<Packed::kBits, Packed::kOffset> {
+  using Block = Packed;
+  static constexpr bool kHasMinima = Packed::kHasMinima;
+
+  template <class Values>
+  static auto weights(const Values& values, int quad, int vector) {
+    return Whole::taken(bytes_of<Isa, Packed>(values, quad, vector));
+  }
+};
+
+template <class Isa, class Packed>
+struct Apart : Isa::template Small<Packed::kBits, Packed::kOffset> {
+  using Block = UnpackedOf<Packed>;
+  static constexpr bool kHasMinima = Packed::kHasMinima;
+
+  static auto weights(const typename Block::Values& values, int quad, int vector) {
+    return Apart::taken(Isa::load(values.quads[quad], vector));
+  }
+};
+
+// Scales and minima of a block as `Isa` reads them.
+template <class Isa, class Block>
+struct Scales {
+  explicit Scales(const Block& block) {
+    if constexpr (Block::kScales == 1) {
+      halves_ = block.scales;
+    } else {
+      unpack_scales<Isa>(block, 0, floats_);
+    }
+  }
+
+  typename Isa::Floats scales(int group, int vector) const {
+    if constexpr (Block::kScales == 1) {
+      return Isa::halves(halves_ + vector * Isa::kLanes);
+    } else {
+      return Isa::load(floats_.scales[group] + vector * Isa::kLanes);
+    }
+  }
+  typename Isa::Floats minima(int group, int vector) const {
+    return Isa::load(floats_.minima[group] + vector * Isa::kLanes);
+  }
+
+ private:
+  const uint16_t* halves_ = nullptr;
+  GroupFloats<Block::kScales> floats_;
+};
+
+template <class Isa, int kScales>
+struct Scales<Isa, Unpacked<kScales>> {
+  explicit Scales(const Unpacked<kScales>& block) : floats_(block.floats) {}
+
+  typename Isa::Floats scales(int group, int vector) const {
+    return Isa::load(floats_.scales[group] + vector * Isa::kLanes);
+  }
+  typename Isa::Floats minima(int group, int vector) const {
+    return Isa::load(floats_.minima[group] + vector * Isa::kLanes);
+  }
+
+ private:
+  const GroupFloats<kScales>& floats_;
+};
+
+}  // namespace
+}  // namespace hearth
