@@ -64,6 +64,11 @@ class RowStep:
         return len(self.token_ids) - len(self.draws)
 
     @property
+    def num_guesses(self) -> int:
+        """The last tokens, which were drafted."""
+        return sum([bool(draw.branch) for draw in self.draws])
+
+    @property
     def positions(self) -> Sequence[int]:
         if self.parents is None:
             return range(self.start, self.start + len(self.token_ids))
@@ -255,7 +260,8 @@ class ModelRunner(RowMemory, Protocol):
         """After a step: the row's sequence goes on with these of its tokens, indices of one branch
         from its beginning, in slots that follow each other; the others are forgotten.
 
-        Without it a chain is kept whole. Slots behind what was kept are free to be written again.
+        Without it a chain is kept whole, but where layers are recurrent without its guesses. Slots
+        behind what was kept are free to be written again.
         """
 
     def idle(self) -> bool:

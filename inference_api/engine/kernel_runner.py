@@ -147,7 +147,8 @@ class KernelRunner(LocalRunner):
                 *(self._folder.name, context, needed.context_tokens),
             )
         groups, count = needed.groups, self.layout.num_pages
-        self._cache = PagedCache(config, self.max_rows, context, dtype, count, groups)
+        num_guesses = self._options.num_guesses
+        self._cache = PagedCache(config, self.max_rows, context, dtype, count, groups, num_guesses)
         parameters = self._parameters()
         self.decoder = KernelDecoder(config, parameters, self._cache, context)
         self.medusa = self._medusa_heads(parameters)
@@ -177,6 +178,13 @@ class KernelRunner(LocalRunner):
     @property
     def _cache_dtype(self) -> str:
         return cache_dtype(self._options.kv_cache_dtype, self._packing.bits)
+
+    def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
+        super().keep(row, accepted)
+        num_kept = len(accepted) - (len(row.token_ids) - row.num_guesses)
+        if self._config.recurrent is not None and num_kept > 0:
+            assert isinstance(self.decoder, KernelDecoder), "one process has all layers"
+            self.decoder.keep_guesses(row.row, num_kept)
 
     def _forward(
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]

@@ -38,6 +38,7 @@ class PagedCache:
         dtype: str,
         count: int,
         groups: Sequence[PageGroup] | None = None,
+        num_guesses: int = 0,
     ) -> None:
         """`dtype`: a value of KV_CACHE_DTYPE other than auto; `count` of pages; `groups`: None for
         one of all layers. Raises MemoryError."""
@@ -53,6 +54,12 @@ class PagedCache:
         states = np.frombuffer(self._memory, FLOAT32)[count * page_bytes // FLOAT32.itemsize :]
         self.states: Floats = states.reshape(max_rows, -1)
         self._num_shared = count
+        log_floats = num_guesses * config.log_floats
+        log = anonymous(max(max_rows * log_floats * FLOAT32.itemsize, 1))
+        self.log: Floats = np.frombuffer(log, FLOAT32, max_rows * log_floats).reshape(max_rows, -1)
+        """What recurrent layers note of each row's guesses, by layer: see `HearthRecurrentRows`."""
+        self.kept = np.zeros(max_rows, np.int64)
+        """From which position on a row's tokens of the next step are guesses."""
         self.tables = np.full((len(groups), max_rows, num_pages(max_seq_len)), NOWHERE, np.int32)
         self.places = {
             layer: (number, at)

@@ -217,6 +217,11 @@ class Kernels:
         if self._library.hearth_step(self._context, model, batch):
             raise MemoryError(f"no memory for a step of {len(tokens.ids)} tokens")
 
+    def keep(self, model: Any, row: int, count: int) -> None:
+        """See `hearth_keep` in `src/interface.h`; `model` is a `HearthModel *`."""
+        if self._library.hearth_keep(self._context, model, row, count):
+            raise MemoryError(f"no memory for {count} guesses")
+
     def heads(
         self,
         first: tuple[PackedWeight, Floats],

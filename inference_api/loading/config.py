@@ -152,6 +152,11 @@ class RecurrentConfig:
         return (self.conv_width - 1) * self.conv_dim
 
     @property
+    def log_floats(self) -> int:
+        """Size of what a layer's mixer reads of a token: all that is noted of a guess."""
+        return self.in_rows + (2 * self.heads if self.kind == "delta" else 0)
+
+    @property
     def layer_floats(self) -> int:
         """Size of a layer's state: these inputs, and the heads' matrices."""
         return self.tail_floats + self.heads * self.key_dim * self.value_dim
@@ -273,6 +278,11 @@ class ModelConfig:
         """Size of what the recurrent layers remember of a row."""
         of_layer = 0 if self.recurrent is None else self.recurrent.layer_floats
         return len(self.recurrent_layers) * of_layer
+
+    @property
+    def log_floats(self) -> int:
+        """Size of what the recurrent layers note of a guess."""
+        return len(self.recurrent_layers) * (self.recurrent.log_floats if self.recurrent else 0)
 
     @property
     def max_ffn_size(self) -> int:

@@ -29,6 +29,7 @@ class Footprint:
     rows: int
     context_tokens: int
     groups: Sequence[PageGroup] = (PageGroup(None, ()),)
+    log_bytes: int = 0  # what is noted of a row's guesses
     state_bytes: int = 0  # what recurrent layers remember of a row
 
     @classmethod
@@ -56,7 +57,9 @@ class Footprint:
         if is_packed_file and bits is not None:
             weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
         state_bytes = FLOAT_BYTES * config.state_floats
-        unlimited = cls(weights_bytes, page_bytes, 0, max_rows, context, groups, state_bytes)
+        log_bytes = FLOAT_BYTES * config.log_floats * options.num_guesses
+        of_row = (log_bytes, state_bytes)
+        unlimited = cls(weights_bytes, page_bytes, 0, max_rows, context, groups, *of_row)
         count = max_rows * unlimited.layout.row_pages(num_slots)
         if most_pages is not None:
             count = min(count, most_pages)
@@ -84,7 +87,8 @@ class Footprint:
 
     def pages_within(self, cache_bytes: int) -> int:
         """Returns how many pages there is room for beside those of the rows' states."""
-        return max(cache_bytes // self.page_bytes - self.rows * self.layout.state_pages, 0)
+        count = (cache_bytes - self.rows * self.log_bytes) // self.page_bytes
+        return max(count - self.rows * self.layout.state_pages, 0)
 
     @property
     def room_tokens(self) -> int:
@@ -93,7 +97,8 @@ class Footprint:
 
     @property
     def cache_bytes(self) -> int:
-        return (self.num_pages + self.rows * self.layout.state_pages) * self.page_bytes
+        num_pages = self.num_pages + self.rows * self.layout.state_pages
+        return num_pages * self.page_bytes + self.rows * self.log_bytes
 
     @property
     def cache_bytes_per_row(self) -> int:

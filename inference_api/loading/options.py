@@ -29,6 +29,8 @@ class EngineOptions:
     has_medusa: bool = False
     medusa_heads: str | None = None
     """The folder of the Medusa heads; None: the model's own."""
+    num_guesses: int = 0
+    """The most guesses of a row in a step, which recurrent layers note."""
     layers: LayerRange | None = None
     """The layers that this process holds; None: all."""
 
@@ -44,6 +46,7 @@ class EngineOptions:
             kv_cache_bytes=settings.kv_cache_memory,
             has_medusa=settings.speculation in ("auto", "medusa"),
             medusa_heads=settings.medusa_heads,
+            num_guesses=0 if settings.speculation == "off" else settings.speculation_tokens,
         )
 
     def with_layers(self, layers: LayerRange | None) -> Self:

@@ -26,11 +26,11 @@ def draft_sources(
     Raises StartupError where the one that is asked for is not there.
     """
     mode = settings.speculation
-    if mode != "off" and runner.layout.state_pages:
-        logger.info("%s has recurrent layers: nothing is drafted, whatever SPECULATION says", name)
-        mode = "off"
     if mode == "off":
         return ()
+    if runner.layout.state_pages:  # a state is of one branch, and so are these drafts
+        logger.info("%s has recurrent layers: only n-grams draft, whatever SPECULATION says", name)
+        return (NgramDrafts.name,)
     if mode == "draft" and drafter is None:
         raise StartupError(
             [

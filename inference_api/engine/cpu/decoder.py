@@ -51,6 +51,7 @@ class KernelDecoder:
         self._packed = parameters.packed
         self._tensors = parameters.tensors
         self._kernels = parameters.packing.kernels
+        self._num_guesses = cache.log.shape[1] // max(config.log_floats, 1)
         self._bits = parameters.packing.bits
         self._floats: list[Any] = []  # what the model points to, kept alive
         self._rope = RopeTurns(config, max_seq_len)
@@ -105,7 +106,16 @@ class KernelDecoder:
             ],
         )
 
+    def keep_guesses(self, row: int, count: int) -> None:
+        """The first guesses of the row's last step go into the state of its recurrent layers."""
+        self._kernels.keep(self._model, row, count)
+
     def _reach(self, rows: Sequence[RowStep]) -> None:
+        if self._config.recurrent is not None:
+            for each in rows:
+                assert each.parents is None, "a state is of one branch"
+                assert each.num_guesses <= self._num_guesses, "what is guessed is noted"
+                self._cache.kept[each.row] = each.start + len(each.token_ids) - each.num_guesses
         self._rope.reach(max(each.start + len(each.token_ids) for each in rows))
 
     def _turns(self) -> list[Fields]:
@@ -152,6 +162,10 @@ class KernelDecoder:
             "recurrent": {
                 "base": floats(cache.states) if cache.states.size else ffi.NULL,
                 "row_floats": cache.states.shape[1],
+                "kept": ffi.from_buffer("int64_t[]", cache.kept),
+                "log": floats(cache.log) if cache.log.size else ffi.NULL,
+                "log_tokens": self._num_guesses,
+                "log_floats": cache.log.shape[1],
             },
             "bits": self._bits,
             "cache_type": CACHE_TYPES[cache.pages.dtype.name],
@@ -222,12 +236,14 @@ class KernelDecoder:
     def _recurrent(self, config: RecurrentConfig, index: int) -> Fields:
         name = f"layers.{index}"
         conv = self._tensors[f"{name}.conv.weight"]
-        tail_at = self._config.recurrent_layers.index(index) * config.layer_floats
+        number = self._config.recurrent_layers.index(index)
+        tail_at = number * config.layer_floats
         fields: Fields = {
             "kind": MIXERS[config.kind],
             "conv_dim": config.conv_dim,
             "conv_width": config.conv_width,
             "tail_at": tail_at,
+            "log_at": number * config.log_floats * self._num_guesses,
             "conv": self._pointer(conv.reshape(config.conv_dim, config.conv_width).T),
             "conv_bias": self._optional(f"{name}.conv.bias"),
         }

@@ -208,6 +208,13 @@ int hearth_step(HearthContext* context, const HearthModel* model, const HearthBa
   return 1;
 }
 
+int hearth_keep(HearthContext* context, const HearthModel* model, int64_t row, int64_t count) try {
+  context->step.keep(context->workers, *model, row, count);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
+}
+
 int hearth_guess(HearthContext* context, const HearthHeads* heads, const float* hidden,
                  int64_t rows, int64_t* tokens, float* probabilities) try {
   context->guess.run(context->workers, *heads, hidden, rows, tokens, probabilities);

@@ -84,9 +84,15 @@ typedef struct {
 
 // What the recurrent layers remember of user rows: a block of floats of each, of one token count. A
 // row that begins, at position 0, begins with zeros.
+//
+// Guesses that draw beside a row's token do not go into its state, but into a log, for hearth_keep.
 typedef struct {
   float* base;
-  int64_t row_floats;  // from one row's block to the next one's
+  int64_t row_floats;   // from one row's block to the next one's
+  const int64_t* kept;  // [rows]: tokens of the next step from these positions on are guesses
+  float* log;           // or null: there are none
+  int64_t log_tokens;   // guesses of a row at most
+  int64_t log_floats;   // from one row's log to the next one's
 } HearthRecurrentRows;
 
 // A recurrent layer: see RecurrentConfig in loading/.
@@ -107,6 +113,7 @@ typedef struct {
   int32_t is_tiled;    // of heads that take turns instead
   int64_t key_dim;     // a multiple of 16
   int64_t value_dim;   // a multiple of 32; neither is more than 256
+  int64_t log_at;      // where in a row's log is [log_tokens] of what `in` makes, then of `steps`
   int64_t state_at;  // where in a row's block is [heads][key_dim * value_dim], as variants have it
   const float* decay;      // [heads], below 0: the logarithm of what a step of length 1 leaves
   const float* step_bias;  // [heads]
@@ -234,6 +241,11 @@ typedef struct {
 // Writes the keys and values of the tokens and computes the results. 0, or 1 without memory.
 HEARTH_EXPORT int hearth_step(HearthContext* context, const HearthModel* model,
                               const HearthBatch* batch);
+
+// The first `count` guesses of a row's last step go into its state.
+HEARTH_EXPORT int hearth_keep(HearthContext* context, const HearthModel* model, int64_t row,
+                              int64_t count);
+
 // Heads that guess tokens from a model's hidden state: see engine/medusa.py. A later layer
 // [hidden][hidden] is of head `its number % num_heads`.
 typedef struct {

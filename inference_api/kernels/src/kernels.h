@@ -129,6 +129,7 @@ struct AttentionCall {
 };
 
 constexpr int kChannels = 256;  // of a convolution, that one task handles
+constexpr int kMaxConvWidth = 16;
 
 // Query vectors that one task of attention handles at once, and the longest it can handle.
 constexpr int kMaxQueries = 32;
@@ -142,8 +143,9 @@ struct ShortConvCall {
   int64_t width;
   const float* mixed;  // [tokens][3][channels]
   int64_t num_tokens;
-  float* tail;  // [width - 1][channels]: B x of the tokens before, in the end of these
-  float* out;   // [tokens][channels]
+  int64_t num_kept;  // what follows them are guesses
+  float* tail;       // [width - 1][channels]: B x of the tokens before, in the end of those kept
+  float* out;        // [tokens][channels]
 };
 
 // Tokens [first_token, first_token + num_tokens) of one user row, and the query heads

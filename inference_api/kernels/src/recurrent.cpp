@@ -28,8 +28,15 @@ void Recurrent::begin(Workers& workers, const HearthModel& model, const int64_t*
       float* const block = model.recurrent.base + rows[token] * row_floats;
       const auto same_row = [&](const Run& run) { return run.block == block; };
       const auto before = std::find_if(runs_.rbegin(), runs_.rend(), same_row);
-      runs_.push_back({block, token, 1, before == runs_.rend() ? 0 : before->wave + 1});
+      float* const log = model.recurrent.log + rows[token] * model.recurrent.log_floats;
+      runs_.push_back({block, log, token, 1, 0, before == runs_.rend() ? 0 : before->wave + 1});
     }
+  }
+  has_guesses_ = false;
+  for (Run& run : runs_) {
+    const int64_t end = model.recurrent.kept[rows[run.first]] - positions[run.first];
+    run.kept = std::min(run.count, end);
+    has_guesses_ = has_guesses_ || run.kept < run.count;
   }
   std::stable_sort(runs_.begin(), runs_.end(),
                    [](const Run& one, const Run& other) { return one.wave < other.wave; });
@@ -47,10 +54,61 @@ void Recurrent::run(Workers& workers, const HearthModel& model, const HearthLaye
   grow(mixed_, num_tokens_ * recurrent.in.outputs);
   workers.multiply(
       linear_call(model, recurrent.in, normed, num_tokens_, Finish::kStore, 1.0f, mixed_.data()));
-  if (static_cast<Mixer>(recurrent.kind) == Mixer::kShortConv) {
-    run_short_conv(workers, recurrent, out);
+  if (recurrent.steps.outputs > 0) {
+    grow(steps_, num_tokens_ * recurrent.steps.outputs);
+    workers.multiply(linear_call(model, recurrent.steps, exact, num_tokens_, Finish::kStore, 1.0f,
+                                 steps_.data()));
+  }
+  mix(workers, model, recurrent, out);
+  if (has_guesses_) {
+    write_log(workers, model, recurrent);
+  }
+}
+
+// From mixed_ and steps_ to `out`, and to the rows' states.
+void Recurrent::mix(Workers& workers, const HearthModel& model, const HearthRecurrent& layer,
+                    float* out) {
+  if (static_cast<Mixer>(layer.kind) == Mixer::kShortConv) {
+    run_short_conv(workers, layer, out);
   } else {
-    run_delta(workers, model, recurrent, exact, out);
+    run_delta(workers, model, layer, out);
+  }
+}
+
+void Recurrent::write_log(Workers& workers, const HearthModel& model,
+                          const HearthRecurrent& layer) {
+  workers.each_row(static_cast<int64_t>(runs_.size()), [&](int64_t index) {
+    const Run& run = runs_[static_cast<size_t>(index)];
+    const int64_t first = run.first + run.kept;
+    const int64_t count = run.count - run.kept;
+    if (count == 0) {
+      return;
+    }
+    float* const log = run.log + layer.log_at;
+    std::copy_n(mixed_.data() + first * layer.in.outputs, count * layer.in.outputs, log);
+    std::copy_n(steps_.data() + first * layer.steps.outputs, count * layer.steps.outputs,
+                log + model.recurrent.log_tokens * layer.in.outputs);
+  });
+}
+
+void Recurrent::keep(Workers& workers, const HearthModel& model, int64_t row, int64_t count) {
+  const HearthRecurrentRows& rows = model.recurrent;
+  float* const block = rows.base + row * rows.row_floats;
+  runs_.assign(1, {block, rows.log + row * rows.log_floats, 0, count, count, 0});
+  num_tokens_ = count;
+  for (int64_t index = 0; index < model.num_layers; ++index) {
+    const HearthRecurrent& layer = model.layers[index].recurrent;
+    if (static_cast<Mixer>(layer.kind) == Mixer::kAttention) {
+      continue;
+    }
+    const float* const log = runs_[0].log + layer.log_at;
+    grow(mixed_, count * layer.in.outputs);
+    grow(steps_, count * layer.steps.outputs);
+    grow(replayed_, count * model.layers[index].out.inputs);
+    std::copy_n(log, count * layer.in.outputs, mixed_.data());
+    std::copy_n(log + rows.log_tokens * layer.in.outputs, count * layer.steps.outputs,
+                steps_.data());
+    mix(workers, model, layer, replayed_.data());
   }
 }
 
@@ -67,6 +125,7 @@ void Recurrent::run_short_conv(Workers& workers, const HearthRecurrent& layer, f
                                   layer.conv_width,
                                   mixed_.data() + run.first * layer.in.outputs,
                                   run.count,
+                                  run.kept,
                                   run.block + layer.tail_at,
                                   out + run.first * channels};
       workers.kernels.short_conv(call, first, std::min<int64_t>(first + kChannels, channels));
@@ -75,15 +134,10 @@ void Recurrent::run_short_conv(Workers& workers, const HearthRecurrent& layer, f
 }
 
 void Recurrent::run_delta(Workers& workers, const HearthModel& model, const HearthRecurrent& layer,
-                          const char* exact, float* out) {
+                          float* out) {
   const int64_t stride = layer.in.outputs;
   const int64_t width = layer.heads * layer.value_dim;
   const bool is_mamba2 = static_cast<Mixer>(layer.kind) == Mixer::kMamba2;
-  if (!is_mamba2) {
-    grow(steps_, num_tokens_ * layer.steps.outputs);
-    workers.multiply(
-        linear_call(model, layer.steps, exact, num_tokens_, Finish::kStore, 1.0f, steps_.data()));
-  }
   each_wave([&](const Run* runs, int64_t num_runs) {
     workers.pool.run(num_runs * layer.heads, [&](int64_t task) {
       const Run& run = runs[task / layer.heads];
@@ -97,7 +151,7 @@ void Recurrent::run_delta(Workers& workers, const HearthModel& model, const Hear
                         stride,
                         layer.steps.outputs,
                         run.count,
-                        run.count,
+                        run.kept,
                         run.block + layer.tail_at,
                         run.block + layer.state_at,
                         out + run.first * width};
@@ -126,7 +180,7 @@ void Recurrent::move_tail(const HearthRecurrent& layer, const Run& run) const {
   float* const tail = run.block + layer.tail_at;
   const int64_t size = layer.conv_width - 1;
   for (int64_t i = 0; i < size; ++i) {
-    const int64_t token = run.count - size + i;
+    const int64_t token = run.kept - size + i;
     const float* const input =
         token < 0 ? tail + (size + token) * layer.conv_dim
                   : mixed_.data() + (run.first + token) * layer.in.outputs + inputs_at(layer);

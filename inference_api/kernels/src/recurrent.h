@@ -21,13 +21,17 @@ class Recurrent {
   // [tokens][layer.out.inputs]. `exact`: the same as floats, for a delta rule alone.
   void run(Workers& workers, const HearthModel& model, const HearthLayer& layer, const char* normed,
            const char* exact, float* out);
+  // See hearth_keep.
+  void keep(Workers& workers, const HearthModel& model, int64_t row, int64_t count);
 
  private:
   // Consecutive tokens of one row.
   struct Run {
     float* block;  // of the row
+    float* log;
     int64_t first;
     int64_t count;
+    int64_t kept;  // what follows them are guesses
     int64_t wave;  // how many runs of its row are before it in the step
   };
 
@@ -44,15 +48,19 @@ class Recurrent {
     }
   }
 
+  void mix(Workers& workers, const HearthModel& model, const HearthRecurrent& layer, float* out);
+  void write_log(Workers& workers, const HearthModel& model, const HearthRecurrent& layer);
   void run_short_conv(Workers& workers, const HearthRecurrent& layer, float* out);
   void run_delta(Workers& workers, const HearthModel& model, const HearthRecurrent& layer,
-                 const char* exact, float* out);
+                 float* out);
   void move_tail(const HearthRecurrent& layer, const Run& run) const;
 
-  std::vector<Run> runs_;     // by wave
-  std::vector<float> mixed_;  // [tokens][outputs of `in`]
-  std::vector<float> steps_;  // [tokens][outputs of `steps`]
+  std::vector<Run> runs_;        // by wave
+  std::vector<float> mixed_;     // [tokens][outputs of `in`]
+  std::vector<float> steps_;     // [tokens][outputs of `steps`]
+  std::vector<float> replayed_;  // what is made of kept guesses once more
   int64_t num_tokens_ = 0;
+  bool has_guesses_ = false;
 };
 
 }  // namespace hearth

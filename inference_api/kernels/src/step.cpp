@@ -25,6 +25,18 @@ int64_t qkv_width(const HearthModel& model) {
   return queries_width(model) + width(model, 2 * model.num_kv_heads);
 }
 
+// Where a part of the batch ends that begins at `first`: not within the guesses of a row, if these
+// do not go into its state.
+int64_t part_end(const HearthModel& model, const HearthBatch& batch, int64_t first) {
+  int64_t end = std::min(batch.num_tokens, first + kMaxTokens);
+  const int64_t* const kept = model.recurrent.kept;
+  while (kept != nullptr && end < batch.num_tokens && batch.rows[end] == batch.rows[end - 1] &&
+         batch.positions[end] >= kept[batch.rows[end]]) {
+    --end;
+  }
+  return end;
+}
+
 bool is_recurrent(const HearthLayer& layer) {
   return static_cast<Mixer>(layer.recurrent.kind) != Mixer::kAttention;
 }
@@ -54,8 +66,8 @@ void Step::run(Workers& workers, const HearthModel& model, const HearthBatch& ba
   reserve(model, std::min(batch.num_tokens, kMaxTokens));
   const bool reads_all = model.num_layers == 0 || batch.after != nullptr || batch.hidden != nullptr;
   int64_t output = 0;
-  for (int64_t first = 0; first < batch.num_tokens; first += kMaxTokens) {
-    const int64_t count = std::min(batch.num_tokens - first, kMaxTokens);
+  for (int64_t first = 0; first < batch.num_tokens; first = part_end(model, batch, first)) {
+    const int64_t count = part_end(model, batch, first) - first;
     const int64_t* const begin = batch.outputs + output;
     const int64_t* const end =
         std::lower_bound(begin, batch.outputs + batch.num_outputs, first + count);

@@ -18,6 +18,10 @@ class Step {
   // See hearth_step. More tokens than kMaxTokens are taken in parts, which leaves the results as
   // they are.
   void run(Workers& workers, const HearthModel& model, const HearthBatch& batch);
+  // See hearth_keep.
+  void keep(Workers& workers, const HearthModel& model, int64_t row, int64_t count) {
+    recurrent_.keep(workers, model, row, count);
+  }
 
  private:
   // Tokens [first, first + count) of a batch, and its outputs among them. Unless `reads_all`

@@ -10,6 +10,7 @@ from inference_api.loading.config import ACTIVATIONS
 # Beyond every published model, and small enough to plan with: there are objects for every layer.
 MAX_LAYERS = 1024
 MAX_COUNT = 2**30
+MAX_CONV_WIDTH = 16  # as `src/kernels.h` has it
 MIN_NUMBER, MAX_NUMBER = 1e-30, 1e12  # as float32 has them
 
 ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}

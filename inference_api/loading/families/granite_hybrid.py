@@ -4,7 +4,7 @@ the others attention, mostly without rope."""
 from dataclasses import replace
 
 from inference_api.loading.config import MixtureConfig, ModelConfig, RecurrentConfig, TensorNames
-from inference_api.loading.families.fields import ConfigFields
+from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import no_mixture, read_mixtral
 from inference_api.loading.families.qwen3_next import (
@@ -91,7 +91,7 @@ def _read_mamba(fields: ConfigFields, hidden_size: int, layers: frozenset[int]) 
         "mamba2",
         layers,
         conv_dim=inner + 2 * groups * key_dim,
-        conv_width=fields.count("mamba_d_conv", least=2, most=64),
+        conv_width=fields.count("mamba_d_conv", least=2, most=MAX_CONV_WIDTH),
         has_bias=fields.flag("mamba_proj_bias"),
         has_conv_bias=fields.flag("mamba_conv_bias"),
         heads=heads,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from inference_api.loading.config import MixtureConfig, ModelConfig, RecurrentConfig
-from inference_api.loading.families.fields import ConfigFields
+from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture, num_experts_of
 from inference_api.loading.families.windows import GLOBAL
@@ -39,7 +39,7 @@ def _read(fields: ConfigFields, mixture: ReadMixture) -> ModelConfig:
         "short_conv",
         _conv_layers(fields, config.num_layers),
         conv_dim=config.hidden_size,
-        conv_width=fields.count("conv_L_cache", least=2, most=64),
+        conv_width=fields.count("conv_L_cache", least=2, most=MAX_CONV_WIDTH),
         has_bias=fields.flag("conv_bias"),
         has_conv_bias=fields.flag("conv_bias"),
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from inference_api.loading.config import MixtureConfig, ModelConfig, RecurrentConfig, TensorNames
-from inference_api.loading.families.fields import ConfigFields, text_fields
+from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields, text_fields
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture, read_qwen3_mixture
 from inference_api.loading.families.windows import GLOBAL
@@ -117,7 +117,7 @@ def _read_delta(fields: ConfigFields, layers: frozenset[int]) -> RecurrentConfig
         "delta",
         layers,
         conv_dim=2 * key_heads * key_dim + heads * value_dim,
-        conv_width=fields.count("linear_conv_kernel_dim", least=2, most=64),
+        conv_width=fields.count("linear_conv_kernel_dim", least=2, most=MAX_CONV_WIDTH),
         heads=heads,
         key_heads=key_heads,
         key_dim=key_dim,

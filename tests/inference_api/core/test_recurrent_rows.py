@@ -13,6 +13,7 @@ from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.inference_api_server import bring_up_of
 from inference_api.request import GenerationRequest, SamplingParams
 from inference_api.settings import Settings
+from inference_api.speculation.ngram import Match, NgramIndex
 from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
 NAME = "hybrid"
@@ -109,6 +110,31 @@ def test_rows_in_company_say_what_they_say_alone(folder: Path, forgetful: Server
         alone = [forgetful.answers([prompt])[0] for prompt in prompts]
         assert server.answers(prompts) == alone
     assert server.reused_tokens > 500
+
+
+def test_what_was_guessed_changes_no_text(
+    folder: Path, forgetful: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[Tokens, Tokens] = {}
+
+    def mostly_right(index: NgramIndex, max_tokens: int) -> Match:
+        row = index._row
+        begin, room = len(row.generated), row.token_limit - len(row.generated) - 1
+        guesses = [*said[row.request.prompt_tokens][begin : begin + min(max_tokens, room)]]
+        if begin % 3 and guesses:
+            guesses[begin % len(guesses)] = 3
+        return Match(guesses, 3 if guesses else 0)
+
+    monkeypatch.setattr(NgramIndex, "match", mostly_right)
+    server = Server(folder, speculation="ngram", speculation_tokens=5)
+    prompts = [text(50 + each, 9 + 20 * each) for each in range(6)]
+    for turn in range(3):
+        said = {prompt: forgetful.answers([prompt])[0] for prompt in prompts}
+        assert server.answers(prompts) == [*said.values()]
+        prompts = [prompt + answer + text(60 + turn, 3) for prompt, answer in said.items()]
+    totals = server.backend.snapshot.totals
+    assert 0 < totals.accepted_tokens < totals.drafted_tokens
+    assert totals.reused_tokens > 0
 
 
 def test_rows_that_pause_say_what_they_would(

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.tiny_models import CONTEXT, HYBRIDS, VOCAB_SIZE
 
-ROWS = 4
+ROWS, GUESSES = 4, 3
 PROMPT = random.Random(7).choices(range(3, VOCAB_SIZE), k=77)
 DRAW = Draw(SamplingParams(temperature=0.0), (0,), ())
 Tiny = Callable[[str], TinyModel]
@@ -32,9 +33,18 @@ every_hybrid = pytest.mark.parametrize("name", HYBRIDS)
 
 
 @cache
-def runner_of(folder: Path, quantization: str = "none", variant: str | None = None) -> KernelRunner:
+def runner_of(
+    folder: Path,
+    quantization: str = "none",
+    variant: str | None = None,
+    max_rows: int = ROWS,
+) -> KernelRunner:
     options = EngineOptions(
-        dtype="float32", max_rows=ROWS, max_seq_len=CONTEXT, quantization=quantization
+        dtype="float32",
+        max_rows=max_rows,
+        max_seq_len=CONTEXT,
+        quantization=quantization,
+        num_guesses=GUESSES,
     )
     runner = KernelRunner(folder, options, lambda threads: Kernels(threads, variant))
     runner.load()
@@ -127,6 +137,40 @@ def test_a_copied_state_goes_on_in_another_row(name: str, tiny_model: Tiny) -> N
     np.testing.assert_array_equal(runner.decoder.forward([resumed]).logits, whole[45:])
 
 
+@every_hybrid
+@pytest.mark.parametrize("num_right", range(GUESSES + 1))
+def test_wrong_guesses_leave_no_trace(name: str, num_right: int, tiny_model: Tiny) -> None:
+    runner = runner_of(tiny_model(name)[0])
+    whole = logits_of(runner, row=0)
+    runner.step([RowStep(1, 0, PROMPT[:30])])
+    start = 30
+    while start + GUESSES < len(PROMPT):
+        right = PROMPT[start + 1 : start + 1 + num_right]
+        guesses = (*right, *[3] * (GUESSES - num_right))
+        draws = [replace(DRAW, branch=guesses[:count]) for count in range(GUESSES + 1)]
+        step = RowStep(1, start, (PROMPT[start], *guesses), draws)
+        logits, end = runner.decoder.forward([step]).logits, start + 1 + num_right
+        np.testing.assert_array_equal(logits[: 1 + num_right], whole[start:end])
+        runner.keep(step, range(1 + num_right))
+        start = end
+
+
+def test_a_part_of_a_step_ends_before_a_row_that_guesses(tiny_model: Tiny) -> None:
+    """The kernels take 512 tokens at once."""
+    runner = runner_of(tiny_model("lfm2")[0], max_rows=6)
+    begun = RowStep(5, 0, PROMPT[:30])
+    runner.step([begun])
+    guesses = PROMPT[31 : 31 + GUESSES]
+    draws = [replace(DRAW, branch=guesses[:count]) for count in range(GUESSES + 1)]
+    guessing = RowStep(5, 30, PROMPT[30 : 31 + GUESSES], draws)
+    alone = runner.decoder.forward([guessing]).logits.copy()
+    for before in range(512 - GUESSES - 1, 514):
+        sizes = [100, 100, 100, 100, before - 400]
+        others = [RowStep(row, 0, [7] * size) for row, size in enumerate(sizes)]
+        runner.step([begun])
+        np.testing.assert_array_equal(runner.decoder.forward([*others, guessing]).logits, alone)
+
+
 def test_only_layers_with_attention_have_pages(tiny_model: Tiny) -> None:
     footprint = runner_of(tiny_model("lfm2")[0]).footprint
     [group] = footprint.groups
@@ -134,7 +178,9 @@ def test_only_layers_with_attention_have_pages(tiny_model: Tiny) -> None:
     assert footprint.page_bytes == 2 * 2 * 32 * 16 * 4  # keys and values of 2 heads of 16
     assert footprint.state_bytes == 2 * 2 * 64 * 4  # 2 layers see 2 tokens before one, of 64 each
     assert footprint.layout.state_pages == 1
-    assert footprint.cache_bytes == (footprint.num_pages + ROWS) * footprint.page_bytes
+    assert footprint.log_bytes == GUESSES * 2 * 3 * 64 * 4
+    of_pages = (footprint.num_pages + ROWS) * footprint.page_bytes
+    assert footprint.cache_bytes == of_pages + ROWS * footprint.log_bytes
 
 
 @pytest.mark.parametrize(
