@@ -211,7 +211,7 @@ class RowPages:
         for index in reversed(range(held.num_places)):  # the first are needed most
             self._drop(held.pages_at(index))
             for node in held.nodes[index : index + 1]:
-                self._use(node.state)
+                self._drop(self._share(node.state))
 
     def forget_cached(self) -> None:
         """Forget what no row holds: all there is, while none runs."""
@@ -232,16 +232,18 @@ class RowPages:
         whole_tokens = len(match.nodes) * self.page_tokens
         num_tokens = whole_tokens + match.tail_tokens
         if self._layout.state_pages:
-            if not self.can_reserve((len(match.nodes) + 1) * self._layout.num_groups):
+            most_pages = (len(match.nodes) + 1) * self._layout.num_groups
+            if not self.can_reserve(most_pages + self._layout.state_pages):
                 return  # the tail might not be copied
             held.borders = self._borders(held, match.num_alike, max(num_tokens, held.reused_tokens))
         if num_tokens > held.reused_tokens:
+            state = self._share(match.state)
             self._adopt(held, match.nodes[len(held.nodes) :])
             has_tail = match.tail is not None and self._copy(held, match.tail)
             held.reused_tokens = num_tokens if has_tail else whole_tokens
-            self._use(match.state)
-            for page, own in zip(match.state, self._layout.states_of(held.row), strict=False):
+            for page, own in zip(state, self._layout.states_of(held.row), strict=False):
                 self._memory.copy_page(page, own)
+            self._drop(state)
 
     def _borders(self, held: HeldPages, num_alike: int, num_tokens: int) -> Sequence[int]:
         """Where prompts that begin alike may go on: where this one left the tree, and its last
@@ -253,22 +255,23 @@ class RowPages:
         wanted = {num_alike * size, last if last - num_tokens >= MIN_KEPT_TOKENS else 0}
         return sorted(each for each in wanted if num_tokens < each <= last)
 
-    def _use(self, pages: Sequence[int]) -> None:
-        """Pages that the tree has are used now."""
-        for page in pages:
+    def _share(self, pages: Sequence[int]) -> Sequence[int]:
+        """Hold pages of the tree, so that they are not evicted, until they are dropped."""
+        there = [page for page in pages if page != GONE]
+        for page in there:
             self._pool.share(page)
-        self._drop(pages)
+        return there
 
     def _keep_state(self, held: HeldPages, node: Node) -> None:
         """Keep what the row's recurrent layers remember, behind this node, where there is room."""
-        count = self._layout.state_pages
-        if node.state or not self.can_reserve(count):
-            return
-        pages = [self._take(held, 0) for _ in range(count)]
-        for own, page in zip(self._layout.states_of(held.row), pages, strict=True):
-            self._memory.copy_page(own, page)
-        self._tree.keep_state(node, pages)
-        self._drop(pages)
+        count, of_node = self._layout.state_pages, self._share(node.pages)
+        if not node.state and self.can_reserve(count):
+            pages = [self._take(held, 0) for _ in range(count)]
+            for own, page in zip(self._layout.states_of(held.row), pages, strict=True):
+                self._memory.copy_page(own, page)
+            self._tree.keep_state(node, pages)
+            self._drop(pages)
+        self._drop(of_node)
 
     def _leave_state(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> None:
         """Keep what the row remembers in its end, behind all of its tokens."""
@@ -287,9 +290,7 @@ class RowPages:
 
     def _copy(self, held: HeldPages, tail: Node) -> bool:
         """Copy pages to the first open ones of the row; False where none can be had."""
-        sources, index = [*tail.pages], len(held.nodes)
-        for page in sources:
-            self._pool.share(page)  # so that it is not evicted meanwhile
+        sources, index = self._share(tail.pages), len(held.nodes)
         has_pages = self.reserve(held.row, (index + 1) * self.page_tokens)
         if has_pages:
             for source, page in zip(sources, held.pages_at(index), strict=True):
