@@ -26,8 +26,8 @@ mock: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py --mock
 
 # Four workers, on two cores, since tests often wait for servers: each takes whole files, so that what
-# shares a server stays together, slow ones first, in the order of folders. OpenMP's threads would
-# spin for the core of another worker.
+# shares a server stays together, slow ones first, those that compute spread over those that wait.
+# OpenMP's threads would spin for the core of another worker.
 WORKERS ?= 4
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -54,16 +54,17 @@ packages:
 	lab/need_packages.sh chromium redis-server prometheus
 
 KERNELS := $(wildcard inference_api/kernels/src/*.h inference_api/kernels/src/*.cpp)
-TIDY := $(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p var/kernels -quiet -hide-progress
+TIDY := nice $(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p var/kernels -quiet -hide-progress
 
 # The sources for one instruction set and the test driver take clang-tidy as long as all others: they
 # wait for `make test-kernels`. So do the paths that the analyzer would follow beyond so many nodes of
 # each function: most of its time is theirs.
 SHALLOW := $(addprefix -extra-arg=,-Xclang -analyzer-config -Xclang max-nodes=50000)
+# What takes long gives way to the tests, which often wait, where `make -j2 test` runs both.
 check: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	nice $(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(KERNELS)
 	$(BIN)/python -m lab.kernels.compile_commands

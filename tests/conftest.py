@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,7 @@ for settings in SETTINGS:
 # tests of Redis are found by themselves, and single ones say `@pytest.mark.slow`.
 NOT_SLOW = "not slow"
 TESTS = Path(__file__).parent
-WITH_PROCESSES = [
+WITH_PROCESSES = (
     "benchmarking/commands/test_commands.py",
     "benchmarking/commands/test_other_servers.py",
     "benchmarking/load/test_answers.py",
@@ -58,12 +59,14 @@ WITH_PROCESSES = [
     "test_forked.py",
     "test_layers.py",
     "weights/test_e2e.py",
-]
-WITH_MUCH_TO_COMPUTE = [
+)
+WITH_MUCH_TO_COMPUTE = (
     "benchmarking/analysis/test_predict.py",
     "benchmarking/analysis/test_search.py",
     "benchmarking/load/test_preflight.py",
     "benchmarking/report/test_page.py",
+    "contracts/test_draft_source.py",
+    "inference_api/engine/test_fixed_step.py",
     "inference_api/loading/test_gguf_damage.py",
     "inference_api/pipeline/test_ring.py",
     "inference_api/pipeline/test_routes.py",
@@ -73,10 +76,11 @@ WITH_MUCH_TO_COMPUTE = [
     "inference_api/speculation/test_ends_of_branches.py",
     "inference_api/speculation/test_greedy_identity.py",
     "inference_api/speculation/test_sampled_law.py",
+    "inference_api/speculation/test_scheduler.py",
     "inference_api/speculation/test_speculated_answers.py",
     "optimizer/test_simulation.py",
     "weights/test_samplers.py",
-]
+)
 
 # Tests start hundreds of processes: each would compile every module.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -118,8 +122,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @cache
+def listed(path: Path, files: tuple[str, ...]) -> bool:
+    return any(path.is_relative_to(TESTS / each) for each in files)
+
+
 def is_slow(path: Path) -> bool:
-    return any(path.is_relative_to(TESTS / each) for each in WITH_PROCESSES + WITH_MUCH_TO_COMPUTE)
+    return listed(path, WITH_PROCESSES) or listed(path, WITH_MUCH_TO_COMPUTE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -128,12 +136,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Slow files come first: at the end, workers share what takes seconds and none waits long."""
+    """Slow files come first: at the end, workers share what takes seconds and none waits long.
+    Among them, files that compute are spread over those that wait for processes, so that there is
+    work for every core all the time."""
     for item in items:
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if is_slow(item.path) or "redis_url" in item.fixturenames or "redis" in given:
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: not is_slow(item.path))
+    slow = [path for path in dict.fromkeys(item.path for item in items) if is_slow(path)]
+    waits = {path: listed(path, WITH_PROCESSES) for path in slow}
+    sizes, seen, places = Counter(waits.values()), Counter[bool](), dict[Path, float]()
+    for path, is_waiting in waits.items():
+        places[path] = seen[is_waiting] / sizes[is_waiting]
+        seen[is_waiting] += 1
+    items.sort(key=lambda item: places.get(item.path, 1.0))
 
 
 @pytest.fixture(scope="session")
