@@ -4,14 +4,12 @@ from typing import Any
 
 import openai
 import pytest
-from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_openai import ChatOpenAI, OpenAI
 
 from lab.kit.servers import ServedApi
 
 MODEL = "hearth-tiny"
 ECHO = "System: Be brief.\nUser: hello\nAI: "  # what the mock makes of it
-TURNS = [SystemMessage("Be brief."), HumanMessage("hello")]
+TURNS = [("system", "Be brief."), ("human", "hello")]
 
 
 @pytest.fixture(scope="module")
@@ -19,12 +17,16 @@ def api(mock_api: ServedApi) -> ServedApi:
     return mock_api
 
 
-def chat(api: ServedApi, **options: Any) -> ChatOpenAI:
+def chat(api: ServedApi, **options: Any) -> Any:
+    from langchain_openai import ChatOpenAI  # seconds, of each worker's
+
     settings: dict[str, Any] = {"model": MODEL, "api_key": "none", "max_retries": 0}
     return ChatOpenAI(base_url=f"{api.url}/v1", **settings | options)
 
 
-def completions(api: ServedApi, **options: Any) -> OpenAI:
+def completions(api: ServedApi, **options: Any) -> Any:
+    from langchain_openai import OpenAI
+
     settings: dict[str, Any] = {"model": MODEL, "api_key": "none", "max_retries": 0}
     return OpenAI(base_url=f"{api.url}/v1", **settings | options)
 

@@ -10,12 +10,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
-from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from lab.kit.servers import ROOT, ServedApi
 from tests.e2e.test_tools import MODEL, TOOLS
@@ -36,22 +31,26 @@ class Person(BaseModel):
     size: Literal["small", "large"]
 
 
-def chat(api: ServedApi, **options: Any) -> ChatOpenAI:
+def chat(api: ServedApi, **options: Any) -> Any:
+    from langchain_openai import ChatOpenAI  # seconds, of each worker's
+
     settings: dict[str, Any] = {"model": MODEL, "api_key": "none", "max_retries": 0, "seed": 3}
     return ChatOpenAI(base_url=f"{api.url}/v1", **settings | options)
 
 
 def test_langchain_binds_tools_and_streams_them(api: ServedApi) -> None:
     bound = chat(api).bind_tools(TOOLS, tool_choice="required")
-    answer = bound.invoke([HumanMessage("hi")])
+    answer = bound.invoke("hi")
     streamed: Any = None
-    for piece in bound.stream([HumanMessage("hi")]):
+    for piece in bound.stream("hi"):
         streamed = piece if streamed is None else streamed + piece
     calls = [(call["name"], call["args"]) for call in answer.tool_calls]
     assert calls
     assert [(call["name"], call["args"]) for call in streamed.tool_calls] == calls
-    results = [ToolMessage("12", tool_call_id=str(call["id"])) for call in answer.tool_calls]
-    assert chat(api, max_tokens=2).invoke([HumanMessage("hi"), answer, *results]).content
+    results = [
+        {"role": "tool", "content": "12", "tool_call_id": call["id"]} for call in answer.tool_calls
+    ]
+    assert chat(api, max_tokens=2).invoke([("human", "hi"), answer, *results]).content
 
 
 def test_langchains_structured_output_by_function_calling(api: ServedApi) -> None:
@@ -60,6 +59,10 @@ def test_langchains_structured_output_by_function_calling(api: ServedApi) -> Non
 
 
 def test_pydantic_ai_answers_by_its_output_tool_whole_and_streamed(api: ServedApi) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     async def run() -> tuple[object, object]:
         async with openai.AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none") as client:
             model = OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=client))

@@ -77,7 +77,8 @@ def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
         if isinstance(plain, FixedStepDecoder):
             plain = plain._decoder
         assert isinstance(plain, Decoder)
-        fixed = FixedStepDecoder(runner._config, plain, runner._cache, LENGTHS)
+        lengths = LENGTHS[1:] if is_recorded else LENGTHS
+        fixed = FixedStepDecoder(runner._config, plain, runner._cache, lengths)
         if is_recorded:
             record = capturing() if device == "cuda" else recorded
             made: list[Step] = []
@@ -88,7 +89,7 @@ def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
 
             with torch.inference_mode():
                 fixed.capture(counted)
-            assert len(made) == (2 + len(CHUNK_SIZES)) * len(LENGTHS), "a recording failed"
+            assert len(made) == (2 + len(CHUNK_SIZES)) * len(lengths), "a recording failed"
         return Decoders(fixed, plain, runner._cache)
 
     return lambda name, is_recorded, dtype="float32": make(name, is_recorded, dtype)
