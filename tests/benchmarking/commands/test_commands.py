@@ -57,7 +57,10 @@ def simulated(row_s: float = 0.00016) -> Run:
     return made_run([server.measure(load, i)[1] for i, load in enumerate(loads)], loads)
 
 
-def test_an_address_is_all_it_takes_to_be_measured_and_judged(tmp_path: Path) -> None:
+def test_an_address_is_all_it_takes_to_be_measured_and_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_command, "SHARES", (0.25, 0.5))
     with scripted({"m": QUICK}) as (_, base):
         rows = ("--max-concurrency", "2", "--seconds", "1", "--output-dir", tmp_path)
         status, said = command(base, *ASKED, *rows, "--ttft-ms", "10000")
