@@ -15,10 +15,18 @@ _OF_LOCAL = re.compile(r"http://(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
-def split_at_commas(value: object) -> object:
-    if isinstance(value, str):
-        return tuple(name.strip() for name in value.split(",") if name.strip())
-    return value
+def _split(value: object) -> object:
+    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
+def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    for origin in origins:
+        if not ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"'{origin}' is no origin, which is scheme://host[:port] in lower case, and "
+                "neither local, none nor *"
+            )
+    return origins
 
 
 def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
@@ -28,10 +36,10 @@ def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return hosts
 
 
-Hosts = Annotated[
-    tuple[str, ...], NoDecode, BeforeValidator(split_at_commas), AfterValidator(_check_hosts)
-]
-"""A setting: names, separated by commas; `*` for any."""
+# Settings of several names in one variable.
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Hosts = Annotated[Words, AfterValidator(_check_hosts)]
+Origins = Annotated[Words, AfterValidator(_check_origins)]
 
 
 def is_allowed(origin: str | None, allowed: Collection[str]) -> bool:

@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, FilePath, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, FilePath, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.faults import setting_faults
 from common.logs import LogFormat, LogLevel
-from common.origins import LOCAL, ORIGIN
+from common.origins import LOCAL, Origins, Words
 from proxy.errors import StartupError
 
 SYMMETRIC_ALGORITHMS = frozenset({"HS256", "HS384", "HS512"})
@@ -69,7 +69,7 @@ class Settings(BaseSettings):
 
     jwt_secret: SecretStr | None = None
     jwt_secret_previous: SecretStr | None = None
-    jwt_algorithms: Annotated[tuple[str, ...], NoDecode] = ("HS256",)
+    jwt_algorithms: Words = ("HS256",)
     jwt_issuer: str | None = None
     jwt_audience: str | None = None
     jwt_leeway_seconds: Annotated[float, Field(ge=0, le=600)] = 30.0
@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     jwks_url: str | None = None
     revoked_tokens_file: FilePath | None = None
 
-    cors_origins: Annotated[tuple[str, ...], NoDecode] = (LOCAL,)  # `*`: any
+    cors_origins: Origins = (LOCAL,)  # `*`: any
 
     policy_file: FilePath | None = None
     redis_url: SecretStr | None = None
@@ -87,22 +87,6 @@ class Settings(BaseSettings):
     audit_file: Path | None = None  # None: standard output
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
-
-    @field_validator("jwt_algorithms", "cors_origins", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
-
-    @field_validator("cors_origins")
-    @classmethod
-    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in origins:
-            if not ORIGIN.fullmatch(origin):
-                raise ValueError(
-                    f"'{origin}' is no origin; give scheme://host[:port] in lower case, local, "
-                    "none or *"
-                )
-        return origins
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:

@@ -12,7 +12,7 @@ from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_valid
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from common.origins import LOCAL, ORIGIN, Hosts, split_at_commas
+from common.origins import LOCAL, Hosts, Origins
 from common.startup import read_settings
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.settings.bundle_file import Bundle, BundleMember, read_bundle
@@ -170,7 +170,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
             "and those of local networks need no entry."
         ),
     )
-    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+    cors_origins: Origins = Field(
         (LOCAL,),
         description=(
             "Origins whose web pages may use the inference routes, comma-separated; local: "
@@ -236,21 +236,14 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
             raise ValueError(f"is above USER_ROWS={min(rows)}; lower it or raise USER_ROWS")
         return max_batch
 
-    @field_validator("model_aliases", "cors_origins", mode="before")
+    @field_validator("model_aliases", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        return split_at_commas(value)
-
-    @field_validator("cors_origins")
-    @classmethod
-    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in origins:
-            if not ORIGIN.fullmatch(origin):
-                raise ValueError(
-                    f"'{origin}' is no origin, which is scheme://host[:port] in lower case, and "
-                    "neither local, none nor *"
-                )
-        return origins
+        return (
+            [name.strip() for name in value.split(",") if name.strip()]
+            if isinstance(value, str)
+            else value
+        )
 
     @cached_property
     def served_models(self) -> tuple[ModelSettings, ...]:
