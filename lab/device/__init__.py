@@ -1,0 +1,1 @@
+"""What is checked on a machine with a GPU, when there is one: nine minutes, one run."""

@@ -1,0 +1,92 @@
+"""`python -m lab.device`: every check that wants a GPU, one after the other, in nine minutes.
+
+A check is a process with a limit in seconds, and cannot stop the next. What it prints is kept, one
+file a check, in a folder. The end is a table of what passed. `--rehearse` runs
+all of it on the CPU and tiny shapes, to find typing errors where time is cheap.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.kit.servers import ROOT
+
+CUDA_TESTS = ("tests/inference_api/engine", "tests/contracts", "tests/inference_api/speculation")
+SHOWN_LINES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`rehearsal`: arguments on the CPU; None: it has no rehearsal."""
+
+    name: str
+    limit_s: float
+    arguments: tuple[str, ...]
+    rehearsal: tuple[str, ...] | None = None
+
+
+CHECKS = (
+    Check("machine", 30, ("lab.device.machine",), ("lab.device.machine",)),
+    Check(
+        "tests",
+        180,
+        ("pytest", "-q", "-k", "cuda", *CUDA_TESTS),
+        ("pytest", "-q", "--collect-only", "-k", "cuda", CUDA_TESTS[0]),
+    ),
+    Check(
+        "launches",
+        90,
+        ("lab.device.launches", "1.1b"),
+        ("lab.device.launches", "tiny", "--device", "cpu"),
+    ),
+    Check("steps", 180, ("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.4")),
+    Check("draws", 60, ("lab.benches", "draw", "--times", "5")),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=[each.name for each in CHECKS])
+    parser.add_argument("--out", type=Path, default=ROOT / "var" / "device", help="a folder")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU")
+    given = parser.parse_args(arguments)
+    folder: Path = given.out
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for check in CHECKS:
+        words = check.rehearsal if given.rehearse else check.arguments
+        if words is None or (given.only and check.name not in given.only):
+            continue
+        print(f"== {check.name}: at most {check.limit_s:.0f} s", flush=True)
+        lines.append(_run(check, words, folder / f"{check.name}.txt"))
+    print("\n".join(["", "| check | result | seconds |", "|---|---|---|", *lines]))
+    return 0 if all("| ok |" in line for line in lines) else 1
+
+
+def _run(check: Check, words: Sequence[str], log_path: Path) -> str:
+    """Returns the line of the table."""
+    began_s = time.monotonic()
+    with log_path.open("w+") as log:
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-m", *words],
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=check.limit_s,
+                check=False,
+            )
+            result = "ok" if ended.returncode == 0 else f"exit status {ended.returncode}"
+        except subprocess.TimeoutExpired:
+            result = f"over {check.limit_s:.0f} s"
+        log.seek(0)
+        print("".join(log.readlines()[-SHOWN_LINES:]), flush=True)
+    return f"| {check.name} | {result} | {time.monotonic() - began_s:.0f} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What a step launches: kernels a layer, the longest of them, and the time between them.
+
+A step of one row is profiled as it is recorded or, on the CPU, as it is launched.
+"""
+
+import argparse
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from inference_api.engine.cuda.runner import CudaRunner
+from inference_api.loading.options import EngineOptions
+from inference_api.request import SamplingParams
+from inference_api.runner import Draw, RowStep
+from lab.models.random_model import SHAPES, make_random_model
+
+CONTEXT_TOKENS, SHOWN, STEPS = 128, 10, 5
+KINDS = {  # by a part of a kernel's name; what has none of them is small
+    "product": ("gemm", "gemv", "cutlass", "nvjet", "cublas", "::mm", "addmm", "linear"),
+    "attention": ("flash", "fmha", "attention"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    name: str
+    start_us: float
+    duration_us: float
+
+    @property
+    def kind(self) -> str:
+        name = self.name.lower()
+        return next(
+            (kind for kind, parts in KINDS.items() if any(p in name for p in parts)), "small"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    given = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        make_random_model(SHAPES[given.shape], Path(folder))
+        options = EngineOptions(device=given.device, max_rows=32, max_seq_len=2 * CONTEXT_TOKENS)
+        runner = CudaRunner(Path(folder), options)
+        runner.load()
+        runner.warm_up()
+    print(report(launches(runner, given.device), SHAPES[given.shape].layers))
+
+
+@torch.inference_mode()
+def launches(runner: CudaRunner, device: str) -> list[Launch]:
+    """Of STEPS steps, in the order of their starts."""
+    draws = (Draw(SamplingParams(), (), ()),)
+    row = RowStep(0, CONTEXT_TOKENS - 1, (7,), draws)
+    runner.decoder.forward([row])
+    wants = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
+    with profile(activities=[wants]) as profiled:
+        for _ in range(STEPS):
+            runner.decoder.forward([row])
+        if device == "cuda":
+            torch.cuda.synchronize()
+    events = profiled.events() or []
+    own = [
+        Launch(each.name, each.time_range.start, each.time_range.elapsed_us())
+        for each in events
+        if device == "cpu" or str(each.device_type).endswith("CUDA")
+    ]
+    return sorted(own, key=lambda launch: launch.start_us)
+
+
+def report(found: list[Launch], layers: int) -> str:
+    """A text of what one step took."""
+    time_us: Counter[str] = Counter()
+    by_kind: Counter[str] = Counter()
+    for each in found:
+        time_us[each.name] += each.duration_us
+        by_kind[each.kind] += each.duration_us
+    span_us = found[-1].start_us + found[-1].duration_us - found[0].start_us
+    lines = [f"{len(found) / STEPS / layers:.1f} launches a layer, {span_us / STEPS:.0f} us a step"]
+    lines += [f"{kind}: {total / STEPS:.0f} us" for kind, total in by_kind.most_common()]
+    lines += [
+        f"{total / STEPS:8.1f} us  {name[:100]}" for name, total in time_us.most_common(SHOWN)
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""The checks of a machine with a GPU, as far as they go without one."""
+
+from pathlib import Path
+
+import pytest
+
+from lab.device.__main__ import main
+
+
+def test_checks_are_rehearsed_without_a_gpu(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--rehearse", "--only", "machine", "launches", "--out", str(tmp_path)]) == 0
+    assert "launches a layer" in (tmp_path / "launches.txt").read_text()
+    assert "| machine | ok |" in capfd.readouterr().out
