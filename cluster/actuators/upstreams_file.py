@@ -21,6 +21,8 @@ class Listed:
     health_path: str = USUAL_PATH
     rows: int | None = None
     """Where the replica itself does not say."""
+    server: str = ""
+    """By which the proxy's routes and records name it."""
 
 
 class UpstreamsFile:
@@ -48,6 +50,7 @@ class UpstreamsFile:
             | ({"models": list(each.models)} if each.models else {})
             | ({"health_path": each.health_path} if each.health_path != USUAL_PATH else {})
             | ({"rows": each.rows} if each.rows else {})
+            | ({"server": each.server} if each.server else {})
             for url, each in sorted(listed.items())
         ]
         text = HEAD + yaml.safe_dump({"upstreams": entries}, sort_keys=False)
@@ -72,6 +75,7 @@ def _upstreams_in(text: str) -> dict[str, Listed]:
                 tuple(entry.get("models", ())),
                 entry.get("health_path", USUAL_PATH),
                 entry.get("rows"),
+                entry.get("server", ""),
             )
             for entry in entries
         }

@@ -4,7 +4,8 @@ A step of one row is profiled as it is recorded or, on the CPU, as it is launche
 """
 
 import argparse
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,18 +77,20 @@ def launches(runner: CudaRunner, device: str) -> list[Launch]:
 
 def report(found: list[Launch], layers: int) -> str:
     """A text of what one step took."""
-    time_us: Counter[str] = Counter()
-    by_kind: Counter[str] = Counter()
+    time_us: defaultdict[str, float] = defaultdict(float)
+    by_kind: defaultdict[str, float] = defaultdict(float)
     for each in found:
         time_us[each.name] += each.duration_us
         by_kind[each.kind] += each.duration_us
     span_us = found[-1].start_us + found[-1].duration_us - found[0].start_us
     lines = [f"{len(found) / STEPS / layers:.1f} launches a layer, {span_us / STEPS:.0f} us a step"]
-    lines += [f"{kind}: {total / STEPS:.0f} us" for kind, total in by_kind.most_common()]
-    lines += [
-        f"{total / STEPS:8.1f} us  {name[:100]}" for name, total in time_us.most_common(SHOWN)
-    ]
+    lines += [f"{kind}: {total / STEPS:.0f} us" for kind, total in _longest(by_kind)]
+    lines += [f"{total / STEPS:8.1f} us  {name[:100]}" for name, total in _longest(time_us)[:SHOWN]]
     return "\n".join(lines)
+
+
+def _longest(times_us: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(times_us.items(), key=lambda item: -item[1])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from threading import Event
 
 import pytest
@@ -123,6 +124,10 @@ def listed(path: Path) -> tuple[UpstreamSpec, ...]:
     return parse_upstreams(path.read_text())
 
 
+def chat_at(url: str, **fields: Any) -> UpstreamSpec:
+    return UpstreamSpec(url, **{"server": CHAT.server, **fields})
+
+
 def states(replicas: TendedReplicas) -> list[ReplicaState]:
     return [each.state for each in replicas.replicas()]
 
@@ -131,7 +136,7 @@ def test_the_proxy_has_its_time_before_a_replica_drains(
     replicas: TendedReplicas, machines: ScriptedMachines, clock: Clock, path: Path
 ) -> None:
     replicas.start(CHAT, 1)
-    eventually(lambda: listed(path) == (UpstreamSpec(machines.url),))
+    eventually(lambda: listed(path) == (chat_at(machines.url),))
     replicas.stop(CHAT, 0)
     assert listed(path) == ()
     machines.wait_for_rounds()
@@ -214,7 +219,7 @@ def test_one_that_drips_takes_no_other_out_of_service(
         machines.here["other"] = Placed("other", CHAT, dripping.url)
         assert began.wait(60)
         machines.wait_for_rounds()
-        assert listed(path) == (UpstreamSpec(server.url),)
+        assert listed(path) == (chat_at(server.url),)
         assert sorted(states(replicas)) == [ReplicaState.READY, ReplicaState.STARTING]
     finally:
         end.set()
@@ -290,9 +295,7 @@ def test_another_engine_gets_sigterm_once_it_has_no_requests(
 ) -> None:
     with closing(tending(machines, path, clock, engine=VLLM)) as replicas:
         replicas.start(CHAT, 1)
-        eventually(
-            lambda: listed(path) == (UpstreamSpec(machines.url, health_path="/health", rows=4),)
-        )
+        eventually(lambda: listed(path) == (chat_at(machines.url, health_path="/health", rows=4),))
         replicas.stop(CHAT, 0)
         machines.wait_for_rounds()
         clock.now_s += TIMES.leave_s + 1
@@ -356,7 +359,7 @@ def test_of_several_servers_each_gets_requests_for_its_own_models(
     try:
         replicas.start(CODE, 1)
         eventually(lambda: listed(path))
-        assert listed(path) == (UpstreamSpec(machines.url, models=("tiny", "alias")),)
+        assert listed(path) == (chat_at(machines.url, models=("tiny", "alias"), server="code"),)
     finally:
         replicas.close()
 
@@ -367,7 +370,7 @@ def test_models_that_the_file_names_need_not_be_listed(
     recipes = Recipes({"chat": {}, "code": {}}, {"core": {}}, models={"code": ("c",)})
     with closing(TendedReplicas(machines, recipes, UpstreamsFile(path), TIMES, clock)) as replicas:
         replicas.start(CODE, 1)
-        eventually(lambda: listed(path) == (UpstreamSpec(machines.url, models=("c",)),))
+        eventually(lambda: listed(path) == (chat_at(machines.url, models=("c",), server="code"),))
 
 
 def test_replicas_drain_as_long_as_the_actuator_waits(
