@@ -5,8 +5,8 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from threading import Event
+from typing import Any
 
 import pytest
 
