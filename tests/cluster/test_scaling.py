@@ -266,7 +266,7 @@ def test_ray_runs_another_engine_and_ends_it_behind_its_last_answer(
         wait_for(actuator, 1)
         (replica,) = actuator.replicas()
         assert upstreams.listed == {
-            replica.url: Listed(health_path="/health", rows=GROUP.user_rows)
+            replica.url: Listed((), "/health", GROUP.user_rows, GROUP.server)
         }
         text = "x" * 150  # of three seconds
         with ThreadPoolExecutor() as pool:
