@@ -37,6 +37,8 @@ from collections.abc import Sequence
 from common import startup
 from common.errors import WireError
 
+NAMES_SHOWN = 5
+
 
 class HearthError(WireError):
     """Base of the tree. `str(error)` is the message for the client."""
@@ -241,3 +243,9 @@ class BackendFailed(HearthError):
 
 class StartupError(startup.StartupError):
     service = "Hearth"
+
+
+def shown(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -9,7 +9,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inference_api.errors import StartupError
+from inference_api.errors import StartupError, shown
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.gguf.files import is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, UnusableJson, parse_json, read_json
@@ -18,7 +18,6 @@ from inference_api.loading.layout import (
     Tensors,
     name_of_text_model,
     num_layers_in,
-    shown,
     weight_plan,
 )
 from inference_api.loading.numbers import DTYPES

@@ -23,7 +23,6 @@ from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, S
 EMBEDDING, HEAD = "embedding", "head"
 ROUTER = ".router"
 _EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.")
-NAMES_SHOWN = 5
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # bytes of an element
 _FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are bytes of a dtype
 
@@ -187,12 +186,6 @@ def weight_bytes(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> in
 def num_parameters(config: ModelConfig) -> int:
     """Elements of all parameters together."""
     return sum(prod(part.shape) for parts in weight_plan(config).values() for part in parts)
-
-
-def shown(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSources:
