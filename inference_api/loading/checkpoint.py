@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from inference_api.errors import StartupError
+from inference_api.errors import StartupError, shown
 from inference_api.kernels.build import multiplies_tiles
 from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, MAX_HEAD_DIM, Bits
 from inference_api.loading import hardware, hub, tokenizer_files
@@ -26,7 +26,6 @@ from inference_api.loading.layout import (
     is_exact,
     linear_weights,
     matrices,
-    shown,
 )
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
