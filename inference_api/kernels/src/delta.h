@@ -196,13 +196,9 @@ void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, int64_t ke
     for (int v = 0; v < kDeltaVectors; ++v) {
       float* const place = tokens.values[token] + column + v * Simd::kLanes;
       const auto value = Simd::load(place);
-      auto kept = Simd::multiply(decay, read.queried[v]);
-      auto wanted = value;
-      if constexpr (kCorrects) {
-        wanted = Simd::multiply_add(minus_decay, read.keyed[v], value);
-      } else {
-        kept = Simd::multiply_add(Simd::set(skip), value, kept);
-      }
+      const auto decayed = Simd::multiply(decay, read.queried[v]);
+      const auto kept = kCorrects ? decayed : Simd::multiply_add(Simd::set(skip), value, decayed);
+      const auto wanted = kCorrects ? Simd::multiply_add(minus_decay, read.keyed[v], value) : value;
       update[v] = Simd::multiply(Simd::set(tokens.betas[token]), wanted);
       const auto overlap = Simd::set(tokens.overlaps[token]);
       Simd::store(place, Simd::multiply_add(overlap, update[v], kept));
