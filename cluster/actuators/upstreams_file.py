@@ -22,7 +22,7 @@ class Listed:
     rows: int | None = None
     """Where the replica itself does not say."""
     server: str = ""
-    """By which the proxy's routes and records name it."""
+    """Its name in the proxy's routes and records."""
 
 
 class UpstreamsFile:
