@@ -25,13 +25,18 @@ int64_t qkv_width(const HearthModel& model) {
   return queries_width(model) + width(model, 2 * model.num_kv_heads);
 }
 
-// Where a part of the batch ends that begins at `first`: not within the guesses of a row, if these
-// do not go into its state.
+// Where a part of the batch ends that begins at `first`: where layers are recurrent not within the
+// guesses of a row, which are fewer than a part has and do not go into its state.
 int64_t part_end(const HearthModel& model, const HearthBatch& batch, int64_t first) {
   int64_t end = std::min(batch.num_tokens, first + kMaxTokens);
-  const int64_t* const kept = model.recurrent.kept;
-  while (kept != nullptr && end < batch.num_tokens && batch.rows[end] == batch.rows[end - 1] &&
-         batch.positions[end] >= kept[batch.rows[end]]) {
+  if (model.recurrent.base == nullptr) {
+    return end;
+  }
+  const auto is_within_guesses = [&] {
+    return end < batch.num_tokens && batch.rows[end] == batch.rows[end - 1] &&
+           batch.positions[end] >= model.recurrent.kept[batch.rows[end]];
+  };
+  while (end > first + 1 && is_within_guesses()) {
     --end;
   }
   return end;
