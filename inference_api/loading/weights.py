@@ -14,10 +14,10 @@ from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import FLOAT_BITS, Bits
 from inference_api.loading.config import ModelConfig
+from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.layout import (
     EMBEDDING,
     HEAD,
-    SourceTensor,
     TensorForm,
     linear_weights,
     parameter_forms,

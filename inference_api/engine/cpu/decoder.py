@@ -24,7 +24,8 @@ from inference_api.loading.config import (
     ModelConfig,
     RecurrentConfig,
 )
-from inference_api.loading.layout import EMBEDDING, HEAD, ROUTER
+from inference_api.loading.families.layer_plan import ROUTER
+from inference_api.loading.layout import EMBEDDING, HEAD
 from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inference_api.engine.cuda.parameters import Linear, TorchParameters
 from inference_api.loading.config import ExpertGroups, MixtureConfig, ModelConfig
-from inference_api.loading.layout import ROUTER
+from inference_api.loading.families.layer_plan import ROUTER
 
 LEAST_SUM = 1e-20  # keeps a sum of sigmoids from dividing by zero
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import EMBEDDING, HEAD, SourceTensor, parameter_forms, weight_plan
+from inference_api.loading.families.layer_plan import SourceTensor
+from inference_api.loading.layout import EMBEDDING, HEAD, parameter_forms, weight_plan
 from inference_api.loading.numbers import Numbers
 from inference_api.loading.stream import Weight, Write, write_weights
 

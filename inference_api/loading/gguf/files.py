@@ -17,11 +17,12 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, R
 from inference_api.errors import StartupError, shown
 from inference_api.kernels.packing import FILE_BITS, Bits
 from inference_api.loading.config import ModelConfig
+from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
 from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, halves_of, squeezed
-from inference_api.loading.layout import SourceTensor, StoredTensor, Tensors, weight_plan
+from inference_api.loading.layout import StoredTensor, Tensors, weight_plan
 from inference_api.loading.numbers import FLOATS
 from inference_api.loading.stacks import of_expert
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import gguf
 
 from inference_api.loading.config import ModelConfig
+from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.families.row_orders import rotary_order
-from inference_api.loading.layout import SourceTensor, weight_plan
+from inference_api.loading.layout import weight_plan
 from inference_api.loading.stacks import of_expert
 
 # Keys are config.json's `model_type`. GGUF has no word for Mistral: its tensors are Llama's.

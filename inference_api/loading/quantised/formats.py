@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from inference_api.loading.config import Quantisation
 from inference_api.loading.families.fields import MAX_COUNT, ConfigFields
-from inference_api.loading.layout import SourceTensor, Tensors
+from inference_api.loading.families.layer_plan import SourceTensor
+from inference_api.loading.layout import Tensors
 
 WORD_BITS = 32
 FLOATS = ("F32", "F16", "BF16")

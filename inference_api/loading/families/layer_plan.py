@@ -1,0 +1,247 @@
+"""The checkpoint tensors that make up the parameters of a layer.
+
+Query, key and value projections are one parameter here, and so are the gate and up projections
+of an MLP: one matrix product instead of three or two. A parameter's parts are stacked by rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from inference_api.loading.config import (
+    LatentConfig,
+    MixtureConfig,
+    ModelConfig,
+    RecurrentConfig,
+)
+from inference_api.loading.families.row_orders import delta_order, part_by_part, rotary_order
+from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, Names
+
+ROUTER = ".router"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """One tensor of a checkpoint, and how its rows map to ours. Only tensors of safetensors need
+    mapping."""
+
+    name: str
+    shape: tuple[int, ...]
+    head_order: Sequence[int] = ()
+    """For each of our rows of a head, or of all, the index of its row there; see `rotary_order` and
+    `row_orders`."""
+    offset: float = 0.0
+    """Added to each value."""
+
+
+ParameterSources = dict[str, tuple[SourceTensor, ...]]  # parts by parameter name
+
+
+def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSources:
+    theirs, ours = f"{names.layer}.{config.first_layer + index}", f"layers.{index}"
+    hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
+    kv = config.num_kv_heads * head
+    queries, values = config.num_heads * head, config.num_heads * config.value_dim
+    asking = queries * (1 + config.has_output_gates)
+    qkv_rows = (asking, kv, kv) if len(names.qkv) == 3 else (asking + 2 * kv,)
+    attention_norm, mlp_norm = names.attention_norm, names.mlp_norm
+    if config.is_parallel and config.has_mlp_norm:
+        attention_norm, mlp_norm = FALCON_PARALLEL_NORMS
+
+    plan: ParameterSources = {}
+
+    def norm(name: str, its_name: str) -> ParameterSources:
+        return norm_plan(config, names, f"{ours}.{name}", f"{theirs}.{its_name}")
+
+    if config.has_attention_norm:
+        plan.update(norm("attention_norm", attention_norm))
+    recurrent = config.recurrent_of(index)
+    if recurrent is not None:
+        plan.update(_recurrent_plan(recurrent, names, ours, theirs, hidden))
+    elif config.latent is None:
+        qkv = _linear(f"{ours}.qkv", theirs, names.qkv, qkv_rows, hidden, config.has_qkv_bias)
+        qkv = {n: tuple(_qkv_part(config, names, p) for p in parts) for n, parts in qkv.items()}
+        plan.update(_with_values_apart(config, ours, qkv))
+    else:
+        plan.update(_latent_plan(config, config.latent, ours, theirs))
+    if config.has_qk_norm and recurrent is None:
+        sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
+        for name, its_name, size in zip(("q_norm", "k_norm"), names.qk_norm, sizes, strict=True):
+            weight = f"{theirs}.{its_name}.weight"
+            plan[f"{ours}.{name}"] = (SourceTensor(weight, (size,), offset=names.norm_offset),)
+    if recurrent is None:
+        plan.update(
+            _linear(f"{ours}.out", theirs, (names.out,), (hidden,), values, config.has_out_bias)
+        )
+    if config.has_sinks:
+        plan[f"{ours}.sinks"] = (SourceTensor(f"{theirs}.{names.sinks}", (config.num_heads,)),)
+    if config.has_output_norms:
+        plan.update(norm("attention_output_norm", names.attention_output_norm))
+    if config.has_mlp_norm:
+        plan.update(norm("mlp_norm", mlp_norm))
+    if config.has_output_norms:
+        plan.update(norm("mlp_output_norm", names.mlp_output_norm))
+    mixture = config.mixture_of(index)
+    if mixture is not None:
+        return plan | _mixture_plan(mixture, names, ours, theirs, hidden)
+    all_up = 2 * ffn if config.is_mlp_gated else ffn
+    up_rows = (all_up // len(names.up),) * len(names.up)
+    plan.update(_linear(f"{ours}.up", theirs, names.up, up_rows, hidden, config.has_mlp_bias))
+    plan.update(_linear(f"{ours}.down", theirs, (names.down,), (hidden,), ffn, config.has_mlp_bias))
+    return plan
+
+
+def _mixture_plan(
+    mixture: MixtureConfig, names: Names, ours: str, theirs: str, hidden: int
+) -> ParameterSources:
+    """Experts follow each other, each as an MLP has it: gates, then what passes them; then all
+    their ways down. So do their biases. The shared ones are an MLP of their own."""
+    count, ffn = mixture.num_experts, mixture.ffn_size
+    experts = [f"{names.experts}.{expert}" for expert in range(count)]
+    ups = tuple(f"{expert}.{name}" for expert in experts for name in names.expert_up)
+    downs = tuple(f"{expert}.{names.expert_down}" for expert in experts)
+    has_biases = mixture.has_biases
+    plan = {
+        **_linear(f"{ours}{ROUTER}", theirs, (names.router,), (count,), hidden, has_biases),
+        **_linear(f"{ours}.up", theirs, ups, (ffn,) * len(ups), hidden, has_biases),
+        **_linear(f"{ours}.down", theirs, downs, (hidden,) * count, ffn, has_biases),
+    }
+    if mixture.has_selection_bias:
+        bias = SourceTensor(f"{theirs}.{names.selection_bias}", (count,))
+        plan[f"{ours}{ROUTER}.selection_bias"] = (bias,)
+    shared = mixture.shared_ffn_size
+    if shared:
+        ups = tuple(f"{names.shared}.{name}" for name in names.shared_up or names.expert_up)
+        down = f"{names.shared}.{names.shared_down or names.expert_down}"
+        up_rows = (2 * shared // len(ups),) * len(ups)
+        plan.update(_linear(f"{ours}.shared_up", theirs, ups, up_rows, hidden, False))
+        plan.update(_linear(f"{ours}.shared_down", theirs, (down,), (hidden,), shared, False))
+    if mixture.has_shared_gate:
+        plan.update(
+            _linear(f"{ours}.shared_gate", theirs, (names.shared_gate,), (1,), hidden, False)
+        )
+    return plan
+
+
+def _recurrent_plan(
+    recurrent: RecurrentConfig, names: Names, ours: str, theirs: str, hidden: int
+) -> ParameterSources:
+    channels, has_bias, heads = recurrent.conv_dim, recurrent.has_bias, recurrent.heads
+    vectors: dict[str, int] = {}
+    conv = f"{theirs}.{names.conv}"
+    columns = recurrent.out_columns
+    in_rows = (recurrent.in_rows,) if len(names.mixer_in) == 1 else (channels, columns)
+    plan = {
+        **_linear(f"{ours}.in", theirs, names.mixer_in, in_rows, hidden, has_bias),
+        f"{ours}.conv.weight": (
+            SourceTensor(f"{conv}.weight", (channels, 1, recurrent.conv_width)),
+        ),
+        **_linear(f"{ours}.out", theirs, (names.mixer_out,), (hidden,), columns, has_bias),
+    }
+    if recurrent.has_conv_bias:
+        plan[f"{ours}.conv.bias"] = (SourceTensor(f"{conv}.bias", (channels,)),)
+    if recurrent.kind == "delta":
+        step_rows = (2 * heads // len(names.steps),) * len(names.steps)
+        plan.update(_linear(f"{ours}.steps", theirs, names.steps, step_rows, hidden, False))
+        plan = {
+            name: tuple(replace(p, head_order=delta_order(recurrent, p.name)) for p in parts)
+            for name, parts in plan.items()
+        }
+        vectors = {"decays": heads, "step_bias": heads, "head_norm": recurrent.value_dim}
+    elif recurrent.kind == "mamba2":
+        vectors = {"decays": heads, "step_bias": heads, "head_norm": columns, "skip": heads}
+    for name, size in vectors.items():
+        its_name = f"{theirs}.{getattr(names, name)}"
+        plan[f"{ours}.{name}"] = (SourceTensor(its_name, (size,)),)
+    return plan
+
+
+def _with_values_apart(config: ModelConfig, ours: str, qkv: ParameterSources) -> ParameterSources:
+    """Values have a parameter of their own where they have a form of their own: files of K-quants
+    often have them in more bits."""
+    *others, values = (config.kept_bits.get(part.name) for part in qkv[f"{ours}.qkv.weight"])
+    if len(set(others)) != 1 or values in others:
+        return qkv
+    apart = {name.replace(".qkv.", ".values."): parts[-1:] for name, parts in qkv.items()}
+    return {name: parts[:-1] for name, parts in qkv.items()} | apart
+
+
+def _qkv_part(config: ModelConfig, names: Names, part: SourceTensor) -> SourceTensor:
+    """Fused ones have for each key-value head its queries, key and value in turn: all of Falcon's
+    layouts are this one, with 1, some or all heads. Queries may have their gates in turn."""
+    head = config.head_dim
+    order: tuple[int, ...] = ()
+    if names.is_qkv_grouped:
+        order = part_by_part(config.num_kv_heads, (config.num_groups * head, head, head))
+    elif config.has_output_gates and ".q_proj." in part.name:
+        order = part_by_part(config.num_heads, (head, head))
+    elif names.is_interleaved and ".v_proj." not in part.name:
+        order = rotary_order(config)
+    return replace(part, head_order=order)
+
+
+def _latent_plan(
+    config: ModelConfig, latent: LatentConfig, ours: str, theirs: str
+) -> ParameterSources:
+    """Heads of queries, and what makes keys, end with what is turned; ours begin with it."""
+    hidden, heads, kv_rank = config.hidden_size, config.num_heads, latent.kv_rank
+    unturned = config.head_dim - config.rotary_dim
+
+    def linear(
+        name: str, its_name: str, rows: int, columns: int, has_bias: bool = False
+    ) -> ParameterSources:
+        return _linear(
+            f"{ours}.{name}", f"{theirs}.self_attn", (its_name,), (rows,), columns, has_bias
+        )
+
+    def ordered(plan: ParameterSources, begin: int, end: int) -> ParameterSources:
+        order = rotary_order(config, begin, end)
+        return {name: (replace(part, head_order=order),) for name, (part,) in plan.items()}
+
+    def norm(name: str, its_name: str, rank: int) -> ParameterSources:
+        return {
+            f"{ours}.{name}.weight": (
+                SourceTensor(f"{theirs}.self_attn.{its_name}.weight", (rank,)),
+            )
+        }
+
+    plan: ParameterSources = {}
+    queries_of, its_name = hidden, "q_proj"
+    if latent.query_rank is not None:
+        queries_of, its_name = latent.query_rank, "q_b_proj"
+        plan.update(linear("q_a", "q_a_proj", queries_of, hidden, config.has_qkv_bias))
+        plan.update(norm("q_a_norm", "q_a_layernorm", queries_of))
+    queries = linear("q_b", its_name, heads * config.head_dim, queries_of)
+    plan.update(ordered(queries, unturned, config.head_dim))
+    rows = kv_rank + config.rotary_dim
+    kv_a = linear("kv_a", "kv_a_proj_with_mqa", rows, hidden, config.has_qkv_bias)
+    plan.update(ordered(kv_a, kv_rank, rows))
+    plan.update(norm("kv_a_norm", "kv_a_layernorm", kv_rank))
+    plan.update(linear("kv_b", "kv_b_proj", heads * (unturned + latent.value_dim), kv_rank))
+    return plan
+
+
+def _linear(
+    ours: str,
+    theirs: str,
+    names: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    has_bias: bool,
+) -> ParameterSources:
+    def parts(kind: str, *tail: int) -> Iterator[SourceTensor]:
+        for name, num_rows in zip(names, rows, strict=True):
+            yield SourceTensor(f"{theirs}.{name}.{kind}", (num_rows, *tail))
+
+    plan = {f"{ours}.weight": tuple(parts("weight", columns))}
+    if has_bias:
+        plan[f"{ours}.bias"] = tuple(parts("bias"))
+    return plan
+
+
+def norm_plan(config: ModelConfig, names: Names, ours: str, theirs: str) -> ParameterSources:
+    shape = (config.hidden_size,)
+    weight = SourceTensor(f"{theirs}.weight", shape, offset=names.norm_offset)
+    plan: ParameterSources = {f"{ours}.weight": (weight,)}
+    if config.norm == "layer":
+        plan[f"{ours}.bias"] = (SourceTensor(f"{theirs}.bias", shape),)
+    return plan
