@@ -66,9 +66,9 @@ class EchoRunner:
 
     is_batch_invariant = True
     hidden_size = 0
-    has_medusa_heads = False
+    has_medusa_heads = has_mtp = False
     eos_token_ids = frozenset({END_TOKEN})
-    medusa = None
+    medusa = mtp = None
     facts = None
 
     def __init__(self, max_rows: int, max_seq_len: int) -> None:

@@ -191,5 +191,5 @@ def make_drafter(
         )
     assert options.max_seq_len is not None
     context_tokens = min(options.max_seq_len, config.max_positions)
-    own = replace(options, max_seq_len=context_tokens, has_medusa=False)
+    own = replace(options, max_seq_len=context_tokens, has_medusa=False, has_mtp=False)
     return make_runner(folder, own, kernels_of, packed)

@@ -132,6 +132,37 @@ class DraftHeads(Protocol):
         """`hidden` [hidden size] of each row: what drew the row's next token."""
 
 
+class RowToken(NamedTuple):
+    """A token of a row: of its text, or guessed behind that."""
+
+    row: int
+    position: int
+    token_id: int
+
+
+class Guess(NamedTuple):
+    """The likeliest token behind another, and how likely it is."""
+
+    token_id: int
+    probability: float
+
+
+class DraftLayer(Protocol):
+    """A model's own layer that guesses further tokens, one after another. Decode thread only.
+
+    It reads what the model made of a row's tokens, and remembers its own of them in the row's
+    pages, beside the model's layers: all steps of the model are told to it.
+    """
+
+    def knows(self, row: int, position: int) -> bool:
+        """Whether it can guess behind a token there: one that comes right after those that the
+        row's last step kept, or after the one it guessed behind last."""
+
+    def guess(self, tokens: Sequence[RowToken]) -> list[Guess]:
+        """One for each of `tokens`, of different rows, all of which it knows. Writes to the slots
+        before theirs, for which rows need pages."""
+
+
 class PageLayout(NamedTuple):
     """How a runner's memory of its rows' tokens is cut: into pages of consecutive positions, all of
     one size.
@@ -231,6 +262,8 @@ class ModelRunner(RowMemory, Protocol):
     Else that is true of prompts that are always cut alike. Tokens that draw have the same bits one
     by one and drafted in any case."""
     has_medusa_heads: bool
+    has_mtp: bool
+    """Whether it has a layer of its own that guesses further tokens."""
     eos_token_ids: frozenset[int]
     """Tokens that end an answer, by the model's own files."""
 
@@ -241,6 +274,10 @@ class ModelRunner(RowMemory, Protocol):
     @property
     def medusa(self) -> DraftHeads | None:
         """The heads, once loaded."""
+
+    @property
+    def mtp(self) -> DraftLayer | None:
+        """The layer that guesses further tokens, once loaded."""
 
     def load(self) -> None:
         """Bring weights and KV cache into memory. Raises StartupError when they do not fit."""

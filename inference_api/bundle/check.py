@@ -289,7 +289,7 @@ def _taken(
     scratch = scratch_bytes(model.config, outputs)
     if draft is not None:
         context = min(model.config.context(options.max_seq_len), draft.config.max_positions)
-        pieces.append(_piece(draft, replace(options, max_seq_len=context)))
+        pieces.append(_piece(draft, replace(options, max_seq_len=context, has_mtp=False)))
         scratch = max(scratch, scratch_bytes(draft.config, outputs))
     return Taken(member.name, tuple(pieces), member.rows.min, member.pinned, scratch)
 
@@ -297,5 +297,7 @@ def _taken(
 def _piece(model: _Model, options: EngineOptions) -> Piece:
     options = checkpoint.settled(model.config, replace(options, max_rows=1), model.tensors)
     footprint = checkpoint.footprint_on_cpu(model.config, options, model.tensors)
-    key = (str(model.folder.resolve()), options.quantization)
+    has_mtp = checkpoint.with_mtp(model.config, options, model.tensors).has_mtp
+    form = f"{options.quantization} with MTP" if has_mtp else options.quantization
+    key = (str(model.folder.resolve()), form)
     return Piece(key, footprint.weights_bytes, footprint.cache_bytes)

@@ -117,6 +117,11 @@ class UserRow:
         return self.num_cached > self._num_found
 
     @property
+    def last_token_id(self) -> int:
+        """What the next step begins with."""
+        return self.generated[-1] if self.generated else self.request.prompt_tokens[-1]
+
+    @property
     def following(self) -> Sequence[int]:
         """What was generated behind `tokens`."""
         return self.generated[len(self.tokens) - len(self.request.prompt_tokens) :]
@@ -163,7 +168,7 @@ class UserRow:
         """The last token, which is not in the cache, and a draft that `fitting` has cut."""
         start = self.num_cached
         self.num_cached += 1
-        token_id = self.generated[-1] if self.generated else self.request.prompt_tokens[-1]
+        token_id = self.last_token_id
         wants_hidden = wants_hidden or self.pooled is not None
         if not draft.token_ids:
             return RowStep(self.index, start, (token_id,), (self._draw(),), None, wants_hidden)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.cpu.medusa import MedusaHeads
+from inference_api.engine.cpu.mtp import MtpLayer
 from inference_api.engine.local_runner import LocalRunner
 from inference_api.engine.paged_cache import PagedCache
 from inference_api.engine.sampler import sample
@@ -39,6 +40,7 @@ class KernelRunner(LocalRunner):
 
     is_batch_invariant = True
     decoder: StepDecoder
+    mtp: MtpLayer | None = None
     _cache: PagedCache
 
     def __init__(
@@ -152,6 +154,8 @@ class KernelRunner(LocalRunner):
         parameters = self._parameters()
         self.decoder = KernelDecoder(config, parameters, self._cache, context)
         self.medusa = self._medusa_heads(parameters)
+        if config.has_mtp:
+            self.mtp = MtpLayer(config, parameters, self._cache, context)
         logger.info(
             "loaded %s: %s, cache %s, QUANTIZATION=%s, by kernels of %s on %d threads",
             *(self._folder.name, self._options.dtype, dtype, self._options.quantization),
@@ -179,8 +183,15 @@ class KernelRunner(LocalRunner):
     def _cache_dtype(self) -> str:
         return cache_dtype(self._options.kv_cache_dtype, self._packing.bits)
 
+    def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
+        super().place(row, group, first, pages)
+        if self.mtp is not None and first == 0:
+            self.mtp.forget(row)
+
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
         super().keep(row, accepted)
+        if self.mtp is not None:
+            self.mtp.keep(row, accepted)
         num_kept = len(accepted) - (len(row.token_ids) - row.num_guesses)
         if self._config.recurrent is not None and num_kept > 0:
             assert isinstance(self.decoder, KernelDecoder), "one process has all layers"
@@ -190,6 +201,10 @@ class KernelRunner(LocalRunner):
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
     ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
         logits, hidden = self.decoder.forward(rows)
+        if self.mtp is not None:
+            self.mtp.follow(rows, hidden)
+            pairs = zip(rows, hidden, strict=True)
+            hidden = [states if each.wants_hidden else None for each, states in pairs]
         drawn = sample(logits, draws, positions, self._packing.kernels) if draws else []
         return drawn, hidden
 

@@ -23,6 +23,7 @@ from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import (
     DraftHeads,
+    DraftLayer,
     Draw,
     Drawn,
     Hidden,
@@ -58,7 +59,7 @@ class LocalRunner(ModelRunner):
     """Runs a model, or some of its layers, in this process's memory or its GPU's.
 
     Once constructed it is described, by its configuration and the headers of its weights; once
-    loaded it has `medusa`. Decode thread only, except the constructor.
+    loaded it has `medusa` and `mtp`. Decode thread only, except the constructor.
     """
 
     is_batch_invariant: bool
@@ -67,25 +68,27 @@ class LocalRunner(ModelRunner):
     _has_packed_file: bool = False
     _most_pages: int | None = None  # None: what all rows need
     medusa: DraftHeads | None = None
+    mtp: DraftLayer | None = None
     _cache: RowCache
 
     def __init__(self, model_dir: Path, asked: EngineOptions) -> None:
         """`asked.device` is not auto. Raises StartupError when the model is not supported, or
         cannot have what is asked for."""
         self._folder = model_dir
-        whole = checkpoint.load_config(model_dir)
+        plain = checkpoint.load_config(model_dir)
         self.files = weight_files(model_dir)
-        tensors = read_headers(self.files, whole.tensor_names)
+        tensors = read_headers(self.files, plain.tensor_names)
+        whole = checkpoint.with_mtp(plain, asked, tensors)
         self._whole = whole = checkpoint.kept(whole, asked, tensors)
         self._config = config = asked.part_of(whole)
-        settled = checkpoint.settled(whole, asked, tensors)
+        settled = checkpoint.settled(plain, asked, tensors)
         faults = checkpoint.quantization_faults(settled) + checkpoint.device_faults(whole, asked)
         if faults:
             raise StartupError(faults)
         _log_losses(model_dir.name, whole, asked, settled, tensors)
         context = self._context(config, asked.max_seq_len)
         settled = replace(settled, max_seq_len=context)
-        self._options = settled.on(asked.device, checkpoint.keeps_bfloat16(whole, tensors))
+        self._options = settled.on(asked.device, checkpoint.keeps_bfloat16(plain, tensors))
         self._heads = find_heads(model_dir, asked.medusa_heads) if asked.has_medusa else None
         self.device = asked.device
         self.max_rows = asked.max_rows
@@ -94,6 +97,7 @@ class LocalRunner(ModelRunner):
         self.hidden_size = config.hidden_size
         self.eos_token_ids = config.eos_token_ids
         self.has_medusa_heads = self._heads is not None
+        self.has_mtp = config.has_mtp
 
     def _context(self, config: ModelConfig, asked: int | None) -> int:
         """Returns the tokens of a row where MAX_SEQ_LEN is `asked`."""
@@ -184,7 +188,7 @@ class LocalRunner(ModelRunner):
 
     def unload(self) -> None:
         """Give all memory back; nobody else holds what `load` made. `load` brings it again."""
-        self.medusa = None
+        self.medusa = self.mtp = None
         for name in ("decoder", "_cache"):
             vars(self).pop(name, None)
 

@@ -16,7 +16,13 @@ from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, MAX_HEAD_DIM,
 from inference_api.loading import hardware, hub, tokenizer_files
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.read import read_config
-from inference_api.loading.files import read_headers, shape_faults, unstacked, weight_files
+from inference_api.loading.files import (
+    has_mtp,
+    read_headers,
+    shape_faults,
+    unstacked,
+    weight_files,
+)
 from inference_api.loading.generation_config import GENERATION_CONFIG
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.files import KEPT_BITS, SUFFIX, is_gguf, read_gguf
@@ -128,7 +134,7 @@ def _examined(model: str, options: EngineOptions) -> Examined:
 def footprint_on_cpu(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Footprint:
     """What the model takes of the CPU's memory."""
     options = settled(config, options, tensors).on("cpu", keeps_bfloat16(config, tensors))
-    config = kept(config, options, tensors)
+    config = kept(with_mtp(config, options, tensors), options, tensors)
     return Footprint.of(options.part_of(config), options, weight_bits(options))
 
 
@@ -171,6 +177,12 @@ def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> En
         return replace(options, quantization="none")
     is_kept = kept(config, options, tensors).kept_bits
     return replace(options, quantization="file" if is_kept else "int8")
+
+
+def with_mtp(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:
+    """With the layer that guesses further tokens, where it is wanted, there, and not on CUDA."""
+    is_wanted = options.has_mtp and options.device != "cuda"
+    return replace(config, has_mtp=is_wanted and has_mtp(tensors, config))
 
 
 def kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:

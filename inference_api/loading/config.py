@@ -244,6 +244,8 @@ class ModelConfig:
     """Form of the blocks that hold the checkpoint's embedding unchanged, if any do."""
     kept_bits: Mapping[str, Bits] = field(default_factory=dict, hash=False)
     """Forms of the checkpoint's matrices that stay as they are, by their names there."""
+    has_mtp: bool = False
+    """Whether a layer that guesses further tokens is loaded beside these: see `mtp`."""
 
     def part(self, layers: LayerRange) -> Self:
         """Returns the config of a process that runs these layers; the first has both ends too."""
@@ -255,6 +257,21 @@ class ModelConfig:
             ropes=self.ropes[layers.begin : layers.end],
             first_layer=layers.begin,
             has_ends=layers.begin == 0,
+        )
+
+    @property
+    def mtp(self) -> Self:
+        """Returns the layer that guesses further tokens, as a model of one layer with these ends,
+        whether it is loaded or not. It sees all positions, and has experts where any layer has."""
+        mixture = self.mixture and replace(self.mixture, dense_layers=frozenset())
+        return replace(
+            self,
+            num_layers=1,
+            windows=(None,),
+            ropes=self.ropes[-1:],
+            mixture=mixture,
+            recurrent=None,
+            has_mtp=False,
         )
 
     def mixture_of(self, layer: int) -> MixtureConfig | None:

@@ -16,6 +16,7 @@ from inference_api.loading.json_files import MAX_JSON_BYTES, UnusableJson, parse
 from inference_api.loading.layout import (
     StoredTensor,
     Tensors,
+    mtp_plan,
     name_of_text_model,
     num_layers_in,
     weight_plan,
@@ -179,6 +180,14 @@ def shape_faults(tensors: Tensors, config: ModelConfig) -> list[str]:
     parts = [part for parts in weight_plan(config).values() for part in parts]
     wanted = [each for part in parts for each in wants(part, config.quantisation, tensors) if each]
     return tensor_faults(wanted, tensors)
+
+
+def has_mtp(tensors: Tensors, config: ModelConfig) -> bool:
+    """Whether there is all of a layer that guesses further tokens: many checkpoints are written
+    without it, whatever their config.json says."""
+    parts = [part for parts in mtp_plan(config).values() for part in parts]
+    wanted = [each for part in parts for each in wants(part, config.quantisation, tensors) if each]
+    return bool(wanted) and all(each.name in tensors for each in wanted)
 
 
 def tensor_faults(wanted: Sequence[Wanted], tensors: Tensors) -> list[str]:

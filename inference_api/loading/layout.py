@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from inference_api.loading.families.layer_plan import (
 from inference_api.loading.families.tensor_names import SCHEMES
 
 EMBEDDING, HEAD = "embedding", "head"
+MTP = "mtp."  # begins the names of parameters of the layer that guesses further tokens
 _EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.")
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # bytes of an element
 _FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are bytes of a dtype
@@ -70,7 +72,24 @@ def weight_plan(config: ModelConfig) -> ParameterSources:
     plan.update(norm_plan(config, names, "final_norm", names.final_norm))
     if not config.is_head_tied:
         plan[HEAD] = (SourceTensor("lm_head.weight", vocab),)
-    return plan
+    return plan | (mtp_plan(config) if config.has_mtp else {})
+
+
+def mtp_plan(config: ModelConfig) -> ParameterSources:
+    """The layer that guesses further tokens, whether it is loaded or not, named as a model of one
+    layer, behind MTP. Empty where no family of these names has one."""
+    names, hidden = SCHEMES[config.tensor_names], config.hidden_size
+    if names.mtp is None:
+        return {}
+    its = names.mtp.behind(config.num_layers)
+    prefix, _, number = its.layer.rpartition(".")
+    layer = replace(config.mtp, first_layer=int(number))
+    plan = layer_plan(layer, replace(names, layer=prefix), 0)
+    for name in ("embedding_norm", "hidden_norm", "final_norm"):
+        plan.update(norm_plan(config, names, name, getattr(its, name)))
+    projection = SourceTensor(f"{its.projection}.weight", (hidden, 2 * hidden))
+    plan["projection.weight"] = (projection,)
+    return {f"{MTP}{ours}": parts for ours, parts in plan.items()}
 
 
 def parameter_shape(parts: tuple[SourceTensor, ...]) -> tuple[int, ...]:

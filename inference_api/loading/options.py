@@ -29,6 +29,8 @@ class EngineOptions:
     has_medusa: bool = False
     medusa_heads: str | None = None
     """The folder of the Medusa heads; None: the model's own."""
+    has_mtp: bool = False
+    """Whether a layer that guesses further tokens is loaded, where the checkpoint has one."""
     num_guesses: int = 0
     """The most guesses of a row in a step, which recurrent layers note."""
     layers: LayerRange | None = None
@@ -46,13 +48,16 @@ class EngineOptions:
             kv_cache_bytes=settings.kv_cache_memory,
             has_medusa=settings.speculation in ("auto", "medusa"),
             medusa_heads=settings.medusa_heads,
+            has_mtp=settings.speculation in ("auto", "mtp"),
             num_guesses=0 if settings.speculation == "off" else settings.speculation_tokens,
         )
 
     def with_layers(self, layers: LayerRange | None) -> Self:
-        """For one of several processes, of which the first has the Medusa heads; None: for all."""
+        """For one of several processes, of which the first has the Medusa heads, and none a layer
+        that guesses further tokens; None: for all."""
         has_medusa = self.has_medusa and (layers is None or layers.begin == 0)
-        return replace(self, layers=layers, has_medusa=has_medusa)
+        has_mtp = self.has_mtp and layers is None
+        return replace(self, layers=layers, has_medusa=has_medusa, has_mtp=has_mtp)
 
     def part_of(self, config: ModelConfig) -> ModelConfig:
         """What this process has of a model."""

@@ -23,17 +23,20 @@ class PageGroup(NamedTuple):
 def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]:
     """Returns the groups of a model whose rows hold so many tokens.
 
-    Processes that share a model have the same groups, of the layers that they have.
+    Processes that share a model have the same groups, of the layers that they have. The layer that
+    guesses further tokens comes after the others.
     """
     kinds: dict[int | None, list[int]] = defaultdict(list)
     recurrent = config.recurrent.layers if config.recurrent else ()
-    for layer, window in enumerate(config.whole_windows or config.windows):
+    windows = (*(config.whole_windows or config.windows), *[None] * config.has_mtp)
+    for layer, window in enumerate(windows):
         if layer in recurrent:
             continue
         is_whole = window is None or window >= context_tokens
         kinds[None if is_whole else window].append(layer)
     size = _group_layers({window: len(layers) for window, layers in kinds.items()})
-    first, end = config.first_layer, config.first_layer + config.num_layers
+    first = config.first_layer
+    end = first + config.num_layers + config.has_mtp
     groups = []
     for window, layers in kinds.items():
         count = -(-len(layers) // size)

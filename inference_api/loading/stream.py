@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from inference_api.errors import StartupError
 from inference_api.kernels.library import UnusableWeight
 from inference_api.loading.config import ModelConfig, TensorNames
+from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.files import tensor_places
 from inference_api.loading.gguf.blocks import GgufTensor, joined
 from inference_api.loading.gguf.files import is_gguf, read_gguf
 from inference_api.loading.gguf.names import row_order
-from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.numbers import Numbers
 from inference_api.loading.quantised.weights import QuantisedTensor, read_quantised
 from inference_api.loading.safetensors import opened, read_numbers

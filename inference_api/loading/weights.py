@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.layout import (
     EMBEDDING,
     HEAD,
+    MTP,
     TensorForm,
     linear_weights,
     parameter_forms,
@@ -45,6 +46,14 @@ class Parameters:
     packed: dict[str, PackedWeight]
     packing: Packing
 
+    @property
+    def of_mtp(self) -> "Parameters":
+        """The parameters of the layer that guesses further tokens: with these ends a model."""
+        ends = {name: self.packed[name] for name in (EMBEDDING, HEAD)}
+        return Parameters(
+            _behind(MTP, self.tensors), ends | _behind(MTP, self.packed), self.packing
+        )
+
     def qk_norm(self, config: ModelConfig, layer: int) -> Floats | None:
         """What a layer's queries and keys are multiplied by, [heads + kv_heads, head_dim]."""
         if not config.has_qk_norm or config.recurrent_of(layer) is not None:
@@ -55,6 +64,15 @@ class Parameters:
             for name, count in counts.items()
         ]  # repeated where all heads share one
         return np.concatenate(norms)
+
+
+Parameter = TypeVar("Parameter", Floats, PackedWeight)
+
+
+def _behind(prefix: str, named: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    return {
+        name.removeprefix(prefix): each for name, each in named.items() if name.startswith(prefix)
+    }
 
 
 Memory = Mapping[str, NDArray[np.uint8]]  # zeros for each parameter, by name

@@ -11,7 +11,7 @@ from inference_api.shipped_files import SHIPPED
 
 EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
 
-Speculation = Literal["auto", "off", "ngram", "medusa", "draft"]
+Speculation = Literal["auto", "off", "ngram", "medusa", "mtp", "draft"]
 """Who drafts: `auto`, whoever is there where it pays; `off`, nobody; else the one so called."""
 
 
@@ -100,8 +100,8 @@ class ModelSettings(BaseModel):
         "off",
         description=(
             "Guess several tokens of a step: ngram, what followed the row's last "
-            "tokens before; medusa, by heads trained for the model; draft, by DRAFT_MODEL; auto: "
-            "all there are, where it is measured to pay."
+            "tokens before; medusa, by heads trained for the model; mtp, by a layer of the model's "
+            "own; draft, by DRAFT_MODEL; auto: all there are, where it is measured to pay."
         ),
     )
     speculation_tokens: int = Field(

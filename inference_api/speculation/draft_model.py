@@ -10,12 +10,19 @@ from math import exp
 from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow, num_common
 from inference_api.request import SamplingParams
-from inference_api.runner import Draw, Drawn, ModelRunner, RowStep, own_pages, place_own_pages
-from inference_api.speculation.calibration import Calibration, Proposed
+from inference_api.runner import (
+    Draw,
+    Drawn,
+    Guess,
+    ModelRunner,
+    RowStep,
+    own_pages,
+    place_own_pages,
+)
+from inference_api.speculation.chains import Chain, Growth
 
 PREFILLED_TOKENS = 128  # in one step, for all rows that the draft's cache is far behind
 MIN_COPIED_TOKENS = 8  # fewer are as soon prefilled
-LEAST_LIKELIHOOD = 0.2  # a chain at least this likely gets another guess behind it
 GUESS = Draw(SamplingParams(temperature=0.0, num_logprobs=0), (0,), ())
 
 
@@ -34,9 +41,8 @@ class ModelDrafts:
         self._context_tokens = place_own_pages(runner)
         self._runner = runner
         self._max_tokens = max_tokens
-        self._vocab_size = vocab_size
         self._caches = [_RowCache(index) for index in range(runner.max_rows)]
-        self._calibration = Calibration(num_kinds=2)  # greedy requests, and those that sample
+        self._growth = Growth(vocab_size)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         begun = self._first_steps(rows)
@@ -44,22 +50,22 @@ class ModelDrafts:
         growing = chains = [chain for chain, step in begun if step.draws]
         while steps:
             results = self._runner.step(steps)
-            self._extend(growing, [each.drawn[0] for each in results if each.drawn])
-            growing = [chain for chain in growing if chain.room > 0]
+            guesses = [_guess(each.drawn[0]) for each in results if each.drawn]
+            growing = self._growth.extend(growing, guesses)
             steps = [self._next_step(chain) for chain in growing]
-        return self._calibration.drafts(chain.proposed for chain in chains if chain.token_ids)
+        return self._growth.drafts(chains)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        self._calibration.learn(outcomes)
+        self._growth.learn(outcomes)
 
-    def _first_steps(self, rows: Sequence[UserRow]) -> "list[tuple[_Chain, RowStep]]":
+    def _first_steps(self, rows: Sequence[UserRow]) -> list[tuple[Chain, RowStep]]:
         """What the cache lacks of each row: up to the last token, which begins a chain, or as much
         as there is room for. Rows that lack least come first."""
         behind = []
         for row in rows:
             if (room := self._room(row)) > 0:
                 cache = self._cache_of(row)
-                behind.append((_num_tokens(row) - len(cache.tokens), cache, _Chain(row, room)))
+                behind.append((_num_tokens(row) - len(cache.tokens), cache, Chain(row, room)))
         behind.sort(key=lambda each: each[0])
         room_tokens, steps = PREFILLED_TOKENS, []
         for num_missing, cache, chain in behind:
@@ -103,19 +109,7 @@ class ModelDrafts:
             for from_page, to_page in zip(from_pages[:count], to_pages, strict=False):
                 self._runner.copy_page(from_page, to_page)
 
-    def _extend(self, chains: "Sequence[_Chain]", drawn: Sequence[Drawn]) -> None:
-        """Append each drawn token to its chain; close the chains not worth another step."""
-        for chain, (token_id, logprobs) in zip(chains, drawn, strict=True):
-            # Nothing follows a stop token, so that guessing one would gain nothing.
-            if token_id in chain.row.request.stop_token_ids or token_id >= self._vocab_size:
-                chain.room = 0
-            elif logprobs is not None:
-                probability = exp(logprobs.logprob)
-                kind = int(not chain.row.request.sampling.is_greedy)
-                each, likelihood = self._calibration.of(kind, probability)
-                chain.add(token_id, each, probability, likelihood)
-
-    def _next_step(self, chain: "_Chain") -> RowStep:
+    def _next_step(self, chain: Chain) -> RowStep:
         """Returns the draft's step for a chain's last guess, which joins its cache's tokens."""
         cache = self._caches[chain.row.index]
         cache.tokens.append(chain.token_ids[-1])
@@ -141,30 +135,9 @@ class _RowCache:
         self.num_right = right
 
 
-@dataclass(slots=True)
-class _Chain:
-    """Guesses behind a row's last token."""
-
-    row: UserRow
-    room: int  # for further ones
-    token_ids: list[int] = field(default_factory=list)
-    bins: list[int] = field(default_factory=list)
-    probabilities: list[float] = field(default_factory=list)
-    likelihoods: list[float] = field(default_factory=list)
-
-    def add(self, token_id: int, own_bin: int, probability: float, likelihood: float) -> None:
-        """`likelihood`: of this guess, given that the guess before it is right."""
-        of_chain = likelihood * (self.likelihoods[-1] if self.likelihoods else 1.0)
-        self.token_ids.append(token_id)
-        self.bins.append(own_bin)
-        self.probabilities.append(probability)
-        self.likelihoods.append(of_chain)
-        self.room = self.room - 1 if of_chain >= LEAST_LIKELIHOOD else 0
-
-    @property
-    def proposed(self) -> Proposed:
-        draft = Draft(self.token_ids, None, self.likelihoods)
-        return Proposed(self.row, draft, self.bins, self.probabilities)
+def _guess(drawn: Drawn) -> Guess:
+    assert drawn.logprobs is not None
+    return Guess(drawn.token_id, exp(drawn.logprobs.logprob))
 
 
 def _num_tokens(row: UserRow) -> int:

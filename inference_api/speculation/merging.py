@@ -28,6 +28,11 @@ def merged(drafts: Sequence[Draft]) -> Draft:
     return _sorted([*nodes], surest)
 
 
+def best_of(drafts: Sequence[Draft]) -> Draft:
+    """Returns the one of which most tokens can be expected to be right."""
+    return max(drafts, key=lambda draft: sum(draft.likelihoods))
+
+
 def _sorted(nodes: Sequence[tuple[int, int]], surest: Sequence[float]) -> Draft:
     """Sorted by likelihood, highest first. A guess stays before its successors: they are at most as
     likely and came later, and the sort is stable."""

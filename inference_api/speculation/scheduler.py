@@ -11,7 +11,7 @@ from inference_api.core.drafts import DraftSource, Outcome
 from inference_api.core.plan import PlannedStep
 from inference_api.core.rows import Draft, UserRow
 from inference_api.core.step_costs import Contents, StepCosts
-from inference_api.speculation.merging import merged
+from inference_api.speculation.merging import best_of, merged
 from inference_api.speculation.ways import Ways
 
 
@@ -43,14 +43,17 @@ class DraftScheduler:
         tries_all: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         costs: StepCosts | None = None,
+        may_branch: bool = True,
     ) -> None:
         """`sources`: fastest first. `max_tokens`: most tokens of one row's draft. `tries_all`:
         verify everything that is proposed, whether it pays or not, for comparisons. `costs`: the
-        known times of the model's steps."""
+        known times of the model's steps. `may_branch`: whether drafts may be trees; else sources
+        propose chains, and a row gets one of these."""
         self.sources = tuple(sources)
         self._max_tokens = max_tokens
         self._tries_all = tries_all
         self._clock = clock
+        self._join = merged if may_branch else best_of  # drafts of several sources for one row
         # Until costs are known each token counts the same, so that no draft pays.
         self.costs = costs or StepCosts({}, max_rows * (1 + max_tokens), max_rows)
         # Numbers of rows up to a power of two have the same ways.
@@ -117,7 +120,7 @@ class DraftScheduler:
             if wanted:
                 for row, draft in source.propose(wanted).items():
                     by_row.setdefault(row, []).append(draft)
-        return {row: merged(drafts).first(self._max_tokens) for row, drafts in by_row.items()}
+        return {row: self._join(drafts).first(self._max_tokens) for row, drafts in by_row.items()}
 
     def _worth_trying(
         self, num_rows: int, drafts: Mapping[int, Draft], other_s: float

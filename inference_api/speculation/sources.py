@@ -9,6 +9,7 @@ from inference_api.runner import ModelRunner
 from inference_api.settings import ModelSettings
 from inference_api.speculation.draft_model import ModelDrafts
 from inference_api.speculation.medusa import MedusaDrafts
+from inference_api.speculation.mtp import MtpDrafts
 from inference_api.speculation.ngram import NgramDrafts
 from inference_api.speculation.scheduler import DraftScheduler
 
@@ -28,8 +29,9 @@ def draft_sources(
     mode = settings.speculation
     if mode == "off":
         return ()
-    if runner.layout.state_pages:  # a state is of one branch, and so are these drafts
-        logger.info("%s has recurrent layers: only n-grams draft, whatever SPECULATION says", name)
+    has_states = runner.layout.state_pages > 0  # a state is of one branch: drafts are chains
+    if has_states and mode == "medusa":
+        logger.info("%s has recurrent layers: n-grams draft instead of Medusa heads", name)
         return (NgramDrafts.name,)
     if mode == "draft" and drafter is None:
         raise StartupError(
@@ -45,9 +47,17 @@ def draft_sources(
                 "MEDUSA_HEADS, train some with `hearth medusa`, or set SPECULATION=auto."
             ]
         )
+    if mode == "mtp" and not runner.has_mtp:
+        raise StartupError(
+            [
+                f"SPECULATION=mtp, but {name} has no layer that guesses further tokens, or is not "
+                "on the CPU in one process; get files with one, or set SPECULATION=auto."
+            ]
+        )
     there = {
         NgramDrafts.name: mode in ("auto", "ngram"),
-        MedusaDrafts.name: runner.has_medusa_heads,
+        MedusaDrafts.name: runner.has_medusa_heads and not has_states,
+        MtpDrafts.name: runner.has_mtp,
         ModelDrafts.name: drafter is not None,
     }
     return tuple(source for source, is_there in there.items() if is_there)
@@ -68,10 +78,20 @@ def drafting_of(
         elif source == MedusaDrafts.name:
             assert runner.medusa is not None
             sources.append(MedusaDrafts(runner.medusa, max_tokens))
+        elif source == MtpDrafts.name:
+            assert runner.mtp is not None
+            sources.append(MtpDrafts(runner.mtp, max_tokens, runner.vocab_size))
         else:
             assert drafter is not None
             sources.append(ModelDrafts(drafter, max_tokens, runner.vocab_size))
     if not sources:
         return None
     tries_all = settings.speculation != "auto"
-    return DraftScheduler(sources, max_tokens, runner.max_rows, tries_all, costs=served.costs)
+    return DraftScheduler(
+        sources,
+        max_tokens,
+        runner.max_rows,
+        tries_all,
+        costs=served.costs,
+        may_branch=not runner.layout.state_pages,
+    )

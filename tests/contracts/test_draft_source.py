@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, LlamaForCausalLM
 
 from inference_api.core.drafts import DraftSource, Outcome
@@ -27,6 +27,7 @@ from inference_api.settings import EMBEDDED_MODEL, Settings
 from inference_api.settings.model import Speculation
 from inference_api.speculation.draft_model import ModelDrafts
 from inference_api.speculation.medusa import MedusaDrafts
+from inference_api.speculation.mtp import MtpDrafts
 from inference_api.speculation.ngram import NgramDrafts
 from inference_api.speculation.scheduler import DraftScheduler
 from inference_api.text.tokens import load_tokenizer
@@ -57,6 +58,11 @@ def medusa(runner: KernelRunner, _: KernelRunner) -> DraftSource:
     return MedusaDrafts(runner.medusa, MAX_TOKENS)
 
 
+def mtp(runner: KernelRunner, _: KernelRunner) -> DraftSource:
+    assert runner.mtp is not None
+    return MtpDrafts(runner.mtp, MAX_TOKENS, runner.vocab_size)
+
+
 def own_draft(runner: KernelRunner, _: KernelRunner) -> DraftSource:
     """The model for itself, with a cache of its own."""
     return ModelDrafts(loaded(EMBEDDED_MODEL, "int8"), MAX_TOKENS, runner.vocab_size)
@@ -67,7 +73,7 @@ def wrong_draft(runner: KernelRunner, other: KernelRunner) -> DraftSource:
 
 
 def all_together(runner: KernelRunner, other: KernelRunner) -> DraftSource:
-    every = [make(runner, other) for make in (ngram, medusa, own_draft)]
+    every = [make(runner, other) for make in (ngram, medusa, mtp, own_draft)]
     return DraftScheduler(every, MAX_TOKENS, ROWS, tries_all=True)
 
 
@@ -78,6 +84,7 @@ def ngram(*_: KernelRunner) -> DraftSource:
 SOURCES: Mapping[str, Sources] = {
     "ngram": ngram,
     "medusa": medusa,
+    "mtp": mtp,
     "own draft": own_draft,
     "wrong draft": wrong_draft,
     "all": all_together,
@@ -93,6 +100,7 @@ def loaded(folder: Path, form: str, heads: Path | None = None) -> KernelRunner:
         quantization="none" if form == "float32" else form,
         has_medusa=heads is not None,
         medusa_heads=None if heads is None else str(heads),
+        has_mtp=True,
     )
     runner = KernelRunner(folder, options)
     runner.load()
@@ -126,9 +134,29 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> KernelRunner:
     return loaded(folder, "int8")
 
 
+@pytest.fixture(scope="module")
+def further(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with its last layer once more, to guess further tokens."""
+    folder = tmp_path_factory.mktemp("further")
+    shutil.copytree(EMBEDDED_MODEL, folder, dirs_exist_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    last = 1 + max(int(name.split(".")[2]) for name in tensors if ".layers." in name)
+    before, layer = (f"model.layers.{number}." for number in (last - 1, last))
+    for name in [*tensors]:
+        if name.startswith(before):
+            tensors[name.replace(before, layer)] = tensors[name].clone()
+    width = len(tensors["model.norm.weight"])
+    half = torch.eye(width) / 2
+    tensors[f"{layer}eh_proj.weight"] = torch.cat([half, half], dim=1)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{layer}{name}.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
 @pytest.fixture(scope="module", params=FORMS)
-def runner(request: pytest.FixtureRequest, heads: Path) -> KernelRunner:
-    return loaded(EMBEDDED_MODEL, request.param, heads)
+def runner(request: pytest.FixtureRequest, further: Path, heads: Path) -> KernelRunner:
+    return loaded(further, request.param, heads)
 
 
 @pytest.fixture(params=SOURCES)
@@ -253,12 +281,12 @@ def test_proposals_are_trees_in_falling_likelihood(
     assert checked.num_drafts > 0
 
 
-@pytest.mark.parametrize("wanted", ["off", "ngram", "medusa", "draft"])
+@pytest.mark.parametrize("wanted", ["off", "ngram", "medusa", "mtp", "draft"])
 def test_request_is_guessed_for_by_whom_it_names(
     runner: KernelRunner, other: KernelRunner, wanted: Speculation
 ) -> None:
     asked: list[str] = []
-    sources = [make(runner, other) for make in (ngram, medusa, own_draft)]
+    sources = [make(runner, other) for make in (ngram, medusa, mtp, own_draft)]
     for source in sources:
         _note(source, asked)
     loop = Loop(runner, DraftScheduler(sources, MAX_TOKENS, ROWS, tries_all=True))

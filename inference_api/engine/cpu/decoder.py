@@ -47,12 +47,15 @@ class KernelDecoder:
         parameters: Parameters,
         cache: PagedCache,
         max_seq_len: int,
+        first_place: int = 0,
     ) -> None:
+        """`first_place`: which of the cache's layers is the first of these."""
         self._config = config
+        self._first_place = first_place
         self._packed = parameters.packed
         self._tensors = parameters.tensors
         self._kernels = parameters.packing.kernels
-        self._num_guesses = cache.log.shape[1] // max(config.log_floats, 1)
+        self._num_guesses = cache.log.shape[1] // config.log_floats if config.log_floats else 0
         self._bits = parameters.packing.bits
         self._floats: list[Any] = []  # what the model points to, kept alive
         self._rope = RopeTurns(config, max_seq_len)
@@ -68,9 +71,19 @@ class KernelDecoder:
         self._cache = cache
         self._logits = np.empty((0, config.vocab_size), np.float32)
 
-    def forward(self, rows: Sequence[RowStep]) -> Outputs:
-        """See `StepDecoder`. The logits' memory is written again by the next call."""
-        return self._run(self._model, rows)
+    def forward(self, rows: Sequence[RowStep], before: Floats | None = None) -> Outputs:
+        """See `StepDecoder`. The logits' memory is written again by the next call. `before`: the
+        residual of all tokens, where that is not of the embedding."""
+        return self._run(self._model, rows, before)
+
+    def embedded(self, token_ids: Sequence[int]) -> Floats:
+        """What the first layer gets of these tokens, [tokens, hidden size]."""
+        assert self._config.recurrent is None, "a row that begins forgets its state"
+        ids, nowhere = array("q", token_ids), array("q", bytes(8 * len(token_ids)))
+        after = np.empty((len(ids), self._config.hidden_size), np.float32)
+        tokens = StepTokens(ids, nowhere, nowhere, outputs=array("q"))
+        self._kernels.step(self._head, tokens, StepStates(after=after))
+        return after
 
     def layers(self, rows: Sequence[RowStep], before: Floats | None = None) -> Floats:
         """What these layers make of the residual [tokens, hidden size], which is the embedding's
@@ -93,7 +106,8 @@ class KernelDecoder:
         if len(self._logits) < num_outputs:
             self._logits = np.empty((num_outputs, self._config.vocab_size), np.float32)
         logits, hidden = self._logits[:num_outputs], None
-        if any(each.wants_hidden for each in rows):  # drafts keep it: it is not used again
+        has_mtp = self._config.has_mtp  # its layer reads all states
+        if has_mtp or any(each.wants_hidden for each in rows):  # they are kept: not used again
             hidden = np.empty((len(tokens.ids), self._config.hidden_size), np.float32)
         self._kernels.step(model, tokens, StepStates(logits, hidden, before))
         if hidden is None:
@@ -102,7 +116,7 @@ class KernelDecoder:
         return Outputs(
             logits,
             [
-                hidden[end - len(each.token_ids) : end] if each.wants_hidden else None
+                hidden[end - len(each.token_ids) : end] if has_mtp or each.wants_hidden else None
                 for each, end in zip(rows, ends, strict=True)
             ],
         )
@@ -161,10 +175,10 @@ class KernelDecoder:
                 "table_stride": cache.tables.shape[2],
             },
             "recurrent": {
-                "base": floats(cache.states) if cache.states.size else ffi.NULL,
+                "base": floats(cache.states) if config.recurrent is not None else ffi.NULL,
                 "row_floats": cache.states.shape[1],
                 "kept": ffi.from_buffer("int64_t[]", cache.kept),
-                "log": floats(cache.log) if cache.log.size else ffi.NULL,
+                "log": floats(cache.log) if self._num_guesses else ffi.NULL,
                 "log_tokens": self._num_guesses,
                 "log_floats": cache.log.shape[1],
             },
@@ -211,7 +225,7 @@ class KernelDecoder:
         }
         recurrent = self._config.recurrent_of(index)
         if recurrent is None:
-            group, place = cache.places[index]
+            group, place = cache.places[self._first_place + index]
             remembered: Fields = {
                 "page_offset": place * cache.pages.strides[1],
                 "table_offset": group * cache.tables[0].size,

@@ -1,8 +1,23 @@
 """What checkpoints call their tensors, by naming scheme."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from inference_api.loading.config import TensorNames
+
+
+class MtpNames(NamedTuple):
+    """What the layer that guesses further tokens is called, and what is around it. `{}` is the
+    number of the model's layers."""
+
+    layer: str
+    projection: str
+    embedding_norm: str
+    hidden_norm: str
+    final_norm: str
+
+    def behind(self, num_layers: int) -> "MtpNames":
+        return MtpNames(*(name.format(num_layers) for name in self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +58,10 @@ class Names:
     shared_up: tuple[str, ...] = ()  # where they differ from an expert's
     shared_down: str = ""
     shared_gate: str = ""
+    mtp: MtpNames | None = None
 
 
+_NEXTN = (".eh_proj", ".enorm", ".hnorm", ".shared_head.norm")
 _LLAMA = Names(
     embedding="model.embed_tokens",
     final_norm="model.norm",
@@ -61,6 +78,7 @@ _LLAMA = Names(
     experts="mlp.experts",
     expert_up=("gate_proj", "up_proj"),
     expert_down="down_proj",
+    mtp=MtpNames(*(f"model.layers.{{}}{end}" for end in ("", *_NEXTN))),
 )
 _MIXTRAL = replace(
     _LLAMA,
@@ -100,6 +118,13 @@ _QWEN3_5 = replace(
     decays="linear_attn.A_log",
     step_bias="linear_attn.dt_bias",
     head_norm="linear_attn.norm.weight",
+    mtp=MtpNames(
+        "mtp.layers.0",
+        "mtp.fc",
+        "mtp.pre_fc_norm_embedding",
+        "mtp.pre_fc_norm_hidden",
+        "mtp.norm",
+    ),
 )
 _GRANITE_HYBRID = replace(
     _LLAMA,

@@ -22,7 +22,7 @@ from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
 from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, halves_of, squeezed
-from inference_api.loading.layout import StoredTensor, Tensors, weight_plan
+from inference_api.loading.layout import StoredTensor, Tensors, mtp_plan, weight_plan
 from inference_api.loading.numbers import FLOATS
 from inference_api.loading.stacks import of_expert
 
@@ -115,10 +115,11 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
             ]
         )
     config = _config(path, architecture, metadata, tensors)
-    names = gguf_names(architecture, config)
+    stored = replace(config, has_mtp=_has_mtp(architecture, config, tensors))
+    names = gguf_names(architecture, stored)
     halves = _halves(names, tensors)
-    _check_tensors(path, config, _wanted(config, names, halves), tensors)
-    parts = (part for parts in weight_plan(config).values() for part in parts)
+    _check_tensors(path, stored, _wanted(stored, names, halves), tensors)
+    parts = (part for parts in weight_plan(stored).values() for part in parts)
     whole = {
         part.name: _single(part, tensors[names[part.name]])
         for part in parts
@@ -246,6 +247,16 @@ def _config(
     return replace(config, embedding_bits=bits)
 
 
+def _has_mtp(architecture: str, config: ModelConfig, tensors: Mapping[str, ReaderTensor]) -> bool:
+    """Whether the file has all of a layer that guesses further tokens."""
+    if f"blk.{config.num_layers}.nextn.eh_proj.weight" not in tensors or not mtp_plan(config):
+        return False
+    names = gguf_names(architecture, replace(config, has_mtp=True))
+    halves = _halves(names, tensors)
+    own = [part.name for parts in mtp_plan(config).values() for part in parts]
+    return all(name in halves or names[name] in tensors for name in own)
+
+
 def _halves(names: Mapping[str, str], tensors: Mapping[str, ReaderTensor]) -> dict[str, Halves]:
     """What the file has in two tensors, by our name of the one."""
     split = {ours: halves_of(theirs) for ours, theirs in names.items() if theirs not in tensors}
@@ -281,7 +292,7 @@ def _check_tensors(
     tensors: Mapping[str, ReaderTensor],
 ) -> None:
     """All that is wanted, in its shape, and nothing else: a tensor that would not be used means a
-    model that is not understood. Layers after the last predict further tokens, and are left out."""
+    model that is not understood. Layers after the last guess further tokens: see `_has_mtp`."""
     missing = [name for name in wanted if name not in tensors]
     misshapen = [
         f"{name} is {list(_shape(tensors[name]))} instead of {list(shape)}"

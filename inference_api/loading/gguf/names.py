@@ -7,6 +7,7 @@ import gguf
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.families.row_orders import rotary_order
+from inference_api.loading.families.tensor_names import SCHEMES
 from inference_api.loading.layout import weight_plan
 from inference_api.loading.stacks import of_expert
 
@@ -64,19 +65,36 @@ _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 def gguf_names(architecture: str, config: ModelConfig) -> dict[str, str]:
     """Returns GGUF's names of the tensors of `weight_plan`, by their names there. Those of all
     experts of a layer share one: see `stacks`."""
-    known = gguf.get_tensor_name_map(_BY_VALUE[architecture], config.num_layers)
+    num_layers = config.num_layers + config.has_mtp
+    known = gguf.get_tensor_name_map(_BY_VALUE[architecture], num_layers)
+    nextn = _nextn(config) if config.has_mtp else {}
     parts = [part for parts in weight_plan(config).values() for part in parts]
     names = {}
     for part in parts:
         single = of_expert(part.name)
         name = part.name if single is None else single.stack
+        for ours, its in nextn.items():
+            if name.startswith(f"{ours}."):
+                name = its + name.removeprefix(ours)
+                break
         for end, known_end in _KNOWN_ENDS.items():
             if name.endswith(end):
                 name = name.removesuffix(end) + known_end
-        theirs = known.get_name(name, try_suffixes=_SUFFIXES) or part.name
+        theirs = known.get_name(name, try_suffixes=_SUFFIXES) or name
         is_whole = theirs.endswith((*_SUFFIXES, *_WITHOUT_SUFFIX))
         names[part.name] = theirs if is_whole else f"{theirs}{_SUFFIXES[0]}"
     return names
+
+
+def _nextn(config: ModelConfig) -> dict[str, str]:
+    """Returns what names of the layer that guesses further tokens begin with, by what ours do: as
+    of one more layer, and around it as GGUF has them, which the package knows of few families."""
+    mtp = SCHEMES[config.tensor_names].mtp
+    assert mtp is not None
+    layer, *around = mtp.behind(config.num_layers)
+    names = ("eh_proj", "enorm", "hnorm", "shared_head_norm")
+    theirs = [f"blk.{config.num_layers}.nextn.{name}" for name in names]
+    return dict(zip(around, theirs, strict=True)) | {layer: f"model.layers.{config.num_layers}"}
 
 
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -154,3 +154,11 @@ def test_rows_that_pause_say_what_they_would(
     assert (len(rows), rows.paused, rows.pages.num_held) == (0, [], 0)
     rows.pages.forget_cached()
     assert rows.pages.num_free == rows.pages.counts.total
+
+
+def test_a_smaller_model_may_guess(folder: Path, forgetful: Server, tmp_path: Path) -> None:
+    make_model("llama", tmp_path, max_position_embeddings=CONTEXT)
+    server = Server(folder, speculation="draft", draft_model=str(tmp_path))
+    prompts = [text(70 + each, 9 + 20 * each) for each in range(3)]
+    assert server.answers(prompts) == [forgetful.answers([prompt])[0] for prompt in prompts]
+    assert server.backend.snapshot.totals.drafted_tokens > 0

@@ -18,6 +18,13 @@ ARCHITECTURES = {
 }
 NUMBERS = {architecture: number for number, architecture in gguf.MODEL_ARCH_NAMES.items()}
 NEXT = "qwen3next"
+MTP_NAMES = {
+    "mtp.layers.0.": "",
+    "mtp.fc.": "eh_proj.",
+    "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.",
+    "mtp.norm.": "shared_head.norm.",
+}
 
 
 class Converter:
@@ -28,19 +35,32 @@ class Converter:
         self.config = json.loads((folder / "config.json").read_text())
         self.architecture = ARCHITECTURES[self.config["model_type"]]
         self._is_old = is_old
-        self._tensors: dict[str, Array] = load_file(folder / "model.safetensors")
+        tensors: dict[str, Array] = load_file(folder / "model.safetensors")
+        self._tensors = {self._as_layer(name): tensor for name, tensor in tensors.items()}
+        self.num_further = int("mtp.fc.weight" in tensors)  # layers
         self.key_heads, self.heads, self.key_dim, self.value_dim = (
             self.config[f"linear_{name}"]
             for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
         )
         self._names = gguf.get_tensor_name_map(
-            NUMBERS[self.architecture], self.config["num_hidden_layers"]
+            NUMBERS[self.architecture], self.config["num_hidden_layers"] + self.num_further
         )
+
+    def _as_layer(self, name: str) -> str:
+        """The layer that guesses further tokens as one more layer."""
+        for begin, its_begin in MTP_NAMES.items():
+            if name.startswith(begin):
+                layer = f"model.layers.{self.config['num_hidden_layers']}."
+                return layer + its_begin + name.removeprefix(begin)
+        return name
 
     def tensors(self) -> dict[str, Array]:
         stacks: dict[str, dict[int, Array]] = {}
         converted: dict[str, Array] = {}
         for name, tensor in self._tensors.items():
+            if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                converted |= self._unstacked(name, tensor)
+                continue
             if ".mlp.experts." in name:
                 prefix, _, rest = name.partition(".experts.")
                 expert, _, kind = rest.partition(".")
@@ -51,6 +71,12 @@ class Converter:
         for name, stack in stacks.items():
             converted[self._name(name)] = np.stack([stack[number] for number in sorted(stack)])
         return converted
+
+    def _unstacked(self, name: str, tensor: Array) -> dict[str, Array]:
+        prefix, _, kind = name.rpartition(".")
+        kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+        parts = zip(kinds, np.split(tensor, len(kinds), axis=1), strict=True)
+        return {self._name(f"{prefix}.{its_kind}.weight"): part for its_kind, part in parts}
 
     def _converted(self, name: str, tensor: Array) -> list[tuple[str, Array]]:
         if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
@@ -97,6 +123,10 @@ class Converter:
         return np.concatenate([rows[:first], self._tiled(rows[first:], self.value_dim)])
 
     def _name(self, name: str) -> str:
+        block = f"blk.{self.config['num_hidden_layers']}.nextn."
+        for end in ("eh_proj", "enorm", "hnorm", "shared_head.norm"):
+            if name.endswith(f".{end}.weight"):  # names that the package lacks
+                return block + end.replace(".", "_") + ".weight"
         theirs = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         return str(theirs)
@@ -127,6 +157,7 @@ class GraniteConverter:
     """What becomes of the tensors of Granite 4."""
 
     architecture = "granitehybrid"
+    num_further = 0
 
     def __init__(self, folder: Path) -> None:
         self.config = json.loads((folder / "config.json").read_text())
@@ -210,7 +241,9 @@ def write_hybrid_gguf(folder: Path, target: Path, is_old: bool = False) -> Path:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_block_count(config["num_hidden_layers"] + converter.num_further)
+    if converter.num_further:
+        writer.add_uint32(f"{converter.architecture}.nextn_predict_layers", converter.num_further)
     writer.add_head_count(config["num_attention_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])

@@ -109,7 +109,7 @@ def test_what_is_no_name_is_refused(drafting: FlaskClient, route: str, speculati
     assert "speculation" in error["message"]
     assert len(error["message"]) < 200
     if isinstance(speculation, str) or route in OPENAI:
-        assert "give 'auto', 'off', 'ngram', 'medusa' or 'draft'" in error["message"]
+        assert "give 'auto', 'off', 'ngram', 'medusa', 'mtp' or 'draft'" in error["message"]
     else:
         assert "expected string" in error["message"]
 

@@ -1,0 +1,50 @@
+"""Multi-token prediction: a layer of the model's own, trained with it, guesses token by token.
+
+Gloeckle et al. 2024, arXiv 2404.19737. The first guess is what the layer was trained for; those
+behind it are made of its own results and are right less often.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from inference_api.core.drafts import Outcome
+from inference_api.core.rows import Draft, UserRow
+from inference_api.runner import DraftLayer, RowToken
+from inference_api.speculation.chains import Chain, Growth
+
+NUM_DEPTHS = 4  # kinds of guesses: first ones, and so on
+
+
+class MtpDrafts:
+    """A `DraftSource`: a greedy chain for each row whose last step the layer has followed."""
+
+    name = "mtp"
+    wants_hidden = False
+
+    def __init__(self, layer: DraftLayer, max_tokens: int, vocab_size: int) -> None:
+        self._layer = layer
+        self._max_tokens = max_tokens
+        self._growth = Growth(vocab_size, NUM_DEPTHS)
+
+    def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
+        known = [row for row in rows if self._layer.knows(row.index, row.num_cached)]
+        chains = [Chain(row, room) for row in known if (room := self._room(row)) > 0]
+        growing = chains
+        while growing:
+            guesses = self._layer.guess([_last_token(chain) for chain in growing])
+            growing = self._growth.extend(growing, guesses)
+        return self._growth.drafts(chains)
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        self._growth.learn(outcomes)
+
+    def _room(self, row: UserRow) -> int:
+        """How many tokens may be guessed; the row has to have pages for what the layer reads."""
+        paged_tokens = row.room_tokens - row.num_cached + 1
+        return min(self._max_tokens, row.token_limit - len(row.generated) - 1, paged_tokens)
+
+
+def _last_token(chain: Chain) -> RowToken:
+    """Returns what the next guess of a chain is behind."""
+    row, guessed = chain.row, chain.token_ids
+    token_id = guessed[-1] if guessed else row.last_token_id
+    return RowToken(row.index, row.num_cached + len(guessed), token_id)
