@@ -7,6 +7,8 @@ written.
 
 import mmap
 from collections.abc import Sequence
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ from inference_api.kernels.interface import FLOAT32, Floats
 from inference_api.kernels.packing import CACHE_BYTES, cache_slot
 from inference_api.loading.config import KEYS_AND_VALUES, PAGE_TOKENS, ModelConfig, num_pages
 from inference_api.loading.packing.pages import advise, anonymous
-from inference_api.loading.page_groups import PageGroup, page_layers
+from inference_api.loading.page_groups import PageGroup, bytes_of_pages
 
 NOWHERE = -1
 
@@ -24,10 +26,9 @@ class PagedCache:
     """Pages of PAGE_TOKENS positions, of a group of layers, and a table of the pages that each row
     has for each group.
 
-    Page p is `pages[p]`, [layers, kv_heads, keys and values, PAGE_TOKENS, slot]. Row r has position
-    i in page `tables[group, r, i // PAGE_TOKENS]`. Memory is taken as it is written. A cache of
-    int8 has a scale behind each key and value. `states[r]` is what row r's recurrent layers
-    remember, layer after layer: see `PageLayout.states_of`.
+    Page p is `pages[p]`. Row r has position i in page `tables[group, r, i // PAGE_TOKENS]`. Memory
+    is taken as it is written. A cache of int8 has a scale behind each key and value. `states[r]` is
+    what row r's recurrent layers remember, layer after layer: see `PageLayout.states_of`.
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class PagedCache:
         """`dtype`: a value of KV_CACHE_DTYPE other than auto; `count` of pages; `groups`: None for
         one of all layers. Raises MemoryError."""
         groups = groups or [PageGroup(None, range(config.num_layers))]
-        num_layers = page_layers(groups)
-        slot = cache_slot(CACHE_BYTES[dtype], config.head_dim)
-        of_layer = (config.num_kv_heads, KEYS_AND_VALUES, PAGE_TOKENS, slot)
-        page_bytes = config.page_bytes(CACHE_BYTES[dtype] * slot, num_layers)
+        page_bytes = bytes_of_pages(config, groups, CACHE_BYTES[dtype])
         state_bytes = FLOAT32.itemsize * config.state_floats
         all_pages = count + max_rows * -(-state_bytes // page_bytes)
         self._memory = anonymous(all_pages * page_bytes, mmap.MADV_HUGEPAGE)
-        self.pages = np.frombuffer(self._memory, dtype).reshape(all_pages, num_layers, *of_layer)
+        self.pages = np.frombuffer(self._memory, dtype).reshape(all_pages, -1)
+        self.by_group = [self._as_held_by(group, config) for group in groups]
+        """All pages as if each were a group's, [pages, layers, kv_heads, keys and values,
+        PAGE_TOKENS, slot]."""
         states = np.frombuffer(self._memory, FLOAT32)[count * page_bytes // FLOAT32.itemsize :]
         self.states: Floats = states.reshape(max_rows, -1)
         self._num_shared = count
@@ -67,6 +68,12 @@ class PagedCache:
             for at, layer in enumerate(group.layers)
         }
         """The group of each layer, and which of a page's layers it is."""
+
+    def _as_held_by(self, group: PageGroup, config: ModelConfig) -> NDArray[Any]:
+        shape = config.shape_of(next(iter(group.layers), 0))
+        slot = cache_slot(self.pages.itemsize, shape.head_dim)
+        sizes = (len(group.layers), shape.num_kv_heads, KEYS_AND_VALUES, PAGE_TOKENS, slot)
+        return self.pages[:, : prod(sizes)].reshape(len(self.pages), *sizes)
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
         """See `RowMemory`."""
@@ -97,16 +104,11 @@ class PagedCache:
 
     def move(self, row: int, sources: Sequence[int], target: int) -> None:
         """What one row has in slots `sources` to slots `target`, `target` + 1 …, in every layer."""
-        from_pages, from_places = self._at(row, np.asarray(sources))
-        to_pages, to_places = self._at(row, np.arange(target, target + len(sources)))
-        moved = self.pages[from_pages, :, :, :, from_places]
-        self.pages[to_pages, :, :, :, to_places] = moved
-
-    def _at(
-        self, row: int, slots: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Returns the pages of each slot, [groups, slots], and its place there."""
-        return self.tables[:, row, slots // PAGE_TOKENS], slots % PAGE_TOKENS
+        from_pages, from_places = np.divmod(np.asarray(sources), PAGE_TOKENS)
+        to_pages, to_places = np.divmod(np.arange(target, target + len(sources)), PAGE_TOKENS)
+        for table, pages in zip(self.tables[:, row], self.by_group, strict=True):
+            moved = pages[table[from_pages], :, :, :, from_places]
+            pages[table[to_pages], :, :, :, to_places] = moved
 
 
 def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:

@@ -35,13 +35,15 @@ class RopeTurns:
     def __init__(self, config: ModelConfig, max_seq_len: int) -> None:
         self._max_seq_len = max_seq_len
         self._num_made = 0
+        dims = [shape.rotary_dim for shape in config.layer_shapes]
+        kinds = [*zip(config.ropes, dims, strict=True)]
         self._tables = {
-            rope: _Table(rope, config.rotary_dim, max_seq_len)
-            for rope in config.ropes
+            (rope, rotary_dim): _Table(rope, rotary_dim, max_seq_len)
+            for rope, rotary_dim in {*kinds}
             if rope is not None
         }
         self.layers: Sequence[LayerTurns | None] = [
-            None if rope is None else self._tables[rope].turns for rope in config.ropes
+            self._tables[kind].turns if kind in self._tables else None for kind in kinds
         ]
         """Each layer's, for every position; layers that turn alike have the same arrays, and those
         that turn nothing None."""

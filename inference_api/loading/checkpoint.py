@@ -253,8 +253,9 @@ def cpu_faults(config: ModelConfig) -> list[str]:
 def kernel_faults(config: ModelConfig) -> list[str]:
     """Returns why the kernels cannot decode this model, without a remedy."""
     faults = []
-    if config.head_dim > MAX_HEAD_DIM:
-        faults.append(f"head_dim={config.head_dim} exceeds {MAX_HEAD_DIM}, the kernels' limit")
+    widest = max(shape.head_dim for shape in config.layer_shapes)
+    if widest > MAX_HEAD_DIM:
+        faults.append(f"head_dim={widest} exceeds {MAX_HEAD_DIM}, the kernels' limit")
     parts = [part for parts in linear_weights(config).values() for part in parts]
     uneven = [f"{part.name} {part.shape}" for part in parts if part.shape[1] % GROUP]
     if uneven:

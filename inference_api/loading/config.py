@@ -186,6 +186,16 @@ class Quantisation:
         return self.bits == 4 and not is_other and self.block[1] % GROUP == 0
 
 
+class LayerShape(NamedTuple):
+    """Sizes that layers of one model may have of their own."""
+
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int  # dimensions of a value that are not zeros by definition: the first ones
+    rotary_dim: int  # number of a head's first dimensions that are turned
+    ffn_size: int
+
+
 class LayerRange(NamedTuple):
     """Layers `begin` to `end` of a model that several processes share."""
 
@@ -225,6 +235,7 @@ class ModelConfig:
     rotary_dim: int  # number of a head's first dimensions that are turned
     tensor_names: TensorNames
     eos_token_ids: frozenset[int]
+    shapes: tuple[LayerShape, ...] = ()  # per layer of the checkpoint, where they differ
     mixture: MixtureConfig | None = None
     latent: LatentConfig | None = None
     recurrent: RecurrentConfig | None = None
@@ -274,6 +285,17 @@ class ModelConfig:
             has_mtp=False,
         )
 
+    def shape_of(self, layer: int) -> LayerShape:
+        """Returns the sizes of one of these layers."""
+        if self.shapes:
+            return self.shapes[self.first_layer + layer]
+        heads = (self.num_kv_heads, self.head_dim, self.value_dim)
+        return LayerShape(*heads, self.rotary_dim, self.ffn_size)
+
+    @property
+    def layer_shapes(self) -> Sequence[LayerShape]:
+        return [self.shape_of(layer) for layer in range(self.num_layers)]
+
     def mixture_of(self, layer: int) -> MixtureConfig | None:
         """Returns the experts of one of these layers; None where it has one MLP."""
         if self.mixture is None or self.first_layer + layer in self.mixture.dense_layers:
@@ -305,7 +327,7 @@ class ModelConfig:
     def max_ffn_size(self) -> int:
         """Returns the size of the widest MLP that all tokens pass."""
         shared = 0 if self.mixture is None else self.mixture.shared_ffn_size
-        return max(self.ffn_size, shared)
+        return max(shared, *(shape.ffn_size for shape in self.layer_shapes))
 
     @property
     def num_groups(self) -> int:
@@ -316,6 +338,11 @@ class ModelConfig:
     def num_qkv_heads(self) -> int:
         """Heads of queries, their gates, keys and values."""
         return self.num_heads * (1 + self.has_output_gates) + 2 * self.num_kv_heads
+
+    def qkv_size(self, shape: LayerShape) -> int:
+        """Size of a token's queries, their gates, keys and values."""
+        asking = self.num_heads * (1 + self.has_output_gates)
+        return (asking + 2 * shape.num_kv_heads) * shape.head_dim
 
     @property
     def value_dim(self) -> int:
@@ -336,12 +363,6 @@ class ModelConfig:
             if rope is not None and rope.kind == "longrope"
         ]
         return min([self.max_positions, *originals])
-
-    def page_bytes(self, vector_bytes: int, num_layers: int | None = None) -> int:
-        """Size of a page of so many layers, or of all, with keys and values of `vector_bytes` for
-        each head."""
-        token_bytes = KEYS_AND_VALUES * self.num_kv_heads * vector_bytes
-        return (num_layers or self.num_layers) * PAGE_TOKENS * token_bytes
 
 
 SPARE_SLOTS = 1  # slots per row of torch's cache, for tokens that have no part in a step

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype, cache_slot
+from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype
 from inference_api.loading.config import PAGE_TOKENS, SPARE_SLOTS, ModelConfig
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.layout import PackedLayout
-from inference_api.loading.page_groups import PageGroup, page_groups, page_layers
+from inference_api.loading.page_groups import PageGroup, bytes_of_pages, page_groups
 from inference_api.runner import PageLayout
 
 STEP_TOKENS = 512  # tokens of a step that the kernels take at once; see `src/step.cpp`
@@ -51,8 +51,7 @@ class Footprint:
         else:
             element_bytes, num_slots = dtype_bytes, context + SPARE_SLOTS
             groups = [PageGroup(None, range(config.num_layers))]
-        vector_bytes = element_bytes * cache_slot(element_bytes, config.head_dim)
-        page_bytes = config.page_bytes(vector_bytes, page_layers(groups))
+        page_bytes = bytes_of_pages(config, groups, element_bytes)
         weights_bytes = weight_bytes(config, dtype_bytes, bits)
         if is_packed_file and bits is not None:
             weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
@@ -112,9 +111,10 @@ class Footprint:
 def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
     """At most what the kernels need for a step besides weights and cache, with `num_outputs` rows
     of logits. Models of one process step in turns and share it."""
-    queries = config.num_heads * config.head_dim
+    shapes = config.layer_shapes
+    queries = config.num_heads * max(shape.head_dim for shape in shapes)
     token_floats = (
-        config.num_qkv_heads * config.head_dim  # queries, keys and values
+        max(config.qkv_size(shape) for shape in shapes)  # queries, keys and values
         + 2 * queries  # attended, then as products take it
         + 3 * config.hidden_size  # the residual, and its norm for attention and for the MLP
         + config.has_output_norms * config.hidden_size  # what is normalised before it is added

@@ -1,16 +1,18 @@
 """Groups of layers whose keys and values share pages: of those that have attention.
 
 Pages of a model are all of one size, so that any group can have any page. Layers that see equally
-far forget together: they are in the same groups, each of which has about as many layers.
+far forget together: they are in the same groups, each of which has about as many bytes. Layers of a
+group have heads of one shape.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from inference_api.loading.config import ModelConfig
+from inference_api.kernels.packing import cache_slot
+from inference_api.loading.config import KEYS_AND_VALUES, PAGE_TOKENS, ModelConfig
 
-MAX_GROUPS = 8  # each has a table of its own, and pages to count
+MAX_GROUPS = 12  # each has a table of its own, and pages to count
 
 
 class PageGroup(NamedTuple):
@@ -20,45 +22,73 @@ class PageGroup(NamedTuple):
     layers: Sequence[int]
 
 
+class _Kind(NamedTuple):
+    """What layers have in common that may be in one group."""
+
+    window: int | None
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def size(self) -> int:
+        """Numbers that keys of a token have."""
+        return self.num_kv_heads * self.head_dim
+
+
 def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]:
     """Returns the groups of a model whose rows hold so many tokens.
 
     Processes that share a model have the same groups, of the layers that they have. The layer that
     guesses further tokens comes after the others.
     """
-    kinds: dict[int | None, list[int]] = defaultdict(list)
+    kinds: dict[_Kind, list[int]] = defaultdict(list)
+    heads = [(shape.num_kv_heads, shape.head_dim) for shape in config.shapes]
     recurrent = config.recurrent.layers if config.recurrent else ()
     windows = (*(config.whole_windows or config.windows), *[None] * config.has_mtp)
     for layer, window in enumerate(windows):
         if layer in recurrent:
             continue
         is_whole = window is None or window >= context_tokens
-        kinds[None if is_whole else window].append(layer)
-    size = _group_layers({window: len(layers) for window, layers in kinds.items()})
+        own = heads[layer] if heads else (config.num_kv_heads, config.head_dim)
+        kinds[_Kind(None if is_whole else window, *own)].append(layer)
+    size = _page_size({kind: len(layers) for kind, layers in kinds.items()})
     first = config.first_layer
     end = first + config.num_layers + config.has_mtp
     groups = []
-    for window, layers in kinds.items():
-        count = -(-len(layers) // size)
+    for kind, layers in kinds.items():
+        count = _num_groups(size, kind, len(layers))
         for at in range(count):  # in turn, so that parts of a model have some of each
-            own = [layer - first for layer in layers[at::count] if first <= layer < end]
-            groups.append(PageGroup(window, own))
+            held = [layer - first for layer in layers[at::count] if first <= layer < end]
+            groups.append(PageGroup(kind.window, held))
     return groups
 
 
-def page_layers(groups: Sequence[PageGroup]) -> int:
-    """Returns how many layers a page has room for."""
-    return max(len(each.layers) for each in groups)
+def bytes_of_pages(config: ModelConfig, groups: Sequence[PageGroup], element_bytes: int) -> int:
+    """Size of a page that any of the groups can have, in a cache of such elements."""
+
+    def layer_bytes(layer: int) -> int:
+        shape = config.shape_of(layer)
+        slot = cache_slot(element_bytes, shape.head_dim)
+        return KEYS_AND_VALUES * shape.num_kv_heads * PAGE_TOKENS * slot * element_bytes
+
+    return max(sum(map(layer_bytes, group.layers)) for group in groups)
 
 
-def _group_layers(counts: Mapping[int | None, int]) -> int:
-    """Returns how many layers make a group where so many have each window: as few places of pages
-    are empty as can be, those without a window counted twice, as rows may be far longer; and then
-    groups are few."""
+def _page_size(counts: Mapping[_Kind, int]) -> int:
+    """Returns how many numbers that keys of a token have fit into a page where there are so many
+    layers of each kind: as few places of pages are empty as can be, those without a window counted
+    twice, as rows may be far longer; and then groups are few."""
 
-    def num_groups(size: int, windows: Iterable[int | None]) -> int:
-        return sum(-(-counts.get(window, 0) // size) for window in windows)
+    def num_groups(size: int, kinds: Iterable[_Kind]) -> int:
+        return sum(_num_groups(size, kind, counts[kind]) for kind in kinds)
 
-    sizes = range(1, max(counts.values()) + 1)
-    few = [size for size in sizes if num_groups(size, counts) <= max(MAX_GROUPS, len(counts))]
-    return min(few, key=lambda size: (size * num_groups(size, (*counts, None)), -size))
+    least = max(kind.size for kind in counts)
+    sizes = {kind.size * n for kind, count in counts.items() for n in range(1, count + 1)}
+    most_groups = max(MAX_GROUPS, len(counts))
+    few = [size for size in sizes if size >= least and num_groups(size, counts) <= most_groups]
+    twice = [*counts, *(kind for kind in counts if kind.window is None)]
+    return min(few, key=lambda size: (size * num_groups(size, twice), -size))
+
+
+def _num_groups(page_size: int, kind: _Kind, num_layers: int) -> int:
+    return -(-num_layers // (page_size // kind.size))

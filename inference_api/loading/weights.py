@@ -58,9 +58,10 @@ class Parameters:
         """What a layer's queries and keys are multiplied by, [heads + kv_heads, head_dim]."""
         if not config.has_qk_norm or config.recurrent_of(layer) is not None:
             return None
-        counts = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
+        shape = config.shape_of(layer)
+        counts = {"q_norm": config.num_heads, "k_norm": shape.num_kv_heads}
         norms = [
-            np.resize(self.tensors[f"layers.{layer}.{name}"], (count, config.head_dim))
+            np.resize(self.tensors[f"layers.{layer}.{name}"], (count, shape.head_dim))
             for name, count in counts.items()
         ]  # repeated where all heads share one
         return np.concatenate(norms)

@@ -34,6 +34,7 @@ LINEARS = (  # each layer has some of these
     *("qkv", "values", "q_a", "q_b", "kv_a", "kv_b", "in", "out"),
     *("router", "up", "down", "shared_up", "shared_down", "shared_gate", "steps"),
 )
+HEAD_SIZES = ("num_kv_heads", "head_dim", "value_dim", "rotary_dim")
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
 MIXERS: Mapping[MixerKind, int] = {"short_conv": 1, "delta": 2, "mamba2": 3}  # 0 is attention
 
@@ -162,12 +163,7 @@ class KernelDecoder:
             "layers": self._layers,
             "num_layers": config.num_layers,
             "hidden": config.hidden_size,
-            "ffn": config.max_ffn_size,
             "num_heads": config.num_heads,
-            "num_kv_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
-            "value_dim": config.value_dim,
-            "rotary_dim": config.rotary_dim,
             "pages": {
                 "base": data(cache.pages),
                 "page_bytes": cache.pages.strides[0],
@@ -226,8 +222,9 @@ class KernelDecoder:
         recurrent = self._config.recurrent_of(index)
         if recurrent is None:
             group, place = cache.places[self._first_place + index]
-            remembered: Fields = {
-                "page_offset": place * cache.pages.strides[1],
+            shape = self._config.shape_of(index)._asdict()
+            remembered: Fields = {each: shape[each] for each in HEAD_SIZES} | {
+                "page_offset": place * cache.by_group[group].strides[1],
                 "table_offset": group * cache.tables[0].size,
                 "window": self._config.windows[index] or 0,
             }

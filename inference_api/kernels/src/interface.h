@@ -135,6 +135,10 @@ typedef struct {
   HearthNorm attention_output_norm;  // of what attention adds
   HearthNorm mlp_norm;  // where there is none, the MLP of a parallel layer shares the attention's
   HearthNorm mlp_output_norm;
+  int64_t num_kv_heads;
+  int64_t head_dim;
+  int64_t value_dim;          // of a value's head_dim: the others are zeros, and no inputs of `out`
+  int64_t rotary_dim;         // of a head: as many of its first dimensions are turned
   const float* qk_norm;       // [heads + kv_heads][head_dim] or null
   const float* cos;           // [positions][rotary_dim], or null: nothing is turned
   const float* sin;           // like cos; negative in the first half
@@ -188,12 +192,7 @@ typedef struct {
   HearthLinear head;
   int64_t num_layers;
   int64_t hidden;
-  int64_t ffn;  // of the MLPs that all tokens have, the widest one's
   int64_t num_heads;
-  int64_t num_kv_heads;
-  int64_t head_dim;
-  int64_t value_dim;   // of a value's head_dim: the others are zeros, and no inputs of `out`
-  int64_t rotary_dim;  // of a head: as many of its first dimensions are turned
   HearthPages pages;
   HearthRecurrentRows recurrent;
   int32_t bits;  // of weights but routers and K-quants: these meet the activations of any quantised

@@ -14,15 +14,13 @@ namespace {
 constexpr int64_t kMaxTokens = 512;  // in one part: bounds the memory
 constexpr float kLatentEps = 1e-6f;  // LATENT_NORM_EPS in engine/
 
-int64_t width(const HearthModel& model, int64_t heads) { return heads * model.head_dim; }
-
 // Of queries, and of their gates.
-int64_t queries_width(const HearthModel& model) {
-  return width(model, model.has_output_gates ? 2 * model.num_heads : model.num_heads);
+int64_t queries_width(const HearthModel& model, const HearthLayer& layer) {
+  return (model.has_output_gates ? 2 : 1) * model.num_heads * layer.head_dim;
 }
 
-int64_t qkv_width(const HearthModel& model) {
-  return queries_width(model) + width(model, 2 * model.num_kv_heads);
+int64_t qkv_width(const HearthModel& model, const HearthLayer& layer) {
+  return queries_width(model, layer) + 2 * layer.num_kv_heads * layer.head_dim;
 }
 
 // Where a part of the batch ends that begins at `first`: where layers are recurrent not within the
@@ -58,11 +56,8 @@ void embed(const HearthModel& model, int64_t token, float* out) {
 
 void Step::reserve(const HearthModel& model, int64_t num_tokens) {
   grow(hidden_, num_tokens * model.hidden);
-  grow(attended_, num_tokens * width(model, model.num_heads));
   grow(normed_, num_tokens * row_bytes(model, model.hidden));
   grow(mlp_normed_, num_tokens * row_bytes(model, model.hidden));
-  grow(prepared_, num_tokens * row_bytes(model, width(model, model.num_heads)));
-  grow(activated_, num_tokens * row_bytes(model, model.ffn));
   grow(rows_, num_tokens);
   grow(lengths_, num_tokens);
 }
@@ -228,6 +223,7 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
   if (mlp_up.outputs == 0) {
     return;
   }
+  grow(activated_, num_tokens * row_bytes(model, mlp_down.inputs));
   LinearCall up = linear_call(model, mlp_up, (shares_norm ? normed_ : mlp_normed_).data(),
                               num_tokens, Finish::kActivate, 1.0f, nullptr);
   up.is_gated = model.is_gated != 0;
@@ -308,14 +304,14 @@ void Step::project(Workers& workers, const HearthModel& model, const HearthLayer
         linear_call(model, linear, rows.data(), part.count, Finish::kStore, 1.0f, out.data()));
   };
   if (layer.kv_b.outputs == 0) {
-    grow(qkv_, part.count * qkv_width(model));
+    grow(qkv_, part.count * qkv_width(model, layer));
     float* out = qkv_.data();
     std::vector<LinearCall> calls;
     for (const HearthLinear* linear : {&layer.qkv, &layer.values}) {
       if (linear->outputs > 0) {
         calls.push_back(
             linear_call(model, *linear, normed_.data(), part.count, Finish::kStore, 1.0f, out));
-        calls.back().out_stride = qkv_width(model);
+        calls.back().out_stride = qkv_width(model, layer);
         out += linear->outputs;
       }
     }
@@ -338,35 +334,35 @@ void Step::project(Workers& workers, const HearthModel& model, const HearthLayer
   multiply(layer.q_b, layer.q_a.outputs > 0 ? latent_rows_ : normed_, queries_);
   make_latent(layer.kv_a, layer.kv_a_norm, layer.kv_b.inputs);
   multiply(layer.kv_b, latent_rows_, keys_and_values_);
-  grow(qkv_, part.count * qkv_width(model));
+  grow(qkv_, part.count * qkv_width(model, layer));
   workers.each_row(part.count, [&](int64_t token) { join_heads(model, layer, token); });
 }
 
 // A token's heads as attention takes them, of what latent attention has made.
 void Step::join_heads(const HearthModel& model, const HearthLayer& layer, int64_t token) {
-  const int64_t heads = width(model, model.num_heads);
-  const int64_t unturned = model.head_dim - model.rotary_dim;
+  const int64_t heads = model.num_heads * layer.head_dim;
+  const int64_t unturned = layer.head_dim - layer.rotary_dim;
   const float* const turned = latents_.data() + token * layer.kv_a.outputs;
   const float* made = keys_and_values_.data() + token * layer.kv_b.outputs;
-  float* key =
-      std::copy_n(queries_.data() + token * heads, heads, qkv_.data() + token * qkv_width(model));
+  float* key = std::copy_n(queries_.data() + token * heads, heads,
+                           qkv_.data() + token * qkv_width(model, layer));
   float* value = key + heads;
   for (int64_t head = 0; head < model.num_heads; ++head) {
-    std::copy_n(made, unturned, std::copy_n(turned, model.rotary_dim, key));
-    std::fill_n(std::copy_n(made + unturned, model.value_dim, value),
-                model.head_dim - model.value_dim, 0.0f);
-    made += unturned + model.value_dim;
-    key += model.head_dim;
-    value += model.head_dim;
+    std::copy_n(made, unturned, std::copy_n(turned, layer.rotary_dim, key));
+    std::fill_n(std::copy_n(made + unturned, layer.value_dim, value),
+                layer.head_dim - layer.value_dim, 0.0f);
+    made += unturned + layer.value_dim;
+    key += layer.head_dim;
+    value += layer.head_dim;
   }
 }
 
 // From normed_ to the queries in qkv_, and to the rows' pages.
 void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                  const Part& part) {
-  const int64_t stride = qkv_width(model);
+  const int64_t stride = qkv_width(model, layer);
   const auto type = static_cast<CacheType>(model.cache_type);
-  const int64_t rotary_dim = layer.cos == nullptr ? 0 : model.rotary_dim;
+  const int64_t rotary_dim = layer.cos == nullptr ? 0 : layer.rotary_dim;
   const HearthPages pages = pages_of(model, layer);
   project(workers, model, layer, part);
   workers.each_row(part.count, [&](int64_t token) {
@@ -374,13 +370,13 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
     const int64_t position = part.batch.positions[index];
     const int64_t slot = part.batch.slots[index];
     char* const place = page_of(pages, part.batch.rows[index], slot) + layer.page_offset +
-                        slot % kPageTokens * slot_bytes(type, model.head_dim);
+                        slot % kPageTokens * slot_bytes(type, layer.head_dim);
     float* const queries = qkv_.data() + token * stride;
     workers.kernels.write_heads(
-        {queries, queries + queries_width(model), layer.qk_norm, model.is_qk_norm_whole != 0,
+        {queries, queries + queries_width(model, layer), layer.qk_norm, model.is_qk_norm_whole != 0,
          model.norm_eps, layer.cos + position * rotary_dim, layer.sin + position * rotary_dim,
          rotary_dim, layer.query_scales == nullptr ? 1.0f : layer.query_scales[position],
-         model.num_heads, model.num_kv_heads, model.head_dim, type, place});
+         model.num_heads, layer.num_kv_heads, layer.head_dim, type, place});
   });
 }
 
@@ -399,7 +395,7 @@ void Step::keep_outputs(const HearthModel& model, const HearthLayer& layer, cons
     if (is_recurrent(layer)) {
       move(attended_, layer.out.inputs, layer.out.inputs);
     } else {
-      move(qkv_, qkv_width(model), queries_width(model));
+      move(qkv_, qkv_width(model, layer), queries_width(model, layer));
     }
     move(rows_, 1, 1);
     move(lengths_, 1, 1);
@@ -416,21 +412,23 @@ void Step::keep_outputs(const HearthModel& model, const HearthLayer& layer, cons
 // From the queries in qkv_ to what attention adds to hidden_.
 void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                   int64_t num_tokens) {
-  const int64_t attended_width = width(model, model.num_heads);
-  workers.attend({qkv_.data(), qkv_width(model), static_cast<CacheType>(model.cache_type),
+  const int64_t attended_width = model.num_heads * layer.head_dim;
+  const int64_t values_width = model.num_heads * layer.value_dim;
+  grow(attended_, num_tokens * attended_width);
+  grow(prepared_, num_tokens * row_bytes(model, values_width));
+  workers.attend({qkv_.data(), qkv_width(model, layer), static_cast<CacheType>(model.cache_type),
                   pages_of(model, layer), layer.page_offset, rows_.data(), lengths_.data(),
-                  branches_, num_tokens, model.num_kv_heads, model.num_heads / model.num_kv_heads,
-                  model.head_dim, layer.window, model.attention_scale, layer.sinks,
+                  branches_, num_tokens, layer.num_kv_heads, model.num_heads / layer.num_kv_heads,
+                  layer.head_dim, layer.window, model.attention_scale, layer.sinks,
                   attended_.data()});
-  const int64_t values_width = model.num_heads * model.value_dim;
   workers.each_row(num_tokens, [&](int64_t token) {
     float* const values = attended_.data() + token * attended_width;
     for (int64_t head = 1; head < model.num_heads && values_width < attended_width; ++head) {
-      std::copy_n(values + head * model.head_dim, model.value_dim, values + head * model.value_dim);
+      std::copy_n(values + head * layer.head_dim, layer.value_dim, values + head * layer.value_dim);
     }
     if (model.has_output_gates) {
-      workers.kernels.gate(qkv_.data() + token * qkv_width(model) + attended_width, attended_width,
-                           values);
+      workers.kernels.gate(qkv_.data() + token * qkv_width(model, layer) + attended_width,
+                           attended_width, values);
     }
     workers.kernels.prepare_row(bits(model), values, values_width / kGroup,
                                 prepared_.data() + token * row_bytes(model, values_width));

@@ -367,12 +367,11 @@ struct Model {
     description.cache_type = kind % 3;
     description.num_layers = 1;
     description.hidden = kHidden;
-    description.ffn = kFfn;
     description.num_heads = kHeads;
-    description.num_kv_heads = has_latents ? kHeads : kKvHeads;
-    description.head_dim = kHeadDim;
-    description.value_dim = has_latents ? kValueDim : kHeadDim;
-    description.rotary_dim = kind % 2 == 0 ? kHeadDim : kHeadDim / 2;
+    layer.num_kv_heads = has_latents ? kHeads : kKvHeads;
+    layer.head_dim = kHeadDim;
+    layer.value_dim = has_latents ? kValueDim : kHeadDim;
+    layer.rotary_dim = kind % 2 == 0 ? kHeadDim : kHeadDim / 2;
     description.is_qk_norm_whole = kind % 2;
     description.logits_softcap = kind % 4 == 3 ? 5.0f : 0.0f;
     description.norm_eps = 1e-5f;
@@ -396,8 +395,8 @@ struct Model {
       layer.mlp_output_norm = norm();
     }
     if (kind % 7 != 0) {
-      layer.cos = floats(kCapacity * description.rotary_dim);
-      layer.sin = floats(kCapacity * description.rotary_dim);
+      layer.cos = floats(kCapacity * layer.rotary_dim);
+      layer.sin = floats(kCapacity * layer.rotary_dim);
     }
     layer.query_scales = kind % 5 == 2 ? floats(kCapacity) : nullptr;
     layer.sinks = kind % 4 == 0 ? floats(kHeads) : nullptr;
@@ -418,7 +417,7 @@ struct Model {
         layer.values = linear(context, bits == 8 ? 4 : bits, kKvHeads * kHeadDim, kHidden);
       }
     }
-    layer.out = linear(context, bits, kHidden, kHeads * description.value_dim);
+    layer.out = linear(context, bits, kHidden, kHeads * layer.value_dim);
     if (kind < kFirstMixture) {
       layer.up = linear(context, bits, is_gated ? 2 * kFfn : kFfn, kHidden);
       layer.down = linear(context, bits, kHidden, kFfn);
@@ -441,7 +440,7 @@ struct Model {
     }
     const int64_t vector_bytes =
         description.cache_type == 2 ? kHeadDim + 4 : kHeadDim * (4 >> description.cache_type);
-    const int64_t page_bytes = description.num_kv_heads * 2 * kPageTokens * vector_bytes;
+    const int64_t page_bytes = layer.num_kv_heads * 2 * kPageTokens * vector_bytes;
     cache.resize(static_cast<size_t>(kRows * page_bytes));
     description.pages = {cache.data(), page_bytes, tables.data(), 1};
     layer.table_offset = kRows;
@@ -449,7 +448,7 @@ struct Model {
   }
 
   void add_latents(HearthContext* context, int kind, int bits) {
-    const int64_t rotary_dim = description.rotary_dim;
+    const int64_t rotary_dim = layer.rotary_dim;
     if (kind >= kFirstMixture) {
       layer.q_a = linear(context, bits, kLatent, kHidden);
       layer.q_a_norm = floats(kLatent);

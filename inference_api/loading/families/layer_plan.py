@@ -38,9 +38,10 @@ ParameterSources = dict[str, tuple[SourceTensor, ...]]  # parts by parameter nam
 
 def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSources:
     theirs, ours = f"{names.layer}.{config.first_layer + index}", f"layers.{index}"
-    hidden, ffn, head = config.hidden_size, config.ffn_size, config.head_dim
-    kv = config.num_kv_heads * head
-    queries, values = config.num_heads * head, config.num_heads * config.value_dim
+    shape = config.shape_of(index)
+    hidden, ffn, head = config.hidden_size, shape.ffn_size, shape.head_dim
+    kv = shape.num_kv_heads * head
+    queries, values = config.num_heads * head, config.num_heads * shape.value_dim
     asking = queries * (1 + config.has_output_gates)
     qkv_rows = (asking, kv, kv) if len(names.qkv) == 3 else (asking + 2 * kv,)
     attention_norm, mlp_norm = names.attention_norm, names.mlp_norm

@@ -75,14 +75,14 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _check_shape(config: ModelConfig) -> None:
-    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
-        raise StartupError(
-            [
-                f"config.json has {config.num_heads} heads of {config.head_dim} over "
-                f"{config.num_kv_heads} key-value heads; heads must divide evenly and be even "
-                "in size: get the model again."
-            ]
-        )
+    faults = [
+        f"config.json has {config.num_heads} heads of {shape.head_dim} over {shape.num_kv_heads} "
+        "key-value heads; heads must divide evenly and be even in size: get the model again."
+        for shape in dict.fromkeys(config.layer_shapes)
+        if config.num_heads % shape.num_kv_heads or shape.head_dim % 2
+    ]
+    if faults:
+        raise StartupError(faults)
 
 
 def _read_falcon(fields: ConfigFields) -> ModelConfig:

@@ -13,6 +13,7 @@ from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from inference_api.runner import place_own_pages
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
@@ -142,7 +143,9 @@ def test_memory_is_foreseen_for_weights_as_they_are(
 ) -> None:
     model = folder()
     config = checkpoint.load_config(model)
-    needed = weight_bytes(config, 2, 16) + config.page_bytes(4 * config.head_dim)
+    needed = weight_bytes(config, 2, 16) + bytes_of_pages(
+        config, page_groups(config, 16), element_bytes=4
+    )
     options = EngineOptions(device="cpu", max_rows=1, max_seq_len=16)
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed)
     assert check_one(model, options) == []

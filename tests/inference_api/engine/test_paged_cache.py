@@ -2,6 +2,7 @@
 
 import mmap
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,12 +131,13 @@ def test_positions_move_within_a_row_and_across_its_pages(
 ) -> None:
     cache = numbered(config, dtype)
     cache.place(1, 0, 0, table)
-    expected = cache.pages.copy()
+    [pages] = cache.by_group
+    expected = pages.copy()
     for slot, source in enumerate(sources, target):
-        moved = cache.pages[table[source // PAGE_TOKENS], :, :, :, source % PAGE_TOKENS]
+        moved = pages[table[source // PAGE_TOKENS], :, :, :, source % PAGE_TOKENS]
         expected[table[slot // PAGE_TOKENS], :, :, :, slot % PAGE_TOKENS] = moved
     cache.move(1, sources, target)
-    assert np.array_equal(cache.pages, expected)
+    assert np.array_equal(pages, expected)
 
 
 def test_a_row_has_the_pages_that_were_placed(config: ModelConfig) -> None:
@@ -154,12 +156,30 @@ def test_groups_of_layers_have_pages_of_their_own(config: ModelConfig) -> None:
     groups = [PageGroup(None, [1, 3]), PageGroup(7, [0, 2]), PageGroup(7, [4])]
     cache = PagedCache(config, ROWS, CONTEXT, "float32", 9, groups)
     assert cache.places == {1: (0, 0), 3: (0, 1), 0: (1, 0), 2: (1, 1), 4: (2, 0)}
-    assert cache.pages.shape[:2] == (9, 2)
+    assert [each.shape[:2] for each in cache.by_group] == [(9, 2), (9, 2), (9, 1)]
     cache.pages[...] = np.arange(cache.pages.size).reshape(cache.pages.shape)
-    for group, table in enumerate(([0, 1], [8, 3], [5, 2])):
-        cache.place(1, group, 0, table)
-    expected = cache.pages.copy()
-    for first, second in ((0, 1), (8, 3), (5, 2)):
-        expected[first, :, :, :, 31] = expected[second, :, :, :, 1]
+    before, tables = cache.pages.copy(), ([0, 1], [8, 3], [5, 2])
+    expected = [pages.copy() for pages in cache.by_group]
+    for group, (first, second) in enumerate(tables):
+        cache.place(1, group, 0, [first, second])
+        expected[group][first, :, :, :, 31] = expected[group][second, :, :, :, 1]
     cache.move(1, [33], 31)
-    assert np.array_equal(cache.pages, expected)
+    for pages, moved, table in zip(cache.by_group, expected, tables, strict=True):
+        assert np.array_equal(pages[table], moved[table])
+    assert np.array_equal(cache.pages[[4, 6, 7]], before[[4, 6, 7]])
+
+
+def test_layers_of_a_group_have_one_shape_and_groups_their_own(config: ModelConfig) -> None:
+    """A page has room for the widest group's."""
+    usual = config.shape_of(0)
+    wide = usual._replace(num_kv_heads=1, head_dim=3 * usual.head_dim)
+    config = replace(config, shapes=(wide, *[usual] * (config.num_layers - 1)))
+    groups = [PageGroup(None, [0]), PageGroup(None, [1, 2])]
+    cache = PagedCache(config, ROWS, CONTEXT, "float32", 4, groups)
+    narrow = (4, 2, usual.num_kv_heads, 2, PAGE_TOKENS, usual.head_dim)
+    assert [each.shape for each in cache.by_group] == [
+        (4, 1, 1, 2, PAGE_TOKENS, wide.head_dim),
+        narrow,
+    ]
+    assert cache.pages[0].size == max(np.prod(each.shape[1:]) for each in cache.by_group)
+    assert all(np.shares_memory(each, cache.pages) for each in cache.by_group)

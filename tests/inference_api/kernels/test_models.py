@@ -21,6 +21,7 @@ from inference_api.loading.config import num_pages
 from inference_api.loading.layout import weight_bytes
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from inference_api.runner import place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.engine.steps import decode, prefill
@@ -196,7 +197,7 @@ def test_a_smaller_cache_needs_less_memory() -> None:
     config = checkpoint.load_config(EMBEDDED_MODEL)
     options = EngineOptions(dtype="float32", max_rows=32, max_seq_len=CONTEXT)
     weights = weight_bytes(config, 4, 8)
-    cache = 32 * num_pages(CONTEXT) * config.page_bytes(2 * config.head_dim)
+    cache = 32 * num_pages(CONTEXT) * bytes_of_pages(config, page_groups(config, CONTEXT), 2)
     of_bytes = PagedCache(config, 32, CONTEXT, "int8", 32 * num_pages(CONTEXT))
     cache_of_bytes = of_bytes.pages.nbytes
 

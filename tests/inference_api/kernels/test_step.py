@@ -194,7 +194,7 @@ def test_a_cache_of_bytes_is_the_nearest_to_one_of_floats(folder: Folder, kernel
         decoder, _ = loaded(folder("llama"), kernels, 32, dtype)
         prefill(decoder, 1, 0, text)
         page = decoder._cache.tables[0, 1, 0]
-        cached[dtype] = decoder._cache.pages[page, 0, :, :, :20]
+        cached[dtype] = decoder._cache.by_group[0][page, 0, :, :, :20]
     floats, packed = cached.values()
     head_dim = floats.shape[-1]
     scales = np.ascontiguousarray(packed[..., head_dim:]).view(np.float32)

@@ -20,6 +20,7 @@ from inference_api.loading.checkpoint import load_config, locate
 from inference_api.loading.config import num_pages
 from inference_api.loading.files import read_headers
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
@@ -269,7 +270,7 @@ def test_context_longer_than_the_model_has(folder: Path) -> None:
 def test_too_little_memory_for_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are as many as fit, unless somebody says how many they have to be."""
     config = load_config(folder)
-    page_bytes = config.page_bytes(4 * config.head_dim)
+    page_bytes = bytes_of_pages(config, page_groups(config, 128), element_bytes=4)
     cache_bytes = 256 * num_pages(128) * page_bytes
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: cache_bytes)
     [fault] = check(folder, max_rows=256, kv_cache_bytes=cache_bytes)

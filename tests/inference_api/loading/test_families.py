@@ -340,12 +340,6 @@ def test_junk_is_a_fault_or_harmless(family: str) -> None:
                 assert len(config.windows) == len(config.ropes) == config.num_layers
 
 
-def test_page_bytes() -> None:
-    config = read_config({**LLAMA, "num_key_value_heads": 2})
-    # layers x (keys, values) x kv heads x positions x head_dim x bytes
-    assert config.page_bytes(16 * 2) == 3 * 2 * 2 * 32 * 16 * 2
-
-
 @pytest.mark.parametrize(
     ("changes", "dense_layers"),
     [

@@ -1,12 +1,13 @@
 """Layers that see equally far share pages, in groups of about one size."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.config import LayerRange, ModelConfig
-from inference_api.loading.page_groups import page_groups, page_layers
+from inference_api.loading.page_groups import PageGroup, bytes_of_pages, page_groups
 from inference_api.runner import PageLayout
 from inference_api.settings import EMBEDDED_MODEL
 
@@ -18,6 +19,10 @@ def config_of(*windows: int | None) -> ModelConfig:
     config = load_config(EMBEDDED_MODEL)
     ropes = config.ropes[:1] * len(windows)
     return replace(config, num_layers=len(windows), windows=windows, ropes=ropes)
+
+
+def most_layers(groups: Sequence[PageGroup]) -> int:
+    return max(len(each.layers) for each in groups)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,7 @@ def test_groups_are_few_and_have_few_empty_places(
     windows: tuple[int | None, ...], num_groups: int, num_layers: int
 ) -> None:
     groups = page_groups(config_of(*windows), CONTEXT)
-    assert (len(groups), page_layers(groups)) == (num_groups, num_layers)
+    assert (len(groups), most_layers(groups)) == (num_groups, num_layers)
     assert sorted(layer for group in groups for layer in group.layers) == [*range(len(windows))]
     for group in groups:
         seen = {windows[layer] for layer in group.layers}
@@ -51,7 +56,46 @@ def test_parts_of_a_model_have_its_groups() -> None:
     for group, first, second in zip(whole, *parts, strict=True):
         assert group.window == first.window == second.window
         assert [*first.layers, *(layer + 8 for layer in second.layers)] == group.layers
-    assert [page_layers(each) for each in parts] == [2, 2]
+    assert [most_layers(each) for each in parts] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "local", "whole", "expected"),
+    [  # layers of a kind (key-value heads, size of each), and groups of each kind
+        ((50, 10), (16, 256), (4, 512), (10, 1)),  # Gemma 4 31B
+        ((25, 5), (8, 256), (2, 512), (9, 1)),  # 26B-A4B
+        ((12, 3), (1, 256), (1, 512), (2, 1)),  # E2B without what shares
+        ((4, 4), (2, 64), (2, 64), (1, 1)),
+    ],
+)
+def test_groups_have_layers_of_one_shape_and_pages_few_empty_places(
+    kinds: tuple[int, int],
+    local: tuple[int, int],
+    whole: tuple[int, int],
+    expected: tuple[int, int],
+) -> None:
+    config = config_of(*[LOCAL] * kinds[0], *[FULL] * kinds[1])
+    [of_local, of_whole] = (
+        config.shape_of(0)._replace(num_kv_heads=heads, head_dim=head_dim)
+        for heads, head_dim in (local, whole)
+    )
+    config = replace(config, shapes=(of_local,) * kinds[0] + (of_whole,) * kinds[1])
+    groups = page_groups(config, CONTEXT)
+    counts = [sum(group.window == window for group in groups) for window in (LOCAL, FULL)]
+    assert counts == [*expected]
+    page_bytes = bytes_of_pages(config, groups, element_bytes=4)
+    for group in groups:
+        assert len({config.shape_of(layer) for layer in group.layers}) == 1
+        assert bytes_of_pages(config, [group], element_bytes=4) <= page_bytes
+
+
+def test_page_bytes() -> None:
+    config = config_of(*[FULL] * 3)
+    shape = config.shape_of(0)._replace(num_kv_heads=2, head_dim=16)
+    config = replace(config, shapes=(shape,) * 3)
+    # layers x (keys, values) x kv heads x positions x head_dim x bytes
+    groups = page_groups(config, CONTEXT)
+    assert bytes_of_pages(config, groups, element_bytes=2) == 3 * 2 * 2 * 32 * 16 * 2
 
 
 LAYOUT = PageLayout(0, 32, 1, windows=(None, LOCAL, LOCAL))
