@@ -68,6 +68,9 @@ class PagedCache:
             for at, layer in enumerate(group.layers)
         }
         """The group of each layer, and which of a page's layers it is."""
+        for layer, shape in enumerate(config.layer_shapes):
+            if shape.kv_source is not None:
+                self.places[layer] = self.places[shape.kv_source]
 
     def _as_held_by(self, group: PageGroup, config: ModelConfig) -> NDArray[Any]:
         shape = config.shape_of(next(iter(group.layers), 0))

@@ -92,6 +92,8 @@ def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Float6
     yarn (Peng et al. 2023, arXiv 2309.00071): as llama3, but the mix is linear in the pair's number
     between the pairs that turn `beta_fast` and `beta_slow` times.
 
+    proportional (Gemma 4's model code): pairs from `num_turned` on do not turn.
+
     longrope (Ding et al. 2024, arXiv 2402.13753): each pair is slowed by a factor of its own, which
     is another one where `max_seq_len` exceeds the original context. So a row's keys stay what they
     are however long it grows.
@@ -107,6 +109,8 @@ def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Float6
     slowed = base / config.factor
     if config.kind == "linear":
         return slowed
+    if config.kind == "proportional":
+        return np.where(np.arange(rotary_dim // 2) < (config.num_turned or 0), slowed, 0.0)
     if config.kind == "yarn":
         slowed_share = _yarn_ramp(config, rotary_dim)
         return (1.0 - slowed_share) * base + slowed_share * slowed

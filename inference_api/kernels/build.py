@@ -50,6 +50,7 @@ UNITS: Mapping[str, Sequence[str]] = {
     "experts": (),
     "guess": (),
     "interface": (),
+    "layer_inputs": (),
     "pool": (),
     "recurrent": (),
     "step": (),

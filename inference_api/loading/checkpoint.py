@@ -233,15 +233,13 @@ def quantization_faults(options: EngineOptions) -> list[str]:
 
 def device_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
     """Whether the device, and processes that share a model, have its kinds of layers."""
-    if config.recurrent is None:
-        return []
+    kinds = {"recurrent layers": config.recurrent, "layers of different shapes": config.shapes}
     faults = []
-    if options.device == "cuda":
-        faults.append(
-            f"{config.family} has recurrent layers, not there yet on CUDA; set DEVICE=cpu."
-        )
-    if options.layers is not None:
-        faults.append(f"{config.family} has recurrent layers, which cannot be split; unset SPLIT.")
+    for kind in [name for name, is_there in kinds.items() if is_there]:
+        if options.device == "cuda":
+            faults.append(f"{config.family} has {kind}, not there yet on CUDA; set DEVICE=cpu.")
+        if options.layers is not None:
+            faults.append(f"{config.family} has {kind}, which cannot be split; unset SPLIT.")
     return faults
 
 

@@ -12,11 +12,12 @@ PAGE_TOKENS = 32  # positions in a page of what a row remembers: the kernels' bl
 KEYS_AND_VALUES = 2
 
 NormKind = Literal["rms", "layer"]
-RopeKind = Literal["default", "linear", "llama3", "longrope", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "longrope", "proportional", "yarn"]
 TensorNames = Literal[
     "ernie4_5",
     "falcon",
     "gemma3",
+    "gemma4",
     "glm4",
     "gpt_oss",
     "granite_hybrid",
@@ -53,6 +54,7 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()  # one for each turned pair
     long_factors: tuple[float, ...] = ()
     magnitude: float = 1.0  # factor of turned dimensions
+    num_turned: int | None = None  # pairs that turn, the first ones; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class MixtureConfig:
     scale: float = 1.0  # factor of all shares
     shared_ffn_size: int = 0  # size of one more MLP that all tokens pass; 0: there is none
     has_shared_gate: bool = False  # what that MLP counts is a sigmoid
+    has_own_norms: bool = False  # router, experts and that MLP have some; and shares, factors
     least_sum: float = 1e-20  # is on a sum that is divided by: of sigmoids it may be 0
 
 
@@ -194,6 +197,8 @@ class LayerShape(NamedTuple):
     value_dim: int  # dimensions of a value that are not zeros by definition: the first ones
     rotary_dim: int  # number of a head's first dimensions that are turned
     ffn_size: int
+    kv_source: int | None = None  # layer whose keys and values it sees; None: it has its own
+    has_values: bool = True  # False: what keys are made of are the values too
 
 
 class LayerRange(NamedTuple):
@@ -244,6 +249,9 @@ class ModelConfig:
     has_output_norms: bool = False  # outputs of attention and MLP are normalised, then added
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c)
     has_output_gates: bool = False  # attention's outputs count as much as sigmoids of own inputs
+    has_value_norm: bool = False  # values are normalised, each head of them, without a weight
+    has_layer_scalars: bool = False  # behind each layer the residual is multiplied by a number
+    layer_input_size: int = 0  # what each layer has of one more embedding; 0: there is none
     has_sinks: bool = False  # each head's softmax has one more score, learned, without a value
     swiglu: SwiGluConfig | None = None  # replaces the activation of gated MLPs
     first_layer: int = 0  # index in the checkpoint of the first of these layers
@@ -251,8 +259,8 @@ class ModelConfig:
     has_ends: bool = True  # embedding, final norm and output head
     family: str = ""  # its name, for people: nothing is decided by it
     quantisation: Quantisation | None = None  # form of a safetensors checkpoint
-    embedding_bits: Bits | None = None
-    """Form of the blocks that hold the checkpoint's embedding unchanged, if any do."""
+    embedding_bits: Mapping[str, Bits] = field(default_factory=dict, hash=False)
+    """Forms of the blocks that hold the checkpoint's embeddings unchanged, by parameter name."""
     kept_bits: Mapping[str, Bits] = field(default_factory=dict, hash=False)
     """Forms of the checkpoint's matrices that stay as they are, by their names there."""
     has_mtp: bool = False
@@ -343,6 +351,11 @@ class ModelConfig:
         """Size of a token's queries, their gates, keys and values."""
         asking = self.num_heads * (1 + self.has_output_gates)
         return (asking + 2 * shape.num_kv_heads) * shape.head_dim
+
+    @property
+    def layer_inputs_size(self) -> int:
+        """Size of what all layers read of a token besides the residual."""
+        return self.num_layers * self.layer_input_size
 
     @property
     def value_dim(self) -> int:

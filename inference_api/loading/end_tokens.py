@@ -7,7 +7,7 @@ END_TEXTS = frozenset(
     (
         *("</s>", "<eos>", "<EOT>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>"),
         *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"),
-        *("<|return|>", "<|call|>"),
+        *("<|return|>", "<|call|>", "<turn|>", "<|tool_response>"),
     )
 )
 

@@ -9,9 +9,11 @@ from typing import NamedTuple
 from inference_api.kernels.packing import FLOAT_BITS, Bits, packed_bytes
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import (
+    LAYER_INPUTS,
     ROUTER,
     ParameterSources,
     SourceTensor,
+    input_plan,
     layer_plan,
     norm_plan,
 )
@@ -19,6 +21,7 @@ from inference_api.loading.families.tensor_names import SCHEMES
 
 EMBEDDING, HEAD = "embedding", "head"
 MTP = "mtp."  # begins the names of parameters of the layer that guesses further tokens
+EMBEDDINGS = (EMBEDDING, LAYER_INPUTS)
 _EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.")
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # bytes of an element
 _FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are bytes of a dtype
@@ -65,6 +68,8 @@ def weight_plan(config: ModelConfig) -> ParameterSources:
     plan: ParameterSources = {}
     if config.has_ends:
         plan[EMBEDDING] = (SourceTensor(f"{names.embedding}.weight", vocab),)
+    if config.layer_input_size:
+        plan.update(input_plan(config))
     for index in range(config.num_layers):
         plan.update(layer_plan(config, names, index))
     if not config.has_ends:
@@ -145,23 +150,28 @@ def parameter_forms(
 
     Linear maps are packed in `bits`, unless `config.kept_bits` has all their parts in one other
     form, or not at all, and routers then as float32. Beside packed ones,
-    vectors are float32 whatever the dtype is: the kernels read no others; and the embedding is
-    packed in as few bits as the checkpoint has it, for nothing of it is to be rounded.
+    vectors are float32 whatever the dtype is: the kernels read no others; and embeddings are packed
+    in as few bits as the checkpoint has them, for nothing of them is to be rounded.
     """
+    plan = weight_plan(config)
     packed = {} if bits is None else linear_weights(config)
     vector_bytes = dtype_bytes if bits is None else VECTOR_BYTES
-    embedding_bits: Bits = config.embedding_bits or _FLOAT_BITS[dtype_bytes]
+    embedding_bits = {
+        name: config.embedding_bits.get(name, _FLOAT_BITS[dtype_bytes])
+        for name in EMBEDDINGS
+        if name in plan
+    }
     head_bits = kept_bits(config, packed[HEAD]) if HEAD in packed else None
-    if config.is_head_tied and embedding_bits == (head_bits or bits):
+    if config.is_head_tied and embedding_bits.get(EMBEDDING) == (head_bits or bits):
         packed.pop(HEAD, None)
     forms = {}
-    for name, parts in (weight_plan(config) | packed).items():
+    for name, parts in (plan | packed).items():
         shape = parameter_shape(parts)
         if is_exact(name):
             packed_bits = FLOAT_BITS["float32"] if name in packed else None
             forms[name] = TensorForm(shape, packed_bits, VECTOR_BYTES)
-        elif name == EMBEDDING and bits is not None:
-            forms[name] = TensorForm(shape, embedding_bits, element_bytes=1)
+        elif name in embedding_bits and bits is not None:
+            forms[name] = TensorForm(shape, embedding_bits[name], element_bytes=1)
         elif name in packed:
             forms[name] = TensorForm(shape, kept_bits(config, parts) or bits, element_bytes=1)
         else:

@@ -119,6 +119,8 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         + 3 * config.hidden_size  # the residual, and its norm for attention and for the MLP
         + config.has_output_norms * config.hidden_size  # what is normalised before it is added
         + config.max_ffn_size
+        + 2 * config.layer_inputs_size  # what layers read besides the residual, as it is made
+        + 2 * config.layer_input_size
     )
     recurrent = config.recurrent
     if recurrent is not None:  # what its mixers read and make, which products then take
@@ -133,6 +135,7 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
     if mixture is not None:
         rows = max(EXPERT_ROWS, mixture.experts_per_token)
         routed = 2 * config.hidden_size + 2 * mixture.num_experts  # norms, logits and their powers
+        routed += mixture.has_own_norms * config.hidden_size
         floats += STEP_TOKENS * routed + rows * (config.hidden_size + mixture.ffn_size)
     return FLOAT_BYTES * floats
 

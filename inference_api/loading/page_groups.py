@@ -46,7 +46,7 @@ def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]
     recurrent = config.recurrent.layers if config.recurrent else ()
     windows = (*(config.whole_windows or config.windows), *[None] * config.has_mtp)
     for layer, window in enumerate(windows):
-        if layer in recurrent:
+        if layer in recurrent or (config.shapes and config.shapes[layer].kv_source is not None):
             continue
         is_whole = window is None or window >= context_tokens
         own = heads[layer] if heads else (config.num_kv_heads, config.head_dim)

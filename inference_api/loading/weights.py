@@ -55,7 +55,8 @@ class Parameters:
         )
 
     def qk_norm(self, config: ModelConfig, layer: int) -> Floats | None:
-        """What a layer's queries and keys are multiplied by, [heads + kv_heads, head_dim]."""
+        """What a layer's queries, and the keys it makes, are multiplied by, [heads + kv_heads,
+        head_dim]."""
         if not config.has_qk_norm or config.recurrent_of(layer) is not None:
             return None
         shape = config.shape_of(layer)
@@ -63,6 +64,7 @@ class Parameters:
         norms = [
             np.resize(self.tensors[f"layers.{layer}.{name}"], (count, shape.head_dim))
             for name, count in counts.items()
+            if shape.kv_source is None or name == "q_norm"
         ]  # repeated where all heads share one
         return np.concatenate(norms)
 

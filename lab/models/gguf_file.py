@@ -81,6 +81,8 @@ def make_gguf(folder: Path, target: Path, type_name: str) -> None:
 
 def _check(folder: Path, config: ModelConfig, architecture: str) -> None:
     """Raises ValueError when the file could not say what the model is."""
+    if config.shapes:
+        raise ValueError(f"{folder}: layers of {architecture} have sizes of their own")
     activation = {"falcon": "gelu", "gemma3": "gelu_tanh"}.get(architecture, "silu")
     may_have_windows = architecture in (*WITH_PATTERN, "gpt-oss", "phi3")
     has_windows = any(config.windows) and not may_have_windows

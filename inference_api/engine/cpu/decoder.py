@@ -24,7 +24,7 @@ from inference_api.loading.config import (
     ModelConfig,
     RecurrentConfig,
 )
-from inference_api.loading.families.layer_plan import ROUTER
+from inference_api.loading.families.layer_plan import LAYER_INPUTS, ROUTER
 from inference_api.loading.layout import EMBEDDING, HEAD
 from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
@@ -33,6 +33,11 @@ Fields = dict[str, Any]  # fields of a C struct
 LINEARS = (  # each layer has some of these
     *("qkv", "values", "q_a", "q_b", "kv_a", "kv_b", "in", "out"),
     *("router", "up", "down", "shared_up", "shared_down", "shared_gate", "steps"),
+    *("input_gate", "input_out"),
+)
+LAYER_NORMS = (
+    *("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm"),
+    *("experts_norm", "experts_output_norm", "shared_output_norm", "input_norm"),
 )
 HEAD_SIZES = ("num_kv_heads", "head_dim", "value_dim", "rotary_dim")
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
@@ -185,6 +190,7 @@ class KernelDecoder:
             "is_gated": config.is_mlp_gated,
             "is_parallel": config.is_parallel,
             "is_qk_norm_whole": config.is_qk_norm_whole,
+            "has_value_norm": config.has_value_norm,
             "has_output_gates": config.has_output_gates,
             "norm_eps": config.norm_eps,
             "attention_scale": config.attention_scale,
@@ -195,6 +201,19 @@ class KernelDecoder:
             "swiglu_limit": config.swiglu.limit if config.swiglu else 0.0,
             "swiglu_alpha": config.swiglu.alpha if config.swiglu else 0.0,
             "mixture": self._mixture(),
+            "inputs": self._inputs(),
+        }
+
+    def _inputs(self) -> Fields:
+        if not self._config.layer_input_size:
+            return {}
+        embedding = self._packed[LAYER_INPUTS]
+        return {
+            "size": self._config.layer_input_size,
+            "embedding": data(embedding.blocks),
+            "bits": embedding.bits,
+            "projection": self._linear("inputs.weight"),
+            "norm": self._pointer(self._tensors["inputs.norm"]),
         }
 
     def _mixture(self) -> Fields:
@@ -222,8 +241,11 @@ class KernelDecoder:
         recurrent = self._config.recurrent_of(index)
         if recurrent is None:
             group, place = cache.places[self._first_place + index]
-            shape = self._config.shape_of(index)._asdict()
-            remembered: Fields = {each: shape[each] for each in HEAD_SIZES} | {
+            shape = self._config.shape_of(index)
+            sizes = shape._asdict()
+            remembered: Fields = {each: sizes[each] for each in HEAD_SIZES} | {
+                "are_keys_values": not shape.has_values,
+                "is_kv_shared": shape.kv_source is not None,
                 "page_offset": place * cache.by_group[group].strides[1],
                 "table_offset": group * cache.tables[0].size,
                 "window": self._config.windows[index] or 0,
@@ -231,15 +253,17 @@ class KernelDecoder:
         else:
             own = {each: linears.pop(each) for each in ("in", "steps") if each in linears}
             remembered = {"recurrent": own | self._recurrent(recurrent, index)}
-        norms = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
         return (
-            {each: self._norm(f"{name}.{each}") for each in norms}
+            {each: self._norm(f"{name}.{each}") for each in LAYER_NORMS}
             | linears
             | {
                 "qk_norm": self._pointer_or_null(qk_norm),
                 "q_a_norm": self._optional(f"{name}.q_a_norm.weight"),
                 "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
                 "sinks": self._optional(f"{name}.sinks"),
+                "output_scale": self._optional(f"{name}.output_scale"),
+                "expert_scales": self._optional(f"{name}.expert_scales"),
+                "router_norm": {"weight": self._router_norm(f"{name}.router_scale")},
                 "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
             }
             | remembered
@@ -274,6 +298,12 @@ class KernelDecoder:
                 "skip": self._optional(f"{name}.skip"),
             }
         )
+
+    def _router_norm(self, name: str) -> Any:
+        scale = self._tensors.get(name)
+        if scale is None:
+            return ffi.NULL
+        return self._pointer(scale * np.float32(self._config.hidden_size**-0.5))
 
     def _norm(self, name: str) -> Fields:
         return {

@@ -24,6 +24,11 @@ HearthLinear of_expert(const HearthLinear& stack, int64_t num_experts, int64_t e
           stack.bits};
 }
 
+// The layer's own norm, or where it has none the MLP's.
+const HearthNorm& norm_of(const HearthLayer& layer, const HearthNorm& own) {
+  return own.weight == nullptr ? layer.mlp_norm : own;
+}
+
 // What a token's scores are shares of.
 float total_of(const HearthMixture& mixture, const float* scores, int64_t num_experts,
                const int64_t* chosen) {
@@ -63,22 +68,22 @@ void keep_best_groups(const HearthMixture& mixture, int64_t num_experts, float* 
 }  // namespace
 
 void Experts::run(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                  float* hidden, int64_t num_tokens) {
+                  const float* hidden, int64_t num_tokens, float* out) {
   const int64_t most = std::max<int64_t>(kMaxRows / model.mixture.experts_per_token, 1);
   for (int64_t first = 0; first < num_tokens; first += most) {
-    run_part(workers, model, layer, hidden + first * model.hidden,
-             std::min(num_tokens - first, most));
+    const int64_t at = first * model.hidden;
+    run_part(workers, model, layer, hidden + at, std::min(num_tokens - first, most), out + at);
   }
 }
 
 void Experts::run_part(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                       float* hidden, int64_t num_tokens) {
+                       const float* hidden, int64_t num_tokens, float* out) {
   const int64_t num_rows = num_tokens * model.mixture.experts_per_token;
   const int64_t row = row_bytes(model, model.hidden);
   grow(floats_, num_tokens * model.hidden);
   grow(normed_, num_tokens * row);
-  const NormCall norm = norm_call(model, layer.mlp_norm);
-  NormCall exact = norm;
+  const NormCall norm = norm_call(model, norm_of(layer, layer.experts_norm));
+  NormCall exact = norm_call(model, norm_of(layer, layer.router_norm));
   exact.bits = Bits::kFloat32;
   workers.each_row(num_tokens, [&](int64_t token) {
     const float* const x = hidden + token * model.hidden;
@@ -90,7 +95,7 @@ void Experts::run_part(Workers& workers, const HearthModel& model, const HearthL
   sort(model, num_tokens);
   gather(workers, model, num_rows);
   grow(activated_, num_rows * row_bytes(model, layer.down.inputs));
-  describe(model, layer, hidden);
+  describe(model, layer, out);
   workers.multiply(ups_);
   workers.multiply_in_order(downs_);
 }
@@ -136,6 +141,9 @@ void Experts::choose(Workers& workers, const HearthModel& model, const HearthLay
     const float total = total_of(mixture, scores, num_experts, chosen);
     for (int64_t rank = 0; rank < num_chosen; ++rank) {
       shares[rank] = scores[chosen[rank]] / total * mixture.scale;
+      if (layer.expert_scales != nullptr) {
+        shares[rank] *= layer.expert_scales[chosen[rank]];
+      }
     }
   });
 }
@@ -172,7 +180,7 @@ void Experts::gather(Workers& workers, const HearthModel& model, int64_t num_row
   });
 }
 
-void Experts::describe(const HearthModel& model, const HearthLayer& layer, float* hidden) {
+void Experts::describe(const HearthModel& model, const HearthLayer& layer, float* out) {
   ups_.clear();
   downs_.clear();
   const int64_t num_experts = layer.router.outputs;
@@ -192,7 +200,7 @@ void Experts::describe(const HearthModel& model, const HearthLayer& layer, float
     up.activated = activated;
     ups_.push_back(up);
     LinearCall down = linear_call(model, of_expert(layer.down, num_experts, expert), activated,
-                                  count, Finish::kAdd, model.residual_multiplier, hidden);
+                                  count, Finish::kAdd, model.residual_multiplier, out);
     down.places = places_.data() + begin;
     down.shares = shares_.data() + begin;
     downs_.push_back(down);

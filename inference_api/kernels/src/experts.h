@@ -18,18 +18,19 @@ namespace hearth {
 // Memory of a step, kept for the next one.
 class Experts {
  public:
-  // Adds to the residual `hidden` [num_tokens][hidden] what the layer's experts make of its norm.
-  void run(Workers& workers, const HearthModel& model, const HearthLayer& layer, float* hidden,
-           int64_t num_tokens);
+  // Adds to `out` [num_tokens][hidden] what the layer's experts make of the norm of the residual
+  // `hidden`, which may be the same.
+  void run(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+           const float* hidden, int64_t num_tokens, float* out);
 
  private:
-  void run_part(Workers& workers, const HearthModel& model, const HearthLayer& layer, float* hidden,
-                int64_t num_tokens);
+  void run_part(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                const float* hidden, int64_t num_tokens, float* out);
   void choose(Workers& workers, const HearthModel& model, const HearthLayer& layer,
               int64_t num_tokens);
   void sort(const HearthModel& model, int64_t num_tokens);
   void gather(Workers& workers, const HearthModel& model, int64_t num_rows);
-  void describe(const HearthModel& model, const HearthLayer& layer, float* hidden);
+  void describe(const HearthModel& model, const HearthLayer& layer, float* out);
 
   std::vector<float> floats_;         // [tokens][hidden]: the norm, for the router
   std::vector<char> normed_;          // [tokens][hidden / kGroup]: the same, for the experts

@@ -79,6 +79,10 @@ void write_heads(const HeadsCall& call) {
     norm_heads(call, call.queries, call.num_heads, call.qk_norm);
     norm_heads(call, call.keys, call.num_kv_heads, call.qk_norm + query_size);
   }
+  float* const values = call.keys + call.num_kv_heads * call.head_dim;
+  for (int64_t head = 0; call.has_value_norm && head < call.num_kv_heads; ++head) {
+    norm_head(values + head * call.head_dim, nullptr, call.head_dim, call.eps);
+  }
   for (int64_t head = 0; head < call.num_heads; ++head) {
     turn(call.queries + head * call.head_dim, call.cos, call.sin, call.rotary_dim);
   }
@@ -93,7 +97,7 @@ void write_heads(const HeadsCall& call) {
   const int64_t of_keys = key_bytes(call.type, call.head_dim);
   for (int64_t head = 0; head < call.num_kv_heads; ++head) {
     const float* const key = call.keys + head * call.head_dim;
-    const float* const value = key + call.num_kv_heads * call.head_dim;
+    const float* const value = values + head * call.head_dim;
     char* const place = call.place + 2 * head * of_keys;
     write_head<Simd>(key, call.head_dim, call.type, place);
     write_head<Simd>(value, call.head_dim, call.type, place + of_keys);

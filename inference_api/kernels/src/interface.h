@@ -139,13 +139,15 @@ typedef struct {
   int64_t head_dim;
   int64_t value_dim;          // of a value's head_dim: the others are zeros, and no inputs of `out`
   int64_t rotary_dim;         // of a head: as many of its first dimensions are turned
-  const float* qk_norm;       // [heads + kv_heads][head_dim] or null
+  const float* qk_norm;       // [heads + kv_heads][head_dim], or of what there is; or null
   const float* cos;           // [positions][rotary_dim], or null: nothing is turned
   const float* sin;           // like cos; negative in the first half
   const float* query_scales;  // [positions] or null: what turned queries are multiplied by
   const float* sinks;         // [heads] or null: see AttentionCall
   HearthLinear qkv;     // queries, then the gates of outputs where there are any, keys, and values
   HearthLinear values;  // in a form of their own; without outputs: they are the last of qkv
+  int32_t are_keys_values;  // what keys are made of are the values too
+  int32_t is_kv_shared;     // keys and values are another layer's, which is before this one
   // Of latent attention, instead of qkv: see LatentConfig in engine/. Without q_a queries are made
   // of what attention reads. kv_a has what is turned of a key, then the latent; kv_b of each head
   // what is not turned of its key, then its value.
@@ -165,11 +167,29 @@ typedef struct {
   HearthLinear shared_up;       // of an MLP beside the experts; without outputs: there is none
   HearthLinear shared_down;
   HearthLinear shared_gate;  // [1][hidden], as the router: how much that MLP counts; or no outputs
-  int64_t page_offset;       // where a page has this layer's keys and values, in bytes
-  int64_t table_offset;      // where `tables` have those of this layer's group, in numbers
-  int64_t window;            // 0: everything is seen
+  const float* expert_scales;      // [experts]: factors of their shares; or null
+  HearthNorm router_norm;          // of what the router reads; where there is none, it is the MLP's
+  HearthNorm experts_norm;         // like it, of what the experts read
+  HearthNorm experts_output_norm;  // of what they make, as the next; none: they add to the residual
+  HearthNorm shared_output_norm;
+  int64_t page_offset;   // where a page has this layer's keys and values, in bytes
+  int64_t table_offset;  // where `tables` have those of this layer's group, in numbers
+  int64_t window;        // 0: everything is seen
   HearthRecurrent recurrent;
+  HearthLinear input_gate;    // [size][hidden]: see HearthLayerInputs; without outputs: reads none
+  HearthLinear input_out;     // [hidden][size]
+  HearthNorm input_norm;      // of what that adds
+  const float* output_scale;  // [1]: factor of the residual behind the layer; or null
 } HearthLayer;
+
+// What layers read of a token besides the residual: each its own part of an embedding.
+typedef struct {
+  int64_t size;             // of a layer's part; 0: there is none
+  const void* embedding;    // [vocab][layers * size], packed
+  int32_t bits;             // of it
+  HearthLinear projection;  // [layers * size][hidden]: is on it, of the token's usual embedding
+  const float* norm;        // [size] of each part of the projection
+} HearthLayerInputs;
 
 // How experts are chosen: see MixtureConfig in engine/.
 typedef struct {
@@ -203,6 +223,7 @@ typedef struct {
   int32_t is_gated;
   int32_t is_parallel;
   int32_t is_qk_norm_whole;  // all query heads are normalised as one, and all key heads
+  int32_t has_value_norm;    // each head of values is normalised, without a weight
   int32_t has_output_gates;  // what attention makes counts as much as the sigmoid of its gate
   float norm_eps;
   float attention_scale;
@@ -213,6 +234,7 @@ typedef struct {
   float swiglu_limit;    // see SwiGlu; 0: gates are as the activation says
   float swiglu_alpha;
   HearthMixture mixture;  // of layers that have a router
+  HearthLayerInputs inputs;
 } HearthModel;
 
 // Tokens of any user rows, those of a row in their order. A token follows the `position` slots

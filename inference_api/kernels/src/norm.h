@@ -68,10 +68,14 @@ inline void norm_row(const NormCall& call, const float* x, void* row) {
   }
 }
 
+// `weight` null: it is 1.
 inline void norm_head(float* head, const float* weight, int64_t head_dim, float eps) {
   const float inverse = inverse_root(sum_of_squares(head, head_dim, 0.0f), head_dim, eps);
   for (int64_t i = 0; i < head_dim; ++i) {
-    head[i] = head[i] * inverse * weight[i];
+    head[i] *= inverse;
+  }
+  for (int64_t i = 0; weight != nullptr && i < head_dim; ++i) {
+    head[i] *= weight[i];
   }
 }
 

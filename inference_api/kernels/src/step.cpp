@@ -44,6 +44,21 @@ bool is_recurrent(const HearthLayer& layer) {
   return static_cast<Mixer>(layer.recurrent.kind) != Mixer::kAttention;
 }
 
+// Whether the MLP reads what attention reads.
+bool shares_norm(const HearthModel& model, const HearthLayer& layer) {
+  return model.is_parallel != 0 && layer.mlp_norm.weight == nullptr;
+}
+
+// The layer behind which nothing is read but what outputs are made of: the last one that remembers
+// tokens.
+int64_t cut_layer(const HearthModel& model) {
+  int64_t layer = model.num_layers - 1;
+  while (layer > 0 && model.layers[layer].is_kv_shared) {
+    --layer;
+  }
+  return layer;
+}
+
 void embed(const HearthModel& model, int64_t token, float* out) {
   unpack_row(static_cast<Bits>(model.embedding_bits), model.embedding, model.hidden / kGroup, token,
              out);
@@ -125,13 +140,18 @@ void Step::run_part(Workers& workers, const HearthModel& model, const Part& part
     rows_[static_cast<size_t>(token)] = part.batch.rows[index];
     lengths_[static_cast<size_t>(token)] = part.batch.positions[index] + 1;
   });
+  if (model.inputs.size > 0 && part.batch.before == nullptr) {
+    norm_rows(workers, model, {}, part.count, normed_);
+    layer_inputs_.begin(workers, model, part.batch.ids + part.first, normed_.data(), part.count);
+  }
   branches_ = find_branches(part);
   if (model.recurrent.base != nullptr) {
     recurrent_.begin(workers, model, rows_.data(), part.batch.positions + part.first, part.count);
   }
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    const bool is_cut = layer == model.num_layers - 1 && !part.reads_all;
-    run_layer(workers, model, model.layers[layer], part, is_cut);
+  const int64_t cut = part.reads_all ? model.num_layers : cut_layer(model);
+  int64_t num_tokens = part.count;
+  for (int64_t layer = 0; layer < model.num_layers && num_tokens > 0; ++layer) {
+    num_tokens = run_layer(workers, model, model.layers[layer], part, num_tokens, layer == cut);
   }
 }
 
@@ -162,32 +182,31 @@ const Branch* Step::find_branches(const Part& part) {
   return branch_memory_.data();
 }
 
+// The norm of hidden_, or where there is none hidden_ itself, as products take it.
+void Step::norm_rows(Workers& workers, const HearthModel& model, const HearthNorm& norm,
+                     int64_t num_tokens, std::vector<char>& rows) {
+  const NormCall call = norm_call(model, norm);
+  workers.each_row(num_tokens, [&](int64_t token) {
+    const float* const hidden = hidden_.data() + token * model.hidden;
+    char* const row = rows.data() + token * row_bytes(model, model.hidden);
+    if (norm.weight == nullptr) {
+      workers.kernels.prepare_row(bits(model), hidden, model.hidden / kGroup, row);
+    } else {
+      workers.kernels.norm_row(call, hidden, row);
+    }
+  });
+}
+
 // Sequential: the MLP reads what attention has added to. Parallel: both read the same, so that both
-// norms are taken first; without one of its own the MLP shares attention's. Where there is no norm
-// at all the residual is read as it is. Experts are sequential, and have a norm before them, which
-// the MLP that all tokens share reads too.
+// norms are taken first; without one of its own the MLP shares attention's.
 //
-// A layer that is cut remembers all tokens, and does the rest for outputs
-// alone.
-void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                     const Part& part, bool is_cut) {
-  int64_t num_tokens = part.count;
-  const auto norm_rows = [&](const HearthNorm& norm, std::vector<char>& rows) {
-    const NormCall call = norm_call(model, norm);
-    workers.each_row(num_tokens, [&](int64_t token) {
-      const float* const hidden = hidden_.data() + token * model.hidden;
-      char* const row = rows.data() + token * row_bytes(model, model.hidden);
-      if (norm.weight == nullptr) {
-        workers.kernels.prepare_row(bits(model), hidden, model.hidden / kGroup, row);
-      } else {
-        workers.kernels.norm_row(call, hidden, row);
-      }
-    });
-  };
-  const bool shares_norm = model.is_parallel != 0 && layer.mlp_norm.weight == nullptr;
-  norm_rows(layer.attention_norm, normed_);
-  if (model.is_parallel && !shares_norm) {
-    norm_rows(layer.mlp_norm, mlp_normed_);
+// A layer that is cut remembers all tokens, and does the rest for outputs alone. Returns how many
+// tokens are left.
+int64_t Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                        const Part& part, int64_t num_tokens, bool is_cut) {
+  norm_rows(workers, model, layer.attention_norm, num_tokens, normed_);
+  if (model.is_parallel && !shares_norm(model, layer)) {
+    norm_rows(workers, model, layer.mlp_norm, num_tokens, mlp_normed_);
   }
   if (is_recurrent(layer)) {
     grow(attended_, num_tokens * layer.out.inputs);
@@ -196,40 +215,99 @@ void Step::run_layer(Workers& workers, const HearthModel& model, const HearthLay
         is_delta ? exact_rows(workers, model, layer.attention_norm, normed_, num_tokens) : nullptr;
     recurrent_.run(workers, model, layer, normed_.data(), exact, attended_.data());
   } else {
-    write(workers, model, layer, part);
+    write(workers, model, layer, part, num_tokens);
   }
   if (is_cut && part.num_outputs < num_tokens) {
     keep_outputs(model, layer, part);
     num_tokens = part.num_outputs;
   }
   if (num_tokens == 0) {
-    return;
+    return 0;
   }
   if (is_recurrent(layer)) {
     add_mixed(workers, model, layer, num_tokens);
   } else {
     attend(workers, model, layer, num_tokens);
   }
+  add_mlp(workers, model, layer, num_tokens);
+  if (layer.input_gate.outputs > 0) {
+    norm_rows(workers, model, {}, num_tokens, normed_);
+    const std::vector<char>& rows =
+        layer_inputs_.gated(workers, model, layer, normed_.data(), num_tokens);
+    add_product(workers, model, layer.input_out, rows, layer.input_norm, num_tokens);
+  }
+  if (layer.output_scale != nullptr) {
+    workers.each_row(num_tokens, [&](int64_t token) {
+      float* const hidden = hidden_.data() + token * model.hidden;
+      for (int64_t i = 0; i < model.hidden; ++i) {
+        hidden[i] *= *layer.output_scale;
+      }
+    });
+  }
+  return num_tokens;
+}
+
+// Experts are sequential, and have a norm before them, which the MLP that all tokens share reads
+// too; unless what both make is normalised, each by itself and then together.
+void Step::add_mlp(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                   int64_t num_tokens) {
   const bool has_experts = layer.router.outputs > 0;
   const HearthLinear& mlp_up = has_experts ? layer.shared_up : layer.up;
   const HearthLinear& mlp_down = has_experts ? layer.shared_down : layer.down;
   if (!model.is_parallel && mlp_up.outputs > 0) {
-    norm_rows(layer.mlp_norm, mlp_normed_);
+    norm_rows(workers, model, layer.mlp_norm, num_tokens, mlp_normed_);
   }
   const float* const shares = shared_shares(workers, model, layer, num_tokens);
-  if (has_experts) {
-    experts_.run(workers, model, layer, hidden_.data(), num_tokens);
+  const bool is_joined = layer.experts_output_norm.weight != nullptr;
+  if (has_experts && !is_joined) {
+    experts_.run(workers, model, layer, hidden_.data(), num_tokens, hidden_.data());
   }
   if (mlp_up.outputs == 0) {
     return;
   }
   grow(activated_, num_tokens * row_bytes(model, mlp_down.inputs));
-  LinearCall up = linear_call(model, mlp_up, (shares_norm ? normed_ : mlp_normed_).data(),
-                              num_tokens, Finish::kActivate, 1.0f, nullptr);
+  const std::vector<char>& rows = shares_norm(model, layer) ? normed_ : mlp_normed_;
+  LinearCall up =
+      linear_call(model, mlp_up, rows.data(), num_tokens, Finish::kActivate, 1.0f, nullptr);
   up.is_gated = model.is_gated != 0;
   up.activated = activated_.data();
   workers.multiply(up);
-  add_product(workers, model, mlp_down, activated_, layer.mlp_output_norm, num_tokens, shares);
+  if (is_joined) {
+    add_joined(workers, model, layer, num_tokens);
+  } else {
+    add_product(workers, model, mlp_down, activated_, layer.mlp_output_norm, num_tokens, shares);
+  }
+}
+
+// From activated_, of the MLP beside the experts, to hidden_.
+void Step::add_joined(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                      int64_t num_tokens) {
+  const int64_t size = num_tokens * model.hidden;
+  grow(product_, size);
+  grow(of_experts_, size);
+  std::fill_n(of_experts_.data(), size, 0.0f);
+  experts_.run(workers, model, layer, hidden_.data(), num_tokens, of_experts_.data());
+  workers.multiply(linear_call(model, layer.shared_down, activated_.data(), num_tokens,
+                               Finish::kStore, 1.0f, product_.data()));
+  const auto norm_row = [&](const HearthNorm& norm, float* row) {
+    NormCall call = norm_call(model, norm);
+    call.bits = Bits::kFloat32;
+    workers.kernels.norm_row(call, row, row);
+  };
+  workers.each_row(num_tokens, [&](int64_t token) {
+    float* const product = product_.data() + token * model.hidden;
+    float* const of_experts = of_experts_.data() + token * model.hidden;
+    float* const hidden = hidden_.data() + token * model.hidden;
+    norm_row(layer.shared_output_norm, product);
+    norm_row(layer.experts_output_norm, of_experts);
+    for (int64_t i = 0; i < model.hidden; ++i) {
+      product[i] += of_experts[i];
+    }
+    norm_row(layer.mlp_output_norm, product);
+    for (int64_t i = 0; i < model.hidden; ++i) {
+      hidden[i] += model.residual_multiplier * product[i];
+    }
+  });
 }
 
 // The norm of hidden_ as products in float32 take it: `normed`, unless that is quantised.
@@ -296,21 +374,21 @@ void Step::add_product(Workers& workers, const HearthModel& model, const HearthL
 
 // From normed_ to qkv_.
 void Step::project(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                   const Part& part) {
+                   int64_t num_tokens) {
   const auto multiply = [&](const HearthLinear& linear, const std::vector<char>& rows,
                             std::vector<float>& out) {
-    grow(out, part.count * linear.outputs);
+    grow(out, num_tokens * linear.outputs);
     workers.multiply(
-        linear_call(model, linear, rows.data(), part.count, Finish::kStore, 1.0f, out.data()));
+        linear_call(model, linear, rows.data(), num_tokens, Finish::kStore, 1.0f, out.data()));
   };
   if (layer.kv_b.outputs == 0) {
-    grow(qkv_, part.count * qkv_width(model, layer));
+    grow(qkv_, num_tokens * qkv_width(model, layer));
     float* out = qkv_.data();
     std::vector<LinearCall> calls;
     for (const HearthLinear* linear : {&layer.qkv, &layer.values}) {
       if (linear->outputs > 0) {
         calls.push_back(
-            linear_call(model, *linear, normed_.data(), part.count, Finish::kStore, 1.0f, out));
+            linear_call(model, *linear, normed_.data(), num_tokens, Finish::kStore, 1.0f, out));
         calls.back().out_stride = qkv_width(model, layer);
         out += linear->outputs;
       }
@@ -321,9 +399,9 @@ void Step::project(Workers& workers, const HearthModel& model, const HearthLayer
   // To a latent, the last `rank` outputs, and to its norm.
   const auto make_latent = [&](const HearthLinear& linear, const float* weight, int64_t rank) {
     multiply(linear, normed_, latents_);
-    grow(latent_rows_, part.count * row_bytes(model, rank));
+    grow(latent_rows_, num_tokens * row_bytes(model, rank));
     const NormCall norm = {bits(model), NormKind::kRms, kLatentEps, weight, nullptr, rank};
-    workers.each_row(part.count, [&](int64_t token) {
+    workers.each_row(num_tokens, [&](int64_t token) {
       workers.kernels.norm_row(norm, latents_.data() + (token + 1) * linear.outputs - rank,
                                latent_rows_.data() + token * row_bytes(model, rank));
     });
@@ -334,8 +412,8 @@ void Step::project(Workers& workers, const HearthModel& model, const HearthLayer
   multiply(layer.q_b, layer.q_a.outputs > 0 ? latent_rows_ : normed_, queries_);
   make_latent(layer.kv_a, layer.kv_a_norm, layer.kv_b.inputs);
   multiply(layer.kv_b, latent_rows_, keys_and_values_);
-  grow(qkv_, part.count * qkv_width(model, layer));
-  workers.each_row(part.count, [&](int64_t token) { join_heads(model, layer, token); });
+  grow(qkv_, num_tokens * qkv_width(model, layer));
+  workers.each_row(num_tokens, [&](int64_t token) { join_heads(model, layer, token); });
 }
 
 // A token's heads as attention takes them, of what latent attention has made.
@@ -359,24 +437,33 @@ void Step::join_heads(const HearthModel& model, const HearthLayer& layer, int64_
 
 // From normed_ to the queries in qkv_, and to the rows' pages.
 void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                 const Part& part) {
+                 const Part& part, int64_t num_tokens) {
   const int64_t stride = qkv_width(model, layer);
+  const int64_t num_kv_heads = layer.is_kv_shared ? 0 : layer.num_kv_heads;
   const auto type = static_cast<CacheType>(model.cache_type);
   const int64_t rotary_dim = layer.cos == nullptr ? 0 : layer.rotary_dim;
   const HearthPages pages = pages_of(model, layer);
-  project(workers, model, layer, part);
-  workers.each_row(part.count, [&](int64_t token) {
-    const int64_t index = part.first + token;
-    const int64_t position = part.batch.positions[index];
-    const int64_t slot = part.batch.slots[index];
-    char* const place = page_of(pages, part.batch.rows[index], slot) + layer.page_offset +
-                        slot % kPageTokens * slot_bytes(type, layer.head_dim);
+  project(workers, model, layer, num_tokens);
+  workers.each_row(num_tokens, [&](int64_t token) {
+    const auto index = static_cast<size_t>(token);
+    const int64_t position = lengths_[index] - 1;
     float* const queries = qkv_.data() + token * stride;
+    float* const keys = queries + queries_width(model, layer);
+    char* place = nullptr;
+    if (num_kv_heads > 0) {
+      const int64_t slot = part.batch.slots[part.first + token];
+      place = page_of(pages, rows_[index], slot) + layer.page_offset +
+              slot % kPageTokens * slot_bytes(type, layer.head_dim);
+    }
+    if (layer.are_keys_values) {
+      const int64_t size = num_kv_heads * layer.head_dim;
+      std::copy_n(keys, size, keys + size);
+    }
     workers.kernels.write_heads(
-        {queries, queries + queries_width(model, layer), layer.qk_norm, model.is_qk_norm_whole != 0,
+        {queries, keys, layer.qk_norm, model.is_qk_norm_whole != 0, model.has_value_norm != 0,
          model.norm_eps, layer.cos + position * rotary_dim, layer.sin + position * rotary_dim,
          rotary_dim, layer.query_scales == nullptr ? 1.0f : layer.query_scales[position],
-         model.num_heads, layer.num_kv_heads, layer.head_dim, type, place});
+         model.num_heads, num_kv_heads, layer.head_dim, type, place});
   });
 }
 
@@ -401,6 +488,9 @@ void Step::keep_outputs(const HearthModel& model, const HearthLayer& layer, cons
     move(lengths_, 1, 1);
     if (branches_ != nullptr) {
       move(branch_memory_, 1, 1);
+    }
+    if (model.inputs.size > 0) {
+      layer_inputs_.move(model, token, output);
     }
     if (model.is_parallel) {
       move(normed_, row, row);

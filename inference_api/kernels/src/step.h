@@ -7,6 +7,7 @@
 #include "experts.h"
 #include "interface.h"
 #include "kernels.h"
+#include "layer_inputs.h"
 #include "recurrent.h"
 #include "workers.h"
 
@@ -36,18 +37,24 @@ class Step {
   };
 
   void run_part(Workers& workers, const HearthModel& model, const Part& part);
-  void run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-                 const Part& part, bool is_cut);
+  int64_t run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                    const Part& part, int64_t num_tokens, bool is_cut);
+  void norm_rows(Workers& workers, const HearthModel& model, const HearthNorm& norm,
+                 int64_t num_tokens, std::vector<char>& rows);
   void project(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-               const Part& part);
+               int64_t num_tokens);
   void join_heads(const HearthModel& model, const HearthLayer& layer, int64_t token);
-  void write(Workers& workers, const HearthModel& model, const HearthLayer& layer,
-             const Part& part);
+  void write(Workers& workers, const HearthModel& model, const HearthLayer& layer, const Part& part,
+             int64_t num_tokens);
   void keep_outputs(const HearthModel& model, const HearthLayer& layer, const Part& part);
   void attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
               int64_t num_tokens);
   void add_mixed(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                  int64_t num_tokens);
+  void add_mlp(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+               int64_t num_tokens);
+  void add_joined(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                  int64_t num_tokens);
   void add_product(Workers& workers, const HearthModel& model, const HearthLinear& linear,
                    const std::vector<char>& rows, const HearthNorm& norm, int64_t num_rows,
                    const float* shares = nullptr);
@@ -63,6 +70,7 @@ class Step {
   std::vector<float> hidden_;           // [tokens][hidden]: the residual
   std::vector<float> shares_;           // [tokens]: what the MLP beside the experts counts
   std::vector<float> product_;          // [tokens][hidden]: what is normalised before it is added
+  std::vector<float> of_experts_;       // like product_
   std::vector<float> qkv_;              // [tokens][(heads + 2 kv_heads) * head_dim]
   std::vector<float> latents_;          // [tokens][outputs of q_a, then of kv_a]
   std::vector<float> queries_;          // [tokens][outputs of q_b]
@@ -81,6 +89,7 @@ class Step {
   std::vector<char> exact_;        // [tokens][hidden] of floats
   std::vector<char> activated_;    // [tokens][ffn / kGroup]
   Experts experts_;
+  LayerInputs layer_inputs_;
   Recurrent recurrent_;
 };
 

@@ -400,6 +400,11 @@ struct Model {
     }
     layer.query_scales = kind % 5 == 2 ? floats(kCapacity) : nullptr;
     layer.sinks = kind % 4 == 0 ? floats(kHeads) : nullptr;
+    layer.output_scale = kind % 4 == 1 ? floats(1) : nullptr;
+    description.has_value_norm = kind % 4 == 2 ? 1 : 0;
+    if (kind % 5 == 3) {
+      add_inputs(context, kFormBits[kind % 4], bits);
+    }
     if (kind % 6 == 0) {
       description.swiglu_limit = 0.5f;
       description.swiglu_alpha = 1.7f;
@@ -411,8 +416,9 @@ struct Model {
       description.has_output_gates = kind % 5 == 4 ? 1 : 0;
       const int64_t asking = description.has_output_gates ? 2 * kHeads : kHeads;
       const bool is_apart = kind % 2 == 1;
-      layer.qkv =
-          linear(context, bits, (asking + (is_apart ? 1 : 2) * kKvHeads) * kHeadDim, kHidden);
+      layer.are_keys_values = kind % 6 == 2 ? 1 : 0;
+      const int64_t kinds = is_apart || layer.are_keys_values != 0 ? 1 : 2;
+      layer.qkv = linear(context, bits, (asking + kinds * kKvHeads) * kHeadDim, kHidden);
       if (is_apart) {
         layer.values = linear(context, bits == 8 ? 4 : bits, kKvHeads * kHeadDim, kHidden);
       }
@@ -435,7 +441,16 @@ struct Model {
         layer.selection_bias = floats(kExperts);
         layer.shared_up = linear(context, bits, is_gated ? 2 * kFfn : kFfn, kHidden);
         layer.shared_down = linear(context, bits, kHidden, kFfn);
-        layer.shared_gate = linear(context, 32, 1, kHidden);
+        if (bits == 8) {
+          layer.shared_gate = linear(context, 32, 1, kHidden);
+        } else {
+          layer.expert_scales = floats(kExperts);
+          for (HearthNorm* each :
+               {&layer.router_norm, &layer.experts_norm, &layer.experts_output_norm,
+                &layer.shared_output_norm, &layer.mlp_output_norm}) {
+            *each = norm();
+          }
+        }
       }
     }
     const int64_t vector_bytes =
@@ -445,6 +460,15 @@ struct Model {
     description.pages = {cache.data(), page_bytes, tables.data(), 1};
     layer.table_offset = kRows;
     layer.window = kind % 5 == 0 ? 7 : 0;
+  }
+
+  void add_inputs(HearthContext* context, int embedding_bits, int bits) {
+    constexpr int64_t kSize = 64;
+    description.inputs = {kSize, linear(context, embedding_bits, kVocab, kSize).packed,
+                          embedding_bits, linear(context, bits, kSize, kHidden), floats(kSize)};
+    layer.input_gate = linear(context, bits, kSize, kHidden);
+    layer.input_out = linear(context, bits, kHidden, kSize);
+    layer.input_norm = norm();
   }
 
   void add_latents(HearthContext* context, int kind, int bits) {

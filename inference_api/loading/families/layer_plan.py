@@ -16,6 +16,7 @@ from inference_api.loading.config import (
 from inference_api.loading.families.row_orders import delta_order, part_by_part, rotary_order
 from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, Names
 
+LAYER_INPUTS = "layer_inputs"  # the embedding of what layers read besides the residual
 ROUTER = ".router"
 
 
@@ -44,6 +45,7 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
     queries, values = config.num_heads * head, config.num_heads * shape.value_dim
     asking = queries * (1 + config.has_output_gates)
     qkv_rows = (asking, kv, kv) if len(names.qkv) == 3 else (asking + 2 * kv,)
+    num_kinds = 1 if shape.kv_source is not None else 2 + shape.has_values
     attention_norm, mlp_norm = names.attention_norm, names.mlp_norm
     if config.is_parallel and config.has_mlp_norm:
         attention_norm, mlp_norm = FALCON_PARALLEL_NORMS
@@ -59,14 +61,16 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
     if recurrent is not None:
         plan.update(_recurrent_plan(recurrent, names, ours, theirs, hidden))
     elif config.latent is None:
-        qkv = _linear(f"{ours}.qkv", theirs, names.qkv, qkv_rows, hidden, config.has_qkv_bias)
+        parts = (names.qkv[:num_kinds], qkv_rows[:num_kinds])
+        qkv = _linear(f"{ours}.qkv", theirs, *parts, hidden, config.has_qkv_bias)
         qkv = {n: tuple(_qkv_part(config, names, p) for p in parts) for n, parts in qkv.items()}
         plan.update(_with_values_apart(config, ours, qkv))
     else:
         plan.update(_latent_plan(config, config.latent, ours, theirs))
     if config.has_qk_norm and recurrent is None:
         sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
-        for name, its_name, size in zip(("q_norm", "k_norm"), names.qk_norm, sizes, strict=True):
+        kinds = list(zip(("q_norm", "k_norm"), names.qk_norm, sizes, strict=True))
+        for name, its_name, size in kinds[:num_kinds]:
             weight = f"{theirs}.{its_name}.weight"
             plan[f"{ours}.{name}"] = (SourceTensor(weight, (size,), offset=names.norm_offset),)
     if recurrent is None:
@@ -77,11 +81,26 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
         plan[f"{ours}.sinks"] = (SourceTensor(f"{theirs}.{names.sinks}", (config.num_heads,)),)
     if config.has_output_norms:
         plan.update(norm("attention_output_norm", names.attention_output_norm))
+    if config.has_layer_scalars:
+        plan[f"{ours}.output_scale"] = (SourceTensor(f"{theirs}.{names.layer_scalar}", (1,)),)
     if config.has_mlp_norm:
         plan.update(norm("mlp_norm", mlp_norm))
     if config.has_output_norms:
         plan.update(norm("mlp_output_norm", names.mlp_output_norm))
+    if config.layer_input_size:
+        size = config.layer_input_size
+        gate, out = ("per_layer_input_gate",), ("per_layer_projection",)
+        plan.update(_linear(f"{ours}.input_gate", theirs, gate, (size,), hidden, False))
+        plan.update(_linear(f"{ours}.input_out", theirs, out, (hidden,), size, False))
+        plan.update(norm("input_norm", "post_per_layer_input_norm"))
     mixture = config.mixture_of(index)
+    if mixture is not None and mixture.has_own_norms:
+        for name, its_name in _MIXTURE_NORMS.items():
+            plan.update(norm(name, its_name))
+        vectors = {"router_scale": hidden, "expert_scales": mixture.num_experts}
+        for name, size in vectors.items():
+            its_name = f"{theirs}.{getattr(names, name)}"
+            plan[f"{ours}.{name}"] = (SourceTensor(its_name, (size,)),)
     if mixture is not None:
         return plan | _mixture_plan(mixture, names, ours, theirs, hidden)
     all_up = 2 * ffn if config.is_mlp_gated else ffn
@@ -89,6 +108,26 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
     plan.update(_linear(f"{ours}.up", theirs, names.up, up_rows, hidden, config.has_mlp_bias))
     plan.update(_linear(f"{ours}.down", theirs, (names.down,), (hidden,), ffn, config.has_mlp_bias))
     return plan
+
+
+_MIXTURE_NORMS = {  # as Gemma 4 has them
+    "experts_norm": "pre_feedforward_layernorm_2",
+    "experts_output_norm": "post_feedforward_layernorm_2",
+    "shared_output_norm": "post_feedforward_layernorm_1",
+}
+
+
+def input_plan(config: ModelConfig) -> ParameterSources:
+    """What makes the parts of a token that layers read besides the residual."""
+    size = config.layer_inputs_size
+    projection = ("per_layer_model_projection",)
+    norm = SourceTensor("model.per_layer_projection_norm.weight", (config.layer_input_size,))
+    embedding = SourceTensor("model.embed_tokens_per_layer.weight", (config.vocab_size, size))
+    return {
+        LAYER_INPUTS: (embedding,),
+        **_linear("inputs", "model", projection, (size,), config.hidden_size, False),
+        "inputs.norm": (norm,),
+    }
 
 
 def _mixture_plan(

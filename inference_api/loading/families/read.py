@@ -4,7 +4,6 @@ The rest of the engine asks a `ModelConfig` only for properties ("is the MLP gat
 family.
 """
 
-import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,8 @@ from inference_api.loading.config import (
     ModelConfig,
     SwiGluConfig,
 )
-from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields, text_fields
+from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
+from inference_api.loading.families.gemma import READERS as OF_GEMMA
 from inference_api.loading.families.granite_hybrid import read_granite_hybrid
 from inference_api.loading.families.lfm2 import read_lfm2, read_lfm2_moe
 from inference_api.loading.families.llama_like import read_llama_like
@@ -34,7 +34,6 @@ from inference_api.loading.families.qwen3_next import READERS as OF_QWEN3_NEXT
 from inference_api.loading.families.ropes import (
     PHI_KINDS,
     read_rope,
-    read_ropes_by_kind,
     read_rotary_dim,
     read_score_magnitude,
 )
@@ -42,11 +41,9 @@ from inference_api.loading.families.windows import (
     GLOBAL,
     LOCAL,
     alternating_windows,
-    are_local_but_every,
     same_window,
     switched_window,
     windows_by_layer,
-    with_windows,
 )
 from inference_api.loading.quantised.formats import read_quantisation
 
@@ -162,57 +159,6 @@ def _are_turned(fields: ConfigFields, num_layers: int) -> Sequence[bool]:
         fields.refuse("no_rope_layers", named, f"0 or 1 for each of its {num_layers} layers")
         return usual
     return [bool(turned) for turned in named[:num_layers]]
-
-
-def _read_gemma3(fields: ConfigFields) -> ModelConfig:
-    """The text model of one that sees too."""
-    return _read_gemma3_text(text_fields(fields))
-
-
-def _read_gemma3_text(fields: ConfigFields) -> ModelConfig:
-    """Norms before and after attention and MLP; most layers have a window, and rope of their own.
-
-    What is left out has the values of transformers' Gemma3TextConfig.
-    """
-    fields = fields.under({"sliding_window": 4096, **fields.raw}).or_else(_GEMMA3_DEFAULTS)
-    for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
-        if fields.raw.get(name):
-            fields.refuse(name, fields.raw[name], f"no {name}")
-    config = read_llama_like(
-        fields.under({**fields.raw, "hidden_act": fields.raw["hidden_activation"]}),
-        has_qk_norm=True,
-        tensor_names="gemma3",
-    )
-    are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
-    [window, *_] = same_window(fields, config.num_layers)
-    ropes = read_ropes_by_kind(fields, config, fields.number("rope_local_base_freq", 1.0))
-    return replace(
-        with_windows(config, are_local, window, ropes),
-        attention_scale=fields.number("query_pre_attn_scalar", 1.0) ** -0.5,
-        embedding_multiplier=math.sqrt(config.hidden_size),
-        logits_softcap=_logits_softcap(fields),
-        has_output_norms=True,
-    )
-
-
-_GEMMA3_DEFAULTS = {
-    "vocab_size": 262_208,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 131_072,
-    "query_pre_attn_scalar": 256,
-    "rope_local_base_freq": 10_000.0,
-    "rope_theta": 1e6,
-    "sliding_window_pattern": 6,
-    "tie_word_embeddings": True,
-}
-
-
-def _logits_softcap(fields: ConfigFields) -> float | None:
-    name = "final_logit_softcapping"
-    return None if fields.raw.get(name) is None else fields.number(name, 1.0)
 
 
 def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
@@ -360,8 +306,7 @@ _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "ernie4_5": _read_ernie4_5,
     "exaone4": read_exaone4,
     "falcon": _read_falcon,
-    "gemma3": _read_gemma3,
-    "gemma3_text": _read_gemma3_text,
+    **OF_GEMMA,
     "glm4": _read_glm4,
     "glm4_moe": _read_glm4_moe,
     "glm4_moe_lite": _read_glm4_moe_lite,

@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -101,7 +101,7 @@ def rope_of(
     )
     if scaling.raw.get("factor") is None and kind in ("longrope", "yarn"):
         rope = replace(rope, factor=max_positions / original_max_positions)
-    read = {"llama3": _read_llama3, "longrope": _read_longrope, "yarn": _read_yarn}.get(rope.kind)
+    read = _READ.get(rope.kind)
     return rope if read is None else read(scaling, rope, rotary_dim // 2)
 
 
@@ -140,6 +140,13 @@ def _read_longrope(scaling: ConfigFields, rope: RopeConfig, num_pairs: int) -> R
     )
 
 
+def _read_proportional(scaling: ConfigFields, rope: RopeConfig, num_pairs: int) -> RopeConfig:
+    share = scaling.number(PARTIAL, 1.0)
+    if share > 1.0:
+        scaling.refuse(PARTIAL, share, "rope over a part of each head")
+    return replace(rope, num_turned=int(share * num_pairs + ROUNDING))
+
+
 def _read_yarn(scaling: ConfigFields, rope: RopeConfig, num_pairs: int) -> RopeConfig:
     usual = _yarn_magnitude(rope, 1.0)
     if scaling.raw.get("mscale") and scaling.raw.get(ALL_DIMENSIONS):
@@ -154,3 +161,11 @@ def _read_yarn(scaling: ConfigFields, rope: RopeConfig, num_pairs: int) -> RopeC
         is_truncated=scaling.flag("truncate", True),
         magnitude=scaling.number("attention_factor", usual),
     )
+
+
+_READ: Mapping[RopeKind, Callable[[ConfigFields, RopeConfig, int], RopeConfig]] = {
+    "llama3": _read_llama3,
+    "longrope": _read_longrope,
+    "proportional": _read_proportional,
+    "yarn": _read_yarn,
+}

@@ -41,11 +41,14 @@ class Names:
     norm_offset: float = 0.0
     router: str = ""  # only in a mixture
     selection_bias: str = ""
+    router_scale: str = ""
+    expert_scales: str = ""
     shared: str = ""  # below it the names of an expert's
     experts: str = ""  # below it their numbers, and below these the two that follow
     expert_up: tuple[str, ...] = ()
     expert_down: str = ""
     sinks: str = ""
+    layer_scalar: str = ""
     qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     mixer_in: tuple[str, ...] = ()  # only in recurrent layers
     conv: str = ""
@@ -158,6 +161,18 @@ SCHEMES: dict[TensorNames, Names] = {
         attention_output_norm="post_attention_layernorm",
         mlp_output_norm="post_feedforward_layernorm",
         norm_offset=1.0,
+    ),
+    "gemma4": replace(
+        _LLAMA,
+        mlp_norm="pre_feedforward_layernorm",
+        attention_output_norm="post_attention_layernorm",
+        mlp_output_norm="post_feedforward_layernorm",
+        layer_scalar="layer_scalar",
+        router="router.proj",
+        router_scale="router.scale",
+        expert_scales="router.per_expert_scale",
+        experts="experts",
+        shared="mlp",
     ),
     "glm4": replace(
         _LLAMA,

@@ -1,21 +1,17 @@
 """Converts the metadata of a GGUF file to the fields of a config.json."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inference_api.errors import StartupError
 from inference_api.loading.families.lfm2 import CONV
 from inference_api.loading.families.mistral import QUERY_GROWTH
 from inference_api.loading.families.qwen3_next import HAS_DECAYS, IS_SPLIT, IS_TILED, LINEAR
 from inference_api.loading.families.ropes import ORIGINAL_POSITIONS
 from inference_api.loading.families.windows import GLOBAL, LOCAL
-
-LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # llama3's rope has these; GGUF files do not
-FACTOR_TOLERANCE = 1e-3
+from inference_api.loading.gguf.rope_factors import rope_of_factors
 
 Metadata = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -50,6 +46,8 @@ def raw_config(
         "tie_word_embeddings": "output.weight" not in shapes,
         **_rope(value, factors, is_truncated=architecture != "gpt-oss"),
     }
+    if architecture == "gemma4":
+        return raw | _gemma4(value, shapes, scaling=raw.pop("rope_scaling"))
     if architecture == "falcon":
         return raw | {
             "ffn_hidden_size": value("feed_forward_length"),
@@ -157,6 +155,50 @@ def _gemma3(value: Any) -> dict[str, Any]:
     }
 
 
+def _gemma4(value: Any, shapes: Shapes, scaling: dict[str, Any]) -> dict[str, Any]:
+    """Layers with a window have heads of other sizes. Where keys are made of what values are, there
+    is one tensor. `scaling`: of layers without a window."""
+    kinds = _windows(value)
+    num_layers, num_shared = value("block_count"), value("attention.shared_kv_layers") or 0
+    kv_heads = _by_layer(value, "attention.head_count_kv")
+    ffn_sizes = _by_layer(value, "feed_forward_length")
+    head_dims = {LOCAL: value("attention.key_length_swa"), GLOBAL: value("attention.key_length")}
+    layers = list(zip(kinds["layer_types"], kv_heads, strict=True))
+    own = range(num_layers - num_shared)
+    have_values = [f"blk.{layer}.attn_v.weight" in shapes for layer in own]
+    return {
+        **kinds,
+        "model_type": "gemma4_text",
+        "intermediate_size": ffn_sizes[0],
+        "use_double_wide_mlp": ffn_sizes[-1] > ffn_sizes[0],
+        "num_key_value_heads": kv_heads[0],
+        "head_dim": head_dims[LOCAL],
+        "per_layer_config": {
+            str(layer): {"head_dim": head_dims[kind], "num_key_value_heads": heads}
+            for layer, (kind, heads) in enumerate(layers)
+        },
+        "attention_k_eq_v": not all(have_values),
+        "num_kv_shared_layers": num_shared,
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": {
+            GLOBAL: {**scaling, "rope_theta": value("rope.freq_base")},
+            LOCAL: {"rope_type": "default", "rope_theta": value("rope.freq_base_swa")},
+        },
+        "final_logit_softcapping": value("final_logit_softcapping"),
+        "hidden_size_per_layer_input": value("embedding_length_per_layer_input"),
+        "enable_moe_block": bool(value("expert_count")),
+        "num_experts": value("expert_count"),
+        "top_k_experts": value("expert_used_count"),
+        "moe_intermediate_size": value("expert_feed_forward_length"),
+    }
+
+
+def _by_layer(value: Any, key: str) -> list[Any]:
+    """Returns what files say once for all layers, or for each."""
+    found = value(key)
+    return found if isinstance(found, list) else [found] * value("block_count")
+
+
 def _gpt_oss(value: Any) -> dict[str, Any]:
     return {
         "intermediate_size": value("expert_feed_forward_length"),
@@ -166,8 +208,7 @@ def _gpt_oss(value: Any) -> dict[str, Any]:
 
 def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:
     """Layers without key-value heads have a short convolution; the width of an MLP is its own."""
-    by_layer = value("attention.head_count_kv")
-    kv_heads = by_layer if isinstance(by_layer, list) else [by_layer] * value("block_count")
+    kv_heads = _by_layer(value, "attention.head_count_kv")
     return {
         "num_key_value_heads": max(kv_heads),
         "layer_types": [GLOBAL if each else CONV for each in kv_heads],
@@ -185,8 +226,7 @@ def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:
 def _granite_hybrid(value: Any) -> dict[str, Any]:
     """Layers without key-value heads have Mamba-2. Without experts, the width of the MLP is not
     that of one beside them."""
-    by_layer = value("attention.head_count_kv")
-    kv_heads = by_layer if isinstance(by_layer, list) else [by_layer] * value("block_count")
+    kv_heads = _by_layer(value, "attention.head_count_kv")
     experts = value("expert_count") or 0
     shared = value("expert_shared_feed_forward_length") if experts else value("feed_forward_length")
     heads = value("ssm.time_step_rank")
@@ -291,7 +331,7 @@ def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
             **_magnitudes(value("rope.scaling.yarn_log_multiplier")),
         }
     if ROPE_FACTORS in factors:
-        scaling = llama3_rope(factors[ROPE_FACTORS], float(theta or 10_000.0))
+        scaling = rope_of_factors(factors[ROPE_FACTORS], float(theta or 10_000.0))
     elif LONG_FACTORS in factors or SHORT_FACTORS in factors:
         scaling = {
             "rope_type": "longrope",
@@ -312,37 +352,3 @@ def _magnitudes(log_multiplier: float | None) -> dict[str, Any]:
     """Returns DeepSeek's yarn magnitudes: turned dimensions keep their size, scores do not."""
     share = 10 * (log_multiplier or 0)
     return {"mscale": share, "mscale_all_dim": share} if share else {}
-
-
-def llama3_rope(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:
-    """The llama3 scaling that these factors came of. Raises StartupError when none did.
-
-    Between the pairs that keep their frequency and those that are slowed by the whole factor, the
-    share that is kept grows linearly with the turns over the original context (see `rope`): one
-    such pair gives the context away, and all the others then have to fit.
-    """
-    factor = float(factors.max())
-    base = theta ** -(np.arange(len(factors)) / len(factors))
-    between = np.flatnonzero((factors > 1 + FACTOR_TOLERANCE) & (factors < factor * 0.99))
-    if factor > 1 and len(between):
-        pair = between[0]
-        kept = (1 / factors[pair] - 1 / factor) / (1 - 1 / factor)
-        turns = LOW_FREQ_FACTOR + kept * (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)
-        context = round(turns * 2 * math.pi / base[pair])
-        all_turns = context * base / (2 * math.pi)
-        shares = (all_turns - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR)
-        shares = np.clip(shares, 0, 1)
-        if np.allclose(1 / (shares + (1 - shares) / factor), factors, rtol=FACTOR_TOLERANCE):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": LOW_FREQ_FACTOR,
-                "high_freq_factor": HIGH_FREQ_FACTOR,
-                "original_max_position_embeddings": context,
-            }
-    raise StartupError(
-        [
-            "The GGUF file's rope_freqs.weight is no llama3 scaling; choose the model's "
-            "safetensors or another model."
-        ]
-    )

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +18,19 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, R
 from inference_api.errors import StartupError, shown
 from inference_api.kernels.packing import FILE_BITS, Bits
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.families.layer_plan import SourceTensor
+from inference_api.loading.families.layer_plan import LAYER_INPUTS, SourceTensor
 from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
-from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, halves_of, squeezed
-from inference_api.loading.layout import StoredTensor, Tensors, mtp_plan, weight_plan
+from inference_api.loading.gguf.names import (
+    ARCHITECTURES,
+    FUSED,
+    gguf_names,
+    halves_of,
+    rows_of_fused,
+    squeezed,
+)
+from inference_api.loading.layout import EMBEDDING, StoredTensor, Tensors, mtp_plan, weight_plan
 from inference_api.loading.numbers import FLOATS
 from inference_api.loading.stacks import of_expert
 
@@ -31,7 +39,7 @@ MAX_VALUES = 4_000_000  # in all lists of metadata; vocabularies and merges have
 MAX_TEXT_BYTES = 64 * 1024**2  # size of one text of metadata
 MAX_ENTRIES = 100_000  # entries of metadata, and as many tensors
 ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
-EMBEDDING = "token_embd.weight"
+EMBEDDINGS = {"token_embd.weight": EMBEDDING, "per_layer_token_embd.weight": LAYER_INPUTS}
 # Bits of the kernels' blocks that hold what these types store, unchanged; see `gguf.blocks`.
 KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
 BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, "IQ4_NL": 8, **KEPT_BITS}
@@ -116,7 +124,7 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
         )
     config = _config(path, architecture, metadata, tensors)
     stored = replace(config, has_mtp=_has_mtp(architecture, config, tensors))
-    names = gguf_names(architecture, stored)
+    names = gguf_names(architecture, stored, tensors)
     halves = _halves(names, tensors)
     _check_tensors(path, stored, _wanted(stored, names, halves), tensors)
     parts = (part for parts in weight_plan(stored).values() for part in parts)
@@ -226,7 +234,7 @@ def _config(
     try:
         raw = raw_config(architecture, metadata, shapes, factors)
         raw["eos_token_id"] = gguf_tokenizer.eos_token_ids(metadata)
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise StartupError(
             [f"{path} has metadata of the wrong type ({error}); get the file again."]
         ) from None
@@ -242,8 +250,10 @@ def _config(
     except StartupError as error:
         faults = [fault.replace("config.json", path.name) for fault in error.faults]
         raise StartupError(faults) from None
-    embedding = tensors.get(EMBEDDING)
-    bits = None if embedding is None else BLOCK_BITS.get(embedding.tensor_type.name)
+    kinds = {name: tensors[name].tensor_type.name for name in EMBEDDINGS if name in tensors}
+    bits = {
+        EMBEDDINGS[name]: BLOCK_BITS[kind] for name, kind in kinds.items() if kind in BLOCK_BITS
+    }
     return replace(config, embedding_bits=bits)
 
 
@@ -251,7 +261,7 @@ def _has_mtp(architecture: str, config: ModelConfig, tensors: Mapping[str, Reade
     """Whether the file has all of a layer that guesses further tokens."""
     if f"blk.{config.num_layers}.nextn.eh_proj.weight" not in tensors or not mtp_plan(config):
         return False
-    names = gguf_names(architecture, replace(config, has_mtp=True))
+    names = gguf_names(architecture, replace(config, has_mtp=True), tensors)
     halves = _halves(names, tensors)
     own = [part.name for parts in mtp_plan(config).values() for part in parts]
     return all(name in halves or names[name] in tensors for name in own)
@@ -280,8 +290,10 @@ def _wanted(
             wanted[keys.name] = (config.num_heads, rank, unturned)
             wanted[values.name] = (config.num_heads, config.value_dim, rank)
         else:
+            name, (rows, *columns) = names[part.name], part.shape
             is_single = of_expert(part.name) is None
-            wanted[names[part.name]] = part.shape if is_single else stack + part.shape
+            times = 2 if FUSED in name else 1
+            wanted[name] = part.shape if is_single else (*stack, times * rows, *columns)
     return wanted
 
 
@@ -292,7 +304,8 @@ def _check_tensors(
     tensors: Mapping[str, ReaderTensor],
 ) -> None:
     """All that is wanted, in its shape, and nothing else: a tensor that would not be used means a
-    model that is not understood. Layers after the last guess further tokens: see `_has_mtp`."""
+    model that is not understood. Layers after the last guess further tokens: see `_has_mtp`.
+    Projections of layers that see another's keys and values are left out."""
     missing = [name for name in wanted if name not in tensors]
     misshapen = [
         f"{name} is {list(_shape(tensors[name]))} instead of {list(shape)}"
@@ -300,7 +313,13 @@ def _check_tensors(
         if name in tensors and squeezed(_shape(tensors[name])) != squeezed(shape)
     ]
     further = {name for name in tensors if _layer(name) >= config.num_layers}
-    unknown = sorted(tensors.keys() - wanted.keys() - ROPE_TENSORS - further)
+    unused = {
+        f"blk.{layer}.attn_{kind}.weight"
+        for layer, shape in enumerate(config.layer_shapes)
+        if shape.kv_source is not None
+        for kind in ("k", "v", "k_norm")
+    }
+    unknown = sorted(tensors.keys() - wanted.keys() - ROPE_TENSORS - further - unused)
     faults = []
     if missing:
         faults.append(f"{path} lacks the tensors {shown(missing)}; get the file again.")
@@ -332,14 +351,15 @@ def _single(part: SourceTensor, tensor: ReaderTensor) -> ReaderTensor:
         elif part.shape[0] == 1:
             data = data.reshape(1, -1)
         return tensor._replace(shape=np.array(part.shape[::-1]), data=data)
-    num_experts = int(tensor.shape[-1])
-    num_bytes = tensor.n_bytes // num_experts
+    own = tensor.data[found.expert]
+    begin, end = rows_of_fused(part.name, len(own)) if FUSED in tensor.name else (0, len(own))
+    data = own[begin:end]
     return tensor._replace(
-        shape=tensor.shape[:-1],
-        n_elements=tensor.n_elements // num_experts,
-        n_bytes=num_bytes,
-        data_offset=tensor.data_offset + found.expert * num_bytes,
-        data=tensor.data[found.expert],
+        shape=np.array(part.shape[::-1]),
+        n_elements=prod(part.shape),
+        n_bytes=data.nbytes,
+        data_offset=tensor.data_offset + found.expert * own.nbytes + own[:begin].nbytes,
+        data=data,
     )
 
 

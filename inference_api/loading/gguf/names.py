@@ -1,6 +1,6 @@
 """GGUF's names of architectures and tensors, by Hugging Face's."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import gguf
 
@@ -20,6 +20,10 @@ ARCHITECTURES = {
     "falcon": "falcon",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
+    "gemma4": "gemma4",
+    "gemma4_text": "gemma4",
+    "gemma4_unified": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "glm4": "glm4",
     "glm4_moe": "glm4moe",
     "glm4_moe_lite": "deepseek2",
@@ -48,7 +52,7 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
 }
 _INTERLEAVED = ("ernie4_5", "glm4", "granite", "granitehybrid", "llama", "mistral3", "smollm3")
-_SUFFIXES = (".weight", ".bias")
+_SUFFIXES, _SCALE = (".weight", ".bias"), ".scale"
 _KNOWN_ENDS = {  # the package's, by those of safetensors
     "e_score_correction_bias": "e_score_correction.bias",
     ".dt_bias": ".dt_proj.bias",
@@ -57,14 +61,19 @@ _KNOWN_ENDS = {  # the package's, by those of safetensors
     ".feed_forward.experts.w2.weight": ".feed_forward.experts.down_proj.weight",
     ".feed_forward.experts.w3.weight": ".feed_forward.experts.up_proj.weight",
 }
+_SCALES = {".router.scale": ".router.proj", ".router.per_expert_scale": ".experts.down_proj"}
+FUSED = ".ffn_gate_up_exps."  # experts' gates and what passes them
 _WITHOUT_SUFFIX = (".ssm_a", ".ssm_d")
 _ORDERED = ("deepseek2", "qwen3next", "qwen35", "qwen35moe")  # rows are as in safetensors
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
-def gguf_names(architecture: str, config: ModelConfig) -> dict[str, str]:
+def gguf_names(
+    architecture: str, config: ModelConfig, tensors: Container[str] = ()
+) -> dict[str, str]:
     """Returns GGUF's names of the tensors of `weight_plan`, by their names there. Those of all
-    experts of a layer share one: see `stacks`."""
+    experts of a layer share one: see `stacks`. `tensors`: names in a file, which may have `FUSED`
+    stacks or others."""
     num_layers = config.num_layers + config.has_mtp
     known = gguf.get_tensor_name_map(_BY_VALUE[architecture], num_layers)
     nextn = _nextn(config) if config.has_mtp else {}
@@ -80,8 +89,15 @@ def gguf_names(architecture: str, config: ModelConfig) -> dict[str, str]:
         for end, known_end in _KNOWN_ENDS.items():
             if name.endswith(end):
                 name = name.removesuffix(end) + known_end
-        theirs = known.get_name(name, try_suffixes=_SUFFIXES) or name
-        is_whole = theirs.endswith((*_SUFFIXES, *_WITHOUT_SUFFIX))
+        for end, scaled in _SCALES.items():
+            if name.endswith(end):
+                name = name.removesuffix(end) + scaled + _SCALE
+        suffixes = (*_SUFFIXES, _SCALE)
+        theirs = known.get_name(name, try_suffixes=suffixes)
+        if theirs is None and single is not None:
+            theirs = _of_fused(known, name, tensors)
+        theirs = theirs or name
+        is_whole = theirs.endswith((*suffixes, *_WITHOUT_SUFFIX))
         names[part.name] = theirs if is_whole else f"{theirs}{_SUFFIXES[0]}"
     return names
 
@@ -95,6 +111,22 @@ def _nextn(config: ModelConfig) -> dict[str, str]:
     names = ("eh_proj", "enorm", "hnorm", "shared_head_norm")
     theirs = [f"blk.{config.num_layers}.nextn.{name}" for name in names]
     return dict(zip(around, theirs, strict=True)) | {layer: f"model.layers.{config.num_layers}"}
+
+
+def _of_fused(known: gguf.TensorNameMap, name: str, tensors: Container[str]) -> str | None:
+    kind = "gate" if ".gate_proj." in name else "up"
+    fused: str | None = known.get_name(
+        name.replace(f".{kind}_proj.", ".gate_up_proj."), try_suffixes=_SUFFIXES
+    )
+    if fused is None or fused in tensors:
+        return fused
+    return fused.replace(FUSED, f".ffn_{kind}_exps.")
+
+
+def rows_of_fused(name: str, num_rows: int) -> tuple[int, int]:
+    """Where the rows of a tensor of `weight_plan` are in a `FUSED` stack's: gates come first."""
+    half = num_rows // 2
+    return (0, half) if ".gate_proj." in name else (half, num_rows)
 
 
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

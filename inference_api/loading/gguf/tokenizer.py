@@ -1,8 +1,8 @@
 """The tokenizer in a GGUF file's metadata, as the tokenizers library describes one in JSON.
 
-Two kinds are read: byte-level BPE ("gpt2"), whose way of cutting text into words GGUF gives a name,
-and SentencePiece's BPE ("llama"), whose merges follow from the scores of its pieces. Pure data: no
-torch, no transformers.
+Three kinds are read: byte-level BPE ("gpt2"), whose way of cutting text into words GGUF gives a
+name, SentencePiece's BPE ("llama"), whose merges follow from the scores of its pieces, and the same
+with merges of its own ("gemma4"). Pure data: no torch, no transformers.
 """
 
 import re
@@ -16,6 +16,7 @@ Json = dict[str, Any]
 Metadata = Mapping[str, Any]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # GGUF's types of tokens
+KINDS = ("gpt2", "llama", "gemma4")  # values of tokenizer.ggml.model
 SPACE = "▁"  # what SentencePiece writes for a space
 MAX_PIECE_CHARACTERS = 256  # SentencePiece learns up to 16; each piece is cut everywhere
 
@@ -174,13 +175,13 @@ def _check(metadata: Metadata) -> None:
     types: Any = metadata.get("tokenizer.ggml.token_type")
     scores: Any = metadata.get("tokenizer.ggml.scores")
     fault = None
-    if kind not in ("gpt2", "llama"):
-        fault = f"tokenizer.ggml.model={kind!r} is neither 'gpt2' nor 'llama'"
+    if kind not in KINDS:
+        fault = f"tokenizer.ggml.model={kind!r} is none of {', '.join(KINDS)}"
     elif kind == "gpt2" and not (isinstance(pre, str) and pre in PRE_TOKENIZERS):
         fault = f"tokenizer.ggml.pre={pre!r} is none of {', '.join(PRE_TOKENIZERS)}"
     elif not _are(tokens, str) or len(set(tokens)) != len(tokens):
         fault = "tokenizer.ggml.tokens is no list of different tokens"
-    elif kind == "gpt2" and not _are(metadata.get("tokenizer.ggml.merges"), str):
+    elif kind != "llama" and not _are(metadata.get("tokenizer.ggml.merges"), str):
         fault = "tokenizer.ggml.merges is no list of merges"
     elif kind == "llama" and not (_are(scores, float) and len(scores) == len(tokens)):
         fault = "tokenizer.ggml.scores has not one score for each token"
@@ -203,20 +204,27 @@ def _are(values: object, kind: type) -> bool:
 
 def _byte_level(metadata: Metadata, vocab: dict[str, int]) -> Json:
     pre = metadata["tokenizer.ggml.pre"]
-    merges = [merge.split(" ", 1) for merge in metadata["tokenizer.ggml.merges"]]
-    known = [
-        merge for merge in merges if len(merge) == 2 and {*merge, "".join(merge)} <= vocab.keys()
-    ]
     return {
         "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
         "pre_tokenizer": PRE_TOKENIZERS[pre],
         "decoder": {**_BYTES, "add_prefix_space": True},
-        "model": _bpe(vocab, known, ignore_merges=pre in _WHOLE_WORDS_FIRST),
+        "model": _bpe(vocab, _own_merges(metadata, vocab), ignore_merges=pre in _WHOLE_WORDS_FIRST),
     }
 
 
+def _own_merges(metadata: Metadata, vocab: dict[str, int]) -> list[list[str]]:
+    merges = [merge.split(" ", 1) for merge in metadata["tokenizer.ggml.merges"]]
+    return [
+        merge for merge in merges if len(merge) == 2 and {*merge, "".join(merge)} <= vocab.keys()
+    ]
+
+
 def _sentence_pieces(metadata: Metadata, vocab: dict[str, int]) -> Json:
-    scores = metadata["tokenizer.ggml.scores"]
+    if metadata["tokenizer.ggml.model"] == "llama":
+        pieces, scores = _text_pieces(metadata, vocab), metadata["tokenizer.ggml.scores"]
+        merges = list(merges_from_scores(pieces, scores))
+    else:
+        merges = _own_merges(metadata, vocab)
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     prefix: list[Json] = [{"type": "Prepend", "prepend": SPACE}] if has_prefix else []
     spaces: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -233,7 +241,7 @@ def _sentence_pieces(metadata: Metadata, vocab: dict[str, int]) -> Json:
         },
         "model": _bpe(
             vocab,
-            list(merges_from_scores(_text_pieces(metadata, vocab), scores)),
+            merges,
             unk_token=special_token(metadata, "unknown"),
             fuse_unk=True,
             byte_fallback=True,

@@ -320,10 +320,60 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {  # with recurrent layers, whi
 }
 
 
+GEMMA4: dict[str, Any] = {
+    **GEMMA3,
+    "initializer_range": 0.1,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 24,
+    "global_head_dim": 48,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+}
+GEMMA4S: dict[str, tuple[str, dict[str, Any]]] = {  # layers of several shapes: torch has one
+    "gemma4": ("Gemma4Text", {**GEMMA4, "global_head_dim": 512}),
+    "gemma4-one-projection": (
+        "Gemma4Text",
+        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+    "gemma4-shared": (
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+    ),
+    "gemma4-inputs": (
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 64,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "gemma4-unified": ("Gemma4UnifiedText", {**GEMMA4, "attention_k_eq_v": True}),
+}
+
+
 def make_model(name: str, folder: Path, **changes: object) -> PreTrainedModel:
     """Build model `name`, save it to `folder` with a tokenizer, and return it. `changes`: of its
     config."""
-    family, values = (MODELS | HYBRIDS)[name]
+    family, values = (MODELS | HYBRIDS | GEMMA4S)[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**deepcopy(values | changes))
     model: PreTrainedModel = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(

@@ -1,0 +1,252 @@
+"""Reads the config.json of Gemma 3 and 4: of those that see and hear too, the text model."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from inference_api.loading.config import (
+    LayerShape,
+    MixtureConfig,
+    ModelConfig,
+    RopeConfig,
+    RopeKind,
+)
+from inference_api.loading.families.fields import ConfigFields, text_fields
+from inference_api.loading.families.llama_like import read_llama_like
+from inference_api.loading.families.mixtures import no_mixture, num_experts_of
+from inference_api.loading.families.ropes import DEFAULT_THETA, KINDS, read_ropes_by_kind, rope_of
+from inference_api.loading.families.windows import (
+    GLOBAL,
+    LOCAL,
+    are_local_but_every,
+    same_window,
+    with_windows,
+)
+
+
+def read_gemma3(fields: ConfigFields) -> ModelConfig:
+    """The text model of one that sees too."""
+    return read_gemma3_text(text_fields(fields))
+
+
+def read_gemma3_text(fields: ConfigFields) -> ModelConfig:
+    """Norms before and after attention and MLP; most layers have a window, and rope of their own.
+
+    What is left out has the values of transformers' Gemma3TextConfig.
+    """
+    fields = fields.under({"sliding_window": 4096, **fields.raw}).or_else(_GEMMA3_DEFAULTS)
+    for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
+        if fields.raw.get(name):
+            fields.refuse(name, fields.raw[name], f"no {name}")
+    config = read_llama_like(
+        fields.under({**fields.raw, "hidden_act": fields.raw["hidden_activation"]}),
+        has_qk_norm=True,
+        tensor_names="gemma3",
+    )
+    are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
+    [window, *_] = same_window(fields, config.num_layers)
+    ropes = read_ropes_by_kind(fields, config, fields.number("rope_local_base_freq", 1.0))
+    return replace(
+        with_windows(config, are_local, window, ropes),
+        attention_scale=fields.number("query_pre_attn_scalar", 1.0) ** -0.5,
+        embedding_multiplier=math.sqrt(config.hidden_size),
+        logits_softcap=_logits_softcap(fields),
+        has_output_norms=True,
+    )
+
+
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "rope_local_base_freq": 10_000.0,
+    "rope_theta": 1e6,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}
+
+
+def _logits_softcap(fields: ConfigFields) -> float | None:
+    name = "final_logit_softcapping"
+    return None if fields.raw.get(name) is None else fields.number(name, 1.0)
+
+
+def read_gemma4(fields: ConfigFields) -> ModelConfig:
+    """The text model of one that sees too."""
+    return read_gemma4_text(text_fields(fields))
+
+
+def read_gemma4_unified(fields: ConfigFields) -> ModelConfig:
+    """The text model of one that has no encoders to see with."""
+    return read_gemma4_unified_text(text_fields(fields))
+
+
+def read_gemma4_unified_text(fields: ConfigFields) -> ModelConfig:
+    """Gemma 4 without embeddings per layer. What is left out has the values of transformers'
+    Gemma4UnifiedTextConfig."""
+    fields = fields.or_else({"max_position_embeddings": 262_144, "sliding_window": 1024})
+    return read_gemma4_text(fields.under({**fields.raw, "hidden_size_per_layer_input": None}))
+
+
+def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
+    """Norms before and after attention and MLP, of values too; most layers have a window, and the
+    others heads of their own, of which they turn a part. What is left out has the values of
+    transformers' Gemma4TextConfig."""
+    input_size = fields.raw.get("hidden_size_per_layer_input", 256) or 0
+    fields = fields.or_else(_GEMMA4_DEFAULTS | {"hidden_size_per_layer_input": input_size})
+    if fields.raw.get("use_bidirectional_attention") == "all":
+        fields.refuse("use_bidirectional_attention", "all", "tokens that see those before them")
+    hidden_act = {"hidden_act": fields.raw["hidden_activation"]}
+    config = read_llama_like(
+        fields.under({**fields.raw, **hidden_act, "rope_parameters": None, "rope_scaling": None}),
+        has_qk_norm=True,
+        tensor_names="gemma4",
+        mixture=_read_gemma4_mixture if fields.flag("enable_moe_block") else no_mixture,
+    )
+    are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
+    are_local = [*are_local[:-1], False]  # as transformers has it, whatever the file says
+    shapes = _gemma4_shapes(fields, config, are_local)
+    window = fields.count("sliding_window")
+    return replace(
+        config,
+        windows=tuple(window if is_local else None for is_local in are_local),
+        ropes=_gemma4_ropes(fields, config.max_positions, are_local, shapes),
+        shapes=shapes,
+        attention_scale=1.0,
+        embedding_multiplier=math.sqrt(config.hidden_size),
+        logits_softcap=_logits_softcap(fields),
+        has_output_norms=True,
+        has_value_norm=True,
+        has_layer_scalars=True,
+        layer_input_size=_layer_input_size(fields, config.vocab_size),
+    )
+
+
+def _layer_input_size(fields: ConfigFields, vocab_size: int) -> int:
+    size = fields.count("hidden_size_per_layer_input", least=0)
+    num_tokens = fields.count("vocab_size_per_layer_input", vocab_size)
+    if size and num_tokens != vocab_size:
+        fields.refuse("vocab_size_per_layer_input", num_tokens, f"vocab_size={vocab_size} there")
+    return size
+
+
+def _read_gemma4_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+    """Experts in every layer, beside the MLP that others have alone."""
+    num_experts = num_experts_of(fields, "num_experts", num_layers)
+    return MixtureConfig(
+        num_experts,
+        fields.count("top_k_experts", most=num_experts),
+        fields.count("moe_intermediate_size"),
+        is_renormalised=True,
+        dense_layers=frozenset(),
+        shared_ffn_size=fields.count("intermediate_size"),
+        has_own_norms=True,
+    )
+
+
+_GEMMA4_DEFAULTS = {
+    "vocab_size": 262_144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}
+_GEMMA4_ROPES = {
+    LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},
+    GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+_GEMMA4_KINDS: Mapping[str, RopeKind] = {**KINDS, "proportional": "proportional"}
+
+
+def _gemma4_ropes(
+    fields: ConfigFields,
+    max_positions: int,
+    are_local: Sequence[bool],
+    shapes: Sequence[LayerShape],
+) -> tuple[RopeConfig, ...]:
+    by_kind = fields.under({**_GEMMA4_ROPES, **fields.mapping("rope_parameters")})
+
+    def rope(kind: str, shape: LayerShape) -> RopeConfig:
+        scaling = by_kind.under(by_kind.mapping(kind))
+        return rope_of(scaling, DEFAULT_THETA, max_positions, shape.head_dim, _GEMMA4_KINDS)
+
+    layers = zip(are_local, shapes, strict=True)
+    return tuple(rope(LOCAL if is_local else GLOBAL, shape) for is_local, shape in layers)
+
+
+def _gemma4_shapes(
+    fields: ConfigFields, config: ModelConfig, are_local: Sequence[bool]
+) -> tuple[LayerShape, ...]:
+    """The last layers may see keys and values of earlier ones, and have a wider MLP then."""
+    own_sizes = _own_sizes(fields, config, are_local)
+    has_one_projection = fields.flag("attention_k_eq_v")
+    num_shared = fields.count("num_kv_shared_layers", 0, most=config.num_layers - 1, least=0)
+    num_own = config.num_layers - num_shared
+    is_wider = fields.flag("use_double_wide_mlp")
+    shapes: list[LayerShape] = []
+    for layer, is_local in enumerate(are_local):
+        sizes = fields.under(own_sizes.mapping(str(layer)))
+        if sizes.raw.keys() - {"head_dim", "num_key_value_heads"}:
+            fields.refuse("per_layer_config", sizes.raw, "layers that differ in their heads")
+        head_dim = sizes.count("head_dim", config.head_dim)
+        shape = LayerShape(
+            num_kv_heads=sizes.count("num_key_value_heads", config.num_kv_heads),
+            head_dim=head_dim,
+            value_dim=head_dim,
+            rotary_dim=head_dim,
+            ffn_size=config.ffn_size,
+            has_values=is_local or not has_one_projection,
+        )
+        if layer >= num_own:
+            source = _last_alike(fields, are_local[:num_own], is_local)
+            own = shapes[source]
+            if (own.num_kv_heads, own.head_dim) != (shape.num_kv_heads, head_dim):
+                fields.refuse("per_layer_config", sizes.raw, "heads alike where layers share them")
+            shape = shape._replace(kv_source=source, ffn_size=config.ffn_size * (1 + is_wider))
+        shapes.append(shape)
+    return tuple(shapes)
+
+
+def _own_sizes(
+    fields: ConfigFields, config: ModelConfig, are_local: Sequence[bool]
+) -> ConfigFields:
+    """Returns the sizes of layers that have others than most, by their numbers. Files have them, or
+    those of all layers that see everything."""
+    if fields.raw.get("per_layer_config") is not None:
+        given = fields.mapping("per_layer_config")  # keys are as wide as the last one
+        return fields.under({str(key).lstrip("0") or "0": value for key, value in given.items()})
+    sizes = {"head_dim": fields.raw.get("global_head_dim", 512)}
+    if fields.flag("attention_k_eq_v"):
+        sizes["num_key_value_heads"] = fields.raw.get("num_global_key_value_heads")
+    layers = range(config.num_layers)
+    return fields.under({str(layer): sizes for layer in layers if not are_local[layer]})
+
+
+def _last_alike(fields: ConfigFields, are_local: Sequence[bool], is_local: bool) -> int:
+    """Returns the last of these layers that has a window as well, or has none."""
+    alike = [layer for layer, each in enumerate(are_local) if each == is_local]
+    if not alike:
+        number = fields.raw["num_kv_shared_layers"]
+        fields.refuse("num_kv_shared_layers", number, "a layer of each type before those")
+    return max(alike, default=0)
+
+
+READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
+    "gemma3": read_gemma3,
+    "gemma3_text": read_gemma3_text,
+    "gemma4": read_gemma4,
+    "gemma4_text": read_gemma4_text,
+    "gemma4_unified": read_gemma4_unified,
+    "gemma4_unified_text": read_gemma4_unified_text,
+}
