@@ -281,13 +281,15 @@ class ModelConfig:
     @property
     def mtp(self) -> Self:
         """Returns the layer that guesses further tokens, as a model of one layer with these ends,
-        whether it is loaded or not. It sees all positions, and has experts where any layer has."""
+        whether it is loaded or not. It sees all positions, has experts where any layer has, and the
+        sizes that layers have unless they differ."""
         mixture = self.mixture and replace(self.mixture, dense_layers=frozenset())
         return replace(
             self,
             num_layers=1,
             windows=(None,),
             ropes=self.ropes[-1:],
+            shapes=(),
             mixture=mixture,
             recurrent=None,
             has_mtp=False,

@@ -1,6 +1,7 @@
 """Layers that guess further tokens against transformers' `MtpModel`, and rows against others."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -8,21 +9,26 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.interface import Floats
+from inference_api.loading.families.read import read_config
+from inference_api.loading.files import has_mtp
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, RowToken, place_own_pages
 from tests.inference_api.engine.mtp_models import MODELS, WEIGHTS, make_mtp_model
-from tests.inference_api.engine.tiny_models import CONTEXT, VOCAB_SIZE
+from tests.inference_api.engine.tiny_models import CONTEXT, GEMMA4S, HYBRIDS, VOCAB_SIZE
+from tests.inference_api.engine.tiny_models import MODELS as TINY_MODELS
 from tests.inference_api.loading.gguf_hybrids import write_hybrid_gguf
 
 PROMPT = Random(3).choices(range(3, VOCAB_SIZE), k=71)
 DRAW = Draw(SamplingParams(temperature=0.0), (0,), ())
+EVERY_MODEL = TINY_MODELS | HYBRIDS | GEMMA4S
 Made = tuple[Path, PreTrainedModel, MtpModel]
 
 
@@ -37,9 +43,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     return make
 
 
-def loaded(model: Path, has_mtp: bool = True) -> KernelRunner:
+def loaded(model: Path, with_mtp: bool = True) -> KernelRunner:
     options = EngineOptions(
-        dtype="float32", max_rows=3, max_seq_len=CONTEXT, num_guesses=3, has_mtp=has_mtp
+        dtype="float32", max_rows=3, max_seq_len=CONTEXT, num_guesses=3, has_mtp=with_mtp
     )
     runner = KernelRunner(model, options)
     runner.load()
@@ -151,11 +157,19 @@ def test_a_row_that_begins_anew_forgets(made: Callable[[str], Made]) -> None:
     assert not runner.mtp.knows(2, 29)
 
 
+@pytest.mark.parametrize("name", EVERY_MODEL)
+def test_models_of_all_families_may_lack_it(name: str) -> None:
+    family, values = EVERY_MODEL[name]
+    described = getattr(transformers, f"{family}Config")(**deepcopy(values)).to_dict()
+    config = read_config(described)
+    assert not has_mtp({}, config)
+
+
 def test_where_it_is_not_loaded_nothing_is_taken_for_it(
     made: Callable[[str], Made], tmp_path: Path
 ) -> None:
     folder, *_ = made("qwen3.5")
-    with_it, without = loaded(folder), loaded(folder, has_mtp=False)
+    with_it, without = loaded(folder), loaded(folder, with_mtp=False)
     assert (with_it.has_mtp, without.has_mtp, without.mtp) == (True, False, None)
     of_pages = [each.footprint.page_bytes for each in (with_it, without)]
     assert of_pages[0] * 2 == of_pages[1] * 3  # of two layers with attention, and one
