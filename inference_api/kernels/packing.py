@@ -14,7 +14,7 @@ SUPER_GROUP = 256  # inputs of a superblock
 GROUP = 32  # inputs that share a scale
 PANEL = 32  # outputs that are packed together
 SCALE_BYTES = 2
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 576
 CACHE_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # keys: KV_CACHE_DTYPE; values: bytes
 CACHE_SCALE_BYTES = 4  # size of the scale behind an int8 key or value
 

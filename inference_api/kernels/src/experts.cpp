@@ -25,7 +25,7 @@ HearthLinear of_expert(const HearthLinear& stack, int64_t num_experts, int64_t e
 }
 
 // The layer's own norm, or where it has none the MLP's.
-const HearthNorm& norm_of(const HearthLayer& layer, const HearthNorm& own) {
+HearthNorm norm_of(const HearthLayer& layer, HearthNorm own) {
   return own.weight == nullptr ? layer.mlp_norm : own;
 }
 

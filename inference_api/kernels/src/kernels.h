@@ -134,7 +134,7 @@ constexpr int kMaxConvWidth = 16;
 
 // Query vectors that one task of attention handles at once, and the longest it can handle.
 constexpr int kMaxQueries = 32;
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 576;
 
 // Of consecutive tokens of a row, whose B, C and x are in `mixed`: C times the convolution of B x.
 struct ShortConvCall {

@@ -793,7 +793,7 @@ int main(int argc, char** argv) {
       run_guess(context, variant, 1, vocab);
       run_guess(context, variant, Heads::kHeads, vocab);
     }
-    for (const int64_t head_dim : {2, 24, 64, 512}) {
+    for (const int64_t head_dim : {2, 24, 64, 576}) {
       for (const int64_t window : {0, 1, 17}) {
         run_attention(context, variant, 1, head_dim, window);
         run_attention(context, variant, 7, head_dim, window);

@@ -175,10 +175,10 @@ def _gemma4_ropes(
     are_local: Sequence[bool],
     shapes: Sequence[LayerShape],
 ) -> tuple[RopeConfig, ...]:
-    by_kind = fields.under({**_GEMMA4_ROPES, **fields.mapping("rope_parameters")})
+    by_kind = fields.under(fields.mapping("rope_parameters"))
 
     def rope(kind: str, shape: LayerShape) -> RopeConfig:
-        scaling = by_kind.under(by_kind.mapping(kind))
+        scaling = by_kind.under({**_GEMMA4_ROPES[kind], **by_kind.mapping(kind)})
         return rope_of(scaling, DEFAULT_THETA, max_positions, shape.head_dim, _GEMMA4_KINDS)
 
     layers = zip(are_local, shapes, strict=True)

@@ -140,7 +140,7 @@ def reference(
 def heads(draw: st.DrawFn) -> tuple[int, int, int]:
     """Key-value heads, query heads for each of them, head_dim."""
     kv_heads, groups = draw(st.sampled_from([(1, 1), (2, 4), (12, 1), (1, 71), (4, 8), (7, 5)]))
-    return kv_heads, groups, draw(st.sampled_from([2, 8, 24, 64, 72, 128, 256, 512]))
+    return kv_heads, groups, draw(st.sampled_from([2, 8, 24, 64, 72, 128, 256, 512, 576]))
 
 
 @settings(max_examples=25, deadline=None)

@@ -64,7 +64,8 @@ def test_heads_wider_than_the_kernels_have_room_for_are_refused_on_the_cpu(folde
     assert not any("head_dim=" in fault for fault in check(folder))
     edit(folder / "config.json", head_dim=MAX_HEAD_DIM + 2)
     assert [fault for fault in check(folder) if "head_dim=" in fault] == [
-        "head_dim=514 exceeds 512, the kernels' limit; set DEVICE=cuda or choose another model."
+        f"head_dim={MAX_HEAD_DIM + 2} exceeds {MAX_HEAD_DIM}, the kernels' limit; "
+        "set DEVICE=cuda or choose another model."
     ]
 
 

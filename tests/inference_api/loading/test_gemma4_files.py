@@ -31,6 +31,17 @@ OF_31B = {
     "attention_k_eq_v": True,
     "sliding_window": 1024,
 }
+OF_E2B = {
+    **BASE,
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 35,
+    "num_key_value_heads": 1,
+    "num_kv_shared_layers": 20,
+    "use_double_wide_mlp": True,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+    "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6}},
+}
 
 
 @pytest.mark.parametrize("name", GEMMA4S)
@@ -68,22 +79,35 @@ def test_text_part_of_a_model_that_sees_is_the_same(
     assert np.array_equal(logits(tmp_path), logits(folder))
 
 
-def test_a_row_remembers_as_much_as_published_shapes_say() -> None:
+@pytest.mark.parametrize(
+    ("raw", "expected", "page_bytes"),
+    [
+        (OF_31B, {1024: 819_200, None: 81_920}, 81_920),
+        (OF_E2B, {512: 12_288, None: 6_144}, 6_144),
+    ],
+)
+def test_a_row_remembers_as_much_as_published_shapes_say(
+    raw: dict[str, Any], expected: dict[int | None, int], page_bytes: int
+) -> None:
+    """In bytes of a token in half precision."""
+    config = read_config(raw)
+    remembered = dict.fromkeys(config.windows, 0)
+    for window, shape in zip(config.windows, config.layer_shapes, strict=True):
+        if shape.kv_source is None:
+            remembered[window] += 2 * 2 * shape.num_kv_heads * shape.head_dim
+    assert remembered == expected
+    groups = page_groups(config, 32_768)
+    assert bytes_of_pages(config, groups, element_bytes=2) == 32 * page_bytes
+    rope = config.ropes[config.windows.index(None)]
+    assert rope is not None
+    assert (rope.kind, rope.theta, rope.num_turned) == ("proportional", 1e6, 64)
+
+
+def test_layers_that_see_everything_may_make_values_of_what_keys_are() -> None:
     config = read_config(OF_31B)
     local, whole = config.shape_of(0), config.shape_of(5)
     assert (local.num_kv_heads, local.head_dim, local.has_values) == (16, 256, True)
     assert (whole.num_kv_heads, whole.head_dim, whole.has_values) == (4, 512, False)
-    sizes = [4 * shape.num_kv_heads * shape.head_dim for shape in config.layer_shapes]
-    by_window = dict.fromkeys(config.windows, 0)
-    for window, size in zip(config.windows, sizes, strict=True):
-        by_window[window] += size
-    assert by_window == {1024: 819_200, None: 81_920}  # bytes of a token in half precision
-    groups = page_groups(config, 32_768)
-    assert bytes_of_pages(config, groups, element_bytes=2) == 32 * 81_920
-    assert [len(group.layers) for group in groups if group.window is None] == [10]
-    rope = config.ropes[5]
-    assert rope is not None
-    assert (rope.kind, rope.theta, rope.num_turned) == ("proportional", 1e6, 64)
 
 
 def test_what_is_left_out_is_as_in_transformers() -> None:
