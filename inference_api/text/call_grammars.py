@@ -8,11 +8,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from inference_api.request import ConstraintSpec
+from inference_api.text import gemma_grammars
 from inference_api.text.client_grammars import CLIENT_GRAMMAR, lark_of
 from inference_api.text.closed_objects import with_closed_objects
-from inference_api.tools import formats
+from inference_api.tools import formats, gemma
 from inference_api.tools.answers import Thought
 from inference_api.tools.dialects import Dialect, DialectName
 from inference_api.tools.events import Json, ToolUse
@@ -71,6 +73,7 @@ SHAPES: Mapping[DialectName, Shape] = {
         "<tool_call>", "\n<function=", ">", "\n</function>\n</tool_call>", between="\n<tool_call>"
     ),
     "glm": Shape("<tool_call>", "", "", "\n</tool_call>", between="\n<tool_call>"),
+    "gemma": Shape(gemma.BEGIN, "call:", "", gemma.END, between=gemma.BEGIN),
 }  # fmt: skip
 
 
@@ -113,6 +116,8 @@ def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
         f"calls: {written(shape.opening)} {before if asked['allows_several'] and tools else ''}"
         f"({' | '.join(last)})",
     ]
+    if dialect.name == "gemma":
+        rules += gemma_grammars.any_value(written)
     for rule, names in (("call", tools), ("input", inputs)):
         rules += [f"{rule}: " + " | ".join(f"{rule}_{n}" for n in range(len(names)))] * bool(names)
     if "text" in asked and not asked["is_required"]:
@@ -230,6 +235,9 @@ def of_schema(schema: Json, form: Mapping[str, object] = JSON_FORM) -> str:
 def _arguments(
     rule: str, schema: Json, form: Mapping[str, object], dialect: Dialect, written: _Marks
 ) -> Iterator[str]:
+    if dialect.name == "gemma":
+        yield from gemma_grammars.arguments(rule, schema, partial(of_schema, form=form), written)
+        return
     if dialect.name not in ("qwen-coder", "glm"):
         yield f"{rule}: {of_schema(schema, form)}"
         return

@@ -191,7 +191,7 @@ def is_thinking(tokenizer: Tokenizer, prompt_tokens: Sequence[int]) -> bool:
     if thought is None:
         return False
     end = tokenizer.decode(prompt_tokens[-THOUGHT_TOKENS:], skip_special_tokens=False)
-    return end.rstrip().endswith(thought.begin)
+    return end.rstrip().endswith((thought.begin, thought.begin + thought.label))
 
 
 class StopMatcher:

@@ -11,10 +11,11 @@ from inference_api.tools.reader import EndOfText, Reader, Steps
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """The tags a model puts around what it thinks before it answers."""
+    """The tags a model puts around what it thinks before it answers, and what it calls that."""
 
     begin: str
     end: str
+    label: str = ""
 
 
 class AnswerReader:
@@ -81,6 +82,7 @@ def _thoughts(reader: Reader, thought: Thought, is_thinking: bool) -> Steps[None
     if not is_thinking:
         reader.at = start
         return
+    yield from reader.take(thought.label)
     yield from reader.skip_space()
     yield from reader.until((thought.end,), ThoughtDelta)
     yield from reader.skip_space()

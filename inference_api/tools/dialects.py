@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from inference_api.tools import formats, harmony, xml_formats
+from inference_api.tools import formats, gemma, harmony, xml_formats
 from inference_api.tools.answers import Thought
 from inference_api.tools.formats import Read
 
 DialectName = Literal[
-    "harmony", "deepseek", "deepseek-fenced", "glm", "qwen-coder", "phi", "granite", "hermes",
-    "llama", "mistral", "mistral-args", "generic",
+    "harmony", "deepseek", "deepseek-fenced", "glm", "qwen-coder", "gemma", "phi", "granite",
+    "hermes", "llama", "mistral", "mistral-args", "generic",
 ]  # fmt: skip
 
 
@@ -29,7 +29,11 @@ class Dialect:
     named_roles: frozenset[str] = frozenset()  # roles for which the template writes names
 
 
-THOUGHTS = (Thought("<think>", "</think>"), Thought("[THINK]", "[/THINK]"))
+THOUGHTS = (
+    Thought("<think>", "</think>"),
+    Thought("[THINK]", "[/THINK]"),
+    Thought("<|channel>", "<channel|>", label="thought"),
+)
 TAGS = ("<tool_call>", "</tool_call>")
 
 HARMONY = Dialect(
@@ -48,6 +52,7 @@ GLM = Dialect(
     ("<|observation|>", "<|user|>"),
 )
 QWEN_CODER = Dialect("qwen-coder", xml_formats.qwen_coder, TAGS)
+GEMMA = Dialect("gemma", gemma.gemma, gemma.MARKERS, ("<|tool_response>",))
 PHI = Dialect("phi", formats.phi, ("<|tool_call|>", "<|/tool_call|>"))
 GRANITE = Dialect("granite", formats.granite, ("<|tool_call|>", *TAGS))
 HERMES = Dialect("hermes", formats.hermes, TAGS)
@@ -65,6 +70,7 @@ _BY_TEXTS: tuple[tuple[tuple[str, ...], Dialect], ...] = (
     ((formats.BEGIN_ALL,), DEEPSEEK),
     (("<arg_key>",), GLM),
     (("<function=", "<parameter="), QWEN_CODER),
+    ((gemma.BEGIN,), GEMMA),
     (("<|tool_call|>", "<|tool|>"), PHI),
     (("<|tool_call|>",), GRANITE),
     (("<tool_call>",), HERMES),

@@ -136,12 +136,48 @@ def test_one_call_and_no_more_where_several_are_not_wanted(dialect: Dialect) -> 
             )
 
 
+RICH: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "at": {
+            "type": "object",
+            "properties": {"x": {"type": "integer"}, "Y": {"type": "string", "maxLength": 3}},
+            "required": ["x"],
+        },
+        "of": {
+            "type": "array",
+            "items": {"anyOf": [{"type": "boolean"}, {"const": {"b": [1, None], "a": "x"}}]},
+            "minItems": 2,
+            "maxItems": 3,
+        },
+        "size": {"type": ["number", "null"]},
+        "free": {},
+        "tree": {"$ref": "#/$defs/tree"},
+    },
+    "required": ["of", "at"],
+    "$defs": {"tree": {"type": "object", "properties": {"in": {"$ref": "#/$defs/tree"}}}},
+}
+
+
+def test_gemma_is_held_to_what_is_nested() -> None:
+    asked = ToolUse((Tool("look", None, RICH),), "required", frozenset({"look"}))
+    found: set[str] = set()
+    for seed in range(12):
+        for call in drawn(tokenizer_of(dialects.GEMMA), asked, seed).calls:
+            said = json.loads(call.arguments)
+            jsonschema.validate(said, RICH)
+            assert [*said] == sorted(said)
+            found |= said.keys()
+    assert found == RICH["properties"].keys()
+
+
 BEGUN = {
     "harmony": "<|channel|>commentary to=functions.",
     "llama": '{"name": "look", "par',
     "generic": '{"tool_calls"',
     "deepseek": f"Hm.{formats.BEGIN_ALL}",
     "deepseek-fenced": f"Hm.{formats.BEGIN_ALL}",
+    "gemma": "Hm.<|tool_call>",
     "phi": "Hm.<|tool_call|>",
     "granite": "Hm.<|tool_call|>",
     "mistral": "Hm.[TOOL_CALLS]",

@@ -35,6 +35,11 @@ GLM = NATIVE.replace(
     "CALL", "<arg_key>{{ c.function.name }}"
     "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}",
 )  # fmt: skip
+GEMMA = NATIVE.replace(
+    "CALL", "<|tool_call>call:{{ c.function.name }}{{ '{' }}"
+    "{% for k, v in c.function.arguments | dictsort %}{{ k }}:<|\"|>{{ v }}<|\"|>{% endfor %}"
+    "{{ '}' }}<tool_call|>",
+)  # fmt: skip
 LLAMA = "<|start_header_id|>ipython" + NATIVE.replace(
     "{% for c", "{% if m.tool_calls and m.tool_calls | length != 1 %}"
     "{{ raise_exception('one call only') }}{% endif %}{% for c",
@@ -91,6 +96,7 @@ def prompt(template: str | None, messages: list[dict[str, Any]], extras: Extras 
         (HARMONY, "harmony", 'functions.look<|channel|>commentary json<|message|>{"city": "Oslo"}'),
         (DEEPSEEK, "deepseek", 'look{"city": "Oslo"}'),
         (GLM, "glm", "lookcity=Oslo;"),
+        (GEMMA, "gemma", '<|tool_call>call:look{city:<|"|>Oslo<|"|>}<tool_call|>'),
         (LLAMA, "llama", 'look{"city": "Oslo"}'),
         (MISTRAL, "mistral", '[TOOL_CALLS]{"name": "look", "arguments": {"city": "Oslo"}}'),
         (NO_TOOLS, "generic", '{"tool_calls": [{"name": "look", "arguments": {"city": "Oslo"}}]}'),

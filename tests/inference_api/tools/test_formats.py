@@ -63,6 +63,7 @@ CODER_CALL = (
     "<tool_call>\n<function=look>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
 )
 GLM_CALL = "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"
+GEMMA_CALL = '<|tool_call>call:look{city:<|"|>Oslo<|"|>}<tool_call|>'
 HARMONY_CALL = (
     "<|channel|>commentary to=functions.look <|constrain|>json<|message|>" + CITY + "<|call|>"
 )
@@ -90,6 +91,9 @@ ONE_CALL = [
     (dialects.QWEN_CODER, CODER_CALL.removeprefix("<tool_call>\n")),
     (dialects.QWEN_CODER, "<tool_call><function=look><parameter=city>Oslo"),
     (dialects.GLM, GLM_CALL),
+    (dialects.GEMMA, GEMMA_CALL),
+    (dialects.GEMMA, GEMMA_CALL.removesuffix("<tool_call|>")),
+    (dialects.GEMMA, '<|tool_call>call:look{"city": "Oslo"}<tool_call|>'),
     (dialects.HARMONY, HARMONY_CALL),
     (dialects.HARMONY, HARMONY_CALL.removesuffix("<|call|>")),
     (
@@ -116,6 +120,7 @@ SEVERAL = [
     (dialects.DEEPSEEK, DEEPSEEK_CALL + DEEPSEEK_CALL),
     (dialects.QWEN_CODER, CODER_CALL + "\n" + CODER_CALL),
     (dialects.GLM, GLM_CALL + GLM_CALL),
+    (dialects.GEMMA, GEMMA_CALL + GEMMA_CALL),
 ]  # fmt: skip
 
 
@@ -181,6 +186,50 @@ def test_values_in_tags_have_the_types_of_their_schema() -> None:
     )
     ((_, arguments),) = calls(dialects.QWEN_CODER, text)
     assert json.loads(arguments) == {"city": "12", "days": 3, "note": "a\nb", "on": True}
+
+
+def test_values_of_gemma_become_json() -> None:
+    text = (
+        '<|tool_call>call:look{city:<|"|>a "b", {c}:[<|"|>,days:-3,odd:not so,on:true,'
+        'where:{at:[1.5,<|"|>x<|"|>,[]],of:{},"or":null}}<tool_call|>'
+    )
+    ((_, arguments),) = calls(dialects.GEMMA, text)
+    assert json.loads(arguments) == {
+        "city": 'a "b", {c}:[',
+        "days": -3,
+        "odd": "not so",
+        "on": True,
+        "where": {"at": [1.5, "x", []], "of": {}, "or": None},
+    }
+    assert calls(dialects.GEMMA, "<|tool_call>call:add-up{}<tool_call|>") == [("add-up", "{}")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|tool_call>call:unknown{}<tool_call|>",
+        "<|tool_call>look{}",
+        "<|tool_call>call:look[]",
+        "<|tool_call>call:look",
+        "a <|tool",
+    ],
+)
+def test_what_is_no_call_of_gemma_is_text(text: str) -> None:
+    assert (read(dialects.GEMMA, text).text, calls(dialects.GEMMA, text)) == (text, [])
+
+
+def test_arguments_of_gemma_are_no_deeper_than_others() -> None:
+    text = "<|tool_call>call:look{a:" + 200 * "[" + 200 * "]" + "}<tool_call|>"
+    assert calls(dialects.GEMMA, text) == [("look", "")]
+
+
+def test_gemma_calls_what_it_thinks_a_thought() -> None:
+    thought = dialects.thought_of("<|channel>thought\n<channel|>")
+    text = f"<|channel>thought\nHm.\n<channel|>Oslo. {GEMMA_CALL}"
+    answer = whole(events_of(dialects.GEMMA, [text], thought))
+    assert (answer.thoughts, answer.text, len(answer.calls)) == ("Hm.", "Oslo.", 1)
+    begun = whole(events_of(dialects.GEMMA, ["Hm.<channel|>"], thought, is_thinking=True))
+    assert (begun.thoughts, begun.text) == ("Hm.", "")
 
 
 def test_harmony_sorts_thoughts_text_and_calls() -> None:
