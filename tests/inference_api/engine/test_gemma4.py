@@ -14,7 +14,7 @@ from inference_api.errors import StartupError
 from inference_api.kernels.library import supported_variants
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
-from inference_api.runner import RowStep
+from inference_api.runner import RowStep, place_own_pages
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.test_recurrent import (
@@ -26,7 +26,7 @@ from tests.inference_api.engine.test_recurrent import (
     runner_of,
     steps_of,
 )
-from tests.inference_api.engine.tiny_models import GEMMA4S
+from tests.inference_api.engine.tiny_models import CONTEXT, GEMMA4S
 
 Tiny = Callable[[str], TinyModel]
 every_model = pytest.mark.parametrize("name", GEMMA4S)
@@ -84,6 +84,22 @@ def test_a_draft_that_is_kept_leaves_what_its_tokens_would(name: str, tiny_model
         logits = runner.decoder.forward([step]).logits
         np.testing.assert_array_equal(logits[[0, 3, 4, 5]], whole[start : start + 4])
         runner.keep(step, (0, 3, 4, 5))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_a_smaller_cache_costs_little(dtype: str, tiny_model: Tiny) -> None:
+    """Its pages have as many bytes as the widest group of layers, scales among them."""
+    folder, _ = tiny_model("gemma4-one-projection")
+    options = EngineOptions(
+        dtype="float32", max_rows=ROWS, max_seq_len=CONTEXT, kv_cache_dtype=dtype
+    )
+    runner = KernelRunner(folder, options)
+    runner.load()
+    place_own_pages(runner)
+    expected = logits_of(runner_of(folder), row=1)
+    for row in range(ROWS):
+        found = logits_of(runner, row, [40, 41])
+        assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
 
 
 def test_layers_that_share_keys_and_values_have_no_pages(tiny_model: Tiny) -> None:

@@ -86,7 +86,9 @@ def packed(tmp_path: Path) -> PackedFolder:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "llama-biases", "qwen3", "falcon-40b"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-tied", "llama-biases", "qwen3", "falcon-40b", "gemma4-shared"]
+)
 def test_answers_have_the_bits_of_weights_that_were_read(
     name: str, form: str, tiny_model: Tiny, packed: PackedFolder
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf import MODEL_ARCH, GGUFWriter
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
@@ -22,8 +22,13 @@ SCALES = {
 }
 
 
-def write_gemma4_gguf(folder: Path, target: Path, is_split: bool = False) -> Path:
-    """`is_split`: experts' gates and what passes them have a stack each."""
+def write_gemma4_gguf(
+    folder: Path,
+    target: Path,
+    is_split: bool = False,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+) -> Path:
+    """`is_split`: experts' gates and what passes them have a stack each; `kind`: of matrices."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(target, "gemma4")
     _add_shape(writer, config)
@@ -31,7 +36,11 @@ def write_gemma4_gguf(folder: Path, target: Path, is_split: bool = False) -> Pat
     names = gguf.get_tensor_name_map(MODEL_ARCH.GEMMA4, config["num_hidden_layers"])
     for name, tensor in load_file(folder / "model.safetensors").items():
         for its_name, its_tensor in _converted(name, tensor, names, is_split):
-            writer.add_tensor(its_name, np.ascontiguousarray(its_tensor))
+            is_exact = its_tensor.ndim == 1 or ".ffn_gate_inp." in its_name
+            its_kind = GGMLQuantizationType.F32 if is_exact else kind
+            quantised = gguf.quants.quantize(np.ascontiguousarray(its_tensor), its_kind)
+            writer.add_tensor(its_name, quantised, raw_dtype=its_kind)
+    _add_unused(writer, config)
     turned = int(global_head_dim(config) * 0.25 / 2)
     still = global_head_dim(config) // 2 - turned
     writer.add_tensor("rope_freqs.weight", np.array([1.0] * turned + [1e30] * still, np.float32))
@@ -40,6 +49,16 @@ def write_gemma4_gguf(folder: Path, target: Path, is_split: bool = False) -> Pat
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def _add_unused(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    """Published checkpoints have projections of layers that share keys and values."""
+    shape = (2 * config["head_dim"], config["hidden_size"])
+    num_layers = config["num_hidden_layers"]
+    for layer in range(num_layers - config["num_kv_shared_layers"], num_layers):
+        for kind in ("k", "v"):
+            writer.add_tensor(f"blk.{layer}.attn_{kind}.weight", np.ones(shape, np.float32))
+        writer.add_tensor(f"blk.{layer}.attn_k_norm.weight", np.ones(shape[0], np.float32))
 
 
 def global_head_dim(config: dict[str, Any]) -> int:

@@ -7,16 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from safetensors.numpy import load_file, save_file
 
 from inference_api.errors import StartupError
+from inference_api.loading.checkpoint import load_config
 from inference_api.loading.families.read import read_config
+from inference_api.loading.gguf.tokenizer import tokenizer_json
+from inference_api.loading.layout import EMBEDDINGS, parameter_forms
 from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.tiny_models import GEMMA4S, write_tokenizer
 from tests.inference_api.loading.gguf_gemma4 import global_head_dim, write_gemma4_gguf
 from tests.inference_api.loading.test_hybrid_files import logits
+from tests.inference_api.sentence_pieces import METADATA
 
+Q8_0 = GGMLQuantizationType.Q8_0
 Tiny = Callable[[str], TinyModel]
 BASE: dict[str, Any] = {"model_type": "gemma4_text", "vocab_size": 300}
 DENSE = {**BASE, "hidden_size_per_layer_input": 0}
@@ -57,6 +63,37 @@ def test_experts_of_gguf_files_may_have_two_stacks(tiny_model: Tiny, tmp_path: P
     folder, _ = tiny_model("gemma4-moe")
     file = write_gemma4_gguf(folder, tmp_path / "model.gguf", is_split=True)
     np.testing.assert_allclose(logits(file), logits(folder), atol=1e-4, rtol=0)
+
+
+def test_quantised_experts_of_both_kinds_are_the_same(tiny_model: Tiny, tmp_path: Path) -> None:
+    folder, _ = tiny_model("gemma4-moe")
+    fused, split = (
+        logits(write_gemma4_gguf(folder, tmp_path / f"{each}.gguf", each, Q8_0))
+        for each in (False, True)
+    )
+    assert np.array_equal(fused, split)
+
+
+def test_embeddings_of_gguf_files_stay_as_they_are(tiny_model: Tiny, tmp_path: Path) -> None:
+    folder, _ = tiny_model("gemma4-inputs")
+    file = write_gemma4_gguf(folder, tmp_path / "model.gguf", kind=Q8_0)
+    config = load_config(file)
+    forms = parameter_forms(config, dtype_bytes=4, bits=32)
+    assert [forms[name].bits for name in EMBEDDINGS] == [8, 8]
+    expected = logits(folder)
+    assert np.linalg.norm(logits(file) - expected) < 0.05 * np.linalg.norm(expected)
+
+
+def test_tokenizers_of_gguf_files_have_merges_of_their_own() -> None:
+    pieces = {**METADATA, "tokenizer.ggml.add_space_prefix": False}
+    by_scores = tokenizer_json(pieces)
+    merges = [" ".join(each) for each in by_scores["model"]["merges"]]
+    own = pieces | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.scores": None}
+    assert tokenizer_json({**own, "tokenizer.ggml.merges": merges}) == by_scores
+    fewer = tokenizer_json({**own, "tokenizer.ggml.merges": merges[:3]})
+    assert fewer["model"]["merges"] == by_scores["model"]["merges"][:3]
+    with pytest.raises(StartupError, match=r"merges is no list of merges"):
+        tokenizer_json(own)
 
 
 @pytest.mark.parametrize("name", ["gemma4-one-projection", "gemma4-unified"])
