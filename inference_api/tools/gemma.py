@@ -10,6 +10,7 @@ from inference_api.tools.values import MAX_DEPTH, typed
 
 BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MARKERS = (BEGIN, END, QUOTE)
+NONE = "None"  # as the template writes null
 
 
 def _call(reader: Reader, calls: Calls) -> Steps[None]:
@@ -60,7 +61,8 @@ def _value(reader: Reader, depth: int) -> Steps[str]:
             return begin + ", ".join(parts) + end
     bare, mark = yield from reader.read_until((",", "}", "]"))
     reader.at -= len(mark)
-    return typed(bare.strip(), "", {})
+    bare = bare.strip()
+    return "null" if bare == NONE else typed(bare, "", {})
 
 
 def _quoted(reader: Reader) -> Steps[str | None]:

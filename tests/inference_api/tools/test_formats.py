@@ -190,7 +190,7 @@ def test_values_in_tags_have_the_types_of_their_schema() -> None:
 
 def test_values_of_gemma_become_json() -> None:
     text = (
-        '<|tool_call>call:look{city:<|"|>a "b", {c}:[<|"|>,days:-3,odd:not so,on:true,'
+        '<|tool_call>call:look{city:<|"|>a "b", {c}:[<|"|>,days:-3,odd:not so,no:None,on:true,'
         'where:{at:[1.5,<|"|>x<|"|>,[]],of:{},"or":null}}<tool_call|>'
     )
     ((_, arguments),) = calls(dialects.GEMMA, text)
@@ -198,6 +198,7 @@ def test_values_of_gemma_become_json() -> None:
         "city": 'a "b", {c}:[',
         "days": -3,
         "odd": "not so",
+        "no": None,
         "on": True,
         "where": {"at": [1.5, "x", []], "of": {}, "or": None},
     }
