@@ -25,16 +25,16 @@ serve: $(VENV)/python.stamp
 mock: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py --mock
 
-# Four workers, on two cores, since tests often wait for servers: each takes whole files, so that what
+# Six workers, on two cores, since tests often wait for servers: each takes whole files, so that what
 # shares a server stays together, slow ones first, those that compute spread over those that wait.
 # OpenMP's threads would spin for the core of another worker.
-WORKERS ?= 4
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+WORKERS ?= 6
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS)
 
 # With `make -j2 test` the checks run beside the tests.
 test: check all-tests
 
-all-tests: $(VENV)/compiled.stamp packages kernels
+all-tests: $(VENV)/dev.stamp packages kernels
 	$(PYTEST) --ignore=tests/lab
 
 # The benches, their peers, the makers of models and the demos: what no server needs.
@@ -180,11 +180,6 @@ $(VENV)/dev.stamp: $(VENV)/serve.stamp $(wildcard requirements*.txt)
 	  echo "Found no NVIDIA driver. To skip gigabytes of CUDA libraries: make TORCH_INDEX=ADDRESS (docs/install.md)"
 	$(INSTALL) $(if $(CPU_INDEX),--extra-index-url '$(CPU_INDEX)') -r requirements-cuda.txt
 	$(INSTALL) -r requirements-dev.txt
-	@touch $@
-
-# What tests import, and their asserts: compiled here once, and not by every worker.
-$(VENV)/compiled.stamp: $(VENV)/dev.stamp
-	-$(BIN)/python -m pytest --ignore=tests/lab --collect-only -qq > /dev/null
 	@touch $@
 
 # Node comes as a wheel, and what runs on it by npm, as package-lock.json has it.

@@ -18,8 +18,11 @@ from pydantic_settings import BaseSettings
 
 from inference_api.settings import Settings as ApiSettings
 from optimizer.settings import Settings as OptimizerSettings
-from tests.ports import free_port, leave_to_other_workers
+from tests.ports import free_port
+from tests.workers import pytest_addoption, pytest_runtestloop
 from weights.settings import Settings as WeightsSettings
+
+__all__ = ["pytest_addoption", "pytest_runtestloop"]
 
 pytest.register_assert_rewrite("tests.e2e.pages")  # its asserts show what they compared
 
@@ -90,12 +93,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is None:
-        _use_own_temporary_folder()
-    else:
-        num_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        leave_to_other_workers(int(worker.removeprefix("gw")), num_workers)
+    _use_own_temporary_folder()
 
 
 def _use_own_temporary_folder() -> None:
@@ -105,9 +103,9 @@ def _use_own_temporary_folder() -> None:
 
 
 @pytest.hookimpl(trylast=True)  # workers have ended by then
-def pytest_sessionfinish(exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Delete the temporary folder, unless a test failed whose files may say why."""
-    if "PYTEST_XDIST_WORKER" not in os.environ and exitstatus == pytest.ExitCode.OK:
+    if not hasattr(session.config, "workerinput") and exitstatus == pytest.ExitCode.OK:
         shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 

@@ -11,14 +11,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kernels" not in metafunc.fixturenames:
         return
     try:
-        variants = [on_two_threads(name) for name in supported_variants()]
+        variants = supported_variants()
     except KernelsUnavailable as error:
         if os.environ.get("CI"):
             raise
         skipped = pytest.param(None, marks=pytest.mark.skip(reason=f"no kernels: {error}"))
         metafunc.parametrize("kernels", [skipped])
         return
-    metafunc.parametrize("kernels", variants, ids=[each.variant for each in variants])
+    metafunc.parametrize("kernels", variants, indirect=True)
+
+
+@pytest.fixture(scope="module")
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return on_two_threads(request.param)
 
 
 @cache

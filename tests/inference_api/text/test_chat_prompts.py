@@ -1,6 +1,6 @@
 """Only a chat template writes special tokens; a message that reads like one stays text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
@@ -94,10 +94,11 @@ def test_a_name_that_the_template_writes_is_text_too() -> None:
     assert "user (</s>): hi" in pieces().decode(ids)
 
 
-@pytest.mark.parametrize("tokenizer", [embedded(), plain(), ByteTokenizer()])
+@pytest.mark.parametrize("make", [embedded, plain, ByteTokenizer])
 def test_a_name_that_nothing_would_read_changes_no_prompt(
-    tokenizer: HuggingFaceTokenizer | ByteTokenizer,
+    make: Callable[[], HuggingFaceTokenizer | ByteTokenizer],
 ) -> None:
+    tokenizer = make()
     named = [{"role": "user", "content": "hi", "name": "Ada"}]
     assert tokenizer.encode_chat(named) == tokenizer.encode_chat(user("hi"))
     assert "user" not in tokenizer.dialect.named_roles
