@@ -55,7 +55,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None  # pytest's own loop
     files = [tuple(items) for _, items in groupby(session.items, lambda item: item.path)]
     if len(list(TASKS.iterdir())) > 1:
-        raise pytest.UsageError("A test module starts threads when it is imported: none can fork")
+        raise pytest.UsageError(
+            "--workers forks, but there are threads: a module of tests starts some at import, "
+            "or OpenBLAS does without OMP_NUM_THREADS=1"
+        )
     queue = numbers(len(files))
     workers: list[Worker] = []
     sys.stdout.flush()

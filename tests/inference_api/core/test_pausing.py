@@ -133,9 +133,21 @@ def nothing_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference_api.core.rows.SPARE_PAGES", 0)
 
 
+class Ample(Server):
+    """With pages for all."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(prefix_reuse=False, **settings)
+        self.alone = cache(self._alone)
+
+    def _alone(self, seed: int) -> list[object]:
+        """What `asked(seed)` are told when each is served alone."""
+        return [said(self.run([each])[0]) for each in asked(seed)]
+
+
 @pytest.fixture(scope="module")
-def ample() -> Server:
-    return Server(prefix_reuse=False)
+def ample() -> Ample:
+    return Ample()
 
 
 OTHERWISE: list[dict[str, object]] = [
@@ -161,14 +173,14 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ample_windowed(windowed: Path) -> Server:
-    return Server(model=str(windowed), prefix_reuse=False)
+def ample_windowed(windowed: Path) -> Ample:
+    return Ample(model=str(windowed))
 
 
 @pytest.mark.parametrize("more", OTHERWISE[:-1])
 def test_answers_do_not_depend_on_what_windows_give_back(
     windowed: Path,
-    ample_windowed: Server,
+    ample_windowed: Ample,
     more: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,23 +189,21 @@ def test_answers_do_not_depend_on_what_windows_give_back(
     assert server.backend.models[NAME].runner.layout.has_windows
     found = server.run(asked(1))
     assert server.num_pauses > 0
-    expected = [ample_windowed.run([each])[0] for each in asked(1)]
-    assert list(map(said, found)) == list(map(said, expected))
+    assert list(map(said, found)) == ample_windowed.alone(1)
     server.check_that_all_pages_are_free()
 
 
 @pytest.mark.parametrize("more", OTHERWISE)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_answers_do_not_depend_on_pauses(ample: Server, seed: int, more: dict[str, object]) -> None:
+def test_answers_do_not_depend_on_pauses(ample: Ample, seed: int, more: dict[str, object]) -> None:
     server = Server(kv_cache_memory=FEW_PAGES, **more)
     found = server.run(asked(seed))
     assert server.num_pauses > 0
-    expected = [ample.run([each])[0] for each in asked(seed)]
-    assert list(map(said, found)) == list(map(said, expected))
+    assert list(map(said, found)) == ample.alone(seed)
     server.check_that_all_pages_are_free()
 
 
-def test_whoever_leaves_while_others_wait_for_pages_leaves_nothing_behind(ample: Server) -> None:
+def test_whoever_leaves_while_others_wait_for_pages_leaves_nothing_behind(ample: Ample) -> None:
     server, leaving = Server(kv_cache_memory=FEW_PAGES), frozenset({0, 3, 6, 9, 12})
     found = server.run(asked(3), leaving)
     assert server.num_pauses > 0
@@ -257,7 +267,7 @@ def test_of_500_requests_none_is_lost_stuck_or_changed() -> None:
     assert rows.pages.num_free == rows.pages.counts.total
 
 
-def test_a_prompt_as_long_as_all_pages_is_answered_beside_others(ample: Server) -> None:
+def test_a_prompt_as_long_as_all_pages_is_answered_beside_others(ample: Ample) -> None:
     server = Server(kv_cache_memory=FEW_PAGES, max_seq_len=1024)
     longest = ("greedy", " ".join(WORDS * 60), 30)
     tokens = server.backend.served[NAME].tokenizer.encode(longest[1])
