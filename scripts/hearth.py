@@ -48,6 +48,9 @@ COMMANDS = {
     "weights": Command("weights.__main__", "Serve the weights search alone.", WEIGHTS),
     "cluster": Command("cluster.__main__", "Start and stop replicas as the load requires."),
     "bundle": Command("scripts.bundle", "Check a bundle of models before you serve it.", SERVE),
+    "quantize": Command(
+        "scripts.quantize.cli", "Write a GGUF model in 5 bits a weight or fewer.", SERVE
+    ),
     "medusa": Command("scripts.medusa.cli", "Train Medusa heads on a model's own answers.", TRAIN),
     "bench": Command("benchmarking.commands.cli", "Measure any server with OpenAI's API.", BENCH),
     "agent": Command("scripts.agent", "Print what to type so that an agent uses the server."),

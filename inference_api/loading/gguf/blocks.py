@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight, UnusableWeight
 from inference_api.kernels.packing import FILE_BITS, GROUP
-from inference_api.loading.gguf.k_quants import write_superblocks
+from inference_api.loading.gguf.k_quants import STORED, write_superblocks
 from inference_api.loading.numbers import Numbers, Pack
 from inference_api.loading.packing.blocks import (
     INT4_OFFSET,
@@ -29,9 +29,8 @@ from inference_api.loading.packing.blocks import (
 )
 
 ROWS_AT_A_TIME = 2048  # bounds the memory that conversion takes
-_Q8_0 = np.dtype([("scale", np.uint16), ("values", np.int8, (GROUP,))])
-# The low halves of all bytes come before the high ones.
-_Q4_0 = np.dtype([("scale", np.uint16), ("values", np.uint8, (GROUP // 2,))])
+_Q8_0 = STORED[GGMLQuantizationType.Q8_0]
+_Q4_0 = STORED[GGMLQuantizationType.Q4_0]  # the low halves of all bytes come before the high ones
 _MXFP4 = np.dtype([("exponent", np.uint8), ("values", np.uint8, (GROUP // 2,))])
 _IQ4_NL_VALUES = np.array(gguf.quants.IQ4_NL.kvalues, np.int8)
 MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be integers
@@ -123,14 +122,14 @@ def _groups(kind: GGMLQuantizationType, data: NDArray[np.uint8]) -> tuple[Values
     data = np.ascontiguousarray(data)
     if kind == GGMLQuantizationType.Q8_0:
         groups = data.view(_Q8_0)
-        return groups["values"], np.ascontiguousarray(groups["scale"])
+        return groups["values"], np.ascontiguousarray(groups["units"][..., 0])
     if kind == GGMLQuantizationType.MXFP4:
         groups = data.view(_MXFP4)
         exponents = groups["exponent"].astype(np.int32) - MXFP4_BIAS
         powers = np.ldexp(np.float32(1), exponents).astype(np.float16)
         return MXFP4_VALUES[_halves(groups["values"])], powers.view(np.uint16)
     groups = data.view(_Q4_0)
-    halves, scales = _halves(groups["values"]), np.ascontiguousarray(groups["scale"])
+    halves, scales = _halves(groups["low"]), np.ascontiguousarray(groups["units"][..., 0])
     if kind == GGMLQuantizationType.IQ4_NL:
         return _IQ4_NL_VALUES[halves], scales
     return halves.view(np.int8) - np.int8(INT4_OFFSET), scales

@@ -226,7 +226,7 @@ def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:
 def _config(
     path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, ReaderTensor]
 ) -> ModelConfig:
-    num_layers = 1 + max(map(_layer, tensors), default=-1)
+    num_layers = 1 + max(map(layer_of, tensors), default=-1)
     factors = {
         name: np.asarray(tensors[name].data, np.float64) for name in ROPE_TENSORS if name in tensors
     }
@@ -312,7 +312,7 @@ def _check_tensors(
         for name, shape in wanted.items()
         if name in tensors and squeezed(_shape(tensors[name])) != squeezed(shape)
     ]
-    further = {name for name in tensors if _layer(name) >= config.num_layers}
+    further = {name for name in tensors if layer_of(name) >= config.num_layers}
     unused = {
         f"blk.{layer}.attn_{kind}.weight"
         for layer, shape in enumerate(config.layer_shapes)
@@ -334,7 +334,7 @@ def _check_tensors(
         raise StartupError(faults)
 
 
-def _layer(name: str) -> int:
+def layer_of(name: str) -> int:
     """The layer of a tensor, -1 when it is of none."""
     found = LAYER.match(name)
     return int(found[1]) if found else -1

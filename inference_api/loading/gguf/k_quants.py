@@ -21,7 +21,13 @@ Bytes = NDArray[np.uint8]
 
 _UNITS_AND_SCALES = [("units", np.uint16, (2,)), ("scales", np.uint8, (3, 4))]
 _LOW = ("low", np.uint8, (GROUPS // HALVES, GROUP))  # four bits of two groups in a byte
-_STORED = {
+STORED = {  # blocks of files
+    GGMLQuantizationType.Q8_0: np.dtype(
+        [("units", np.uint16, (1,)), ("values", np.int8, (GROUP,))]
+    ),
+    GGMLQuantizationType.Q4_0: np.dtype(
+        [("units", np.uint16, (1,)), ("low", np.uint8, (GROUP // HALVES,))]
+    ),
     GGMLQuantizationType.Q5_0: np.dtype(
         [
             ("units", np.uint16, (1,)),
@@ -72,7 +78,7 @@ def write_superblocks(
         -1, packed.inputs // group_inputs(packed.bits)
     )
     for first in range(0, len(data), ROWS_AT_A_TIME):
-        stored = np.ascontiguousarray(data[first : first + ROWS_AT_A_TIME]).view(_STORED[kind])
+        stored = np.ascontiguousarray(data[first : first + ROWS_AT_A_TIME]).view(STORED[kind])
         if not np.isfinite(stored["units"].view(np.float16)).all():
             raise UnusableWeight("it has weights that are not finite")
         begin = first_output + first

@@ -8,13 +8,15 @@ the divergence cannot. Nothing is timed or drawn, so the figures are the same in
 kind of processor.
 
 GGUF's Q8_0 and Q4_0 round to the nearest value, by the `gguf` package; with QUANTIZATION=none their
-numbers are multiplied in float32, which leaves the rounding of activations out.
+numbers are multiplied in float32, which leaves the rounding of activations out. The last forms are
+those of `hearth quantize`, without and with another text to calibrate.
 """
 
 import argparse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,10 +32,14 @@ from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
+from lab.kit.servers import ROOT
 from lab.models.gguf_file import make_gguf
+from scripts.quantize.calibration import begin
+from scripts.quantize.making import make
 
 ROWS = 32
 WINDOW_TOKENS = 256
+QUANTIZED, CALIBRATED = "hearth quantize", "hearth quantize --calibrate"
 FORMS = (  # type of the GGUF file or none for the safetensors, QUANTIZATION and KV_CACHE_DTYPE
     (None, "none", "float32"),
     (None, "none", "float16"),
@@ -46,6 +52,9 @@ FORMS = (  # type of the GGUF file or none for the safetensors, QUANTIZATION and
     ("Q8_0", "int8", "float16"),
     ("Q4_0", "none", "float32"),
     ("Q4_0", "int4", "float16"),
+    (QUANTIZED, "file", "float32"),
+    (CALIBRATED, "none", "float32"),
+    (CALIBRATED, "file", "float16"),
 )
 
 
@@ -76,6 +85,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=EMBEDDED_MODEL, help="folder or GGUF file")
     parser.add_argument("--text", type=Path, default=EMBEDDED_MODEL / "heldout.txt")
     parser.add_argument("--tokens", type=int, help="of the text's beginning; default: all")
+    parser.add_argument(
+        "--file", type=Path, action="append", help="a GGUF file of the model, instead of our forms"
+    )
+    parser.add_argument("--calibrate", type=Path, default=ROOT / "README.md", help="another text")
     arguments = parser.parse_args()
     tokens = load_tokenizer(arguments.model, frozenset()).encode(arguments.text.read_text())
     tokens = tokens[: arguments.tokens]
@@ -88,15 +101,37 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     exact = loaded(arguments.model, "none", "float32")
     with TemporaryDirectory() as folder:
-        for gguf_type, quantization, cache in FORMS:
+        files = [
+            (file, each, "float32") for file in arguments.file or () for each in ("none", "file")
+        ]
+        for gguf_type, quantization, cache in files or FORMS:
             model = arguments.model
-            if gguf_type is not None:
-                if is_gguf(model):
+            if isinstance(gguf_type, Path):
+                model = gguf_type
+            elif gguf_type is not None:
+                if is_gguf(model) and gguf_type not in (QUANTIZED, CALIBRATED):
                     continue
-                model = Path(folder) / f"{gguf_type}.gguf"
-                make_gguf(arguments.model, model, gguf_type)
+                model = _made(model, gguf_type, Path(folder), arguments.calibrate)
             reading = read(exact, loaded(model, quantization, cache), windows(tokens))
-            print(reading.row(gguf_type or model.name, quantization, cache), flush=True)
+            print(reading.row(_named(gguf_type, model), quantization, cache), flush=True)
+
+
+def _made(model: Path, form: str, folder: Path, text: Path) -> Path:
+    """A GGUF file in this form, of a folder or another file."""
+    file = folder / f"{form}.gguf"
+    if file.exists():
+        return file
+    if form not in (QUANTIZED, CALIBRATED):
+        make_gguf(model, file, form)
+        return file
+    source = model if is_gguf(model) else _made(model, "F32", folder, text)
+    start = partial(begin, text.read_text()) if form == CALIBRATED else None
+    make(source, file, start)
+    return file
+
+
+def _named(form: str | Path | None, model: Path) -> str:
+    return form if isinstance(form, str) else model.name
 
 
 def windows(tokens: Sequence[int]) -> list[Sequence[int]]:

@@ -1,0 +1,139 @@
+"""What the matrices of a model multiply when it reads a text. Needs torch.
+
+One layer is in memory at a time, with what all tokens have before it. Once its matrices are
+rounded, the text goes on through the rounded ones: later layers are rounded for what they will see.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from inference_api.engine.cuda.attention import ChunkAttention
+from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.kv_cache import TorchCache
+from inference_api.engine.cuda.parameters import TorchParameters, load_torch_parameters
+from inference_api.engine.cuda.rope import Rope
+from inference_api.errors import StartupError
+from inference_api.loading.config import LayerRange, ModelConfig
+from inference_api.loading.gguf.files import GgufModel
+from inference_api.loading.layout import EMBEDDING, HEAD, weight_plan
+from inference_api.text.tokens import load_tokenizer
+from scripts.quantize.grids import Floats
+
+MAX_TOKENS = 8192
+WINDOW_TOKENS = 512
+CPU = torch.device("cpu")
+Moments = dict[str, NDArray[np.float64]]  # [inputs, inputs], by the names of `weight_plan`'s parts
+
+
+@dataclass(slots=True)
+class _Watch(TorchFunctionMode):
+    """Adds up the second moments of what linear maps are given, by where their weights are."""
+
+    sums: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.linear:
+            given, weight = args[0].flatten(0, -2), args[1]
+            place = weight.data_ptr(), weight.data_ptr() + weight.nbytes
+            moments = (given.T @ given).double()
+            self.sums[place] = self.sums[place] + moments if place in self.sums else moments
+        return func(*args, **(kwargs or {}))
+
+    def of(self, weights: Mapping[str, Tensor]) -> Moments:
+        """What `weights`, matrices or parts of them, are given: the same for parts of one. Those
+        that were never used are left out."""
+        arrays = {place: moments.numpy() for place, moments in self.sums.items()}
+        return {
+            name: moments
+            for name, weight in weights.items()
+            for (begin, end), moments in arrays.items()
+            if begin <= weight.data_ptr() < end
+        }
+
+
+class Calibration:
+    """A text on its way through a model's layers."""
+
+    def __init__(self, file: Path, config: ModelConfig, windows: Sequence[Sequence[int]]) -> None:
+        """`windows`: token ids, each read from its first position on."""
+        self._file, self._config, self._windows = file, config, windows
+        ends = self._load(config.part(LayerRange(0, 0)))
+        ids = torch.tensor([token for window in windows for token in window])
+        self._states = F.embedding(ids, ends[EMBEDDING]) * config.embedding_multiplier
+        self._final = {name: each for name, each in ends.items() if name.startswith("final_norm")}
+        self._parts: dict[str, Tensor] = {}
+
+    def moments(self, layer: int) -> Moments:
+        """Moments for a layer's matrices. Layers are asked for in their order, and each is followed
+        by `advance`."""
+        self._part = replace(self._config.part(LayerRange(layer, layer + 1)), has_ends=False)
+        self._tensors = self._load(self._part)
+        self._parts = {
+            part.name: view
+            for name, parts in weight_plan(self._part).items()
+            for part, view in zip(
+                parts, self._tensors[name].split([part.shape[0] for part in parts]), strict=True
+            )
+        }
+        watch = _Watch()
+        with watch:
+            self._run(self._part, self._tensors)
+        return watch.of(self._parts)
+
+    def put(self, name: str, numbers: Floats) -> None:
+        """The rounded numbers of a part of the layer, its rows in our order."""
+        self._parts[name].copy_(torch.from_numpy(numbers))
+
+    def advance(self) -> None:
+        """Go through the layer as it is by now."""
+        self._states = self._run(self._part, self._tensors)
+
+    def head_moments(self) -> NDArray[np.float64]:
+        """What the output head is given. All layers are done."""
+        states = self._run(self._config.part(LayerRange(0, 0)), self._final)
+        return (states.T @ states).double().numpy()
+
+    def _load(self, config: ModelConfig) -> dict[str, Tensor]:
+        return load_torch_parameters([self._file], config, CPU, torch.float32).tensors
+
+    @torch.inference_mode()
+    def _run(self, config: ModelConfig, tensors: dict[str, Tensor]) -> Tensor:
+        """These layers, after which comes the final norm if it is among `tensors`."""
+        config = replace(config, embedding_multiplier=1.0)
+        longest = max(map(len, self._windows))
+        cache = TorchCache(config, 1, longest, CPU, torch.float32)
+        rope = Rope(config, longest, CPU, torch.float32)
+        # A decoder begins with its embedding's rows: these are the states.
+        states = {EMBEDDING: self._states, HEAD: self._states}
+        decoder = Decoder(config, TorchParameters(tensors | states), cache, rope, 1)
+        after, first = [], 0
+        for window in self._windows:
+            positions = torch.arange(len(window))
+            attend = ChunkAttention(config, cache, 0, 0, len(window))
+            after.append(decoder.states(first + positions, positions, attend))
+            first += len(window)
+        return torch.cat(after)
+
+
+def begin(text: str, file: Path, model: GgufModel) -> Calibration:
+    """Raises StartupError where torch cannot decode the model."""
+    config = model.config
+    if config.recurrent is not None or config.shapes:
+        raise StartupError([f"torch does not decode {config.family}; leave out --calibrate."])
+    tokens = load_tokenizer(file, frozenset()).encode(text)[:MAX_TOKENS]
+    size = min(WINDOW_TOKENS, config.max_positions) - 1
+    windows = [[tokens[0], *tokens[first : first + size]] for first in range(1, len(tokens), size)]
+    if not windows:
+        raise StartupError(["The text of --calibrate has no tokens; give another."])
+    return Calibration(file, config, windows)

@@ -1,0 +1,86 @@
+"""`hearth quantize MODEL OUT.gguf`: fewer bits for a GGUF model, to serve it in less memory."""
+
+import logging
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from inference_api.errors import StartupError
+from inference_api.loading.gguf.files import SUFFIX, GgufModel, is_gguf
+from inference_api.loading.hardware import INSTALL_TORCH
+from scripts.quantize.making import Made, make
+
+if TYPE_CHECKING:
+    from scripts.quantize.calibration import Calibration
+
+MAX_TEXT_BYTES = 16 * 1024**2
+FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+FAILED = 1  # exit status
+
+
+@click.command()
+@click.argument("model", type=FILE)
+@click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--calibrate",
+    type=FILE,
+    help="A text of the kind that the model will read and write; the first 8,192 tokens count.",
+)
+def main(model: Path, target: Path, calibrate: Path | None) -> None:
+    """Write MODEL, a GGUF file, in at most 5 bits a weight.
+
+    Begin with F32, F16 or BF16: other types have lost something already, and lose again.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        _check(model, target)
+        start = None if calibrate is None else partial(_start, _text(calibrate))
+        made = make(model, target, start)
+    except (OSError, StartupError) as error:
+        click.echo(str(error), err=True)
+        sys.exit(FAILED)
+    click.echo(_told(model, target, made))
+
+
+def _check(model: Path, target: Path) -> None:
+    if not is_gguf(model):
+        raise StartupError([f"MODEL={model} is no GGUF file; convert the model to one of F16."])
+    if not is_gguf(target):
+        raise StartupError([f"{target} does not end with {SUFFIX}; name it so."])
+    if target.exists() and target.samefile(model):
+        raise StartupError([f"{target} is MODEL itself; choose another name."])
+
+
+def _text(file: Path) -> str:
+    size = file.stat().st_size
+    if size > MAX_TEXT_BYTES:
+        raise StartupError([f"{file} has {size} bytes, more than {MAX_TEXT_BYTES}; cut it."])
+    if find_spec("torch") is None:
+        raise StartupError([f"--calibrate needs torch; {INSTALL_TORCH}, or leave it out."])
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise StartupError([f"{file} is no UTF-8 text ({error}); convert it."]) from None
+
+
+def _start(text: str, source: Path, model: GgufModel) -> "Calibration":
+    from scripts.quantize.calibration import begin
+
+    return begin(text, source, model)
+
+
+def _told(model: Path, target: Path, made: Made) -> str:
+    before, after = (file.stat().st_size for file in (model, target))
+    total = made.weights.total()
+    shares = ", ".join(f"{100 * n / total:.1f} % {name}" for name, n in made.weights.most_common())
+    return (
+        f"{target}: {after} bytes of {before}, {made.bits:.2f} bits a weight of matrices ({shares})"
+    )
+
+
+if __name__ == "__main__":
+    main(prog_name=sys.argv[0])

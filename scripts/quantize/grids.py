@@ -1,0 +1,290 @@
+"""The numbers that blocks of GGUF files can hold, and the search for those nearest to weights.
+
+A block has `units` of half precision and for each group of inputs small integers times these: a
+weight is step * value - floor. What is searched are steps and floors; the values follow, as the
+nearest ones. Errors are weighted: `importance` says by how much each input's count. Pure numpy, and
+vectorised over blocks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Integers = NDArray[Any]
+
+MOST_MINIMUM = 63  # largest integer that a floor is
+LARGEST_HALF = float(np.finfo(np.float16).max)
+SWEEPS = 3  # rounds of improving integers, then units
+STRETCHES = np.linspace(0.72, 1.12, 17)  # times the largest weight's value, without floors
+SPREADS = np.linspace(-1.5, 1.5, 13)  # values more or less between the least and the largest
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One of GGUF's types, as what its blocks can hold."""
+
+    kind: GGMLQuantizationType
+    num_groups: int
+    values: tuple[int, int]  # least and largest
+    most_scale: int  # largest integer that a step is; 1: units are the steps
+    has_floors: bool
+
+    @property
+    def block_inputs(self) -> int:
+        return gguf.GGML_QUANT_SIZES[self.kind][0]
+
+    @property
+    def bits(self) -> float:
+        """Bits of a weight, on average."""
+        inputs, num_bytes = gguf.GGML_QUANT_SIZES[self.kind]
+        return 8 * num_bytes / inputs
+
+    def grouped(self, block: NDArray[Any]) -> NDArray[Any]:
+        return block.reshape(len(block), self.num_groups, -1)
+
+
+FORMS = {
+    form.kind: form
+    for form in (
+        Form(GGMLQuantizationType.Q4_0, 1, (-8, 7), 1, has_floors=False),
+        Form(GGMLQuantizationType.Q5_0, 1, (-16, 15), 1, has_floors=False),
+        Form(GGMLQuantizationType.Q4_K, 8, (0, 15), 63, has_floors=True),
+        Form(GGMLQuantizationType.Q5_K, 8, (0, 31), 63, has_floors=True),
+        Form(GGMLQuantizationType.Q8_0, 1, (-127, 127), 1, has_floors=False),
+        Form(GGMLQuantizationType.Q6_K, 16, (-32, 31), 127, has_floors=False),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What each of so many blocks can hold, as the file says it."""
+
+    form: Form
+    units: NDArray[np.float16]  # [blocks, 2]: of steps and of floors
+    scales: Integers  # [blocks, groups]
+    minima: Integers  # [blocks, groups]
+
+    @property
+    def steps(self) -> Floats:
+        """[blocks, groups, 1]"""
+        return (self.units[:, :1].astype(np.float32) * self.scales)[..., None]
+
+    @property
+    def floors(self) -> Floats:
+        """[blocks, groups, 1]"""
+        return (self.units[:, 1:].astype(np.float32) * self.minima)[..., None]
+
+    def nearest(self, weights: Floats) -> Floats:
+        """Values for `weights` [blocks, groups, inputs]."""
+        return _nearest(self.form, weights + self.floors, self.steps)
+
+    def errors(self, weights: Floats, importance: Floats) -> Floats:
+        """[blocks, groups]"""
+        return _errors(self.form, weights + self.floors, self.steps, importance)
+
+    def chosen(self, other: "Grid", is_other: NDArray[np.bool_]) -> "Grid":
+        """Returns `other` for some blocks."""
+        pairs = (
+            (self.units, other.units),
+            (self.scales, other.scales),
+            (self.minima, other.minima),
+        )
+        return Grid(self.form, *(np.where(is_other[:, None], b, a) for a, b in pairs))
+
+
+def searched(form: Form, weights: Floats, importance: Floats) -> Grid:
+    """The best grid found for `weights` [blocks, inputs], finite ones, never a worse one than
+    `plain`; `importance` is [inputs] or one for each block."""
+    grouped = form.grouped(weights)
+    important = form.grouped(np.broadcast_to(importance, weights.shape))
+    fit = _fitted_with_floors if form.has_floors else _fitted
+    grid = _as_integers(form, *fit(form, grouped, important))
+    for _ in range(SWEEPS):
+        grid = _with_better_units(
+            _with_better_integers(grid, grouped, important), grouped, important
+        )
+    return _better(plain(form, weights), grid, grouped, important)
+
+
+def plain(form: Form, weights: Floats) -> Grid:
+    """The grid whose ends are the ends of the weights, as rounding without a search has it."""
+    grouped = form.grouped(weights)
+    low, high = form.values
+    if form.has_floors:
+        least = np.minimum(grouped.min(-1), 0)
+        return _as_integers(form, (grouped.max(-1) - least) * np.float32(1 / high), -least)
+    at = np.abs(grouped).argmax(-1)[..., None]
+    return _as_integers(
+        form, np.take_along_axis(grouped, at, -1)[..., 0] * np.float32(1 / low), None
+    )
+
+
+def _nearest(form: Form, raised: Floats, steps: Floats) -> Floats:
+    """`raised`: weights plus floors."""
+    inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
+    values: Floats = np.rint(raised * inverse)
+    return np.clip(values, *form.values, out=values)
+
+
+def _rounded(form: Form, relative: Floats, stretch: float) -> Floats:
+    values = relative * np.float32(stretch)
+    np.rint(values, out=values)
+    return np.clip(values, *form.values, out=values)
+
+
+def _errors(form: Form, raised: Floats, steps: Floats, importance: Floats) -> Floats:
+    differences = _nearest(form, raised, steps)
+    differences *= steps
+    differences -= raised
+    return _sum(importance * differences, differences)
+
+
+def _sum(*factors: Floats) -> Floats:
+    """The sum of their product over inputs."""
+    names = ",".join(["...i"] * len(factors))
+    total: Floats = np.einsum(f"{names}->...", *factors)
+    return total
+
+
+def _fitted(form: Form, weights: Floats, importance: Floats) -> tuple[Floats, None]:
+    """Steps [blocks, groups]. For values v the best is s = (w.v) / (v.v), which takes (w.v) s off
+    the error: the values tried are those of several steps, of either sign, as there is one value
+    more below zero than above."""
+    low, _ = form.values
+    largest = np.abs(weights).max(-1, keepdims=True)
+    inverse = np.divide(1, largest, out=np.zeros_like(largest), where=largest > 0)
+    relative = weights * inverse
+    steps = np.zeros(weights.shape[:-1], np.float32)
+    most = np.zeros_like(steps)
+    for stretch in (*STRETCHES, *-STRETCHES):
+        values = _rounded(form, relative, low * stretch)
+        important = importance * values
+        product, square = _sum(important, weights), _sum(important, values)
+        step = np.divide(product, square, out=np.zeros_like(product), where=square > 0)
+        is_better = product * step > most
+        steps, most = (
+            np.where(is_better, new, old) for new, old in ((step, steps), (product * step, most))
+        )
+    return steps, None
+
+
+def _fitted_with_floors(form: Form, weights: Floats, importance: Floats) -> tuple[Floats, Floats]:
+    """Steps and floors [blocks, groups], by least squares for the values of several steps."""
+    _, high = form.values
+    least = np.minimum(weights.min(-1, keepdims=True), 0)
+    extent = weights.max(-1, keepdims=True) - least
+    inverse = np.divide(1, extent, out=np.zeros_like(extent), where=extent > 0)
+    relative, weighted = (weights - least) * inverse, weights * importance
+    ones, total, squares = _sum(importance), _sum(weighted), _sum(weighted, weights)
+    steps, floors = extent[..., 0] / high, -least[..., 0]
+    fewest = np.full_like(steps, np.inf)
+    for spread in SPREADS:
+        values = _rounded(form, relative, high + spread)
+        important = importance * values
+        sums, square, product = _sum(important), _sum(important, values), _sum(important, weights)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            determinant = ones * square - sums * sums
+            step = (ones * product - total * sums) / determinant
+            floor = (sums * product - square * total) / determinant
+            no_floor = ~(floor > 0)
+            step = np.where(no_floor, product / square, step)
+            floor = np.where(no_floor, 0, floor)
+            error = squares - 2 * (step * product - floor * total)
+            error += step * step * square - 2 * step * floor * sums + floor * floor * ones
+        is_better = (error < fewest) & (step > 0) & np.isfinite(floor)
+        steps, floors, fewest = (
+            np.where(is_better, new, old)
+            for new, old in ((step, steps), (floor, floors), (error, fewest))
+        )
+    return steps, floors
+
+
+def _as_integers(form: Form, steps: Floats, floors: Floats | None) -> Grid:
+    """The grid nearest to these steps and floors, [blocks, groups]."""
+    of_steps, scales = _in_units(steps, form.most_scale)
+    if floors is None:
+        return Grid(form, np.concatenate((of_steps, 0 * of_steps), -1), scales, 0 * scales)
+    of_floors, minima = _in_units(floors, MOST_MINIMUM)
+    return Grid(form, np.concatenate((of_steps, of_floors), -1), scales, minima)
+
+
+def _in_units(numbers: Floats, most: int) -> tuple[NDArray[np.float16], Integers]:
+    """A unit for each block, and how many of it each number is, at most `most`. Where that is one,
+    the unit has the number's sign."""
+    at = np.abs(numbers).argmax(-1)[..., None]
+    units = _halves(np.take_along_axis(numbers, at, -1) * np.float32(1 / most))
+    if most == 1:
+        return units, np.ones(numbers.shape, np.int32)
+    floats = units.astype(np.float32)
+    counts = np.divide(numbers, floats, out=np.zeros_like(numbers), where=floats != 0)
+    return units, np.clip(np.rint(counts), -most, most).astype(np.int32)
+
+
+def _halves(numbers: Floats) -> NDArray[np.float16]:
+    return np.clip(numbers, -LARGEST_HALF, LARGEST_HALF).astype(np.float16)
+
+
+def _with_better_integers(grid: Grid, weights: Floats, importance: Floats) -> Grid:
+    """Every group's integers, or neighbours with a smaller error."""
+    if grid.form.most_scale == 1:
+        return grid
+    scales, minima = grid.scales, grid.minima
+    fewest = grid.errors(weights, importance)
+    for near in _neighbours(grid):
+        errors = near.errors(weights, importance)
+        is_better = errors < fewest
+        scales, minima, fewest = (
+            np.where(is_better, new, old)
+            for new, old in ((near.scales, scales), (near.minima, minima), (errors, fewest))
+        )
+    return replace(grid, scales=scales, minima=minima)
+
+
+def _neighbours(grid: Grid) -> Iterator[Grid]:
+    most, moves = grid.form.most_scale, (-1, 0, 1)
+    least = 0 if grid.form.has_floors else -most
+    for scale_move in moves:
+        for minimum_move in moves if grid.form.has_floors else (0,):
+            if scale_move or minimum_move:
+                yield replace(
+                    grid,
+                    scales=np.clip(grid.scales + scale_move, least, most),
+                    minima=np.clip(grid.minima + minimum_move, 0, MOST_MINIMUM),
+                )
+
+
+def _with_better_units(grid: Grid, weights: Floats, importance: Floats) -> Grid:
+    """The units that are best for these values, by least squares over a block, where they are
+    better after rounding to half precision."""
+    values = grid.nearest(weights) * grid.scales[..., None].astype(np.float32)
+    important = importance * values
+    product, square = (_sum(important, each).sum(-1) for each in (weights, values))
+    floor = np.zeros_like(product)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        step = product / square
+        if grid.form.has_floors:
+            minima = grid.minima.astype(np.float32)
+            mixed = (_sum(important) * minima).sum(-1)
+            ones = (_sum(importance) * minima * minima).sum(-1)
+            total = (_sum(importance, weights) * minima).sum(-1)
+            determinant = ones * square - mixed * mixed
+            both = (ones * product - mixed * total) / determinant
+            floor = (mixed * product - square * total) / determinant
+            has_floor = (floor > 0) & np.isfinite(both)
+            step, floor = np.where(has_floor, both, step), np.where(has_floor, floor, 0)
+    units = np.nan_to_num(np.stack((step, floor), -1), posinf=0, neginf=0)
+    return _better(grid, replace(grid, units=_halves(units)), weights, importance)
+
+
+def _better(one: Grid, other: Grid, weights: Floats, importance: Floats) -> Grid:
+    """Block by block, `one` where both are alike."""
+    errors = (each.errors(weights, importance).sum(-1) for each in (one, other))
+    of_one, of_other = errors
+    return one.chosen(other, of_other < of_one)

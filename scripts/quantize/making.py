@@ -1,0 +1,179 @@
+"""A GGUF file of fewer bits from another: metadata, names and vectors stay as they are."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, ReaderTensor
+from numpy.typing import NDArray
+
+from common.files import whole_file
+from inference_api.errors import StartupError
+from inference_api.kernels.library import UnusableWeight
+from inference_api.kernels.packing import GROUP
+from inference_api.loading.families.layer_plan import SourceTensor
+from inference_api.loading.gguf.blocks import GgufTensor
+from inference_api.loading.gguf.files import GgufModel, layer_of, read_gguf
+from inference_api.loading.gguf.names import gguf_names, row_order
+from inference_api.loading.layout import HEAD, linear_weights, matrices
+from scripts.quantize.blocks import Bytes
+from scripts.quantize.grids import Form
+from scripts.quantize.plan import Plan, Sizes, average_bits, planned
+from scripts.quantize.rounding import Feedback, rounded
+
+if TYPE_CHECKING:
+    from scripts.quantize.calibration import Calibration
+
+logger = logging.getLogger(__name__)
+
+OWN_KEYS = ("general.architecture", "general.file_type", "general.quantization_version")
+LAST = 2**31  # the place of what belongs to no layer
+
+Start = Callable[[Path, GgufModel], "Calibration"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was written."""
+
+    bits: float  # average of a weight, over all matrices
+    weights: Counter[str]  # how many there are of each form
+
+
+def make(
+    source: Path,
+    target: Path,
+    start: Start | None = None,
+    planning: Callable[[Sizes], Plan] = planned,
+) -> Made:
+    """Write `target`; `start` begins a calibration. Raises StartupError."""
+    model = read_gguf(source)
+    stacks = _stacks(model)
+    reader = GGUFReader(source)
+    sizes = {
+        tensor.name: (int(tensor.n_elements), int(tensor.shape[0]))
+        for tensor in reader.tensors
+        if tensor.name in stacks
+    }
+    plan = planning(sizes)
+    tensors = sorted(reader.tensors, key=_place)
+    rounder = _Rounder(model, plan, stacks, None if start is None else start(source, model))
+    with whole_file(target) as draft:
+        writer = GGUFWriter(draft, model.architecture)
+        _copy_metadata(reader, writer)
+        for tensor in tensors:
+            _announce(tensor, plan.get(tensor.name), writer)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        try:
+            for data in rounder.all(tensors):
+                writer.write_tensor_data(data)
+        except UnusableWeight as error:
+            raise StartupError([f"{source} cannot be read: {error}; get it again."]) from error
+        finally:
+            writer.close()
+    weights: Counter[str] = Counter()
+    for name, form in plan.items():
+        weights[form.kind.name] += sizes[name][0]
+    return Made(average_bits(sizes, plan), weights)
+
+
+def _stacks(model: GgufModel) -> dict[str, list[SourceTensor]]:
+    """The matrices, by names in the file: experts share one. One with inputs that no block fits
+    stays as it is."""
+    names = gguf_names(model.architecture, model.config)
+    stacks: dict[str, list[SourceTensor]] = {}
+    for part in matrices(model.config):
+        if part.name not in model.halves and part.shape[-1] % GROUP == 0:
+            stacks.setdefault(names[part.name], []).append(part)
+    return stacks
+
+
+def _place(tensor: ReaderTensor) -> int:
+    """Layers are in their order, for calibration, and then what belongs to none: the head."""
+    layer = layer_of(tensor.name)
+    return LAST if layer < 0 else layer
+
+
+def _copy_metadata(reader: GGUFReader, writer: GGUFWriter) -> None:
+    for key, found in reader.fields.items():
+        kinds = found.types
+        is_empty = kinds == [GGUFValueType.ARRAY]  # it has no type
+        if key not in OWN_KEYS and not key.startswith("GGUF.") and not is_empty:
+            writer.add_key_value(key, found.contents(), *kinds[:2])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)  # the nearest type there is
+
+
+def _announce(tensor: ReaderTensor, form: Form | None, writer: GGUFWriter) -> None:
+    kind = tensor.tensor_type if form is None else form.kind
+    inputs, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = [int(size) for size in reversed(tensor.shape)]
+    total = int(tensor.n_elements) // inputs * num_bytes
+    writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), total, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounder:
+    """Rounds layer after layer, so that a calibration can go on from one to the next."""
+
+    model: GgufModel
+    plan: Plan
+    stacks: Mapping[str, Sequence[SourceTensor]]
+    calibration: "Calibration | None"
+
+    @property
+    def _num_layers(self) -> int:
+        """Without those that predict further tokens."""
+        return self.model.config.num_layers
+
+    def all(self, tensors: Sequence[ReaderTensor]) -> Iterator[NDArray[Any]]:
+        """Yields the data of `tensors`, which are in the order of `_place`."""
+        for place, group in groupby(tensors, _place):
+            feedbacks = self._feedbacks(place)
+            for tensor in group:
+                is_matrix = tensor.name in self.plan
+                yield self._rounded(tensor, feedbacks) if is_matrix else tensor.data
+            if place < self._num_layers:
+                logger.info("layer %d of %d is done", place + 1, self._num_layers)
+                if self.calibration is not None:
+                    self.calibration.advance()
+
+    def _feedbacks(self, place: int) -> dict[str, Feedback | None]:
+        """Keys are names of parts."""
+        calibration = self.calibration
+        if calibration is None or self._num_layers <= place < LAST:
+            return {}
+        if place == LAST:
+            [head] = linear_weights(self.model.config)[HEAD]
+            return {head.name: Feedback.of(calibration.head_moments())}
+        moments = calibration.moments(place)
+        # Several matrices are given the same.
+        once = {id(each): each for each in moments.values()}
+        feedbacks = {key: Feedback.of(each) for key, each in once.items()}
+        return {name: feedbacks[id(each)] for name, each in moments.items()}
+
+    def _rounded(self, tensor: ReaderTensor, feedbacks: Mapping[str, Feedback | None]) -> Bytes:
+        form, parts = self.plan[tensor.name], self.stacks[tensor.name]
+        written = []
+        for part, matrix in zip(
+            parts, tensor.data.reshape(len(parts), -1, tensor.data.shape[-1]), strict=True
+        ):
+            rows = GgufTensor(tensor.tensor_type, matrix).rows()
+            feedback = feedbacks.get(part.name)
+            data = np.concatenate([rounded(form, numbers, feedback) for _, numbers in rows])
+            written.append(data)
+            if self.calibration is not None and 0 <= layer_of(tensor.name) < self._num_layers:
+                order = row_order(self.model.architecture, part, self.model.config)
+                ours = GgufTensor(form.kind, data)
+                self.calibration.put(
+                    part.name, (ours.reordered(order) if order else ours).numbers()
+                )
+        return np.concatenate(written)

@@ -1,0 +1,65 @@
+"""Which form each matrix of a GGUF file gets: few bits for all, more where errors cost most."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gguf import GGMLQuantizationType
+
+from scripts.quantize.grids import FORMS, Form
+
+MOST_BITS = 5.0  # average of a weight, over all matrices
+LADDERS = {  # keys: what a matrix's inputs are a multiple of
+    256: ("Q4_K", "Q5_K", "Q6_K"),
+    32: ("Q4_0", "Q5_0", "Q8_0"),
+}
+# Kinds of matrices and how far up they go, those first whose errors cost most for a bit
+# (docs/settings.md). What Hearth multiplies at once, the kinds of a line, stays of one form.
+UPGRADES = (
+    (("attn_v",), 2),
+    (("token_embd", "output"), 1),
+    (("attn_q", "attn_k"), 1),
+    (("attn_output",), 1),
+    (("ffn_down", "ffn_down_exps"), 1),
+    (("ffn_gate", "ffn_up", "ffn_gate_exps", "ffn_up_exps"), 1),
+    (("attn_output",), 2),
+    (("ffn_down", "ffn_down_exps"), 2),
+)
+Sizes = Mapping[str, tuple[int, int]]  # number of weights and inputs of each matrix, by its name
+Plan = Mapping[str, Form]
+
+
+def planned(sizes: Sizes) -> dict[str, Form]:
+    """Forms by the names in the file."""
+    ladders = {name: _ladder(inputs) for name, (_, inputs) in sizes.items()}
+    plan = {name: ladder[0] for name, ladder in ladders.items()}
+    left = MOST_BITS * sum(count for count, _ in sizes.values())
+    left -= sum(form.bits * sizes[name][0] for name, form in plan.items())
+    for kinds, step in UPGRADES:
+        for names in _by_layer(sizes, kinds):
+            wanted = {name: ladders[name][step] for name in names}
+            cost = sum(
+                (form.bits - plan[name].bits) * sizes[name][0] for name, form in wanted.items()
+            )
+            if cost <= left:
+                plan |= wanted
+                left -= cost
+    return plan
+
+
+def _by_layer(sizes: Sizes, kinds: Sequence[str]) -> Iterable[list[str]]:
+    """The names of these kinds."""
+    found: dict[str, list[str]] = {}
+    for name in sizes:
+        layer, _, kind = name.removesuffix(".weight").rpartition(".")
+        if kind in kinds:
+            found.setdefault(layer, []).append(name)
+    return found.values()
+
+
+def average_bits(sizes: Sizes, plan: Plan) -> float:
+    weights = sum(sizes[name][0] for name in plan)
+    return sum(form.bits * sizes[name][0] for name, form in plan.items()) / weights
+
+
+def _ladder(inputs: int) -> list[Form]:
+    names = next(names for multiple, names in LADDERS.items() if inputs % multiple == 0)
+    return [FORMS[GGMLQuantizationType[name]] for name in names]

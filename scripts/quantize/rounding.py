@@ -1,0 +1,92 @@
+"""A matrix to the bytes of a form.
+
+Without activations each block is the nearest that the search finds. With them it is rounded as
+GPTQ does (Frantar et al. 2023, arXiv 2210.17323): input by input, and what an input's rounding
+changes of the outputs is taken off by the inputs that are still to be rounded, as far as they go
+along with it in the activations.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scripts.quantize.blocks import Bytes, stored
+from scripts.quantize.grids import Floats, Form, searched
+
+WEIGHTS_AT_A_TIME = 2**17  # bounds memory, and keeps it in a cache
+DAMPING = 0.01  # times the mean moment is added to each: unseen inputs are rounded to nearest
+
+
+class Feedback(NamedTuple):
+    """What inputs do for each other: the upper Cholesky factor of the inverse of their second
+    moments, [inputs, inputs]."""
+
+    factor: Floats
+
+    @classmethod
+    def of(cls, moments: NDArray[np.float64]) -> Self | None:
+        """None where no activation was ever seen."""
+        diagonal = moments.diagonal()
+        if not diagonal.any():
+            return None
+        damped = moments + np.eye(len(moments)) * (DAMPING * diagonal.mean())
+        inverse = np.linalg.inv(damped)
+        lower = np.linalg.cholesky((inverse + inverse.T) / 2 / np.abs(inverse).max())
+        return cls(lower.T.astype(np.float32))
+
+    @property
+    def importance(self) -> Floats:
+        """How much an error of each input counts, once the later ones have taken theirs."""
+        squares = self.factor.diagonal() ** -2
+        importance: Floats = squares / squares.mean()
+        return importance
+
+
+def rounded(form: Form, weights: Floats, feedback: Feedback | None = None) -> Bytes:
+    """Bytes [rows, …] of `weights` [rows, inputs], finite ones."""
+    return np.concatenate(
+        [
+            _nearest(form, rows) if feedback is None else _fed_back(form, rows, feedback)
+            for rows in _some_rows(
+                weights, weights.shape[1] if feedback is None else form.block_inputs
+            )
+        ]
+    )
+
+
+def _some_rows(weights: Floats, inputs_at_a_time: int) -> Iterator[Floats]:
+    count = max(1, WEIGHTS_AT_A_TIME // inputs_at_a_time)
+    for first in range(0, len(weights), count):
+        yield weights[first : first + count]
+
+
+def _nearest(form: Form, weights: Floats) -> Bytes:
+    blocks = weights.reshape(-1, form.block_inputs)
+    grid = searched(form, blocks, np.ones(form.block_inputs, np.float32))
+    return stored(grid, grid.nearest(form.grouped(blocks))).reshape(len(weights), -1)
+
+
+def _fed_back(form: Form, weights: Floats, feedback: Feedback) -> Bytes:
+    factor, importance, size = feedback.factor, feedback.importance, form.block_inputs
+    left = np.ascontiguousarray(weights.T)  # [inputs, rows]: what is still to be rounded
+    written = []
+    for begin in range(0, len(left), size):
+        end = begin + size
+        grid = searched(form, np.ascontiguousarray(left[begin:end].T), importance[begin:end])
+        of_inputs = size // form.num_groups
+        steps, floors = (each[..., 0].T for each in (grid.steps, grid.floors))  # [groups, rows]
+        inverse = np.divide(1, steps, out=np.zeros_like(steps), where=steps != 0)
+        values, errors = np.empty((2, size, len(weights)), np.float32)
+        for at in range(size):
+            group, now = at // of_inputs, left[begin + at]
+            value = np.rint((now + floors[group]) * inverse[group])
+            np.clip(value, *form.values, out=values[at])
+            error = now - (values[at] * steps[group] - floors[group])
+            errors[at] = error / factor[begin + at, begin + at]
+            later = slice(begin + at + 1, end)
+            left[later] -= factor[begin + at, later, None] * errors[at]
+        left[end:] -= factor[begin:end, end:].T @ errors
+        written.append(stored(grid, form.grouped(np.ascontiguousarray(values.T))))
+    return np.concatenate(written, 1)
