@@ -45,6 +45,7 @@ FLAGS = (
 )
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
+AVX512BF16 = (*AVX512, "-mavx512bf16")
 UNITS: Mapping[str, Sequence[str]] = {
     "draw": (),
     "experts": (),
@@ -61,7 +62,8 @@ X86_UNITS: Mapping[str, Sequence[str]] = {
     "variant_avx2": AVX2,
     "variant_avxvnni": (*AVX2, "-mavxvnni"),
     "variant_avx512vnni": AVX512,
-    "variant_amx": (*AVX512, "-mamx-tile", "-mamx-int8"),
+    "variant_avx512bf16": AVX512BF16,
+    "variant_amx": (*AVX512BF16, "-mamx-tile", "-mamx-int8"),
 }
 ARM = "-march=armv8.2-a"
 ZIG_ARM = "-mcpu=generic+v8_2a"  # ARM by zig's names

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-LAYOUT_VERSION = 1  # version of packed bytes, which files keep: raise it when packing changes
+LAYOUT_VERSION = 2  # version of packed bytes, which files keep: raise it when packing changes
 # Form of weights, by the bits of one: 32 and 16 are float32 and bfloat16; K-quants have 100 more.
 Bits = Literal[32, 16, 8, 5, 4, 104, 105, 106]
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # keys are values of QUANTIZATION

@@ -304,7 +304,7 @@ def weight_bits(options: EngineOptions) -> Bits:
 def keeps_bfloat16(config: ModelConfig, tensors: Tensors) -> bool:
     """Whether the checkpoint's matrices are bfloat16, which the kernels take as it is.
 
-    They widen each weight to float32, which is exact; vectors are always float32 beside them.
+    Vectors are always float32 beside them.
     """
     return all(
         part.name in tensors and tensors[part.name].dtype == "BF16" for part in matrices(config)

@@ -67,8 +67,7 @@ class EngineOptions:
         """With `device`, cpu or cuda, and the dtype that auto means there.
 
         `keeps_bfloat16`: see `checkpoint`. A cache that nobody chose is then float32, as beside the
-        same weights in float32: the answers of both are the same bits, because what was not asked
-        for is not rounded.
+        same weights in float32.
         """
         if self.dtype != "auto":
             return replace(self, device=device)

@@ -23,10 +23,12 @@ inline float bfloat16_to_float(uint16_t bits) {
   return float_from_bits(static_cast<uint32_t>(bits) << 16);
 }
 
-// The nearest bfloat16, ties to even; of finite numbers.
+// The nearest bfloat16, ties to even; NaN stays NaN.
 inline uint16_t float_to_bfloat16(float value) {
   const uint32_t bits = bits_from_float(value);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+  const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+  return static_cast<uint16_t>((is_nan ? bits | 0x400000 : rounded) >> 16);
 }
 
 inline float half_to_float(uint16_t half) {

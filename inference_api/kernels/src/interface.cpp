@@ -48,6 +48,9 @@ constexpr Variant kVariants[] = {
 #if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AMX)
     {"amx", &hearth::kAmx, hearth::has_amx},
 #endif
+#if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AVX512BF16)
+    {"avx512bf16", &hearth::kAvx512Bf16, hearth::has_avx512bf16},
+#endif
 #if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AVX512VNNI)
     {"avx512vnni", &hearth::kAvx512Vnni, hearth::has_avx512vnni},
 #endif

@@ -32,9 +32,11 @@ struct Registers256 {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
   }
 
-  static Floats bfloat16s(const uint16_t* values) {
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  // What is in one place of each pair; without a mask, for which registers do not suffice.
+  static Floats bfloat16s(const uint16_t (*pairs)[kPair], int place) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
+    const __m256i low = place == 0 ? bits : _mm256_srli_epi32(bits, 16);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(low, 16));
   }
 
   static __m256i broadcast(const int8_t* quad) {

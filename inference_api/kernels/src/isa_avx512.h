@@ -33,12 +33,16 @@ struct Avx512Vnni {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values)));
   }
 
-  static Floats bfloat16s(const uint16_t* values) {
-    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  // What is in one place of each pair.
+  static Floats bfloat16s(const uint16_t (*pairs)[kPair], int place) {
+    const __m512i bits = _mm512_loadu_si512(pairs);
+    const __m512i high = _mm512_set1_epi32(-0x10000);
+    return _mm512_castsi512_ps(place == 0 ? _mm512_slli_epi32(bits, 16)
+                                          : _mm512_and_si512(bits, high));
   }
 
-  static __m512i broadcast(const int8_t* quad) {
+  // A quad of bytes, or a pair.
+  static __m512i broadcast(const void* quad) {
     int32_t bytes;
     std::memcpy(&bytes, quad, sizeof bytes);
     return _mm512_set1_epi32(bytes);
@@ -97,6 +101,43 @@ struct Avx512Vnni {
     static __m512i taken(__m512i values) { return values; }
   };
 };
+
+#if defined(__AVX512BF16__)
+// And vdpbf16ps: Intel from Sapphire Rapids on, AMD from Zen 4 on.
+struct Avx512Bf16 : Avx512Vnni {
+  struct Pairs {
+    using Block = BFloat16Block;
+    struct alignas(kCacheLine) Taken {
+      uint16_t pairs[kGroup / kPair][kPair];
+    };
+    static constexpr int kInputs = kPair;
+
+    // Of what is rounded already.
+    static void take(const FloatGroup& x, Taken& taken) {
+      const __m512bh values = _mm512_cvtne2ps_pbh(load(x.values + kLanes), load(x.values));
+      __m512i pairs;
+      std::memcpy(&pairs, &values, sizeof pairs);
+      _mm512_store_si512(taken.pairs, _mm512_rol_epi32(pairs, 16));
+    }
+    static __m512bh weights(const Block& block, int input, int vector) {
+      return as_pairs(_mm512_loadu_si512(block.pairs[input / kPair] + vector * kLanes));
+    }
+    static __m512bh activations(const Taken& x, int input) {
+      return as_pairs(broadcast(x.pairs[input / kPair]));
+    }
+    static Floats add_product(__m512bh weights, __m512bh x, Floats total) {
+      return _mm512_dpbf16_ps(total, weights, x);
+    }
+
+   private:
+    static __m512bh as_pairs(__m512i bits) {
+      __m512bh pairs;
+      std::memcpy(&pairs, &bits, sizeof pairs);
+      return pairs;
+    }
+  };
+};
+#endif
 
 }  // namespace
 }  // namespace hearth

@@ -34,8 +34,11 @@ struct Registers128 {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(values)));
   }
 
-  static Floats bfloat16s(const uint16_t* values) {
-    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(values), 16));
+  // What is in one place of each pair.
+  static Floats bfloat16s(const uint16_t (*pairs)[kPair], int place) {
+    const uint32x4_t bits = vreinterpretq_u32_u16(vld1q_u16(*pairs));
+    return vreinterpretq_f32_u32(place == 0 ? vshlq_n_u32(bits, 16)
+                                            : vandq_u32(bits, vdupq_n_u32(0xffff0000)));
   }
 
   static int8x16_t broadcast(const int8_t* quad) {

@@ -76,10 +76,11 @@ struct Portable {
     return floats;
   }
 
-  static Floats bfloat16s(const uint16_t* values) {
+  // What is in one place of each pair.
+  static Floats bfloat16s(const uint16_t (*pairs)[kPair], int place) {
     Floats floats;
     for (int lane = 0; lane < kLanes; ++lane) {
-      floats.lanes[lane] = bfloat16_to_float(values[lane]);
+      floats.lanes[lane] = bfloat16_to_float(pairs[lane][place]);
     }
     return floats;
   }

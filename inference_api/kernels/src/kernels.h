@@ -258,6 +258,7 @@ extern const Kernels kPortable;
 extern const Kernels kAvx2;
 extern const Kernels kAvxVnni;
 extern const Kernels kAvx512Vnni;
+extern const Kernels kAvx512Bf16;
 extern const Kernels kAmx;
 #elif defined(__aarch64__)
 extern const Kernels kNeon;

@@ -8,8 +8,10 @@
 //
 // Four neighbouring bytes ("a quad") of an output lie together, because the instructions that
 // matter multiply four bytes and add them up. A quad of 16 outputs is then one 512-bit register, of
-// 8 outputs one 256-bit register, and the activations that meet it are one broadcast quad. Floating
-// point weights are multiplied one by one: there the outputs of an input lie together.
+// 8 outputs one 256-bit register, and the activations that meet it are one broadcast quad. Two
+// bfloat16 weights ("a pair") lie together likewise, the second input's first: instructions add the
+// product of what comes second first. Weights in float32 are multiplied one by one: there the
+// outputs of an input lie together.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +23,7 @@ constexpr int kPanel = 32;       // outputs that are packed together
 constexpr int kPageTokens = 32;  // positions in a page, which attention takes as a block
 constexpr int kQuad = 4;         // inputs that one instruction multiplies and adds up
 constexpr int kQuads = kGroup / kQuad;
+constexpr int kPair = 2;  // inputs in bfloat16 that one instruction multiplies and adds up
 
 // Values are stored with an offset, because the instructions take one factor unsigned.
 constexpr int kInt8Offset = 128;
@@ -138,11 +141,13 @@ struct Float32Block {
   float values[kGroup][kPanel];
 };
 
+constexpr int place_in_pair(int input) { return 1 - input % kPair; }
+
 struct BFloat16Block {
   using Group = FloatGroup;
   static constexpr int kInputs = kGroup;
   static constexpr int kScales = 1;
-  uint16_t values[kGroup][kPanel];
+  uint16_t pairs[kGroup / kPair][kPanel][kPair];
 };
 
 constexpr int kCacheLine = 64;
@@ -152,7 +157,8 @@ static_assert(sizeof(Q4KBlock) % kCacheLine == 0 && sizeof(Q5KBlock) % kCacheLin
 static_assert(sizeof(Q6KBlock) % kCacheLine == 0);
 static_assert(sizeof(Float32Block) % kCacheLine == 0 && sizeof(BFloat16Block) % kCacheLine == 0);
 
-// One group of one row of activations, for weights that are not quantised.
+// One group of one row of activations, for weights that are not quantised; for those in bfloat16
+// rounded to it.
 struct FloatGroup {
   float values[kGroup];
 };

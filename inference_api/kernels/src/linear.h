@@ -4,7 +4,8 @@
 //
 // A row's result depends on that row alone: the sums of a group are integers, exact in any order,
 // and groups are added in their order whatever the number of rows in the tile. Products of floats
-// are added one by one, in the order of the inputs.
+// are added one by one, in the order of the inputs; those of bfloat16 are exact, so that every
+// variant has the same bits. Only what is below 2^-126 differs: vdpbf16ps takes it for zero.
 #pragma once
 
 #include <algorithm>
@@ -26,21 +27,34 @@ void prefetch(const char* bytes) {
   }
 }
 
+// Formats of floats: a step multiplies so many inputs, by what a group of activations is taken as.
 template <class Isa>
 struct Float32 {
   using Block = Float32Block;
+  using Taken = FloatGroup;
+  static constexpr int kInputs = 1;
   static typename Isa::Floats weights(const Block& block, int input, int vector) {
     return Isa::load(block.values[input] + vector * Isa::kLanes);
   }
-};
-
-template <class Isa>
-struct BFloat16 {
-  using Block = BFloat16Block;
-  static typename Isa::Floats weights(const Block& block, int input, int vector) {
-    return Isa::bfloat16s(block.values[input] + vector * Isa::kLanes);
+  static typename Isa::Floats activations(const FloatGroup& x, int input) {
+    return Isa::set(x.values[input]);
+  }
+  static typename Isa::Floats add_product(typename Isa::Floats weights, typename Isa::Floats x,
+                                          typename Isa::Floats total) {
+    return Isa::multiply_add(weights, x, total);
   }
 };
+
+// Weights are widened, where no instruction multiplies pairs.
+template <class Isa, class = void>
+struct BFloat16 : Float32<Isa> {
+  using Block = BFloat16Block;
+  static typename Isa::Floats weights(const Block& block, int input, int vector) {
+    return Isa::bfloat16s(block.pairs[input / kPair] + vector * Isa::kLanes, place_in_pair(input));
+  }
+};
+template <class Isa>
+struct BFloat16<Isa, std::void_t<typename Isa::Pairs>> : Isa::Pairs {};
 
 template <class Format>
 using Group = typename Format::Block::Group;
@@ -237,6 +251,7 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched,
 template <class Isa, class Format, int kRows, int kLines>
 void multiply_tile(const typename Format::Block* blocks, const char* fetched,
                    const Rows<FloatGroup>& rows, float (*out)[kPanel]) {
+  using Taken = typename Format::Taken;
   const int64_t num_groups = rows.stride;
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
   constexpr int kVectors = Isa::kFloatVectors;  // of the panel that are worked on together
@@ -250,26 +265,39 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched,
     }
     for (int64_t group = 0; group < num_groups; ++group) {
       const typename Format::Block& block = blocks[group];
-      const FloatGroup* x = rows.first + group;
+      const Taken* x;
+      int64_t apart = num_groups;  // rows of x
+      [[maybe_unused]] Taken taken[kRows];
+      if constexpr (std::is_same_v<Taken, FloatGroup>) {
+        x = rows.first + group;
+      } else {
+#pragma GCC unroll 8
+        for (int row = 0; row < kRows; ++row) {
+          Format::take(rows.first[row * num_groups + group], taken[row]);
+        }
+        x = taken;
+        apart = 1;
+      }
 #pragma GCC unroll 1
       for (int quad = 0; quad < kQuads; ++quad) {
         if (first == 0) {
           prefetch<kQuadLines>(fetched + (group * kQuads + quad) * kQuadLines * kCacheLine);
         }
 #pragma GCC unroll 4
-        for (int input = quad * kQuad; input < (quad + 1) * kQuad; ++input) {
-          typename Isa::Floats weights[kVectors];
+        for (int i = 0; i < kQuad; i += Format::kInputs) {
+          const int input = quad * kQuad + i;
+          decltype(Format::weights(block, input, first)) weights[kVectors];
 #pragma GCC unroll 4
           for (int vector = 0; vector < kVectors; ++vector) {
             weights[vector] = Format::weights(block, input, first + vector);
           }
 #pragma GCC unroll 8
           for (int row = 0; row < kRows; ++row) {
-            const auto activation = Isa::set(x[row * num_groups].values[input]);
+            const auto activations = Format::activations(x[row * apart], input);
 #pragma GCC unroll 4
             for (int vector = 0; vector < kVectors; ++vector) {
               auto& total = totals[vector][row];
-              total = Isa::multiply_add(weights[vector], activation, total);
+              total = Format::add_product(weights[vector], activations, total);
             }
           }
         }

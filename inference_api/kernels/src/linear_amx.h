@@ -178,7 +178,7 @@ constexpr int64_t kMinTileRows = 32;
 
 inline void linear_panels_by_tiles(const LinearCall& call, int64_t first, int64_t end) {
   if (call.tiles == nullptr) {
-    kAvx512Vnni.linear_panels(call, first, end);
+    kAvx512Bf16.linear_panels(call, first, end);
     return;
   }
   const TileConfig config;

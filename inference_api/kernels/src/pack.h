@@ -133,7 +133,7 @@ inline void pack_group(const float* weights, int lane, Float32Block& block) {
 
 inline void pack_group(const float* weights, int lane, BFloat16Block& block) {
   for (int i = 0; i < kGroup; ++i) {
-    block.values[i][lane] = float_to_bfloat16(weights[i]);
+    block.pairs[i / kPair][lane][place_in_pair(i)] = float_to_bfloat16(weights[i]);
   }
 }
 

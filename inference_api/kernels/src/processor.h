@@ -18,19 +18,19 @@ namespace {
 // The instructions that cpuid names, as bits of its registers. Not by __builtin_cpu_supports: what
 // compilers bring for it knows different names, and zig's says no to all of them.
 struct Processor {
-  unsigned avx_and_more = 0;   // leaf 1, ecx
-  unsigned avx2_and_more = 0;  // leaf 7, ebx
-  unsigned vnni_and_more = 0;  // leaf 7, ecx
-  unsigned amx_and_more = 0;   // leaf 7, edx
-  unsigned avxvnni = 0;        // leaf 7, subleaf 1, eax
-  unsigned kept = 0;           // registers that the system keeps for each thread
+  unsigned avx_and_more = 0;      // leaf 1, ecx
+  unsigned avx2_and_more = 0;     // leaf 7, ebx
+  unsigned vnni_and_more = 0;     // leaf 7, ecx
+  unsigned amx_and_more = 0;      // leaf 7, edx
+  unsigned avxvnni_and_more = 0;  // leaf 7, subleaf 1, eax
+  unsigned kept = 0;              // registers that the system keeps for each thread
 
   Processor() {
     constexpr unsigned kKeepsRegisters = 1u << 27;
     unsigned ignored = 0;
     __get_cpuid(1, &ignored, &ignored, &avx_and_more, &ignored);
     __get_cpuid_count(7, 0, &ignored, &avx2_and_more, &vnni_and_more, &amx_and_more);
-    __get_cpuid_count(7, 1, &avxvnni, &ignored, &ignored, &ignored);
+    __get_cpuid_count(7, 1, &avxvnni_and_more, &ignored, &ignored, &ignored);
     if ((avx_and_more & kKeepsRegisters) != 0) {
       __asm__("xgetbv" : "=a"(kept), "=d"(ignored) : "c"(0));
     }
@@ -50,7 +50,7 @@ inline bool has_avx2() {
 
 inline bool has_avxvnni() {
   constexpr unsigned kAvxVnni = 1u << 4;
-  return has_avx2() && has_all(Processor().avxvnni, kAvxVnni);
+  return has_avx2() && has_all(Processor().avxvnni_and_more, kAvxVnni);
 }
 
 inline bool has_avx512vnni() {
@@ -62,13 +62,18 @@ inline bool has_avx512vnni() {
          has_all(processor.vnni_and_more, kVnni) && has_all(processor.kept, kRegisters512);
 }
 
+inline bool has_avx512bf16() {
+  constexpr unsigned kBFloat16 = 1u << 5;
+  return has_avx512vnni() && has_all(Processor().avxvnni_and_more, kBFloat16);
+}
+
 // The processor has tiles, and Linux lets this process use them, which has to be asked for.
 inline bool has_amx() {
 #if defined(__linux__)
   constexpr unsigned kTilesOfInt8 = 1u << 24 | 1u << 25;
   constexpr long kRequestPermission = 0x1023;
   constexpr long kTileData = 18;
-  return has_avx512vnni() && has_all(Processor().amx_and_more, kTilesOfInt8) &&
+  return has_avx512bf16() && has_all(Processor().amx_and_more, kTilesOfInt8) &&
          syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
   return false;

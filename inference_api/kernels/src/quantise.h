@@ -1,5 +1,5 @@
-// Activations to bytes, group by group, and keys and values. Plain loops that compilers vectorise,
-// with the same result in every variant.
+// Activations to bytes or bfloat16, group by group, and keys and values to bytes. Plain loops that
+// compilers vectorise, with the same result in every variant.
 #pragma once
 
 #include "half.h"
@@ -67,10 +67,18 @@ inline void quantise_group(const float* x, ActivationGroup& group) {
   group.scaled_negative_sum = scale.scale * static_cast<float>(group.negative_sum);
 }
 
+inline void round_group(const float* x, FloatGroup& group) {
+  for (int i = 0; i < kGroup; ++i) {
+    group.values[i] = bfloat16_to_float(float_to_bfloat16(x[i]));
+  }
+}
+
 // Group `index` of a row, in the form that meets weights of so many bits.
 inline void prepare_group(Bits bits, const float* x, void* row, int64_t index) {
   if (is_quantised(bits)) {
     quantise_group(x, static_cast<ActivationGroup*>(row)[index]);
+  } else if (bits == Bits::kBFloat16) {
+    round_group(x, static_cast<FloatGroup*>(row)[index]);
   } else {
     std::memcpy(static_cast<FloatGroup*>(row)[index].values, x, sizeof(FloatGroup));
   }

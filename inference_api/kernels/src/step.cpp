@@ -310,10 +310,10 @@ void Step::add_joined(Workers& workers, const HearthModel& model, const HearthLa
   });
 }
 
-// The norm of hidden_ as products in float32 take it: `normed`, unless that is quantised.
+// The norm of hidden_ as products in float32 take it: `normed`, unless that is rounded.
 const char* Step::exact_rows(Workers& workers, const HearthModel& model, const HearthNorm& norm,
                              const std::vector<char>& normed, int64_t num_tokens) {
-  if (!is_quantised(bits(model))) {
+  if (bits(model) == Bits::kFloat32) {
     return normed.data();
   }
   const int64_t row = model.hidden * static_cast<int64_t>(sizeof(float));

@@ -808,6 +808,7 @@ int main(int argc, char** argv) {
       run_step(context, portable, variant, kind, 4);
     }
     run_step(context, portable, variant, Model::kFirstMixture, 32);
+    run_step(context, portable, variant, Model::kFirstMixture + 2, 16);
     hearth_destroy(context);
     std::printf("%s: done\n", hearth_variant_name(variant));
   }

@@ -17,7 +17,7 @@ inline void unpack_block(const Float32Block& block, int64_t lane, float* weights
 
 inline void unpack_block(const BFloat16Block& block, int64_t lane, float* weights) {
   for (int i = 0; i < kGroup; ++i) {
-    weights[i] = bfloat16_to_float(block.values[i][lane]);
+    weights[i] = bfloat16_to_float(block.pairs[i / kPair][lane][place_in_pair(i)]);
   }
 }
 

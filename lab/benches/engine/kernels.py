@@ -1,4 +1,4 @@
-"""Time of the quantised matrix products beside torch's, shape by shape, on one thread.
+"""Time of the matrix products beside torch's, shape by shape, on one thread.
 
 What is measured is CPU time of the calling thread, the least of many windows, over copies of the
 weights that together exceed every cache: other load on the machine disturbs that little. The shapes
@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 
 from benchmarking.machine import describe_machine
 from inference_api.kernels.library import Kernels, PackedWeight, supported_variants
-from inference_api.kernels.packing import Bits
+from inference_api.kernels.packing import BITS, FLOAT_BITS
 
 SHAPES = {  # name: (inputs, outputs)
     "out": (2048, 2048),
@@ -26,7 +26,7 @@ SHAPES = {  # name: (inputs, outputs)
     "head": (2048, 32000),
 }
 ROWS = (1, 4, 8, 32, 128)
-BITS: tuple[Bits, ...] = (8, 4)
+FORMS = BITS | FLOAT_BITS  # of weights, by name
 COPIES_BYTES = 640 * 2**20  # larger than the last level cache, of large servers too
 MIN_WINDOWS = 5
 
@@ -45,6 +45,7 @@ class Contender:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--weights", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--variants", nargs="+", default=supported_variants())
     parser.add_argument("--seconds", type=float, default=0.5, help="for each figure")
@@ -57,8 +58,8 @@ def main() -> None:
         for shape in arguments.shapes:
             inputs, outputs = SHAPES[shape]
             print(f"\n{shape}: {inputs} x {outputs}")
-            for contender in contenders(kernels, inputs, outputs):
-                print(f"  {contender.name:16}", end="")
+            for contender in contenders(kernels, arguments.weights, inputs, outputs):
+                print(f"  {contender.name:20}", end="")
                 for rows in arguments.rows:
                     seconds = least_seconds(contender, rows, inputs, arguments.seconds)
                     gb_per_s = contender.weight_bytes / seconds / 1e9
@@ -68,26 +69,29 @@ def main() -> None:
                 print()
 
 
-def contenders(kernels: list[Kernels], inputs: int, outputs: int) -> Iterator[Contender]:
+def contenders(
+    kernels: list[Kernels], forms: list[str], inputs: int, outputs: int
+) -> Iterator[Contender]:
     """One after the other, so that only one's copies of the weights are in memory."""
     weight = torch.randn(outputs, inputs) / inputs**0.5
-    for bits in BITS:
+    for form in forms:
+        bits = FORMS[form]
         packed = PackedWeight.empty(bits, outputs, inputs)
         kernels[0].pack(weight.numpy(), packed)
         size = packed.blocks.nbytes
         blocks = [packed.blocks.copy() for _ in range(num_copies(size))]
         copies = [PackedWeight(bits, outputs, inputs, copy) for copy in blocks]
         for each in kernels:
-            products = tuple(quantised_product(each, copy) for copy in copies)
-            yield Contender(f"int{bits} {each.variant}", size, products)
-    for dtype in (torch.float32, torch.bfloat16):
+            products = tuple(product_of(each, copy) for copy in copies)
+            yield Contender(f"{form} {each.variant}", size, products)
+    for dtype in (getattr(torch, form) for form in forms if form in FLOAT_BITS):
         typed = weight.to(dtype)
         clones = [typed.clone() for _ in range(num_copies(typed.nbytes))]
         name = str(dtype).replace(".", " ")
         yield Contender(name, typed.nbytes, tuple(torch_product(clone) for clone in clones))
 
 
-def quantised_product(kernels: Kernels, weight: PackedWeight) -> Product:
+def product_of(kernels: Kernels, weight: PackedWeight) -> Product:
     return lambda x: kernels.linear(x.numpy(), weight)
 
 

@@ -40,8 +40,10 @@ from scripts.quantize.making import make
 ROWS = 32
 WINDOW_TOKENS = 256
 QUANTIZED, CALIBRATED = "hearth quantize", "hearth quantize --calibrate"
+BFLOAT16 = "bfloat16"  # is no QUANTIZATION, but a DTYPE; all others are of float32
 FORMS = (  # type of the GGUF file or none for the safetensors, QUANTIZATION and KV_CACHE_DTYPE
     (None, "none", "float32"),
+    (None, BFLOAT16, "float32"),
     (None, "none", "float16"),
     (None, "none", "int8"),
     (None, "int8", "float16"),
@@ -144,10 +146,10 @@ def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
 def loaded(model: Path, quantization: str, cache: str) -> KernelRunner:
     options = EngineOptions(
         device="cpu",
-        dtype="float32",
+        dtype=BFLOAT16 if quantization == BFLOAT16 else "float32",
         max_rows=ROWS,
         max_seq_len=WINDOW_TOKENS,
-        quantization=quantization,
+        quantization="none" if quantization == BFLOAT16 else quantization,
         kv_cache_dtype=cache,
     )
     runner = KernelRunner(model, options)

@@ -1,4 +1,4 @@
-"""DTYPE=auto on the CPU: weights as the checkpoint has them, and not a bit of an answer changed."""
+"""DTYPE=auto on the CPU: weights as the checkpoint has them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +20,12 @@ from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
+from tests.inference_api.parameters import packed_parameters
 
 Tiny = Callable[[str], TinyModel]
 Change = Callable[[str, Tensor], Tensor]
 ROWS = 3
+LEAST_SIMILARITY = 0.999
 
 
 @pytest.fixture
@@ -70,30 +72,34 @@ def form(runner: KernelRunner) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_bfloat16_checkpoint_is_kept_with_the_bits_of_float32(
+def test_bfloat16_checkpoint_is_kept_and_nearly_says_what_it_says_in_float32(
     folder: Callable[..., Path], name: str
 ) -> None:
     model = folder(name)
     kept = loaded(model)
     assert form(kept) == ("bfloat16", "float32")
-    assert torch.equal(logits(kept), logits(loaded(model, dtype="float32")))
+    both = logits(kept), logits(loaded(model, dtype="float32"))
+    assert torch.cosine_similarity(*both, dim=-1).min() > LEAST_SIMILARITY
 
 
 def test_vectors_of_a_mixed_checkpoint_are_not_rounded(folder: Callable[..., Path]) -> None:
     model = folder("qwen3", lambda _, tensor: tensor.bfloat16() if tensor.ndim > 1 else tensor)
     kept = loaded(model)
     assert form(kept) == ("bfloat16", "float32")
-    assert torch.equal(logits(kept), logits(loaded(model, dtype="float32")))
+    vectors = packed_parameters(model, 16, "bfloat16").tensors
+    norm = load_file(model / "model.safetensors")["model.norm.weight"]
+    assert torch.equal(torch.from_numpy(vectors["final_norm.weight"]), norm)
+    assert not torch.equal(norm.bfloat16().float(), norm)
 
 
-def test_gguf_file_of_bfloat16_is_kept_with_the_bits_of_float32(
+def test_gguf_file_of_bfloat16_is_kept_with_the_bits_of_the_checkpoint(
     folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    file = tmp_path / "model.gguf"
-    make_gguf(folder(), file, "BF16")
+    model, file = folder(), tmp_path / "model.gguf"
+    make_gguf(model, file, "BF16")
     kept = loaded(file)
     assert form(kept) == ("bfloat16", "float32")
-    assert torch.equal(logits(kept), logits(loaded(file, dtype="float32")))
+    assert torch.equal(logits(kept), logits(loaded(model)))
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

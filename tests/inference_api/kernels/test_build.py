@@ -59,9 +59,9 @@ def test_faulty_sources_are_reported_and_leave_nothing(source: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "left_out"),
     [
-        ("fpu avx2 fma f16c avx_vnni", ["avx512vnni", "amx"]),
-        ("fpu avx fma f16c", ["avx2", "avxvnni", "avx512vnni", "amx"]),
-        ("avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni", ["avxvnni", "amx"]),
+        ("fpu avx2 fma f16c avx_vnni", ["avx512vnni", "avx512bf16", "amx"]),
+        ("fpu avx fma f16c", ["avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx"]),
+        ("avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni", ["avxvnni", "avx512bf16", "amx"]),
     ],
 )
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="variants of x86-64")

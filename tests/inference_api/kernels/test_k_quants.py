@@ -19,10 +19,10 @@ from tests.inference_api.kernels.test_linear import bound, linear, random, unpac
 from tests.inference_api.superblocks import UNITS, drawn, numbers, packed
 
 PACKED = {  # of each layout's version: files keep packed bytes
-    (1, "Q5_0"): "5502bbd83f4f32efb48fc697c9eb6d96be6f79ca3e7e71dba15cf92a652b0c67",
-    (1, "Q4_K"): "8717b18529f22b65d6dbda6130c714f8e66b27ec611b61fe437e57035606fb7e",
-    (1, "Q5_K"): "6f999d6b794f9e346d16edce22f2924de971959b4c064899927ac818142c6830",
-    (1, "Q6_K"): "11ce6c978c5ce505fd93b73e3ebe89a3e53aa00ecd6d7eb79c63968828da243e",
+    (2, "Q5_0"): "5502bbd83f4f32efb48fc697c9eb6d96be6f79ca3e7e71dba15cf92a652b0c67",
+    (2, "Q4_K"): "8717b18529f22b65d6dbda6130c714f8e66b27ec611b61fe437e57035606fb7e",
+    (2, "Q5_K"): "6f999d6b794f9e346d16edce22f2924de971959b4c064899927ac818142c6830",
+    (2, "Q6_K"): "11ce6c978c5ce505fd93b73e3ebe89a3e53aa00ecd6d7eb79c63968828da243e",
 }
 
 

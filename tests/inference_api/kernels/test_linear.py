@@ -109,24 +109,34 @@ def test_products_of_weights_as_they_are_lose_nothing_but_rounding(
 ) -> None:
     x, weights, bias = problem
     weight = packed(kernels, weights, bits)
-    kept = weights if bits == 32 else weights.bfloat16().float()
+    kept = weights
+    if bits == 16:
+        x, kept = x.bfloat16().float(), weights.bfloat16().float()
     assert torch.equal(unpacked(weight), kept)
     added = torch.zeros(weights.shape[0]) if bias is None else bias
     meant = x.double() @ kept.double().T + added
     terms = x.double().abs() @ kept.double().abs().T + added.abs()
     error = (linear(kernels, x, weight, bias).double() - meant).abs()
-    assert (error <= (x.shape[1] + 2) * 2.0**-23 * terms + 1e-37).all()
+    zeroed = 0 if bits == 32 else taken_for_zero(x, kept)
+    assert (error <= (x.shape[1] + 2) * 2.0**-23 * terms + zeroed + 1e-37).all()
+
+
+def taken_for_zero(x: Tensor, weights: Tensor) -> Tensor:
+    """How much of each sum an instruction leaves out that takes what is not normal for zero."""
+    largest = [each.abs().double().sum(1) for each in (x, weights)]
+    return torch.finfo(torch.float32).tiny * (largest[0][:, None] + largest[1] + x.shape[1])
 
 
 @settings(max_examples=40, deadline=None)
 @given(problem=problems())
-def test_bfloat16_weights_give_the_bits_that_they_give_in_float32(
+def test_bfloat16_products_have_the_bits_that_the_same_numbers_have_in_float32(
     kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None]
 ) -> None:
     x, weights, bias = problem
-    weights = weights.bfloat16().float()
-    widened, exact = (linear(kernels, x, packed(kernels, weights, bits), bias) for bits in FLOATS)
-    assert torch.equal(widened, exact)
+    result = linear(kernels, x, packed(kernels, weights, 16), bias)
+    x, weights = x.bfloat16().float(), weights.bfloat16().float()
+    exact = linear(kernels, x, packed(kernels, weights, 32), bias)
+    assert ((result - exact).abs() <= taken_for_zero(x, weights)).all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -183,14 +193,15 @@ def test_a_row_is_the_same_in_any_company_and_on_any_number_of_threads(
 
 @pytest.mark.parametrize("bits", FORMS)
 def test_variants_agree(bits: Bits) -> None:
-    """All sums of a group are exact; only without fused multiply-add a total may differ."""
+    """All sums of a group are exact, and products of bfloat16; only without fused multiply-add
+    another total may differ."""
     x, weights = random(150, 1120), random(70, 1120, seed=1)
     variants = [Kernels(1, name) for name in supported_variants()]
     packs = [packed(each, weights, bits) for each in variants]
     assert all(np.array_equal(first.blocks, second.blocks) for first, second in pairwise(packs))
     results = [linear(each, x, packs[0]) for each in variants]
     for variant, result in zip(variants, results, strict=True):
-        if variant.variant == "portable":
+        if variant.variant == "portable" and bits != 16:
             torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-4)
         else:
             assert torch.equal(result, results[0])
@@ -243,15 +254,17 @@ def test_inputs_that_do_not_fill_a_group_are_refused() -> None:
         PackedWeight.empty(8, 4, 33)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("bits", FORMS)
+@pytest.mark.parametrize("value", [0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0x7F800000])
 def test_an_activation_that_is_not_finite_spoils_its_own_row_only(
-    kernels: Kernels, value: float
+    kernels: Kernels, value: int, bits: Bits
 ) -> None:
-    weight, x = packed(kernels, random(50, 64), 8), random(6, 64, seed=1)
+    """`value`: the bits of NaNs, of which rounding must not make numbers, and of infinity."""
+    weight, x = packed(kernels, random(50, 64), bits), random(6, 64, seed=1)
     clean = linear(kernels, x, weight)
-    x[2, 40] = value
+    x.view(torch.int32)[2, 40] = value
     result = linear(kernels, x, weight)
-    assert result[2].isnan().all()
+    assert not result[2].isfinite().any()
     others = [0, 1, 3, 4, 5]
     assert torch.equal(result[others], clean[others])
 
