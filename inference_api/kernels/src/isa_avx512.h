@@ -112,7 +112,7 @@ struct Avx512Bf16 : Avx512Vnni {
     };
     static constexpr int kInputs = kPair;
 
-    // Of what is rounded already.
+    // The second of a pair first, as in blocks. Exact: x is rounded already.
     static void take(const FloatGroup& x, Taken& taken) {
       const __m512bh values = _mm512_cvtne2ps_pbh(load(x.values + kLanes), load(x.values));
       __m512i pairs;

@@ -247,11 +247,37 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched,
   }
 }
 
+// A group of each row as a format of floats takes it: made anew, or as it is.
+template <class Format, int kRows, class Taken = typename Format::Taken>
+class TakenRows {
+ public:
+  TakenRows(const FloatGroup* rows, int64_t stride) {
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      Format::take(rows[row * stride], taken_[row]);
+    }
+  }
+  const Taken& of(int row) const { return taken_[row]; }
+
+ private:
+  Taken taken_[kRows];
+};
+
+template <class Format, int kRows>
+class TakenRows<Format, kRows, FloatGroup> {
+ public:
+  TakenRows(const FloatGroup* rows, int64_t stride) : rows_(rows), stride_(stride) {}
+  const FloatGroup& of(int row) const { return rows_[row * stride_]; }
+
+ private:
+  const FloatGroup* rows_;
+  int64_t stride_;
+};
+
 // The same for weights that are not quantised.
 template <class Isa, class Format, int kRows, int kLines>
 void multiply_tile(const typename Format::Block* blocks, const char* fetched,
                    const Rows<FloatGroup>& rows, float (*out)[kPanel]) {
-  using Taken = typename Format::Taken;
   const int64_t num_groups = rows.stride;
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
   constexpr int kVectors = Isa::kFloatVectors;  // of the panel that are worked on together
@@ -265,27 +291,14 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched,
     }
     for (int64_t group = 0; group < num_groups; ++group) {
       const typename Format::Block& block = blocks[group];
-      const Taken* x;
-      int64_t apart = num_groups;  // rows of x
-      [[maybe_unused]] Taken taken[kRows];
-      if constexpr (std::is_same_v<Taken, FloatGroup>) {
-        x = rows.first + group;
-      } else {
-#pragma GCC unroll 8
-        for (int row = 0; row < kRows; ++row) {
-          Format::take(rows.first[row * num_groups + group], taken[row]);
-        }
-        x = taken;
-        apart = 1;
-      }
+      const TakenRows<Format, kRows> x(rows.first + group, num_groups);
 #pragma GCC unroll 1
       for (int quad = 0; quad < kQuads; ++quad) {
         if (first == 0) {
           prefetch<kQuadLines>(fetched + (group * kQuads + quad) * kQuadLines * kCacheLine);
         }
 #pragma GCC unroll 4
-        for (int i = 0; i < kQuad; i += Format::kInputs) {
-          const int input = quad * kQuad + i;
+        for (int input = quad * kQuad; input < (quad + 1) * kQuad; input += Format::kInputs) {
           decltype(Format::weights(block, input, first)) weights[kVectors];
 #pragma GCC unroll 4
           for (int vector = 0; vector < kVectors; ++vector) {
@@ -293,7 +306,7 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched,
           }
 #pragma GCC unroll 8
           for (int row = 0; row < kRows; ++row) {
-            const auto activations = Format::activations(x[row * apart], input);
+            const auto activations = Format::activations(x.of(row), input);
 #pragma GCC unroll 4
             for (int vector = 0; vector < kVectors; ++vector) {
               auto& total = totals[vector][row];
