@@ -149,13 +149,15 @@ def test_a_step_of_every_family_equals_its_layers_op_by_op(folder: Folder, name:
     assert is_close(every_position(fused, texts), every_position(plain, texts), 2e-6, 0.05)
 
 
-@pytest.mark.parametrize("bits", [32, 16])
+@pytest.mark.parametrize(("bits", "typical", "worst"), [(32, 2e-6, 1e-5), (16, 5e-4, 0.01)])
 @pytest.mark.parametrize("name", NAMES)
-def test_so_it_does_with_weights_as_they_are(folder: Folder, name: str, bits: Bits) -> None:
-    """Activations are not rounded, so that even the worst position is close."""
+def test_so_it_does_with_weights_as_they_are(
+    folder: Folder, name: str, bits: Bits, typical: float, worst: float
+) -> None:
+    """Beside float32 activations are not rounded, so that even the worst position is close."""
     fused, plain = loaded(folder(name), Kernels(2), bits)
     texts = [random_tokens(12, seed) for seed in range(4)]
-    assert is_close(every_position(fused, texts), every_position(plain, texts), 2e-6, 1e-5)
+    assert is_close(every_position(fused, texts), every_position(plain, texts), typical, worst)
 
 
 @pytest.mark.parametrize(
