@@ -21,6 +21,13 @@ def _model_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
 
 
 @pytest.fixture(scope="session")
+def exact_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
+    """The embedded model in float32, as transformers computes what answers are compared with."""
+    with served(tmp_path_factory.mktemp("exact") / "log", DTYPE="float32") as api:
+        yield api
+
+
+@pytest.fixture(scope="session")
 def _mock_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
     with served(tmp_path_factory.mktemp("mock") / "log", MOCK_APP) as api:
         yield api

@@ -49,9 +49,9 @@ def states() -> list[np.ndarray[Any, np.dtype[np.float64]]]:
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_vectors_are_those_of_transformers(
-    model_api: ServedApi, states: list[Any], pooling: str
+    exact_api: ServedApi, states: list[Any], pooling: str
 ) -> None:
-    vectors = asked(model_api, pooling=pooling)
+    vectors = asked(exact_api, pooling=pooling)
     for found, of_text in zip(vectors, states, strict=True):
         expected = of_text.mean(axis=0) if pooling == "mean" else of_text[-1]
         np.testing.assert_allclose(found, expected / np.linalg.norm(expected), atol=1e-4)

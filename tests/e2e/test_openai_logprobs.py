@@ -18,8 +18,8 @@ TOP = 5
 
 
 @pytest.fixture(scope="module")
-def client(model_api: ServedApi) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{model_api.url}/v1", api_key="none", max_retries=0) as client:
+def client(exact_api: ServedApi) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{exact_api.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
