@@ -25,10 +25,10 @@ serve: $(VENV)/python.stamp
 mock: $(VENV)/serve.stamp
 	$(BIN)/python scripts/serve.py --mock
 
-# Six workers, on two cores, since tests often wait for servers: each takes whole files, so that what
+# Four workers, on two cores, since tests often wait for servers: each takes whole files, so that what
 # shares a server stays together, slow ones first, those that compute spread over those that wait.
 # OpenMP's threads would spin for the core of another worker.
-WORKERS ?= 6
+WORKERS ?= 4
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS)
 
 # With `make -j2 test` the checks run beside the tests.
