@@ -7,8 +7,8 @@ from proxy.sockets import find_dead_peers
 from proxy.upstreams.reply import UpstreamConnection
 
 # Servers close idle connections: Hearth after 75 s; vLLM, SGLang and llama.cpp after 5 s. A request
-# on one that closes is answered by another replica, if there is one. A server short of processor time
-# notices seconds late that a connection was idle: hence less than half.
+# on one that closes is answered by another replica, if there is one. A server short of processor
+# time notices seconds late that a connection was idle: hence less than half.
 MAX_IDLE_S = 2.0
 MAX_IDLE_CONNECTIONS = 256
 MAX_UNTAKEN_S = 60.0  # time for which an upstream may take nothing of a body
