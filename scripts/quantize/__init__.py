@@ -1,1 +1,1 @@
-"""`hearth quantize`: writes a GGUF file of fewer bits (docs/quantize.md)."""
+"""`hearth quantize`: writes a GGUF file of fewer bits (docs/settings.md, "Fewer bits")."""

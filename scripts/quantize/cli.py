@@ -23,7 +23,7 @@ FAILED = 1  # exit status
 
 
 @click.command()
-@click.argument("model", type=FILE)
+@click.argument("model", type=click.Path(path_type=Path, exists=True))
 @click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--calibrate",
@@ -40,17 +40,22 @@ def main(model: Path, target: Path, calibrate: Path | None) -> None:
         _check(model, target)
         start = None if calibrate is None else partial(_start, _text(calibrate))
         made = make(model, target, start)
-    except (OSError, StartupError) as error:
-        click.echo(str(error), err=True)
+    except StartupError as error:
+        click.echo("\n".join(error.faults), err=True)
+        sys.exit(FAILED)
+    except OSError as error:
+        click.echo(f"{target} was not written: {error}", err=True)
         sys.exit(FAILED)
     click.echo(_told(model, target, made))
 
 
 def _check(model: Path, target: Path) -> None:
-    if not is_gguf(model):
-        raise StartupError([f"MODEL={model} is no GGUF file; convert the model to one of F16."])
+    if model.is_dir() or not is_gguf(model):
+        raise StartupError([f"{model} is no GGUF file; convert the model to one of F16."])
     if not is_gguf(target):
         raise StartupError([f"{target} does not end with {SUFFIX}; name it so."])
+    if not target.parent.is_dir():
+        raise StartupError([f"The folder {target.parent} is not there; make it."])
     if target.exists() and target.samefile(model):
         raise StartupError([f"{target} is MODEL itself; choose another name."])
 

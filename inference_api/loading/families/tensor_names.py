@@ -152,21 +152,18 @@ _FALCON = Names(
     down="mlp.dense_4h_to_h",
     is_qkv_grouped=True,
 )
+_GEMMA = replace(
+    _LLAMA,
+    mlp_norm="pre_feedforward_layernorm",
+    attention_output_norm="post_attention_layernorm",
+    mlp_output_norm="post_feedforward_layernorm",
+)
 SCHEMES: dict[TensorNames, Names] = {
     "ernie4_5": replace(_LLAMA, is_interleaved=True),
     "falcon": _FALCON,
-    "gemma3": replace(
-        _LLAMA,
-        mlp_norm="pre_feedforward_layernorm",
-        attention_output_norm="post_attention_layernorm",
-        mlp_output_norm="post_feedforward_layernorm",
-        norm_offset=1.0,
-    ),
+    "gemma3": replace(_GEMMA, norm_offset=1.0),
     "gemma4": replace(
-        _LLAMA,
-        mlp_norm="pre_feedforward_layernorm",
-        attention_output_norm="post_attention_layernorm",
-        mlp_output_norm="post_feedforward_layernorm",
+        _GEMMA,
         layer_scalar="layer_scalar",
         router="router.proj",
         router_scale="router.scale",

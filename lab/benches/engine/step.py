@@ -19,6 +19,7 @@ from statistics import median
 import torch
 
 from benchmarking.machine import describe_machine
+from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.packing import BITS, CACHE_BYTES, FLOAT_BITS, packed_bytes
 from inference_api.loading import hardware
@@ -81,6 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--weights", nargs="+", choices=FORMS, default=list(BITS))
+    parser.add_argument("--file", type=Path, help="a GGUF model instead: as it is, and in int8")
     parser.add_argument("--kv-cache-dtype", choices=("auto", *CACHE_BYTES), default="auto")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
     arguments = parser.parse_args()
@@ -89,14 +91,25 @@ def main() -> None:
     print("| model | weights | rows | context | ms, median (least) | tokens/s | GB/s | of stream |")
     print("|---|---|---|---|---|---|---|---|")
     results = []
-    for model in arguments.models:
-        for form in arguments.weights:
-            for result in measure(model, form, stream, arguments):
-                results.append(result)
-                print(line(result), flush=True)
+    for path, form in cases(arguments):
+        for result in measure(path, form, stream, arguments):
+            results.append(result)
+            print(line(result), flush=True)
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     figures = [asdict(result) for result in results]
     RESULTS.write_text(json.dumps({"machine": describe_machine("torch"), "steps": figures}))
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[tuple[Path, str]]:
+    """Models, and the forms of their weights."""
+    if arguments.file is not None:
+        yield from ((arguments.file, form) for form in ("file", "int8"))
+        return
+    for model in arguments.models:
+        folder = MODELS / f"random-{model}"
+        if not (folder / "model.safetensors").exists():
+            make_random_model(SHAPES[model], folder)
+        yield from ((folder, form) for form in arguments.weights)
 
 
 def line(result: Result) -> str:
@@ -112,12 +125,10 @@ def line(result: Result) -> str:
 
 
 def measure(
-    model: str, form: str, stream: Stream, arguments: argparse.Namespace
+    path: Path, form: str, stream: Stream, arguments: argparse.Namespace
 ) -> Iterator[Result]:
-    folder = MODELS / f"random-{model}"
-    if not (folder / "model.safetensors").exists():
-        make_random_model(SHAPES[model], folder)
-    dtype, quantization = ("float32", form) if form in BITS else (form, "none")
+    model = path.name.removeprefix("random-").removesuffix(".gguf")
+    dtype, quantization = (form, "none") if form in FLOAT_BITS else ("float32", form)
     options = EngineOptions(
         device="cpu",
         dtype=dtype,
@@ -126,12 +137,14 @@ def measure(
         quantization=quantization,
         kv_cache_dtype=arguments.kv_cache_dtype,
     )
-    runner = KernelRunner(folder, options)
+    runner = KernelRunner(path, options)
     runner.load()
     place_own_pages(runner)
     runner._cache.pages.fill(0)  # takes the memory, of which there is else one page of zeros
     decoder = runner.decoder
-    weight_bytes = linear_bytes(folder, form)
+    assert isinstance(decoder, KernelDecoder)
+    names = linear_weights(decoder._config)  # what a step reads all of
+    weight_bytes = sum(len(decoder._packed[name].blocks) for name in names)
     draw = Draw(SamplingParams(), (), ())
 
     def result(rows: int, context_tokens: int, tokens: int, step: Callable[[], object]) -> Result:

@@ -1,8 +1,5 @@
-"""Gemma 4, whose layers have heads of several shapes, against transformers' own, and each row
-against itself."""
+"""Gemma 4, whose layers have heads of several shapes: rows in company, drafts, caches."""
 
-import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,46 +8,22 @@ import pytest
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
-from inference_api.kernels.library import supported_variants
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import RowStep, place_own_pages
-from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
-from tests.inference_api.engine.test_recurrent import (
-    DRAW,
+from tests.inference_api.engine.steps import ANY_DRAW
+from tests.inference_api.engine.tiny_models import CONTEXT, GEMMA4S
+from tests.inference_api.engine.whole_logits import (
     PROMPT,
     ROWS,
-    expected_logits,
+    Tiny,
     logits_of,
     runner_of,
     steps_of,
 )
-from tests.inference_api.engine.tiny_models import CONTEXT, GEMMA4S
 
-Tiny = Callable[[str], TinyModel]
 every_model = pytest.mark.parametrize("name", GEMMA4S)
-
-
-@every_model
-@pytest.mark.parametrize("variant", supported_variants())
-def test_logits_equal_those_of_transformers(name: str, variant: str, tiny_model: Tiny) -> None:
-    folder, model = tiny_model(name)
-    logits = logits_of(runner_of(folder, variant=variant), row=1)
-    np.testing.assert_allclose(logits, expected_logits(model), atol=1e-4, rtol=0)
-
-
-@every_model
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_logits_are_the_same_bits_however_the_prompt_is_cut(
-    name: str, quantization: str, tiny_model: Tiny
-) -> None:
-    runner = runner_of(tiny_model(name)[0], quantization)
-    whole = logits_of(runner, row=0)
-    np.testing.assert_array_equal(logits_of(runner, 0, range(1, len(PROMPT))), whole)
-    for number in range(3):
-        cuts = sorted(random.Random(number).sample(range(1, len(PROMPT)), k=5))
-        np.testing.assert_array_equal(logits_of(runner, number, cuts), whole)
 
 
 @every_model
@@ -60,7 +33,7 @@ def test_nothing_depends_on_company_nor_on_what_is_read_of_others(
     """A prompt whose last token alone draws is computed for that one where it can be."""
     runner = runner_of(tiny_model(name)[0])
     whole = logits_of(runner, row=2)
-    together = [RowStep(row, 0, PROMPT[: 60 + row], (DRAW,)) for row in range(ROWS)]
+    together = [RowStep(row, 0, PROMPT[: 60 + row], (ANY_DRAW,)) for row in range(ROWS)]
     logits = runner.decoder.forward(together).logits
     np.testing.assert_array_equal(logits, whole[59 : 59 + ROWS])
     rests = [steps_of(row, PROMPT, [60 + row])[1] for row in range(ROWS)]
@@ -79,7 +52,7 @@ def test_a_draft_that_is_kept_leaves_what_its_tokens_would(name: str, tiny_model
     for start in range(29, 65, 4):
         tokens = (PROMPT[start], 3, 4, *PROMPT[start + 1 : start + 4])
         branches = ((), (3,), (3, 4), *(tokens[3 : 3 + count] for count in (1, 2, 3)))
-        draws = [replace(DRAW, branch=branch) for branch in branches]
+        draws = [replace(ANY_DRAW, branch=branch) for branch in branches]
         step = RowStep(1, start, tokens, draws, parents=(-1, 0, 1, 0, 3, 4))
         logits = runner.decoder.forward([step]).logits
         np.testing.assert_array_equal(logits[[0, 3, 4, 5]], whole[start : start + 4])

@@ -1,96 +1,31 @@
-"""Models with recurrent layers against transformers' own, and each row against itself."""
+"""Rows of models with recurrent layers, in company, copied and with wrong guesses."""
 
-import random
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import PreTrainedModel
 
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
-from inference_api.kernels.library import Kernels, supported_variants
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
-from inference_api.request import SamplingParams
-from inference_api.runner import Draw, RowStep, place_own_pages
-from tests.inference_api.conftest import TinyModel
+from inference_api.runner import RowStep
 from tests.inference_api.engine.checks import check_one
-from tests.inference_api.engine.tiny_models import CONTEXT, HYBRIDS, VOCAB_SIZE
+from tests.inference_api.engine.steps import ANY_DRAW
+from tests.inference_api.engine.tiny_models import HYBRIDS
+from tests.inference_api.engine.whole_logits import (
+    GUESSES,
+    PROMPT,
+    ROWS,
+    Tiny,
+    logits_of,
+    runner_of,
+    steps_of,
+)
 
-ROWS, GUESSES = 4, 3
-PROMPT = random.Random(7).choices(range(3, VOCAB_SIZE), k=77)
-DRAW = Draw(SamplingParams(temperature=0.0), (0,), ())
-Tiny = Callable[[str], TinyModel]
 every_hybrid = pytest.mark.parametrize("name", HYBRIDS)
-
-
-@cache
-def runner_of(
-    folder: Path,
-    quantization: str = "none",
-    variant: str | None = None,
-    max_rows: int = ROWS,
-) -> KernelRunner:
-    options = EngineOptions(
-        dtype="float32",
-        max_rows=max_rows,
-        max_seq_len=CONTEXT,
-        quantization=quantization,
-        num_guesses=GUESSES,
-    )
-    runner = KernelRunner(folder, options, lambda threads: Kernels(threads, variant))
-    runner.load()
-    place_own_pages(runner)
-    return runner
-
-
-def steps_of(row: int, tokens: Sequence[int], cuts: Iterable[int] = ()) -> list[RowStep]:
-    """A prompt in chunks that end at `cuts`; all draw, so that there are logits of each token."""
-    return [
-        RowStep(row, start, tokens[start:end], [DRAW] * (end - start))
-        for start, end in pairwise((0, *cuts, len(tokens)))
-    ]
-
-
-def logits_of(runner: KernelRunner, row: int, cuts: Iterable[int] = ()) -> Floats:
-    steps = steps_of(row, PROMPT, cuts)
-    return np.concatenate([runner.decoder.forward([step]).logits.copy() for step in steps])
-
-
-def expected_logits(model: PreTrainedModel) -> Floats:
-    with torch.inference_mode():
-        logits: Floats = model(torch.tensor([PROMPT])).logits[0].numpy()
-    return logits
-
-
-@every_hybrid
-@pytest.mark.parametrize("variant", supported_variants())
-def test_logits_equal_those_of_transformers(name: str, variant: str, tiny_model: Tiny) -> None:
-    folder, model = tiny_model(name)
-    logits = logits_of(runner_of(folder, variant=variant), row=1)
-    np.testing.assert_allclose(logits, expected_logits(model), atol=1e-4, rtol=0)
-
-
-@every_hybrid
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_logits_are_the_same_bits_however_the_prompt_is_cut(
-    name: str, quantization: str, tiny_model: Tiny
-) -> None:
-    runner = runner_of(tiny_model(name)[0], quantization)
-    whole = logits_of(runner, row=0)
-    one_by_one = logits_of(runner, 0, range(1, len(PROMPT)))
-    np.testing.assert_array_equal(one_by_one, whole)
-    for number in range(5):
-        cuts = sorted(random.Random(number).sample(range(1, len(PROMPT)), k=5))
-        np.testing.assert_array_equal(logits_of(runner, number % ROWS, cuts), whole)
 
 
 @every_hybrid
@@ -147,7 +82,7 @@ def test_wrong_guesses_leave_no_trace(name: str, num_right: int, tiny_model: Tin
     while start + GUESSES < len(PROMPT):
         right = PROMPT[start + 1 : start + 1 + num_right]
         guesses = (*right, *[3] * (GUESSES - num_right))
-        draws = [replace(DRAW, branch=guesses[:count]) for count in range(GUESSES + 1)]
+        draws = [replace(ANY_DRAW, branch=guesses[:count]) for count in range(GUESSES + 1)]
         step = RowStep(1, start, (PROMPT[start], *guesses), draws)
         logits, end = runner.decoder.forward([step]).logits, start + 1 + num_right
         np.testing.assert_array_equal(logits[: 1 + num_right], whole[start:end])
@@ -161,7 +96,7 @@ def test_a_part_of_a_step_ends_before_a_row_that_guesses(tiny_model: Tiny) -> No
     begun = RowStep(5, 0, PROMPT[:30])
     runner.step([begun])
     guesses = PROMPT[31 : 31 + GUESSES]
-    draws = [replace(DRAW, branch=guesses[:count]) for count in range(GUESSES + 1)]
+    draws = [replace(ANY_DRAW, branch=guesses[:count]) for count in range(GUESSES + 1)]
     guessing = RowStep(5, 30, PROMPT[30 : 31 + GUESSES], draws)
     alone = runner.decoder.forward([guessing]).logits.copy()
     for before in range(512 - GUESSES - 1, 514):

@@ -113,11 +113,14 @@ def test_other_files_are_refused_with_a_remedy(source: Path, tmp_path: Path) -> 
     tensors = source.parent / "model" / "model.safetensors"
     for model, target, remedy in (
         (tensors, tmp_path / "small.gguf", "convert"),
+        (source.parent / "model", tmp_path / "small.gguf", "convert"),
+        (source, tmp_path / "nowhere" / "small.gguf", "make it"),
         (source, source, "another name"),
         (source, tmp_path / "small.bin", "name it"),
     ):
         refused = run(model, target)
         assert (refused.exit_code, remedy in refused.stderr) == (1, True)
+        assert "cannot start" not in refused.stderr  # nothing is served here
     assert not any(tmp_path.iterdir())
 
 
