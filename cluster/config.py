@@ -192,12 +192,7 @@ class ClusterConfig(Keys):
         }
         resources = {name: each.resources for name, each in self.accelerators.items()}
         models = {name: tuple(each.models) for name, each in self.servers.items() if each.models}
-        costs = {
-            (server, accelerator): system.cents_per_hour(server, accelerator)
-            for server in self.servers
-            for accelerator in self.accelerators
-        }
-        return Recipes(settings, resources, self.engines(system), models, costs)
+        return Recipes(settings, resources, self.engines(system), models)
 
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:

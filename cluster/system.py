@@ -49,15 +49,6 @@ class SystemDocument:
         """Whether it may have no replicas."""
         return not self.servers[server].get("minNumReplicas")
 
-    def cents_per_hour(self, server: str, accelerator: str) -> float:
-        """What one replica costs."""
-        perf = self.perf.get((str(self.servers[server].get("model")), accelerator), {})
-        unit_cost = self.accelerators.get(accelerator, {}).get("cost")
-        count = perf.get("accCount") or 1
-        if isinstance(unit_cost, int | float) and isinstance(count, int | float):
-            return float(unit_cost * count)
-        return 0.0
-
     def answer_tokens(self, server: str) -> float:
         tokens = self.load(server).get("avgOutTokens")
         return float(tokens) if isinstance(tokens, int | float) else 0.0

@@ -223,13 +223,7 @@ class TendedReplicas:
                 continue
             engine = self._engine(each)
             rows = None if engine.drains_itself else each.group.user_rows
-            listed[each.url] = Listed(
-                models,
-                engine.ready_path,
-                rows,
-                each.group.server,
-                self._recipes.cents_per_hour(each.group),
-            )
+            listed[each.url] = Listed(models, engine.ready_path, rows, each.group.server)
         if self._upstreams.write(listed):
             log.info("%d replicas are ready", len(listed))
 

@@ -10,7 +10,6 @@ from cluster.errors import ConfigFaulty
 from common.files import write_whole
 
 USUAL_PATH = "/ready"
-MAX_CENTS_PER_HOUR = 10**9  # for the proxy
 HEAD = "# Written by the cluster's actuator: changes made here are lost.\n"
 
 
@@ -24,7 +23,6 @@ class Listed:
     """Where the replica itself does not say."""
     server: str = ""
     """Its name in the proxy's routes and records."""
-    cents_per_hour: float | None = None
 
 
 class UpstreamsFile:
@@ -53,7 +51,6 @@ class UpstreamsFile:
             | ({"health_path": each.health_path} if each.health_path != USUAL_PATH else {})
             | ({"rows": each.rows} if each.rows else {})
             | ({"server": each.server} if each.server else {})
-            | ({"cents_per_hour": each.cents_per_hour} if _is_told(each) else {})
             for url, each in sorted(listed.items())
         ]
         text = HEAD + yaml.safe_dump({"upstreams": entries}, sort_keys=False)
@@ -63,11 +60,6 @@ class UpstreamsFile:
         write_whole(self._path, text)
         self._written, self.listed = text, dict(listed)
         return True
-
-
-def _is_told(each: Listed) -> bool:
-    """Whether the proxy is told what a replica costs: it would refuse the whole file."""
-    return 0 < (each.cents_per_hour or 0) <= MAX_CENTS_PER_HOUR
 
 
 def _upstreams_in(text: str) -> dict[str, Listed]:
@@ -84,7 +76,6 @@ def _upstreams_in(text: str) -> dict[str, Listed]:
                 entry.get("health_path", USUAL_PATH),
                 entry.get("rows"),
                 entry.get("server", ""),
-                entry.get("cents_per_hour"),
             )
             for entry in entries
         }

@@ -12,7 +12,7 @@ from cluster.controller.optimizer import Optimizer, OptimizerReply
 from cluster.controller.pages import Reader, Readings
 from cluster.controller.question import Standing, as_it_is, groups_of, question
 from cluster.controller.rollout import Plan, running
-from cluster.controller.sleep import Sleep
+from cluster.controller.sleep import Sleep, StartForecast
 from cluster.controller.speeds import Learned, Speeds
 from cluster.errors import MetricsUnread, OptimizerUnusable
 from cluster.replicas import Group, Replica, ReplicaState
@@ -22,6 +22,7 @@ LEAST_S = 1.0  # between two readings
 # Share of a stabilisation window that has to pass. Cycles come some milliseconds early or late:
 # without it, a window of two periods would often last three.
 WINDOW_PART = 0.95
+NO_STARTS: Mapping[str, StartForecast] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,18 @@ class Planner:
             self._sleep.note(name, at_s)
         return bool(servers - {group.server for group, count in self.plan.items() if count})
 
-    def cycle(self, replicas: Sequence[Replica], at_s: float) -> Cycle:
-        """Makes the next plan. `at_s` is in seconds of the reader's clock."""
+    def cycle(
+        self,
+        replicas: Sequence[Replica],
+        at_s: float,
+        starts: Mapping[str, StartForecast] = NO_STARTS,
+    ) -> Cycle:
+        """Makes the next plan. `at_s` is in seconds of the reader's clock; `starts`: by server."""
         start_s = time.perf_counter()
         self._number += 1
         self._forget_what_is_gone(replicas)
         steady = self._steady(replicas)
-        traffic = self._collect(replicas, at_s)
+        traffic = self._collect(replicas, at_s, starts)
         predicted = self._predict(traffic, steady)
         learned = Learned()
         if self._parts.config.tune and self._before_s == at_s:
@@ -159,7 +165,9 @@ class Planner:
         changed = {g.server for g in {*before, *ready} if before[g] != ready[g]}
         return {group: n for group, n in ready.items() if group.server not in changed}
 
-    def _collect(self, replicas: Sequence[Replica], at_s: float) -> dict[str, ServerTraffic]:
+    def _collect(
+        self, replicas: Sequence[Replica], at_s: float, starts: Mapping[str, StartForecast]
+    ) -> dict[str, ServerTraffic]:
         """What came since the last cycle; servers' demands see it. Too soon after the last one,
         what it saw: a request in a millisecond is no rate."""
         if self._before_s is not None and 0 <= at_s - self._before_s < LEAST_S:
@@ -176,7 +184,8 @@ class Planner:
         self._before, self._before_s = now, at_s
         for name, each in traffic.items():
             if not each.unread and name in self._demands:
-                self._demands[name].see(each.all, at_s)
+                start_s = starts.get(name, StartForecast()).longest_s or 0.0
+                self._demands[name].see(each.all, at_s, start_s)
         self._traffic = {name: each for name, each in traffic.items() if name in self._demands}
         return self._traffic
 

@@ -1,12 +1,14 @@
 """The demand on a server, from its recent load. Controller thread only.
 
 Demand rises at once. A clear rise is extrapolated by one more period, because what is started now
-serves the next one. Waiting requests are added, to be answered within a period: once a queue is
-full, no more can arrive than are answered. Demand falls late: it is the highest of `scale_down_s`.
+serves the next one; where replicas take longer to start, also by the time of a start. Waiting
+requests are added, to be answered within a period: once a queue is full, no more can arrive than
+are answered. Demand falls late: it is the highest of `scale_down_s`.
 """
 
 import math
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.controller.loads import Traffic
@@ -14,6 +16,7 @@ from cluster.controller.loads import Traffic
 CLEAR = 2.0  # standard errors of the difference of two counts, beyond which a rise is one
 # Largest rise to plan for, as a share of the rate: that of a load that doubles in one period.
 LARGEST_RISE = 0.5
+MAX_AHEAD_S = 1800.0
 # What the optimizer takes: a replica that counts nonsense must not cost the others their plan.
 MAX_PER_MINUTE, MAX_TOKENS = 1e9, 10**8
 
@@ -64,16 +67,23 @@ class Demand:
     def load(self) -> OfferedLoad:
         return self._latest
 
-    def see(self, traffic: Traffic, at_s: float) -> None:
+    def see(self, traffic: Traffic, at_s: float, start_s: float = 0.0) -> None:
+        """`start_s`: how long a replica takes until it is ready."""
         if self._first_s is None:
             self._first_s = at_s
-        before = self._seen[-1].traffic if self._seen else None
+        ahead_s = min(start_s, MAX_AHEAD_S)
+        before = self._seen[-1].traffic if self._seen else Traffic()
+        parts = [(each.at_s, each.traffic) for each in self._seen] + [(at_s, traffic)]
+        early = _joined(part for ended_s, part in parts if 0 <= at_s - ahead_s - ended_s < ahead_s)
+        late = _joined(part for ended_s, part in parts if ended_s > at_s - ahead_s)
+        rise = max(_rise(before, traffic), _rise(early, late))
         backlog = 60 * traffic.waiting / traffic.seconds if traffic.seconds else 0.0
-        per_minute = traffic.per_minute + _rise(before, traffic) + backlog
-        self._seen.append(_Seen(at_s, traffic, per_minute))
-        while self._seen[0].at_s < at_s - self._scale_down_s and len(self._seen) > 1:
+        self._seen.append(_Seen(at_s, traffic, traffic.per_minute + rise + backlog))
+        while self._seen[0].at_s < at_s - max(self._scale_down_s, 2 * ahead_s):
             self._seen.popleft()
-        self._latest = OfferedLoad.of(max(each.per_minute for each in self._seen), *self._tokens())
+        recent = [each for each in self._seen if each.at_s >= at_s - self._scale_down_s]
+        highest = max(each.per_minute for each in recent)
+        self._latest = OfferedLoad.of(highest, *self._tokens([each.traffic for each in recent]))
 
     def rest(self) -> None:
         """Nobody asks for it any more."""
@@ -84,22 +94,30 @@ class Demand:
         """Whether it was observed for as long as a lower load must last before it counts."""
         return self._first_s is not None and at_s - self._first_s >= self._scale_down_s
 
-    def _tokens(self) -> tuple[float, float]:
+    def _tokens(self, recent: Sequence[Traffic]) -> tuple[float, float]:
         """Means over the whole window, so that a plan does not follow a few requests."""
-        ended = math.fsum(each.traffic.ended for each in self._seen)
+        ended = math.fsum(each.ended for each in recent)
         if ended < 1:
             return self._latest.in_tokens, self._latest.out_tokens
-        prompt = math.fsum(each.traffic.prompt_tokens for each in self._seen)
-        completion = math.fsum(each.traffic.completion_tokens for each in self._seen)
+        prompt = math.fsum(each.prompt_tokens for each in recent)
+        completion = math.fsum(each.completion_tokens for each in recent)
         return prompt / ended, completion / ended
 
 
-def _rise(before: Traffic | None, now: Traffic) -> float:
-    """Requests a minute that one more period like this would add; 0 where chance explains it."""
-    if before is None or not before.seconds or not now.seconds:
+def _joined(parts: Iterable[Traffic]) -> Traffic:
+    """The arrivals of times that follow each other."""
+    found = list(parts)
+    seconds = math.fsum(each.seconds for each in found)
+    return Traffic(seconds, math.fsum(each.arrived for each in found))
+
+
+def _rise(before: Traffic, now: Traffic) -> float:
+    """Requests a minute that one more time like `now` would add; 0 where chance explains it."""
+    if not before.seconds or not now.seconds:
         return 0.0
-    expected = before.arrived * now.seconds / before.seconds
+    ratio = now.seconds / before.seconds
+    expected = before.arrived * ratio
     rise = now.arrived - expected
-    if rise <= CLEAR * math.sqrt(now.arrived + expected):
+    if rise <= CLEAR * math.sqrt(now.arrived + expected * ratio):
         return 0.0
     return min(60 * rise / now.seconds, LARGEST_RISE * now.per_minute)

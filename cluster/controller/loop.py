@@ -180,7 +180,7 @@ class Controller:
                     planner = Planner(self._parts, actuator.replicas())
                 is_woken = planner.wake(woken, self._clock())
                 if is_due or is_woken:
-                    cycle = planner.cycle(actuator.replicas(), self._clock())
+                    cycle = planner.cycle(actuator.replicas(), self._clock(), rollout.starts)
                     self._roll(rollout, planner, cycle)
                     journal.write(entry_of(cycle, rollout.unplaced, config.dry_run))
                     for each in asking:

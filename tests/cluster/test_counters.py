@@ -191,3 +191,27 @@ def test_what_waits_is_wanted_besides_what_comes_though_no_more_comes() -> None:
     for at_s in (60.0, 120.0):
         demand.see(Traffic(60.0, arrived=100, ended=100, waiting=40), at_s)
     assert demand.load.per_minute == 140
+
+
+def test_a_slow_rise_is_planned_for_as_long_ahead_as_a_start_takes() -> None:
+    """Of 3 requests a period more in each, one period tells nothing that chance does not."""
+    at_once, late = (Demand(OfferedLoad(0, 10, 10), scale_down_s=20) for _ in range(2))
+    for number in range(1, 25):
+        traffic = Traffic(5.0, arrived=10 + 3 * number, ended=10)
+        at_once.see(traffic, 5.0 * number)
+        late.see(traffic, 5.0 * number, start_s=40.0)
+    now = 12 * (10 + 3 * 24)
+    assert at_once.load.per_minute == now
+    assert late.load.per_minute == now + 12 * 3 * 8
+
+
+@given(
+    arrived=st.lists(st.integers(0, 300), min_size=1, max_size=60),
+    start_s=st.floats(0, 1e9),
+)
+def test_a_rise_is_at_most_a_half_more_and_never_less(arrived: list[int], start_s: float) -> None:
+    demand = Demand(OfferedLoad(0, 10, 10), scale_down_s=0)
+    for number, count in enumerate(arrived):
+        demand.see(Traffic(5.0, arrived=count, ended=1), 5.0 * number, start_s)
+        highest = max(arrived[: number + 1])
+        assert 12 * count <= demand.load.per_minute <= 12 * (count + highest / 2)

@@ -108,9 +108,7 @@ def path(tmp_path: Path) -> Path:
 def tending(
     machines: ScriptedMachines, path: Path, clock: Clock, *servers: str, engine: Engine = HEARTH
 ) -> TendedReplicas:
-    settings: dict[str, dict[str, str]] = {name: {} for name in servers or ("chat",)}
-    costs = {("chat", "core"): 40.0}
-    recipes = Recipes(settings, {"core": {}}, {"chat": engine}, costs=costs)
+    recipes = Recipes({name: {} for name in servers or ("chat",)}, {"core": {}}, {"chat": engine})
     return TendedReplicas(machines, recipes, UpstreamsFile(path), TIMES, clock)
 
 
@@ -127,8 +125,7 @@ def listed(path: Path) -> tuple[UpstreamSpec, ...]:
 
 
 def chat_at(url: str, **fields: Any) -> UpstreamSpec:
-    spec = UpstreamSpec(url, **{"server": CHAT.server, **fields})
-    return replace(spec, cents_per_hour=40.0 if spec.server == CHAT.server else None)
+    return UpstreamSpec(url, **{"server": CHAT.server, **fields})
 
 
 def states(replicas: TendedReplicas) -> list[ReplicaState]:
