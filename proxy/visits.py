@@ -91,7 +91,7 @@ class Visits:
         self.sleepers = Sleepers(
             settings.cluster_url,
             aside,
-            parts.balancer,
+            parts.balancer.is_served,
             settings.health_interval,
             settings.queue_size,
         )
@@ -171,7 +171,6 @@ class Visits:
         finally:
             visit.exchange.source = None
             reply.close()
-            record.replica_cents = reply.replica_cents
 
     async def _relay(self, visit: Visit, reply: Reply) -> None:
         record, client, head = visit.record, visit.exchange.client, reply.head

@@ -72,6 +72,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_reused = False
         self.has_answered = False  # with a byte or more
         self.idle_since_s = 0.0
+        self.was_chunked = False  # its last answer
         self.head: ReplyHead | None = None
         self._error: Exception | None = None
 
@@ -256,6 +257,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._is_early:
             self._can_go_on = False  # the rest of this request might be read as the next one
         self.head = head
+        self.was_chunked = head.is_chunked
         if self.is_bodyless:
             self.is_whole = True
 

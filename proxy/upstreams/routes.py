@@ -76,16 +76,6 @@ def servers_in_turn(
     return chosen
 
 
-def passed_over(
-    backends: Collection[RouteBackend], sleepers: Collection[str], server: str, key: str
-) -> list[str]:
-    """The sleepers whose turn it was no later than that of the server that took the request."""
-    last = min((each.priority for each in backends if each.server == server), default=-1)
-    before = [each for each in backends if each.priority <= last]
-    in_turn = servers_in_turn(before, {each.server for each in before}, key)
-    return [each for each in in_turn if each in sleepers and each != server]
-
-
 def rendezvous(key: str, name: str, weight: float) -> float:
     """The score of a name for a key; the highest wins, each in proportion to its weight.
 

@@ -2,20 +2,18 @@
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import yaml
 
 MAX_ROWS = 65_536
-MAX_CENTS_PER_HOUR = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamSpec:
     """One entry of the upstreams file. Without `models` it takes requests for any model. `rows` are
-    those of a server that does not say how many it has. Routes name its `server`.
-    `cents_per_hour`: what it costs, whether it has requests or not."""
+    those of a server that does not say how many it has. Routes name its `server`."""
 
     url: str
     weight: float = 1.0
@@ -23,7 +21,6 @@ class UpstreamSpec:
     models: tuple[str, ...] = ()
     rows: int | None = None
     server: str = ""
-    cents_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -33,11 +30,6 @@ class UpstreamSpec:
             raise ValueError(f"weight={self.weight} of {self.url}; expected a number above 0")
         if self.rows is not None and not 1 <= self.rows <= MAX_ROWS:
             raise ValueError(f"rows={self.rows} of {self.url}; expected 1 to {MAX_ROWS}")
-        if not 0 <= (self.cents_per_hour or 0.0) <= MAX_CENTS_PER_HOUR:
-            raise ValueError(
-                f"cents_per_hour={self.cents_per_hour} of {self.url}; expected 0 to "
-                f"{MAX_CENTS_PER_HOUR}"
-            )
         if not re.fullmatch("/[!-~]*", self.health_path):
             raise ValueError(
                 f"health_path={self.health_path!r} of {self.url}; must begin with / and have "
@@ -73,7 +65,7 @@ def _parse_entry(entry: object) -> UpstreamSpec:
         return UpstreamSpec(entry)
     if not isinstance(entry, dict) or "url" not in entry:
         raise ValueError(f"upstream {entry!r} has no url")
-    if unknown := set(entry) - {each.name for each in fields(UpstreamSpec)}:
+    if unknown := set(entry) - {"url", "weight", "health_path", "models", "rows", "server"}:
         raise ValueError(f"upstream {entry['url']}: unknown keys {sorted(map(str, unknown))}")
     models = entry.get("models", ())
     if not isinstance(models, (list, tuple)):
@@ -83,12 +75,8 @@ def _parse_entry(entry: object) -> UpstreamSpec:
         raise ValueError(f"upstream {entry['url']}: rows must be a whole number")
     try:
         weight = float(entry.get("weight", 1.0))
-        cents_per_hour = entry.get("cents_per_hour")
-        cents_per_hour = None if cents_per_hour is None else float(cents_per_hour)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"upstream {entry['url']}: weight or cents_per_hour must be a number"
-        ) from None
+        raise ValueError(f"upstream {entry['url']}: weight must be a number") from None
     return UpstreamSpec(
         url=str(entry["url"]),
         weight=weight,
@@ -96,5 +84,4 @@ def _parse_entry(entry: object) -> UpstreamSpec:
         models=tuple(map(str, models)),
         rows=rows,
         server=str(entry.get("server", "")),
-        cents_per_hour=cents_per_hour,
     )
