@@ -18,8 +18,9 @@ CONTEXT_TOKENS = 128  # of a row
 class Member:
     """A server of the system; its model has its name. `keys`: its part of the cluster's file.
 
-    `share`: of a core, that each replica is held to once it is ready. `dawn` and `dusk`: shares of
-    the day between which it is asked."""
+    `share`: of a core, that each replica is held to once it is ready: small enough that two of
+    each, one that starts, and the services fit on two cores. `dawn` and `dusk`: shares of the day
+    between which it is asked."""
 
     name: str
     title: str
@@ -41,7 +42,7 @@ class Member:
 def members(folder: Path, tell: Any = print) -> Sequence[Member]:
     """The engines that are installed, or install, each with the embedded model's weights."""
     found = [
-        Member("chat", "Hearth", {"settings": {"MODEL_NAME": "chat"}}, 0.15, 0.0, 0.7),
+        Member("chat", "Hearth", {"settings": {"MODEL_NAME": "chat"}}, 0.1, 0.0, 0.7),
     ]
     file = folder / "code.gguf"
     words = (
@@ -62,8 +63,8 @@ def members(folder: Path, tell: Any = print) -> Sequence[Member]:
         "settings": {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},
     }
     for recipe, member in (
-        (PREBUILT_LLAMA, Member("code", "llama.cpp", llama, 0.15, 0.15, 0.85)),
-        (VLLM, Member("mail", "vLLM", vllm, 0.4, 0.3, 1.0)),
+        (PREBUILT_LLAMA, Member("code", "llama.cpp", llama, 0.1, 0.15, 0.85)),
+        (VLLM, Member("mail", "vLLM", vllm, 0.35, 0.3, 1.0)),
     ):
         try:
             tell(f"{member.title} {install(recipe)}")

@@ -17,6 +17,7 @@ from lab.demo.fleet.members import OUT_TOKENS, Member
 from lab.kit.shares import HeldReplicas, choose_limiter
 
 LOOK_S, TELL_S = 0.25, 15.0
+START_SHARE = 0.7  # of a core; vLLM's start takes half a minute of one
 QUEUE_TIMEOUT_S = 60  # in the proxy, so that requests wait for a start
 
 
@@ -78,16 +79,15 @@ def _look(at_s: float, members: Sequence[Member], state: Mapping[str, Any]) -> L
 
 
 def _hold(held: HeldReplicas, members: Sequence[Member], state: Mapping[str, Any]) -> None:
-    """Those that are ready, to their share; a start may take all it gets."""
+    """Each to its share, and while it starts to `START_SHARE`: what starts then takes nothing from
+    those that answer, as on a machine of its own."""
     for member in members:
-        held.hold(
-            {
-                each["url"]
-                for each in state["replicas"]
-                if each["state"] == "ready" and each["server"] == member.name
-            },
-            member.share,
-        )
+        urls: dict[bool, set[str]] = {True: set(), False: set()}
+        for each in state["replicas"]:
+            if each["server"] == member.name:
+                urls[each["state"] == "starting"].add(each["url"])
+        held.hold(urls[True], START_SHARE)
+        held.hold(urls[False], member.share)
 
 
 def _line(look: Look, members: Sequence[Member], loads: Mapping[str, Load], day_s: float) -> str:
