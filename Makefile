@@ -96,7 +96,10 @@ format: $(VENV)/dev.stamp $(VENV)/node.stamp
 ZIG := $(if $(shell command -v g++ || command -v clang++ || command -v c++),,$(VENV)/zig.stamp)
 
 kernels: $(VENV)/python.stamp $(ZIG)
-	nice $(BIN)/python -m inference_api.kernels.build
+	nice $(BIN)/python -m inference_api.kernels.build $(VARIANTS)
+
+# Tests compare all variants that it can run; servers use one.
+all-tests test-lab test-clients test-fast: VARIANTS := --variants
 
 # Without them a GPU still serves.
 kernels-if-possible: $(VENV)/python.stamp

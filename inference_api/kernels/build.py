@@ -1,12 +1,12 @@
 """Compiles `src/` into one shared library, once for each state of sources, flags and compiler.
 
 Each variant (one instruction set) is a translation unit with flags of its own; which of them runs
-is decided when the library is used. A library compiled here leaves out the variants that this
-processor cannot run. A shipped one, in a wheel or an image, has all of its kind of processor, its
-"machine". `python -m inference_api.kernels.build` compiles for this processor; with `--beside` for
-every one of its kind, beside the sources, where an image keeps it; with `--release FOLDER` for
-every one of every kind, as wheels ship them. Loads no packages in a clone, so that `make serve`
-compiles while it installs them.
+is decided when the library is used. A library compiled here has the best variant that this
+processor can run; for tests, all that it can. A shipped one, in a wheel or an image, has all of its
+kind of processor, its "machine". `python -m inference_api.kernels.build` compiles the best variant;
+with `--variants` all that this processor can run; with `--beside` all of its kind, beside the
+sources, where an image keeps them; with `--release FOLDER` all of every kind, as wheels ship them.
+Loads no packages in a clone, so that `make serve` compiles while it installs them.
 """
 
 import argparse
@@ -55,6 +55,7 @@ UNITS: Mapping[str, Sequence[str]] = {
     "pool": (),
     "recurrent": (),
     "step": (),
+    "unpack": ("-O2",),  # is called for single rows, and has much to unroll
     "workers": (),
     "variant_portable": (),
 }
@@ -92,23 +93,28 @@ def library_path() -> Path:
 
     Whatever was made of the same sources will do, whichever compiler made it.
     """
-    made = sorted(MADE.glob(f"{library_stem(units(variants_left_out()))}-*.so"), key=_made_ns)
+    stems = {library_stem(units(left_out)) for left_out in (variants_left_out(), variants_unused())}
+    made = [library for stem in stems for library in MADE.glob(f"{stem}-*.so")]
     shipped = SHIPPED / f"{library_stem(units())}.so"
-    return made[-1] if made else shipped if shipped.exists() else compiled()
+    return max(made, key=_made_ns) if made else shipped if shipped.exists() else compiled()
 
 
-def compiled() -> Path:
-    """The library for this processor from the compiler at hand, compiled unless it is there. Raises
-    BuildFailed.
+def compiled(with_all: bool = False) -> Path:
+    """The library for this processor from the compiler at hand, compiled unless it is there: with
+    its best variant, or `with_all`. Raises BuildFailed.
 
     Processes that build at the same time do not disturb each other: each writes elsewhere and moves
     the finished file to its place.
     """
     compiler = find_compiler()
+    version = _version(compiler)
     kept = units(variants_left_out())
-    target = MADE / f"{library_stem(kept)}-{_version(compiler)}.so"
+    target = MADE / f"{library_stem(kept)}-{version}.so"
+    if not (with_all or target.exists()):
+        kept = units(variants_unused())
+        target = MADE / f"{library_stem(kept)}-{version}.so"
     if not target.exists():
-        logger.info("compiling the kernels, once: this takes half a minute, by zig two")
+        logger.info("compiling the kernels, once: this takes up to half a minute, by zig longer")
         _build(compiler, kept, target)
         _remove_old_builds()
     target.touch()  # the newest one is loaded
@@ -151,6 +157,14 @@ def variants_left_out() -> list[str]:
         if unit.startswith(VARIANT)
     }
     return [name for name, instructions in needed.items() if has and not instructions <= has]
+
+
+def variants_unused() -> list[str]:
+    """Returns all variants but the best that this processor can run, as far as Linux tells."""
+    every = [unit.removeprefix(VARIANT) for unit in units() if unit.startswith(VARIANT)]
+    left_out = variants_left_out()
+    best = [name for name in every if name not in left_out][-1]
+    return [name for name in every if name != best]
 
 
 def multiplies_tiles() -> bool:
@@ -285,6 +299,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the kernels ahead of time.")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
+        "--variants", action="store_true", help="all that this processor can run: for tests"
+    )
+    where.add_argument(
         "--beside", action="store_true", help="beside the sources, for every processor of this kind"
     )
     where.add_argument(
@@ -297,7 +314,7 @@ def main() -> None:
         made = [SHIPPED / f"{library_stem(units())}.so"]
         _build(find_compiler(), units(), made[0])
     else:
-        made = [compiled()]
+        made = [compiled(options.variants)]
     for library in made:
         print(f"kernels: {library}")
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inference_api.kernels.build import BuildFailed, library_path
+from inference_api.kernels.build import BuildFailed, compiled, library_path
 from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.packing import FILE_BITS, PANEL, Bits, group_inputs, packed_bytes
 
@@ -109,15 +109,14 @@ class Kernels:
     def __init__(self, num_threads: int, variant: str | None = None) -> None:
         """`num_threads` counts the calling thread. Raises KernelsUnavailable."""
         self._library = _library()
-        supported = supported_variants()
-        self.variant = supported[0] if variant is None else variant
+        supported = _variants(self._library)
+        self.variant = next(iter(supported)) if variant is None else variant
         if self.variant not in supported:
             raise KernelsUnavailable(
                 f"this processor has no {variant}; choose one of {', '.join(supported)}"
             )
-        number = _all_variants().index(self.variant)
         self._pid = os.getpid()
-        self._context = self._library.hearth_create(number, num_threads)
+        self._context = self._library.hearth_create(supported[self.variant], num_threads)
         if not self._context:
             raise KernelsUnavailable(f"{num_threads} threads could not be started; free memory")
 
@@ -270,25 +269,24 @@ class Kernels:
 
 def supported_variants() -> list[str]:
     """Returns the variants this processor can run, best first. Raises KernelsUnavailable."""
-    library = _library()
-    return [
-        name for number, name in enumerate(_all_variants()) if library.hearth_is_supported(number)
-    ]
+    return list(_variants(_library()))
 
 
-def _all_variants() -> list[str]:
-    library = _library()
+def _variants(library: Any) -> dict[str, int]:
+    """Numbers of the variants of a library that this processor can run, by name, best first."""
     names: list[str] = []
     while name := library.hearth_variant_name(len(names)):
         names.append(ffi.string(name).decode())
-    return names
+    return {name: n for n, name in enumerate(names) if library.hearth_is_supported(n)}
 
 
 @cache
 def _library() -> Any:
     """Loaded once. Raises KernelsUnavailable."""
     try:
-        return ffi.dlopen(str(library_path()))
+        library = ffi.dlopen(str(library_path()))
+        # Linux may have told of a variant that this process may not use.
+        return library if _variants(library) else ffi.dlopen(str(compiled(with_all=True)))
     except (BuildFailed, OSError) as error:
         raise KernelsUnavailable(str(error)) from error
 

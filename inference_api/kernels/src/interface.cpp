@@ -43,7 +43,7 @@ struct Variant {
   bool (*is_supported)();
 };
 
-// A build for one machine leaves out what its processor lacks: see build.py.
+// A build for one machine leaves out what its processor lacks or will not use: see build.py.
 constexpr Variant kVariants[] = {
 #if defined(__x86_64__) && !defined(HEARTH_WITHOUT_AMX)
     {"amx", &hearth::kAmx, hearth::has_amx},
@@ -69,7 +69,9 @@ constexpr Variant kVariants[] = {
 #if defined(__aarch64__) && !defined(HEARTH_WITHOUT_NEON)
     {"neon", &hearth::kNeon, [] { return true; }},
 #endif
+#if !defined(HEARTH_WITHOUT_PORTABLE)
     {"portable", &hearth::kPortable, [] { return true; }},
+#endif
 };
 constexpr int kNumVariants = sizeof(kVariants) / sizeof(kVariants[0]);
 

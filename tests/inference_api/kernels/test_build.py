@@ -1,5 +1,6 @@
 """Building the library, and what happens where that is not possible."""
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -7,6 +8,18 @@ from pathlib import Path
 import pytest
 
 from inference_api.kernels import build, library
+
+# A library that says it has two variants, or one.
+SAYS_HOW_MANY = """
+#ifdef UNUSED
+const char* const names[] = {"1", nullptr};
+#else
+const char* const names[] = {"1", "2", nullptr};
+#endif
+#pragma GCC visibility push(default)
+extern "C" const char* hearth_variant_name(int number) { return names[number]; }
+extern "C" int hearth_is_supported(int number) { return 1; }
+"""
 
 
 @pytest.fixture
@@ -17,6 +30,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
     monkeypatch.setattr(build, "units", lambda left_out=(): {"one": [*left_out]})
     monkeypatch.setattr(build, "variants_left_out", lambda: ["-DLEFT_OUT"])
+    monkeypatch.setattr(build, "variants_unused", lambda: ["-DLEFT_OUT", "-DUNUSED"])
+    monkeypatch.setattr(library, "_library", library._library.__wrapped__)
     (tmp_path / "src").mkdir()
     source = tmp_path / "src" / "one.cpp"
     source.write_text('extern "C" int one() { return 1; }')
@@ -36,9 +51,27 @@ def test_what_was_compiled_last_is_loaded(source: Path) -> None:
     first = build.compiled()
     by_another_compiler = first.with_stem(f"{first.stem[:-8]}01234567")
     by_another_compiler.write_bytes(first.read_bytes())
+    os.utime(first, (1, 1))
+    os.utime(by_another_compiler, (2, 2))
     assert build.library_path() == by_another_compiler
     assert build.compiled() == first
     assert build.library_path() == first
+
+
+def test_one_variant_is_compiled_unless_all_are_there(source: Path) -> None:
+    source.write_text(SAYS_HOW_MANY)
+    best = build.compiled()
+    assert library.supported_variants() == ["1"]
+    every = build.compiled(with_all=True)
+    assert library.supported_variants() == ["1", "2"]
+    assert build.compiled() == every != best
+
+
+def test_where_the_best_variant_may_not_run_all_are_compiled(source: Path) -> None:
+    source.write_text(SAYS_HOW_MANY.replace("return 1", "return number == 1"))
+    build.compiled()
+    for _ in range(2):
+        assert library.supported_variants() == ["2"]
 
 
 def test_old_builds_are_removed(source: Path, tmp_path: Path) -> None:
@@ -57,16 +90,20 @@ def test_faulty_sources_are_reported_and_leave_nothing(source: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("flags", "left_out"),
+    ("flags", "left_out", "best"),
     [
-        ("fpu avx2 fma f16c avx_vnni", ["avx512vnni", "avx512bf16", "amx"]),
-        ("fpu avx fma f16c", ["avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx"]),
-        ("avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni", ["avxvnni", "avx512bf16", "amx"]),
+        ("fpu avx2 fma f16c avx_vnni", ["avx512vnni", "avx512bf16", "amx"], "avxvnni"),
+        ("fpu avx fma f16c", ["avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx"], "portable"),
+        (
+            "avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni",
+            ["avxvnni", "avx512bf16", "amx"],
+            "avx512vnni",
+        ),
     ],
 )
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="variants of x86-64")
 def test_variants_that_the_processor_cannot_run_are_left_out(
-    flags: str, left_out: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: str, left_out: list[str], best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
     monkeypatch.setattr(build, "PROCESSOR", tmp_path / "cpuinfo")
@@ -75,6 +112,8 @@ def test_variants_that_the_processor_cannot_run_are_left_out(
     assert not {f"variant_{name}" for name in left_out} & set(units)
     assert "variant_portable" in units
     assert units["interface"] == [f"-DHEARTH_WITHOUT_{name.upper()}" for name in left_out]
+    served = build.units(build.variants_unused())
+    assert [unit for unit in served if unit.startswith("variant_")] == [f"variant_{best}"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +173,6 @@ def test_without_a_compiler_the_message_names_the_remedy(
 ) -> None:
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(library, "_library", library._library.__wrapped__)
     with pytest.raises(library.KernelsUnavailable, match="pip install ziglang"):
         library.supported_variants()
 
@@ -149,8 +187,15 @@ def test_without_a_writable_folder_the_message_names_it(
 
 
 def test_variants_that_are_left_out_compile_too(tmp_path: Path) -> None:
-    flags = [*build.FLAGS, "-fsyntax-only"]
-    build.compile_units(build.find_compiler(), build.units(), flags, tmp_path)
+    flags, compiled = [*build.FLAGS, "-fsyntax-only"], build.units(build.variants_left_out())
+    left_out = {name: each for name, each in build.units().items() if compiled.get(name) != each}
+    build.compile_units(build.find_compiler(), left_out, flags, tmp_path)
+
+
+def test_tests_have_all_variants_that_linux_tells_of() -> None:
+    told = build.units(build.variants_left_out())
+    variants = {f"variant_{name}" for name in library.supported_variants()}
+    assert variants >= {unit for unit in told if unit.startswith("variant_")} - {"variant_amx"}
 
 
 def test_an_unknown_variant_is_refused() -> None:

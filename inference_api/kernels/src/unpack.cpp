@@ -1,0 +1,89 @@
+#include "unpack.h"
+
+#include "half.h"
+#include "isa_portable.h"
+#include "unpacked.h"
+
+namespace hearth {
+namespace {
+
+void unpack_block(const Float32Block& block, int64_t lane, float* weights) {
+  for (int i = 0; i < kGroup; ++i) {
+    weights[i] = block.values[i][lane];
+  }
+}
+
+void unpack_block(const BFloat16Block& block, int64_t lane, float* weights) {
+  for (int i = 0; i < kGroup; ++i) {
+    weights[i] = bfloat16_to_float(block.pairs[i / kPair][lane][place_in_pair(i)]);
+  }
+}
+
+void unpack_block(const Int8Block& block, int64_t lane, float* weights) {
+  const float scale = half_to_float(block.scales[lane]);
+  for (int i = 0; i < kGroup; ++i) {
+    const int value = block.values[i / kQuad][lane][i % kQuad] - kInt8Offset;
+    weights[i] = static_cast<float>(value) * scale;
+  }
+}
+
+void unpack_block(const Int4Block& block, int64_t lane, float* weights) {
+  const float scale = half_to_float(block.scales[lane]);
+  for (int i = 0; i < kGroup; ++i) {
+    const int quad = i / kQuad;
+    const int pair = block.pairs[quad / 2][lane][i % kQuad];
+    const int value = (quad % 2 == 0 ? pair & 0x0f : pair >> 4) - kInt4Offset;
+    weights[i] = static_cast<float>(value) * scale;
+  }
+}
+
+// Blocks that are taken apart: the whole panel is, which takes no longer than one lane would.
+template <class Block>
+void unpack_block(const Block& block, int64_t lane, float* weights) {
+  constexpr int kInputs = Block::kInputs / Block::kScales;  // of a group
+  UnpackedOf<Block> unpacked;
+  unpack<Portable>(block, 0, unpacked);
+  for (int i = 0; i < Block::kInputs; ++i) {
+    const int group = i / kInputs;
+    const int quad = i % kInputs / kQuad;
+    const int value = unpacked.groups[group].quads[quad][lane][i % kQuad] - Block::kOffset;
+    weights[i] = static_cast<float>(value) * unpacked.floats.scales[group][lane];
+    if (Block::kHasMinima) {
+      weights[i] -= unpacked.floats.minima[group][lane];
+    }
+  }
+}
+
+template <class Block>
+void unpack_row(const void* packed, int64_t num_groups, int64_t output, float* weights) {
+  const int64_t num_blocks = num_groups * kGroup / Block::kInputs;
+  const auto* blocks = static_cast<const Block*>(packed) + output / kPanel * num_blocks;
+  for (int64_t index = 0; index < num_blocks; ++index) {
+    unpack_block(blocks[index], output % kPanel, weights + index * Block::kInputs);
+  }
+}
+
+}  // namespace
+
+void unpack_row(Bits bits, const void* packed, int64_t num_groups, int64_t output, float* weights) {
+  switch (bits) {
+    case Bits::kFloat32:
+      return unpack_row<Float32Block>(packed, num_groups, output, weights);
+    case Bits::kBFloat16:
+      return unpack_row<BFloat16Block>(packed, num_groups, output, weights);
+    case Bits::kInt8:
+      return unpack_row<Int8Block>(packed, num_groups, output, weights);
+    case Bits::kInt5:
+      return unpack_row<Int5Block>(packed, num_groups, output, weights);
+    case Bits::kQ4K:
+      return unpack_row<Q4KBlock>(packed, num_groups, output, weights);
+    case Bits::kQ5K:
+      return unpack_row<Q5KBlock>(packed, num_groups, output, weights);
+    case Bits::kQ6K:
+      return unpack_row<Q6KBlock>(packed, num_groups, output, weights);
+    default:
+      return unpack_row<Int4Block>(packed, num_groups, output, weights);
+  }
+}
+
+}  // namespace hearth
