@@ -69,7 +69,7 @@ WITH_MUCH_TO_COMPUTE = (
     "benchmarking/load/test_preflight.py",
     "benchmarking/report/test_page.py",
     "contracts/test_draft_source.py",
-    "inference_api/engine/test_fixed_step.py",
+    "inference_api/engine/test_graphs.py",
     "inference_api/loading/test_gguf_damage.py",
     "inference_api/pipeline/test_ring.py",
     "inference_api/pipeline/test_routes.py",

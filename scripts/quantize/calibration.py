@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from inference_api.engine.cuda.attention import ChunkAttention
 from inference_api.engine.cuda.decoder import Decoder
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.parameters import TorchParameters, load_torch_parameters
 from inference_api.engine.cuda.rope import Rope
+from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.errors import StartupError
 from inference_api.loading.config import LayerRange, ModelConfig
 from inference_api.loading.gguf.files import GgufModel
@@ -113,15 +113,16 @@ class Calibration:
         config = replace(config, embedding_multiplier=1.0)
         longest = max(map(len, self._windows))
         cache = TorchCache(config, 1, longest, CPU, torch.float32)
-        rope = Rope(config, longest, CPU, torch.float32)
+        ops = TorchOps(config, cache, Rope(config, longest, CPU, torch.float32))
         # A decoder begins with its embedding's rows: these are the states.
         states = {EMBEDDING: self._states, HEAD: self._states}
-        decoder = Decoder(config, TorchParameters(tensors | states), cache, rope, 1)
-        after, first = [], 0
+        decoder = Decoder(config, TorchParameters(tensors | states), cache, ops)
+        after: list[Tensor] = []
+        first = 0
         for window in self._windows:
             positions = torch.arange(len(window))
-            attend = ChunkAttention(config, cache, 0, 0, len(window))
-            after.append(decoder.states(first + positions, positions, attend))
+            inputs = [first + positions, positions, torch.zeros_like(positions), positions]
+            after += decoder.prompt_states([len(window)], torch.stack(inputs))
             first += len(window)
         return torch.cat(after)
 

@@ -64,15 +64,11 @@ def make_torch_runner(
     return runner, VOCAB_SIZE
 
 
-def make_fixed_step_runner(folder: Path) -> tuple[ModelRunner, int]:
-    """On the CPU, but with the decode steps that CUDA has, not captured."""
-    from inference_api.engine.cuda.decoder import Decoder
-    from inference_api.engine.cuda.fixed_step import FixedStepDecoder
-
+def make_torch_runner_of_lengths(folder: Path) -> tuple[ModelRunner, int]:
+    """With steps for contexts of two lengths."""
     runner, vocab_size = make_torch_runner(folder)
-    assert isinstance(runner.decoder, Decoder)
-    config = runner._config
-    runner.decoder = FixedStepDecoder(config, runner.decoder, runner._cache, (16, 64))
+    with torch.inference_mode():
+        runner.decoder.prepare((16, 64))
     return runner, vocab_size
 
 
@@ -96,7 +92,7 @@ RUNNERS: dict[str, RunnerFactory] = {
     "torch": make_torch_runner,
     "float32": make_kernel_runner,
     "bfloat16": partial(make_kernel_runner, options=replace(OPTIONS, dtype="bfloat16")),
-    "fixed steps": make_fixed_step_runner,
+    "torch, two lengths": make_torch_runner_of_lengths,
     "int8": partial(make_kernel_runner, options=replace(OPTIONS, quantization="int8")),
     "int4": partial(make_kernel_runner, options=replace(OPTIONS, quantization="int4")),
     "cache of int8": partial(make_kernel_runner, options=replace(OPTIONS, kv_cache_dtype="int8")),

@@ -1,26 +1,46 @@
 """A decoder-only transformer over a static KV cache. Decode thread only.
 
-One path for every family: what differs is data in `ModelConfig`. A row's numbers depend on that
-row alone, bit for bit: no operation here mixes rows, and the matrix products, whose summation
-order depends on how many rows they see, see a fixed or rounded number of them.
+One path for every family: what differs is data in `ModelConfig`. Its steps have one of a few
+shapes, and what they depend on is on the device, so that they can be recorded. A row's numbers
+depend on that row alone, bit for bit: no operation here mixes rows, and the matrix products, whose
+summation order depends on how many rows they see, see a fixed number of them.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.cuda.attention import Attention, ChunkAttention, StepAttention, TokenPlace
+from inference_api.engine.cuda.graphs import Capture, FixedStep, LengthForward, step_lengths
+from inference_api.engine.cuda.inputs import Lines, absent, prompt_inputs, token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.latent import LatentOut, latent_qkv
 from inference_api.engine.cuda.mlp import Mlp, make_mlp
+from inference_api.engine.cuda.ops import (
+    IDS,
+    NUM_LINES,
+    PROMPT_LINES,
+    ROWS,
+    Affine,
+    LayerHeads,
+    Operations,
+    TokenOperations,
+)
 from inference_api.engine.cuda.parameters import Linear, TorchParameters
-from inference_api.engine.cuda.rope import Rope, TensorTurns, turn
 from inference_api.loading.config import ModelConfig
 from inference_api.runner import RowStep
+
+logger = logging.getLogger(__name__)
+
+PROMPT_SIZES = {64: 1, 256: 65, 1024: 1024}
+"""As many tokens of a prompt are computed at once, and the fewest that are filled up to them. With
+up to 256, weights take longer to read than to multiply; more are left to several steps."""
 
 
 class TorchOutputs(NamedTuple):
@@ -30,21 +50,13 @@ class TorchOutputs(NamedTuple):
     hidden: Sequence[Tensor | None]
 
 
-class Affine(NamedTuple):
-    """The weight and the bias of a norm."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-
 @dataclass(frozen=True, slots=True)
 class Layer:
     """The parameters of one layer."""
 
     attention_norm: Affine | None
     qkv: Linear  # [heads * head_dim of queries, then of keys, then of values, hidden]
-    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]
-    sinks: Tensor | None  # [heads]
+    heads: LayerHeads
     out: Linear
     attention_output_norm: Affine | None
     mlp_norm: Affine | None
@@ -55,145 +67,141 @@ class Layer:
 class Decoder:
     """Decodes by torch, step by step.
 
-    With steps of one size, a token that draws has the same bits whatever shares its step and
-    whether it was drafted; those of a prompt have when it is always cut alike.
+    Tokens that something follows come as many at once as there are user rows: one of each, or any
+    of any. Both have the same shapes, so that a token has the same bits whatever shares its step
+    and whether it was drafted; those of a prompt have when it is always cut alike.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        parameters: TorchParameters,
-        cache: TorchCache,
-        rope: Rope,
-        rows_multiple: int,
+        self, config: ModelConfig, parameters: TorchParameters, cache: TorchCache, ops: Operations
     ) -> None:
-        """`rows_multiple`: a step computes this many rows or a multiple, the rest are padding."""
         self._config = config
-        self._cache = cache
-        self._max_rows = cache.keys.shape[1]
-        self._rope = rope
-        self._rows_multiple = rows_multiple
+        self._spare_slot = cache.capacity - 1  # see `SPARE_SLOTS`
+        self._max_rows = cache.entries.shape[1]
+        self._ops = ops
         self._embedding = parameters.tensors["embedding"]
         # In the precision of the sums, as Gemma was trained with it.
         self._embedding_multiplier = self._embedding.new_tensor(config.embedding_multiplier)
         self._layers = [
-            _layer(config, parameters, i, rows_multiple) for i in range(config.num_layers)
+            _layer(config, parameters, i, ops, self._max_rows) for i in range(config.num_layers)
         ]
         self._final_norm = _affine(parameters, "final_norm")
         self._head = parameters.linear("head")
-        self._device = self._embedding.device
-        self._no_states = self._embedding.new_empty(0, config.hidden_size)
+        sizes = config.vocab_size, config.hidden_size
+        self._nothing = [torch.empty(0, size, device=self._embedding.device) for size in sizes]
+        self.prepare(step_lengths(cache.max_seq_len))
 
-    def warm_up(self) -> None:
-        """Nothing is prepared."""
+    def prepare(self, lengths: Sequence[int]) -> None:
+        """Have steps that read the cache up to each of `lengths`, which ascend: the last holds the
+        longest sequence."""
+
+        def step(forward: LengthForward, num_lines: int, num_tokens: int, least: int) -> FixedStep:
+            inputs = torch.from_numpy(absent(num_lines, num_tokens, self._spare_slot))
+            longer = [length for length in lengths if length >= least]
+            return FixedStep(forward, inputs.to(self._embedding.device), longer)
+
+        self._of_rows, self._of_tokens = (
+            step(partial(self._token_outputs, is_in_order), NUM_LINES, self._max_rows, 1)
+            for is_in_order in (True, False)
+        )
+        self._of_prompts = {
+            size: step(self.prompt_states, PROMPT_LINES, size, least)
+            for size, least in PROMPT_SIZES.items()
+            if least <= lengths[-1]
+        }
+
+    def record(self, capture: Capture) -> None:
+        """Record the steps. Where that fails they stay as they are, and the log says so."""
+        if self._config.mixture is not None:  # see `Mixture`
+            return
+        try:
+            for step in (self._of_rows, self._of_tokens, *self._of_prompts.values()):
+                step.record(capture)
+        except RuntimeError as error:
+            logger.warning(
+                "steps cannot be captured as CUDA graphs and are launched operation by operation, "
+                "which is slower: %s",
+                error,
+            )
 
     def forward(self, rows: Sequence[RowStep]) -> TorchOutputs:
-        """See `StepDecoder`. Torch's products would give other bits to a chunk that has company, so
-        each is a call of its own; tokens that draw share calls, all of one size."""
-        before = [self._chunk(each) for each in rows]
-        parts = [self._step(tokens) for tokens in _calls(rows, self._max_rows)]
-        if len(parts) == 1:
-            logits, states = parts[0]
-        else:
-            parts.append((self._logits(self._no_states), self._no_states))
-            logits, states = (torch.cat(each) for each in zip(*parts, strict=True))
-        if not any(each.wants_hidden for each in rows):
-            return TorchOutputs(logits, [None] * len(rows))
-        of_rows = states.split_with_sizes([len(each.draws) for each in rows])
-        hidden = [
-            torch.cat([first, rest]).float() if each.wants_hidden else None
-            for each, first, rest in zip(rows, before, of_rows, strict=True)
+        """See `StepDecoder`. Prompt tokens that draw nothing are computed apart; the few that a
+        draft model lacks before it draws are tokens of the step."""
+        firsts = [
+            each.num_undrawn if not each.draws or each.num_undrawn > self._max_rows else 0
+            for each in rows
         ]
-        return TorchOutputs(logits, hidden)
+        before = [[*self._prompt(row, first)] for row, first in zip(rows, firsts, strict=True)]
+        counts = [len(row.token_ids) - first for row, first in zip(rows, firsts, strict=True)]
+        logits, states = self._tokens(token_inputs(rows, firsts)) if any(counts) else self._nothing
+        hidden = [
+            torch.cat([*first, rest.float()]) if row.wants_hidden else None
+            for row, first, rest in zip(rows, before, states.split(counts), strict=True)
+        ]
+        if sum(len(each.draws) for each in rows) == len(logits):
+            return TorchOutputs(logits, hidden)
+        of_rows = zip(rows, logits.split(counts), strict=True)
+        drawing = [own[len(own) - len(row.draws) :] for row, own in of_rows]
+        return TorchOutputs(torch.cat(drawing), hidden)
 
-    def at_once(
-        self, tokens: Tensor, positions: Tensor, attend: Attention
-    ) -> tuple[Tensor, Tensor]:
-        """Logits [n, vocab] float32 for what follows `tokens` [n] at `positions` [n], and the
-        states [n, hidden] that they come from."""
-        states = self.states(tokens, positions, attend)
-        return self._logits(states), states
+    def _prompt(self, row: RowStep, num_tokens: int) -> Iterator[Tensor]:
+        """Write a row's first tokens: their states where wanted, else nothing."""
+        begin = 0
+        while begin < num_tokens:
+            left = num_tokens - begin
+            size = max(size for size, least in PROMPT_SIZES.items() if least <= left)
+            end = min(begin + size, num_tokens)
+            inputs = prompt_inputs(row, begin, end, size, self._spare_slot)
+            (states,) = self._of_prompts[size].run(inputs)
+            if row.wants_hidden:
+                yield states[: end - begin].to(torch.float32, copy=True)
+            begin = end
 
-    def states(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
-        """What the output head takes for `tokens` [n] at `positions` [n]: [n, hidden]."""
-        return self._norm(self._hidden(tokens, positions, attend), self._final_norm)
+    def _tokens(self, inputs: Lines) -> Sequence[Tensor]:
+        """Logits [n, vocab] and states [n, hidden], to keep."""
+        rows, most = inputs[ROWS].tolist(), self._max_rows
+        if len({*rows}) == len(rows):
+            return self._run(self._of_rows, inputs, rows)
+        parts = [
+            self._run(self._of_tokens, part, range(part.shape[1]))
+            for part in np.split(inputs, range(most, len(rows), most), axis=1)
+        ]
+        return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
 
-    def _chunk(self, row: RowStep) -> Tensor:
-        """Write the tokens that draw nothing: their states where wanted, else nothing."""
-        if not row.num_undrawn:
-            return self._no_states
-        tokens = torch.tensor(row.token_ids[: row.num_undrawn], device=self._device)
-        positions = torch.arange(row.start, row.start + len(tokens), device=self._device)
-        attend = ChunkAttention(self._config, self._cache, row.row, row.start, len(tokens))
-        hidden = self._hidden(tokens, positions, attend)
-        return self._norm(hidden, self._final_norm) if row.wants_hidden else self._no_states
+    def _run(self, step: FixedStep, tokens: Lines, columns: Sequence[int]) -> Sequence[Tensor]:
+        """Run a step that has `tokens` in `columns`, and no others."""
+        inputs = absent(NUM_LINES, self._max_rows, self._spare_slot)
+        inputs[:, columns] = tokens
+        return [each[[*columns]] for each in step.run(inputs)]
 
-    def _step(self, drawing: Sequence[tuple[int, TokenPlace]]) -> tuple[Tensor, Tensor]:
-        """Logits and states of tokens that draw."""
-        token_ids, places = zip(*drawing, strict=True)
-        num_padding = -len(places) % self._rows_multiple
-        padding = [0] * num_padding
-        tokens, positions = torch.tensor(
-            [[*token_ids, *padding], [*(each.position for each in places), *padding]],
-            device=self._device,
-        )
-        attention = StepAttention(self._config, self._cache, places, num_padding)
-        logits, states = self.at_once(tokens, positions, attention)
-        return logits[: len(places)], states[: len(places)]
+    def _token_outputs(
+        self, is_in_order: bool, lengths: Sequence[int], inputs: Tensor
+    ) -> Sequence[Tensor]:
+        """Logits [n, vocab] float32 and states [n, hidden]; see `Operations.tokens`."""
+        states = self._states(inputs, self._ops.tokens(inputs, lengths, is_in_order))
+        return capped(self._head(states), self._config), states
 
-    def _logits(self, states: Tensor) -> Tensor:
-        return capped(self._head(states), self._config)
+    def prompt_states(self, lengths: Sequence[int], inputs: Tensor) -> Sequence[Tensor]:
+        """States [n, hidden] of a prompt's tokens, at positions below the last of `lengths`."""
+        return [self._states(inputs, self._ops.prompt(inputs, lengths[-1]))]
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
-        """All layers over `tokens` [n] at `positions` [n]: [n, hidden]."""
-        config = self._config
-        scale = config.residual_multiplier
-        turns = self._rope.at(positions)
-        x = F.embedding(tokens, self._embedding) * self._embedding_multiplier
-        for index, layer in enumerate(self._layers):
-            normed = self._norm(x, layer.attention_norm)
-            attention = attend(index, *self._project(normed, layer, turns[index]), layer.sinks)
-            attention = self._norm(layer.out(attention), layer.attention_output_norm)
-            if not config.is_parallel:
-                x = torch.add(x, attention, alpha=scale)
-            if not config.is_parallel or layer.mlp_norm is not None:
-                normed = self._norm(x, layer.mlp_norm)
-            mlp = self._norm(layer.mlp(normed), layer.mlp_output_norm)
-            x = torch.add(x, attention + mlp if config.is_parallel else mlp, alpha=scale)
-        return x
-
-    def _project(
-        self, x: Tensor, layer: Layer, turns: TensorTurns | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim], rope applied."""
-        config = self._config
-        qkv = layer.qkv(x).view(-1, config.num_qkv_heads, config.head_dim)
-        qk, values = qkv.split_with_sizes(
-            [config.num_heads + config.num_kv_heads, config.num_kv_heads], 1
-        )
-        if layer.qk_norm is not None:
-            qk = self._normed_heads(qk) * layer.qk_norm
-        queries, keys = turn(qk, turns).split_with_sizes([config.num_heads, config.num_kv_heads], 1)
-        if turns is not None and turns.query_scales is not None:
-            queries = queries * turns.query_scales
-        return queries, keys, values
-
-    def _normed_heads(self, qk: Tensor) -> Tensor:
-        """[n, heads + kv_heads, head_dim]"""
-        config = self._config
-        if not config.is_qk_norm_whole:
-            return F.rms_norm(qk, (config.head_dim,), eps=config.norm_eps)
-        parts = qk.split_with_sizes([config.num_heads, config.num_kv_heads], 1)
-        return torch.cat([F.rms_norm(x, x.shape[1:], eps=config.norm_eps) for x in parts], 1)
-
-    def _norm(self, x: Tensor, norm: Affine | None) -> Tensor:
-        """`x` as it is where there is no such norm."""
-        if norm is None:
-            return x
-        shape, eps = (self._config.hidden_size,), self._config.norm_eps
-        if self._config.norm == "rms":
-            return F.rms_norm(x, shape, norm.weight, eps)
-        return F.layer_norm(x, shape, norm.weight, norm.bias, eps)
+    def _states(self, inputs: Tensor, tokens: TokenOperations) -> Tensor:
+        """What the output head takes, [n, hidden]."""
+        ops, config = self._ops, self._config
+        x = F.embedding(inputs[IDS], self._embedding) * self._embedding_multiplier
+        made, made_norm = None, None  # not yet in x
+        for layer in self._layers:
+            x, normed = ops.norm_add(x, made, made_norm, layer.attention_norm)
+            queries = tokens.place_heads(layer.qkv(normed), layer.heads)
+            attention = layer.out(tokens.attend(queries, layer.heads))
+            if not config.is_parallel:  # what is has no output norms
+                x, normed = ops.norm_add(x, attention, layer.attention_output_norm, layer.mlp_norm)
+                made, made_norm = layer.mlp(normed), layer.mlp_output_norm
+                continue
+            if layer.mlp_norm is not None:
+                _, normed = ops.norm_add(x, None, None, layer.mlp_norm)
+            made = attention + layer.mlp(normed)
+        return ops.norm_add(x, made, made_norm, self._final_norm)[1]
 
 
 def capped(logits: Tensor, config: ModelConfig) -> Tensor:
@@ -201,38 +209,6 @@ def capped(logits: Tensor, config: ModelConfig) -> Tensor:
     divisor, softcap = config.logits_divisor, config.logits_softcap
     logits = logits.float() if divisor == 1.0 else logits.float() / divisor
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-
-def _calls(rows: Sequence[RowStep], most: int) -> Iterator[list[tuple[int, TokenPlace]]]:
-    """Tokens that draw, at most `most` at once; a prompt that is scored is a call of its own."""
-    waiting: list[tuple[int, TokenPlace]] = []
-    for each in rows:
-        tokens = list(placed(each, each.num_undrawn))
-        if tokens and each.draws[0].known_id is not None:
-            if waiting:
-                yield waiting
-                waiting = []
-            yield tokens
-            continue
-        waiting += tokens
-        while len(waiting) >= most:
-            yield waiting[:most]
-            waiting = waiting[most:]
-    if waiting:
-        yield waiting
-
-
-def placed(row: RowStep, first: int) -> Iterator[tuple[int, TokenPlace]]:
-    """A row's tokens from index `first` on, and where they are."""
-    positions = row.positions
-    branches: list[Sequence[int] | None] = [None] * len(positions)
-    if row.parents is not None:
-        for index, parent in enumerate(row.parents):
-            before = (branches[parent] or ()) if parent >= 0 else ()
-            branches[index] = [*before, row.start + index]
-    for index in range(first, len(positions)):
-        place = TokenPlace(row.row, positions[index], row.start + index, branches[index])
-        yield row.token_ids[index], place
 
 
 def _affine(parameters: TorchParameters, name: str) -> Affine | None:
@@ -243,7 +219,7 @@ def _affine(parameters: TorchParameters, name: str) -> Affine | None:
 
 
 def _layer(
-    config: ModelConfig, parameters: TorchParameters, index: int, rows_multiple: int
+    config: ModelConfig, parameters: TorchParameters, index: int, ops: Operations, max_rows: int
 ) -> Layer:
     def affine(name: str) -> Affine | None:
         return _affine(parameters, f"layers.{index}.{name}")
@@ -252,14 +228,14 @@ def _layer(
         return parameters.linear(f"layers.{index}.{name}.weight", f"layers.{index}.{name}.bias")
 
     latent = config.latent
+    sinks = parameters.tensors.get(f"layers.{index}.sinks")
     return Layer(
         attention_norm=affine("attention_norm"),
         qkv=linear("qkv") if latent is None else latent_qkv(config, latent, parameters, index),
-        qk_norm=parameters.qk_norm(config, index),
-        sinks=parameters.tensors.get(f"layers.{index}.sinks"),
+        heads=LayerHeads(index, parameters.qk_norm(config, index), sinks),
         out=linear("out") if latent is None else LatentOut(config, linear("out")),
         attention_output_norm=affine("attention_output_norm"),
         mlp_norm=affine("mlp_norm"),
-        mlp=make_mlp(config, parameters, index, rows_multiple),
+        mlp=make_mlp(config, parameters, index, ops.gate, max_rows),
         mlp_output_norm=affine("mlp_output_norm"),
     )

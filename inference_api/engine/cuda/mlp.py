@@ -14,13 +14,6 @@ from inference_api.loading.families.layer_plan import ROUTER
 
 LEAST_SUM = 1e-20  # keeps a sum of sigmoids from dividing by zero
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
-
 
 class Mlp(Protocol):
     """[n, hidden] to [n, hidden]."""
@@ -30,28 +23,14 @@ class Mlp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """One for all tokens. `activate`: from what `up` makes to what `down` takes."""
+    """One for all tokens."""
 
     up: Linear
     down: Linear
-    activate: Callable[[Tensor], Tensor]
+    gate: Callable[[Tensor], Tensor]  # see `Operations`
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.activate(self.up(x)))
-
-
-def _activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
-    """[n, ffn] to the same; gated: [n, 2 ffn] to [n, ffn], the first half lets the second pass."""
-    activation, swiglu = ACTIVATIONS[config.activation], config.swiglu
-
-    def pass_gates(gates_and_up: Tensor) -> Tensor:
-        gate, up = gates_and_up.chunk(2, dim=-1)
-        if swiglu is None:
-            return activation(gate) * up
-        gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
-        return gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
-
-    return pass_gates if config.is_mlp_gated else activation
+        return self.down(self.gate(self.up(x)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +86,14 @@ def _best_first(preferences: Tensor) -> Tensor:
 
 
 def make_mlp(
-    config: ModelConfig, parameters: TorchParameters, layer: int, rows_multiple: int
+    config: ModelConfig,
+    parameters: TorchParameters,
+    layer: int,
+    gate: Callable[[Tensor], Tensor],
+    rows_multiple: int,
 ) -> Mlp:
-    """`rows_multiple`: see `Mixture`."""
-    name, activate = f"layers.{layer}", _activation(config)
+    """`gate`: see `Operations`. `rows_multiple`: see `Mixture`."""
+    name = f"layers.{layer}"
     mixture = config.mixture_of(layer)
 
     def dense(prefix: str = "") -> Mlp:
@@ -118,7 +101,7 @@ def make_mlp(
             parameters.linear(f"{name}.{prefix}{each}.weight", f"{name}.{prefix}{each}.bias")
             for each in ("up", "down")
         )
-        return DenseMlp(up, down, activate)
+        return DenseMlp(up, down, gate)
 
     if mixture is None:
         return dense()
@@ -126,7 +109,7 @@ def make_mlp(
         parameters.linears(f"{name}.{each}.weight", f"{name}.{each}.bias", mixture.num_experts)
         for each in ("up", "down")
     )
-    experts = [DenseMlp(up, down, activate) for up, down in zip(ups, downs, strict=True)]
+    experts = [DenseMlp(up, down, gate) for up, down in zip(ups, downs, strict=True)]
     router = parameters.linear(f"{name}{ROUTER}.weight", f"{name}{ROUTER}.bias")
     return Mixture(
         mixture,

@@ -54,13 +54,8 @@ class Rope:
         return [turns.get(key) for key in self._keys]
 
 
-def turn(heads: Tensor, turns: TensorTurns | None) -> Tensor:
-    """Apply `turns` to `heads` [n, heads, head_dim]."""
-    if turns is None:
-        return heads
-    cos, sin, _ = turns
-    turned = heads[..., : cos.shape[-1]]
-    turned = turned * cos + turned.roll(turned.shape[-1] // 2, dims=-1) * sin
-    if turned.shape == heads.shape:
-        return turned
-    return torch.cat((turned, heads[..., turned.shape[-1] :]), dim=-1)
+def turn(heads: Tensor, turns: TensorTurns) -> None:
+    """Turn `heads` [n, heads, head_dim] in place."""
+    turned = heads[..., : turns.cosines.shape[-1]]
+    others = turned.roll(turned.shape[-1] // 2, dims=-1)
+    turned.mul_(turns.cosines).add_(others.mul_(turns.sines))

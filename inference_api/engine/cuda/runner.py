@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from inference_api.engine.cuda.decoder import Decoder
-from inference_api.engine.cuda.fixed_step import FixedStepDecoder, step_lengths
+from inference_api.engine.cuda.graphs import capturing
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
-from inference_api.engine.cuda.parameters import TorchParameters, load_torch_parameters
+from inference_api.engine.cuda.parameters import load_torch_parameters
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.sampler import sample
+from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.engine.local_runner import LocalRunner
 from inference_api.loading import hardware
 from inference_api.loading.config import PAGE_TOKENS, num_pages
@@ -31,7 +32,7 @@ class CudaRunner(LocalRunner):
     """One model over `max_rows` user rows."""
 
     is_batch_invariant = False
-    decoder: Decoder | FixedStepDecoder
+    decoder: Decoder
     _cache: TorchCache
 
     def __init__(self, model_dir: Path, options: EngineOptions) -> None:
@@ -62,27 +63,20 @@ class CudaRunner(LocalRunner):
         config, dtype = self._config, getattr(torch, self._options.dtype)
         self._cache = TorchCache(config, self.max_rows, self.max_seq_len, self._device, dtype)
         parameters = load_torch_parameters(self.files, config, self._device, dtype)
-        self.decoder = self._decoder(parameters, dtype)
+        rope = Rope(config, self.max_seq_len, self._device, dtype)
+        ops = TorchOps(config, self._cache, rope)
+        self.decoder = Decoder(config, parameters, self._cache, ops)
         heads = self._read_heads()
         if heads is not None:
             self.medusa = TorchMedusaHeads(heads, config, parameters)
         logger.info("loaded %s by torch: %s, %s", self._folder.name, self.device, dtype)
 
-    def _decoder(
-        self, parameters: TorchParameters, dtype: torch.dtype
-    ) -> Decoder | FixedStepDecoder:
-        config, cache = self._config, self._cache
-        rope = Rope(config, self.max_seq_len, self._device, dtype)
-        decoder = Decoder(config, parameters, cache, rope, self.max_rows)
-        if self.device == "cuda" and config.mixture is None:  # see `Mixture`
-            return FixedStepDecoder(config, decoder, cache, step_lengths(self.max_seq_len))
-        return decoder
-
     def warm_up(self) -> None:
         """See `LocalRunner`. Steps are recorded after a prompt has been run."""
         self._warm_up_prompt()
-        with torch.inference_mode():
-            self.decoder.warm_up()
+        if self.device == "cuda":
+            with torch.inference_mode():
+                self.decoder.record(capturing())
         self._warm_up_rows()
 
     @torch.inference_mode()

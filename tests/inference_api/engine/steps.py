@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.cuda.decoder import Decoder
-from inference_api.engine.cuda.fixed_step import FixedStepDecoder
 from inference_api.engine.step_decoder import StepDecoder
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, ModelRunner, RowStep
 
 GREEDY = SamplingParams(temperature=0.0)
 ANY_DRAW = Draw(GREEDY, (0,), ())
-AnyDecoder = StepDecoder | Decoder | FixedStepDecoder
+AnyDecoder = StepDecoder | Decoder
 
 
 def prefill(decoder: AnyDecoder, row: int, start: int, token_ids: Sequence[int]) -> None:

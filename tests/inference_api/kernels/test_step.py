@@ -17,6 +17,7 @@ from inference_api.engine.cuda.decoder import Decoder
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.parameters import Linear, TorchParameters
 from inference_api.engine.cuda.rope import Rope
+from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import MAX_HEAD_DIM, Bits
@@ -109,12 +110,12 @@ def loaded(
     config = checkpoint.load_config(folder)
     with torch.inference_mode():
         parameters = packed_parameters(folder, bits, kernels=kernels)
-        rope = Rope(config, context, CPU, torch.float32)
         plain = TorchCache(config, ROWS, context, CPU, torch.float32)
+        ops = TorchOps(config, plain, Rope(config, context, CPU, torch.float32))
         cache = make_cache(config, ROWS, context, dtype)
         return (
             KernelDecoder(config, parameters, cache, context),
-            Decoder(config, OpByOp.of(parameters), plain, rope, 1),
+            Decoder(config, OpByOp.of(parameters), plain, ops),
         )
 
 

@@ -1,0 +1,62 @@
+"""What a step's operations are told of its tokens, as `ops` describes it, made on the host."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.engine.cuda.ops import IDS, NUM_LINES, POSITIONS, PROMPT_LINES, ROWS, SLOTS
+from inference_api.runner import MAX_TREE_TOKENS, RowStep
+
+Lines = NDArray[np.int64]
+BACK = np.arange(MAX_TREE_TOKENS)[:, None]
+
+
+def token_inputs(rows: Sequence[RowStep], firsts: Sequence[int]) -> Lines:
+    """Returns those of each row's tokens from the index in `firsts` on: [NUM_LINES, tokens]."""
+    ids: list[int] = []
+    positions: list[int] = []
+    numbers: list[int] = []
+    for row, first in zip(rows, firsts, strict=True):
+        ids += row.token_ids[first:]
+        positions += row.positions[first:]
+        numbers += [row.row] * (len(row.token_ids) - first)
+    inputs = np.empty((NUM_LINES, len(ids)), np.int64)
+    inputs[:SLOTS] = ids, positions, numbers
+    inputs[SLOTS:] = np.maximum(inputs[POSITIONS] - BACK, 0)
+    begin = 0
+    for row, first in zip(rows, firsts, strict=True):
+        end = begin + len(row.token_ids) - first
+        if row.parents is not None:
+            inputs[SLOTS:, begin:end] = _tree_slots(row.start, row.parents)[:, first:]
+        begin = end
+    return inputs
+
+
+def _tree_slots(start: int, parents: Sequence[int]) -> Lines:
+    """Returns the slots of each token's last positions: its own, then those of its parent."""
+    slots = np.empty((MAX_TREE_TOKENS, len(parents)), np.int64)
+    before = np.maximum(start - 1 - BACK[:, 0], 0)
+    for index, parent in enumerate(parents):
+        slots[0, index] = start + index
+        if parent >= 0:
+            slots[1:, index] = slots[:-1, parent]
+        else:
+            slots[1:, index] = before[:-1] if start else index
+    return slots
+
+
+def prompt_inputs(row: RowStep, begin: int, end: int, size: int, spare_slot: int) -> Lines:
+    """Returns those of a prompt's tokens `begin` to `end`, then absent ones up to `size`."""
+    inputs = absent(PROMPT_LINES, size, spare_slot)
+    inputs[ROWS] = row.row
+    inputs[IDS, : end - begin] = row.token_ids[begin:end]
+    inputs[[POSITIONS, SLOTS], : end - begin] = np.arange(row.start + begin, row.start + end)
+    return inputs
+
+
+def absent(num_lines: int, num_tokens: int, spare_slot: int) -> Lines:
+    """Returns those of tokens without a meaning, which write where nobody reads."""
+    inputs = np.zeros((num_lines, num_tokens), np.int64)
+    inputs[SLOTS] = spare_slot
+    return inputs

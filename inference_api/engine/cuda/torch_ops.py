@@ -1,0 +1,215 @@
+"""Operations by torch, on any device and in any precision: what all others have to equal."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
+from torch import Tensor
+
+from inference_api.engine.cuda.kv_cache import TorchCache
+from inference_api.engine.cuda.ops import (
+    POSITIONS,
+    PROMPT_LINES,
+    SLOTS,
+    Affine,
+    LayerHeads,
+    TokenOperations,
+)
+from inference_api.engine.cuda.rope import Rope, turn
+from inference_api.loading.config import ModelConfig
+from inference_api.runner import MAX_TREE_TOKENS
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOps:
+    """See `Operations`. No value is looked at on the host: whatever it does can be recorded."""
+
+    config: ModelConfig
+    cache: TorchCache
+    rope: Rope
+
+    def norm_add(
+        self, x: Tensor, made: Tensor | None, made_norm: Affine | None, norm: Affine | None
+    ) -> tuple[Tensor, Tensor]:
+        if made is not None:
+            made = self._normed(made, made_norm)
+            x = torch.add(x, made, alpha=self.config.residual_multiplier)
+        return x, self._normed(x, norm)
+
+    def _normed(self, x: Tensor, norm: Affine | None) -> Tensor:
+        if norm is None:
+            return x
+        if self.config.norm == "rms":
+            return F.rms_norm(x, norm.weight.shape, norm.weight, self.config.norm_eps)
+        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, self.config.norm_eps)
+
+    def gate(self, up: Tensor) -> Tensor:
+        activation, swiglu = ACTIVATIONS[self.config.activation], self.config.swiglu
+        if not self.config.is_mlp_gated:
+            return activation(up)
+        gate, up = up.chunk(2, dim=-1)
+        if swiglu is None:
+            return activation(gate) * up
+        gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
+        return gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
+
+    def tokens(self, inputs: Tensor, lengths: Sequence[int], is_in_order: bool) -> TokenOperations:
+        return (_RowTokens if is_in_order else _AnyTokens)(self, inputs, lengths)
+
+    def prompt(self, inputs: Tensor, length: int) -> TokenOperations:
+        return _PromptTokens(self, inputs, [length])
+
+
+class _RowTokens:
+    """One token of every row.
+
+    Rows share a masked call for each length, and each takes the result of the shortest that reaches
+    its position: a row's sums have the same shape however far its neighbours are. The query heads
+    that share a key-value head stand where a sequence would: keys are read once and never copied.
+    """
+
+    def __init__(self, ops: TorchOps, inputs: Tensor, lengths: Sequence[int]) -> None:
+        """See `Operations.tokens`."""
+        self._config = ops.config
+        self._entries = ops.cache.entries
+        self._positions, self._rows, self._slots = inputs[POSITIONS:PROMPT_LINES]
+        self._turns = ops.rope.at(self._positions)
+        *self._shorter, self._longest = lengths
+        self._biases = {window: self._bias(window) for window in {*ops.config.windows}}
+
+    def _bias(self, window: int | None) -> Tensor:
+        """What is on a token's scores: 0 where it sees the position, else minus infinity,
+        [n, longest]. Given a mask of booleans, torch would make this again in each layer."""
+        places = torch.arange(self._longest, device=self._positions.device)
+        own = self._positions[:, None]
+        is_seen = places <= own
+        if window is not None:
+            is_seen &= places > own - window
+        return self._entries.new_zeros(is_seen.shape).masked_fill_(~is_seen, -torch.inf)
+
+    def place_heads(self, qkv: Tensor, heads: LayerHeads) -> Tensor:
+        num_heads, num_kv_heads = self._config.num_heads, self._config.num_kv_heads
+        of_token = qkv.view(len(qkv), -1, self._config.head_dim)
+        qk, turns = of_token[:, : num_heads + num_kv_heads], self._turns[heads.layer]
+        queries = qk[:, :num_heads]
+        if heads.qk_norm is not None:
+            qk.copy_(self._normed_heads(qk) * heads.qk_norm)
+        if turns is not None:
+            turn(qk, turns)
+            if turns.query_scales is not None:
+                queries *= turns.query_scales
+        keys_and_values = of_token[:, num_heads:].unflatten(1, (2, num_kv_heads))
+        self._entries[heads.layer][self._rows, :, :, self._slots] = keys_and_values
+        return queries
+
+    def _normed_heads(self, qk: Tensor) -> Tensor:
+        """[n, heads + kv_heads, head_dim]"""
+        config = self._config
+        if not config.is_qk_norm_whole:
+            return F.rms_norm(qk, (config.head_dim,), eps=config.norm_eps)
+        parts = qk.split_with_sizes([config.num_heads, config.num_kv_heads], 1)
+        return torch.cat([F.rms_norm(x, x.shape[1:], eps=config.norm_eps) for x in parts], 1)
+
+    def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
+        config = self._config
+        keys, values = self._held(self._entries[heads.layer]).unbind(1)
+        queries = queries.unflatten(1, (config.num_kv_heads, config.num_groups))
+        sinks = heads.sinks
+        sinks = None if sinks is None else sinks.view(config.num_kv_heads, config.num_groups, 1)
+        bias = self._biases[config.windows[heads.layer]][:, None, None]
+
+        def attend(length: int) -> Tensor:
+            """Each token to the first `length` places: [n, kv_heads, groups, head_dim]."""
+            return _attended(
+                queries,
+                keys[:, :, :length],
+                values[:, :, :length],
+                config.attention_scale,
+                bias[..., :length],
+                sinks,
+            )
+
+        attended = attend(self._longest)
+        own = self._positions.view(-1, 1, 1, 1)
+        for length in reversed(self._shorter):
+            attended = torch.where(own < length, attend(length), attended)
+        return attended.flatten(1)
+
+    def _held(self, of_layer: Tensor) -> Tensor:
+        """Keys and values that tokens see, [n, 2, kv_heads, at least the longest, head_dim]."""
+        return of_layer
+
+
+class _AnyTokens(_RowTokens):
+    """Tokens of any rows: what each sees is copied first, so that it has the bits it would have as
+    the only one of its row."""
+
+    def __init__(self, ops: TorchOps, inputs: Tensor, lengths: Sequence[int]) -> None:
+        super().__init__(ops, inputs, lengths)
+        device, rows = inputs.device, self._rows[:, None]
+        per_row = 2 * ops.config.num_kv_heads
+        self._head_rows = rows * per_row + torch.arange(per_row, device=device)
+        back = torch.arange(MAX_TREE_TOKENS, device=device)
+        last = (self._positions[:, None] - back).clamp_(min=0)  # [n, MAX_TREE_TOKENS]
+        columns = torch.arange(len(rows), device=device)[:, None]
+        self._last_places = columns, slice(None), slice(None), last
+        self._last_slots = rows, slice(None), slice(None), inputs[SLOTS:].T
+
+    def _held(self, of_layer: Tensor) -> Tensor:
+        """Whole heads are copied, as they lie; then what a tree has elsewhere."""
+        copies: Tensor = of_layer.flatten(0, 2)[:, : self._longest][self._head_rows]
+        copies = copies.unflatten(1, of_layer.shape[1:3])
+        copies[self._last_places] = of_layer[self._last_slots]
+        return copies
+
+
+class _PromptTokens(_RowTokens):
+    """Tokens of one row's prompt, which attend to each other and to what the row holds before."""
+
+    def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
+        config = self._config
+        held = self._entries[heads.layer][:, :, :, : self._longest]
+        # [2, kv_heads, groups, places, head_dim], groups without a copy
+        held = held.index_select(0, self._rows[:1])[0].unsqueeze(2)
+        keys, values = held.expand(-1, -1, config.num_groups, -1, -1)
+        queries = queries.unflatten(1, keys.shape[:2]).permute(1, 2, 0, 3)
+        scale, bias = config.attention_scale, self._biases[config.windows[heads.layer]]
+        if heads.sinks is None:
+            attended = _attended(queries, keys, values, scale, bias)
+        else:  # a key-value head at a time: its scores take memory
+            sinks = heads.sinks.view(*keys.shape[:2], 1, 1)
+            of_heads = zip(queries, keys, values, sinks, strict=True)
+            attended = torch.stack(
+                [_attended(q, k, v, scale, bias, sink) for q, k, v, sink in of_heads]
+            )
+        return attended.permute(2, 0, 1, 3).flatten(1)  # from [kv_heads, groups, n, head_dim]
+
+
+def _attended(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    bias: Tensor,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Softmax of the scores, over the values: [..., queries, head_dim].
+
+    `bias` [..., queries, keys] is on the scores. `sinks` [..., queries or 1, 1] are scores without
+    values: they take their share of the weights (Xiao et al. 2023, arXiv 2309.17453), and torch's
+    own attention has none.
+    """
+    if sinks is None:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
+    scores = (queries * scale) @ keys.mT + bias
+    scores = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), -1)
+    weights = scores.softmax(-1, dtype=torch.float32)[..., :-1]
+    return weights.to(values.dtype) @ values
