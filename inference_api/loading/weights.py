@@ -46,10 +46,11 @@ class Parameters:
     packed: dict[str, PackedWeight]
     packing: Packing
 
-    @property
-    def of_mtp(self) -> "Parameters":
-        """The parameters of the layer that guesses further tokens: with these ends a model."""
-        ends = {name: self.packed[name] for name in (EMBEDDING, HEAD)}
+    def of_mtp(self, num_guessed: int) -> "Parameters":
+        """The parameters of the layer that guesses further tokens: with these ends a model, which
+        has logits for so many tokens."""
+        head = self.packed[HEAD].part(0, num_guessed)
+        ends = {EMBEDDING: self.packed[EMBEDDING], HEAD: head}
         return Parameters(
             _behind(MTP, self.tensors), ends | _behind(MTP, self.packed), self.packing
         )

@@ -98,6 +98,19 @@ def test_guesses_are_those_of_transformers(
     np.testing.assert_allclose(np.stack(found), expected(main, mtp, guesses), atol=1e-4, rtol=0)
 
 
+def test_guesses_are_among_the_first_tokens(
+    made: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _, _ = made("qwen3.5")
+    found = []
+    for least in (VOCAB_SIZE, 64):
+        monkeypatch.setattr("inference_api.engine.cpu.mtp.LEAST_GUESSED", least)
+        runner = loaded(folder)
+        read(runner, 0, PROMPT)
+        found.append(logits_behind(runner, 0, len(PROMPT) - 1, PROMPT[-1]))
+    assert np.array_equal(found[0][:64], found[1])
+
+
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe"])
 def test_a_gguf_file_guesses_the_same(
     name: str, made: Callable[[str], Made], tmp_path: Path
