@@ -1,25 +1,34 @@
-"""What a step launches: kernels a layer, the longest of them, and the time between them.
+"""What a step launches: operations a layer, kernels, the longest of them, and the time between.
 
-A step of one row is profiled as it is recorded or, on the CPU, as it is launched.
+A step of one row is profiled as it is recorded or, on the CPU, as it is launched. Operations are
+counted on the CPU, which runs the same ones: what only views memory is none.
 """
 
 import argparse
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep
-from lab.models.random_model import SHAPES, make_random_model
+from lab.models.random_model import SHAPES, Shape, make_random_model
 
 CONTEXT_TOKENS, SHOWN, STEPS = 128, 10, 5
+DRAW = Draw(SamplingParams(), (), ())
+STEPS_OF = {
+    "one token": RowStep(0, CONTEXT_TOKENS - 1, (7,), (DRAW,)),
+    "a draft": RowStep(0, CONTEXT_TOKENS - 1, (7, 7), (DRAW, DRAW)),
+    "a prompt": RowStep(0, 0, (7,) * CONTEXT_TOKENS),
+}
 KINDS = {  # by a part of a kernel's name; what has none of them is small
     "product": ("gemm", "gemv", "cutlass", "nvjet", "cublas", "::mm", "addmm", "linear"),
     "attention": ("flash", "fmha", "attention"),
@@ -45,20 +54,54 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args()
+    for kind, count in operations_a_layer().items():
+        print(f"{count} operations a layer in a step of {kind}")
+    runner = loaded(SHAPES[given.shape], given.device)
+    runner.warm_up()
+    print(report(launches(runner, given.device), SHAPES[given.shape].layers))
+
+
+def loaded(shape: Shape, device: str) -> CudaRunner:
     with TemporaryDirectory() as folder:
-        make_random_model(SHAPES[given.shape], Path(folder))
-        options = EngineOptions(device=given.device, max_rows=32, max_seq_len=2 * CONTEXT_TOKENS)
+        make_random_model(shape, Path(folder))
+        options = EngineOptions(device=device, max_rows=32, max_seq_len=2 * CONTEXT_TOKENS)
         runner = CudaRunner(Path(folder), options)
         runner.load()
-        runner.warm_up()
-    print(report(launches(runner, given.device), SHAPES[given.shape].layers))
+    return runner
+
+
+class _Operations(TorchDispatchMode):
+    """Counts those that write something."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = [each.alias_info for each in func._schema.returns]
+        self.count += all(alias is None or alias.is_write for alias in made)
+        return func(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+def operations_a_layer() -> dict[str, int]:
+    """What one layer more adds to a step, by what the step has."""
+    counts: dict[str, list[int]] = {kind: [] for kind in STEPS_OF}
+    for layers in (1, 2):
+        decoder = loaded(replace(SHAPES["tiny"], layers=layers), "cpu").decoder
+        for kind, row in STEPS_OF.items():
+            with _Operations() as operations:
+                decoder.forward([row])
+            counts[kind].append(operations.count)
+    return {kind: two - one for kind, (one, two) in counts.items()}
 
 
 @torch.inference_mode()
 def launches(runner: CudaRunner, device: str) -> list[Launch]:
     """Of STEPS steps, in the order of their starts."""
-    draws = (Draw(SamplingParams(), (), ()),)
-    row = RowStep(0, CONTEXT_TOKENS - 1, (7,), draws)
+    row = STEPS_OF["one token"]
     runner.decoder.forward([row])
     wants = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
     with profile(activities=[wants]) as profiled:
@@ -70,7 +113,7 @@ def launches(runner: CudaRunner, device: str) -> list[Launch]:
     own = [
         Launch(each.name, each.time_range.start, each.time_range.elapsed_us())
         for each in events
-        if device == "cpu" or str(each.device_type).endswith("CUDA")
+        if (each.cpu_parent is None if device == "cpu" else str(each.device_type).endswith("CUDA"))
     ]
     return sorted(own, key=lambda launch: launch.start_us)
 

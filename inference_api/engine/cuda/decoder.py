@@ -42,11 +42,20 @@ PROMPT_SIZES = {64: 1, 256: 65, 1024: 1024}
 """As many tokens of a prompt are computed at once, and the fewest that are filled up to them. With
 up to 256, weights take longer to read than to multiply; more are left to several steps."""
 
+LOGITS, STATES, LIKELIEST = range(3)  # what a step puts out for each of its tokens
+
 
 class TorchOutputs(NamedTuple):
     """The outputs of a step: see `step_decoder.Outputs`."""
 
     logits: Tensor  # float32
+    hidden: Sequence[Tensor | None]
+
+
+class TorchDraws(NamedTuple):
+    """The outputs of a step whose draws are greedy."""
+
+    token_ids: Sequence[int]
     hidden: Sequence[Tensor | None]
 
 
@@ -87,8 +96,8 @@ class Decoder:
         ]
         self._final_norm = _affine(parameters, "final_norm")
         self._head = parameters.linear("head")
-        sizes = config.vocab_size, config.hidden_size
-        self._nothing = [torch.empty(0, size, device=self._embedding.device) for size in sizes]
+        sizes = (config.vocab_size,), (config.hidden_size,), ()
+        self._nothing = [torch.empty(0, *size, device=self._embedding.device) for size in sizes]
         self.prepare(step_lengths(cache.max_seq_len))
 
     def prepare(self, lengths: Sequence[int]) -> None:
@@ -125,24 +134,42 @@ class Decoder:
             )
 
     def forward(self, rows: Sequence[RowStep]) -> TorchOutputs:
-        """See `StepDecoder`. Prompt tokens that draw nothing are computed apart; the few that a
-        draft model lacks before it draws are tokens of the step."""
+        """See `StepDecoder`."""
+        return TorchOutputs(*self._outputs(rows, LOGITS))
+
+    def draw_greedily(self, rows: Sequence[RowStep]) -> TorchDraws:
+        """As `forward`, with the likeliest tokens in place of logits."""
+        drawn, hidden = self._outputs(rows, LIKELIEST)
+        return TorchDraws(drawn.tolist(), hidden)
+
+    def _outputs(
+        self, rows: Sequence[RowStep], of_draws: int
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """One output of all draws, and the states of all rows that want them. Prompt tokens that
+        draw nothing are computed apart; the few that a draft model lacks before it draws are tokens
+        of the step."""
         firsts = [
             each.num_undrawn if not each.draws or each.num_undrawn > self._max_rows else 0
             for each in rows
         ]
         before = [[*self._prompt(row, first)] for row, first in zip(rows, firsts, strict=True)]
         counts = [len(row.token_ids) - first for row, first in zip(rows, firsts, strict=True)]
-        logits, states = self._tokens(token_inputs(rows, firsts)) if any(counts) else self._nothing
-        hidden = [
+        wants_hidden = any(each.wants_hidden for each in rows)
+        wanted = [of_draws, STATES] if wants_hidden else [of_draws]
+        drawn, *states = (
+            self._tokens(token_inputs(rows, firsts), wanted)
+            if any(counts)
+            else [self._nothing[each] for each in wanted]
+        )
+        if sum(len(each.draws) for each in rows) < len(drawn):
+            of_rows = zip(rows, drawn.split(counts), strict=True)
+            drawn = torch.cat([own[len(own) - len(row.draws) :] for row, own in of_rows])
+        if not wants_hidden:
+            return drawn, [None] * len(rows)
+        return drawn, [
             torch.cat([*first, rest.float()]) if row.wants_hidden else None
-            for row, first, rest in zip(rows, before, states.split(counts), strict=True)
+            for row, first, rest in zip(rows, before, states[0].split(counts), strict=True)
         ]
-        if sum(len(each.draws) for each in rows) == len(logits):
-            return TorchOutputs(logits, hidden)
-        of_rows = zip(rows, logits.split(counts), strict=True)
-        drawing = [own[len(own) - len(row.draws) :] for row, own in of_rows]
-        return TorchOutputs(torch.cat(drawing), hidden)
 
     def _prompt(self, row: RowStep, num_tokens: int) -> Iterator[Tensor]:
         """Write a row's first tokens: their states where wanted, else nothing."""
@@ -157,29 +184,34 @@ class Decoder:
                 yield states[: end - begin].to(torch.float32, copy=True)
             begin = end
 
-    def _tokens(self, inputs: Lines) -> Sequence[Tensor]:
-        """Logits [n, vocab] and states [n, hidden], to keep."""
+    def _tokens(self, inputs: Lines, wanted: Sequence[int]) -> Sequence[Tensor]:
+        """The outputs of as many tokens as there are, to keep."""
         rows, most = inputs[ROWS].tolist(), self._max_rows
         if len({*rows}) == len(rows):
-            return self._run(self._of_rows, inputs, rows)
+            return self._run(self._of_rows, inputs, rows, wanted)
         parts = [
-            self._run(self._of_tokens, part, range(part.shape[1]))
+            self._run(self._of_tokens, part, range(part.shape[1]), wanted)
             for part in np.split(inputs, range(most, len(rows), most), axis=1)
         ]
         return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
 
-    def _run(self, step: FixedStep, tokens: Lines, columns: Sequence[int]) -> Sequence[Tensor]:
+    def _run(
+        self, step: FixedStep, tokens: Lines, columns: Sequence[int], wanted: Sequence[int]
+    ) -> Sequence[Tensor]:
         """Run a step that has `tokens` in `columns`, and no others."""
         inputs = absent(NUM_LINES, self._max_rows, self._spare_slot)
         inputs[:, columns] = tokens
-        return [each[[*columns]] for each in step.run(inputs)]
+        outputs = step.run(inputs)
+        return [outputs[each][[*columns]] for each in wanted]
 
     def _token_outputs(
         self, is_in_order: bool, lengths: Sequence[int], inputs: Tensor
     ) -> Sequence[Tensor]:
-        """Logits [n, vocab] float32 and states [n, hidden]; see `Operations.tokens`."""
+        """Logits [n, vocab] float32, states [n, hidden] and the likeliest tokens [n]; see
+        `Operations.tokens`."""
         states = self._states(inputs, self._ops.tokens(inputs, lengths, is_in_order))
-        return capped(self._head(states), self._config), states
+        logits = capped(self._head(states), self._config)
+        return logits, states, logits.argmax(-1)
 
     def prompt_states(self, lengths: Sequence[int], inputs: Tensor) -> Sequence[Tensor]:
         """States [n, hidden] of a prompt's tokens, at positions below the last of `lengths`."""

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.decoder import PROMPT_SIZES, Decoder
 from inference_api.engine.cuda.graphs import capturing
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
 from inference_api.engine.cuda.parameters import load_torch_parameters
 from inference_api.engine.cuda.rope import Rope
-from inference_api.engine.cuda.sampler import sample
+from inference_api.engine.cuda.sampler import sample, takes_likeliest
 from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.engine.local_runner import LocalRunner
 from inference_api.loading import hardware
@@ -32,6 +32,7 @@ class CudaRunner(LocalRunner):
     """One model over `max_rows` user rows."""
 
     is_batch_invariant = False
+    chunk_tokens = max(PROMPT_SIZES)
     decoder: Decoder
     _cache: TorchCache
 
@@ -83,6 +84,11 @@ class CudaRunner(LocalRunner):
     def _forward(
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
     ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
-        logits, states = self.decoder.forward(rows)
-        drawn = sample(logits, draws, positions) if draws else []
+        drawn: Sequence[Drawn]
+        if all(map(takes_likeliest, draws)):
+            token_ids, states = self.decoder.draw_greedily(rows)
+            drawn = [*map(Drawn, token_ids)]
+        else:
+            logits, states = self.decoder.forward(rows)
+            drawn = sample(logits, draws, positions)
         return drawn, [None if each is None else each.cpu().numpy() for each in states]

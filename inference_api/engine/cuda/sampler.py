@@ -20,6 +20,15 @@ FindCandidates = Callable[[Tensor, Sequence[Draw]], Candidates]
 MAX_PARTIAL_SORT = 1024  # larger top-k values sort the whole vocabulary
 
 
+def takes_likeliest(draw: Draw) -> bool:
+    """Whether it is the likeliest token as the model has it, and nothing else is wanted."""
+    params = draw.sampling
+    is_changed = params.logit_bias or params.presence_penalty or params.frequency_penalty
+    is_plain = not is_changed and params.repetition_penalty == 1.0 and draw.allowed is None
+    wants_more = draw.known_id is not None or params.num_logprobs is not None
+    return params.is_greedy and is_plain and not wants_more
+
+
 def sample(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[Drawn]:
     """Returns what follows `positions`; `logits` [len(draws), vocab] float32 is overwritten."""
     scored = [i for i, draw in enumerate(draws) if draw.sampling.num_logprobs is not None]

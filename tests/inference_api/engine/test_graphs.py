@@ -305,6 +305,24 @@ def test_drafted_tokens_have_the_bits_that_they_have_one_by_one(
             assert torch.equal(own_states[node : node + 1], of_only(expected_states))
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_greedy_draws_are_the_likeliest_by_the_logits(is_recorded: bool, decoders: Make) -> None:
+    """Of rows, of more tokens than a step has, and beside prompts."""
+    decoder, launched, _ = decoders("llama", is_recorded)
+    fill(launched, random_prompts(2, MAX_ROWS))
+    rng = random.Random(2)
+    prompt = RowStep(8, 0, rng.choices(range(VOCAB_SIZE), k=70), wants_hidden=True)
+    drafts = [draft(rng, row, 20, parents) for row, parents in enumerate((CHAIN, *TREES))]
+    for rows in ([one_token(row, 50, row) for row in (7, 3, 30)], [*drafts, prompt], [prompt]):
+        likeliest = decoder.draw_greedily(rows)
+        logits, hidden = decoder.forward(rows)
+        assert likeliest.token_ids == logits.argmax(-1).tolist()
+        for own, expected in zip(likeliest.hidden, hidden, strict=True):
+            assert own is not None
+            assert expected is not None
+            assert torch.equal(own, expected)
+
+
 def test_the_longest_tree_is_what_settings_allow() -> None:
     metadata = ModelSettings.model_fields["speculation_tokens"].metadata
     assert [each.le for each in metadata if isinstance(each, Le)] == [MAX_TREE_TOKENS - 1]

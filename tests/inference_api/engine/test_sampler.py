@@ -14,7 +14,7 @@ from scipy.stats import chisquare
 
 from inference_api.engine import sampler
 from inference_api.engine.cuda import sampler as torch_sampler
-from inference_api.engine.cuda.sampler import MAX_PARTIAL_SORT
+from inference_api.engine.cuda.sampler import MAX_PARTIAL_SORT, takes_likeliest
 from inference_api.engine.random_numbers import uniforms
 from inference_api.kernels.library import Kernels, supported_variants
 from inference_api.request import SamplingParams
@@ -329,3 +329,22 @@ def test_known_token_is_scored_not_drawn(kernels: Kernels | None) -> None:
 
 def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(1)
+
+
+def test_only_plain_greedy_draws_are_left_to_the_step() -> None:
+    """What changes the logits, or wants more of them than the likeliest token, is not."""
+    greedy = SamplingParams(temperature=0.0)
+    assert takes_likeliest(Draw(greedy, (1,), (2,)))
+    others = [
+        Draw(replace(greedy, **changed), (1,), (2,))
+        for changed in (
+            {"temperature": 0.5},
+            {"logit_bias": ((3, 1.0),)},
+            {"repetition_penalty": 1.1},
+            {"presence_penalty": 0.1},
+            {"frequency_penalty": 0.1},
+            {"num_logprobs": 0},
+        )
+    ]
+    others += [Draw(greedy, (1,), (), known_id=3), Draw(greedy, (1,), (), allowed=b"\x01")]
+    assert not any(map(takes_likeliest, others))
