@@ -65,6 +65,7 @@ class EchoRunner:
     """A ModelRunner whose answer to a prompt is that prompt, then the end token."""
 
     is_batch_invariant = True
+    chunk_tokens = 256
     hidden_size = 0
     has_medusa_heads = has_mtp = False
     eos_token_ids = frozenset({END_TOKEN})

@@ -261,6 +261,8 @@ class ModelRunner(RowMemory, Protocol):
     """A token's numbers are the same bits whatever shares its step and however its prompt was cut.
     Else that is true of prompts that are always cut alike. Tokens that draw have the same bits one
     by one and drafted in any case."""
+    chunk_tokens: int
+    """Most prompt tokens of a step, where PREFILL_CHUNK_TOKENS is unset."""
     has_medusa_heads: bool
     has_mtp: bool
     """Whether it has a layer of its own that guesses further tokens."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from inference_api.core.drafts import Drafting
-from inference_api.core.plan import PlannedStep, StepPlanner
+from inference_api.core.plan import PlannedStep, StepPlanner, chunk_tokens
 from inference_api.core.rows import RowTable
 from inference_api.core.served_model import ServedModel
 from inference_api.core.state.bound_pages import BoundRowPages, ChunkMemory
@@ -92,5 +92,5 @@ def _pages(runner: ModelRunner, settings: Settings) -> RowPages:
         reuse: Reuse = "all" if settings.prefix_reuse else "nothing"
         return RowPages(runner, layout, rows, reuse, runner.max_seq_len)
     reuse = "prompts" if settings.prefix_reuse else "nothing"
-    chunks = ChunkMemory(runner, settings.prefill_chunk_tokens)
+    chunks = ChunkMemory(runner, chunk_tokens(settings, runner))
     return BoundRowPages(chunks, chunks.layout, rows, reuse)

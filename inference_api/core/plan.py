@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 
 from inference_api.core.drafts import DraftSource, Outcome, accepted
 from inference_api.core.rows import NO_DRAFT, Draft, RowTable, UserRow
+from inference_api.core.served_model import ServedModel
 from inference_api.core.step_costs import Contents, StepCosts
 from inference_api.request import OutputQueue, TokenEvent
 from inference_api.runner import MAX_STEP_TOKENS, ModelRunner, RowResult, RowStep
 from inference_api.settings import Settings
 
 MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
+
+
+def chunk_tokens(settings: Settings, runner: ModelRunner | ServedModel) -> int:
+    """Returns the most prompt tokens of a step, by PREFILL_CHUNK_TOKENS."""
+    return settings.prefill_chunk_tokens or runner.chunk_tokens
 
 
 def budget_tokens(settings: Settings, max_rows: int) -> int:
@@ -88,7 +94,7 @@ class StepPlanner:
         self._rows = rows
         self._max_rows = len(rows.users)
         self._is_batch_invariant = runner.is_batch_invariant
-        self._chunk_tokens = settings.prefill_chunk_tokens
+        self._chunk_tokens = chunk_tokens(settings, runner)
         if runner.layout.has_windows:
             self._chunk_tokens = min(self._chunk_tokens, MAX_STEP_TOKENS)
         self._budget_tokens = budget_tokens(settings, self._max_rows)

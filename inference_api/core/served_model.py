@@ -44,6 +44,7 @@ class ServedModel:
     max_seq_len: int
     max_rows: int
     is_batch_invariant: bool
+    chunk_tokens: int  # see `ModelRunner`
     vocab_size: int
     hidden_size: int  # 0: steps have no hidden states
     costs: StepCosts
@@ -76,6 +77,7 @@ class ServedModel:
             runner.max_seq_len,
             max_rows,
             runner.is_batch_invariant,
+            runner.chunk_tokens,
             runner.vocab_size,
             runner.hidden_size,
             StepCosts({}, max_rows * (1 + max_guesses), max_rows),

@@ -39,6 +39,7 @@ class KernelRunner(LocalRunner):
     another thread than the decode thread, before steps and after them."""
 
     is_batch_invariant = True
+    chunk_tokens = 256
     decoder: StepDecoder
     mtp: MtpLayer | None = None
     _cache: PagedCache

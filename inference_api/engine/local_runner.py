@@ -63,6 +63,7 @@ class LocalRunner(ModelRunner):
     """
 
     is_batch_invariant: bool
+    chunk_tokens: int
     bits: Bits | None = None
     """The form that weights are packed in for the kernels; None by torch."""
     _has_packed_file: bool = False

@@ -39,6 +39,7 @@ class PipelineRunner:
     """Constructed it is described, as an `KernelRunner` is; `load` waits for the other ranks."""
 
     is_batch_invariant = True
+    chunk_tokens = 256
     has_mtp, mtp = False, None  # not there yet: see `EngineOptions.with_layers`
 
     def __init__(self, make_runner: MakeRunner, split: Split, join: Callable[[int], Ring]) -> None:

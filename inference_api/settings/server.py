@@ -111,8 +111,11 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
         le=60_000,
         description="With BATCHING=dynamic, longest that a request waits for a batch to be full.",
     )
-    prefill_chunk_tokens: int = Field(
-        256, ge=1, le=65536, description="Most prompt tokens prefilled in one step."
+    prefill_chunk_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="Most prompt tokens prefilled in one step; unset: 256, on CUDA 1,024.",
     )
     itl_budget: float = Field(
         1.4,

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from common.operations import operation
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.plan import budget_tokens
+from inference_api.core.plan import budget_tokens, chunk_tokens
 from inference_api.core.prompt_costs import Point
 from inference_api.core.served_model import ServedModel
 from inference_api.settings import Settings
@@ -52,7 +52,7 @@ class ModelSpeed(BaseModel):
             steps=known.steps,
             steps_s=round(known.steps_s, 6),
             steps_by_tokens=[tuple(each) for each in known.counts],
-            chunk_tokens=settings.prefill_chunk_tokens,
+            chunk_tokens=chunk_tokens(settings, served),
             budget_tokens=budget_tokens(settings, served.max_rows) if has_budget else None,
         )
 

@@ -24,7 +24,6 @@ from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep
-from inference_api.settings import Settings
 from lab.benches.engine.step import (
     CONTEXT_TOKENS,
     LONG_TOKENS,
@@ -61,7 +60,7 @@ CASES = [
     Case(1, 9, LONG_TOKENS),
 ]
 PROMPTS_TOKENS = (64, PREFILL_TOKENS)
-CHUNK_TOKENS: int = Settings.model_fields["prefill_chunk_tokens"].default
+CHUNK_TOKENS = CudaRunner.chunk_tokens
 
 
 def main() -> None:
