@@ -31,20 +31,26 @@ class Check:
 
 
 CHECKS = (
-    Check("machine", 30, ("lab.device.machine",), ("lab.device.machine",)),
+    Check("machine", 20, ("lab.device.machine",), ("lab.device.machine",)),
     Check(
         "tests",
-        180,
+        150,
         ("pytest", "-q", "-k", "cuda", *CUDA_TESTS),
         ("pytest", "-q", "--collect-only", "-k", "cuda", CUDA_TESTS[0]),
     ),
     Check(
         "launches",
-        90,
+        80,
         ("lab.device.launches", "1.1b"),
         ("lab.device.launches", "tiny", "--device", "cpu"),
     ),
-    Check("steps", 180, ("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.4")),
+    Check(
+        "bits",
+        60,
+        ("lab.device.bits", "1.1b"),
+        ("lab.device.bits", "tiny", "--device", "cpu", "--steps", "1"),
+    ),
+    Check("steps", 170, ("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.4")),
     Check("draws", 60, ("lab.benches", "draw", "--times", "5")),
 )
 

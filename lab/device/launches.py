@@ -61,10 +61,13 @@ def main() -> None:
     print(report(launches(runner, given.device), SHAPES[given.shape].layers))
 
 
-def loaded(shape: Shape, device: str) -> CudaRunner:
+def loaded(
+    shape: Shape, device: str, max_seq_len: int = 2 * CONTEXT_TOKENS, dtype: str = "auto"
+) -> CudaRunner:
+    """A model of random weights."""
     with TemporaryDirectory() as folder:
         make_random_model(shape, Path(folder))
-        options = EngineOptions(device=device, max_rows=32, max_seq_len=2 * CONTEXT_TOKENS)
+        options = EngineOptions(device=device, dtype=dtype, max_rows=32, max_seq_len=max_seq_len)
         runner = CudaRunner(Path(folder), options)
         runner.load()
     return runner

@@ -30,9 +30,8 @@ class TorchCache:
         self.max_seq_len = max_seq_len
         self.capacity = cache_capacity(max_seq_len + SPARE_SLOTS)
         self._pages_of_row = num_pages(max_seq_len)
-        shape = (max_rows, KEYS_AND_VALUES, config.num_kv_heads, self.capacity, config.head_dim)
-        self.entries = torch.zeros(config.num_layers, *shape, dtype=dtype, device=device)
-        self.keys, self.values = self.entries.unbind(2)  # [layers, rows, kv_heads, slots, head_dim]
+        of_row = (KEYS_AND_VALUES, config.num_kv_heads, self.capacity, config.head_dim)
+        self.entries = torch.zeros(config.num_layers, max_rows, *of_row, dtype=dtype, device=device)
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
         """They are there already."""

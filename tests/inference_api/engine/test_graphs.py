@@ -129,9 +129,9 @@ def random_prompts(seed: int, num_rows: int) -> dict[int, list[int]]:
     return prompts
 
 
-def held(kv_cache: TorchCache) -> tuple[Tensor, Tensor]:
+def held(kv_cache: TorchCache) -> Tensor:
     """Keys and values of all positions that there may be."""
-    return kv_cache.keys[:, :, :, :CONTEXT], kv_cache.values[:, :, :, :CONTEXT]
+    return kv_cache.entries[..., :CONTEXT, :]
 
 
 def assert_close(actual: Tensor, expected: Tensor) -> None:
@@ -200,19 +200,17 @@ def test_chunks_of_prompts_write_what_their_tokens_write_as_drafts(
         before = rng.choices(range(VOCAB_SIZE), k=start)
         if before:
             steps.prefill(launched, 6, 0, before)
-        others = [each.clone() for each in held(kv_cache)]
+        before_it = held(kv_cache).clone()
         chunk = RowStep(6, start, rng.choices(range(VOCAB_SIZE), k=num_tokens), wants_hidden=True)
         outputs = decoder.forward([chunk])
         assert outputs.logits.shape == (0, VOCAB_SIZE)
         written = slice(start, start + num_tokens)
-        kept = [each[:, 6, :, written].clone() for each in held(kv_cache)]
-        for now, other in zip(held(kv_cache), others, strict=True):
-            other[:, 6, :, written] = now[:, 6, :, written]
-            assert torch.equal(now, other)
+        kept = held(kv_cache)[:, 6, :, :, written].clone()
+        before_it[:, 6, :, :, written] = kept
+        assert torch.equal(held(kv_cache), before_it)
         expected = launched.forward([replace(chunk, draws=[ANY_DRAW] * num_tokens)])
         assert_close(of_only(outputs.hidden), of_only(expected.hidden))
-        assert_close(kept[0], kv_cache.keys[:, 6, :, written])
-        assert_close(kept[1], kv_cache.values[:, 6, :, written])
+        assert_close(kept, held(kv_cache)[:, 6, :, :, written])
 
 
 def test_a_long_chunk_is_cut_as_if_its_parts_had_come_one_by_one(
@@ -241,13 +239,12 @@ def states_of(decoder: Decoder, row: int, start: int, prompt: Sequence[int]) -> 
 def test_the_caches_of_absent_rows_are_left_alone(is_recorded: bool, decoders: Make) -> None:
     decoder, launched, kv_cache = decoders("llama", is_recorded)
     fill(launched, random_prompts(6, MAX_ROWS))
-    caches = held(kv_cache)
-    copies = [each.clone() for each in caches]
+    before = held(kv_cache).clone()
     decode(decoder, {3: [5] * 20})
-    for now, before in zip(caches, copies, strict=True):
-        assert not torch.equal(now[:, 3, :, 19], before[:, 3, :, 19])
-        before[:, 3, :, 19] = now[:, 3, :, 19]
-        assert torch.equal(now, before)
+    now = held(kv_cache)
+    assert not torch.equal(now[:, 3, :, :, 19], before[:, 3, :, :, 19])
+    before[:, 3, :, :, 19] = now[:, 3, :, :, 19]
+    assert torch.equal(now, before)
 
 
 # A row's token and drafts behind it: a chain, and trees with branches of several depths.

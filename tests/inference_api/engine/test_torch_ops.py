@@ -210,8 +210,9 @@ def test_heads_are_normalised_and_turned_and_written(rotary_dim: int, norm: str 
     placed = LayerHeads(1, None if norm is None else weight, None)
     assert_close(tokens.place_heads(qkv.clone(), placed), queries)
     rows, slots = [3, 1, 1, 1], [40, 7, 8, 9]
-    assert_close(of.cache.keys[1][rows, :, slots], keys)
-    assert torch.equal(of.cache.values[1][rows, :, slots].double(), values)
+    held = of.cache.entries[1][rows, :, :, slots]
+    assert_close(held[:, 0], keys)
+    assert torch.equal(held[:, 1].double(), values)
     of.cache.entries[1, rows, :, :, slots] = before[1, rows, :, :, slots]
     assert torch.equal(of.cache.entries, before)
 
