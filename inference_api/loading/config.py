@@ -22,6 +22,7 @@ TensorNames = Literal[
     "gpt_oss",
     "granite_hybrid",
     "granite_hybrid_split",
+    "hunyuan",
     "lfm2",
     "llama",
     "mixtral",
@@ -227,7 +228,7 @@ class ModelConfig:
     has_qkv_bias: bool
     has_out_bias: bool
     has_mlp_bias: bool
-    has_qk_norm: bool  # queries and keys are normalised before rope, each head of them
+    has_qk_norm: bool  # queries and keys are normalised, each head of them
     is_parallel: bool  # attention and MLP read the same residual, and are added together
     has_mlp_norm: bool  # False: the MLP reads what attention reads if parallel, or the residual
     is_head_tied: bool  # the output head is the embedding
@@ -245,6 +246,7 @@ class ModelConfig:
     latent: LatentConfig | None = None
     recurrent: RecurrentConfig | None = None
     is_qk_norm_whole: bool = False  # all query heads are normalised as one, and all key heads
+    is_qk_norm_last: bool = False  # queries and keys are normalised behind rope
     has_attention_norm: bool = True  # False: attention reads the residual as it is
     has_output_norms: bool = False  # outputs of attention and MLP are normalised, then added
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c)

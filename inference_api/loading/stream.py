@@ -80,7 +80,8 @@ def read_weights(
 
 def converted(numbers: Numbers, part: SourceTensor) -> Numbers:
     """A tensor of safetensors as one of ours; see `SourceTensor`."""
-    numbers = Numbers(numbers.kind, _reordered(numbers.data, part))
+    data = numbers.data.reshape(-1) if len(part.shape) == 1 else numbers.data
+    numbers = Numbers(numbers.kind, _reordered(data, part))
     return Numbers("F32", numbers.floats() + np.float32(part.offset)) if part.offset else numbers
 
 

@@ -44,7 +44,8 @@ from inference_api.loading.stacks import of_expert
 from inference_api.loading.stream import converted
 
 WITH_PATTERN = ("exaone4", "gemma3", "olmo2")  # a file says which layers have a window
-WITH_DENSE_LAYERS = ("deepseek2", "glm4moe", "lfm2moe")  # the first ones
+# Those whose first layers may have no experts.
+WITH_DENSE_LAYERS = ("deepseek2", "ernie4_5-moe", "glm4moe", "lfm2moe", "mistral4")
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4")
 NORMAL, CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
 Json = dict[str, Any]
@@ -216,7 +217,8 @@ def _add_rope(writer: GGUFWriter, config: ModelConfig) -> None:
     if rope.query_growth:
         growth = f"{writer.arch}.attention.temperature_scale"
         writer.add_float32(growth, rope.query_growth)
-        writer.add_rope_scaling_yarn_log_mul(1.0)  # its mscale_all_dim: turns keep lengths
+        if config.latent is None:
+            writer.add_rope_scaling_yarn_log_mul(1.0)  # its mscale_all_dim: turns keep lengths
     if rope.kind == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope.factor)

@@ -190,6 +190,7 @@ class KernelDecoder:
             "is_gated": config.is_mlp_gated,
             "is_parallel": config.is_parallel,
             "is_qk_norm_whole": config.is_qk_norm_whole,
+            "is_qk_norm_last": config.is_qk_norm_last,
             "has_value_norm": config.has_value_norm,
             "has_output_gates": config.has_output_gates,
             "norm_eps": config.norm_eps,

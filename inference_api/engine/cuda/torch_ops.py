@@ -100,12 +100,15 @@ class _RowTokens:
         of_token = qkv.view(len(qkv), -1, self._config.head_dim)
         qk, turns = of_token[:, : num_heads + num_kv_heads], self._turns[heads.layer]
         queries = qk[:, :num_heads]
-        if heads.qk_norm is not None:
+        is_norm_last = self._config.is_qk_norm_last
+        if heads.qk_norm is not None and not is_norm_last:
             qk.copy_(self._normed_heads(qk) * heads.qk_norm)
         if turns is not None:
             turn(qk, turns)
-            if turns.query_scales is not None:
-                queries *= turns.query_scales
+        if heads.qk_norm is not None and is_norm_last:
+            qk.copy_(self._normed_heads(qk) * heads.qk_norm)
+        if turns is not None and turns.query_scales is not None:
+            queries *= turns.query_scales
         keys_and_values = of_token[:, num_heads:].unflatten(1, (2, num_kv_heads))
         self._entries[heads.layer][self._rows, :, :, self._slots] = keys_and_values
         return queries

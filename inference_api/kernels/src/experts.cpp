@@ -126,6 +126,10 @@ void Experts::choose(Workers& workers, const HearthModel& model, const HearthLay
     } else {
       const float largest = workers.kernels.largest_of(preferences, num_experts);
       workers.kernels.weigh(preferences, num_experts, largest, 1.0f, scores);
+      if (layer.selection_bias != nullptr) {  // which is on probabilities
+        const float total = std::accumulate(scores, scores + num_experts, 0.0f);
+        std::transform(scores, scores + num_experts, scores, [&](float x) { return x / total; });
+      }
     }
     if (layer.selection_bias != nullptr) {
       for (int64_t expert = 0; expert < num_experts; ++expert) {

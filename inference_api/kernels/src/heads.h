@@ -75,9 +75,12 @@ inline void norm_heads(const HeadsCall& call, float* heads, int64_t count, const
 template <class Simd>
 void write_heads(const HeadsCall& call) {
   const int64_t query_size = call.num_heads * call.head_dim;
-  if (call.qk_norm != nullptr) {
+  const auto norm = [&] {
     norm_heads(call, call.queries, call.num_heads, call.qk_norm);
     norm_heads(call, call.keys, call.num_kv_heads, call.qk_norm + query_size);
+  };
+  if (call.qk_norm != nullptr && !call.is_norm_last) {
+    norm();
   }
   float* const values = call.keys + call.num_kv_heads * call.head_dim;
   for (int64_t head = 0; call.has_value_norm && head < call.num_kv_heads; ++head) {
@@ -88,6 +91,9 @@ void write_heads(const HeadsCall& call) {
   }
   for (int64_t head = 0; head < call.num_kv_heads; ++head) {
     turn(call.keys + head * call.head_dim, call.cos, call.sin, call.rotary_dim);
+  }
+  if (call.qk_norm != nullptr && call.is_norm_last) {
+    norm();
   }
   if (call.query_scale != 1.0f) {
     for (int64_t i = 0; i < query_size; ++i) {

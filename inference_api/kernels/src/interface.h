@@ -223,6 +223,7 @@ typedef struct {
   int32_t is_gated;
   int32_t is_parallel;
   int32_t is_qk_norm_whole;  // all query heads are normalised as one, and all key heads
+  int32_t is_qk_norm_last;   // once they are turned
   int32_t has_value_norm;    // each head of values is normalised, without a weight
   int32_t has_output_gates;  // what attention makes counts as much as the sigmoid of its gate
   float norm_eps;

@@ -87,6 +87,7 @@ struct HeadsCall {
   float* keys;           // [2 * kv_heads][head_dim]: keys, turned where they are, then values
   const float* qk_norm;  // [heads + kv_heads][head_dim] or null
   bool is_norm_whole;    // all query heads are normalised as one, and all key heads
+  bool is_norm_last;     // once they are turned
   bool has_value_norm;   // each head of values is normalised, without a weight
   float eps;
   const float* cos;    // [rotary_dim] of the token's position

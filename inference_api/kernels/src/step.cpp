@@ -460,9 +460,9 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
       std::copy_n(keys, size, keys + size);
     }
     workers.kernels.write_heads(
-        {queries, keys, layer.qk_norm, model.is_qk_norm_whole != 0, model.has_value_norm != 0,
-         model.norm_eps, layer.cos + position * rotary_dim, layer.sin + position * rotary_dim,
-         rotary_dim, layer.query_scales == nullptr ? 1.0f : layer.query_scales[position],
+        {queries, keys, layer.qk_norm, model.is_qk_norm_whole != 0, model.is_qk_norm_last != 0,
+         model.has_value_norm != 0, model.norm_eps, layer.cos + position * rotary_dim,
+         layer.sin + position * rotary_dim, rotary_dim, layer.query_scales == nullptr ? 1.0f : layer.query_scales[position],
          model.num_heads, num_kv_heads, layer.head_dim, type, place});
   });
 }

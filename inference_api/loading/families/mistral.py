@@ -1,32 +1,33 @@
-"""Reads the config.json of Ministral 3, and of Mistral's models that see too."""
+"""Reads the config.json of Mistral, of Ministral 3, and of Mistral's models that see too."""
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from inference_api.loading.config import ModelConfig
+from inference_api.loading.families.deepseek import read_mistral4
 from inference_api.loading.families.fields import ConfigFields, text_fields
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.windows import same_window
 
-QUERY_GROWTH = "llama_4_scaling_beta"
 
-
-def read_ministral3(fields: ConfigFields) -> ModelConfig:
-    """Mistral, whose queries grow with their position."""
-    config = read_llama_like(fields, windows=same_window)
-    [rope, *_] = config.ropes
-    assert rope is not None
-    given = fields.under({**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")})
-    if given.raw.get(QUERY_GROWTH):
-        rope = replace(rope, query_growth=given.number(QUERY_GROWTH, 1.0))
-    return replace(config, ropes=(rope,) * config.num_layers)
-
-
-def read_mistral3(fields: ConfigFields) -> ModelConfig:
+def _read_mistral3(fields: ConfigFields) -> ModelConfig:
     """The text model of one that sees too."""
     text = text_fields(fields)
     family = text.raw.get("model_type")
-    if family == "ministral3":
-        return read_ministral3(text)
-    if family != "mistral":
-        text.refuse("text_config.model_type", family, "ministral3 or mistral there")
-    return read_llama_like(text, windows=same_window)
+    reader = _OF_TEXT.get(family) if isinstance(family, str) else None
+    if reader is None:
+        text.refuse("text_config.model_type", family, f"{' or '.join(_OF_TEXT)} there")
+    return (reader or _read_mistral)(text)
+
+
+# Queries of Ministral 3 grow with their position: its rope says so.
+_read_mistral = partial(read_llama_like, windows=same_window)
+_OF_TEXT: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {
+    "ministral3": _read_mistral,
+    "mistral": _read_mistral,
+    "mistral4": read_mistral4,
+}
+READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model_type`
+    **_OF_TEXT,
+    "mistral3": _read_mistral3,
+}

@@ -10,11 +10,13 @@ MAX_EXPERTS = 1024  # in one layer
 # In all layers together: every expert takes objects. Published models have some 20,000.
 MAX_ALL_EXPERTS = 65_536
 
+TOP_TWO = "group_limited_top_two"  # Mistral 4's, which has no word for it
 # Keys are values of `topk_method`; values are the scores that experts are chosen by.
 _SCORINGS: Mapping[str, Scoring] = {
     "greedy": "softmax",
     "group_limited_greedy": "softmax",
     "noaux_tc": "sigmoid",
+    TOP_TWO: "softmax",
 }
 
 ReadMixture = Callable[[ConfigFields, int], MixtureConfig | None]
@@ -105,7 +107,7 @@ def _groups(fields: ConfigFields, num_experts: int, experts_per_token: int) -> E
     groups_per_token = fields.count("topk_group", 1, most=num_groups)
     if num_groups == 1:
         return None
-    num_scored = 2 if fields.raw["topk_method"] == "noaux_tc" else 1
+    num_scored = 2 if fields.raw["topk_method"] in ("noaux_tc", TOP_TWO) else 1
     group_size = num_experts // num_groups
     if num_experts % num_groups or group_size < num_scored:
         fields.refuse("n_group", num_groups, f"groups of {num_scored} or more experts, all alike")

@@ -13,18 +13,19 @@ from typing import Any
 from inference_api.errors import StartupError
 from inference_api.loading.config import (
     DEFAULT_MAX_SEQ_LEN,
-    LatentConfig,
     ModelConfig,
     SwiGluConfig,
 )
+from inference_api.loading.families.deepseek import READERS as OF_DEEPSEEK
+from inference_api.loading.families.ernie import READERS as OF_ERNIE
 from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
 from inference_api.loading.families.gemma import READERS as OF_GEMMA
 from inference_api.loading.families.granite_hybrid import read_granite_hybrid
+from inference_api.loading.families.hunyuan import READERS as OF_HUNYUAN
 from inference_api.loading.families.lfm2 import read_lfm2, read_lfm2_moe
 from inference_api.loading.families.llama_like import read_llama_like
-from inference_api.loading.families.mistral import read_ministral3, read_mistral3
+from inference_api.loading.families.mistral import READERS as OF_MISTRAL
 from inference_api.loading.families.mixtures import (
-    read_deepseek_mixture,
     read_gpt_oss_mixture,
     read_mixtral,
     read_qwen3_mixture,
@@ -35,7 +36,6 @@ from inference_api.loading.families.ropes import (
     PHI_KINDS,
     read_rope,
     read_rotary_dim,
-    read_score_magnitude,
 )
 from inference_api.loading.families.windows import (
     GLOBAL,
@@ -215,61 +215,6 @@ def _read_glm4(fields: ConfigFields) -> ModelConfig:
     return replace(config, has_out_bias=False, has_output_norms=True)
 
 
-def _read_deepseek_v2(fields: ConfigFields) -> ModelConfig:
-    return _read_deepseek(fields.or_else({"topk_method": "greedy"}))
-
-
-def _read_deepseek_v3(fields: ConfigFields) -> ModelConfig:
-    if not fields.flag("rope_interleave", True):
-        fields.refuse("rope_interleave", False, "rope_interleave=true")
-    return _read_deepseek(fields.or_else({"topk_method": "noaux_tc", "norm_topk_prob": True}))
-
-
-def _read_deepseek(fields: ConfigFields) -> ModelConfig:
-    """Latent attention, and a mixture of experts."""
-    rotary_dim = fields.count("qk_rope_head_dim")
-    head_dim = fields.count("qk_nope_head_dim") + rotary_dim
-    if rotary_dim % 2:
-        fields.refuse("qk_rope_head_dim", rotary_dim, "an even one")
-    if fields.flag("mlp_bias"):
-        fields.refuse("mlp_bias", True, "mlp_bias=false")
-    # There `head_dim` is what of a head is turned.
-    heads = {"head_dim": head_dim, "num_key_value_heads": fields.raw.get("num_attention_heads")}
-    config = read_llama_like(fields.under({**fields.raw, **heads}), mixture=read_deepseek_mixture)
-    rope = config.ropes[0]
-    assert rope is not None
-    query_rank = None if fields.raw.get("q_lora_rank") is None else fields.count("q_lora_rank")
-    return replace(
-        config,
-        rotary_dim=rotary_dim,
-        attention_scale=config.attention_scale * read_score_magnitude(fields, rope),
-        latent=LatentConfig(
-            query_rank,
-            kv_rank=fields.count("kv_lora_rank"),
-            value_dim=fields.count("v_head_dim", most=head_dim),
-        ),
-    )
-
-
-def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
-    """Llama with DeepSeek's mixture of experts, and rope of a part of each head. What is left out
-    has the values of transformers' Glm4MoeConfig."""
-    fields = fields.or_else(_GLM4_MOE_DEFAULTS)
-    config = read_llama_like(
-        fields,
-        has_qk_norm=fields.flag("use_qk_norm"),
-        mixture=read_deepseek_mixture,
-        usual_rotary_share=0.5,
-    )
-    return replace(config, has_out_bias=False)
-
-
-def _read_glm4_moe_lite(fields: ConfigFields) -> ModelConfig:
-    """GLM-4.7-Flash: DeepSeek's latent attention and mixture. What is left out has the values of
-    transformers' Glm4MoeLiteConfig."""
-    return _read_deepseek_v3(fields.or_else(_GLM4_MOE_DEFAULTS | {"routed_scaling_factor": 1.8}))
-
-
 def _read_seed_oss(fields: ConfigFields) -> ModelConfig:
     """Llama, with biases of queries, keys and values alone."""
     fields = fields.or_else({"attention_bias": True})
@@ -277,48 +222,21 @@ def _read_seed_oss(fields: ConfigFields) -> ModelConfig:
     return replace(config, has_out_bias=fields.flag("attention_out_bias"))
 
 
-def _read_ernie4_5(fields: ConfigFields) -> ModelConfig:
-    """Llama, with all biases or none, whose rotary pairs are side by side."""
-    has_bias = fields.flag("use_bias")
-    biases = {"attention_bias": has_bias, "mlp_bias": has_bias}
-    fields = fields.or_else(_ERNIE4_5_DEFAULTS)
-    return read_llama_like(fields.under({**fields.raw, **biases}), tensor_names="ernie4_5")
-
-
-_ERNIE4_5_DEFAULTS = {
-    "head_dim": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500_000.0,
-    "tie_word_embeddings": True,
-}
-_GLM4_MOE_DEFAULTS = {
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "rms_norm_eps": 1e-5,
-    "topk_method": "noaux_tc",
-}
-
-
 _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
-    "deepseek_v2": _read_deepseek_v2,
-    "deepseek_v3": _read_deepseek_v3,
-    "ernie4_5": _read_ernie4_5,
+    **OF_DEEPSEEK,
+    **OF_ERNIE,
     "exaone4": read_exaone4,
     "falcon": _read_falcon,
     **OF_GEMMA,
     "glm4": _read_glm4,
-    "glm4_moe": _read_glm4_moe,
-    "glm4_moe_lite": _read_glm4_moe_lite,
     "gpt_oss": _read_gpt_oss,
     "granite": read_llama_like,
     "granitemoehybrid": read_granite_hybrid,
+    **OF_HUNYUAN,
     "lfm2": read_lfm2,
     "lfm2_moe": read_lfm2_moe,
     "llama": read_llama_like,
-    "ministral3": read_ministral3,
-    "mistral3": read_mistral3,
-    "mistral": partial(read_llama_like, windows=same_window),
+    **OF_MISTRAL,
     "mixtral": partial(
         read_llama_like, windows=same_window, tensor_names="mixtral", mixture=read_mixtral
     ),

@@ -29,6 +29,7 @@ PARTIAL = "partial_rotary_factor"
 ALL_DIMENSIONS = "mscale_all_dim"
 ORIGINAL_POSITIONS = "original_max_position_embeddings"
 DEFAULT_THETA = 10_000.0
+QUERY_GROWTH = "llama_4_scaling_beta"
 ROUNDING = 1e-6  # more than there is in a share of dimensions
 
 
@@ -99,6 +100,8 @@ def rope_of(
         factor=scaling.number("factor", 1.0),
         original_max_positions=original_max_positions,
     )
+    if scaling.raw.get(QUERY_GROWTH):
+        rope = replace(rope, query_growth=scaling.number(QUERY_GROWTH, 1.0))
     if scaling.raw.get("factor") is None and kind in ("longrope", "yarn"):
         rope = replace(rope, factor=max_positions / original_max_positions)
     read = _READ.get(rope.kind)

@@ -159,7 +159,11 @@ _GEMMA = replace(
     mlp_output_norm="post_feedforward_layernorm",
 )
 SCHEMES: dict[TensorNames, Names] = {
-    "ernie4_5": replace(_LLAMA, is_interleaved=True),
+    "ernie4_5": replace(
+        _LLAMA,
+        is_interleaved=True,
+        selection_bias="mlp.moe_statics.e_score_correction_bias",
+    ),
     "falcon": _FALCON,
     "gemma3": replace(_GEMMA, norm_offset=1.0),
     "gemma4": replace(
@@ -190,6 +194,12 @@ SCHEMES: dict[TensorNames, Names] = {
         shared_down="output_linear",
     ),
     "granite_hybrid_split": _GRANITE_HYBRID,  # as GGUF has it
+    "hunyuan": replace(
+        _LLAMA,
+        qk_norm=("self_attn.query_layernorm", "self_attn.key_layernorm"),
+        router="mlp.gate.wg",
+        shared="mlp.shared_mlp",
+    ),
     "lfm2": _LFM2,
     "llama": _LLAMA,
     "mixtral": _MIXTRAL,

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.loading.families.lfm2 import CONV
-from inference_api.loading.families.mistral import QUERY_GROWTH
 from inference_api.loading.families.qwen3_next import HAS_DECAYS, IS_SPLIT, IS_TILED, LINEAR
-from inference_api.loading.families.ropes import ORIGINAL_POSITIONS
+from inference_api.loading.families.ropes import ORIGINAL_POSITIONS, QUERY_GROWTH
 from inference_api.loading.families.windows import GLOBAL, LOCAL
 from inference_api.loading.gguf.rope_factors import rope_of_factors
 
@@ -82,6 +81,9 @@ def _model_type(architecture: str, has_experts: bool) -> str:
 
 
 _MODEL_TYPES = {
+    "ernie4_5-moe": "ernie4_5_moe",
+    "hunyuan-dense": "hunyuan_v1_dense",
+    "hunyuan-moe": "hunyuan_v1_moe",
     "mistral3": "ministral3",
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
@@ -108,6 +110,18 @@ def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]
         return _delta(architecture, value, shapes)
     if architecture == "deepseek2":
         return _deepseek(value, vocab_size=shapes.get("token_embd.weight", (0,))[0])
+    if architecture == "mistral4":
+        return _deepseek(value, vocab_size=0) | {"model_type": "mistral4"}
+    if architecture == "ernie4_5-moe":
+        return _ernie_moe(value, shapes)
+    if architecture == "hunyuan-moe":
+        width = value("expert_feed_forward_length") or value("feed_forward_length")
+        return {
+            "intermediate_size": width,
+            "moe_intermediate_size": width,
+            "moe_topk": value("expert_used_count"),
+            "num_experts": value("expert_count"),
+        }
     if architecture == "glm4":
         return {"attention_bias": "blk.0.attn_q.bias" in shapes}
     if architecture == "glm4moe":
@@ -280,12 +294,24 @@ def _deepseek(value: Any, vocab_size: int) -> dict[str, Any]:
     return {
         **mixture,
         "model_type": "deepseek_v3" if mixture["topk_method"] == "noaux_tc" else "deepseek_v2",
-        "partial_rotary_factor": None,
         "qk_rope_head_dim": rotary_dim,
         "qk_nope_head_dim": head_dim - rotary_dim,
         "v_head_dim": value("attention.value_length_mla") or value("attention.value_length"),
         "q_lora_rank": value("attention.q_lora_rank") or None,
         "kv_lora_rank": value("attention.kv_lora_rank"),
+    }
+
+
+def _ernie_moe(value: Any, shapes: Shapes) -> dict[str, Any]:
+    """What files say of how wide the shared experts are is not to be trusted."""
+    width = value("expert_feed_forward_length")
+    shared = [shape[0] for name, shape in shapes.items() if name.endswith(".ffn_up_shexp.weight")]
+    return {
+        "moe_k": value("expert_used_count"),
+        "moe_layer_interval": value("interleave_moe_layer_step"),
+        "moe_layer_start_index": value("leading_dense_block_count"),
+        "moe_num_experts": value("expert_count"),
+        "moe_num_shared_experts": shared[0] // width if shared else 0,
     }
 
 

@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",
     "falcon": "falcon",
     "gemma3": "gemma3",
@@ -30,12 +31,15 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "granite": "granite",
     "granitemoehybrid": "granitehybrid",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
     "llama": "llama",
     "ministral3": "mistral3",
     "mistral": "llama",
     "mistral3": "mistral3",
+    "mistral4": "mistral4",
     "mixtral": "llama",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
@@ -51,7 +55,10 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
 }
-_INTERLEAVED = ("ernie4_5", "glm4", "granite", "granitehybrid", "llama", "mistral3", "smollm3")
+_INTERLEAVED = (
+    *("ernie4_5", "ernie4_5-moe", "glm4", "granite", "granitehybrid", "llama", "mistral3"),
+    "smollm3",
+)
 _SUFFIXES, _SCALE = (".weight", ".bias"), ".scale"
 _KNOWN_ENDS = {  # the package's, by those of safetensors
     "e_score_correction_bias": "e_score_correction.bias",
@@ -64,7 +71,8 @@ _KNOWN_ENDS = {  # the package's, by those of safetensors
 _SCALES = {".router.scale": ".router.proj", ".router.per_expert_scale": ".experts.down_proj"}
 FUSED = ".ffn_gate_up_exps."  # experts' gates and what passes them
 _WITHOUT_SUFFIX = (".ssm_a", ".ssm_d")
-_ORDERED = ("deepseek2", "qwen3next", "qwen35", "qwen35moe")  # rows are as in safetensors
+# Rows are as in safetensors.
+_ORDERED = ("deepseek2", "mistral4", "qwen3next", "qwen35", "qwen35moe")
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 
 

@@ -46,7 +46,9 @@ class Wants(NamedTuple):
 
 def wants(part: SourceTensor, quantisation: Quantisation | None, tensors: Tensors) -> Wants:
     """The tensors that make up `part`: the one of its name where the file left it as it was."""
-    plain = Wants(Wanted(part.name, (part.shape,)))
+    is_vector = len(part.shape) == 1  # which some have as a matrix of one row
+    shapes = (part.shape, (1, *part.shape)) if is_vector else (part.shape,)
+    plain = Wants(Wanted(part.name, shapes))
     if quantisation is None or len(part.shape) != 2 or not part.name.endswith(WEIGHT):
         return plain
     quantised = _FORMS[quantisation.form](part, quantisation)

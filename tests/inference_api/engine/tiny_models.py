@@ -114,6 +114,16 @@ DEEPSEEK: dict[str, Any] = {
     "v_head_dim": 16,
 }
 DEEPSEEK_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
+MISTRAL4: dict[str, Any] = {
+    **DEEPSEEK,
+    "pad_token_id": None,
+    "rope_parameters": {
+        **DEEPSEEK_YARN,
+        "mscale": 0.7,
+        "original_max_position_embeddings": 8,
+        "llama_4_scaling_beta": 0.3,
+    },
+}
 
 # name: (family prefix of transformers' classes, config)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -220,6 +230,31 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "seed-oss": ("SeedOss", {**NO_PAD, "head_dim": 24}),
     "ernie4.5": ("Ernie4_5", {**NO_PAD, "head_dim": 24, "use_bias": True}),
+    "ernie4.5-moe": (
+        "Ernie4_5_Moe",
+        {
+            **NO_PAD,
+            "num_hidden_layers": 3,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "mistral4": ("Mistral4", MISTRAL4),
+    "mistral4-one-group": ("Mistral4", {**MISTRAL4, "n_group": 1, "topk_group": 1}),
+    "hunyuan": (
+        "HunYuanDenseV1",
+        {
+            **NO_PAD,
+            "head_dim": 24,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 1000.0},
+        },
+    ),
+    "hunyuan-moe": (
+        "HunYuanMoEV1",
+        {**NO_PAD, "head_dim": 16, "num_experts": 7, "moe_topk": 3, "attention_bias": True},
+    ),
     "glm4-moe-lite": (
         "Glm4MoeLite",
         {**DEEPSEEK, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse"]},

@@ -87,5 +87,5 @@ def test_queries_of_ministral3_grow_with_their_position(key: str) -> None:
     assert read_config(seeing).ropes == read_config(raw).ropes
     of_old = {**LLAMA, "model_type": "mistral"}
     assert read_config({"model_type": "mistral3", "text_config": of_old}).ropes[0] is not None
-    [fault] = faults({"model_type": "mistral3", "text_config": {**LLAMA, "model_type": "mistral4"}})
+    [fault] = faults({"model_type": "mistral3", "text_config": {**LLAMA, "model_type": "phi3"}})
     assert "text_config.model_type" in fault

@@ -1,0 +1,102 @@
+"""Reads the config.json of DeepSeek, and of others with its latent attention or its experts: GLM
+4.5 to 4.7 and Mistral 4."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from inference_api.loading.config import LatentConfig, ModelConfig
+from inference_api.loading.families.fields import ConfigFields
+from inference_api.loading.families.llama_like import read_llama_like
+from inference_api.loading.families.mixtures import TOP_TWO, read_deepseek_mixture
+from inference_api.loading.families.ropes import PARTIAL, read_score_magnitude
+
+
+def _read_v2(fields: ConfigFields) -> ModelConfig:
+    return _read_latents(fields.or_else({"topk_method": "greedy"}))
+
+
+def _read_v3(fields: ConfigFields) -> ModelConfig:
+    if not fields.flag("rope_interleave", True):
+        fields.refuse("rope_interleave", False, "rope_interleave=true")
+    return _read_latents(fields.or_else({"topk_method": "noaux_tc", "norm_topk_prob": True}))
+
+
+def read_mistral4(fields: ConfigFields) -> ModelConfig:
+    """Shares by softmax, of groups that are as good as their best two, and queries that grow with
+    their position. What is left out has the values of transformers' Mistral4Config."""
+    fields = fields.or_else(_MISTRAL4_DEFAULTS)
+    return _read_v3(fields.under({**fields.raw, "topk_method": TOP_TWO}))
+
+
+def _read_latents(fields: ConfigFields) -> ModelConfig:
+    """Latent attention, and a mixture of experts."""
+    rotary_dim = fields.count("qk_rope_head_dim")
+    head_dim = fields.count("qk_nope_head_dim") + rotary_dim
+    if rotary_dim % 2:
+        fields.refuse("qk_rope_head_dim", rotary_dim, "an even one")
+    if fields.flag("mlp_bias"):
+        fields.refuse("mlp_bias", True, "mlp_bias=false")
+    # There `head_dim` is what of a head is turned, and a share of it says nothing.
+    own = {"head_dim": head_dim, "num_key_value_heads": fields.raw.get("num_attention_heads")}
+    for name in ("rope_scaling", "rope_parameters"):
+        own[name] = {**fields.mapping(name), PARTIAL: None}
+    fields = fields.under({**fields.raw, **own, PARTIAL: None})
+    config = read_llama_like(fields, mixture=read_deepseek_mixture)
+    rope = config.ropes[0]
+    assert rope is not None
+    query_rank = None if fields.raw.get("q_lora_rank") is None else fields.count("q_lora_rank")
+    return replace(
+        config,
+        rotary_dim=rotary_dim,
+        attention_scale=config.attention_scale * read_score_magnitude(fields, rope),
+        latent=LatentConfig(
+            query_rank,
+            kv_rank=fields.count("kv_lora_rank"),
+            value_dim=fields.count("v_head_dim", most=head_dim),
+        ),
+    )
+
+
+def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
+    """Llama with DeepSeek's mixture of experts, and rope of a part of each head. What is left out
+    has the values of transformers' Glm4MoeConfig."""
+    fields = fields.or_else(_GLM4_MOE_DEFAULTS)
+    config = read_llama_like(
+        fields,
+        has_qk_norm=fields.flag("use_qk_norm"),
+        mixture=read_deepseek_mixture,
+        usual_rotary_share=0.5,
+    )
+    return replace(config, has_out_bias=False)
+
+
+def _read_glm4_moe_lite(fields: ConfigFields) -> ModelConfig:
+    """GLM-4.7-Flash: DeepSeek's latent attention and mixture. What is left out has the values of
+    transformers' Glm4MoeLiteConfig."""
+    return _read_v3(fields.or_else(_GLM4_MOE_DEFAULTS | {"routed_scaling_factor": 1.8}))
+
+
+_GLM4_MOE_DEFAULTS = {
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "rms_norm_eps": 1e-5,
+    "topk_method": "noaux_tc",
+}
+_MISTRAL4_DEFAULTS = {
+    "kv_lora_rank": 256,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model_type`
+    "deepseek_v2": _read_v2,
+    "deepseek_v3": _read_v3,
+    "glm4_moe": _read_glm4_moe,
+    "glm4_moe_lite": _read_glm4_moe_lite,
+}

@@ -1,0 +1,74 @@
+"""Reads the config.json of Hunyuan: Llama, whose queries and keys are normalised once they are
+turned."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from inference_api.loading.config import MixtureConfig, ModelConfig
+from inference_api.loading.families.fields import ConfigFields
+from inference_api.loading.families.llama_like import read_llama_like
+from inference_api.loading.families.mixtures import ReadMixture, no_mixture, read_mixtral
+from inference_api.loading.families.ropes import DEFAULT_THETA
+
+
+def _read_dense(fields: ConfigFields) -> ModelConfig:
+    return _read(fields, no_mixture)
+
+
+def _read_moe(fields: ConfigFields) -> ModelConfig:
+    """Experts in all layers, and an MLP beside them that is as wide as one. What differs from layer
+    to layer is refused."""
+    own = {name: _same(fields, name) for name in ("moe_topk", "num_experts")}
+    only = {"moe_intermediate_size": fields.raw.get("intermediate_size"), "num_shared_expert": 1}
+    for name, wanted in only.items():
+        if _same(fields, name) not in (None, wanted):
+            fields.refuse(name, fields.raw[name], f"{name}={wanted}")
+    own |= {"num_local_experts": own["num_experts"], "num_experts_per_tok": own["moe_topk"]}
+    return _read(fields.under({**fields.raw, **own}), _read_mixture)
+
+
+READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model_type`
+    "hunyuan_v1_dense": _read_dense,
+    "hunyuan_v1_moe": _read_moe,
+}
+
+
+def _read(fields: ConfigFields, mixture: ReadMixture) -> ModelConfig:
+    fields = fields.or_else({"rms_norm_eps": 1e-5})
+    config = read_llama_like(
+        _with_plain_rope(fields), has_qk_norm=True, tensor_names="hunyuan", mixture=mixture
+    )
+    return replace(config, is_qk_norm_last=True)
+
+
+def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+    mixture = read_mixtral(fields, num_layers)
+    return replace(mixture, shared_ffn_size=mixture.ffn_size)
+
+
+def _same(fields: ConfigFields, name: str) -> object:
+    """Returns what a field says once, or the same for each layer."""
+    value = fields.raw.get(name)
+    if not isinstance(value, list):
+        return value
+    if not value or value.count(value[0]) < len(value):
+        fields.refuse(name, value, "the same in all layers")
+        return None
+    return value[0]
+
+
+def _with_plain_rope(fields: ConfigFields) -> ConfigFields:
+    """Rope called dynamic is none here: an `alpha` changes theta once and for all."""
+    given = {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
+    scaling = fields.under(given)
+    kind = scaling.raw.get("rope_type") or scaling.raw.get("type")
+    if kind != "dynamic":
+        return fields
+    if not scaling.raw.get("alpha"):
+        fields.refuse("alpha", scaling.raw.get("alpha"), "an alpha beside dynamic rope")
+    theta = scaling.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA))
+    usual = fields.count("hidden_size") // fields.count("num_attention_heads")
+    head_dim = max(4, fields.count("head_dim", max(1, usual)))
+    theta *= scaling.number("alpha", 1.0) ** (head_dim / (head_dim - 2))
+    rope = {"rope_type": "default", "rope_theta": theta}
+    return fields.under({**fields.raw, "rope_scaling": None, "rope_parameters": rope})
