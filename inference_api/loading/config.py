@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Self
 
 from inference_api.kernels.packing import GROUP, Bits
+from inference_api.loading.families.recurrence import RecurrentConfig
 
 DEFAULT_MAX_SEQ_LEN = 2048
 LATENT_NORM_EPS = 1e-6
@@ -16,6 +17,7 @@ RopeKind = Literal["default", "linear", "llama3", "longrope", "proportional", "y
 TensorNames = Literal[
     "ernie4_5",
     "falcon",
+    "falcon_h1",
     "gemma3",
     "gemma4",
     "glm4",
@@ -26,6 +28,7 @@ TensorNames = Literal[
     "lfm2",
     "llama",
     "mixtral",
+    "nemotron_h",
     "olmo2",
     "phi3",
     "qwen3_5",
@@ -33,9 +36,8 @@ TensorNames = Literal[
     "qwen3_next_split",
 ]
 Scoring = Literal["softmax", "sigmoid"]
-MixerKind = Literal["short_conv", "delta", "mamba2"]
 QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq", "mxfp4"]
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,57 +118,6 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentConfig:
-    """Layers without attention, which remember of all tokens one state of a fixed size.
-
-    A causal convolution, each channel by itself, sees a token and the `conv_width - 1` before it.
-    `short_conv` (LFM2) multiplies its inputs by one part of what it is made of, and its results by
-    another. `delta` makes queries, keys and values of its results, of which each head of values
-    keeps a matrix by the gated delta rule, `mamba2` without its correction: see `src/delta.h`.
-    """
-
-    kind: MixerKind
-    layers: frozenset[int]  # numbers of the checkpoint
-    conv_dim: int
-    conv_width: int
-    has_bias: bool = False  # the projections around it have biases
-    has_conv_bias: bool = False
-    # Not of `short_conv`. Heads of values that follow each other share those of queries and keys.
-    heads: int = 0
-    key_heads: int = 0
-    key_dim: int = 0
-    value_dim: int = 0
-    is_tiled: bool = False  # heads of values that share take turns instead
-    has_log_decays: bool = True  # the checkpoint has logarithms of how fast heads forget
-
-    @property
-    def in_rows(self) -> int:
-        """Rows of what makes the mixer's inputs."""
-        rows = {"short_conv": 2 * self.conv_dim, "delta": 0, "mamba2": self.heads}
-        return self.conv_dim + self.heads * self.value_dim + rows[self.kind]
-
-    @property
-    def out_columns(self) -> int:
-        """Size of what the mixer makes of a token."""
-        return self.conv_dim if self.kind == "short_conv" else self.heads * self.value_dim
-
-    @property
-    def tail_floats(self) -> int:
-        """Size of the inputs that the next token's convolution sees."""
-        return (self.conv_width - 1) * self.conv_dim
-
-    @property
-    def log_floats(self) -> int:
-        """Size of what a layer's mixer reads of a token: all that is noted of a guess."""
-        return self.in_rows + (2 * self.heads if self.kind == "delta" else 0)
-
-    @property
-    def layer_floats(self) -> int:
-        """Size of a layer's state: these inputs, and the heads' matrices."""
-        return self.tail_floats + self.heads * self.key_dim * self.value_dim
-
-
-@dataclass(frozen=True, slots=True)
 class Quantisation:
     """How a quantised checkpoint stores a matrix [outputs, inputs]: scale * (value - zero).
 
@@ -188,6 +139,13 @@ class Quantisation:
         """Whether the kernels' groups of 4 bits have room for its values as they are."""
         is_other = self.has_zeros or self.has_order or self.form == "mxfp4"
         return self.bits == 4 and not is_other and self.block[1] % GROUP == 0
+
+
+class RowFactor(NamedTuple):
+    """What some rows of a matrix are multiplied by; no rows: all."""
+
+    rows: int
+    factor: float
 
 
 class LayerShape(NamedTuple):
@@ -245,6 +203,11 @@ class ModelConfig:
     mixture: MixtureConfig | None = None
     latent: LatentConfig | None = None
     recurrent: RecurrentConfig | None = None
+    mlp_layers: frozenset[int] | None = None
+    """Layers of the checkpoint that have an MLP or experts, and nothing else; the others then have
+    none. None: all layers have one."""
+    weight_factors: Mapping[str, tuple[RowFactor, ...]] = field(default_factory=dict, hash=False)
+    """What weights of all layers are multiplied by once they are read, by their names there."""
     is_qk_norm_whole: bool = False  # all query heads are normalised as one, and all key heads
     is_qk_norm_last: bool = False  # queries and keys are normalised behind rope
     has_attention_norm: bool = True  # False: attention reads the residual as it is
@@ -294,6 +257,7 @@ class ModelConfig:
             shapes=(),
             mixture=mixture,
             recurrent=None,
+            mlp_layers=None,
             has_mtp=False,
         )
 
@@ -309,13 +273,24 @@ class ModelConfig:
         return [self.shape_of(layer) for layer in range(self.num_layers)]
 
     def mixture_of(self, layer: int) -> MixtureConfig | None:
-        """Returns the experts of one of these layers; None where it has one MLP."""
+        """Returns the experts of one of these layers; None where it has one MLP or none."""
         if self.mixture is None or self.first_layer + layer in self.mixture.dense_layers:
             return None
-        return self.mixture
+        return self.mixture if self.has_mlp(layer) else None
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether one of these layers has an MLP or experts."""
+        return self.mlp_layers is None or self.first_layer + layer in self.mlp_layers
+
+    def attends(self, layer: int) -> bool:
+        """Whether one of these layers has attention."""
+        if self.mlp_layers is not None and self.first_layer + layer in self.mlp_layers:
+            return False
+        recurrent = self.recurrent_of(layer)
+        return recurrent is None or recurrent.is_beside_attention
 
     def recurrent_of(self, layer: int) -> RecurrentConfig | None:
-        """Returns what one of these layers has instead of attention; None where it has that."""
+        """Returns what one of these layers has instead of attention, or beside it."""
         if self.recurrent is None or self.first_layer + layer not in self.recurrent.layers:
             return None
         return self.recurrent

@@ -43,16 +43,16 @@ def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]
     """
     kinds: dict[_Kind, list[int]] = defaultdict(list)
     heads = [(shape.num_kv_heads, shape.head_dim) for shape in config.shapes]
-    recurrent = config.recurrent.layers if config.recurrent else ()
+    first = config.first_layer
     windows = (*(config.whole_windows or config.windows), *[None] * config.has_mtp)
     for layer, window in enumerate(windows):
-        if layer in recurrent or (config.shapes and config.shapes[layer].kv_source is not None):
+        is_shared = config.shapes and config.shapes[layer].kv_source is not None
+        if is_shared or not config.attends(layer - first):
             continue
         is_whole = window is None or window >= context_tokens
         own = heads[layer] if heads else (config.num_kv_heads, config.head_dim)
         kinds[_Kind(None if is_whole else window, *own)].append(layer)
     size = _page_size({kind: len(layers) for kind, layers in kinds.items()})
-    first = config.first_layer
     end = first + config.num_layers + config.has_mtp
     groups = []
     for kind, layers in kinds.items():

@@ -82,6 +82,8 @@ def converted(numbers: Numbers, part: SourceTensor) -> Numbers:
     """A tensor of safetensors as one of ours; see `SourceTensor`."""
     data = numbers.data.reshape(-1) if len(part.shape) == 1 else numbers.data
     numbers = Numbers(numbers.kind, _reordered(data, part))
+    if part.factors:
+        return Numbers("F32", numbers.floats() * part.row_factors[:, None])
     return Numbers("F32", numbers.floats() + np.float32(part.offset)) if part.offset else numbers
 
 
@@ -120,7 +122,8 @@ def _joined(file: Path, keys: GgufTensor, values: GgufTensor) -> Numbers:
 def _converted(weight: Numbers | QuantisedTensor, part: SourceTensor) -> Numbers | QuantisedTensor:
     if isinstance(weight, Numbers):
         return converted(weight, part)
-    return weight.reordered(partial(_reordered, part=part))
+    weight = weight.reordered(partial(_reordered, part=part))
+    return weight.multiplied(part.row_factors) if part.factors else weight
 
 
 def _reordered(rows: NDArray[Any], part: SourceTensor) -> NDArray[Any]:

@@ -58,7 +58,7 @@ class Parameters:
     def qk_norm(self, config: ModelConfig, layer: int) -> Floats | None:
         """What a layer's queries, and the keys it makes, are multiplied by, [heads + kv_heads,
         head_dim]."""
-        if not config.has_qk_norm or config.recurrent_of(layer) is not None:
+        if not config.has_qk_norm or not config.attends(layer):
             return None
         shape = config.shape_of(layer)
         counts = {"q_norm": config.num_heads, "k_norm": shape.num_kv_heads}

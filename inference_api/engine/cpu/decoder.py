@@ -17,22 +17,17 @@ from inference_api.engine.rope import RopeTurns
 from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.library import CACHE_TYPES, StepStates, StepTokens
-from inference_api.loading.config import (
-    ACTIVATIONS,
-    ExpertGroups,
-    MixerKind,
-    ModelConfig,
-    RecurrentConfig,
-)
+from inference_api.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
 from inference_api.loading.families.layer_plan import LAYER_INPUTS, ROUTER
+from inference_api.loading.families.recurrence import MixerKind, RecurrentConfig
 from inference_api.loading.layout import EMBEDDING, HEAD
 from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
 
 Fields = dict[str, Any]  # fields of a C struct
 LINEARS = (  # each layer has some of these
-    *("qkv", "values", "q_a", "q_b", "kv_a", "kv_b", "in", "out"),
-    *("router", "up", "down", "shared_up", "shared_down", "shared_gate", "steps"),
+    *("qkv", "values", "q_a", "q_b", "kv_a", "kv_b", "out", "in", "mixer_out", "steps"),
+    *("router", "up", "down", "shared_up", "shared_down", "shared_gate"),
     *("input_gate", "input_out"),
 )
 LAYER_NORMS = (
@@ -240,20 +235,22 @@ class KernelDecoder:
             if weight in self._packed
         }
         recurrent = self._config.recurrent_of(index)
-        if recurrent is None:
+        remembered: Fields = {}
+        if recurrent is not None:
+            own = {each: linears.pop(each) for each in ("in", "steps") if each in linears}
+            own["out"] = linears.pop("mixer_out")
+            remembered = {"recurrent": own | self._recurrent(recurrent, index)}
+        if self._config.attends(index):
             group, place = cache.places[self._first_place + index]
             shape = self._config.shape_of(index)
             sizes = shape._asdict()
-            remembered: Fields = {each: sizes[each] for each in HEAD_SIZES} | {
+            remembered |= {each: sizes[each] for each in HEAD_SIZES} | {
                 "are_keys_values": not shape.has_values,
                 "is_kv_shared": shape.kv_source is not None,
                 "page_offset": place * cache.by_group[group].strides[1],
                 "table_offset": group * cache.tables[0].size,
                 "window": self._config.windows[index] or 0,
             }
-        else:
-            own = {each: linears.pop(each) for each in ("in", "steps") if each in linears}
-            remembered = {"recurrent": own | self._recurrent(recurrent, index)}
         return (
             {each: self._norm(f"{name}.{each}") for each in LAYER_NORMS}
             | linears
@@ -295,7 +292,7 @@ class KernelDecoder:
                 "state_at": tail_at + config.tail_floats,
                 "decay": self._pointer(-np.exp(decays) if config.has_log_decays else decays),
                 "step_bias": self._pointer(self._tensors[f"{name}.step_bias"]),
-                "head_norm": self._pointer(self._tensors[f"{name}.head_norm"]),
+                "head_norm": self._optional(f"{name}.head_norm"),
                 "skip": self._optional(f"{name}.skip"),
             }
         )

@@ -62,6 +62,8 @@ class Mixture:
         config, logits = self.config, self.router(x.float())
         scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(-1)
         preferences = logits if self.selection_bias is None else scores + self.selection_bias
+        if config.groups is not None and config.groups.num_scored > 1 and preferences is logits:
+            preferences = scores  # whose sums count
         if config.groups is not None:
             preferences = _of_best_groups(preferences, config.groups)
         experts = _best_first(preferences)[:, : config.experts_per_token]

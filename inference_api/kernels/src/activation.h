@@ -50,6 +50,8 @@ typename Simd::Vector activated(Activation activation, typename Simd::Vector x) 
       const auto y = Simd::multiply(Simd::multiply_add(cubic, x, x), Simd::set(kTwiceRoot2OverPi));
       return Simd::multiply(x, sigmoid<Simd>(y));
     }
+    case Activation::kSquaredRelu:
+      return Simd::multiply(x, Simd::where_negative(x, Simd::set(0.0f), x));
     default:
       return Simd::where_negative(x, Simd::set(0.0f), x);
   }

@@ -123,33 +123,33 @@ void prepare_token(const DeltaCall& call, int64_t head, int64_t token, int at,
   tokens.overlaps[at] = overlap(tokens.keys[at], tokens.queries[at], key_dim);
 }
 
-template <class Simd>
-constexpr int64_t kColumns = kDeltaVectors * Simd::kLanes;
+template <class Simd, int kVectors>
+constexpr int64_t kColumns = kVectors * Simd::kLanes;
 
 // S^T k and S^T q of some columns.
-template <class Simd>
+template <class Simd, int kVectors>
 struct ReadColumns {
-  typename Simd::Vector keyed[kDeltaVectors];
-  typename Simd::Vector queried[kDeltaVectors];
+  typename Simd::Vector keyed[kVectors];
+  typename Simd::Vector queried[kVectors];
 };
 
-template <class Simd>
-ReadColumns<Simd> nothing_read() {
-  ReadColumns<Simd> read;
-  for (int v = 0; v < kDeltaVectors; ++v) {
+template <class Simd, int kVectors>
+ReadColumns<Simd, kVectors> nothing_read() {
+  ReadColumns<Simd, kVectors> read;
+  for (int v = 0; v < kVectors; ++v) {
     read.keyed[v] = Simd::set(0.0f);
     read.queried[v] = Simd::set(0.0f);
   }
   return read;
 }
 
-template <class Simd>
-ReadColumns<Simd> read_columns(const float* state, int64_t key_dim, const float* key,
-                               const float* query) {
-  ReadColumns<Simd> read = nothing_read<Simd>();
+template <class Simd, int kVectors>
+ReadColumns<Simd, kVectors> read_columns(const float* state, int64_t key_dim, const float* key,
+                                         const float* query) {
+  ReadColumns<Simd, kVectors> read = nothing_read<Simd, kVectors>();
   for (int64_t i = 0; i < key_dim; ++i) {
-    for (int v = 0; v < kDeltaVectors; ++v) {
-      const auto row = Simd::load(state + i * kColumns<Simd> + v * Simd::kLanes);
+    for (int v = 0; v < kVectors; ++v) {
+      const auto row = Simd::load(state + i * kColumns<Simd, kVectors> + v * Simd::kLanes);
       read.keyed[v] = Simd::multiply_add(Simd::set(key[i]), row, read.keyed[v]);
       read.queried[v] = Simd::multiply_add(Simd::set(query[i]), row, read.queried[v]);
     }
@@ -158,19 +158,19 @@ ReadColumns<Simd> read_columns(const float* state, int64_t key_dim, const float*
 }
 
 // to = decay from + k u^T, and what the next token reads of it.
-template <class Simd>
-ReadColumns<Simd> move_columns(const float* from, float* to, int64_t key_dim, float decay,
-                               const float* key,
-                               const typename Simd::Vector (&update)[kDeltaVectors],
-                               const float* next_key, const float* next_query) {
-  ReadColumns<Simd> read = nothing_read<Simd>();
+template <class Simd, int kVectors>
+ReadColumns<Simd, kVectors> move_columns(const float* from, float* to, int64_t key_dim, float decay,
+                                         const float* key,
+                                         const typename Simd::Vector (&update)[kVectors],
+                                         const float* next_key, const float* next_query) {
+  ReadColumns<Simd, kVectors> read = nothing_read<Simd, kVectors>();
   const auto decays = Simd::set(decay);
   for (int64_t i = 0; i < key_dim; ++i) {
     const auto keys = Simd::set(key[i]);
     const auto next_keys = Simd::set(next_key[i]);
     const auto next_queries = Simd::set(next_query[i]);
-    for (int v = 0; v < kDeltaVectors; ++v) {
-      const int64_t at = i * kColumns<Simd> + v * Simd::kLanes;
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t at = i * kColumns<Simd, kVectors> + v * Simd::kLanes;
       const auto decayed = Simd::multiply(decays, Simd::load(from + at));
       const auto row = Simd::multiply_add(keys, update[v], decayed);
       Simd::store(to + at, row);
@@ -181,19 +181,20 @@ ReadColumns<Simd> move_columns(const float* from, float* to, int64_t key_dim, fl
   return read;
 }
 
-// All of `tokens` over kDeltaVectors of columns, of which values are at `column`. Moves on `state`,
+// All of `tokens` over kVectors of columns, of which values are at `column`. Moves on `state`,
 // or where these are drafts, a copy. What is read has `skip` times the value on it.
-template <class Simd, bool kCorrects>
+template <class Simd, int kVectors, bool kCorrects>
 void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, int64_t key_dim, float skip,
                      int64_t column, float* state) {
   float* const to = are_drafts ? tokens.drafted : state;
   const float* from = state;
-  ReadColumns<Simd> read = read_columns<Simd>(from, key_dim, tokens.keys[0], tokens.queries[0]);
+  ReadColumns<Simd, kVectors> read =
+      read_columns<Simd, kVectors>(from, key_dim, tokens.keys[0], tokens.queries[0]);
   for (int token = 0; token < count; ++token) {
     const auto decay = Simd::set(tokens.decays[token]);
     const auto minus_decay = Simd::set(-tokens.decays[token]);
-    typename Simd::Vector update[kDeltaVectors];
-    for (int v = 0; v < kDeltaVectors; ++v) {
+    typename Simd::Vector update[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
       float* const place = tokens.values[token] + column + v * Simd::kLanes;
       const auto value = Simd::load(place);
       const auto decayed = Simd::multiply(decay, read.queried[v]);
@@ -204,9 +205,23 @@ void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, int64_t ke
       Simd::store(place, Simd::multiply_add(overlap, update[v], kept));
     }
     const int next = token + 1 < count ? token + 1 : token;  // of the last one nothing is used
-    read = move_columns<Simd>(from, to, key_dim, tokens.decays[token], tokens.keys[token], update,
-                              tokens.keys[next], tokens.queries[next]);
+    read = move_columns<Simd, kVectors>(from, to, key_dim, tokens.decays[token], tokens.keys[token],
+                                        update, tokens.keys[next], tokens.queries[next]);
     from = to;
+  }
+}
+
+// The same, of a head's `state`.
+template <class Simd, int kVectors>
+void go_over_head(DeltaTokens& tokens, int count, bool are_drafts, const HearthRecurrent& layer,
+                  int64_t head, int64_t column, float* state) {
+  float* const columns = state + column * layer.key_dim;
+  if (layer.skip == nullptr) {
+    go_over_columns<Simd, kVectors, true>(tokens, count, are_drafts, layer.key_dim, 0.0f, column,
+                                          columns);
+  } else {
+    go_over_columns<Simd, kVectors, false>(tokens, count, are_drafts, layer.key_dim,
+                                           layer.skip[head], column, columns);
   }
 }
 
@@ -242,15 +257,13 @@ void delta_head(const DeltaCall& call, int64_t head) {
     for (int token = 0; token < count; ++token) {
       prepare_token<Simd>(call, head, first + token, token, tokens);
     }
-    for (int64_t column = 0; column < layer.value_dim; column += kColumns<Simd>) {
-      float* const columns = state + column * layer.key_dim;
-      if (layer.skip == nullptr) {
-        go_over_columns<Simd, true>(tokens, count, are_drafts, layer.key_dim, 0.0f, column,
-                                    columns);
-      } else {
-        go_over_columns<Simd, false>(tokens, count, are_drafts, layer.key_dim, layer.skip[head],
-                                     column, columns);
-      }
+    int64_t column = 0;
+    for (; column + kColumns<Simd, kDeltaVectors> <= layer.value_dim;
+         column += kColumns<Simd, kDeltaVectors>) {
+      go_over_head<Simd, kDeltaVectors>(tokens, count, are_drafts, layer, head, column, state);
+    }
+    for (; column < layer.value_dim; column += Simd::kLanes) {
+      go_over_head<Simd, 1>(tokens, count, are_drafts, layer, head, column, state);
     }
     for (int token = 0; token < count && call.out != nullptr; ++token) {
       write_delta<Simd>(call, head, first + token, tokens.values[token]);

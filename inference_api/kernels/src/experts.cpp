@@ -135,6 +135,8 @@ void Experts::choose(Workers& workers, const HearthModel& model, const HearthLay
       for (int64_t expert = 0; expert < num_experts; ++expert) {
         preferences[expert] = scores[expert] + layer.selection_bias[expert];
       }
+    } else if (mixture.num_groups > 1 && mixture.num_scored > 1) {  // sums are of scores
+      std::copy_n(scores, num_experts, preferences);
     }
     if (mixture.num_groups > 1) {
       keep_best_groups(mixture, num_experts, preferences,

@@ -95,10 +95,11 @@ typedef struct {
   int64_t log_floats;   // from one row's log to the next one's
 } HearthRecurrentRows;
 
-// A recurrent layer: see RecurrentConfig in loading/.
+// What a layer has instead of attention, or beside it: see RecurrentConfig in loading/.
 typedef struct {
-  HearthLinear in;  // what the mixer reads; what it makes goes to the layer's `out`
-  int32_t kind;     // of Mixer in kernels.h; 0: the layer has attention instead
+  HearthLinear in;   // what the mixer reads
+  HearthLinear out;  // reads what it makes
+  int32_t kind;      // of Mixer in kernels.h; 0: there is none
   int64_t conv_dim;
   int64_t conv_width;
   int64_t tail_at;         // where in a row's block is [conv_width - 1][conv_dim], oldest first
@@ -112,12 +113,13 @@ typedef struct {
   int64_t key_heads;   // as many of queries and of keys, each of heads that follow each other
   int32_t is_tiled;    // of heads that take turns instead
   int64_t key_dim;     // a multiple of 16
-  int64_t value_dim;   // a multiple of 32; neither is more than 256
+  int64_t value_dim;   // like key_dim; neither is more than 256
   int64_t log_at;      // where in a row's log is [log_tokens] of what `in` makes, then of `steps`
   int64_t state_at;  // where in a row's block is [heads][key_dim * value_dim], as variants have it
   const float* decay;      // [heads], below 0: the logarithm of what a step of length 1 leaves
   const float* step_bias;  // [heads]
-  const float* head_norm;  // of what is read, [value_dim]; of Mamba-2, gated, [heads][value_dim]
+  const float* head_norm;  // of what is read, [value_dim]; of Mamba-2, gated, [heads][value_dim],
+                           // or null
   const float* skip;       // [heads] of Mamba-2: how much of a value is on what is read; else null
 } HearthRecurrent;
 
@@ -130,6 +132,8 @@ HEARTH_EXPORT void hearth_delta(HearthContext* context, const HearthRecurrent* l
                                 int64_t num_tokens, int64_t num_kept, const float* tail,
                                 float* state, float* out);
 
+// Attention, a recurrent mixer or both, which read the same, and then an MLP or experts; of these
+// some may be left out.
 typedef struct {
   HearthNorm attention_norm;         // where there is none, attention reads the residual as it is
   HearthNorm attention_output_norm;  // of what attention adds
@@ -157,8 +161,8 @@ typedef struct {
   HearthLinear kv_b;  // without outputs: there are no latents
   const float* q_a_norm;
   const float* kv_a_norm;
-  HearthLinear out;
-  HearthLinear up;  // gates, then what passes them, when the MLP is gated
+  HearthLinear out;  // of attention; without outputs: there is none
+  HearthLinear up;   // gates, then what passes them, when the MLP is gated; or no outputs
   HearthLinear down;
   // [experts][hidden], float32 in every form: up and down then stack those of the experts, and so
   // do their biases. Without outputs: the layer has one MLP.

@@ -104,7 +104,7 @@ void Recurrent::keep(Workers& workers, const HearthModel& model, int64_t row, in
     const float* const log = runs_[0].log + layer.log_at;
     grow(mixed_, count * layer.in.outputs);
     grow(steps_, count * layer.steps.outputs);
-    grow(replayed_, count * model.layers[index].out.inputs);
+    grow(replayed_, count * layer.out.inputs);
     std::copy_n(log, count * layer.in.outputs, mixed_.data());
     std::copy_n(log + rows.log_tokens * layer.in.outputs, count * layer.steps.outputs,
                 steps_.data());
@@ -164,7 +164,7 @@ void Recurrent::run_delta(Workers& workers, const HearthModel& model, const Hear
     });
     workers.each_row(num_runs, [&](int64_t index) { move_tail(layer, runs[index]); });
   });
-  if (is_mamba2) {
+  if (is_mamba2 && layer.head_norm != nullptr) {
     const int64_t size = width / layer.key_heads;
     workers.each_row(num_tokens_ * layer.key_heads, [&](int64_t index) {
       const float* const weight = layer.head_norm + index % layer.key_heads * size;

@@ -18,7 +18,7 @@ class Recurrent {
   void begin(Workers& workers, const HearthModel& model, const int64_t* rows,
              const int64_t* positions, int64_t num_tokens);
   // What the layer's mixer makes of `normed` [tokens][hidden / kGroup]: `out`
-  // [tokens][layer.out.inputs]. `exact`: the same as floats, for a delta rule alone.
+  // [tokens][layer.recurrent.out.inputs]. `exact`: the same as floats, for a delta rule alone.
   void run(Workers& workers, const HearthModel& model, const HearthLayer& layer, const char* normed,
            const char* exact, float* out);
   // See hearth_keep.

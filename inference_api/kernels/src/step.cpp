@@ -44,6 +44,8 @@ bool is_recurrent(const HearthLayer& layer) {
   return static_cast<Mixer>(layer.recurrent.kind) != Mixer::kAttention;
 }
 
+bool attends(const HearthLayer& layer) { return layer.out.outputs > 0; }
+
 // Whether the MLP reads what attention reads.
 bool shares_norm(const HearthModel& model, const HearthLayer& layer) {
   return model.is_parallel != 0 && layer.mlp_norm.weight == nullptr;
@@ -53,7 +55,11 @@ bool shares_norm(const HearthModel& model, const HearthLayer& layer) {
 // tokens.
 int64_t cut_layer(const HearthModel& model) {
   int64_t layer = model.num_layers - 1;
-  while (layer > 0 && model.layers[layer].is_kv_shared) {
+  const auto remembers = [&] {
+    const HearthLayer& each = model.layers[layer];
+    return is_recurrent(each) || (attends(each) && !each.is_kv_shared);
+  };
+  while (layer > 0 && !remembers()) {
     --layer;
   }
   return layer;
@@ -198,23 +204,27 @@ void Step::norm_rows(Workers& workers, const HearthModel& model, const HearthNor
 }
 
 // Sequential: the MLP reads what attention has added to. Parallel: both read the same, so that both
-// norms are taken first; without one of its own the MLP shares attention's.
+// norms are taken first; without one of its own the MLP shares attention's. A recurrent mixer reads
+// what attention reads.
 //
 // A layer that is cut remembers all tokens, and does the rest for outputs alone. Returns how many
 // tokens are left.
 int64_t Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                         const Part& part, int64_t num_tokens, bool is_cut) {
-  norm_rows(workers, model, layer.attention_norm, num_tokens, normed_);
+  if (is_recurrent(layer) || attends(layer)) {
+    norm_rows(workers, model, layer.attention_norm, num_tokens, normed_);
+  }
   if (model.is_parallel && !shares_norm(model, layer)) {
     norm_rows(workers, model, layer.mlp_norm, num_tokens, mlp_normed_);
   }
   if (is_recurrent(layer)) {
-    grow(attended_, num_tokens * layer.out.inputs);
+    grow(attended_, num_tokens * layer.recurrent.out.inputs);
     const bool is_delta = layer.recurrent.steps.outputs > 0;
     const char* const exact =
         is_delta ? exact_rows(workers, model, layer.attention_norm, normed_, num_tokens) : nullptr;
     recurrent_.run(workers, model, layer, normed_.data(), exact, attended_.data());
-  } else {
+  }
+  if (attends(layer)) {
     write(workers, model, layer, part, num_tokens);
   }
   if (is_cut && part.num_outputs < num_tokens) {
@@ -226,7 +236,8 @@ int64_t Step::run_layer(Workers& workers, const HearthModel& model, const Hearth
   }
   if (is_recurrent(layer)) {
     add_mixed(workers, model, layer, num_tokens);
-  } else {
+  }
+  if (attends(layer)) {
     attend(workers, model, layer, num_tokens);
   }
   add_mlp(workers, model, layer, num_tokens);
@@ -462,8 +473,9 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
     workers.kernels.write_heads(
         {queries, keys, layer.qk_norm, model.is_qk_norm_whole != 0, model.is_qk_norm_last != 0,
          model.has_value_norm != 0, model.norm_eps, layer.cos + position * rotary_dim,
-         layer.sin + position * rotary_dim, rotary_dim, layer.query_scales == nullptr ? 1.0f : layer.query_scales[position],
-         model.num_heads, num_kv_heads, layer.head_dim, type, place});
+         layer.sin + position * rotary_dim, rotary_dim,
+         layer.query_scales == nullptr ? 1.0f : layer.query_scales[position], model.num_heads,
+         num_kv_heads, layer.head_dim, type, place});
   });
 }
 
@@ -480,8 +492,9 @@ void Step::keep_outputs(const HearthModel& model, const HearthLayer& layer, cons
     }
     move(hidden_, model.hidden, model.hidden);
     if (is_recurrent(layer)) {
-      move(attended_, layer.out.inputs, layer.out.inputs);
-    } else {
+      move(attended_, layer.recurrent.out.inputs, layer.recurrent.out.inputs);
+    }
+    if (attends(layer)) {
       move(qkv_, qkv_width(model, layer), queries_width(model, layer));
     }
     move(rows_, 1, 1);
@@ -529,13 +542,14 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
 // From attended_ to what a recurrent layer's mixer adds to hidden_.
 void Step::add_mixed(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                      int64_t num_tokens) {
-  const int64_t inputs = layer.out.inputs;
+  const HearthLinear& linear = layer.recurrent.out;
+  const int64_t inputs = linear.inputs;
   grow(prepared_, num_tokens * row_bytes(model, inputs));
   workers.each_row(num_tokens, [&](int64_t token) {
     workers.kernels.prepare_row(bits(model), attended_.data() + token * inputs, inputs / kGroup,
                                 prepared_.data() + token * row_bytes(model, inputs));
   });
-  add_product(workers, model, layer.out, prepared_, layer.attention_output_norm, num_tokens);
+  add_product(workers, model, linear, prepared_, layer.attention_output_norm, num_tokens);
 }
 
 }  // namespace hearth

@@ -7,12 +7,11 @@ of an MLP: one matrix product instead of three or two. A parameter's parts are s
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from inference_api.loading.config import (
-    LatentConfig,
-    MixtureConfig,
-    ModelConfig,
-    RecurrentConfig,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from inference_api.loading.config import LatentConfig, MixtureConfig, ModelConfig, RowFactor
+from inference_api.loading.families.recurrence import RecurrentConfig
 from inference_api.loading.families.row_orders import delta_order, part_by_part, rotary_order
 from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, Names
 
@@ -32,12 +31,28 @@ class SourceTensor:
     `row_orders`."""
     offset: float = 0.0
     """Added to each value."""
+    factors: tuple[RowFactor, ...] = ()
+    """What rows are multiplied by, one after another."""
+
+    @property
+    def row_factors(self) -> NDArray[np.float32]:
+        sizes = [each.rows or self.shape[0] for each in self.factors]
+        return np.repeat([np.float32(each.factor) for each in self.factors], sizes)
 
 
 ParameterSources = dict[str, tuple[SourceTensor, ...]]  # parts by parameter name
 
 
 def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSources:
+    plan, prefix = _layer_plan(config, names, index), f"{names.layer}.{config.first_layer + index}."
+    factors = {f"{prefix}{name}.weight": each for name, each in config.weight_factors.items()}
+    return {
+        ours: tuple(replace(part, factors=factors.get(part.name, ())) for part in parts)
+        for ours, parts in plan.items()
+    }
+
+
+def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSources:
     theirs, ours = f"{names.layer}.{config.first_layer + index}", f"layers.{index}"
     shape = config.shape_of(index)
     hidden, ffn, head = config.hidden_size, shape.ffn_size, shape.head_dim
@@ -55,25 +70,25 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
     def norm(name: str, its_name: str) -> ParameterSources:
         return norm_plan(config, names, f"{ours}.{name}", f"{theirs}.{its_name}")
 
-    if config.has_attention_norm:
+    attends, recurrent = config.attends(index), config.recurrent_of(index)
+    if config.has_attention_norm and (attends or recurrent is not None):
         plan.update(norm("attention_norm", attention_norm))
-    recurrent = config.recurrent_of(index)
     if recurrent is not None:
         plan.update(_recurrent_plan(recurrent, names, ours, theirs, hidden))
-    elif config.latent is None:
+    if attends and config.latent is None:
         parts = (names.qkv[:num_kinds], qkv_rows[:num_kinds])
         qkv = _linear(f"{ours}.qkv", theirs, *parts, hidden, config.has_qkv_bias)
         qkv = {n: tuple(_qkv_part(config, names, p) for p in parts) for n, parts in qkv.items()}
         plan.update(_with_values_apart(config, ours, qkv))
-    else:
+    elif attends and config.latent is not None:
         plan.update(_latent_plan(config, config.latent, ours, theirs))
-    if config.has_qk_norm and recurrent is None:
+    if config.has_qk_norm and attends:
         sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
         kinds = list(zip(("q_norm", "k_norm"), names.qk_norm, sizes, strict=True))
         for name, its_name, size in kinds[:num_kinds]:
             weight = f"{theirs}.{its_name}.weight"
             plan[f"{ours}.{name}"] = (SourceTensor(weight, (size,), offset=names.norm_offset),)
-    if recurrent is None:
+    if attends:
         plan.update(
             _linear(f"{ours}.out", theirs, (names.out,), (hidden,), values, config.has_out_bias)
         )
@@ -83,6 +98,8 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
         plan.update(norm("attention_output_norm", names.attention_output_norm))
     if config.has_layer_scalars:
         plan[f"{ours}.output_scale"] = (SourceTensor(f"{theirs}.{names.layer_scalar}", (1,)),)
+    if not config.has_mlp(index):
+        return plan
     if config.has_mlp_norm:
         plan.update(norm("mlp_norm", mlp_norm))
     if config.has_output_norms:
@@ -102,7 +119,7 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
             its_name = f"{theirs}.{getattr(names, name)}"
             plan[f"{ours}.{name}"] = (SourceTensor(its_name, (size,)),)
     if mixture is not None:
-        return plan | _mixture_plan(mixture, names, ours, theirs, hidden)
+        return plan | _mixture_plan(config, mixture, names, ours, theirs)
     all_up = 2 * ffn if config.is_mlp_gated else ffn
     up_rows = (all_up // len(names.up),) * len(names.up)
     plan.update(_linear(f"{ours}.up", theirs, names.up, up_rows, hidden, config.has_mlp_bias))
@@ -131,11 +148,11 @@ def input_plan(config: ModelConfig) -> ParameterSources:
 
 
 def _mixture_plan(
-    mixture: MixtureConfig, names: Names, ours: str, theirs: str, hidden: int
+    config: ModelConfig, mixture: MixtureConfig, names: Names, ours: str, theirs: str
 ) -> ParameterSources:
     """Experts follow each other, each as an MLP has it: gates, then what passes them; then all
     their ways down. So do their biases. The shared ones are an MLP of their own."""
-    count, ffn = mixture.num_experts, mixture.ffn_size
+    count, ffn, hidden = mixture.num_experts, mixture.ffn_size, config.hidden_size
     experts = [f"{names.experts}.{expert}" for expert in range(count)]
     ups = tuple(f"{expert}.{name}" for expert in experts for name in names.expert_up)
     downs = tuple(f"{expert}.{names.expert_down}" for expert in experts)
@@ -150,9 +167,10 @@ def _mixture_plan(
         plan[f"{ours}{ROUTER}.selection_bias"] = (bias,)
     shared = mixture.shared_ffn_size
     if shared:
+        all_up = 2 * shared if config.is_mlp_gated else shared
         ups = tuple(f"{names.shared}.{name}" for name in names.shared_up or names.expert_up)
         down = f"{names.shared}.{names.shared_down or names.expert_down}"
-        up_rows = (2 * shared // len(ups),) * len(ups)
+        up_rows = (all_up // len(ups),) * len(ups)
         plan.update(_linear(f"{ours}.shared_up", theirs, ups, up_rows, hidden, False))
         plan.update(_linear(f"{ours}.shared_down", theirs, (down,), (hidden,), shared, False))
     if mixture.has_shared_gate:
@@ -175,7 +193,7 @@ def _recurrent_plan(
         f"{ours}.conv.weight": (
             SourceTensor(f"{conv}.weight", (channels, 1, recurrent.conv_width)),
         ),
-        **_linear(f"{ours}.out", theirs, (names.mixer_out,), (hidden,), columns, has_bias),
+        **_linear(f"{ours}.mixer_out", theirs, (names.mixer_out,), (hidden,), columns, has_bias),
     }
     if recurrent.has_conv_bias:
         plan[f"{ours}.conv.bias"] = (SourceTensor(f"{conv}.bias", (channels,)),)
@@ -188,7 +206,9 @@ def _recurrent_plan(
         }
         vectors = {"decays": heads, "step_bias": heads, "head_norm": recurrent.value_dim}
     elif recurrent.kind == "mamba2":
-        vectors = {"decays": heads, "step_bias": heads, "head_norm": columns, "skip": heads}
+        vectors = {"decays": heads, "step_bias": heads, "skip": heads}
+        if recurrent.has_norm:
+            vectors["head_norm"] = columns
     for name, size in vectors.items():
         its_name = f"{theirs}.{getattr(names, name)}"
         plan[f"{ours}.{name}"] = (SourceTensor(its_name, (size,)),)

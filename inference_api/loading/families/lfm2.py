@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from inference_api.loading.config import MixtureConfig, ModelConfig, RecurrentConfig
+from inference_api.loading.config import MixtureConfig, ModelConfig
 from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture, num_experts_of
+from inference_api.loading.families.recurrence import RecurrentConfig
 from inference_api.loading.families.windows import GLOBAL
 
 CONV = "conv"  # as `layer_types` calls layers without attention

@@ -16,7 +16,6 @@ _SCORINGS: Mapping[str, Scoring] = {
     "greedy": "softmax",
     "group_limited_greedy": "softmax",
     "noaux_tc": "sigmoid",
-    TOP_TWO: "softmax",
 }
 
 ReadMixture = Callable[[ConfigFields, int], MixtureConfig | None]
@@ -70,7 +69,7 @@ def read_deepseek_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfi
     ffn_size = fields.count("moe_intermediate_size")
     num_shared = fields.count("n_shared_experts", 0, most=MAX_EXPERTS, least=0)
     method = str(fields.raw.get("topk_method"))
-    scoring = _SCORINGS.get(method)
+    scoring = "softmax" if method == TOP_TWO else _SCORINGS.get(method)
     if scoring is None:
         fields.refuse("topk_method", method, " or ".join(_SCORINGS))
     elif fields.raw.get("scoring_func", scoring) != scoring:

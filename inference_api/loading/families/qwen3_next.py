@@ -4,16 +4,18 @@ the others attention whose outputs are gated."""
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from inference_api.loading.config import MixtureConfig, ModelConfig, RecurrentConfig, TensorNames
+from inference_api.loading.config import MixtureConfig, ModelConfig, TensorNames
 from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields, text_fields
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture, read_qwen3_mixture
+from inference_api.loading.families.recurrence import RecurrentConfig
 from inference_api.loading.families.windows import GLOBAL
 
 LINEAR = "linear_attention"  # as `layer_types` calls layers with a delta rule
 # How GGUF has them: see `gguf.config`.
 IS_SPLIT, IS_TILED, HAS_DECAYS = "has_split_projections", "is_tiled", "has_decays"
 MAX_DELTA_DIM, MAX_HEADS = 256, 1024
+DELTA_LANES = 16  # most of a vector, which divides both sizes of a head
 
 
 def _read_qwen3_next(fields: ConfigFields) -> ModelConfig:
@@ -111,8 +113,8 @@ def _read_delta(fields: ConfigFields, layers: frozenset[int]) -> RecurrentConfig
     key_heads = fields.count("linear_num_key_heads", most=MAX_HEADS)
     if heads % key_heads:
         fields.refuse("linear_num_value_heads", heads, f"a multiple of {key_heads} key heads")
-    key_dim = _dim(fields, "linear_key_head_dim", multiple=16)
-    value_dim = _dim(fields, "linear_value_head_dim", multiple=32)
+    key_dim = _dim(fields, "linear_key_head_dim")
+    value_dim = _dim(fields, "linear_value_head_dim")
     return RecurrentConfig(
         "delta",
         layers,
@@ -127,9 +129,9 @@ def _read_delta(fields: ConfigFields, layers: frozenset[int]) -> RecurrentConfig
     )
 
 
-def _dim(fields: ConfigFields, name: str, multiple: int) -> int:
+def _dim(fields: ConfigFields, name: str) -> int:
     size = fields.count(name)
-    if size % multiple or size > MAX_DELTA_DIM:
-        fields.refuse(name, size, f"a multiple of {multiple} up to {MAX_DELTA_DIM}")
-        return multiple
+    if size % DELTA_LANES or size > MAX_DELTA_DIM:
+        fields.refuse(name, size, f"a multiple of {DELTA_LANES} up to {MAX_DELTA_DIM}")
+        return DELTA_LANES
     return size

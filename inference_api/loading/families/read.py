@@ -18,6 +18,7 @@ from inference_api.loading.config import (
 )
 from inference_api.loading.families.deepseek import READERS as OF_DEEPSEEK
 from inference_api.loading.families.ernie import READERS as OF_ERNIE
+from inference_api.loading.families.falcon_h1 import read_falcon_h1
 from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
 from inference_api.loading.families.gemma import READERS as OF_GEMMA
 from inference_api.loading.families.granite_hybrid import read_granite_hybrid
@@ -30,6 +31,7 @@ from inference_api.loading.families.mixtures import (
     read_mixtral,
     read_qwen3_mixture,
 )
+from inference_api.loading.families.nemotron_h import read_nemotron_h
 from inference_api.loading.families.olmo_like import read_exaone4, read_olmo2, read_olmo3
 from inference_api.loading.families.qwen3_next import READERS as OF_QWEN3_NEXT
 from inference_api.loading.families.ropes import (
@@ -54,12 +56,12 @@ def read_config(raw: Mapping[str, Any]) -> ModelConfig:
     Raises StartupError naming every value that cannot be served.
     """
     family = raw.get("model_type")
-    reader = _READERS.get(family) if isinstance(family, str) else None
+    reader = READERS.get(family) if isinstance(family, str) else None
     if reader is None:
         raise StartupError(
             [
                 f"model_type={reprlib.repr(family)} in config.json is not supported; choose a "
-                f"model of one of these: {', '.join(sorted(_READERS))}."
+                f"model of one of these: {', '.join(sorted(READERS))}."
             ]
         )
     fields = ConfigFields(raw)
@@ -222,11 +224,12 @@ def _read_seed_oss(fields: ConfigFields) -> ModelConfig:
     return replace(config, has_out_bias=fields.flag("attention_out_bias"))
 
 
-_READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
+READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     **OF_DEEPSEEK,
     **OF_ERNIE,
     "exaone4": read_exaone4,
     "falcon": _read_falcon,
+    "falcon_h1": read_falcon_h1,
     **OF_GEMMA,
     "glm4": _read_glm4,
     "gpt_oss": _read_gpt_oss,
@@ -237,6 +240,7 @@ _READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "lfm2_moe": read_lfm2_moe,
     "llama": read_llama_like,
     **OF_MISTRAL,
+    "nemotron_h": read_nemotron_h,
     "mixtral": partial(
         read_llama_like, windows=same_window, tensor_names="mixtral", mixture=read_mixtral
     ),

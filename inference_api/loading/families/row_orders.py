@@ -4,7 +4,8 @@ from functools import cache
 
 import numpy as np
 
-from inference_api.loading.config import ModelConfig, RecurrentConfig
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.families.recurrence import RecurrentConfig
 
 
 @cache

@@ -139,6 +139,31 @@ _GRANITE_HYBRID = replace(
     head_norm="mamba.norm.weight",
     skip="mamba.D",
 )
+_NEMOTRON_H = replace(
+    _LLAMA,
+    embedding="backbone.embeddings",
+    final_norm="backbone.norm_f",
+    layer="backbone.layers",
+    attention_norm="norm",
+    mlp_norm="norm",
+    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+    out="mixer.o_proj",
+    up=("mixer.up_proj",),
+    down="mixer.down_proj",
+    router="mixer.gate",
+    selection_bias="mixer.gate.e_score_correction_bias",
+    shared="mixer.shared_experts",
+    experts="mixer.experts",
+    expert_up=("up_proj",),
+    mixer_in=("mixer.in_proj",),
+    conv="mixer.conv1d",
+    mixer_out="mixer.out_proj",
+    decays="mixer.A_log",
+    step_bias="mixer.dt_bias",
+    head_norm="mixer.norm.weight",
+    skip="mixer.D",
+    mtp=None,
+)
 _QWEN3_NEXT = replace(_QWEN3_5, steps=("linear_attn.in_proj_ba",))
 _FALCON = Names(
     embedding="transformer.word_embeddings",
@@ -165,6 +190,13 @@ SCHEMES: dict[TensorNames, Names] = {
         selection_bias="mlp.moe_statics.e_score_correction_bias",
     ),
     "falcon": _FALCON,
+    "falcon_h1": replace(
+        _GRANITE_HYBRID,
+        final_norm="model.final_layernorm",
+        mlp_norm="pre_ff_layernorm",
+        up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down="feed_forward.down_proj",
+    ),
     "gemma3": replace(_GEMMA, norm_offset=1.0),
     "gemma4": replace(
         _GEMMA,
@@ -203,6 +235,7 @@ SCHEMES: dict[TensorNames, Names] = {
     "lfm2": _LFM2,
     "llama": _LLAMA,
     "mixtral": _MIXTRAL,
+    "nemotron_h": _NEMOTRON_H,
     "olmo2": replace(
         _LLAMA,
         attention_output_norm="post_attention_layernorm",

@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inference_api.loading.families.lfm2 import CONV
-from inference_api.loading.families.qwen3_next import HAS_DECAYS, IS_SPLIT, IS_TILED, LINEAR
 from inference_api.loading.families.ropes import ORIGINAL_POSITIONS, QUERY_GROWTH
 from inference_api.loading.families.windows import GLOBAL, LOCAL
+from inference_api.loading.gguf.hybrids import HYBRIDS, Shapes, by_layer
 from inference_api.loading.gguf.rope_factors import rope_of_factors
 
 Metadata = Mapping[str, Any]
-Shapes = Mapping[str, tuple[int, ...]]
 Factors = Mapping[str, NDArray[np.float64]]
 
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
@@ -82,9 +80,11 @@ def _model_type(architecture: str, has_experts: bool) -> str:
 
 _MODEL_TYPES = {
     "ernie4_5-moe": "ernie4_5_moe",
+    "falcon-h1": "falcon_h1",
     "hunyuan-dense": "hunyuan_v1_dense",
     "hunyuan-moe": "hunyuan_v1_moe",
     "mistral3": "ministral3",
+    "nemotron_h_moe": "nemotron_h",
     "glm4moe": "glm4_moe",
     "gpt-oss": "gpt_oss",
     "granitehybrid": "granitemoehybrid",
@@ -102,12 +102,8 @@ def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]
         return _gemma3(value)
     if architecture == "gpt-oss":
         return _gpt_oss(value)
-    if architecture in ("lfm2", "lfm2moe"):
-        return _lfm2(value, shapes)
-    if architecture == "granitehybrid":
-        return _granite_hybrid(value)
-    if architecture in ("qwen3next", "qwen35", "qwen35moe"):
-        return _delta(architecture, value, shapes)
+    if architecture in HYBRIDS:
+        return HYBRIDS[architecture](value, shapes)
     if architecture == "deepseek2":
         return _deepseek(value, vocab_size=shapes.get("token_embd.weight", (0,))[0])
     if architecture == "mistral4":
@@ -174,8 +170,8 @@ def _gemma4(value: Any, shapes: Shapes, scaling: dict[str, Any]) -> dict[str, An
     is one tensor. `scaling`: of layers without a window."""
     kinds = _windows(value)
     num_layers, num_shared = value("block_count"), value("attention.shared_kv_layers") or 0
-    kv_heads = _by_layer(value, "attention.head_count_kv")
-    ffn_sizes = _by_layer(value, "feed_forward_length")
+    kv_heads = by_layer(value, "attention.head_count_kv")
+    ffn_sizes = by_layer(value, "feed_forward_length")
     head_dims = {LOCAL: value("attention.key_length_swa"), GLOBAL: value("attention.key_length")}
     layers = list(zip(kinds["layer_types"], kv_heads, strict=True))
     own = range(num_layers - num_shared)
@@ -207,79 +203,10 @@ def _gemma4(value: Any, shapes: Shapes, scaling: dict[str, Any]) -> dict[str, An
     }
 
 
-def _by_layer(value: Any, key: str) -> list[Any]:
-    """Returns what files say once for all layers, or for each."""
-    found = value(key)
-    return found if isinstance(found, list) else [found] * value("block_count")
-
-
 def _gpt_oss(value: Any) -> dict[str, Any]:
     return {
         "intermediate_size": value("expert_feed_forward_length"),
         "sliding_window": value("attention.sliding_window"),
-    }
-
-
-def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:
-    """Layers without key-value heads have a short convolution; the width of an MLP is its own."""
-    kv_heads = _by_layer(value, "attention.head_count_kv")
-    return {
-        "num_key_value_heads": max(kv_heads),
-        "layer_types": [GLOBAL if each else CONV for each in kv_heads],
-        "norm_eps": value("attention.layer_norm_rms_epsilon"),
-        "block_auto_adjust_ff_dim": False,
-        "conv_L_cache": value("shortconv.l_cache"),
-        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in shapes),
-        "num_experts": value("expert_count"),
-        "num_dense_layers": value("leading_dense_block_count"),
-        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in shapes),
-        "routed_scaling_factor": value("expert_weights_scale"),
-    }
-
-
-def _granite_hybrid(value: Any) -> dict[str, Any]:
-    """Layers without key-value heads have Mamba-2. Without experts, the width of the MLP is not
-    that of one beside them."""
-    kv_heads = _by_layer(value, "attention.head_count_kv")
-    experts = value("expert_count") or 0
-    shared = value("expert_shared_feed_forward_length") if experts else value("feed_forward_length")
-    heads = value("ssm.time_step_rank")
-    return {
-        "num_key_value_heads": max(kv_heads),
-        "layer_types": [GLOBAL if each else LINEAR for each in kv_heads],
-        "position_embedding_type": "rope" if value("rope.scaling.finetuned") else None,
-        "num_local_experts": experts,
-        "intermediate_size": value("expert_feed_forward_length") or value("feed_forward_length"),
-        "shared_intermediate_size": shared,
-        "mamba_d_conv": value("ssm.conv_kernel"),
-        "mamba_d_head": value("ssm.inner_size") // heads,
-        "mamba_d_state": value("ssm.state_size"),
-        "mamba_expand": value("ssm.inner_size") // value("embedding_length"),
-        "mamba_n_groups": value("ssm.group_count"),
-        "mamba_n_heads": heads,
-        IS_SPLIT: True,
-        HAS_DECAYS: True,
-    }
-
-
-def _delta(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]:
-    """Layers that make queries, keys and values at once have a delta rule. Files have rates of
-    decay, not their logarithms, and those of Qwen3.5 heads of values in turn."""
-    num_layers = value("block_count") - (value("nextn_predict_layers") or 0)
-    heads = value("ssm.time_step_rank")
-    are_delta = [f"blk.{layer}.ssm_out.weight" in shapes for layer in range(num_layers)]
-    return {
-        "layer_types": [LINEAR if is_delta else GLOBAL for is_delta in are_delta],
-        "linear_conv_kernel_dim": value("ssm.conv_kernel"),
-        "linear_key_head_dim": value("ssm.state_size"),
-        "linear_num_key_heads": value("ssm.group_count"),
-        "linear_num_value_heads": heads,
-        "linear_value_head_dim": value("ssm.inner_size") // heads,
-        "num_experts": value("expert_count"),
-        "shared_expert_intermediate_size": value("expert_shared_feed_forward_length"),
-        IS_SPLIT: any(name.endswith(".attn_qkv.weight") for name in shapes),
-        IS_TILED: architecture != "qwen3next",
-        HAS_DECAYS: True,
     }
 
 

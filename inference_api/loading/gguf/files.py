@@ -23,8 +23,8 @@ from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
 from inference_api.loading.gguf.names import (
-    ARCHITECTURES,
     FUSED,
+    KNOWN_ARCHITECTURES,
     gguf_names,
     halves_of,
     rows_of_fused,
@@ -44,6 +44,7 @@ EMBEDDINGS = {"token_embd.weight": EMBEDDING, "per_layer_token_embd.weight": LAY
 KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
 BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, "IQ4_NL": 8, **KEPT_BITS}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
+GROUPED_NORM = ".ssm_norm."  # of Mamba-2, a row for each group
 PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
 MAX_PARTS = 65_535  # parts of a model; their number has 16 bits
 
@@ -115,11 +116,11 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
         ) from None
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     architecture = str(metadata.get("general.architecture"))
-    if architecture not in ARCHITECTURES.values():
+    if architecture not in KNOWN_ARCHITECTURES:
         raise StartupError(
             [
                 f"{path} has the architecture {architecture!r}, which is not supported; choose a "
-                f"model of one of these: {', '.join(sorted(set(ARCHITECTURES.values())))}."
+                f"model of one of these: {', '.join(sorted(KNOWN_ARCHITECTURES))}."
             ]
         )
     config = _config(path, architecture, metadata, tensors)
@@ -307,10 +308,16 @@ def _check_tensors(
     model that is not understood. Layers after the last guess further tokens: see `_has_mtp`.
     Projections of layers that see another's keys and values are left out."""
     missing = [name for name in wanted if name not in tensors]
+
+    def fits(name: str, shape: tuple[int, ...]) -> bool:
+        theirs = squeezed(_shape(tensors[name]))
+        is_by_group = GROUPED_NORM in name and prod(theirs) == prod(shape)
+        return is_by_group or theirs == squeezed(shape)
+
     misshapen = [
         f"{name} is {list(_shape(tensors[name]))} instead of {list(shape)}"
         for name, shape in wanted.items()
-        if name in tensors and squeezed(_shape(tensors[name])) != squeezed(shape)
+        if name in tensors and not fits(name, shape)
     ]
     further = {name for name in tensors if layer_of(name) >= config.num_layers}
     unused = {

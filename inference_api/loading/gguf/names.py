@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "exaone4": "exaone4",
     "falcon": "falcon",
+    "falcon_h1": "falcon-h1",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
     "gemma4": "gemma4",
@@ -41,6 +42,7 @@ ARCHITECTURES = {
     "mistral3": "mistral3",
     "mistral4": "mistral4",
     "mixtral": "llama",
+    "nemotron_h": "nemotron_h",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
     "phi3": "phi3",
@@ -55,12 +57,15 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
 }
+ALSO_NAMED = {"nemotron_h": "nemotron_h_moe"}  # files of these have one of two words
+KNOWN_ARCHITECTURES = frozenset({*ARCHITECTURES.values(), *ALSO_NAMED.values()})
 _INTERLEAVED = (
     *("ernie4_5", "ernie4_5-moe", "glm4", "granite", "granitehybrid", "llama", "mistral3"),
     "smollm3",
 )
 _SUFFIXES, _SCALE = (".weight", ".bias"), ".scale"
 _KNOWN_ENDS = {  # the package's, by those of safetensors
+    ".mixer.dt_bias": ".mixer.dt.bias",
     "e_score_correction_bias": "e_score_correction.bias",
     ".dt_bias": ".dt_proj.bias",
     ".expert_bias": ".expert_bias.bias",
@@ -70,7 +75,7 @@ _KNOWN_ENDS = {  # the package's, by those of safetensors
 }
 _SCALES = {".router.scale": ".router.proj", ".router.per_expert_scale": ".experts.down_proj"}
 FUSED = ".ffn_gate_up_exps."  # experts' gates and what passes them
-_WITHOUT_SUFFIX = (".ssm_a", ".ssm_d")
+_WITHOUT_SUFFIX = (".ffn_norm", ".ssm_a", ".ssm_d")
 # Rows are as in safetensors.
 _ORDERED = ("deepseek2", "mistral4", "qwen3next", "qwen35", "qwen35moe")
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -94,6 +99,8 @@ def gguf_names(
             if name.startswith(f"{ours}."):
                 name = its + name.removeprefix(ours)
                 break
+        if ".mixer.experts." in name:
+            name = name.replace("backbone.", "model.", 1).replace(".mixer.", ".mlp.", 1)
         for end, known_end in _KNOWN_ENDS.items():
             if name.endswith(end):
                 name = name.removesuffix(end) + known_end

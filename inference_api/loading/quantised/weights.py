@@ -6,7 +6,7 @@ numbers, a few rows at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ class QuantisedTensor(BlockTensor):
         values = Numbers(self.values.kind, reorder(self.values.data))
         row_blocks = reorder(self.row_blocks)
         return QuantisedTensor(values, self.scales, row_blocks, self.column_blocks)
+
+    def multiplied(self, factors: Floats) -> "QuantisedTensor":
+        """Returns the tensor with its rows multiplied: each has scales of its own then."""
+        scales = self.scales[self.row_blocks] * factors[:, None]
+        return replace(self, scales=scales, row_blocks=np.arange(len(factors)))
 
     def rows(self) -> Iterator[tuple[int, Floats]]:
         for first, values, scales in self._parts(self.column_blocks):

@@ -114,6 +114,7 @@ DEEPSEEK: dict[str, Any] = {
     "v_head_dim": 16,
 }
 DEEPSEEK_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 1000.0, "factor": 1.0}
 MISTRAL4: dict[str, Any] = {
     **DEEPSEEK,
     "pad_token_id": None,
@@ -248,7 +249,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **NO_PAD,
             "head_dim": 24,
-            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 1000.0},
+            "rope_parameters": DYNAMIC_ROPE,
         },
     ),
     "hunyuan-moe": (
@@ -324,6 +325,46 @@ GRANITE_HYBRID: dict[str, Any] = {
     "shared_intermediate_size": 64,
 }
 
+FALCON_H1: dict[str, Any] = {
+    **NO_PAD,
+    "initializer_range": 0.1,
+    "head_dim": 24,
+    "mamba_d_ssm": 128,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.7,
+    "key_multiplier": 0.8,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.7, 1.3, 0.8, 1.1, 1.2],
+    "mlp_multipliers": [0.9, 1.4],
+}
+NEMOTRON: dict[str, Any] = {
+    **NO_PAD,
+    "initializer_range": 0.1,
+    "head_dim": 24,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 48,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 16,
+    "time_step_min": 1e-30,  # a bound that transformers has in prompts and not in steps
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 64,
+}
+
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {  # with recurrent layers, which torch has not
     "lfm2": ("Lfm2", {**LFM2, "block_auto_adjust_ff_dim": False, "conv_bias": True}),
     "lfm2-narrowed": ("Lfm2", {**LFM2, "intermediate_size": 90, "block_multiple_of": 32}),
@@ -350,6 +391,16 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {  # with recurrent layers, whi
             "num_local_experts": 4,
             "position_embedding_type": "rope",
         },
+    ),
+    "falcon-h1": ("FalconH1", FALCON_H1),
+    "falcon-h1-norm": (
+        "FalconH1",
+        {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "nemotron": ("NemotronH", NEMOTRON),
+    "nemotron-dense": (
+        "NemotronH",
+        {**NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
     ),
     "qwen3-next": ("Qwen3Next", {**DELTA_MIXTURE, "decoder_sparse_step": 2}),
 }

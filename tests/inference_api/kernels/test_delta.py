@@ -35,7 +35,7 @@ class Shape:
 
 
 SHAPES = [
-    Shape(2, 2, 16, 32),
+    Shape(2, 2, 16, 48),
     Shape(2, 3, 48, 64, is_tiled=True),
     Shape(1, 1, 128, 128),
     Shape(1, 1, 256, 256),

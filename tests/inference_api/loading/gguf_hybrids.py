@@ -153,19 +153,21 @@ class Converter:
             writer.add_expert_shared_feed_forward_length(shared)
 
 
-class GraniteConverter:
-    """What becomes of the tensors of Granite 4."""
+class MambaConverter:
+    """What becomes of the tensors of models with Mamba-2."""
 
-    architecture = "granitehybrid"
+    architecture = ""
     num_further = 0
+    layer_tensor = ".mamba."
 
     def __init__(self, folder: Path) -> None:
         self.config = json.loads((folder / "config.json").read_text())
-        self._has_experts = self.config["num_local_experts"] > 0
         self._tensors: dict[str, Array] = load_file(folder / "model.safetensors")
-        self._names = gguf.get_tensor_name_map(
-            NUMBERS[self.architecture], self.config["num_hidden_layers"]
-        )
+        self.kinds = self.config.get("layer_types", self.config.get("layers_block_type"))
+        if self.kinds is not None:
+            self.config["num_hidden_layers"] = len(self.kinds)
+        num_layers = self.config["num_hidden_layers"]
+        self._names = gguf.get_tensor_name_map(NUMBERS[self.architecture], num_layers)
 
     def tensors(self) -> dict[str, Array]:
         return {
@@ -175,8 +177,49 @@ class GraniteConverter:
         }
 
     def _converted(self, name: str, tensor: Array) -> list[tuple[str, Array]]:
+        _, groups, _, _, _ = self.mamba()
+        changed: dict[str, Callable[[], Array]] = {
+            ".A_log": lambda: -np.exp(tensor)[:, None],
+            ".D": lambda: tensor[:, None],
+            ".conv1d.weight": lambda: tensor[:, 0],
+            f"{self.layer_tensor}norm.weight": lambda: tensor.reshape(groups, -1),
+        }
+        for end, change in changed.items():
+            if name.endswith(end):
+                tensor = change()
+                break
+        name = name.replace(".mamba.dt_bias", ".mamba.dt_proj.bias")
+        name = name.replace(".mixer.dt_bias", ".mixer.dt.bias")
+        name = name.replace(".e_score_correction_bias", ".e_score_correction.bias")
+        theirs = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, name
+        return [(str(theirs), tensor)]
+
+    def mamba(self) -> tuple[int, ...]:
+        """Heads, groups, sizes of a head and of a state, and width of the convolution."""
+        names = ("n_heads", "n_groups", "d_head", "d_state", "d_conv")
+        return tuple(self.config[f"mamba_{name}"] for name in names)
+
+    def add_shape(self, writer: GGUFWriter) -> None:
+        heads, groups, size, state, width = self.mamba()
+        writer.add_ssm_conv_kernel(width)
+        writer.add_ssm_state_size(state)
+        writer.add_ssm_group_count(groups)
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_inner_size(heads * size)
+
+    def _add_kv_heads(self, writer: GGUFWriter) -> None:
+        """None in layers without attention."""
+        heads = self.config["num_key_value_heads"]
+        writer.add_head_count_kv([heads if kind == "full_attention" else 0 for kind in self.kinds])
+
+
+class GraniteConverter(MambaConverter):
+    architecture = "granitehybrid"
+
+    def _converted(self, name: str, tensor: Array) -> list[tuple[str, Array]]:
         block = ".".join(["blk", *name.split(".")[2:3], ""])
-        shared = "_shexp" if self._has_experts else ""
+        shared = "_shexp" if self.config["num_local_experts"] else ""
         if name.endswith("shared_mlp.input_linear.weight"):
             halves = zip(("gate", "up"), np.split(tensor, 2), strict=True)
             return [(f"{block}ffn_{kind}{shared}.weight", half) for kind, half in halves]
@@ -185,45 +228,114 @@ class GraniteConverter:
         if name.endswith("block_sparse_moe.input_linear.weight"):
             halves = zip(("gate", "up"), np.split(tensor, 2, axis=1), strict=True)
             return [(f"{block}ffn_{kind}_exps.weight", half) for kind, half in halves]
-        changed: dict[str, Callable[[], Array]] = {
-            ".A_log": lambda: -np.exp(tensor)[:, None],
-            ".D": lambda: tensor[:, None],
-            ".conv1d.weight": lambda: tensor[:, 0],
-            ".mamba.norm.weight": lambda: tensor.reshape(self.config["mamba_n_groups"], -1),
-            ".q_proj.weight": lambda: side_by_side(tensor, self.config["num_attention_heads"]),
-            ".k_proj.weight": lambda: side_by_side(tensor, self.config["num_key_value_heads"]),
-        }
-        for end, change in changed.items():
-            if name.endswith(end):
-                tensor = change()
-                break
-        name = name.replace(".dt_bias", ".dt_proj.bias")
-        return [(str(self._names.get_name(name, try_suffixes=(".weight", ".bias"))), tensor)]
+        if name.endswith(".q_proj.weight"):
+            tensor = side_by_side(tensor, self.config["num_attention_heads"])
+        if name.endswith(".k_proj.weight"):
+            tensor = side_by_side(tensor, self.config["num_key_value_heads"])
+        return super()._converted(name, tensor)
 
     def add_shape(self, writer: GGUFWriter) -> None:
+        super().add_shape(writer)
         config = self.config
-        inner = config["mamba_n_heads"] * config["mamba_d_head"]
-        are_attention = [kind == "full_attention" for kind in config["layer_types"]]
-        heads = config["num_key_value_heads"]
-        writer.add_head_count_kv([heads if attends else 0 for attends in are_attention])
+        self._add_kv_heads(writer)
         writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
         writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
-        writer.add_ssm_conv_kernel(config["mamba_d_conv"])
-        writer.add_ssm_state_size(config["mamba_d_state"])
-        writer.add_ssm_group_count(config["mamba_n_groups"])
-        writer.add_ssm_time_step_rank(config["mamba_n_heads"])
-        writer.add_ssm_inner_size(inner)
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-        if not self._has_experts:
+        if not config["num_local_experts"]:
             writer.add_feed_forward_length(config["shared_intermediate_size"])
             return
         writer.add_feed_forward_length(config["intermediate_size"])
         writer.add_expert_count(config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
+
+
+class FalconConverter(MambaConverter):
+    """All multipliers are in the weights."""
+
+    architecture = "falcon-h1"
+
+    def _converted(self, name: str, tensor: Array) -> list[tuple[str, Array]]:
+        config = self.config
+        attention_in = config["attention_in_multiplier"]
+        heads, groups, size, state, _ = self.mamba()
+        rows = (heads * size, heads * size, groups * state, groups * state, heads)
+        own = {
+            ".q_proj.weight": attention_in,
+            ".k_proj.weight": attention_in * config["key_multiplier"],
+            ".v_proj.weight": attention_in,
+            ".o_proj.weight": config["attention_out_multiplier"],
+            ".mamba.in_proj.weight": config["ssm_in_multiplier"]
+            * np.repeat(config["ssm_multipliers"], rows)[:, None],
+            ".mamba.out_proj.weight": config["ssm_out_multiplier"],
+            ".gate_proj.weight": config["mlp_multipliers"][0],
+            ".down_proj.weight": config["mlp_multipliers"][1],
+            "embed_tokens.weight": config["embedding_multiplier"],
+            "lm_head.weight": config["lm_head_multiplier"],
+        }
+        for end, factor in own.items():
+            if name.endswith(end):
+                tensor = (tensor * factor).astype(np.float32)
+        return super()._converted(name, tensor)
+
+    def add_shape(self, writer: GGUFWriter) -> None:
+        super().add_shape(writer)
+        config = self.config
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+        writer.add_feed_forward_length(config["intermediate_size"])
+
+
+class NemotronConverter(MambaConverter):
+    """Layers say by two lists what they are."""
+
+    architecture = "nemotron_h_moe"
+    layer_tensor = ".mixer."
+
+    def tensors(self) -> dict[str, Array]:
+        stacks: dict[str, dict[int, Array]] = {}
+        for name in [name for name in self._tensors if ".experts." in name]:
+            layer, _, rest = name.removeprefix("backbone.layers.").partition(".mixer.experts.")
+            expert, kind, _ = rest.split(".", 2)
+            its_name = f"blk.{layer}.ffn_{kind.removesuffix('_proj')}_exps.weight"
+            stacks.setdefault(its_name, {})[int(expert)] = self._tensors.pop(name)
+        stacked = {name: np.stack([s[i] for i in sorted(s)]) for name, s in stacks.items()}
+        return super().tensors() | stacked
+
+    def mamba(self) -> tuple[int, ...]:
+        names = ("mamba_num_heads", "n_groups", "mamba_head_dim", "ssm_state_size", "conv_kernel")
+        return tuple(self.config[name] for name in names)
+
+    def add_shape(self, writer: GGUFWriter) -> None:
+        super().add_shape(writer)
+        config = self.config
+        self._add_kv_heads(writer)
+        widths = {"mlp": config["intermediate_size"], "moe": config["moe_intermediate_size"]}
+        writer.add_feed_forward_length([widths.get(kind, 0) for kind in self.kinds])
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+        if "moe" not in self.kinds:
+            return
+        writer.add_expert_count(config["n_routed_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        shared = config["moe_shared_expert_intermediate_size"]
+        writer.add_expert_shared_feed_forward_length(shared)
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+
+
+MAMBAS = {
+    "falcon_h1": FalconConverter,
+    "granitemoehybrid": GraniteConverter,
+    "nemotron_h": NemotronConverter,
+}
 
 
 def side_by_side(rows: Array, num_heads: int) -> Array:
@@ -234,8 +346,8 @@ def side_by_side(rows: Array, num_heads: int) -> Array:
 
 def write_hybrid_gguf(folder: Path, target: Path, is_old: bool = False) -> Path:
     kind = json.loads((folder / "config.json").read_text())["model_type"]
-    is_granite = kind == "granitemoehybrid"
-    converter = GraniteConverter(folder) if is_granite else Converter(folder, is_old)
+    of_mamba = MAMBAS.get(kind)
+    converter = Converter(folder, is_old) if of_mamba is None else of_mamba(folder)
     config = converter.config
     writer = GGUFWriter(target, converter.architecture)
     writer.add_vocab_size(config["vocab_size"])
@@ -245,8 +357,9 @@ def write_hybrid_gguf(folder: Path, target: Path, is_old: bool = False) -> Path:
     if converter.num_further:
         writer.add_uint32(f"{converter.architecture}.nextn_predict_layers", converter.num_further)
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("layer_norm_epsilon")))
+    if "rope_parameters" in config:
+        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     converter.add_shape(writer)
     writer.add_tokenizer_model("none")
     for name, tensor in converter.tensors().items():

@@ -303,10 +303,15 @@ def test_what_a_family_does_not_have_is_named(changes: dict[str, Any], named: st
 
 FAMILIES = (
     "deepseek_v3",
+    "ernie4_5_moe",
+    "falcon_h1",
     "gemma3_text",
     "glm4",
     "gpt_oss",
+    "hunyuan_v1_moe",
     "llama",
+    "mistral4",
+    "nemotron_h",
     "olmo2",
     "phi3",
     "qwen2",

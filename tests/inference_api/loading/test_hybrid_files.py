@@ -1,6 +1,7 @@
-"""Files of Qwen3-Next, Qwen3.5 and Granite 4 in the forms that they come in are the same model."""
+"""Files of models with recurrent layers in the forms that they come in are the same model."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -15,8 +16,10 @@ from safetensors.torch import save_file as save_torch
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
+from inference_api.loading.config import PAGE_TOKENS
 from inference_api.loading.families.read import read_config
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, place_own_pages
 from tests.inference_api.conftest import TinyModel
@@ -49,13 +52,15 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5-moe", "granite4-one-group", "granite4-moe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3.5", "qwen3.5-moe", "granite4", "granite4-moe", "falcon-h1", "falcon-h1-norm"),
+        *("nemotron", "nemotron-dense"),
+    ],
+)
 def test_gguf_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
-    if name == "granite4-one-group":  # as all published ones
-        folder = tmp_path / name
-        make_model("granite4", folder, mamba_n_groups=1)
-    else:
-        folder, _ = tiny_model(name)
+    folder, _ = tiny_model(name)
     file = write_hybrid_gguf(folder, tmp_path / "model.gguf")
     expected = logits(folder)
     np.testing.assert_allclose(logits(file), expected, atol=1e-4, rtol=0)
@@ -70,17 +75,25 @@ def test_projections_of_gguf_files_are_split_or_not(
     np.testing.assert_allclose(logits(file), logits(sparse), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("form", ["fp8-blocks", "awq", "gptq-order"])
-def test_quantised_files_are_their_numbers(form: str, sparse: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("", "fp8-blocks"), ("", "awq"), ("", "gptq-order"), ("falcon-h1", "fp8-blocks")],
+)
+def test_quantised_files_are_their_numbers(
+    name: str, form: str, sparse: Path, tiny_model: Tiny, tmp_path: Path
+) -> None:
     description, draw = QUANTISED[form]
-    tensors = load_torch(sparse / "model.safetensors")
+    folder = tiny_model(name)[0] if name else sparse
+    tensors = load_torch(folder / "model.safetensors")
     small = {name: each for name, each in tensors.items() if each.shape[0] < MATRIX_ROWS}
     stored, numbers = split({n: t for n, t in tensors.items() if n not in small}, draw)
     for name, each in (("stored", stored), ("numbers", numbers)):
-        copytree(sparse, tmp_path / name)
+        copytree(folder, tmp_path / name)
         save_torch(small | each, tmp_path / name / "model.safetensors")
     describe(tmp_path / "stored", description)
-    assert np.array_equal(logits(tmp_path / "stored"), logits(tmp_path / "numbers"))
+    found, expected = (logits(tmp_path / each) for each in ("stored", "numbers"))
+    # Multipliers of Falcon-H1 are multiplied with scales or with numbers.
+    np.testing.assert_allclose(found, expected, atol=1e-5 if name else 0, rtol=0)
 
 
 def composite(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> Path:
@@ -148,19 +161,62 @@ QWEN3_NEXT_80B = {
 }
 
 
+NEMOTRON_9B = {
+    "model_type": "nemotron_h",
+    "vocab_size": 131_072,
+    "hidden_size": 4480,
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    "num_attention_heads": 40,
+    "intermediate_size": 15_680,
+    "mamba_head_dim": 80,
+    "time_step_limit": [0.0, math.inf],
+}
+FALCON_1_5B = {
+    "model_type": "falcon_h1",
+    "vocab_size": 65_536,
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "mamba_d_ssm": 3072,
+    "mamba_n_heads": 48,
+    "mamba_d_head": 64,
+    "mamba_d_state": 256,
+    "rope_theta": 100_000_000_000.0,
+}
+
+
 @pytest.mark.parametrize(
-    ("raw", "matrices", "inputs"),
-    [(QWEN3_5_9B, 50_331_648, 2_359_296), (QWEN3_NEXT_80B, 75_497_472, 3_538_944)],
+    ("raw", "matrices", "inputs", "page_bytes"),
+    [
+        (QWEN3_5_9B, 50_331_648, 2_359_296, 32_768),
+        (QWEN3_NEXT_80B, 75_497_472, 3_538_944, 24_576),
+        (FALCON_1_5B, 75_497_472, 1_032_192, 49_152),
+    ],
 )
 def test_a_row_remembers_as_much_as_published_shapes_say(
-    raw: dict[str, Any], matrices: int, inputs: int
+    raw: dict[str, Any], matrices: int, inputs: int, page_bytes: int
 ) -> None:
+    """In half precision a token takes so many bytes of pages."""
     config = read_config(raw)
     assert config.state_floats * 4 == matrices + inputs
-    assert config.rotary_dim == 64
-    assert config.recurrent is not None
-    attending = {*range(config.num_layers)} - config.recurrent.layers
-    assert attending == {*range(3, config.num_layers, 4)}
+    [group] = page_groups(config, config.max_positions)
+    assert bytes_of_pages(config, [group], 2) == page_bytes * PAGE_TOKENS
+
+
+def test_a_layer_of_nemotron_is_of_one_kind() -> None:
+    config = read_config(NEMOTRON_9B)
+    kinds = ""
+    for layer in range(config.num_layers):
+        is_one = [config.recurrent_of(layer), config.attends(layer), config.has_mlp(layer)]
+        [kind] = (letter for letter, is_it in zip("M*-", is_one, strict=True) if is_it)
+        kinds += kind
+    assert kinds == NEMOTRON_9B["hybrid_override_pattern"]
+    listed = {"M": "mamba", "*": "attention", "-": "mlp"}
+    as_words = [listed[kind] for kind in kinds]
+    other = {**NEMOTRON_9B, "hybrid_override_pattern": None, "layers_block_type": as_words}
+    assert read_config(other) == config
 
 
 @pytest.mark.parametrize(
@@ -171,7 +227,7 @@ def test_a_row_remembers_as_much_as_published_shapes_say(
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"linear_num_value_heads": 24}, "linear_num_value_heads=24 .* multiple of 16 key heads"),
         ({"linear_key_head_dim": 72}, "linear_key_head_dim=72 .* multiple of 16 up to 256"),
-        ({"linear_value_head_dim": 512}, "linear_value_head_dim=512 .* multiple of 32 up to 256"),
+        ({"linear_value_head_dim": 512}, "linear_value_head_dim=512 .* multiple of 16 up to 256"),
         ({"layer_types": ["full_attention"] * 32}, "layer_types=.* and some of both"),
         ({"layer_types": ["linear_attention"] * 31}, "layer_types=.* each of its 32 layers"),
         ({"model_type": "qwen3_5_moe_text", "mlp_only_layers": [1]}, "mlp_only_layers"),
@@ -180,3 +236,25 @@ def test_a_row_remembers_as_much_as_published_shapes_say(
 def test_what_is_not_understood_is_refused(changes: dict[str, Any], fault: str) -> None:
     with pytest.raises(StartupError, match=fault):
         read_config(QWEN3_5_9B | changes)
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes", "fault"),
+    [
+        (FALCON_1_5B, {"mamba_rms_norm": True}, "mamba_norm_before_gate=True .* with false there"),
+        (FALCON_1_5B, {"projectors_bias": True}, "projectors_bias=True .* as the published ones"),
+        (FALCON_1_5B, {"ssm_multipliers": [1.0]}, "ssm_multipliers=.* no list of 5 numbers"),
+        (FALCON_1_5B, {"mamba_n_heads": 40}, "mamba_n_heads=40 .* divide 3072"),
+        (FALCON_1_5B, {"time_step_limit": [0.0, 0.1]}, "time_step_limit=.* steps of any length"),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "M-M-"}, "pattern='M-M-' .* of M"),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "M*X"}, "pattern='M.X' .* of M"),
+        (NEMOTRON_9B, {"hybrid_override_pattern": "M*" * 513}, "pattern=.* up to 1024 of M"),
+        (NEMOTRON_9B, {"moe_latent_size": 1024}, "moe_latent_size=1024 .* with no moe_latent_size"),
+        (NEMOTRON_9B, {"mlp_hidden_act": "xielu"}, "hidden_act='xielu' .* relu2"),
+    ],
+)
+def test_what_mamba_does_not_have_is_refused(
+    raw: dict[str, Any], changes: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(StartupError, match=fault):
+        read_config(raw | changes)

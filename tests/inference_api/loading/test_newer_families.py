@@ -1,4 +1,4 @@
-"""OLMo 3, EXAONE 4, GLM-4.7-Flash and Ministral 3, as their published files say them."""
+"""Newer families without recurrent layers, as their published files say them."""
 
 from typing import Any
 
@@ -86,6 +86,56 @@ def test_queries_of_ministral3_grow_with_their_position(key: str) -> None:
     seeing = {"model_type": "mistral3", "text_config": raw}
     assert read_config(seeing).ropes == read_config(raw).ropes
     of_old = {**LLAMA, "model_type": "mistral"}
+    of_new = {**LLAMA, "model_type": "mistral4", "rope_parameters": raw.get(key, {})}
+    newer = read_config({"model_type": "mistral3", "text_config": of_new})
+    assert (newer.ropes[0], newer.family) == (read_config(raw).ropes[0], "mistral3")
     assert read_config({"model_type": "mistral3", "text_config": of_old}).ropes[0] is not None
     [fault] = faults({"model_type": "mistral3", "text_config": {**LLAMA, "model_type": "phi3"}})
     assert "text_config.model_type" in fault
+
+
+ERNIE: dict[str, Any] = {**LLAMA, "model_type": "ernie4_5_moe", "num_hidden_layers": 8}
+HUNYUAN: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "hunyuan_v1_moe",
+    "num_experts": 8,
+    "moe_topk": [2] * LLAMA["num_hidden_layers"],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense_layers"),
+    [
+        ({}, {0}),
+        ({"moe_layer_start_index": 3, "moe_layer_end_index": 5}, {0, 1, 2, 6, 7}),
+        ({"moe_layer_interval": 2}, {0, 2, 4, 6}),
+    ],
+)
+def test_layers_of_ernie_without_experts(changes: dict[str, Any], dense_layers: set[int]) -> None:
+    mixture = read_config(ERNIE | changes).mixture
+    assert mixture is not None
+    assert (mixture.dense_layers, mixture.shared_ffn_size) == (dense_layers, 2 * 1536)
+    assert (mixture.scoring, mixture.has_selection_bias) == ("softmax", True)
+
+
+def test_alpha_of_hunyuan_changes_theta() -> None:
+    scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    rope = read_config({**HUNYUAN, "head_dim": 128, "rope_scaling": scaling}).ropes[0]
+    assert rope is not None
+    assert (rope.kind, rope.theta) == ("default", pytest.approx(1e4 * 1000 ** (128 / 126)))
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes", "fault"),
+    [
+        (ERNIE, {"use_bias": True}, "use_bias=True in config.json is not supported"),
+        (HUNYUAN, {"moe_topk": [2, 1]}, "the same in all layers"),
+        (HUNYUAN, {"num_shared_expert": [2, 2]}, "num_shared_expert=1"),
+        (HUNYUAN, {"moe_intermediate_size": 3}, "moe_intermediate_size="),
+        (HUNYUAN, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "an alpha beside"),
+    ],
+)
+def test_what_these_do_not_have_is_named(
+    raw: dict[str, Any], changes: dict[str, Any], fault: str
+) -> None:
+    assert any(fault in each for each in faults(raw | changes))

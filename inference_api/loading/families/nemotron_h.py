@@ -1,0 +1,104 @@
+"""Reads the config.json of Nemotron-H and Nemotron 3: a layer is attention, Mamba-2, an MLP or
+experts, and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from inference_api.loading.config import MixtureConfig, ModelConfig
+from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
+from inference_api.loading.families.llama_like import read_llama_like
+from inference_api.loading.families.mamba import MAMBA, read_mamba
+from inference_api.loading.families.mixtures import no_mixture, read_deepseek_mixture
+from inference_api.loading.families.qwen3_next import LINEAR
+from inference_api.loading.families.windows import GLOBAL
+
+EXPERTS, MLP = "moe", "mlp"  # as `layers_block_type` calls layers of these
+_LETTERS = {"M": LINEAR, "*": GLOBAL, "E": EXPERTS, "-": MLP}
+_OLDER = {MAMBA: LINEAR, "attention": GLOBAL}
+_NAMES = {  # ours, which newer files may have too, by what most files have
+    "conv_kernel": "mamba_d_conv",
+    "mamba_head_dim": "mamba_d_head",
+    "mamba_num_heads": "mamba_n_heads",
+    "n_groups": "mamba_n_groups",
+    "ssm_state_size": "mamba_d_state",
+    "use_conv_bias": "mamba_conv_bias",
+}
+_ONLY = {"mamba_hidden_act": "silu", "moe_latent_size": None, "sliding_window": None}
+
+
+def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
+    """Without rope, biases of attention and gates. What is left out has the values of transformers'
+    NemotronHConfig."""
+    fields = fields.or_else(_DEFAULTS)
+    for name, value in _ONLY.items():
+        if fields.raw.get(name) not in (None, value):
+            fields.refuse(name, fields.raw[name], f"{value or 'no'} {name}")
+    kinds = _kinds(fields)
+    own = {
+        "attention_bias": False,
+        "hidden_act": fields.raw["mlp_hidden_act"],
+        "mamba_proj_bias": fields.raw.get("use_bias"),
+        "num_hidden_layers": len(kinds),
+        "rms_norm_eps": fields.raw["layer_norm_epsilon"],
+    }
+    own |= {ours: fields.raw.get(ours, fields.raw[name]) for name, ours in _NAMES.items()}
+    fields = fields.under({**fields.raw, **own})
+
+    def of_kind(*wanted: str) -> frozenset[int]:
+        return frozenset(layer for layer, kind in enumerate(kinds) if kind in wanted)
+
+    def read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+        mixture = read_deepseek_mixture(fields, num_layers)
+        shared = fields.count("moe_shared_expert_intermediate_size")
+        return replace(mixture, dense_layers=of_kind(MLP), shared_ffn_size=shared)
+
+    config = read_llama_like(
+        fields,
+        tensor_names="nemotron_h",
+        mixture=read_mixture if of_kind(EXPERTS) else no_mixture,
+    )
+    inner = fields.count("mamba_n_heads") * fields.count("mamba_d_head")
+    return replace(
+        config,
+        is_mlp_gated=False,
+        ropes=(None,) * len(kinds),
+        recurrent=read_mamba(fields, of_kind(LINEAR), inner),
+        mlp_layers=of_kind(EXPERTS, MLP),
+    )
+
+
+_DEFAULTS = {
+    "conv_kernel": 4,
+    "head_dim": 128,
+    "intermediate_size": 21_504,
+    "layer_norm_epsilon": 1e-5,
+    "mamba_head_dim": 64,
+    "mamba_num_heads": 128,
+    "max_position_embeddings": 4096,
+    "mlp_hidden_act": "relu2",
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "n_groups": 8,
+    "n_routed_experts": 8,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 8,
+    "ssm_state_size": 128,
+    "topk_method": "noaux_tc",
+    "use_conv_bias": True,
+}
+
+
+def _kinds(fields: ConfigFields) -> Sequence[str]:
+    """Returns what each layer is, as a list of words says or a word of letters."""
+    names = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    name = next((each for each in names if fields.raw.get(each) is not None), names[0])
+    given = fields.raw.get(name)
+    known = _LETTERS if isinstance(given, str) else {kind: kind for kind in _LETTERS.values()}
+    listed = given if isinstance(given, list | str) else ()
+    kinds = [known.get(_OLDER.get(str(kind), str(kind)), "") for kind in listed[: MAX_LAYERS + 1]]
+    if not {GLOBAL, LINEAR} <= {*kinds} <= {*_LETTERS.values()} or len(kinds) > MAX_LAYERS:
+        supported = f"up to {MAX_LAYERS} of {' '.join(known)}, and some of the first two"
+        fields.refuse(name, given, supported)
+        return [GLOBAL]
+    return kinds

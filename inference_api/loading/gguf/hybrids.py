@@ -1,0 +1,140 @@
+"""Converts what GGUF files say of models with recurrent layers to the fields of a config.json."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inference_api.loading.families.lfm2 import CONV
+from inference_api.loading.families.nemotron_h import EXPERTS, MLP
+from inference_api.loading.families.qwen3_next import HAS_DECAYS, IS_SPLIT, IS_TILED, LINEAR
+from inference_api.loading.families.windows import GLOBAL
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def by_layer(value: Any, key: str) -> list[Any]:
+    """Returns what files say once for all layers, or for each."""
+    found = value(key)
+    return found if isinstance(found, list) else [found] * value("block_count")
+
+
+def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:
+    """Layers without key-value heads have a short convolution; the width of an MLP is its own."""
+    kv_heads = by_layer(value, "attention.head_count_kv")
+    return {
+        "num_key_value_heads": max(kv_heads),
+        "layer_types": [GLOBAL if each else CONV for each in kv_heads],
+        "norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": value("shortconv.l_cache"),
+        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in shapes),
+        "num_experts": value("expert_count"),
+        "num_dense_layers": value("leading_dense_block_count"),
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in shapes),
+        "routed_scaling_factor": value("expert_weights_scale"),
+    }
+
+
+def _granite_hybrid(value: Any, shapes: Shapes) -> dict[str, Any]:
+    """Layers without key-value heads have Mamba-2. Without experts, the width of the MLP is not
+    that of one beside them."""
+    kv_heads = by_layer(value, "attention.head_count_kv")
+    experts = value("expert_count") or 0
+    shared = value("expert_shared_feed_forward_length") if experts else value("feed_forward_length")
+    return {
+        **_mamba(value),
+        "num_key_value_heads": max(kv_heads),
+        "layer_types": [GLOBAL if each else LINEAR for each in kv_heads],
+        "position_embedding_type": "rope" if value("rope.scaling.finetuned") else None,
+        "num_local_experts": experts,
+        "intermediate_size": value("expert_feed_forward_length") or value("feed_forward_length"),
+        "shared_intermediate_size": shared,
+        "mamba_expand": value("ssm.inner_size") // value("embedding_length"),
+        IS_SPLIT: True,
+    }
+
+
+def _falcon_h1(value: Any, shapes: Shapes) -> dict[str, Any]:
+    """Multipliers are in the weights already."""
+    return {
+        **_mamba(value),
+        "mamba_d_ssm": value("ssm.inner_size"),
+        "mamba_norm_before_gate": False,
+        "mamba_rms_norm": any(name.endswith(".ssm_norm.weight") for name in shapes),
+    }
+
+
+def _nemotron_h(value: Any, shapes: Shapes) -> dict[str, Any]:
+    """Layers without key-value heads that are no MLP either have Mamba-2."""
+    num_layers = value("block_count") - (value("nextn_predict_layers") or 0)
+    kv_heads = by_layer(value, "attention.head_count_kv")[:num_layers]
+    ffn_sizes = by_layer(value, "feed_forward_length")[:num_layers]
+    kinds = [GLOBAL if heads else LINEAR for heads in kv_heads]
+    for layer, size in enumerate(ffn_sizes):
+        if size and not kv_heads[layer]:
+            kinds[layer] = EXPERTS if f"blk.{layer}.ffn_gate_inp.weight" in shapes else MLP
+    return {
+        **_mamba(value),
+        "layers_block_type": kinds,
+        "num_key_value_heads": max(kv_heads),
+        "intermediate_size": max(ffn_sizes) or None,
+        "layer_norm_epsilon": value("attention.layer_norm_rms_epsilon"),
+        "partial_rotary_factor": None,
+        "n_routed_experts": value("expert_count"),
+        "moe_shared_expert_intermediate_size": value("expert_shared_feed_forward_length"),
+        "routed_scaling_factor": value("expert_weights_scale"),
+        "norm_topk_prob": value("expert_weights_norm"),
+        "n_group": value("expert_group_count"),
+        "topk_group": value("expert_group_used_count"),
+    }
+
+
+def _mamba(value: Any) -> dict[str, Any]:
+    """Files have rates of decay, not their logarithms."""
+    heads = value("ssm.time_step_rank")
+    return {
+        "mamba_d_conv": value("ssm.conv_kernel"),
+        "mamba_d_head": value("ssm.inner_size") // heads,
+        "mamba_d_state": value("ssm.state_size"),
+        "mamba_n_groups": value("ssm.group_count"),
+        "mamba_n_heads": heads,
+        HAS_DECAYS: True,
+    }
+
+
+def _qwen3_next(value: Any, shapes: Shapes) -> dict[str, Any]:
+    return _delta(value, shapes) | {IS_TILED: False}
+
+
+def _delta(value: Any, shapes: Shapes) -> dict[str, Any]:
+    """Layers that make queries, keys and values at once have a delta rule. Files have rates of
+    decay, not their logarithms, and those of Qwen3.5 heads of values in turn."""
+    num_layers = value("block_count") - (value("nextn_predict_layers") or 0)
+    heads = value("ssm.time_step_rank")
+    are_delta = [f"blk.{layer}.ssm_out.weight" in shapes for layer in range(num_layers)]
+    return {
+        "layer_types": [LINEAR if is_delta else GLOBAL for is_delta in are_delta],
+        "linear_conv_kernel_dim": value("ssm.conv_kernel"),
+        "linear_key_head_dim": value("ssm.state_size"),
+        "linear_num_key_heads": value("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": value("ssm.inner_size") // heads,
+        "num_experts": value("expert_count"),
+        "shared_expert_intermediate_size": value("expert_shared_feed_forward_length"),
+        IS_SPLIT: any(name.endswith(".attn_qkv.weight") for name in shapes),
+        IS_TILED: True,
+        HAS_DECAYS: True,
+    }
+
+
+# Keys are architectures; a reader is given what a key of the metadata says, and shapes by name.
+HYBRIDS: Mapping[str, Callable[[Any, Shapes], dict[str, Any]]] = {
+    "falcon-h1": _falcon_h1,
+    "granitehybrid": _granite_hybrid,
+    "lfm2": _lfm2,
+    "lfm2moe": _lfm2,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h,
+    "qwen35": _delta,
+    "qwen35moe": _delta,
+    "qwen3next": _qwen3_next,
+}
