@@ -237,8 +237,8 @@ class KernelDecoder:
         recurrent = self._config.recurrent_of(index)
         remembered: Fields = {}
         if recurrent is not None:
-            own = {each: linears.pop(each) for each in ("in", "steps") if each in linears}
-            own["out"] = linears.pop("mixer_out")
+            names = {"in": "in", "out": "mixer_out", "steps": "steps"}
+            own = {its: linears.pop(each) for its, each in names.items() if each in linears}
             remembered = {"recurrent": own | self._recurrent(recurrent, index)}
         if self._config.attends(index):
             group, place = cache.places[self._first_place + index]

@@ -63,7 +63,7 @@ class Mixture:
         scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(-1)
         preferences = logits if self.selection_bias is None else scores + self.selection_bias
         if config.groups is not None and config.groups.num_scored > 1 and preferences is logits:
-            preferences = scores  # whose sums count
+            preferences = scores  # groups are compared by sums of these
         if config.groups is not None:
             preferences = _of_best_groups(preferences, config.groups)
         experts = _best_first(preferences)[:, : config.experts_per_token]

@@ -44,7 +44,7 @@ EMBEDDINGS = {"token_embd.weight": EMBEDDING, "per_layer_token_embd.weight": LAY
 KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
 BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, "IQ4_NL": 8, **KEPT_BITS}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
-GROUPED_NORM = ".ssm_norm."  # of Mamba-2, a row for each group
+GROUPED_NORM = ".ssm_norm."  # Mamba-2 has a row for each group
 PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
 MAX_PARTS = 65_535  # parts of a model; their number has 16 bits
 

@@ -114,7 +114,8 @@ HUNYUAN: dict[str, Any] = {
 def test_layers_of_ernie_without_experts(changes: dict[str, Any], dense_layers: set[int]) -> None:
     mixture = read_config(ERNIE | changes).mixture
     assert mixture is not None
-    assert (mixture.dense_layers, mixture.shared_ffn_size) == (dense_layers, 2 * 1536)
+    assert mixture.dense_layers == dense_layers
+    assert mixture.shared_ffn_size == 2 * 1536
     assert (mixture.scoring, mixture.has_selection_bias) == ("softmax", True)
 
 
@@ -122,7 +123,8 @@ def test_alpha_of_hunyuan_changes_theta() -> None:
     scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
     rope = read_config({**HUNYUAN, "head_dim": 128, "rope_scaling": scaling}).ropes[0]
     assert rope is not None
-    assert (rope.kind, rope.theta) == ("default", pytest.approx(1e4 * 1000 ** (128 / 126)))
+    assert rope.kind == "default"
+    assert rope.theta == pytest.approx(1e4 * 1000 ** (128 / 126))
 
 
 @pytest.mark.parametrize(
