@@ -55,6 +55,8 @@ SHAPES: Mapping[DialectName, Shape] = {
     ),
     "granite": Shape("<|tool_call|>", *_OBJECT, *_LIST),
     "phi": Shape("<|tool_call|>", *_OBJECT, "[", ", ", "]<|/tool_call|>"),
+    "hunyuan": Shape("<tool_calls>", *_OBJECT, "\n[", ", ", "]\n</tool_calls>"),
+    "nemotron": Shape("<TOOLCALL>", *_OBJECT, "[", ", ", "]</TOOLCALL>"),
     "mistral": Shape("[TOOL_CALLS]", *_OBJECT, *_LIST),
     "mistral-args": Shape("[TOOL_CALLS]", "", "[ARGS]", "", between="[TOOL_CALLS]"),
     "llama": Shape("", '{"name": "', '", "parameters": ', "}"),
@@ -71,6 +73,10 @@ SHAPES: Mapping[DialectName, Shape] = {
     ),
     "qwen-coder": Shape(
         "<tool_call>", "\n<function=", ">", "\n</function>\n</tool_call>", between="\n<tool_call>"
+    ),
+    "seed": Shape(
+        "<seed:tool_call>", "\n<function=", ">", "\n</function>\n</seed:tool_call>",
+        between="\n<seed:tool_call>",
     ),
     "glm": Shape("<tool_call>", "", "", "\n</tool_call>", between="\n<tool_call>"),
     "gemma": Shape(gemma.BEGIN, "call:", "", gemma.END, between=gemma.BEGIN),
@@ -238,7 +244,7 @@ def _arguments(
     if dialect.name == "gemma":
         yield from gemma_grammars.arguments(rule, schema, partial(of_schema, form=form), written)
         return
-    if dialect.name not in ("qwen-coder", "glm"):
+    if dialect.name not in ("qwen-coder", "seed", "glm"):
         yield f"{rule}: {of_schema(schema, form)}"
         return
     properties, required = schema.get("properties"), schema.get("required")
@@ -263,9 +269,12 @@ def _tagged_argument(
     written: _Marks,
 ) -> Iterator[str]:
     """An argument between tags: as JSON or, if it is a text, as it is."""
-    is_coder = dialect.name == "qwen-coder"
-    begin = f"\n<parameter={name}>\n" if is_coder else f"\n<arg_key>{name}</arg_key>\n<arg_value>"
-    end = "\n</parameter>" if is_coder else "</arg_value>"
+    is_coder = dialect.name != "glm"
+    edge = "\n" if dialect.name == "qwen-coder" else ""
+    begin = f"\n<arg_key>{name}</arg_key>\n<arg_value>"
+    end = "</arg_value>"
+    if is_coder:
+        begin, end = f"\n<parameter={name}>{edge}", f"{edge}</parameter>"
     value = f"{member}_value"
     yield f"{member}: {written(begin)} {value}"
     about = about if isinstance(about, dict) else {}

@@ -8,8 +8,8 @@ from inference_api.tools.answers import Thought
 from inference_api.tools.formats import Read
 
 DialectName = Literal[
-    "harmony", "deepseek", "deepseek-fenced", "glm", "qwen-coder", "gemma", "phi", "granite",
-    "hermes", "llama", "mistral", "mistral-args", "generic",
+    "harmony", "deepseek", "deepseek-fenced", "glm", "seed", "qwen-coder", "gemma", "phi",
+    "granite", "hunyuan", "nemotron", "hermes", "llama", "mistral", "mistral-args", "generic",
 ]  # fmt: skip
 
 
@@ -31,6 +31,7 @@ class Dialect:
 
 THOUGHTS = (
     Thought("<think>", "</think>"),
+    Thought("<seed:think>", "</seed:think>"),
     Thought("[THINK]", "[/THINK]"),
     Thought("<|channel>", "<channel|>", label="thought"),
 )
@@ -51,10 +52,13 @@ GLM = Dialect(
     (*TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ("<|observation|>", "<|user|>"),
 )
+SEED = Dialect("seed", xml_formats.seed, xml_formats.SEED_TAGS)
 QWEN_CODER = Dialect("qwen-coder", xml_formats.qwen_coder, TAGS)
 GEMMA = Dialect("gemma", gemma.gemma, gemma.MARKERS, ("<|tool_response>",))
 PHI = Dialect("phi", formats.phi, ("<|tool_call|>", "<|/tool_call|>"))
 GRANITE = Dialect("granite", formats.granite, ("<|tool_call|>", *TAGS))
+HUNYUAN = Dialect("hunyuan", formats.hunyuan, formats.HUNYUAN_TAGS)
+NEMOTRON = Dialect("nemotron", formats.nemotron, formats.NEMOTRON_TAGS)
 HERMES = Dialect("hermes", formats.hermes, TAGS)
 LLAMA = Dialect(
     "llama", formats.llama, (formats.PYTHON_TAG,), ("<|eom_id|>",), one_call_per_turn=True
@@ -69,10 +73,13 @@ _BY_TEXTS: tuple[tuple[tuple[str, ...], Dialect], ...] = (
     ((formats.BEGIN_ALL, "```json"), DEEPSEEK_FENCED),
     ((formats.BEGIN_ALL,), DEEPSEEK),
     (("<arg_key>",), GLM),
+    (xml_formats.SEED_TAGS[:1], SEED),
     (("<function=", "<parameter="), QWEN_CODER),
     ((gemma.BEGIN,), GEMMA),
     (("<|tool_call|>", "<|tool|>"), PHI),
     (("<|tool_call|>",), GRANITE),
+    (formats.HUNYUAN_TAGS, HUNYUAN),
+    (formats.NEMOTRON_TAGS, NEMOTRON),
     (("<tool_call>",), HERMES),
     (("<|start_header_id|>", "ipython"), LLAMA),
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_ARGS),

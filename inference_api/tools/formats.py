@@ -44,6 +44,10 @@ def _skip_ends(reader: Reader, ends: Sequence[str]) -> Steps[None]:
 hermes = tagged(("<tool_call>",), ("</tool_call>",), json_calls)
 granite = tagged(("<|tool_call|>", "<tool_call>"), ("</tool_call>",), json_calls)
 phi = tagged(("<|tool_call|>", "functools"), ("<|/tool_call|>",), json_calls)
+HUNYUAN_TAGS = ("<tool_calls>", "</tool_calls>")
+hunyuan = tagged(HUNYUAN_TAGS[:1], HUNYUAN_TAGS[1:], json_calls)
+NEMOTRON_TAGS = ("<TOOLCALL>", "</TOOLCALL>")
+nemotron = tagged(NEMOTRON_TAGS[:1], NEMOTRON_TAGS[1:], json_calls)
 
 
 def llama(reader: Reader, calls: Calls) -> Steps[None]:

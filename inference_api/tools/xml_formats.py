@@ -1,4 +1,4 @@
-"""Calls as tags: Qwen3-Coder's and GLM's. Arguments become JSON one by one, by their schemas."""
+"""Calls as tags: Qwen3-Coder's, Seed-OSS's and GLM's. Arguments become JSON by their schemas."""
 
 import json
 
@@ -9,6 +9,7 @@ from inference_api.tools.values import typed
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_FUNCTION, END_PARAMETER, END_CALL = "</function>", "</parameter>", "</tool_call>"
+SEED_TAGS = ("<seed:tool_call>", "</seed:tool_call>")
 MAX_HEAD_CHARS = 128  # the longest name in a tag
 
 
@@ -93,4 +94,5 @@ def _glm_call(reader: Reader, calls: Calls) -> Steps[None]:
 
 
 qwen_coder = tagged(("<tool_call>", FUNCTION), (END_FUNCTION, END_CALL), _qwen_coder_call)
+seed = tagged((SEED_TAGS[0], FUNCTION), (END_FUNCTION, SEED_TAGS[1]), _qwen_coder_call)
 glm = tagged(("<tool_call>",), (END_CALL,), _glm_call)

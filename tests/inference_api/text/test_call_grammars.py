@@ -180,6 +180,9 @@ BEGUN = {
     "gemma": "Hm.<|tool_call>",
     "phi": "Hm.<|tool_call|>",
     "granite": "Hm.<|tool_call|>",
+    "hunyuan": "Hm.<tool_calls>",
+    "nemotron": "Hm.<TOOLCALL>",
+    "seed": "Hm.<seed:tool_call>",
     "mistral": "Hm.[TOOL_CALLS]",
     "mistral-args": "Hm.[TOOL_CALLS]",
 }

@@ -62,6 +62,9 @@ OLD_DEEPSEEK_CALL = (
 CODER_CALL = (
     "<tool_call>\n<function=look>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"
 )
+SEED_CALL = (
+    "<seed:tool_call><function=look><parameter=city>Oslo</parameter></function></seed:tool_call>"
+)
 GLM_CALL = "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"
 GEMMA_CALL = '<|tool_call>call:look{city:<|"|>Oslo<|"|>}<tool_call|>'
 HARMONY_CALL = (
@@ -75,6 +78,10 @@ ONE_CALL = [
     (dialects.GRANITE, f'<tool_call>[{{"name": "look", "arguments": {CITY}}}]</tool_call>'),
     (dialects.PHI, f'<|tool_call|>[{{"name": "look", "arguments": {CITY}}}]<|/tool_call|>'),
     (dialects.PHI, f'functools[{{"name": "look", "arguments": {CITY}}}]'),
+    (dialects.HUNYUAN, f'<tool_calls>[\n  {{"name": "look", "arguments": {CITY}}}\n]</tool_calls>'),
+    (dialects.NEMOTRON, f'<TOOLCALL>[{{"name": "look", "arguments": {CITY}}}]</TOOLCALL>'),
+    (dialects.SEED, CODER_CALL.replace("tool_call>", "seed:tool_call>")),
+    (dialects.SEED, SEED_CALL),
     (dialects.LLAMA, f'{{"name": "look", "parameters": {CITY}}}'),
     (dialects.LLAMA, f'{{"type": "function", "name": "look", "parameters": {CITY}}}'),
     (dialects.LLAMA, f'<|python_tag|>{{"name": "look", "parameters": {CITY}}}'),
@@ -120,6 +127,9 @@ SEVERAL = [
     (dialects.DEEPSEEK, DEEPSEEK_CALL + DEEPSEEK_CALL),
     (dialects.QWEN_CODER, CODER_CALL + "\n" + CODER_CALL),
     (dialects.GLM, GLM_CALL + GLM_CALL),
+    (dialects.SEED, SEED_CALL + "\n" + SEED_CALL),
+    (dialects.NEMOTRON, f'<TOOLCALL>[{{"name": "look", "arguments": {CITY}}}, '
+     f'{{"name": "look", "arguments": {CITY}}}]</TOOLCALL>'),
     (dialects.GEMMA, GEMMA_CALL + GEMMA_CALL),
 ]  # fmt: skip
 
