@@ -16,9 +16,9 @@ CPU_INDEX := $(if $(NVIDIA),,$(TORCH_INDEX))
 SERVE_EXTRAS := serve$(if $(NVIDIA),$(shell echo ,)cuda)
 
 .PHONY: serve mock test all-tests test-lab test-clients test-fast check hooks docs fuzz format packages kernels kernels-if-possible wheels test-kernels test-arm \
-  test-arm-wheel cluster-demo fleet-demo image-check first-token clean
+  test-arm-wheel cluster-demo fleet-demo image-check first-token new-enough clean
 
-serve: $(VENV)/python.stamp
+serve:
 	@$(MAKE) --silent --jobs=2 $(if $(BUNDLE),$(VENV)/router.stamp,$(VENV)/serve.stamp) kernels-if-possible
 	$(BIN)/python scripts/serve.py
 
@@ -78,8 +78,10 @@ check: $(VENV)/dev.stamp $(VENV)/node.stamp
 hooks: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/pre-commit install --hook-type pre-commit --hook-type pre-push
 
-# The description of the API, and raw bytes, against real servers: more than `make test` has time for.
-fuzz: $(VENV)/dev.stamp
+# The description of the API, and raw bytes, against real servers, and Hypothesis' search for what
+# breaks a property: more than `make test` has time for.
+fuzz: $(VENV)/dev.stamp packages kernels
+	$(PYTEST) --hypothesis-profile=fuzz -m hypothesis
 	SCHEMATHESIS_EXAMPLES=$${SCHEMATHESIS_EXAMPLES:-200} RAW_FUZZ_EXAMPLES=$${RAW_FUZZ_EXAMPLES:-20000} \
 	  RANDOM_BODIES=$${RANDOM_BODIES:-20000} $(BIN)/python -m pytest \
 	  tests/e2e/test_schemathesis.py tests/e2e/test_raw_fuzz.py tests/proxy/test_raw_bytes.py \
@@ -95,14 +97,14 @@ format: $(VENV)/dev.stamp $(VENV)/node.stamp
 # the install, which more waits for. Where no compiler is installed, one comes as a package.
 ZIG := $(if $(shell command -v g++ || command -v clang++ || command -v c++),,$(VENV)/zig.stamp)
 
-kernels: $(VENV)/python.stamp $(ZIG)
-	nice $(BIN)/python -m inference_api.kernels.build $(VARIANTS)
+kernels: new-enough $(ZIG)
+	nice $(if $(ZIG),$(BIN)/python,$(ANY_PYTHON)) -m inference_api.kernels.build $(VARIANTS)
 
 # Tests compare all variants that it can run; servers use one.
-all-tests test-lab test-clients test-fast: VARIANTS := --variants
+all-tests test-lab test-clients test-fast fuzz: VARIANTS := --variants
 
 # Without them a GPU still serves.
-kernels-if-possible: $(VENV)/python.stamp
+kernels-if-possible:
 	-@$(MAKE) --silent kernels
 
 # A wheel for each kind of processor, with the kernels for it, and what must be true of both.
@@ -151,9 +153,14 @@ image-check: $(VENV)/dev.stamp
 first-token:
 	$(PYTHON) lab/first_token.py TORCH_INDEX='$(TORCH_INDEX)'
 
-$(VENV)/python.stamp:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+# What has been set up, or what it will be set up with.
+ANY_PYTHON := $(if $(wildcard $(VENV)/python.stamp),$(BIN)/python,$(PYTHON))
+
+new-enough:
+	@$(ANY_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Hearth needs Python 3.11 or newer; choose one with: make PYTHON=/path/to/python3.11"; exit 1; }
+
+$(VENV)/python.stamp: | new-enough
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Could not create a virtual environment; on Debian: sudo apt-get install python3-venv"; exit 1; }
 	@touch $@
