@@ -110,7 +110,8 @@ def _change(
     if not first or not second:
         return None
     figures = [
-        [measure.statistic(np.asarray(values)) for values in side] for side in (first, second)
+        [float(measure.statistic(np.asarray(values))) for values in side]
+        for side in (first, second)
     ]
     if not all(figures[0]):
         return None

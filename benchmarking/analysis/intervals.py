@@ -8,6 +8,7 @@ narrow; repeats are the better evidence and are used where there are any.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,10 @@ BLOCKS = 20
 MIN_DRAWN = 10  # values; a bootstrap of fewer has too narrow intervals
 DRAWS = 500
 
-Statistic = Callable[[npt.NDArray[np.float64]], float]
+MAX_DRAWN = 1 << 21  # values that are drawn at once
+
+Floats = npt.NDArray[np.float64]
+Statistic = Callable[[Floats], Floats]  # over the last axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +41,13 @@ class Interval:
         return f"{self.value:.4g}{bounds}"
 
 
-def mean(values: npt.NDArray[np.float64]) -> float:
-    return float(np.mean(values))
+def mean(values: Floats) -> Floats:
+    return np.asarray(np.mean(values, axis=-1))
 
 
 def quantile(percent: float) -> Statistic:
     """Interpolated linearly between order statistics."""
-    return lambda values: float(np.percentile(values, percent))
+    return lambda values: np.asarray(np.percentile(values, percent, axis=-1))
 
 
 def students_t(freedom: float) -> float:
@@ -81,7 +85,7 @@ def change_over_repeats(before: Sequence[float], after: Sequence[float]) -> Inte
 def mean_within_run(values: Sequence[float]) -> Interval:
     """The mean of one run's values, given in the order in which the requests were due."""
     blocks = _blocks(np.asarray(values, dtype=np.float64))
-    found = over_repeats([mean(block) for block in blocks])
+    found = over_repeats([float(mean(block)) for block in blocks])
     shift = float(np.mean(values)) - found.value  # blocks differ in size by one at most
     return Interval(found.value + shift, found.low + shift, found.high + shift)
 
@@ -94,7 +98,7 @@ def change_within_runs(
     `statistic` of `before` must not be 0. Too few values on a side have no bounds.
     """
     if min(len(before), len(after)) < MIN_DRAWN:
-        value = statistic(np.asarray(after)) / statistic(np.asarray(before)) - 1
+        value = float(statistic(np.asarray(after)) / statistic(np.asarray(before))) - 1
         return Interval(value, -np.inf, np.inf)
     first = np.asarray(before, dtype=np.float64)
     second = np.asarray(after, dtype=np.float64)
@@ -103,17 +107,26 @@ def change_within_runs(
     changes = drawn[base != 0] / base[base != 0] - 1
     tail = 100 * (1 - LEVEL) / 2
     low, high = np.percentile(changes, [tail, 100 - tail])
-    return Interval(statistic(second) / statistic(first) - 1, float(low), float(high))
+    value = float(statistic(second) / statistic(first)) - 1
+    return Interval(value, float(low), float(high))
 
 
-def _drawn(
-    sample: npt.NDArray[np.float64], statistic: Statistic, rng: np.random.Generator
-) -> npt.NDArray[np.float64]:
+def _drawn(sample: Floats, statistic: Statistic, rng: np.random.Generator) -> Floats:
     """`statistic` of DRAWS samples, each put together from blocks of neighbours."""
-    blocks = _blocks(sample)
+    blocks = _blocks(np.arange(sample.size))
+    sizes, begins = (np.array(each) for each in zip(*((b.size, b[0]) for b in blocks), strict=True))
     chosen = rng.integers(len(blocks), size=(DRAWS, len(blocks)))
-    return np.array([statistic(np.concatenate([blocks[i] for i in row])) for row in chosen])
+    lengths = sizes[chosen].sum(axis=1)
+    within = np.arange(sizes.max())
+    drawn = np.empty(DRAWS)
+    for length in np.unique(lengths):  # few: blocks differ in size by one at most
+        alike = np.flatnonzero(lengths == length)
+        for some in np.array_split(alike, -(-alike.size * length // MAX_DRAWN)):
+            of = chosen[some, :, np.newaxis]
+            places = (begins[of] + within)[within < sizes[of]]
+            drawn[some] = statistic(sample[places].reshape(some.size, length))
+    return drawn
 
 
-def _blocks(sample: npt.NDArray[np.float64]) -> list[npt.NDArray[np.float64]]:
+def _blocks(sample: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
     return np.array_split(sample, min(BLOCKS, sample.size))

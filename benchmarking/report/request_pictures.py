@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from benchmarking.analysis.curve import LoadPoint
@@ -33,26 +34,36 @@ def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
     starts_s = admitted_s(records, places or len(records))
     figure, (ax,) = panels(1, height=0.6 + 0.07 * len(records))
     figure.set_figwidth(9)
-    for y, (record, admitted) in enumerate(zip(records, starts_s, strict=True)):
-        first_s = record.first_token_s or record.end_s
-        admitted = min(admitted, first_s)
-        last_s = record.chunk_s[-1] if record.chunk_s else record.end_s
-        times_s = [record.scheduled_s, record.sent_s, admitted, first_s, last_s]
-        for begin_s, end_s, color in zip(times_s, times_s[1:], _GANTT_COLORS, strict=False):
-            ax.barh(y, end_s - begin_s, left=begin_s - point.from_s, height=0.8, color=color)
-        if record.failure is not None:
-            ax.plot(record.end_s - point.from_s, y, "x", color="#b00020")
-    for color, name in zip(
-        _GANTT_COLORS, ("not yet sent", "queue", "prefill", "decode"), strict=True
-    ):
-        ax.barh(0, 0, color=color, label=name)
+    times_s = [_gantt_times_s(*each) for each in zip(records, starts_s, strict=True)]
+    x = np.array(times_s).T - point.from_s
+    lower, upper = np.arange(len(records)) - 0.4, np.arange(len(records)) + 0.4
+    for begin, end, (name, color) in zip(x, x[1:], _GANTT_COLORS.items(), strict=False):
+        corners = [(begin, lower), (begin, upper), (end, upper), (end, lower)]
+        ax.add_collection(
+            PolyCollection(np.array(corners).transpose(2, 0, 1), color=color, label=name)
+        )
+    ax.autoscale_view()
+    failed = [y for y, record in enumerate(records) if record.failure is not None]
+    ax.plot([records[y].end_s - point.from_s for y in failed], failed, "x", color="#b00020")
     ax.set(xlabel="s since the row began", ylabel="request")
     ax.invert_yaxis()
     ax.legend(loc="lower left", fontsize=7, ncols=4)
     return figure
 
 
-_GANTT_COLORS = ("#999999", COLORS[4], COLORS[0], COLORS[2])
+def _gantt_times_s(record: RequestRecord, admitted_s: float) -> tuple[float, ...]:
+    """The ends of its parts, from when it was due."""
+    first_s = record.first_token_s or record.end_s
+    last_s = record.chunk_s[-1] if record.chunk_s else record.end_s
+    return record.scheduled_s, record.sent_s, min(admitted_s, first_s), first_s, last_s
+
+
+_GANTT_COLORS = {
+    "not yet sent": "#999999",
+    "queue": COLORS[4],
+    "prefill": COLORS[0],
+    "decode": COLORS[2],
+}
 
 
 def time_series(run: Run) -> Figure | None:

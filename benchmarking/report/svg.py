@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("report.mplstyle")
 PANEL_INCHES = (4.3, 3.2)
+SVG_DPI = 72  # in which matplotlib writes it
 # Told apart by people who do not see red or green as others do (Okabe and Ito, 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
@@ -26,6 +27,10 @@ def to_svg(figure: Figure, name: str) -> str:
     """The figure as an element of a page. `name` keeps its ids apart from other figures'."""
     text = StringIO()
     with style.context(STYLE):
+        figure.set_dpi(SVG_DPI)
+        if engine := figure.get_layout_engine():
+            engine.execute(figure)
+        figure.set_layout_engine(None)  # with one, savefig would draw everything twice
         figure.savefig(text, format="svg", metadata={"Date": None})
     element = text.getvalue()[text.getvalue().index("<svg") :]
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)
