@@ -12,6 +12,8 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
+gc.disable()  # until `on_starting`: to look for garbage among modules takes a tenth of a start
+
 from gunicorn.app.wsgiapp import WSGIApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.gthread import ThreadWorker
@@ -71,6 +73,8 @@ def on_starting(arbiter: Arbiter) -> None:
         check_start(settings, with_model=arbiter.app.app_uri == MODEL_APP)
     except StartupError as error:
         sys.exit(str(error))
+    gc.freeze()
+    gc.enable()
 
 
 def post_worker_init(worker: ThreadWorker) -> None:

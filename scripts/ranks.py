@@ -14,7 +14,6 @@ from importlib.util import find_spec
 
 from common.fetch import answers_ok
 from inference_api.errors import StartupError
-from inference_api.loading.checkpoint import describe
 from inference_api.pipeline.ranks import local_rank
 from inference_api.pipeline.splits import resolved
 from inference_api.settings import Settings
@@ -115,6 +114,8 @@ class Ranks:
 
 def _num_ranks(settings: Settings) -> int:
     """Raises StartupError where the model cannot be split so."""
+    from inference_api.loading.checkpoint import describe  # what is not split does not wait for it
+
     assert settings.split is not None
     num_ranks = settings.split_ranks if settings.split == "auto" else len(settings.split)
     described = describe(settings.default_model.model)

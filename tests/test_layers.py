@@ -20,6 +20,7 @@ NUMERICS = {"numpy.f2py", "scipy.linalg", "scipy.optimize", "scipy.special", "sc
         ("inference_api.model_loading, inference_api.engine.devices", ENGINE),
         ("inference_api.loading.packing.folder", ENGINE),
         ("inference_api.loading.heads", ENGINE),
+        ("scripts.serve", {"gguf", "numpy"}),
         ("proxy.proxy", {"kubernetes", "numpy", "flask", "redis", "requests"}),
         ("optimizer.app", {"redis"}),
         ("weights.app", {"redis"}),

@@ -39,9 +39,8 @@ def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
     lower, upper = np.arange(len(records)) - 0.4, np.arange(len(records)) + 0.4
     for begin, end, (name, color) in zip(x, x[1:], _GANTT_COLORS.items(), strict=False):
         corners = [(begin, lower), (begin, upper), (end, upper), (end, lower)]
-        ax.add_collection(
-            PolyCollection(np.array(corners).transpose(2, 0, 1), color=color, label=name)
-        )
+        bars = [*np.array(corners).transpose(2, 0, 1)]
+        ax.add_collection(PolyCollection(bars, color=color, label=name))
     ax.autoscale_view()
     failed = [y for y, record in enumerate(records) if record.failure is not None]
     ax.plot([records[y].end_s - point.from_s for y in failed], failed, "x", color="#b00020")
