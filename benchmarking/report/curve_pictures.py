@@ -162,7 +162,7 @@ def latency_cdf(points: Sequence[LoadPoint]) -> Figure | None:
         return None
     answered.sort(key=lambda row: row[0].in_flight)
     chosen = np.linspace(0, len(answered) - 1, min(len(answered), CDF_LINES)).round().astype(int)
-    figure, axes = panels(len(LATENCIES), height=3.8)
+    figure, axes = panels(len(LATENCIES), height=3.8, has_names=True)
     shares = np.linspace(0, 100, CDF_POINTS)
     for index, color in zip(chosen, _colors(len(chosen)), strict=True):
         point, label = answered[index]

@@ -42,7 +42,7 @@ def comparison(changes: Sequence[RowChange]) -> Figure | None:
     """The change of each measure with its interval; 0 is no change."""
     if not changes:
         return None
-    figure, (ax,) = panels(1, height=0.8 + 0.22 * len(changes))
+    figure, (ax,) = panels(1, height=0.8 + 0.22 * len(changes), has_names=True)
     figure.set_figwidth(8)
     for y, change in enumerate(changes):
         percent = 100 * np.array([change.relative.low, change.relative.value, change.relative.high])
@@ -68,7 +68,7 @@ def switching_times(matrix: Matrix) -> Figure | None:
     if not matrix:
         return None
     models = sorted({model for pair in matrix for model in pair})
-    figure, axes = panels(2)
+    figure, axes = panels(2, has_names=True)
     by_server = {pair: switches.by_server_s for pair, switches in matrix.items()}
     by_estimate = {pair: switches.by_estimate_s for pair, switches in matrix.items()}
     _heat_map(axes[0], models, by_server, "by the server's word")
@@ -102,7 +102,7 @@ def acceptance(run: Run) -> Figure | None:
     said = [(label, rows) for label, of in figures if (rows := _by_row(run, of))]
     if not said:
         return None
-    figure, axes = panels(len(said))
+    figure, axes = panels(len(said), has_names=True)
     for ax, (label, rows) in zip(axes, said, strict=True):
         ax.boxplot(list(rows.values()), whis=(5, 95), showfliers=False)
         ax.set_xticks(range(1, len(rows) + 1), list(rows), rotation=30)

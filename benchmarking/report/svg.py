@@ -10,15 +10,20 @@ from matplotlib.figure import Figure
 
 STYLE = Path(__file__).with_name("report.mplstyle")
 PANEL_INCHES = (4.3, 3.2)
+MARGINS_INCHES = (0.75, 0.15, 0.5, 0.3)  # left, right, below, above: for numbers, names and a title
 SVG_DPI = 72  # in which matplotlib writes it
 # Told apart by people who do not see red or green as others do (Okabe and Ito, 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
-def panels(count: int, height: float = PANEL_INCHES[1]) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` axes side by side."""
+def panels(
+    count: int, height: float = PANEL_INCHES[1], has_names: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` axes side by side. `has_names`: beside them are words, not numbers, and
+    margins are as they want it; to look at everything for that takes as long as to draw it."""
     with style.context(STYLE):
-        figure = Figure(figsize=(PANEL_INCHES[0] * count, height), layout="constrained")
+        layout = "constrained" if has_names else None
+        figure = Figure(figsize=(PANEL_INCHES[0] * count, height), layout=layout)
         axes = figure.subplots(1, count, squeeze=False)[0]
     return figure, list(axes)
 
@@ -30,7 +35,19 @@ def to_svg(figure: Figure, name: str) -> str:
         figure.set_dpi(SVG_DPI)
         if engine := figure.get_layout_engine():
             engine.execute(figure)
-        figure.set_layout_engine(None)  # with one, savefig would draw everything twice
+            figure.set_layout_engine(None)  # with one, savefig would draw everything twice
+        else:
+            _leave_margins(figure)
         figure.savefig(text, format="svg", metadata={"Date": None})
     element = text.getvalue()[text.getvalue().index("<svg") :]
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)
+
+
+def _leave_margins(figure: Figure) -> None:
+    width, height = figure.get_size_inches()
+    left, right, bottom, top = MARGINS_INCHES
+    panel = width / len(figure.axes)
+    figure.subplots_adjust(
+        left / width, bottom / height, 1 - right / width, 1 - top / height,
+        wspace=(left + right) / (panel - left - right),
+    )  # fmt: skip
