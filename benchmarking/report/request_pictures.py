@@ -32,7 +32,7 @@ def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
         return None
     records = sorted(point.measured, key=lambda record: record.sent_s)[:GANTT_REQUESTS]
     starts_s = admitted_s(records, places or len(records))
-    figure, (ax,) = panels(1, height=0.6 + 0.07 * len(records))
+    figure, (ax,) = panels(1, height=1.0 + 0.07 * len(records))
     figure.set_figwidth(9)
     times_s = [_gantt_times_s(*each) for each in zip(records, starts_s, strict=True)]
     x = np.array(times_s).T - point.from_s

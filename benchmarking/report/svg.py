@@ -22,8 +22,9 @@ def panels(
     """A figure of `count` axes side by side. `has_names`: beside them are words, not numbers, and
     margins are as they want it; to look at everything for that takes as long as to draw it."""
     with style.context(STYLE):
-        layout = "constrained" if has_names else None
-        figure = Figure(figsize=(PANEL_INCHES[0] * count, height), layout=layout)
+        figure = Figure(figsize=(PANEL_INCHES[0] * count, height))
+        if has_names:
+            figure.set_layout_engine("constrained")
         axes = figure.subplots(1, count, squeeze=False)[0]
     return figure, list(axes)
 
