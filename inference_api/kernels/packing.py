@@ -1,19 +1,42 @@
 """The kernels' limits and sizes, to plan memory with. See `src/layout.h`."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 LAYOUT_VERSION = 2  # version of packed bytes, which files keep: raise it when packing changes
-# Form of weights, by the bits of one: 32 and 16 are float32 and bfloat16; K-quants have 100 more.
-Bits = Literal[32, 16, 8, 5, 4, 104, 105, 106]
+# Form of weights, by the bits of one: 32 and 16 are float32 and bfloat16. Forms that GGUF files
+# alone have are 100 more than the number of their type there.
+Bits = Literal[32, 16, 8, 4, 103, 106, 107, 110, 111, 112, 113, 114, 120, 123, 139]
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # keys are values of QUANTIZATION
 FLOAT_BITS: dict[str, Bits] = {"float32": 32, "bfloat16": 16}
-# Forms that nothing is rounded to; keys are types of GGUF.
-FILE_BITS: dict[str, Bits] = {"Q5_0": 5, "Q4_K": 104, "Q5_K": 105, "Q6_K": 106}
-K_BYTES: dict[int, int] = {104: 144, 105: 176, 106: 210}  # bytes of a superblock, by its form
 SUPER_GROUP = 256  # inputs of a superblock
 GROUP = 32  # inputs that share a scale
 PANEL = 32  # outputs that are packed together
 SCALE_BYTES = 2
+
+
+class FileForm(NamedTuple):
+    """A type of GGUF that nothing is rounded to: its form, and inputs and bytes of its blocks."""
+
+    bits: Bits
+    inputs: int
+    num_bytes: int
+
+
+FILE_FORMS = {
+    "Q4_1": FileForm(103, GROUP, 20),
+    "Q5_0": FileForm(106, GROUP, 22),
+    "Q5_1": FileForm(107, GROUP, 24),
+    "Q2_K": FileForm(110, SUPER_GROUP, 84),
+    "Q3_K": FileForm(111, SUPER_GROUP, 110),
+    "Q4_K": FileForm(112, SUPER_GROUP, 144),
+    "Q5_K": FileForm(113, SUPER_GROUP, 176),
+    "Q6_K": FileForm(114, SUPER_GROUP, 210),
+    "IQ4_NL": FileForm(120, GROUP, 18),
+    "IQ4_XS": FileForm(123, SUPER_GROUP, 136),
+    "MXFP4": FileForm(139, GROUP, 17),
+}
+FILE_BITS = {name: form.bits for name, form in FILE_FORMS.items()}
+_FILE_FORMS = {form.bits: form for form in FILE_FORMS.values()}
 MAX_HEAD_DIM = 576
 CACHE_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # keys: KV_CACHE_DTYPE; values: bytes
 CACHE_SCALE_BYTES = 4  # size of the scale behind an int8 key or value
@@ -33,13 +56,14 @@ def cache_slot(element_bytes: int, head_dim: int) -> int:
 
 def group_inputs(bits: Bits) -> int:
     """Returns what the inputs of a packed matrix are a multiple of."""
-    return SUPER_GROUP if bits in K_BYTES else GROUP
+    return _FILE_FORMS[bits].inputs if bits in _FILE_FORMS else GROUP
 
 
 def packed_bytes(bits: Bits, outputs: int, inputs: int) -> int:
     """Bytes of a packed matrix [outputs, inputs]."""
-    panels = -(-outputs // PANEL)
-    if bits in K_BYTES:
-        return panels * PANEL * (inputs // SUPER_GROUP * K_BYTES[bits])
+    rows = -(-outputs // PANEL) * PANEL
+    if bits in _FILE_FORMS:
+        _, block_inputs, block_bytes = _FILE_FORMS[bits]
+        return rows * (inputs // block_inputs * block_bytes)
     scale_bytes = 0 if bits in FLOAT_BITS.values() else SCALE_BYTES
-    return panels * PANEL * (inputs * bits // 8 + inputs // GROUP * scale_bytes)
+    return rows * (inputs * bits // 8 + inputs // GROUP * scale_bytes)

@@ -1,4 +1,4 @@
-"""Grids and values to the bytes of GGUF's blocks: see `inference_api.loading.gguf.k_quants`."""
+"""Grids and values to the bytes of GGUF's blocks: see `inference_api.loading.gguf.panels`."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from inference_api.loading.gguf.k_quants import STORED
+from inference_api.loading.gguf.panels import STORED
 from scripts.quantize.grids import Floats, Grid
 
 Bytes = NDArray[np.uint8]
@@ -27,7 +27,8 @@ def stored(grid: Grid, values: Floats) -> Bytes:
         case GGMLQuantizationType.Q6_K:
             blocks["scales"] = grid.scales
             quarters = offset.reshape(-1, 2, 4, 32)  # four in each half
-            blocks["low"] = _pairs(quarters[:, :, :2], quarters[:, :, 2:])
+            low = _pairs(quarters[:, :, :2], quarters[:, :, 2:])
+            blocks["low"] = low.reshape(blocks["low"].shape)
             blocks["high"] = _joined(quarters >> FOUR, bits=2)
         case GGMLQuantizationType.Q4_K | GGMLQuantizationType.Q5_K:
             blocks["scales"] = _six_bits(grid.scales, grid.minima)
@@ -38,7 +39,7 @@ def stored(grid: Grid, values: Floats) -> Bytes:
         case _:
             blocks["low"] = _pairs(offset[:, :16], offset[:, 16:])
             if form.kind == GGMLQuantizationType.Q5_0:
-                blocks["high"] = np.packbits(offset >> FOUR, axis=-1, bitorder="little")
+                blocks["high"][..., 0] = np.packbits(offset >> FOUR, axis=-1, bitorder="little")
     return blocks.view(np.uint8).reshape(len(blocks), -1)
 
 

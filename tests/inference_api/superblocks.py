@@ -1,4 +1,4 @@
-"""Random K-quants, drawn as a file has them: whatever the bytes are, they stand for numbers."""
+"""Random blocks, drawn as a GGUF file has them: whatever the bytes are, they stand for numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,17 @@ from numpy.typing import NDArray
 
 from inference_api.kernels.library import PackedWeight
 from inference_api.kernels.packing import FILE_BITS
-from inference_api.loading.gguf.k_quants import write_superblocks
+from inference_api.loading.gguf.panels import write_panels
 from tests.inference_api.loading.gguf_copies import rewritten
 
-UNITS = {
-    "Q5_0": slice(0, 2),
-    "Q4_K": slice(0, 4),
-    "Q5_K": slice(0, 4),
+UNITS = {  # the bytes that are half precision
+    **dict.fromkeys(("Q5_0", "IQ4_NL", "IQ4_XS"), slice(0, 2)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), slice(0, 4)),
+    "Q2_K": slice(80, 84),
+    "Q3_K": slice(108, 110),
     "Q6_K": slice(208, 210),
-}  # the bytes that are half precision
+    "MXFP4": slice(0, 1),  # or exponents
+}
 
 
 def drawn(kind: str, rows: int, inputs: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -27,6 +29,9 @@ def drawn(kind: str, rows: int, inputs: int, seed: int = 0) -> NDArray[np.uint8]
     block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     data = generator.integers(0, 256, (rows, inputs // block, block_bytes), np.uint8)
     units = data[..., UNITS[kind]]
+    if kind == "MXFP4":
+        units[:] = generator.integers(115, 118, units.shape)
+        return data.reshape(rows, -1)
     sizes = generator.uniform(0.0003, 0.0006, (*units.shape[:2], units.shape[2] // 2))
     data[..., UNITS[kind]] = sizes.astype(np.float16).view(np.uint8)
     return data.reshape(rows, -1)
@@ -42,7 +47,7 @@ def packed(kind: str, data: NDArray[np.uint8], first_output: int = 0) -> PackedW
     block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     inputs = data.shape[1] // block_bytes * block
     weight = PackedWeight.empty(FILE_BITS[kind], first_output + len(data), inputs)
-    write_superblocks(GGMLQuantizationType[kind], data, weight, first_output)
+    write_panels(GGMLQuantizationType[kind], data, weight, first_output)
     return weight
 
 

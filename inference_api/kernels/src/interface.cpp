@@ -13,18 +13,11 @@
 #include "unpack.h"
 #include "workers.h"
 
-using hearth::BFloat16Block;
 using hearth::Bits;
-using hearth::Float32Block;
-using hearth::Int4Block;
-using hearth::Int5Block;
-using hearth::Int8Block;
 using hearth::kGroup;
 using hearth::kPanel;
-using hearth::Q4KBlock;
-using hearth::Q5KBlock;
-using hearth::Q6KBlock;
 using hearth::SourceType;
+using hearth::with_block;
 
 struct HearthContext {
   HearthContext(const hearth::Kernels& kernels, int num_threads) : workers(kernels, num_threads) {}
@@ -77,24 +70,10 @@ constexpr int kNumVariants = sizeof(kVariants) / sizeof(kVariants[0]);
 
 // Bytes of a panel for each group of inputs.
 int64_t panel_group_bytes(Bits bits) {
-  switch (bits) {
-    case Bits::kFloat32:
-      return sizeof(Float32Block);
-    case Bits::kBFloat16:
-      return sizeof(BFloat16Block);
-    case Bits::kInt8:
-      return sizeof(Int8Block);
-    case Bits::kInt5:
-      return sizeof(Int5Block);
-    case Bits::kQ4K:
-      return sizeof(Q4KBlock) / hearth::kSuperGroups;
-    case Bits::kQ5K:
-      return sizeof(Q5KBlock) / hearth::kSuperGroups;
-    case Bits::kQ6K:
-      return sizeof(Q6KBlock) / hearth::kSuperGroups;
-    default:
-      return sizeof(Int4Block);
-  }
+  return with_block(bits, [](auto type) -> int64_t {
+    using Block = typename decltype(type)::Block;
+    return sizeof(Block) * kGroup / Block::kInputs;
+  });
 }
 
 int64_t type_bytes(SourceType type) { return type == SourceType::kFloat32 ? 4 : 2; }

@@ -62,6 +62,11 @@ struct Registers256 {
     return _mm256_and_si256(shifted, _mm256_set1_epi8(static_cast<char>(mask)));
   }
 
+  static __m256i looked_up(__m256i places, const uint8_t (&table)[16]) {
+    const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), places);
+  }
+
   static __m256i load_int4(const Int4Block& block, int quad, int vector) {
     return field(load(block.pairs[quad / 2], vector), quad % 2 * 4, 0x0f);
   }
@@ -84,17 +89,16 @@ struct Avx2 : Registers256 {
 
   // vpmaddubsw adds two products in 16 bits and saturates, which values of 8 bits would reach. So
   // the sign goes from the weight to the activation: 2 * 127 * 127 is below 2^15.
-  struct Int8 {
-    using Block = Int8Block;
+  struct Wide {
     struct Weights {
       __m256i signs;
       __m256i magnitudes;
     };
 
     static Sums start(int32_t) { return _mm256_setzero_si256(); }
-    static Weights weights(const Block& block, int quad, int vector) {
+    static Weights taken(__m256i bytes) {
       const __m256i offset = _mm256_set1_epi8(static_cast<char>(kInt8Offset));
-      const __m256i values = _mm256_xor_si256(load(block.values[quad], vector), offset);
+      const __m256i values = _mm256_xor_si256(bytes, offset);
       return {values, _mm256_abs_epi8(values)};
     }
     static Sums dot(Sums sums, const Weights& weights, __m256i quads) {
@@ -103,6 +107,14 @@ struct Avx2 : Registers256 {
       return kept(_mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
     }
     static Floats finish(Sums sums, int32_t) { return _mm256_cvtepi32_ps(sums); }
+  };
+
+  struct Int8 : Wide {
+    using Block = Int8Block;
+
+    static Weights weights(const Block& block, int quad, int vector) {
+      return taken(load(block.values[quad], vector));
+    }
   };
 
   // Values without a sign, of so many bits and with an offset. Products of kRun quads add up in 16
@@ -135,6 +147,9 @@ struct Avx2 : Registers256 {
       return _mm256_cvtepi32_ps(_mm256_add_epi32(kIsNarrow ? widened(sums) : sums, offset));
     }
   };
+
+  template <int kOffset>
+  struct Small<8, kOffset> : Wide {};
 
   struct Int4 : Small<4, kInt4Offset> {
     using Block = Int4Block;

@@ -65,6 +65,11 @@ struct Avx512Vnni {
     return _mm512_and_si512(shifted, _mm512_set1_epi8(static_cast<char>(mask)));
   }
 
+  static __m512i looked_up(__m512i places, const uint8_t (&table)[16]) {
+    const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), places);
+  }
+
   // Weights with an offset: the sum starts at minus the offset times the activations' sum.
   template <int kOffset>
   struct Offset {

@@ -63,6 +63,10 @@ struct Registers128 {
     return vandq_u8(shifted, vdupq_n_u8(static_cast<uint8_t>(mask)));
   }
 
+  static uint8x16_t looked_up(uint8x16_t places, const uint8_t (&table)[16]) {
+    return vqtbl1q_u8(vld1q_u8(table), places);
+  }
+
   static uint8x16_t load_int4(const Int4Block& block, int quad, int vector) {
     const uint8x16_t pairs = load(block.pairs[quad / 2], vector);
     return quad % 2 == 0 ? vandq_u8(pairs, vdupq_n_u8(0x0f)) : vshrq_n_u8(pairs, 4);
@@ -111,7 +115,7 @@ struct SignedFormats : Registers128 {
   template <int kBits, int kOffset>
   struct Small : SignedWeights {
     static int8x16_t taken(uint8x16_t values) {
-      return vsubq_s8(vreinterpretq_s8_u8(values), vdupq_n_s8(kOffset));
+      return vreinterpretq_s8_u8(vsubq_u8(values, vdupq_n_u8(kOffset)));
     }
   };
 };

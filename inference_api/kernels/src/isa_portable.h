@@ -118,6 +118,15 @@ struct Portable {
     return bytes;
   }
 
+  static Bytes looked_up(Bytes places, const uint8_t (&table)[16]) {
+    for (auto& lane : places.lanes) {
+      for (uint8_t& byte : lane) {
+        byte = table[byte];
+      }
+    }
+    return places;
+  }
+
   static Quad broadcast(const int8_t* quad) { return {{quad[0], quad[1], quad[2], quad[3]}}; }
 
   // Weights lose their offset when they are loaded, so that no sum has to be corrected.

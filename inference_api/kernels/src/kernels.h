@@ -13,16 +13,24 @@
 
 namespace hearth {
 
-// The form of weights, by the bits of a value; of K-quants by a hundred more.
+// The form of weights, by the bits of a value; those that GGUF files alone have by a hundred more
+// than the number of their type there.
 enum class Bits : int {
   kFloat32 = 32,
   kBFloat16 = 16,
   kInt8 = 8,
-  kInt5 = 5,
   kInt4 = 4,
-  kQ4K = 104,
-  kQ5K = 105,
-  kQ6K = 106,
+  kQ41 = 103,
+  kQ50 = 106,
+  kQ51 = 107,
+  kQ2K = 110,
+  kQ3K = 111,
+  kQ4K = 112,
+  kQ5K = 113,
+  kQ6K = 114,
+  kIq4Nl = 120,
+  kIq4Xs = 123,
+  kMxFp4 = 139,
 };
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
@@ -183,6 +191,49 @@ constexpr int kMaxDeltaDim = 256;  // of a key or a value
 constexpr int kMaxDeltaColumns = 32;
 
 namespace {
+
+// A type that stands for a block, which itself is not needed.
+template <class Packed>
+struct BlockType {
+  using Block = Packed;
+};
+
+// What `visit` makes of the BlockType of such weights.
+template <class Visit>
+auto with_block(Bits bits, Visit visit) {
+  switch (bits) {
+    case Bits::kFloat32:
+      return visit(BlockType<Float32Block>());
+    case Bits::kBFloat16:
+      return visit(BlockType<BFloat16Block>());
+    case Bits::kInt8:
+      return visit(BlockType<Int8Block>());
+    case Bits::kQ41:
+      return visit(BlockType<Q41Block>());
+    case Bits::kQ50:
+      return visit(BlockType<Int5Block>());
+    case Bits::kQ51:
+      return visit(BlockType<Q51Block>());
+    case Bits::kQ2K:
+      return visit(BlockType<Q2KBlock>());
+    case Bits::kQ3K:
+      return visit(BlockType<Q3KBlock>());
+    case Bits::kQ4K:
+      return visit(BlockType<Q4KBlock>());
+    case Bits::kQ5K:
+      return visit(BlockType<Q5KBlock>());
+    case Bits::kQ6K:
+      return visit(BlockType<Q6KBlock>());
+    case Bits::kIq4Nl:
+      return visit(BlockType<Iq4NlBlock>());
+    case Bits::kIq4Xs:
+      return visit(BlockType<Iq4XsBlock>());
+    case Bits::kMxFp4:
+      return visit(BlockType<MxFp4Block>());
+    default:
+      return visit(BlockType<Int4Block>());
+  }
+}
 
 constexpr bool is_quantised(Bits bits) { return bits != Bits::kFloat32 && bits != Bits::kBFloat16; }
 

@@ -37,7 +37,8 @@ struct ActivationGroup;
 struct FloatGroup;
 
 // `Group`: what a block's weights meet. kInputs: of a block, in kScales groups. kBits and kOffset:
-// of the values of blocks that are taken apart before they are multiplied, see unpacked.h.
+// of the values of blocks that are taken apart before they are multiplied, see unpacked.h; kTable:
+// these values, offset included, where blocks have four bits that say which one.
 struct Int8Block {
   using Group = ActivationGroup;
   static constexpr int kInputs = kGroup;
@@ -68,6 +69,61 @@ struct Int5Block {
   uint8_t high[kPanel][kQuad];
 };
 
+// Q4_1 and Q5_1: a weight is scale * value - minimum. Minima have the other sign in files.
+struct Q41Block {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kGroup;
+  static constexpr int kScales = 1;
+  static constexpr int kBits = 4;
+  static constexpr int kOffset = 0;
+  static constexpr bool kHasMinima = true;
+  uint16_t scales[kPanel];                   // IEEE half precision
+  uint16_t minima[kPanel];                   // IEEE half precision
+  uint8_t pairs[kQuads / 2][kPanel][kQuad];  // as in Int4Block
+};
+
+struct Q51Block {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kGroup;
+  static constexpr int kScales = 1;
+  static constexpr int kBits = 5;
+  static constexpr int kOffset = 0;
+  static constexpr bool kHasMinima = true;
+  uint16_t scales[kPanel];                   // IEEE half precision
+  uint16_t minima[kPanel];                   // IEEE half precision
+  uint8_t pairs[kQuads / 2][kPanel][kQuad];  // as in Int4Block
+  uint8_t high[kPanel][kQuad];               // as in Int5Block
+};
+
+// IQ4_NL: the values are unevenly spread, from -127 to 113.
+struct Iq4NlBlock {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kGroup;
+  static constexpr int kScales = 1;
+  static constexpr int kBits = 8;
+  static constexpr int kOffset = kInt8Offset;
+  static constexpr bool kHasMinima = false;
+  static constexpr uint8_t kTable[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                         129, 141, 153, 166, 181, 197, 217, 241};
+  uint16_t scales[kPanel];                   // IEEE half precision
+  uint8_t pairs[kQuads / 2][kPanel][kQuad];  // as in Int4Block
+};
+
+// MXFP4: the values are floats of four bits, doubled to be integers. A scale is a power of two.
+struct MxFp4Block {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kGroup;
+  static constexpr int kScales = 1;
+  static constexpr int kBits = 5;
+  static constexpr int kOffset = kInt5Offset;
+  static constexpr bool kHasMinima = false;
+  static constexpr uint8_t kTable[16] = {16, 17, 18, 19, 20, 22, 24, 28,
+                                         16, 15, 14, 13, 12, 10, 8,  4};
+  uint8_t exponents[kPanel];                 // of two, plus 128
+  uint8_t pairs[kQuads / 2][kPanel][kQuad];  // as in Int4Block
+};
+static_assert(sizeof(MxFp4Block) == kPanel * 17);
+
 // The K-quants of llama.cpp's files, in as many bytes as there: a weight is scale * value -
 // minimum. Scales and minima of a group are small integers times two halves of a superblock of 256
 // inputs.
@@ -81,6 +137,48 @@ struct GroupScales {
   uint16_t minimum_units[kPanel];  // IEEE half precision
   uint8_t low[kSuperGroups][kPanel];
   uint8_t high[kSuperGroups / 2][kPanel];
+};
+
+// Groups of 16 inputs. A byte of `scales` has a scale in its low half and a minimum in the other;
+// bits 2 i and 2 i + 1 of a byte of `crumbs` are quad i.
+struct Q2KBlock {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kSuperInputs;
+  static constexpr int kScales = 2 * kSuperGroups;
+  static constexpr int kBits = 2;
+  static constexpr int kOffset = 0;
+  static constexpr bool kHasMinima = true;
+  struct Values {
+    uint8_t crumbs[kPanel][kQuad];
+  };
+  uint16_t scale_units[kPanel];    // IEEE half precision
+  uint16_t minimum_units[kPanel];  // IEEE half precision
+  uint8_t scales[kScales][kPanel];
+  Values groups[kScales];
+};
+
+// Groups of 16 inputs, without minima. Two groups share the bytes of `high`, whose bit i is the
+// third of quad i of both. Scales are six bits less 32: the low four of scales g and g + 8 share
+// the byte of scales[g], and the high two of g, g + 4, g + 8, g + 12 that of scales[8 + g].
+struct Q3KBlock {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kSuperInputs;
+  static constexpr int kScales = 2 * kSuperGroups;
+  static constexpr int kBits = 3;
+  static constexpr int kOffset = 4;
+  static constexpr bool kHasMinima = false;
+  struct TwoGroups {
+    uint8_t crumbs[2][kPanel][kQuad];  // as in Q2KBlock
+    uint8_t high[kPanel][kQuad];
+  };
+  struct Values {  // one of two groups
+    const uint8_t (&crumbs)[kPanel][kQuad];
+    const uint8_t (&high)[kPanel][kQuad];
+    bool is_second;
+  };
+  uint16_t scale_units[kPanel];  // IEEE half precision
+  uint8_t scales[kSuperGroups + kSuperGroups / 2][kPanel];
+  TwoGroups groups[kSuperGroups];
 };
 
 struct Q4KBlock {
@@ -130,6 +228,25 @@ struct Q6KBlock {
   int8_t scales[kScales][kPanel];
   Values groups[kScales];
 };
+
+// IQ4_XS: Iq4NlBlock's values. Scales are six bits less 32, whose low four share a byte with those
+// of the next group, and the high two with those of the next three.
+struct Iq4XsBlock {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = kSuperInputs;
+  static constexpr int kScales = kSuperGroups;
+  static constexpr int kBits = Iq4NlBlock::kBits;
+  static constexpr int kOffset = Iq4NlBlock::kOffset;
+  static constexpr bool kHasMinima = false;
+  static constexpr const auto& kTable = Iq4NlBlock::kTable;
+  using Values = Q4KBlock::Values;
+  uint16_t scale_units[kPanel];  // IEEE half precision
+  uint8_t low[kSuperGroups / 2][kPanel];
+  uint8_t high[kSuperGroups / 4][kPanel];
+  Values groups[kSuperGroups];
+};
+static_assert(sizeof(Iq4XsBlock) == kPanel * 136);
+static_assert(sizeof(Q2KBlock) == kPanel * 84 && sizeof(Q3KBlock) == kPanel * 110);
 static_assert(sizeof(Q4KBlock) == kPanel * 144 && sizeof(Q5KBlock) == kPanel * 176);
 static_assert(sizeof(Q6KBlock) == kPanel * 210);
 
@@ -152,9 +269,11 @@ struct BFloat16Block {
 
 constexpr int kCacheLine = 64;
 static_assert(sizeof(Int8Block) % kCacheLine == 0 && sizeof(Int4Block) % kCacheLine == 0);
-static_assert(sizeof(Int5Block) % kCacheLine == 0);
+static_assert(sizeof(Int5Block) % kCacheLine == 0 && sizeof(Iq4NlBlock) % kCacheLine == 0);
+static_assert(sizeof(Q41Block) % kCacheLine == 0 && sizeof(Q51Block) % kCacheLine == 0);
+static_assert(sizeof(Q2KBlock) % kCacheLine == 0 && sizeof(Q3KBlock) % kCacheLine == 0);
 static_assert(sizeof(Q4KBlock) % kCacheLine == 0 && sizeof(Q5KBlock) % kCacheLine == 0);
-static_assert(sizeof(Q6KBlock) % kCacheLine == 0);
+static_assert(sizeof(Q6KBlock) % kCacheLine == 0 && sizeof(Iq4XsBlock) % kCacheLine == 0);
 static_assert(sizeof(Float32Block) % kCacheLine == 0 && sizeof(BFloat16Block) % kCacheLine == 0);
 
 // One group of one row of activations, for weights that are not quantised; for those in bfloat16

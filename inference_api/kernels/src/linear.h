@@ -78,6 +78,13 @@ int32_t negative_sum(const ActivationGroup& x, int part) {
   return kParts<Block> == 1 ? x.negative_sum : x.negative_half_sums[part];
 }
 
+// The same times the activations' scale.
+template <class Block>
+float scaled_negative_sum(const ActivationGroup& x, int part) {
+  return kParts<Block> == 1 ? x.scaled_negative_sum
+                            : x.scale * static_cast<float>(negative_sum<Block>(x, part));
+}
+
 // Quads whose products a format adds up at once.
 template <class Format, class = void>
 constexpr int kRun = 1;
@@ -183,7 +190,7 @@ inline __attribute__((always_inline)) void add_scaled(
     const auto minima = scales.minima(group, vector);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      const auto negative = Isa::set(x[row * num_groups].scaled_negative_sum);
+      const auto negative = Isa::set(scaled_negative_sum<Block>(x[row * num_groups], part));
       totals[row] = Isa::multiply_add(minima, negative, totals[row]);
     }
   }
@@ -468,7 +475,7 @@ constexpr int kApartRows = 128;  // that are multiplied by what was taken apart:
 // they are taken apart, and the first tile fetches what is taken apart next.
 template <class Isa, class Simd, class Packed>
 void multiply_apart(const LinearCall& call, int64_t panel) {
-  using Format = Apart<Isa, Packed>;
+  using Format = ApartOf<Isa, Packed>;
   using Block = typename Format::Block;
   constexpr int kMax = max_rows<Isa, Format>();
   constexpr int kLines = Isa::kFetches ? share_lines(kGroupBytes<Packed>, 1) : 0;
@@ -512,36 +519,28 @@ void multiply_apart(const LinearCall& call, int64_t panel) {
   }
 }
 
+template <class Isa, class Simd, class Block>
+void multiply_blocks(const LinearCall& call, int64_t panel, bool is_last) {
+  if constexpr (std::is_same_v<Block, Float32Block>) {
+    multiply_panel<Isa, Simd, Float32<Isa>>(call, panel, is_last);
+  } else if constexpr (std::is_same_v<Block, BFloat16Block>) {
+    multiply_panel<Isa, Simd, BFloat16<Isa>>(call, panel, is_last);
+  } else if constexpr (std::is_same_v<Block, Int8Block>) {
+    multiply_panel<Isa, Simd, typename Isa::Int8>(call, panel, is_last);
+  } else if constexpr (std::is_same_v<Block, Int4Block>) {
+    multiply_panel<Isa, Simd, typename Isa::Int4>(call, panel, is_last);
+  } else {
+    multiply_apart<Isa, Simd, Block>(call, panel);
+  }
+}
+
 template <class Isa, class Simd>
 void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
-  for (int64_t panel = first; panel < end; ++panel) {
-    const bool is_last = panel == end - 1;
-    switch (call.bits) {
-      case Bits::kFloat32:
-        multiply_panel<Isa, Simd, Float32<Isa>>(call, panel, is_last);
-        break;
-      case Bits::kBFloat16:
-        multiply_panel<Isa, Simd, BFloat16<Isa>>(call, panel, is_last);
-        break;
-      case Bits::kInt8:
-        multiply_panel<Isa, Simd, typename Isa::Int8>(call, panel, is_last);
-        break;
-      case Bits::kInt5:
-        multiply_apart<Isa, Simd, Int5Block>(call, panel);
-        break;
-      case Bits::kQ4K:
-        multiply_apart<Isa, Simd, Q4KBlock>(call, panel);
-        break;
-      case Bits::kQ5K:
-        multiply_apart<Isa, Simd, Q5KBlock>(call, panel);
-        break;
-      case Bits::kQ6K:
-        multiply_apart<Isa, Simd, Q6KBlock>(call, panel);
-        break;
-      default:
-        multiply_panel<Isa, Simd, typename Isa::Int4>(call, panel, is_last);
+  with_block(call.bits, [&](auto type) {
+    for (int64_t panel = first; panel < end; ++panel) {
+      multiply_blocks<Isa, Simd, typename decltype(type)::Block>(call, panel, panel == end - 1);
     }
-  }
+  });
 }
 
 }  // namespace

@@ -21,12 +21,19 @@ constexpr int kThreads = 3;
 constexpr int kFloat32 = 0;
 constexpr int kInt8Cache = 2;
 constexpr int64_t kPageTokens = 32;
-constexpr int kInt5 = 5;
-constexpr int kFirstK = 100;  // bits of K-quants
-constexpr int kQ4K = 104;
-constexpr int kQ5K = 105;
-constexpr int kQ6K = 106;
-constexpr int64_t kSuperInputs = 256;
+
+// Forms that nothing is packed to: inputs of a block; and what the blocks of a panel begin with,
+// which is about 2^-10: so many halves, or pairs of bytes that are exponents.
+struct FileForm {
+  int bits;
+  int64_t inputs;
+  int64_t num_units;
+  int unit = 0x1400;
+  int unit_noise = 0x03ff;
+};
+constexpr FileForm kFileForms[] = {{103, 32, 64},  {106, 32, 32},  {107, 32, 64},  {110, 256, 64}, {111, 256, 32},
+                                   {112, 256, 64}, {113, 256, 64}, {114, 256, 32},
+                                   {120, 32, 32},  {123, 256, 32}, {139, 32, 16, 0x7474, 0x0101}};
 
 int num_failures = 0;
 
@@ -42,18 +49,17 @@ void expect(bool is_true, const char* what, int variant) {
   }
 }
 
-// Random blocks that nothing is packed to; what their scales are multiples of is in front and about
-// 2^-10.
-std::vector<uint8_t> random_blocks(int64_t size, int64_t block_bytes, int64_t num_units) {
+std::vector<uint8_t> random_blocks(const FileForm& form, int64_t size) {
   static std::mt19937 generator(2);  // NOLINT(bugprone-random-generator-seed): alike in every run
   std::vector<uint8_t> blocks(static_cast<size_t>(size));
   for (uint8_t& byte : blocks) {
     byte = static_cast<uint8_t>(generator());
   }
+  const int64_t block_bytes = hearth_packed_bytes(form.bits, 1, form.inputs);
   for (int64_t block = 0; block < size; block += block_bytes) {
-    for (int64_t unit = 0; unit < num_units; ++unit) {
-      const auto half = static_cast<uint16_t>(0x1400 | (generator() & 0x3ff));
-      std::memcpy(blocks.data() + block + unit * 2, &half, sizeof half);
+    for (int64_t index = 0; index < form.num_units; ++index) {
+      const auto unit = static_cast<uint16_t>(form.unit | (generator() & form.unit_noise));
+      std::memcpy(blocks.data() + block + index * 2, &unit, sizeof unit);
     }
   }
   return blocks;
@@ -62,9 +68,10 @@ std::vector<uint8_t> random_blocks(int64_t size, int64_t block_bytes, int64_t nu
 std::vector<uint8_t> random_packed(HearthContext* context, int bits, int64_t outputs,
                                    int64_t inputs) {
   const int64_t size = hearth_packed_bytes(bits, outputs, inputs);
-  if (bits > kFirstK || bits == kInt5) {
-    return random_blocks(size, hearth_packed_bytes(bits, 1, bits == kInt5 ? 32 : kSuperInputs),
-                         bits == kQ6K || bits == kInt5 ? 32 : 64);
+  for (const FileForm& form : kFileForms) {
+    if (form.bits == bits) {
+      return random_blocks(form, size);
+    }
   }
   const std::vector<float> weights = random_floats(outputs * inputs);
   std::vector<uint8_t> packed(static_cast<size_t>(size));
@@ -99,12 +106,17 @@ double linear_error(HearthContext* context, int bits, int64_t rows, int64_t outp
 }
 
 void run_linear(HearthContext* context, int variant) {
-  for (const int bits : {32, 16, 8, kInt5, 4, kQ4K, kQ5K, kQ6K}) {
+  std::vector<FileForm> forms(std::begin(kFileForms), std::end(kFileForms));
+  for (const int bits : {32, 16, 8, 4}) {
+    forms.push_back({bits, 32, 0});
+  }
+  for (const FileForm& form : forms) {
     for (const int64_t rows : {1, 2, 5, 6, 7, 13, 32, 41}) {
       for (const int64_t outputs : {1, 31, 33, 290}) {
         for (const int64_t groups : {1, 3, 33}) {
-          const int64_t inputs = bits < kFirstK ? groups * 32 : (1 + groups % 4) * kSuperInputs;
-          const double error = linear_error(context, bits, rows, outputs, inputs, rows % 2 == 0);
+          const int64_t inputs = (form.inputs == 32 ? groups : 1 + groups % 4) * form.inputs;
+          const double error =
+              linear_error(context, form.bits, rows, outputs, inputs, rows % 2 == 0);
           expect(error < 0.1, "a product is wrong", variant);
         }
       }

@@ -66,24 +66,9 @@ void unpack_row(const void* packed, int64_t num_groups, int64_t output, float* w
 }  // namespace
 
 void unpack_row(Bits bits, const void* packed, int64_t num_groups, int64_t output, float* weights) {
-  switch (bits) {
-    case Bits::kFloat32:
-      return unpack_row<Float32Block>(packed, num_groups, output, weights);
-    case Bits::kBFloat16:
-      return unpack_row<BFloat16Block>(packed, num_groups, output, weights);
-    case Bits::kInt8:
-      return unpack_row<Int8Block>(packed, num_groups, output, weights);
-    case Bits::kInt5:
-      return unpack_row<Int5Block>(packed, num_groups, output, weights);
-    case Bits::kQ4K:
-      return unpack_row<Q4KBlock>(packed, num_groups, output, weights);
-    case Bits::kQ5K:
-      return unpack_row<Q5KBlock>(packed, num_groups, output, weights);
-    case Bits::kQ6K:
-      return unpack_row<Q6KBlock>(packed, num_groups, output, weights);
-    default:
-      return unpack_row<Int4Block>(packed, num_groups, output, weights);
-  }
+  with_block(bits, [&](auto type) {
+    unpack_row<typename decltype(type)::Block>(packed, num_groups, output, weights);
+  });
 }
 
 }  // namespace hearth

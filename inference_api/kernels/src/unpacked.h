@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "half.h"
 #include "layout.h"
 
 namespace hearth {
@@ -11,18 +13,36 @@ namespace {
 constexpr int kLowBits = 4;
 constexpr int kLowMask = 0xf;
 
-// A quad of a group's values, of which four bits are in `pairs` and others, if any, in `high`.
+template <class Packed, class = void>
+constexpr bool kHasTable = false;
+template <class Packed>
+constexpr bool kHasTable<Packed, std::void_t<decltype(Packed::kTable)>> = true;
+
+// A quad of a group's values: two bits are in `crumbs` or four in `pairs`, others in `high`.
 template <class Isa, class Packed, class Values>
 typename Isa::Bytes bytes_of(const Values& values, int quad, int vector) {
-  const auto pairs = Isa::load(values.pairs[quad / 2], vector);
-  const auto low = Isa::field(pairs, quad % 2 * kLowBits, kLowMask);
-  constexpr int kHighBits = Packed::kBits - kLowBits;
-  if constexpr (kHighBits == 0) {
-    return low;
+  if constexpr (Packed::kBits < kLowBits) {
+    const auto low = Isa::field(Isa::load(values.crumbs, vector), quad * 2, 0x3);
+    if constexpr (Packed::kBits == 2) {
+      return low;
+    } else {
+      const auto both = Isa::load(values.high, vector);
+      const auto high = values.is_second ? Isa::field(both, kLowBits, kLowMask) : both;
+      return Isa::joined(low, Isa::field(high, quad - 2, 0x4));
+    }
   } else {
-    constexpr int kMask = ((1 << kHighBits) - 1) << kLowBits;
-    const auto high = Isa::load(values.high, vector);
-    return Isa::joined(low, Isa::field(high, quad * kHighBits - kLowBits, kMask));
+    const auto pairs = Isa::load(values.pairs[quad / 2], vector);
+    const auto low = Isa::field(pairs, quad % 2 * kLowBits, kLowMask);
+    constexpr int kHighBits = Packed::kBits - kLowBits;
+    if constexpr (kHasTable<Packed>) {
+      return Isa::looked_up(low, Packed::kTable);
+    } else if constexpr (kHighBits == 0) {
+      return low;
+    } else {
+      constexpr int kMask = ((1 << kHighBits) - 1) << kLowBits;
+      const auto high = Isa::load(values.high, vector);
+      return Isa::joined(low, Isa::field(high, quad * kHighBits - kLowBits, kMask));
+    }
   }
 }
 
@@ -34,6 +54,11 @@ const auto& values_of(const Block& block, int group) {
   } else {
     return block.groups[group];
   }
+}
+
+inline Q3KBlock::Values values_of(const Q3KBlock& block, int group) {
+  const auto& both = block.groups[group / 2];
+  return {both.crumbs[group % 2], both.high, group % 2 == 1};
 }
 
 template <class Isa>
@@ -56,8 +81,28 @@ void multiply_lanes(const float (&units)[kPanel], const Integer (&integers)[kPan
 template <int kNumScales>
 struct GroupFloats {
   float scales[kNumScales][kPanel];
-  float minima[kSuperGroups][kPanel];
+  float minima[kNumScales][kPanel];
 };
+
+// Two to the power of `exponent` - 128, of which the first two are subnormal.
+inline float power_of_two(uint8_t exponent) {
+  return float_from_bits(exponent < 2 ? 0x00200000u << exponent : (exponent - 1u) << 23);
+}
+
+// Scales of a vector of a block that has them as they are.
+template <class Isa, class Block>
+typename Isa::Floats scales_of(const Block& block, int vector) {
+  return Isa::halves(block.scales + vector * Isa::kLanes);
+}
+
+template <class Isa>
+typename Isa::Floats scales_of(const MxFp4Block& block, int vector) {
+  float powers[Isa::kLanes];
+  for (int lane = 0; lane < Isa::kLanes; ++lane) {
+    powers[lane] = power_of_two(block.exponents[vector * Isa::kLanes + lane]);
+  }
+  return Isa::load(powers);
+}
 
 template <class Isa>
 void unpack_scales(const GroupScales& packed, GroupFloats<kSuperGroups>& to) {
@@ -81,9 +126,14 @@ void unpack_scales(const GroupScales& packed, GroupFloats<kSuperGroups>& to) {
 }
 
 // `block` is number `index` of those that share `to`.
-template <class Isa>
-void unpack_scales(const Int5Block& block, int index, GroupFloats<kSuperGroups>& to) {
-  unpack_halves<Isa>(block.scales, to.scales[index]);
+template <class Isa, class Block>
+void unpack_scales(const Block& block, int index, GroupFloats<kSuperGroups>& to) {
+  for (int vector = 0; vector < kPanel / Isa::kLanes; ++vector) {
+    Isa::store(to.scales[index] + vector * Isa::kLanes, scales_of<Isa>(block, vector));
+  }
+  if constexpr (Block::kHasMinima) {
+    unpack_halves<Isa>(block.minima, to.minima[index]);
+  }
 }
 
 template <class Isa>
@@ -97,6 +147,58 @@ void unpack_scales(const Q5KBlock& block, int, GroupFloats<kSuperGroups>& to) {
 }
 
 template <class Isa>
+void unpack_scales(const Q2KBlock& block, int, GroupFloats<2 * kSuperGroups>& to) {
+  float scale_units[kPanel];
+  float minimum_units[kPanel];
+  unpack_halves<Isa>(block.scale_units, scale_units);
+  unpack_halves<Isa>(block.minimum_units, minimum_units);
+  for (int group = 0; group < Q2KBlock::kScales; ++group) {
+    uint8_t scales[kPanel];
+    uint8_t minima[kPanel];
+    for (int lane = 0; lane < kPanel; ++lane) {
+      scales[lane] = block.scales[group][lane] & kLowMask;
+      minima[lane] = static_cast<uint8_t>(block.scales[group][lane] >> kLowBits);
+    }
+    multiply_lanes(scale_units, scales, to.scales[group]);
+    multiply_lanes(minimum_units, minima, to.minima[group]);
+  }
+}
+
+constexpr int kMiddle = 32;  // of scales of six bits
+
+template <class Isa>
+void unpack_scales(const Q3KBlock& block, int, GroupFloats<2 * kSuperGroups>& to) {
+  float units[kPanel];
+  unpack_halves<Isa>(block.scale_units, units);
+#pragma GCC unroll 16
+  for (int group = 0; group < Q3KBlock::kScales; ++group) {
+    int8_t scales[kPanel];
+    for (int lane = 0; lane < kPanel; ++lane) {
+      const int low = block.scales[group % 8][lane] >> (group / 8 * 4) & kLowMask;
+      const int high = block.scales[8 + group % 4][lane] >> (group / 4 * 2) & 0x3;
+      scales[lane] = static_cast<int8_t>((low | high << kLowBits) - kMiddle);
+    }
+    multiply_lanes(units, scales, to.scales[group]);
+  }
+}
+
+template <class Isa>
+void unpack_scales(const Iq4XsBlock& block, int, GroupFloats<kSuperGroups>& to) {
+  float units[kPanel];
+  unpack_halves<Isa>(block.scale_units, units);
+#pragma GCC unroll 8
+  for (int group = 0; group < kSuperGroups; ++group) {
+    int8_t scales[kPanel];
+    for (int lane = 0; lane < kPanel; ++lane) {
+      const int low = block.low[group / 2][lane] >> (group % 2 * 4) & kLowMask;
+      const int high = block.high[group / 4][lane] >> (group % 4 * 2) & 0x3;
+      scales[lane] = static_cast<int8_t>((low | high << kLowBits) - kMiddle);
+    }
+    multiply_lanes(units, scales, to.scales[group]);
+  }
+}
+
+template <class Isa>
 void unpack_scales(const Q6KBlock& block, int, GroupFloats<2 * kSuperGroups>& to) {
   float units[kPanel];
   unpack_halves<Isa>(block.scale_units, units);
@@ -105,8 +207,8 @@ void unpack_scales(const Q6KBlock& block, int, GroupFloats<2 * kSuperGroups>& to
   }
 }
 
-// Values as bytes of as many inputs of a panel as a superblock has, in kNumScales groups: 11 KiB,
-// which stay in the first level cache for all rows.
+// Values as bytes of as many inputs of a panel as a superblock has, in kNumScales groups: 12 KiB
+// at most, which stay in the first level cache for all rows.
 template <int kNumScales>
 struct alignas(kCacheLine) Unpacked {
   using Group = ActivationGroup;
@@ -155,40 +257,46 @@ struct Whole : Isa::template Small<Packed::kBits, Packed::kOffset> {
   }
 };
 
-template <class Isa, class Packed>
-struct Apart : Isa::template Small<Packed::kBits, Packed::kOffset> {
-  using Block = UnpackedOf<Packed>;
-  static constexpr bool kHasMinima = Packed::kHasMinima;
+template <class Isa, class To, int kBits, int kOffset, bool kMinima>
+struct Apart : Isa::template Small<kBits, kOffset> {
+  using Block = To;
+  static constexpr bool kHasMinima = kMinima;
 
   static auto weights(const typename Block::Values& values, int quad, int vector) {
     return Apart::taken(Isa::load(values.quads[quad], vector));
   }
 };
 
+template <class Isa, class Packed>
+using ApartOf =
+    Apart<Isa, UnpackedOf<Packed>, Packed::kBits, Packed::kOffset, Packed::kHasMinima>;
+
 // Scales and minima of a block as `Isa` reads them.
 template <class Isa, class Block>
 struct Scales {
-  explicit Scales(const Block& block) {
-    if constexpr (Block::kScales == 1) {
-      halves_ = block.scales;
-    } else {
+  explicit Scales(const Block& block) : block_(block) {
+    if constexpr (Block::kScales > 1) {
       unpack_scales<Isa>(block, 0, floats_);
     }
   }
 
   typename Isa::Floats scales(int group, int vector) const {
     if constexpr (Block::kScales == 1) {
-      return Isa::halves(halves_ + vector * Isa::kLanes);
+      return scales_of<Isa>(block_, vector);
     } else {
       return Isa::load(floats_.scales[group] + vector * Isa::kLanes);
     }
   }
   typename Isa::Floats minima(int group, int vector) const {
-    return Isa::load(floats_.minima[group] + vector * Isa::kLanes);
+    if constexpr (Block::kScales == 1) {
+      return Isa::halves(block_.minima + vector * Isa::kLanes);
+    } else {
+      return Isa::load(floats_.minima[group] + vector * Isa::kLanes);
+    }
   }
 
  private:
-  const uint16_t* halves_ = nullptr;
+  const Block& block_;
   GroupFloats<Block::kScales> floats_;
 };
 

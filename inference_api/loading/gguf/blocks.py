@@ -1,8 +1,8 @@
 """Tensors of GGUF files: to numbers, and where the formats allow, straight to the kernels' blocks.
 
 Q8_0, Q4_0, IQ4_NL and MXFP4 are groups of 32 with one scale, which is what the kernels have too:
-such weights move without being rounded again, to int4 those of Q4_0 alone. K-quants have blocks of
-their own: see `k_quants`.
+such weights move without being rounded again, to int4 those of Q4_0 alone. Types of which the
+kernels have the form stay as they are, if wanted: see `panels`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight, UnusableWeight
-from inference_api.kernels.packing import FILE_BITS, GROUP
-from inference_api.loading.gguf.k_quants import STORED, write_superblocks
+from inference_api.kernels.packing import FILE_BITS
+from inference_api.loading.gguf.panels import STORED, write_panels
 from inference_api.loading.numbers import Numbers, Pack
 from inference_api.loading.packing.blocks import (
     INT4_OFFSET,
@@ -31,7 +31,7 @@ from inference_api.loading.packing.blocks import (
 ROWS_AT_A_TIME = 2048  # bounds the memory that conversion takes
 _Q8_0 = STORED[GGMLQuantizationType.Q8_0]
 _Q4_0 = STORED[GGMLQuantizationType.Q4_0]  # the low halves of all bytes come before the high ones
-_MXFP4 = np.dtype([("exponent", np.uint8), ("values", np.uint8, (GROUP // 2,))])
+_MXFP4 = STORED[GGMLQuantizationType.MXFP4]
 _IQ4_NL_VALUES = np.array(gguf.quants.IQ4_NL.kvalues, np.int8)
 MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be integers
 MXFP4_BIAS = 128  # bias of exponents; the format's 127 and 1, as values are doubled
@@ -76,7 +76,7 @@ class GgufTensor(BlockTensor):
     def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
         """See `BlockTensor`."""
         if packed.bits in FILE_BITS.values():
-            write_superblocks(self.kind, self.data, packed, first_output)
+            write_panels(self.kind, self.data, packed, first_output)
         else:
             BlockTensor.pack_into(self, pack, packed, first_output)
 
@@ -90,7 +90,7 @@ class GgufTensor(BlockTensor):
             case GGMLQuantizationType.IQ4_NL:
                 return packed.bits == 8
             case GGMLQuantizationType.MXFP4:
-                exponents = self.data.view(_MXFP4)["exponent"].astype(np.int16) - MXFP4_BIAS
+                exponents = self.data.view(_MXFP4)["exponents"].astype(np.int16) - MXFP4_BIAS
                 least, largest = _HALF_EXPONENTS
                 is_half = (exponents >= least) & (exponents <= largest)
                 return packed.bits == 8 and bool(is_half.all())
@@ -125,9 +125,9 @@ def _groups(kind: GGMLQuantizationType, data: NDArray[np.uint8]) -> tuple[Values
         return groups["values"], np.ascontiguousarray(groups["units"][..., 0])
     if kind == GGMLQuantizationType.MXFP4:
         groups = data.view(_MXFP4)
-        exponents = groups["exponent"].astype(np.int32) - MXFP4_BIAS
+        exponents = groups["exponents"][..., 0].astype(np.int32) - MXFP4_BIAS
         powers = np.ldexp(np.float32(1), exponents).astype(np.float16)
-        return MXFP4_VALUES[_halves(groups["values"])], powers.view(np.uint16)
+        return MXFP4_VALUES[_halves(groups["low"])], powers.view(np.uint16)
     groups = data.view(_Q4_0)
     halves, scales = _halves(groups["low"]), np.ascontiguousarray(groups["units"][..., 0])
     if kind == GGMLQuantizationType.IQ4_NL:

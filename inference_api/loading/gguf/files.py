@@ -42,7 +42,7 @@ ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 EMBEDDINGS = {"token_embd.weight": EMBEDDING, "per_layer_token_embd.weight": LAYER_INPUTS}
 # Bits of the kernels' blocks that hold what these types store, unchanged; see `gguf.blocks`.
 KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
-BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, "IQ4_NL": 8, **KEPT_BITS}
+BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, **KEPT_BITS}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 GROUPED_NORM = ".ssm_norm."  # Mamba-2 has a row for each group
 PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")

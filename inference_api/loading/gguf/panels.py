@@ -1,0 +1,177 @@
+"""Types of GGUF files that the kernels multiply by as they are: the same integers in another order.
+
+Files have the values of a block in planes of some bits each: bit fields of a byte that lie one
+above the other belong to inputs as many apart as the plane has bytes. The kernels' panels have the
+quads of a group one above the other. `kernels/src/layout.h` says how they look.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from inference_api.kernels.library import PackedWeight, UnusableWeight
+from inference_api.kernels.packing import FILE_BITS, GROUP, PANEL, SUPER_GROUP, group_inputs
+
+QUAD = 4
+FOUR, TWO_BITS = np.uint8(4), np.uint8(3)
+MINIMUM_SIGN = np.array([0, 0x8000], np.uint16)  # turns the second of two halves round
+GROUPS, SMALL_GROUPS = SUPER_GROUP // GROUP, SUPER_GROUP // 16  # small ones: of Q2_K, Q3_K, Q6_K
+MAX_EXPONENT = 252  # largest of MXFP4 by which all values are floats
+ROWS_AT_A_TIME = 256  # bounds the memory that conversion takes
+
+Bytes = NDArray[np.uint8]
+
+_UNITS = ("units", np.uint16, (1,))
+_TWO_UNITS = ("units", np.uint16, (2,))
+_SIX_BITS = ("scales", np.uint8, (3, 4))
+_HALVES = ("low", np.uint8, (GROUP // 2,))
+_FIFTHS = ("high", np.uint8, (GROUP // 8, 1))
+_LOW = ("low", np.uint8, (GROUPS // 2, GROUP))
+_FIELDS: Mapping[str, list[Any]] = {
+    "Q8_0": [_UNITS, ("values", np.int8, (GROUP,))],
+    "Q4_0": [_UNITS, _HALVES],
+    "Q4_1": [_TWO_UNITS, _HALVES],
+    "Q5_0": [_UNITS, _FIFTHS, _HALVES],
+    "Q5_1": [_TWO_UNITS, _FIFTHS, _HALVES],
+    "Q2_K": [
+        ("scales", np.uint8, (SMALL_GROUPS,)),
+        ("crumbs", np.uint8, (2, GROUP)),
+        _TWO_UNITS,
+    ],
+    "Q3_K": [
+        ("high", np.uint8, (GROUP,)),
+        ("crumbs", np.uint8, (2, GROUP)),
+        ("scales", np.uint8, (12,)),
+        _UNITS,
+    ],
+    "Q4_K": [_TWO_UNITS, _SIX_BITS, _LOW],
+    "Q5_K": [_TWO_UNITS, _SIX_BITS, ("high", np.uint8, (GROUP,)), _LOW],
+    "Q6_K": [
+        ("low", np.uint8, (2, SUPER_GROUP // 4)),
+        ("high", np.uint8, (2, GROUP)),
+        ("scales", np.int8, (SMALL_GROUPS,)),
+        _UNITS,
+    ],
+    "IQ4_NL": [_UNITS, _HALVES],
+    "IQ4_XS": [
+        _UNITS,
+        ("scales_high", np.uint8, (GROUPS // 4,)),
+        ("scales_low", np.uint8, (GROUPS // 2,)),
+        ("low", np.uint8, (GROUPS, GROUP // 2)),
+    ],
+    "MXFP4": [("exponents", np.uint8, (1,)), _HALVES],
+}
+STORED = {  # blocks of files
+    GGMLQuantizationType[name]: np.dtype(fields) for name, fields in _FIELDS.items()
+}
+
+
+class _Form(NamedTuple):
+    """What a block of the kernels has of one output: fields of its scales, each a name, type and
+    count, then so many groups of the planes of its values, each a name and bits."""
+
+    scales: Sequence[tuple[str, Any, int]]
+    num_groups: int
+    planes: Mapping[str, int]
+
+    def block(self, inputs: int) -> np.dtype[Any]:
+        quads = inputs // self.num_groups // QUAD
+        planes = [
+            (name, np.uint8, (quads * bits // 8, PANEL, QUAD)) for name, bits in self.planes.items()
+        ]
+        scales = [(name, kind, (count, PANEL)) for name, kind, count in self.scales]
+        return np.dtype([*scales, ("groups", planes, (self.num_groups,))])
+
+
+_UNIT, _UNIT_AND_MINIMUM = ("units", np.uint16, 1), ("units", np.uint16, 2)
+_K_SCALES = [_UNIT_AND_MINIMUM, ("low", np.uint8, GROUPS), ("high", np.uint8, GROUPS // 2)]
+_IQ4_SCALES = [("scales_low", np.uint8, GROUPS // 2), ("scales_high", np.uint8, GROUPS // 4)]
+_FOUR, _FIVE, _SIX = {"low": 4}, {"low": 4, "high": 1}, {"low": 4, "high": 2}
+_FORMS = {
+    "Q4_1": _Form([_UNIT_AND_MINIMUM], 1, _FOUR),
+    "Q5_0": _Form([_UNIT], 1, _FIVE),
+    "Q5_1": _Form([_UNIT_AND_MINIMUM], 1, _FIVE),
+    "Q2_K": _Form(
+        [_UNIT_AND_MINIMUM, ("scales", np.uint8, SMALL_GROUPS)], SMALL_GROUPS, {"crumbs": 2}
+    ),
+    "Q3_K": _Form([_UNIT, ("scales", np.uint8, 12)], GROUPS, {"crumbs": 2, "high": 1}),
+    "Q4_K": _Form(_K_SCALES, GROUPS, _FOUR),
+    "Q5_K": _Form(_K_SCALES, GROUPS, _FIVE),
+    "Q6_K": _Form([_UNIT, ("scales", np.int8, SMALL_GROUPS)], SMALL_GROUPS, _SIX),
+    "IQ4_NL": _Form([_UNIT], 1, _FOUR),
+    "IQ4_XS": _Form([_UNIT, *_IQ4_SCALES], GROUPS, _FOUR),
+    "MXFP4": _Form([("exponents", np.uint8, 1)], 1, _FOUR),
+}
+
+
+def write_panels(
+    kind: GGMLQuantizationType, data: Bytes, packed: PackedWeight, first_output: int
+) -> None:
+    """Outputs `first_output`… of `packed`: `data` [rows, bytes] of a file. Raises
+    UnusableWeight."""
+    if FILE_BITS.get(kind.name) != packed.bits:
+        raise UnusableWeight(f"it is {kind.name} by now")
+    form, inputs = _FORMS[kind.name], group_inputs(packed.bits)
+    blocks = packed.blocks.view(form.block(inputs)).reshape(-1, packed.inputs // inputs)
+    for first in range(0, len(data), ROWS_AT_A_TIME):
+        stored = np.ascontiguousarray(data[first : first + ROWS_AT_A_TIME]).view(STORED[kind])
+        begin = first_output + first
+        panels, lanes = np.divmod(np.arange(begin, begin + len(stored)), PANEL)
+        scales = _scales(kind.name, stored)
+        for name, _, _ in form.scales:
+            blocks[name][panels, ..., lanes] = scales[name]
+        for name, bits in form.planes.items():
+            values = _fields(stored[name], bits).reshape(*stored.shape, form.num_groups, -1, QUAD)
+            blocks["groups"][name][panels, ..., lanes, :] = _joined(values, bits)
+
+
+def _scales(kind: str, stored: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+    """What the kernels have beside the values, where it is other than in the file, by name."""
+    if kind == "MXFP4":
+        is_finite = stored["exponents"] <= MAX_EXPONENT
+    else:
+        is_finite = np.isfinite(stored["units"].view(np.float16))
+    if not is_finite.all():
+        raise UnusableWeight("it has weights that are not finite")
+    match kind:
+        case "Q4_1" | "Q5_1":  # minima are added in files, and taken off here
+            return {"units": stored["units"] ^ MINIMUM_SIGN}
+        case "Q4_K" | "Q5_K":
+            return {"units": stored["units"], **_six_bits(stored["scales"])}
+    return {name: stored[name] for name in stored.dtype.names or ()}
+
+
+def _six_bits(stored: Bytes) -> dict[str, Bytes]:
+    """Returns the low four bits of eight scales, above them those of minima, and the high two of
+    both, two groups in a byte.
+
+    Files have the first four scales, then the first four minima, in the low six bits of bytes whose
+    high two bits are those of the last four; then the low bits of these.
+    """
+    scales, minima, last = stored[..., 0, :], stored[..., 1, :], stored[..., 2, :]
+    first: Bytes = scales & np.uint8(0x0F) | minima << FOUR
+    shifts = np.array([[4], [6]], np.uint8)  # where high bits are: first groups', last ones'
+    both = scales[..., None, :] >> shifts & TWO_BITS
+    both |= (minima[..., None, :] >> shifts & TWO_BITS) << np.uint8(2)
+    high = (both[..., 0::2] | both[..., 1::2] << FOUR).reshape(*last.shape[:-1], -1)
+    return {"low": np.concatenate((first, last), -1), "high": high}
+
+
+def _shifts(bits: int) -> Bytes:
+    """Where the fields of a byte are, [fields, 1]."""
+    return np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+
+
+def _fields(plane: Bytes, bits: int) -> Bytes:
+    """[…, fields, bytes] of a plane's bytes, in the order of the inputs."""
+    return plane[..., None, :] >> _shifts(bits) & np.uint8(2**bits - 1)
+
+
+def _joined(quads: Bytes, bits: int) -> Bytes:
+    """Bytes [groups, bytes, 4] of fields [groups, quads, 4], those of the first quad lowest."""
+    fields = quads.reshape(*quads.shape[:-2], -1, 8 // bits, QUAD)
+    joined: Bytes = np.bitwise_or.reduce(fields << _shifts(bits), -2)
+    return joined
