@@ -29,7 +29,7 @@ _BYTES: Json = {
 _BYTES_OF_PIECES: Json = {**_BYTES, "use_regex": False}
 _DIGITS: Json = {"type": "Digits", "individual_digits": True}
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _split(pattern: str) -> Json:
@@ -45,18 +45,29 @@ def _sequence(*steps: Json) -> Json:
     return {"type": "Sequence", "pretokenizers": list(steps)}
 
 
-def _words_and_numbers(digits: str) -> Json:
-    """The pattern of GPT-4 and its descendants, which differ in how many digits stay together."""
-    pattern = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}|{_REST}"
+def _words_and_numbers(digits: str, marks: str = "") -> Json:
+    """The pattern of GPT-4 and its descendants, which differ in how many digits stay together, and
+    in whether marks are letters."""
+    letter = rf"[\p{{L}}{marks}]" if marks else r"\p{L}"
+    pattern = (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{letter}+|\p{{N}}{digits}"
+        rf"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|{_SPACE}"
+    )
     return _sequence(_split(pattern), _BYTES_OF_PIECES)
 
 
 _MARK = r"[^\r\n\p{L}\p{N}]?"
 _UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
-_CASED_WORDS = (  # GPT-4o's: a word ends where capitals begin, and has its contraction with it
-    rf"{_MARK}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_MARK}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+
+
+def _cased_words(contractions: str, digits: str) -> Json:
+    """The pattern of GPT-4o and its descendants: a word ends where capitals begin."""
+    pattern = (
+        rf"{_MARK}{_UPPER}*{_LOWER}+{contractions}|{_MARK}{_UPPER}+{_LOWER}*{contractions}"
+        rf"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACE}"
+    )
+    return _sequence(_split(pattern), _BYTES_OF_PIECES)
+
 
 # The first DeepSeeks' capital and small letters, as Unicode had them then.
 _CASED = (
@@ -83,7 +94,17 @@ def _class(ranges: str) -> str:
     )
 
 
-# Keys are values of tokenizer.ggml.pre.
+_DEEPSEEK_V3 = _sequence(
+    _split(r"\p{N}{1,3}"),
+    _split(f"{_class(_CHINESE_AND_JAPANESE)}+"),
+    _split(
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        rf"""| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACE}"""
+    ),
+    _BYTES_OF_PIECES,
+)
+_LIKE_LLAMA = ("falcon-h1", "falcon3", "lfm2", "llama-v3", "llama3", "pixtral")
+# Keys are values of tokenizer.ggml.pre; that some mean the same is as llama-vocab.cpp has it.
 PRE_TOKENIZERS: dict[str, Json] = {
     "gpt-2": _BYTES,
     "smollm": _sequence(_DIGITS, _BYTES),
@@ -94,8 +115,10 @@ PRE_TOKENIZERS: dict[str, Json] = {
     "smaug-bpe": _words_and_numbers("{1,3}"),
     "chatglm-bpe": _words_and_numbers("{1,3}"),
     "glm4": _words_and_numbers("{1,3}"),
-    "gpt-4o": _sequence(_split(_CASED_WORDS), _BYTES_OF_PIECES),
+    "gpt-4o": _cased_words(f"{_CONTRACTIONS}?", "{1,3}"),
+    "tekken": _cased_words("", ""),
     "qwen2": _words_and_numbers(""),
+    "qwen35": _words_and_numbers("", marks=r"\p{M}"),
     "deepseek-llm": _sequence(
         _split(r"[\r\n]"),
         _split(rf"\s?{_class(_CASED)}+"),
@@ -105,24 +128,20 @@ PRE_TOKENIZERS: dict[str, Json] = {
         _DIGITS,
         _BYTES_OF_PIECES,
     ),
-    "deepseek-v3": _sequence(
-        _split(r"\p{N}{1,3}"),
-        _split(f"{_class(_CHINESE_AND_JAPANESE)}+"),
-        _split(
-            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-            r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-        ),
-        _BYTES_OF_PIECES,
-    ),
+    "deepseek-v3": _DEEPSEEK_V3,
     "falcon": _sequence(
         {"type": "Punctuation", "behavior": "Contiguous"},
         _BYTES,
         {"type": "Digits", "individual_digits": False},
         _split("[0-9][0-9][0-9]"),
     ),
+    "hunyuan": _words_and_numbers(""),
+    "hunyuan-dense": _DEEPSEEK_V3,
+    **dict.fromkeys(_LIKE_LLAMA, _words_and_numbers("{1,3}")),
 }
-_WHOLE_WORDS_FIRST = ("llama-bpe",)  # a word that is a token needs no merges
-_COMPOSED = ("qwen2",)  # characters are composed (NFC) first
+# A word that is a token needs no merges.
+_WHOLE_WORDS_FIRST = ("llama-bpe", *_LIKE_LLAMA, "tekken")
+_COMPOSED = ("qwen2", "qwen35")  # characters are composed (NFC) first
 
 
 def vocabulary(metadata: Metadata) -> dict[str, int]:

@@ -139,7 +139,16 @@ def test_layers_that_predict_further_tokens_are_left_out(tiny_model: Tiny, tmp_p
     assert_same(rewritten(file, tmp_path / "more.gguf", longer, more), file)
 
 
-# Compared with llama.cpp's.
+def words_of(name: str, text: str) -> list[str]:
+    description = {"model": {"type": "BPE", "vocab": {}, "merges": []}}
+    tokenizer = Tokenizer.from_str(
+        json.dumps(description | {"pre_tokenizer": PRE_TOKENIZERS[name]})
+    )
+    cut = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    return [text[begin:end] for _, (begin, end) in cut]
+
+
+# DeepSeek's compared with llama.cpp's.
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -148,13 +157,23 @@ def test_layers_that_predict_further_tokens_are_left_out(tiny_model: Tiny, tmp_p
             ["Don", "'", "t", " say", " (", "1", "2", "3", "4", ")", " ", "你好", "\n", "ა"],
         ),
         ("deepseek-v3", ["Don", "'t", " say", " (", "123", "4", ")", " ", "你好", "\n", "ა"]),
+        ("lfm2", ["Don", "'t", " say", " (", "123", "4", ")", " 你好", "\n", "ა"]),
+        ("qwen35", ["Don", "'t", " say", " (", "1", "2", "3", "4", ")", " 你好", "\n", "ა"]),
+        ("tekken", ["Don", "'t", " say", " (", "1", "2", "3", "4", ")", " 你好", "\n", "ა"]),
     ],
 )
 def test_text_is_cut_into_words_as_the_models_were_trained(name: str, words: list[str]) -> None:
-    description = {"model": {"type": "BPE", "vocab": {}, "merges": []}}
-    tokenizer = Tokenizer.from_str(
-        json.dumps(description | {"pre_tokenizer": PRE_TOKENIZERS[name]})
-    )
-    text = "Don't say (1234) 你好\nა"
-    cut = tokenizer.pre_tokenizer.pre_tokenize_str(text)
-    assert [text[begin:end] for _, (begin, end) in cut] == words
+    assert words_of(name, "Don't say (1234) 你好\nა") == words
+
+
+# A mark belongs to its letter, or is none; capitals begin a word, or do not.
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen2", ["ह", "िन", "्द", "ी", " aBc"]),
+        ("qwen35", ["हिन्दी", " aBc"]),
+        ("tekken", ["हिन्दी", " a", "Bc"]),
+    ],
+)
+def test_marks_and_capitals_are_cut_as_each_has_it(name: str, words: list[str]) -> None:
+    assert words_of(name, "हिन्दी aBc") == words
