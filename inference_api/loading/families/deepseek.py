@@ -23,8 +23,8 @@ def _read_v3(fields: ConfigFields) -> ModelConfig:
 
 def read_mistral4(fields: ConfigFields) -> ModelConfig:
     """Shares by softmax, of groups that are as good as their best two, and queries that grow with
-    their position. What is left out has the values of transformers' Mistral4Config."""
-    fields = fields.or_else(_MISTRAL4_DEFAULTS)
+    their position."""
+    fields = fields.or_else({"n_shared_experts": 1})
     return _read_v3(fields.under({**fields.raw, "topk_method": TOP_TWO}))
 
 
@@ -82,17 +82,6 @@ _GLM4_MOE_DEFAULTS = {
     "norm_topk_prob": True,
     "rms_norm_eps": 1e-5,
     "topk_method": "noaux_tc",
-}
-_MISTRAL4_DEFAULTS = {
-    "kv_lora_rank": 256,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 128,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 4,
-    "q_lora_rank": 1024,
-    "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
 }
 READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model_type`
     "deepseek_v2": _read_v2,

@@ -20,24 +20,24 @@ def _read_moe(fields: ConfigFields) -> ModelConfig:
     """What is left out has the values of transformers' Ernie4_5_MoeConfig."""
     if fields.flag("use_bias"):
         fields.refuse("use_bias", True, "use_bias=false, as the published ones")
-    fields = fields.or_else(_DEFAULTS | _MOE_DEFAULTS)
+    fields = fields.or_else(_DEFAULTS | {"num_key_value_heads": 4})
     return read_llama_like(fields, tensor_names="ernie4_5", mixture=_read_mixture)
 
 
 def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """Probabilities of all experts, in some layers; biases have a part in the choice alone."""
+    fields = fields.or_else({"moe_num_experts": 64})
     num_experts = num_experts_of(fields, "moe_num_experts", num_layers)
-    ffn_size = fields.count("moe_intermediate_size")
-    num_shared = fields.count("moe_num_shared_experts", least=0, most=MAX_EXPERTS)
-    first = fields.count("moe_layer_start_index", least=0)
-    interval = fields.count("moe_layer_interval")
-    last = num_layers - 1
-    if fields.raw["moe_layer_end_index"] != -1:
-        last = fields.count("moe_layer_end_index", least=0)
+    ffn_size = fields.count("moe_intermediate_size", 1536)
+    num_shared = fields.count("moe_num_shared_experts", 2, least=0, most=MAX_EXPERTS)
+    first = fields.count("moe_layer_start_index", 1, least=0)
+    interval = fields.count("moe_layer_interval", 1)
+    last = fields.count("moe_layer_end_index", -1, least=-1)
+    last = num_layers - 1 if last == -1 else last
     sparse = (i for i in range(num_layers) if first <= i <= last and (i + 1) % interval == 0)
     return MixtureConfig(
         num_experts,
-        fields.count("moe_k", most=num_experts),
+        fields.count("moe_k", 6, most=num_experts),
         ffn_size,
         is_renormalised=True,
         dense_layers=frozenset(range(num_layers)) - frozenset(sparse),
@@ -47,16 +47,6 @@ def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
 
 
 _DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True}
-_MOE_DEFAULTS = {
-    "moe_intermediate_size": 1536,
-    "moe_k": 6,
-    "moe_layer_end_index": -1,
-    "moe_layer_interval": 1,
-    "moe_layer_start_index": 1,
-    "moe_num_experts": 64,
-    "moe_num_shared_experts": 2,
-    "num_key_value_heads": 4,
-}
 READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model_type`
     "ernie4_5": _read_dense,
     "ernie4_5_moe": _read_moe,

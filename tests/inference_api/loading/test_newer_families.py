@@ -86,7 +86,7 @@ def test_queries_of_ministral3_grow_with_their_position(key: str) -> None:
     seeing = {"model_type": "mistral3", "text_config": raw}
     assert read_config(seeing).ropes == read_config(raw).ropes
     of_old = {**LLAMA, "model_type": "mistral"}
-    of_new = {**LLAMA, "model_type": "mistral4", "rope_parameters": raw.get(key, {})}
+    of_new = {**DEEPSEEK_V3, "model_type": "mistral4", "rope_parameters": raw[key]}
     newer = read_config({"model_type": "mistral3", "text_config": of_new})
     assert (newer.ropes[0], newer.family) == (read_config(raw).ropes[0], "mistral3")
     assert read_config({"model_type": "mistral3", "text_config": of_old}).ropes[0] is not None
