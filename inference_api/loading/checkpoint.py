@@ -27,12 +27,7 @@ from inference_api.loading.generation_config import GENERATION_CONFIG
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.files import KEPT_BITS, SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
-from inference_api.loading.layout import (
-    Tensors,
-    is_exact,
-    linear_weights,
-    matrices,
-)
+from inference_api.loading.layout import Tensors, linear_weights, matrices, spared
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.quantised.formats import FLOATS
@@ -186,13 +181,22 @@ def with_mtp(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> M
 
 
 def kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:
-    """With the matrices that stay as they are under QUANTIZATION=file: those of fewer than 8 bits
-    of which the kernels have the form. So they do under auto, unless the processor multiplies whole
-    tiles, which take int8 and int4 alone and are faster with many rows."""
+    """With the matrices that have a form of their own.
+
+    Under QUANTIZATION=file those of fewer than 8 bits of which the kernels have the form stay as
+    they are. So they do under auto, unless the processor multiplies whole tiles, which take int8
+    and int4 alone and are faster with many rows. Under int4 the head and values are int8, unless
+    the file has them in int4's groups: they are few, and cost most of what rounding to 4 bits
+    costs.
+    """
+    if options.device == "cuda":
+        return config
+    if options.quantization == "int4":
+        return replace(config, kept_bits=dict.fromkeys(spared(config, tensors), BITS["int8"]))
     is_wanted = options.quantization == "file" or (
         options.quantization == "auto" and not multiplies_tiles()
     )
-    if not is_wanted or options.device == "cuda":
+    if not is_wanted:
         return config
     names = [part.name for part in matrices(config) if part.name in tensors]
     kinds = {name: tensors[name].dtype for name in names}
@@ -205,20 +209,6 @@ def is_quantised(config: ModelConfig, tensors: Tensors) -> bool:
     return config.quantisation is not None or any(
         tensors[part.name].dtype not in FLOATS for part in matrices(config) if part.name in tensors
     )
-
-
-def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
-    """Returns how many matrices of layers QUANTIZATION=int4 rounds: all that the file has not in
-    groups of 4 bits without zeros, which is what the kernels have."""
-    names = [
-        part.name
-        for name, parts in linear_weights(config).items()
-        if name.startswith("layers.") and not is_exact(name)
-        for part in parts
-    ]
-    own = config.quantisation
-    is_kept = own is not None and own.is_plain_int4
-    return sum(tensors[name].dtype != "Q4_0" if name in tensors else not is_kept for name in names)
 
 
 def quantization_faults(options: EngineOptions) -> list[str]:

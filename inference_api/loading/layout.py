@@ -128,6 +128,35 @@ def is_exact(name: str) -> bool:
     return any(each in name for each in _EXACT)
 
 
+def spared(config: ModelConfig, tensors: Tensors) -> list[str]:
+    """The parts that QUANTIZATION=int4 leaves in int8: the head, and values that are no part of a
+    fused matrix."""
+    weights = linear_weights(config)
+    qkv = [parts for name, parts in weights.items() if name.endswith(".qkv.weight")]
+    values = [parts[-1] for parts in qkv if len(parts) > 1]
+    names = [part.name for part in (*weights.get(HEAD, ()), *values)]
+    return [name for name in names if not _is_int4(name, config, tensors)]
+
+
+def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
+    """Returns how many matrices of layers QUANTIZATION=int4 rounds to 4 bits."""
+    parts = [
+        part
+        for name, parts in linear_weights(config).items()
+        if name.startswith("layers.") and not is_exact(name)
+        for part in parts
+    ]
+    names = [part.name for part in parts if part.name not in config.kept_bits]
+    return sum(not _is_int4(name, config, tensors) for name in names)
+
+
+def _is_int4(name: str, config: ModelConfig, tensors: Tensors) -> bool:
+    """Whether the file has it in groups of 4 bits without zeros, which is what the kernels have."""
+    if name in tensors:
+        return tensors[name].dtype == "Q4_0"
+    return config.quantisation is not None and config.quantisation.is_plain_int4
+
+
 def num_stacked(config: ModelConfig, name: str) -> int:
     """How many matrices a parameter stacks: one for each expert, else it is one."""
     found = re.fullmatch(r"layers\.(\d+)\.(up|down)\.weight", name)

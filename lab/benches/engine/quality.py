@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument(
         "--file", type=Path, action="append", help="a GGUF file of the model, instead of our forms"
     )
+    parser.add_argument("--quantization", action="append", help="of our forms these alone")
     parser.add_argument("--calibrate", type=Path, default=ROOT / "README.md", help="another text")
     arguments = parser.parse_args()
     tokens = load_tokenizer(arguments.model, frozenset()).encode(arguments.text.read_text())
@@ -108,6 +109,8 @@ def main() -> None:
         ]
         for gguf_type, quantization, cache in files or FORMS:
             model = arguments.model
+            if not files and quantization not in (arguments.quantization or (quantization,)):
+                continue
             if isinstance(gguf_type, Path):
                 model = gguf_type
             elif gguf_type is not None:

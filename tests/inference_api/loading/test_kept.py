@@ -153,6 +153,20 @@ def test_values_of_another_form_are_multiplied_with_the_others(plain: Path, tmp_
     assert (logits(file) - meant).norm() < 0.05 * meant.norm()
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_int4_spares_head_and_values_that_are_more_in_the_file(
+    kind: str, plain: Path, tmp_path: Path
+) -> None:
+    make_gguf(plain.with_name("model"), tmp_path / "model.gguf", kind)
+    config = config_of(tmp_path / "model.gguf", "int4")
+    packing = Packing(Kernels(1), 4)
+    packed = load_parameters([tmp_path / "model.gguf"], config, "float32", packing).packed
+    bits = {name.removeprefix("layers.0."): weight.bits for name, weight in packed.items()}
+    assert {bits[f"{name}.weight"] for name in ("qkv", "out", "up", "down")} == {4}
+    assert bits["head"] == (8 if kind == "Q8_0" else 4)
+    assert bits.get("values.weight") == (8 if kind == "Q8_0" else None)
+
+
 @pytest.mark.parametrize("has_tiles", [False, True])
 def test_auto_keeps_them_unless_the_processor_multiplies_tiles(
     has_tiles: bool, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
