@@ -42,6 +42,8 @@ PROMPT_SIZES = {64: 1, 256: 65, 1024: 1024}
 """As many tokens of a prompt are computed at once, and the fewest that are filled up to them. With
 up to 256, weights take longer to read than to multiply; more are left to several steps."""
 
+MOST_GUESSED = 32
+"""Tokens of a step that has more of them than rows. Reading the weights takes longer than these."""
 LOGITS, STATES, LIKELIEST = range(3)  # what a step puts out for each of its tokens
 
 
@@ -76,23 +78,30 @@ class Layer:
 class Decoder:
     """Decodes by torch, step by step.
 
-    Tokens that something follows come as many at once as there are user rows: one of each, or any
-    of any. Both have the same shapes, so that a token has the same bits whatever shares its step
-    and whether it was drafted; those of a prompt have when it is always cut alike.
+    Tokens that something follows come in steps of one size: one of each row, or any of any. Both
+    have the same shapes, so that a token has the same bits whatever shares its step and whether it
+    was drafted; those of a prompt have when it is always cut alike.
     """
 
     def __init__(
-        self, config: ModelConfig, parameters: TorchParameters, cache: TorchCache, ops: Operations
+        self,
+        config: ModelConfig,
+        parameters: TorchParameters,
+        cache: TorchCache,
+        ops: Operations,
+        num_guesses: int = 0,
     ) -> None:
+        """`num_guesses`: of a row in a step; as many have room in one if rows are few."""
         self._config = config
         self._spare_slot = cache.capacity - 1  # see `SPARE_SLOTS`
-        self._max_rows = cache.entries.shape[1]
+        max_rows = cache.entries.shape[1]
+        self._num_tokens = max(max_rows, min(max_rows * (1 + num_guesses), MOST_GUESSED))
         self._ops = ops
         self._embedding = parameters.tensors["embedding"]
         # In the precision of the sums, as Gemma was trained with it.
         self._embedding_multiplier = self._embedding.new_tensor(config.embedding_multiplier)
         self._layers = [
-            _layer(config, parameters, i, ops, self._max_rows) for i in range(config.num_layers)
+            _layer(config, parameters, i, ops, self._num_tokens) for i in range(config.num_layers)
         ]
         self._final_norm = _affine(parameters, "final_norm")
         self._head = parameters.linear("head")
@@ -110,7 +119,7 @@ class Decoder:
             return FixedStep(forward, inputs.to(self._embedding.device), longer)
 
         self._of_rows, self._of_tokens = (
-            step(partial(self._token_outputs, is_in_order), NUM_LINES, self._max_rows, 1)
+            step(partial(self._token_outputs, is_in_order), NUM_LINES, self._num_tokens, 1)
             for is_in_order in (True, False)
         )
         self._of_prompts = {
@@ -149,7 +158,7 @@ class Decoder:
         draw nothing are computed apart; the few that a draft model lacks before it draws are tokens
         of the step."""
         firsts = [
-            each.num_undrawn if not each.draws or each.num_undrawn > self._max_rows else 0
+            each.num_undrawn if not each.draws or each.num_undrawn > self._num_tokens else 0
             for each in rows
         ]
         before = [[*self._prompt(row, first)] for row, first in zip(rows, firsts, strict=True)]
@@ -186,7 +195,7 @@ class Decoder:
 
     def _tokens(self, inputs: Lines, wanted: Sequence[int]) -> Sequence[Tensor]:
         """The outputs of as many tokens as there are, to keep."""
-        rows, most = inputs[ROWS].tolist(), self._max_rows
+        rows, most = inputs[ROWS].tolist(), self._num_tokens
         if len({*rows}) == len(rows):
             return self._run(self._of_rows, inputs, rows, wanted)
         parts = [
@@ -199,7 +208,7 @@ class Decoder:
         self, step: FixedStep, tokens: Lines, columns: Sequence[int], wanted: Sequence[int]
     ) -> Sequence[Tensor]:
         """Run a step that has `tokens` in `columns`, and no others."""
-        inputs = absent(NUM_LINES, self._max_rows, self._spare_slot)
+        inputs = absent(NUM_LINES, self._num_tokens, self._spare_slot)
         inputs[:, columns] = tokens
         outputs = step.run(inputs)
         return [outputs[each][[*columns]] for each in wanted]
@@ -251,7 +260,7 @@ def _affine(parameters: TorchParameters, name: str) -> Affine | None:
 
 
 def _layer(
-    config: ModelConfig, parameters: TorchParameters, index: int, ops: Operations, max_rows: int
+    config: ModelConfig, parameters: TorchParameters, index: int, ops: Operations, num_tokens: int
 ) -> Layer:
     def affine(name: str) -> Affine | None:
         return _affine(parameters, f"layers.{index}.{name}")
@@ -268,6 +277,6 @@ def _layer(
         out=linear("out") if latent is None else LatentOut(config, linear("out")),
         attention_output_norm=affine("attention_output_norm"),
         mlp_norm=affine("mlp_norm"),
-        mlp=make_mlp(config, parameters, index, ops.gate, max_rows),
+        mlp=make_mlp(config, parameters, index, ops.gate, num_tokens),
         mlp_output_norm=affine("mlp_output_norm"),
     )

@@ -65,7 +65,8 @@ class Operations(Protocol):
     def tokens(self, inputs: Tensor, lengths: Sequence[int], is_in_order: bool) -> TokenOperations:
         """Tokens of which something follows; `lengths` ascend, the last is above every position.
 
-        `is_in_order`: the step has a token for each row, in their order and outside of trees.
+        `is_in_order`: the step has a token for each row, in their order and outside of trees, and
+        behind them only absent ones.
         """
 
     def prompt(self, inputs: Tensor, length: int) -> TokenOperations:

@@ -66,7 +66,7 @@ class CudaRunner(LocalRunner):
         parameters = load_torch_parameters(self.files, config, self._device, dtype)
         rope = Rope(config, self.max_seq_len, self._device, dtype)
         ops = TorchOps(config, self._cache, rope)
-        self.decoder = Decoder(config, parameters, self._cache, ops)
+        self.decoder = Decoder(config, parameters, self._cache, ops, self._options.num_guesses)
         heads = self._read_heads()
         if heads is not None:
             self.medusa = TorchMedusaHeads(heads, config, parameters)

@@ -70,7 +70,7 @@ class TorchOps:
 
 
 class _RowTokens:
-    """One token of every row.
+    """One token of every row, and absent ones.
 
     Rows share a masked call for each length, and each takes the result of the shortest that reaches
     its position: a row's sums have the same shape however far its neighbours are. The query heads
@@ -125,10 +125,11 @@ class _RowTokens:
     def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
         config = self._config
         keys, values = self._held(self._entries[heads.layer]).unbind(1)
-        queries = queries.unflatten(1, (config.num_kv_heads, config.num_groups))
+        num_absent, num_attending = len(queries) - len(keys), len(keys)
+        queries = queries[:num_attending].unflatten(1, (config.num_kv_heads, config.num_groups))
         sinks = heads.sinks
         sinks = None if sinks is None else sinks.view(config.num_kv_heads, config.num_groups, 1)
-        bias = self._biases[config.windows[heads.layer]][:, None, None]
+        bias = self._biases[config.windows[heads.layer]][:num_attending, None, None]
 
         def attend(length: int) -> Tensor:
             """Each token to the first `length` places: [n, kv_heads, groups, head_dim]."""
@@ -142,13 +143,15 @@ class _RowTokens:
             )
 
         attended = attend(self._longest)
-        own = self._positions.view(-1, 1, 1, 1)
+        own = self._positions[:num_attending].view(-1, 1, 1, 1)
         for length in reversed(self._shorter):
             attended = torch.where(own < length, attend(length), attended)
-        return attended.flatten(1)
+        attended = attended.flatten(1)
+        return F.pad(attended, (0, 0, 0, num_absent)) if num_absent else attended
 
     def _held(self, of_layer: Tensor) -> Tensor:
-        """Keys and values that tokens see, [n, 2, kv_heads, at least the longest, head_dim]."""
+        """Keys and values that tokens see, [tokens that are not absent, 2, kv_heads, at least the
+        longest, head_dim]."""
         return of_layer
 
 

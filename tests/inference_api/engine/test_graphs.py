@@ -286,6 +286,10 @@ def test_drafted_tokens_have_the_bits_that_they_have_one_by_one(
     for row, prompt in prompts.items():
         if prompt:
             steps.prefill(launched, row, 0, prompt)
+    assert_bits_of_one_by_one(decoder, rows)
+
+
+def assert_bits_of_one_by_one(decoder: Decoder, rows: Sequence[RowStep]) -> None:
     logits, hidden = decoder.forward(rows)
     drawn = logits.clone().split([len(each.token_ids) for each in rows])
     for each, own_logits, own_states in zip(rows, drawn, hidden, strict=True):
@@ -300,6 +304,23 @@ def test_drafted_tokens_have_the_bits_that_they_have_one_by_one(
             held = path
             assert torch.equal(own_logits[node], expected_logits[0])
             assert torch.equal(own_states[node : node + 1], of_only(expected_states))
+
+
+def test_a_draft_of_few_rows_is_one_step(
+    tiny_model: Callable[[str], TinyModel], device: str
+) -> None:
+    """Its tokens have the bits that they have one by one, beside absent ones."""
+    options = EngineOptions(
+        device=device, dtype="float32", max_rows=2, max_seq_len=CONTEXT, num_guesses=8
+    )
+    runner = CudaRunner(tiny_model("qwen2-windows")[0], options)
+    runner.load()
+    rng, decoder = random.Random(5), runner.decoder
+    steps.prefill(decoder, 0, 0, rng.choices(range(VOCAB_SIZE), k=40))
+    steps.prefill(decoder, 1, 0, rng.choices(range(VOCAB_SIZE), k=20))
+    rows = [draft(rng, 1, 20, TREES[0][:9]), draft(rng, 0, 40, CHAIN[:9])]
+    assert_bits_of_one_by_one(decoder, rows)
+    assert decoder._num_tokens == 18, "fewer would take several steps"
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
