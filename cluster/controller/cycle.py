@@ -3,17 +3,18 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from cluster.config import ClusterConfig
 from cluster.controller.demand import Demand, OfferedLoad
+from cluster.controller.forecasts import ARRIVALS, Forecast, Forecasts, Score
 from cluster.controller.loads import ServerTraffic, traffic_of, with_door
 from cluster.controller.optimizer import Optimizer, OptimizerReply
 from cluster.controller.pages import Reader, Readings
 from cluster.controller.question import Standing, as_it_is, groups_of, question
 from cluster.controller.rollout import Plan, running
 from cluster.controller.sleep import Sleep, StartForecast
-from cluster.controller.speeds import Learned, Speeds
+from cluster.controller.speeds import LEAST_ENDED, Learned, Speeds
 from cluster.errors import MetricsUnread, OptimizerUnusable
 from cluster.replicas import Group, Replica, ReplicaState
 from cluster.system import Json, SystemDocument
@@ -49,6 +50,10 @@ class ServerCycle:
     is_short: bool = False
     """Whether the plan has fewer replicas than the load needs, for lack of cards or by a limit."""
     missed: tuple[str, ...] = ()
+    forecasts: Mapping[str, Forecast] = field(default_factory=dict)
+    """Figures of the next period, from what is known now."""
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    """How the forecasts of the cycles before did, by figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class Planner:
         """The first plan is what runs already."""
         self._parts = parts
         self._speeds = Speeds(parts.system, parts.optimizer)
+        self._forecasts = Forecasts()
         self._demands = {
             name: Demand(_expected(parts.system.load(name)), parts.config.scale_down_s)
             for name in parts.system.servers
@@ -124,8 +130,10 @@ class Planner:
         traffic = self._collect(replicas, at_s, starts)
         predicted = self._predict(traffic, steady)
         learned = Learned()
-        if self._parts.config.tune and self._before_s == at_s:
-            learned = self._speeds.learn(traffic, steady, at_s)
+        if is_read := self._before_s == at_s:
+            self._judge(traffic, steady)
+            if self._parts.config.tune:
+                learned = self._speeds.learn(traffic, steady, at_s)
         self._note_who_asks(traffic, at_s)
         awake, asleep = self._sleep.awake(at_s), self._sleep.asleep(at_s)
         for name in asleep:
@@ -148,7 +156,7 @@ class Planner:
         self.plan = {g: n for each in servers.values() for g, n in each.plan.items()}
         told = {
             name: _told(each, traffic.get(name), predicted.get(name, Latencies()))
-            for name, each in servers.items()
+            for name, each in self._with_forecasts(servers, traffic if is_read else {}).items()
         }
         seconds = time.perf_counter() - start_s
         return Cycle(self._number, at_s, seconds, told, self.plan, learned, asked, answer, fault)
@@ -201,7 +209,10 @@ class Planner:
                     each.all.prompt_tokens / each.all.ended,
                     each.all.completion_tokens / each.all.ended,
                 )
-        plan = {group: n for group, n in steady.items() if group.server in traffic}
+        return self._latencies({g: n for g, n in steady.items() if g.server in traffic}, loads)
+
+    def _latencies(self, plan: Plan, loads: Mapping[str, OfferedLoad]) -> dict[str, Latencies]:
+        """What the model says of these replicas under these loads."""
         if not plan:
             return {}
         asked = as_it_is(self._parts.system, Standing(plan, loads, self._speeds.perf))
@@ -213,6 +224,34 @@ class Planner:
             name: Latencies(each.ttft_average, each.itl_average)
             for name, each in answer.allocations.items()
         }
+
+    def _judge(self, traffic: Mapping[str, ServerTraffic], steady: Mapping[Group, int]) -> None:
+        """Compares the forecasts of the last cycle with what came: latencies only of servers whose
+        replicas stayed as they were, and nothing of a cycle that was made before its time."""
+        for name in self._demands:
+            seen = traffic.get(name, ServerTraffic(unread="it has no replicas"))
+            measured: dict[str, float | None] = {}
+            if not seen.unread and seen.all.seconds >= self._parts.config.period_s / 2:
+                measured[ARRIVALS] = seen.all.per_minute
+                if seen.all.ended >= LEAST_ENDED and any(g.server == name for g in steady):
+                    measured |= {"ttft_ms": seen.all.ttft_ms, "itl_ms": seen.all.itl_ms}
+            self._forecasts.judge(name, measured)
+
+    def _with_forecasts(
+        self, servers: Mapping[str, ServerCycle], traffic: Mapping[str, ServerTraffic]
+    ) -> dict[str, ServerCycle]:
+        """With what the next period is to bring to the replicas that are ready, of the servers with
+        traffic; and how such forecasts did."""
+        coming = {name: demand.next for name, demand in self._demands.items()}
+        said = self._latencies(self._ready, coming) if traffic else {}
+        told = {}
+        for name, each in servers.items():
+            figures: dict[str, float | None] = {}
+            if name in traffic and not traffic[name].unread:
+                figures = {ARRIVALS: coming[name].per_minute, **asdict(said.get(name, Latencies()))}
+            made, scores = self._forecasts.make(name, figures), self._forecasts.scores(name)
+            told[name] = replace(each, forecasts=made, scores=scores)
+        return told
 
     def _note_who_asks(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> None:
         """In the first cycle, servers that run or expect a load are taken to be asked for."""

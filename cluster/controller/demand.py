@@ -59,6 +59,7 @@ class Demand:
     def __init__(self, expected: OfferedLoad, scale_down_s: float) -> None:
         """`expected`: the load to plan for until something has been measured."""
         self._latest = expected
+        self._next_per_minute = expected.per_minute
         self._scale_down_s = scale_down_s
         self._seen: deque[_Seen] = deque()
         self._first_s: float | None = None
@@ -66,6 +67,11 @@ class Demand:
     @property
     def load(self) -> OfferedLoad:
         return self._latest
+
+    @property
+    def next(self) -> OfferedLoad:
+        """The load that the next period is expected to bring: the latest one, with its rise."""
+        return replace(self._latest, per_minute=min(self._next_per_minute, MAX_PER_MINUTE))
 
     def see(self, traffic: Traffic, at_s: float, start_s: float = 0.0) -> None:
         """`start_s`: how long a replica takes until it is ready."""
@@ -76,8 +82,10 @@ class Demand:
         parts = [(each.at_s, each.traffic) for each in self._seen] + [(at_s, traffic)]
         early = _joined(part for ended_s, part in parts if 0 <= at_s - ahead_s - ended_s < ahead_s)
         late = _joined(part for ended_s, part in parts if ended_s > at_s - ahead_s)
-        rise = max(_rise(before, traffic), _rise(early, late))
+        next_rise = _rise(before, traffic)
+        rise = max(next_rise, _rise(early, late))
         backlog = 60 * traffic.waiting / traffic.seconds if traffic.seconds else 0.0
+        self._next_per_minute = traffic.per_minute + next_rise
         self._seen.append(_Seen(at_s, traffic, traffic.per_minute + rise + backlog))
         while self._seen[0].at_s < at_s - max(self._scale_down_s, 2 * ahead_s):
             self._seen.popleft()
@@ -88,6 +96,7 @@ class Demand:
     def rest(self) -> None:
         """Nobody asks for it any more."""
         self._seen.clear()
+        self._next_per_minute = 0.0
         self._latest = replace(self._latest, per_minute=0.0)
 
     def is_known(self, at_s: float) -> bool:

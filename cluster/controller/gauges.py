@@ -13,6 +13,7 @@ from cluster.replicas import Group
 PREFIX = "hearth_cluster_"
 GROUP = ["server", "accelerator", "user_rows"]
 LATENCY = ["server", "latency"]  # ttft or itl
+FIGURE = ["server", "figure"]  # arrivals_per_minute, ttft_ms or itl_ms
 
 
 class ControllerGauges(Collector):
@@ -75,6 +76,21 @@ def _of_cycle(cycle: Cycle) -> Iterable[Metric]:
             if seen_ms and said_ms is not None:
                 error.add_metric([name, kind], said_ms / seen_ms - 1)
     yield from (arrivals, held, short, measured, predicted, error)
+    yield from _of_forecasts(cycle)
+
+
+def _of_forecasts(cycle: Cycle) -> Iterable[Metric]:
+    judged = _gauge("forecasts_judged", "Forecasts with intervals, of the last 200.", FIGURE)
+    kept = _gauge("forecasts_held_ratio", "Share of them whose interval held.", FIGURE)
+    off = _gauge("forecast_error_ratio", "Median distance to what came, relative.", FIGURE)
+    width = _gauge("forecast_half_width_ratio", "Median of half an interval, relative.", FIGURE)
+    for name, each in cycle.servers.items():
+        for figure, score in each.scores.items():
+            judged.add_metric([name, figure], score.judged)
+            kept.add_metric([name, figure], score.held / score.judged)
+            off.add_metric([name, figure], score.error_ratio)
+            width.add_metric([name, figure], score.half_width_ratio)
+    yield from (judged, kept, off, width)
 
 
 def _labels(group: Group) -> list[str]:

@@ -1,12 +1,14 @@
 """A cycle as JSON: whole for the journal, without question and answer, and in short."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from cluster.controller.cycle import Cycle, Latencies, ServerCycle
+from cluster.controller.forecasts import Forecast, Score
 from cluster.controller.rollout import Plan
 from cluster.replicas import Group, Outcome
 
@@ -46,6 +48,8 @@ class ServerTold(TypedDict):
     is_short: bool
     held: str
     missed: list[str]
+    forecasts: dict[str, Forecast]
+    scores: dict[str, Score]
 
 
 class CycleTold(TypedDict):
@@ -172,6 +176,8 @@ def _server(seen: ServerCycle) -> ServerTold:
         "is_short": seen.is_short,
         "held": seen.held,
         "missed": list(seen.missed),
+        "forecasts": {name: cast(Forecast, asdict(f)) for name, f in seen.forecasts.items()},
+        "scores": {name: cast(Score, asdict(s)) for name, s in seen.scores.items()},
     }
 
 

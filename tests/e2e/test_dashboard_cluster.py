@@ -102,6 +102,9 @@ def test_plans_replicas_and_decisions_are_shown(
         expect(page.locator("#cluster-decisions tbody tr")).to_have_count(3)
         expect(cells(page, "decisions")("Cycle")).to_contain_text("3")
         expect(page.locator("#cluster-replicas")).to_contain_text("r0001")
+        for _ in range(10):
+            fleet.cycle()
+        expect(of_server("Arrivals")).to_contain_text("forecasts held, ± ")
 
 
 def test_a_plan_for_too_few_cards_is_told(api: ServedApi, browser: Browser, fleet: Fleet) -> None:

@@ -66,8 +66,17 @@ function serverRow([name, server], cycle, unplaced) {
     [shown(seen?.arrived_per_minute), "number"],
     latency(seen, "ttft", server.target["slo-ttft"]),
     latency(seen, "itl", server.target["slo-itl"]),
+    [forecasts(seen), "number"],
     decided(seen),
   ]);
+}
+
+/** How many of the last forecasts held, of arrivals, TTFT and ITL. */
+function forecasts(seen) {
+  const scores = seen?.scores ?? {};
+  return ["arrivals_per_minute", "ttft_ms", "itl_ms"]
+    .map((name) => (scores[name] ? `${scores[name].held} of ${scores[name].judged}` : "–"))
+    .join(" · ");
 }
 
 function replicaRow(replica) {

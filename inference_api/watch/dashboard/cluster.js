@@ -83,7 +83,7 @@ function serverLines({ servers, cycle, unplaced }) {
         states.join(", ") || "none",
         ...lacking.map(({ replicas, why }) => bad(`${replicas} unplaced: ${why}`)),
       ],
-      arrivals(seen),
+      [arrivals(seen), held(seen, "arrivals_per_minute")],
       latency(seen, "ttft_ms", server.target["slo-ttft"]),
       latency(seen, "itl_ms", server.target["slo-itl"]),
       decided(seen),
@@ -127,7 +127,15 @@ function latency(seen, name, target) {
   const measured = seen?.measured[name];
   const predicted = small(`predicted ${decimal(seen?.predicted[name])} ms`);
   if (measured == null) return ["–", target ? small(`level ${number(target)} ms`) : predicted];
-  return [...level(measured, target), predicted];
+  return [...level(measured, target), predicted, held(seen, name)];
+}
+
+/** How many of the intervals that were forecast before a cycle held, and how wide they were. */
+function held(seen, name) {
+  const score = seen?.scores?.[name];
+  if (!score) return "";
+  const width = number(100 * score.half_width_ratio);
+  return small(`${score.held} of ${score.judged} forecasts held, ± ${width} %`);
 }
 
 function decided(seen) {
