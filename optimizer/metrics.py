@@ -19,7 +19,7 @@ from optimizer.state import SystemState
 PREFIXES = ("inferno", "wva")
 MAX_REMEMBERED = 10_000  # pairs of server and accelerator that had replicas once
 
-# WVA's name of a variant is name:namespace, the latter a DNS label.
+# A server's name may say its namespace, a DNS label.
 _FULL_NAME = re.compile(r"([^:]+):([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)")
 
 Labels = tuple[str, ...]
