@@ -192,7 +192,12 @@ class ClusterConfig(Keys):
         }
         resources = {name: each.resources for name, each in self.accelerators.items()}
         models = {name: tuple(each.models) for name, each in self.servers.items() if each.models}
-        return Recipes(settings, resources, self.engines(system), models)
+        costs = {
+            (server, accelerator): system.cents_per_hour(server, accelerator)
+            for server in self.servers
+            for accelerator in self.accelerators
+        }
+        return Recipes(settings, resources, self.engines(system), models, costs)
 
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:

@@ -13,6 +13,8 @@ from cluster.errors import ConfigFaulty
 
 Json = dict[str, Any]
 
+MAX_CENTS_PER_HOUR = 1e9  # for the proxy, which would refuse all of its file
+
 # What is read here, as it is then written.
 _KEYS = """
     system acceleratorData accelerators modelData models serviceClassData serviceClasses serverData
@@ -48,6 +50,15 @@ class SystemDocument:
     def may_sleep(self, server: str) -> bool:
         """Whether it may have no replicas."""
         return not self.servers[server].get("minNumReplicas")
+
+    def cents_per_hour(self, server: str, accelerator: str) -> float:
+        """What one replica costs."""
+        perf = self.perf.get((str(self.servers[server].get("model")), accelerator), {})
+        unit_cost = self.accelerators.get(accelerator, {}).get("cost")
+        count = perf.get("accCount") or 1
+        if isinstance(unit_cost, int | float) and isinstance(count, int | float):
+            return max(0.0, min(float(unit_cost * count), MAX_CENTS_PER_HOUR))
+        return 0.0
 
     def answer_tokens(self, server: str) -> float:
         tokens = self.load(server).get("avgOutTokens")

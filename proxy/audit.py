@@ -40,7 +40,8 @@ class AuditRecord:
     `queue_ms` is the time until the upstream sent its head, `ttft_ms` until its first byte of
     body; both None when it never came to that. `tokens_source` says who counted the tokens: the
     upstream ("usage"), or we, at least in part, by bytes ("estimated"); `cost` is as exact as they
-    are, and None for a model without a price.
+    are, and None for a model without a price. `replica_cents` is what the upstream cost meanwhile,
+    shared among the requests that it had; None where that is not known.
     """
 
     request_id: str
@@ -62,6 +63,7 @@ class AuditRecord:
     tokens_source: str | None = None
     cost: float | None = None
     currency: str | None = None
+    replica_cents: float | None = None
     queue_ms: float | None = None
     ttft_ms: float | None = None
     total_ms: float = 0.0

@@ -58,6 +58,7 @@ class Metrics(Collector):
         self._servers: Counter[tuple[str, int]] = Counter()  # server, status
         self._tokens: Counter[tuple[str, str]] = Counter()  # team, kind
         self._costs: dict[tuple[str, str], float] = {}  # team, currency
+        self._replica_cents: dict[str, float] = {}  # keys: teams
         self._bytes: Counter[str] = Counter()
         self._head, self._ttft, self._total = Durations(), Durations(), Durations()
         self.registry = CollectorRegistry()
@@ -79,6 +80,9 @@ class Metrics(Collector):
         if record.cost is not None and record.currency is not None:
             key = team_id, record.currency
             self._costs[key] = self._costs.get(key, 0.0) + record.cost
+        if record.replica_cents is not None:
+            cents = self._replica_cents.get(team_id, 0.0)
+            self._replica_cents[team_id] = cents + record.replica_cents
         if record.queue_ms is not None:
             self._head.observe(record.queue_ms)
         if record.ttft_ms is not None:
@@ -110,12 +114,19 @@ class Metrics(Collector):
         )
         for labels, cost in self._costs.copy().items():
             costs.add_metric(labels, cost)
+        replicas = CounterMetricFamily(
+            "hearth_proxy_replica_cents",
+            "What servers with a price cost, shared among their requests.",
+            labels=["team_id"],
+        )
+        for team_id, cents in self._replica_cents.copy().items():
+            replicas.add_metric([team_id], cents)
         relayed = CounterMetricFamily(
             "hearth_proxy_bytes", "Body bytes relayed.", labels=["direction"]
         )
         for direction, count in self._bytes.copy().items():
             relayed.add_metric([direction], count)
-        yield from (requests, servers, tokens, costs, relayed)
+        yield from (requests, servers, tokens, costs, replicas, relayed)
         name, text = "hearth_proxy_{}_seconds", "From the request to the "
         yield self._head.family(name.format("head"), text + "upstream's head.")
         yield self._ttft.family(name.format("ttft"), text + "first body byte.")

@@ -91,7 +91,7 @@ class Visits:
         self.sleepers = Sleepers(
             settings.cluster_url,
             aside,
-            parts.balancer.is_served,
+            parts.balancer,
             settings.health_interval,
             settings.queue_size,
         )
@@ -171,6 +171,7 @@ class Visits:
         finally:
             visit.exchange.source = None
             reply.close()
+            record.replica_cents = reply.replica_cents
 
     async def _relay(self, visit: Visit, reply: Reply) -> None:
         record, client, head = visit.record, visit.exchange.client, reply.head

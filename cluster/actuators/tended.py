@@ -223,7 +223,13 @@ class TendedReplicas:
                 continue
             engine = self._engine(each)
             rows = None if engine.drains_itself else each.group.user_rows
-            listed[each.url] = Listed(models, engine.ready_path, rows, each.group.server)
+            listed[each.url] = Listed(
+                models,
+                engine.ready_path,
+                rows,
+                each.group.server,
+                self._recipes.costs.get((each.group.server, each.group.accelerator)),
+            )
         if self._upstreams.write(listed):
             log.info("%d replicas are ready", len(listed))
 

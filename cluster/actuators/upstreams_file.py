@@ -23,6 +23,7 @@ class Listed:
     """Where the replica itself does not say."""
     server: str = ""
     """Its name in the proxy's routes and records."""
+    cents_per_hour: float | None = None
 
 
 class UpstreamsFile:
@@ -51,6 +52,7 @@ class UpstreamsFile:
             | ({"health_path": each.health_path} if each.health_path != USUAL_PATH else {})
             | ({"rows": each.rows} if each.rows else {})
             | ({"server": each.server} if each.server else {})
+            | ({"cents_per_hour": each.cents_per_hour} if each.cents_per_hour else {})
             for url, each in sorted(listed.items())
         ]
         text = HEAD + yaml.safe_dump({"upstreams": entries}, sort_keys=False)
@@ -76,6 +78,7 @@ def _upstreams_in(text: str) -> dict[str, Listed]:
                 entry.get("health_path", USUAL_PATH),
                 entry.get("rows"),
                 entry.get("server", ""),
+                entry.get("cents_per_hour"),
             )
             for entry in entries
         }

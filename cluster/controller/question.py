@@ -106,13 +106,11 @@ def _server(system: SystemDocument, standing: Standing, name: str) -> Json:
     if not groups:
         return spec | {"currentAlloc": {"load": load}}
     group, count = groups[0][0], sum(number for _, number in groups)
-    perf = system.perf.get((str(spec.get("model")), group.accelerator), {})
-    unit_cost = system.accelerators.get(group.accelerator, {}).get("cost", 0.0)
     current = {
         "accelerator": group.accelerator,
         "numReplicas": count,
         "maxBatch": group.user_rows,
-        "cost": unit_cost * (perf.get("accCount") or 1) * count,
+        "cost": system.cents_per_hour(name, group.accelerator) * count,
         "load": load,
     }
     spec["currentAlloc"] = current

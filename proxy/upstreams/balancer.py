@@ -24,7 +24,7 @@ from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, UpstreamNotReady, UpstreamUnreachable
 from proxy.upstreams.connections import ConnectionPool
 from proxy.upstreams.keys import UpstreamKeys
-from proxy.upstreams.routes import Routes, rendezvous, servers_in_turn
+from proxy.upstreams.routes import RouteBackend, Routes, rendezvous, servers_in_turn
 from proxy.upstreams.specs import UpstreamSpec
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,8 @@ class Upstream:
     is_full: bool = False  # it said so itself, and no row of it has come free since
     num_streams: int = 0  # answers that come token by token
     last_piece_s: float = 0.0  # when the last piece of any of them came
+    share_s: float = 0.0  # see `Balancer.share_s`
+    shared_until_s: float = 0.0
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,6 +106,12 @@ class Upstream:
         num_rows = self.rows.num if self.rows else USUAL_ROWS
         num_requests = self.in_flight + self.num_taken_by_others + num_more
         return num_requests / self.spec.weight * USUAL_ROWS / num_rows
+
+    def share(self, now_s: float) -> None:
+        """Called before the number of its requests changes, and to read `share_s`."""
+        num_requests = max(1, self.in_flight + self.num_taken_by_others)
+        self.share_s += (now_s - self.shared_until_s) / num_requests
+        self.shared_until_s = now_s
 
     def has_row(self) -> bool:
         """Whether one more request finds a row, or will as soon as one comes free."""
@@ -213,6 +221,7 @@ class Balancer:
             for group in self._groups(candidates, hints):
                 if free := [each for each in group if self._has_room(each, takes_row)]:
                     chosen = self._pick(free, group, hints.affinity_key)
+                    chosen.share(self._clock())
                     chosen.in_flight += 1
                     return chosen
             raise AllRowsBusy(", ".join(f"{u.name} has {u.in_flight}" for u in candidates))
@@ -238,9 +247,17 @@ class Balancer:
     def finish(self, upstream: Upstream, *, had_row: bool = True) -> None:
         """`had_row`: it was not refused for want of one."""
         with self._lock:
+            upstream.share(self._clock())
             upstream.in_flight -= 1
             if had_row:
                 upstream.is_full = False
+
+    def share_s(self, upstream: Upstream) -> float:
+        """Seconds that a request would have had of the upstream that was there all along, if those
+        that are there at a time have equal shares of it. Requests count between two readings."""
+        with self._lock:
+            upstream.share(self._clock())
+            return upstream.share_s
 
     def report_full(self, upstream: Upstream) -> bool:
         """It said that it takes no more. Returns whether to wait for a row of it."""
@@ -298,6 +315,7 @@ class Balancer:
             if not is_silent:
                 upstream.rows, upstream.is_full = rows or upstream.rows_by_list, False
                 num_taken = rows.num_taken if rows else 0
+                upstream.share(self._clock())
                 upstream.num_taken_by_others = max(0, num_taken - upstream.in_flight)
             if health is UpstreamHealth.READY and upstream.was_unreachable:
                 upstream.ejected_until_s = 0.0
@@ -315,11 +333,14 @@ class Balancer:
         pool = ConnectionPool(parts.scheme, parts.hostname or "", port, self._connect_timeout_s)
         return Upstream(spec, pool, self._keys)
 
+    def route_of(self, hints: RoutingHints) -> tuple[RouteBackend, ...]:
+        return self._routes().of(hints.model)
+
     def _serving(
         self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool
     ) -> list[Upstream]:
         serving = [u for u in self._upstreams if not u.spec.models or hints.model in u.spec.models]
-        if backends := self._routes().of(hints.model):
+        if backends := self.route_of(hints):
             servers = {each.server for each in backends}
             serving = [upstream for upstream in serving if upstream.spec.server in servers]
         if not serving and not takes_row:
@@ -328,7 +349,7 @@ class Balancer:
 
     def _groups(self, candidates: list[Upstream], hints: RoutingHints) -> Iterator[list[Upstream]]:
         """In the order in which they are to be asked; by the route, if the model has one."""
-        backends = self._routes().of(hints.model)
+        backends = self.route_of(hints)
         if not backends:
             yield candidates
         present = {upstream.spec.server for upstream in candidates}

@@ -38,6 +38,7 @@ SERVICE_LABEL = "kubernetes.io/service-name"
 # A Service's labels are copied to its slices.
 MODEL_LABEL = "hearth.dev/model"
 WEIGHT_LABEL = "hearth.dev/weight"
+COST_LABEL = "hearth.dev/cents-per-hour"
 
 _NAME = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _SERVICES = re.compile(rf"({_NAME})/({_NAME}(?:,{_NAME}){{0,63}})")
@@ -255,10 +256,13 @@ def _spec(address: str, port: int, labels: dict[str, str]) -> UpstreamSpec:
             weight=float(weight),
             models=(model,) if model else (),
             server=labels.get(SERVICE_LABEL, ""),
+            cents_per_hour=float(labels[COST_LABEL]) if COST_LABEL in labels else None,
         )
     except ValueError as error:
         service = labels.get(SERVICE_LABEL)
-        raise ValueError(f"label {WEIGHT_LABEL} of Service {service!r}: {error}") from None
+        raise ValueError(
+            f"labels {COST_LABEL}, {WEIGHT_LABEL} of Service {service!r}: {error}"
+        ) from None
 
 
 def _joined(one: UpstreamSpec, other: UpstreamSpec) -> UpstreamSpec:

@@ -48,6 +48,8 @@ class Reply:
     has_asked_usage: bool = False  # on the client's behalf
     is_stream: bool = field(init=False)
     is_held_back: bool = False
+    begun_s: float = 0.0  # seconds of the upstream, as its requests share them
+    replica_cents: float | None = None  # known once it is closed
 
     def __post_init__(self) -> None:
         self.is_stream = self.head.length is None and not self.connection.is_whole
@@ -74,6 +76,9 @@ class Reply:
     def close(self) -> None:
         """Give the connection back if it can serve again; close it at once if not."""
         balancer = self.forwarder.balancer
+        if (cents_per_hour := self.upstream.spec.cents_per_hour) is not None:
+            had_s = balancer.share_s(self.upstream) - self.begun_s
+            self.replica_cents = round(cents_per_hour * had_s / 3600, 9)
         if self.is_stream and not self.is_held_back:
             balancer.end_stream(self.upstream)
         if self.upload is not None and not _is_whole(self.upload):
@@ -170,8 +175,11 @@ class Forwarder:
         """One that has a row for the request, which waits for that, or for its server's start."""
         while True:
             try:
-                free = self._free_upstream(request, tried)
-                return free or await self.room.enter(request, tried, deadline_s)
+                upstream = self._free_upstream(request, tried)
+                upstream = upstream or await self.room.enter(request, tried, deadline_s)
+                if request.takes_row:
+                    self._sleepers.note_fallback(request.hints, upstream.spec.server)
+                return upstream
             except (UpstreamNotReady, UpstreamUnreachable) as error:
                 # One that has just gone may have been tried before the next one is ready.
                 is_refused = bool(tried) and isinstance(error, UpstreamUnreachable)
@@ -225,11 +233,14 @@ class Forwarder:
 
     async def _try(self, upstream: Upstream, request: InboundRequest, fields: Headers) -> Reply:
         """One upstream: finished here on failure, in the reply's `close` otherwise."""
+        begun_s = self.balancer.share_s(upstream)
         try:
             while True:
                 connection = upstream.pool.take_idle() or await self._connect(upstream)
                 try:
-                    return await self._converse(upstream, connection, request, fields)
+                    reply = await self._converse(upstream, connection, request, fields)
+                    reply.begun_s = begun_s
+                    return reply
                 except StaleConnection as error:
                     upstream.pool.distrust(connection)
                     if request.head.method in SAFE_METHODS and request.body.is_complete:

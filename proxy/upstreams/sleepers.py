@@ -7,7 +7,7 @@ soon it has a replica.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import quote
 
@@ -17,6 +17,8 @@ from common.fetch import FetchBounds, FetchFailed, ask, fetch
 from proxy.aside import Aside
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, ServerStarting
+from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.routes import servers_in_turn
 
 log = logging.getLogger(__name__)
 
@@ -55,17 +57,18 @@ class Sleepers:
         self,
         url: str | None,
         aside: Aside,
-        is_served: Callable[[RoutingHints], bool],
+        balancer: Balancer,
         interval_s: float,
         max_waiting: int,
     ) -> None:
         """Without a `url` nobody sleeps."""
         self._url, self._aside = url, aside
-        self._is_served = is_served
+        self._balancer = balancer
         self._interval_s, self._max_waiting = interval_s, max_waiting
         self._sleepers: tuple[Sleeper, ...] = ()
         self._waiting: Counter[str] = Counter()
         self._wanted: set[str] = set()  # since the controller was told
+        self._told: set[str] = set()  # what was wanted then
         self._is_wanted = asyncio.Event()
         self._has_changed = asyncio.Event()
         self._fault = ""
@@ -107,7 +110,7 @@ class Sleepers:
         with self._counted(sleeper.server):
             try:
                 async with asyncio.timeout_at(deadline_s):
-                    while not self._is_served(hints):
+                    while not self._balancer.is_served(hints):
                         self._check_time(self._of(hints) or sleeper, deadline_s)
                         await self._has_changed.wait()
             except TimeoutError:
@@ -116,7 +119,26 @@ class Sleepers:
 
     def _of(self, hints: RoutingHints) -> Sleeper | None:
         serving = (s for s in self._sleepers if not s.models or hints.model in s.models)
-        return next(serving, None)
+        by_name = {sleeper.server: sleeper for sleeper in serving}
+        if backends := self._balancer.route_of(hints):
+            in_turn = servers_in_turn(backends, by_name, hints.route_key)
+            return by_name[in_turn[0]] if in_turn else None
+        return next(iter(by_name.values()), None)
+
+    def note_fallback(self, hints: RoutingHints, server: str) -> None:
+        """A request goes to this server. Have those started that sleep, and whose turn came before;
+        nobody waits for them."""
+        if not self._sleepers or not (backends := self._balancer.route_of(hints)):
+            return
+        last = min((each.priority for each in backends if each.server == server), default=-1)
+        before = [each for each in backends if each.priority <= last]
+        in_turn = servers_in_turn(before, {each.server for each in before}, hints.route_key)
+        if absent := {sleeper.server for sleeper in self._sleepers} & set(in_turn) - {server}:
+            absent -= {each.spec.server for each in self._balancer.upstreams}
+            # At once the first time; then as often as for those that are waited for.
+            if absent - self._wanted - self._told:
+                self._is_wanted.set()
+            self._wanted |= absent
 
     @contextmanager
     def _counted(self, server: str) -> Iterator[None]:
@@ -141,7 +163,7 @@ class Sleepers:
         while True:
             self._is_wanted.clear()
             wanted = self._wanted | {name for name, count in self._waiting.items() if count}
-            self._wanted = set()
+            self._told, self._wanted = wanted, set()
             try:
                 self._sleepers = await self._aside.run(told_by, url, wanted)
                 self._note_fault("")

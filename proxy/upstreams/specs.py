@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
 import yaml
@@ -13,7 +13,8 @@ MAX_ROWS = 65_536
 @dataclass(frozen=True, slots=True)
 class UpstreamSpec:
     """One entry of the upstreams file. Without `models` it takes requests for any model. `rows` are
-    those of a server that does not say how many it has. Routes name its `server`."""
+    those of a server that does not say how many it has. Routes name its `server`.
+    `cents_per_hour`: what it costs, whether it has requests or not."""
 
     url: str
     weight: float = 1.0
@@ -21,6 +22,7 @@ class UpstreamSpec:
     models: tuple[str, ...] = ()
     rows: int | None = None
     server: str = ""
+    cents_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -30,6 +32,10 @@ class UpstreamSpec:
             raise ValueError(f"weight={self.weight} of {self.url}; expected a number above 0")
         if self.rows is not None and not 1 <= self.rows <= MAX_ROWS:
             raise ValueError(f"rows={self.rows} of {self.url}; expected 1 to {MAX_ROWS}")
+        if not 0 <= (self.cents_per_hour or 0.0) <= 1e9:
+            raise ValueError(
+                f"cents_per_hour={self.cents_per_hour} of {self.url}; expected 0 to 1e9"
+            )
         if not re.fullmatch("/[!-~]*", self.health_path):
             raise ValueError(
                 f"health_path={self.health_path!r} of {self.url}; must begin with / and have "
@@ -65,7 +71,7 @@ def _parse_entry(entry: object) -> UpstreamSpec:
         return UpstreamSpec(entry)
     if not isinstance(entry, dict) or "url" not in entry:
         raise ValueError(f"upstream {entry!r} has no url")
-    if unknown := set(entry) - {"url", "weight", "health_path", "models", "rows", "server"}:
+    if unknown := set(entry) - {each.name for each in fields(UpstreamSpec)}:
         raise ValueError(f"upstream {entry['url']}: unknown keys {sorted(map(str, unknown))}")
     models = entry.get("models", ())
     if not isinstance(models, (list, tuple)):
@@ -75,8 +81,10 @@ def _parse_entry(entry: object) -> UpstreamSpec:
         raise ValueError(f"upstream {entry['url']}: rows must be a whole number")
     try:
         weight = float(entry.get("weight", 1.0))
+        cents_per_hour = entry.get("cents_per_hour")
+        cents_per_hour = None if cents_per_hour is None else float(cents_per_hour)
     except (TypeError, ValueError):
-        raise ValueError(f"upstream {entry['url']}: weight must be a number") from None
+        raise ValueError(f"upstream {entry['url']}: weight, cents_per_hour: no number") from None
     return UpstreamSpec(
         url=str(entry["url"]),
         weight=weight,
@@ -84,4 +92,5 @@ def _parse_entry(entry: object) -> UpstreamSpec:
         models=tuple(map(str, models)),
         rows=rows,
         server=str(entry.get("server", "")),
+        cents_per_hour=cents_per_hour,
     )

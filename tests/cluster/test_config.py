@@ -152,6 +152,16 @@ def test_other_engines_have_their_own_command_lines_paths_and_metrics(tmp_path: 
     assert config.engines(system)["s"].answer_tokens == OUT_TOKENS
 
 
+def test_a_replica_costs_what_all_of_its_cards_do(tmp_path: Path) -> None:
+    document = system_json()
+    document["system"]["modelData"]["models"][1]["accCount"] = 2
+    path = written(tmp_path, LEAST + BOTH)
+    (tmp_path / "system.json").write_text(json.dumps(document))
+    config, system = read_config(path)
+    recipes = config.recipes(system)
+    assert recipes.costs == {("s", "A"): 10, ("s", "B"): 80}
+
+
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "command"])
 def test_every_known_engine_has_all_that_it_needs_but_a_model(tmp_path: Path, name: str) -> None:
     text = LEAST.replace("s: {}", f"s: {{engine: {name}, model: m}}") + BOTH

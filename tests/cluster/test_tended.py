@@ -108,7 +108,9 @@ def path(tmp_path: Path) -> Path:
 def tending(
     machines: ScriptedMachines, path: Path, clock: Clock, *servers: str, engine: Engine = HEARTH
 ) -> TendedReplicas:
-    recipes = Recipes({name: {} for name in servers or ("chat",)}, {"core": {}}, {"chat": engine})
+    settings: dict[str, dict[str, str]] = {name: {} for name in servers or ("chat",)}
+    costs = {("chat", "core"): 40.0}
+    recipes = Recipes(settings, {"core": {}}, {"chat": engine}, costs=costs)
     return TendedReplicas(machines, recipes, UpstreamsFile(path), TIMES, clock)
 
 
@@ -125,7 +127,8 @@ def listed(path: Path) -> tuple[UpstreamSpec, ...]:
 
 
 def chat_at(url: str, **fields: Any) -> UpstreamSpec:
-    return UpstreamSpec(url, **{"server": CHAT.server, **fields})
+    spec = UpstreamSpec(url, **{"server": CHAT.server, **fields})
+    return replace(spec, cents_per_hour=40.0 if spec.server == CHAT.server else None)
 
 
 def states(replicas: TendedReplicas) -> list[ReplicaState]:

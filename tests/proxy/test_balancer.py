@@ -47,6 +47,26 @@ def test_requests_without_affinity_spread_by_load_and_weight(clock: Clock) -> No
     assert chosen == {"a:1": 60, "b:1": 20}
 
 
+@given(moves=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=40))
+def test_requests_share_exactly_the_time_in_which_their_upstream_has_any(
+    moves: list[tuple[bool, int]],
+) -> None:
+    clock = Clock()
+    balancer = make_balancer(clock, UpstreamSpec("http://a:1", cents_per_hour=40))
+    begun: list[float] = []
+    had_s, busy_s = 0.0, 0
+    for is_begin, passes_s in [*moves, *[(False, 1)] * len(moves)]:
+        clock.now_s += passes_s
+        busy_s += passes_s if begun else 0
+        if is_begin:
+            upstream = balancer.choose(RoutingHints())
+            begun.append(balancer.share_s(upstream))
+        elif begun:
+            had_s += balancer.share_s(upstream) - begun.pop(0)
+            balancer.finish(upstream)
+    assert had_s == pytest.approx(busy_s)
+
+
 @given(key=st.text(max_size=40))
 def test_a_session_always_meets_the_same_upstream(key: str) -> None:
     balancer = make_balancer(Clock())
@@ -258,13 +278,18 @@ def test_file_with_urls_and_mappings_is_read() -> None:
         ("upstreams: [7]", "no url"),
         ("upstreams: [http://a, http://a]", "twice"),
         ("upstreams: [{url: http://a, weight: 0}]", "above 0"),
-        ("upstreams: [{url: http://a, weight: many}]", "must be a number"),
+        ("upstreams: [{url: http://a, weight: many}]", "weight, cents_per_hour: no number"),
         ("upstreams: [{url: http://a, wieght: 1}]", "unknown keys"),
         ("upstreams: [{url: http://a, health_path: x}]", "must begin with /"),
         ("upstreams: [{url: http://a, health_path: '/x HTTP/1.1'}]", "neither spaces"),
         ("upstreams: [{url: http://a, models: x}]", "must be a list"),
         ("upstreams: [{url: http://a, rows: 0}]", "rows=0 of http://a; expected 1 to 65536"),
         ("upstreams: [{url: http://a, rows: 1.5}]", "must be a whole number"),
+        (
+            "upstreams: [{url: http://a, cents_per_hour: -1}]",
+            "cents_per_hour=-1.0 of http://a; expected",
+        ),
+        ("upstreams: [{url: http://a, cents_per_hour: .nan}]", "expected 0 to 1e9"),
     ],
 )
 def test_faulty_file_is_refused_by_name(text: str, message: str) -> None:

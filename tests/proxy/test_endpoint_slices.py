@@ -137,6 +137,13 @@ def test_a_replica_of_two_services_serves_the_models_of_both() -> None:
     assert spec.models == ()
 
 
+def test_label_of_the_service_says_what_a_replica_costs() -> None:
+    labelled = slice_of(endpoint("10.0.0.1"))
+    labelled["metadata"]["labels"]["hearth.dev/cents-per-hour"] = "40"
+    (spec,) = specs_of([EndpointSlice.model_validate(labelled)])
+    assert spec.cents_per_hour == 40
+
+
 @pytest.mark.parametrize("weight", ["-1", "much", "nan", "0"])
 def test_a_faulty_weight_names_label_and_service(weight: str) -> None:
     faulty = EndpointSlice.model_validate(slice_of(endpoint("10.0.0.1"), weight=weight))

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -160,6 +161,7 @@ def fleet(folder: Path, routes: str, **scripts: Script) -> Iterator[tuple[ProxyP
         replicas[name].scripts[PATH] = script
     entries = [
         {"url": each.url, "server": name.rstrip("0123456789"), "models": ["chat"]}
+        | ({"cents_per_hour": 3600} if name == "spare" else {})
         for name, each in replicas.items()
     ]
     (folder / "upstreams.yaml").write_text(yaml.safe_dump({"upstreams": entries}))
@@ -197,6 +199,9 @@ def test_server_that_says_it_is_full_is_left_for_the_fallback(tmp_path: Path) ->
         assert len(replicas["first"].seen(PATH)) == 1
         told = 'hearth_proxy_server_requests_total{server="spare",status="200"} 1.0'
         assert told in proxy.metric("/metrics")
+        line: dict[str, Any] = proxy.audit_of(PATH)
+        assert 0 < line["replica_cents"] <= line["total_ms"] / 1000, "alone, at a cent a second"
+        assert "hearth_proxy_replica_cents_total{team_id=" in proxy.metric("/metrics")
 
 
 def test_server_that_is_down_is_left_for_the_fallback(tmp_path: Path) -> None:

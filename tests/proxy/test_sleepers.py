@@ -59,13 +59,15 @@ def replica() -> Iterator[ScriptedUpstream]:
 
 
 def list_replicas(folder: Path, *replicas: ScriptedUpstream) -> None:
-    entries = [{"url": each.url, "models": ["m"]} for each in replicas]
+    entries = [{"url": each.url, "models": ["m"], "server": "spare"} for each in replicas]
     (folder / "upstreams.yaml").write_text(yaml.safe_dump({"upstreams": entries}))
 
 
 @contextmanager
-def without_replicas(folder: Path, controller: Controller, **env: Any) -> Iterator[ProxyProcess]:
-    list_replicas(folder)
+def without_replicas(
+    folder: Path, controller: Controller, *others: ScriptedUpstream, **env: Any
+) -> Iterator[ProxyProcess]:
+    list_replicas(folder, *others)
     file, url = str(folder / "upstreams.yaml"), controller.server.url
     with running_proxy(folder, "", UPSTREAMS_FILE=file, CLUSTER_URL=url, **env) as proxy:
         until(lambda: '"ready"' in proxy.metric("/ready"), "it knows who sleeps")
@@ -102,6 +104,20 @@ def test_a_replica_is_found_at_once_while_a_request_waits_for_it(
         until(lambda: controller.num_woken, "it waits")
         list_replicas(tmp_path, replica)
         assert b"200 OK" in client.recv(1000)
+
+
+def test_request_that_falls_back_wakes_the_server_whose_turn_it_was(
+    tmp_path: Path, controller: Controller, replica: ScriptedUpstream
+) -> None:
+    routes = "routes: {m: [{server: the chat}, {server: spare, priority: 1}]}"
+    (tmp_path / "routes.yaml").write_text(routes)
+    file = {"ROUTES_FILE": str(tmp_path / "routes.yaml"), "HEALTH_INTERVAL": "30"}
+    with without_replicas(tmp_path, controller, replica, **file) as proxy:
+        until(lambda: ask(proxy).text == "done" and controller.num_woken, "it is woken")
+        num_before = controller.num_woken
+        for _ in range(9):
+            assert ask(proxy).text == "done"
+        assert controller.num_woken < num_before + 9, "not by each request"
 
 
 def test_who_leaves_waits_no_more(tmp_path: Path, controller: Controller) -> None:
