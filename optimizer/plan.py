@@ -5,6 +5,7 @@ It asks the optimizer's own question (`questions.how_many`) in this process: no 
 
 import json
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from optimizer.catalogue.facts import Precision, shipped_facts
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import encode, read
 from optimizer.questions.how_many import Choice, HowMany, HowManyQuery, Range, how_many
+from optimizer.questions.trace import Floats, Peak, read_trace
 
 MOST_BYTES = 2**20  # largest file that is read
 LONG_MS = 10_000
@@ -31,10 +33,20 @@ BELOW = click.FloatRange(0, 1e9, min_open=True)
 @click.command()
 @click.option("--model", required=True, help="A model in the catalogue, such as llama-3.1-8b.")
 @click.option(
-    "--rate",
-    required=True,
-    type=click.FloatRange(0, 1e7, min_open=True),
-    help="Requests per second.",
+    "--rate", type=click.FloatRange(0, 1e7, min_open=True), help="Requests per second; or --trace."
+)
+@click.option(
+    "--trace",
+    type=FILE,
+    help="CSV of requests (arrival_s, input_tokens, output_tokens): answer for its peaks.",
+)
+@click.option(
+    "--peak",
+    "peak_s",
+    type=click.FloatRange(1, 86_400),
+    default=60.0,
+    show_default=True,
+    help="Seconds that a peak of the trace lasts.",
 )
 @click.option("--ttft", type=BELOW, help="Target for the mean TTFT in ms, including queueing.")
 @click.option("--itl", type=BELOW, help="Target for the mean ITL in ms.")
@@ -61,11 +73,18 @@ BELOW = click.FloatRange(0, 1e9, min_open=True)
     multiple=True,
     help="Your measurements: perf.json of a fit, or GET /speed with one --accelerator.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the answer of POST /howmany.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the answer of POST /howmany, and the peaks of a trace.",
+)
 def main(
     accelerators: tuple[str, ...],
     prices: Path | None,
     perfs: tuple[Path, ...],
+    trace: Path | None,
+    peak_s: float,
     as_json: bool,
     **asked: Any,
 ) -> None:
@@ -74,13 +93,52 @@ def main(
     Speeds are fitted to published measurements or estimated from datasheets, with their errors;
     what you measured replaces them.
     """
+    if (asked["rate"] is None) == (trace is None):
+        raise click.UsageError("Give either --rate or --trace.")
     try:
-        answer = how_many(_query(accelerators, prices, perfs, asked), SizingCache())
+        cache, told, more = SizingCache(), list[str](), dict[str, Any]()
+        if trace is None:
+            answer = how_many(_query(accelerators, prices, perfs, asked), cache)
+        else:
+            requests = read_trace(trace, peak_s)
+            peaks = requests.peaks(peak_s)
+            answers = []
+            for peak in peaks:
+                asked["rate"] = peak["arrivalRate"] / 60
+                asked["input_tokens"] = peak["avgInTokens"]
+                asked["output_tokens"] = max(peak["avgOutTokens"], 1.0)
+                answers.append(how_many(_query(accelerators, prices, perfs, asked), cache))
+            answer, more = at_all_peaks(answers), {"peaks": peaks}
+            told = [*trace_lines(requests.arrival_s, peak_s, peaks), ""]
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error
-    click.echo(encode(answer) if as_json else "\n".join(lines(answer)))
+    click.echo(encode(more | answer) if as_json else "\n".join([*told, *lines(answer)]))
     if not answer["choices"]:
         raise SystemExit(1)
+
+
+def at_all_peaks(answers: Sequence[HowMany]) -> HowMany:
+    """The answer for the peak that decides, with each accelerator that meets the levels at all of
+    them as the peak needs it where it costs most."""
+    by_name = [{each["accelerator"]: each for each in answer["choices"]} for answer in answers]
+    names = [name for name in by_name[0] if all(name in each for each in by_name)]
+    worst = [max((each[name] for each in by_name), key=itemgetter("cost")) for name in names]
+    choices = sorted(worst, key=itemgetter("cost"))
+    holds = [choices[0] in each["choices"] if choices else not each["choices"] for each in answers]
+    decides = answers[holds.index(True) if True in holds else 0]
+    refused = {each["accelerator"]: each for answer in answers for each in answer["notChosen"]}
+    return decides | {"choices": choices, "notChosen": [refused[name] for name in sorted(refused)]}
+
+
+def trace_lines(arrival_s: Floats, peak_s: float, peaks: Iterable[Peak]) -> Iterable[str]:
+    """What a trace is, and what it asks for in its peaks."""
+    yield f"{len(arrival_s)} requests in {arrival_s[-1]:g} s; the peaks of {peak_s:g} s:"
+    for peak in peaks:
+        rate, tokens = peak["arrivalRate"] / 60, (peak["avgInTokens"], peak["avgOutTokens"])
+        yield (
+            f"  most {', '.join(peak['of'])}: from {peak['start']:.0f} s, {rate:.4g} requests/s of "
+            f"{tokens[0]:.0f} + {tokens[1]:.0f} tokens"
+        )
 
 
 def _query(
