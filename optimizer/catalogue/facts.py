@@ -60,6 +60,10 @@ class ModelFacts(Body):
     head_size: Whole
     window_layers: Count = 0
     window_tokens: Count = 0
+    window_kv_heads: Whole | None = None  # None: as in other layers
+    window_head_size: Whole | None = None
+    state_layers: Count = 0  # recurrent ones, which keep the same of every row
+    state_bytes: Annotated[int, Field(ge=0, le=10**12)] = 0  # what each keeps of a row
     context: Whole
     experts: Experts | None = None
     published: AnyPrecision

@@ -66,11 +66,12 @@ class Machine:
     def cache_bytes(self, tokens: float) -> float:
         """Returns what a row of so many tokens keeps."""
         model = self.model
-        per_layer = 2 * model.kv_heads * model.head_size * self.cache_bits / 8
-        near = min(tokens, model.window_tokens)
-        return per_layer * (
-            (model.layers - model.window_layers) * tokens + model.window_layers * near
-        )
+        width = model.kv_heads * model.head_size
+        near_kv_heads = model.window_kv_heads or model.kv_heads
+        near_width = near_kv_heads * (model.window_head_size or model.head_size)
+        kept = (model.layers - model.window_layers - model.state_layers) * width * tokens
+        kept += model.window_layers * near_width * min(tokens, model.window_tokens)
+        return 2 * kept * self.cache_bits / 8 + model.state_layers * model.state_bytes
 
     def rows_that_fit(self, tokens: float) -> int:
         """Returns the rows of so many tokens that the memory has room for beside the weights."""

@@ -67,6 +67,28 @@ def test_layers_with_a_window_keep_no_more_than_it() -> None:
     assert grown == pytest.approx(1000 * full_layers * 2 * 16 * 128 * 2)
 
 
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "size_bytes", "rel"),
+    [
+        # By hand from the configurations, as published with the models' architectures.
+        ("gemma-4-12b", 32_768, 0.81 * GIB, 0.01),
+        ("gemma-4-26b-a4b", 32_768, 0.82 * GIB, 0.01),
+        ("gemma-4-31b", 4_096, 1.09 * GIB, 0.01),
+        ("gemma-4-31b", 262_144, 20.78 * GIB, 0.01),
+        ("qwen3.6-35b-a3b", 32_768, 671_088_640 + 30 * 2_097_152, 0.01),
+        ("qwen3.6-27b", 1, 16 * 2 * 4 * 256 * 2 + 48 * (48 * 128 * 128 * 4 + 3 * 10240 * 2), 1e-9),
+        ("glm-4.7-flash", 1_000, 47 * (512 + 64) * 2 * 1_000, 1e-9),
+    ],
+)
+def test_rows_keep_what_each_kind_of_layer_does(
+    model: str, tokens: int, size_bytes: float, rel: float
+) -> None:
+    assert machine(model, "h200").cache_bytes(tokens) == pytest.approx(size_bytes, rel=rel)
+
+
 def test_no_part_is_quicker_than_the_datasheet() -> None:
     efficiency = shipped_calibration().efficiency
     assert min(efficiency[WEIGHTS : PARTS.index("request")]) >= 1
