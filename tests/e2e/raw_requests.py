@@ -57,16 +57,9 @@ MESSAGE: dict[str, Any] = {
     "stop_sequences": ["x"],
     "stream": True,
 }  # fmt: skip
-TOLD: dict[str, Any] = {
-    "session_id": "s",
-    "number_of_nodes": 2,
-    "max_weightings": [1.0, 1.0],
-    "weights": [0.5, 0.5],
-    "performance_metric": 1.0,
-    "num_layers": 8,
-    "observations": [{"weights": [0.5, 0.5], "performance_metric": 2.0}],
-}
-SMALL_BODIES: dict[str, dict[str, Any]] = {  # by the beginning of a path
+SEARCH: dict[str, Any] = {"number_of_nodes": 2, "max_weightings": [1.0, 1.0], "num_layers": 8}
+MEASURED: dict[str, Any] = {"weights": [0.5, 0.5], "performance_metric": 1.0}
+SMALL_BODIES: dict[str, dict[str, Any]] = {  # what is read of each, by the beginning of a path
     "/inference": TEXT,
     "/predictions": TEXT,
     "/chat": TEXT,
@@ -77,7 +70,16 @@ SMALL_BODIES: dict[str, dict[str, Any]] = {  # by the beginning of a path
     "/tokenize": {"messages": CHAT["messages"]},
     "/v1/tokenize": {"prompt": "a", "add_special_tokens": True},
     "/detokenize": {"tokens": [1, 2]},
-    "/weights": TOLD,
+    "/weights_gen": {"session_id": "s", "seed": 1, "count": 2, **SEARCH},
+    "/weights_log": {"number_of_nodes": 2, "weights": [0.5, 0.5]},
+    "/weights_update_delete": {"session_id": "s"},
+    "/weights_update": {"session_id": "s", **MEASURED, **SEARCH},
+    "/weights/sessions/{session_id}/partition": {
+        "num_layers": 8,
+        "min_layers": 1,
+        "weights": [0.5, 0.5],
+    },
+    "/weights": {"observations": [MEASURED], **SEARCH},
 }
 READ_ELSEWHERE = (  # as /v1/messages and /inference read it
     "/v1/messages/count_tokens", "/inference/{model}", "/predictions/{model}", "/chat/{model}",
