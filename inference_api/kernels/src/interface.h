@@ -18,13 +18,14 @@ HEARTH_EXPORT int hearth_is_supported(int variant);
 HEARTH_EXPORT HearthContext* hearth_create(int variant, int num_threads);
 HEARTH_EXPORT void hearth_destroy(HearthContext* context);
 
-// Bytes of a packed matrix [outputs][inputs]; `inputs` is a multiple of 32, of K-quants of 256.
+// Bytes of a packed matrix [outputs][inputs]; `inputs` is a multiple of 32, of K-quants and IQ4_XS
+// of 256.
 // `bits`: see Bits in kernels.h.
 HEARTH_EXPORT int64_t hearth_packed_bytes(int bits, int64_t outputs, int64_t inputs);
 
-// Packs rows [first, first + count) of a matrix into `packed`, which began as zeros, not to
-// K-quants. `type`: 0 float32, 1 float16, 2 bfloat16. Returns the index of a row with a weight that
-// is not finite or too large for its scale, or -1.
+// Packs rows [first, first + count) of a matrix into `packed`, which began as zeros, not to forms
+// that GGUF files alone have. `type`: 0 float32, 1 float16, 2 bfloat16. Returns the index of a row
+// with a weight that is not finite or too large for its scale, or -1.
 HEARTH_EXPORT int64_t hearth_pack(HearthContext* context, int bits, int type, const void* weights,
                                   int64_t first, int64_t count, int64_t inputs, void* packed);
 
@@ -219,7 +220,7 @@ typedef struct {
   int64_t num_heads;
   HearthPages pages;
   HearthRecurrentRows recurrent;
-  int32_t bits;  // of weights but routers and K-quants: these meet the activations of any quantised
+  int32_t bits;  // of weights but routers and files' forms: any quantised meet the same activations
   int32_t embedding_bits;
   int32_t cache_type;
   int32_t norm;

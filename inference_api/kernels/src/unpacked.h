@@ -268,8 +268,7 @@ struct Apart : Isa::template Small<kBits, kOffset> {
 };
 
 template <class Isa, class Packed>
-using ApartOf =
-    Apart<Isa, UnpackedOf<Packed>, Packed::kBits, Packed::kOffset, Packed::kHasMinima>;
+using ApartOf = Apart<Isa, UnpackedOf<Packed>, Packed::kBits, Packed::kOffset, Packed::kHasMinima>;
 
 // Scales and minima of a block as `Isa` reads them.
 template <class Isa, class Block>
