@@ -21,6 +21,7 @@ MODULES = {
     "cuda": "engine.cuda",
     "draw": "engine.draw",
     "experts": "engine.experts",
+    "hybrids": "serve.hybrids",
     "itl": "engine.itl",
     "kernels": "engine.kernels",
     "loop": "loop.bench",

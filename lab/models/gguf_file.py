@@ -8,12 +8,10 @@ kinds GGUF has names for is left out, which programs that are driven by token id
 """
 
 import argparse
-import json
 import math
 from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -36,19 +34,18 @@ from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.files import TensorLocation, tensor_places, weight_files
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_order, squeezed
-from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
 from inference_api.loading.layout import is_exact, weight_plan
 from inference_api.loading.numbers import Numbers
 from inference_api.loading.safetensors import opened, read_numbers
 from inference_api.loading.stacks import of_expert
 from inference_api.loading.stream import converted
+from lab.models.gguf_hybrids import write_hybrid_gguf
+from lab.models.gguf_vocabulary import add_vocabulary, read_json
 
 WITH_PATTERN = ("exaone4", "gemma3", "olmo2")  # a file says which layers have a window
 # Those whose first layers may have no experts.
 WITH_DENSE_LAYERS = ("deepseek2", "ernie4_5-moe", "glm4moe", "lfm2moe", "mistral4")
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4")
-NORMAL, CONTROL = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
-Json = dict[str, Any]
 
 
 def main() -> None:
@@ -64,18 +61,21 @@ def make_gguf(folder: Path, target: Path, type_name: str) -> None:
     """Raises StartupError when the folder holds no model of ours, ValueError for one that GGUF
     has no words for."""
     config = load_config(folder)
-    raw = _read(folder / "config.json")
+    raw = read_json(folder / "config.json")
     kind = GGMLQuantizationType[type_name]
     architecture = ARCHITECTURES[raw["model_type"]]
     if config.quantisation is not None:
         raise ValueError(f"{folder} is quantised; choose the checkpoint that it was made of")
+    if config.recurrent is not None and config.recurrent.kind != "short_conv":
+        write_hybrid_gguf(folder, target, type_name)
+        return
     _check(folder, config, architecture)
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target) as draft:
         writer = GGUFWriter(draft, architecture)
         writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[type_name]])
         _add_shape(writer, config)
-        _add_vocabulary(writer, folder)
+        add_vocabulary(writer, folder)
         _write_tensors(writer, folder, config, architecture, kind)
         writer.close()
 
@@ -102,8 +102,6 @@ def _check(folder: Path, config: ModelConfig, architecture: str) -> None:
     if architecture == "gemma3" and not math.isclose(config.attention_scale, config.head_dim**-0.5):
         raise ValueError(f"{folder}: in GGUF gemma3 has no query_pre_attn_scalar")
     _check_gpt_oss(folder, config)
-    if config.recurrent is not None and config.recurrent.kind != "short_conv":
-        raise ValueError(f"{folder}: GGUF has heads and decays of {architecture} otherwise")
     mixture = config.mixture
     if mixture is None:
         return
@@ -241,36 +239,6 @@ def _main_rope(config: ModelConfig) -> RopeConfig:
     return min(ropes, key=itemgetter(0), default=(False, RopeConfig()))[1]
 
 
-def _add_vocabulary(writer: GGUFWriter, folder: Path) -> None:
-    tokenizer = _read(folder / "tokenizer.json")
-    names = [
-        name for name, json_ in PRE_TOKENIZERS.items() if json_ == tokenizer.get("pre_tokenizer")
-    ]
-    model = tokenizer["model"]
-    if model["type"] != "BPE" or not names or not model["merges"]:
-        writer.add_tokenizer_model("none")
-        return
-    special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
-    vocabulary = model["vocab"] | {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
-    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(names[0])
-    writer.add_token_list(tokens)
-    writer.add_token_types([CONTROL if token in special else NORMAL for token in tokens])
-    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
-    settings = _read(folder / "tokenizer_config.json")
-    for name, add in (
-        ("bos_token", writer.add_bos_token_id),
-        ("eos_token", writer.add_eos_token_id),
-        ("pad_token", writer.add_pad_token_id),
-    ):
-        if settings.get(name) in vocabulary:
-            add(vocabulary[settings[name]])
-    writer.add_add_bos_token("TemplateProcessing" in str(tokenizer["post_processor"]))
-    if settings.get("chat_template"):
-        writer.add_chat_template(settings["chat_template"])
-
-
 def _write_tensors(
     writer: GGUFWriter,
     folder: Path,
@@ -343,11 +311,6 @@ def _rope_factors(config: ModelConfig) -> dict[str, NDArray[np.float32]]:
     unscaled = frequencies(RopeConfig(theta=rope.theta), config.rotary_dim, config.max_positions)
     factors = unscaled / frequencies(rope, config.rotary_dim, config.max_positions)
     return {ROPE_FACTORS: np.asarray(factors, np.float32)}
-
-
-def _read(path: Path) -> Json:
-    content: Json = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def make_random_model(shape: Shape, folder: Path, chat_template: str | None = No
     write_whole(folder / "tokenizer_config.json", json.dumps(names))
     if chat_template is not None:
         write_whole(folder / "chat_template.jinja", chat_template)
-    write_whole(folder / "tokenizer.json", _tokenizer(shape.vocab_size).to_str(pretty=True))
+    write_whole(folder / "tokenizer.json", byte_tokenizer(shape.vocab_size).to_str(pretty=True))
     with whole_file(folder / "model.safetensors") as draft:
         save_file(_weights(shape), draft, metadata={"format": "pt"})
 
@@ -100,7 +100,7 @@ def _config(shape: Shape) -> dict[str, object]:
     }
 
 
-def _tokenizer(vocab_size: int) -> Tokenizer:
+def byte_tokenizer(vocab_size: int) -> Tokenizer:
     """The 256 bytes, then words that no text contains, then the end token. The first word is of
     two bytes that are in no text: GGUF has no tokenizer without merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -10,6 +10,7 @@ from lab.kit.servers import ROOT
 
 RESULTS = ROOT / "var" / "bench" / "peers.json"
 HEADINGS = ("model", "load", "contestant", "tokens/s, median (least to most)", "ours ÷ it")
+HEAD = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|"
 
 ROW_HEIGHT, CELL_GAP = 16, 14
 LABEL_WIDTH, BAR_WIDTH, VALUE_WIDTH = 250, 420, 90
@@ -40,6 +41,16 @@ class Measurement:
         return f"{median(self.rates):.1f} ({min(self.rates):.1f} to {max(self.rates):.1f})"
 
 
+def rows(cell: Cell, measured: Sequence[Measurement]) -> list[str]:
+    """Lines of a table below `HEAD`."""
+    ours, lines = measured[0], []
+    for each in measured:
+        ratio = "" if each is ours else _ratio(ours, each)
+        columns = [f"{cell.model} {cell.quantization}", cell.load, each.name, str(each), ratio]
+        lines.append(f"| {' | '.join(columns)} |")
+    return lines
+
+
 def keep(cell: Cell, machine: str, measured: Sequence[Measurement]) -> str:
     """Add a cell to the results, in place of an older measurement of it. Its part of the table."""
     results = [entry for entry in _results() if entry["cell"] != asdict(cell)]
@@ -50,7 +61,7 @@ def keep(cell: Cell, machine: str, measured: Sequence[Measurement]) -> str:
     }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps([*results, entry], indent=1))
-    return "\n".join(_rows(entry))
+    return "\n".join(rows(cell, measured))
 
 
 def table() -> str:
@@ -64,9 +75,8 @@ def table() -> str:
         if each["rates"] and not each["name"].startswith("hearth")
     }
     about = [f"{name}: {text}" for name, text in sorted(peers.items())]
-    head = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|"
-    rows = [row for entry in entries for row in _rows(entry)]
-    return "\n".join(["\n\n".join(machines + about), "", head, *rows])
+    lines = [row for each in entries for row in rows(Cell(**each["cell"]), _measurements(each))]
+    return "\n".join(["\n\n".join(machines + about), "", HEAD, *lines])
 
 
 def chart() -> str:
@@ -99,15 +109,6 @@ def _bar(each: Measurement, most: float, y: int) -> Iterator[str]:
         f'fill="{colour}"/>'
     )
     yield f'<text x="{LABEL_WIDTH + length + 6:.1f}" y="{y + 12}">{rate:.1f}</text>'
-
-
-def _rows(entry: dict[str, Any]) -> Iterator[str]:
-    cell = entry["cell"]
-    measured = _measurements(entry)
-    ours = measured[0]
-    for each in measured:
-        columns = [f"{cell['model']} {cell['quantization']}", cell["load"], each.name, str(each)]
-        yield f"| {' | '.join([*columns, '' if each is ours else _ratio(ours, each)])} |"
 
 
 def _ratio(ours: Measurement, other: Measurement) -> str:

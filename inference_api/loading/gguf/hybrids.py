@@ -77,7 +77,7 @@ def _nemotron_h(value: Any, shapes: Shapes) -> dict[str, Any]:
         "layers_block_type": kinds,
         "num_key_value_heads": max(kv_heads),
         "intermediate_size": max(ffn_sizes) or None,
-        "layer_norm_epsilon": value("attention.layer_norm_rms_epsilon"),
+        "layer_norm_epsilon": value("attention.layer_norm_epsilon"),
         "partial_rotary_factor": None,
         "n_routed_experts": value("expert_count"),
         "moe_shared_expert_intermediate_size": value("expert_shared_feed_forward_length"),

@@ -22,10 +22,11 @@ from inference_api.loading.options import EngineOptions
 from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, place_own_pages
+from lab.models.gguf_file import make_gguf
+from lab.models.gguf_hybrids import write_hybrid_gguf
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.quantised_models import QUANTISED, describe, split
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model, write_tokenizer
-from tests.inference_api.loading.gguf_hybrids import write_hybrid_gguf
 
 PROMPT = [5, 17, 250, 9, 33, 4, 8, 21, 199]
 MATRIX_ROWS = 32  # of those that are quantised, at least
@@ -61,7 +62,8 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_gguf_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
     folder, _ = tiny_model(name)
-    file = write_hybrid_gguf(folder, tmp_path / "model.gguf")
+    file = tmp_path / "model.gguf"
+    make_gguf(folder, file, "F32")
     expected = logits(folder)
     np.testing.assert_allclose(logits(file), expected, atol=1e-4, rtol=0)
     assert np.linalg.norm(logits(file, "int8") - expected) < 0.1 * np.linalg.norm(expected)
@@ -71,7 +73,7 @@ def test_gguf_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: 
 def test_projections_of_gguf_files_are_split_or_not(
     is_old: bool, sparse: Path, tmp_path: Path
 ) -> None:
-    file = write_hybrid_gguf(sparse, tmp_path / "model.gguf", is_old)
+    file = write_hybrid_gguf(sparse, tmp_path / "model.gguf", is_old=is_old)
     np.testing.assert_allclose(logits(file), logits(sparse), atol=1e-4, rtol=0)
 
 

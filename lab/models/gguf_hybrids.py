@@ -1,14 +1,18 @@
 """GGUF files of models with recurrent layers, with all that llama.cpp's converter does to them."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+
+from common.files import whole_file
+from lab.models.gguf_vocabulary import add_vocabulary, read_json
 
 Array = NDArray[np.float32]
 ARCHITECTURES = {
@@ -32,7 +36,7 @@ class Converter:
 
     def __init__(self, folder: Path, is_old: bool) -> None:
         """`is_old`: projections of Qwen3-Next are as safetensors have them."""
-        self.config = json.loads((folder / "config.json").read_text())
+        self.config = read_json(folder / "config.json")
         self.architecture = ARCHITECTURES[self.config["model_type"]]
         self._is_old = is_old
         tensors: dict[str, Array] = load_file(folder / "model.safetensors")
@@ -137,7 +141,10 @@ class Converter:
         writer.add_head_count_kv(config["num_key_value_heads"])
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
-        writer.add_rope_dimension_count(int(config["head_dim"] * share))
+        num_pairs = int(config["head_dim"] * share) // 2
+        writer.add_rope_dimension_count(2 * num_pairs)
+        third = num_pairs // 3  # of an image's rows and of its columns; all alike in a text
+        writer.add_rope_dimension_sections([num_pairs - 2 * third, third, third, 0])
         writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
         writer.add_ssm_state_size(self.key_dim)
         writer.add_ssm_group_count(self.key_heads)
@@ -161,9 +168,9 @@ class MambaConverter:
     layer_tensor = ".mamba."
 
     def __init__(self, folder: Path) -> None:
-        self.config = json.loads((folder / "config.json").read_text())
+        self.config = read_json(folder / "config.json")
         self._tensors: dict[str, Array] = load_file(folder / "model.safetensors")
-        self.kinds = self.config.get("layer_types", self.config.get("layers_block_type"))
+        self.kinds: Any = self.config.get("layer_types", self.config.get("layers_block_type"))
         if self.kinds is not None:
             self.config["num_hidden_layers"] = len(self.kinds)
         num_layers = self.config["num_hidden_layers"]
@@ -344,28 +351,45 @@ def side_by_side(rows: Array, num_heads: int) -> Array:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def write_hybrid_gguf(folder: Path, target: Path, is_old: bool = False) -> Path:
-    kind = json.loads((folder / "config.json").read_text())["model_type"]
-    of_mamba = MAMBAS.get(kind)
+def write_hybrid_gguf(
+    folder: Path, target: Path, type_name: str = "F32", *, is_old: bool = False
+) -> Path:
+    """`is_old`: projections of Qwen3-Next are as safetensors have them."""
+    of_mamba = MAMBAS.get(read_json(folder / "config.json")["model_type"])
     converter = Converter(folder, is_old) if of_mamba is None else of_mamba(folder)
     config = converter.config
-    writer = GGUFWriter(target, converter.architecture)
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"] + converter.num_further)
-    if converter.num_further:
-        writer.add_uint32(f"{converter.architecture}.nextn_predict_layers", converter.num_further)
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("layer_norm_epsilon")))
-    if "rope_parameters" in config:
-        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    converter.add_shape(writer)
-    writer.add_tokenizer_model("none")
-    for name, tensor in converter.tensors().items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target) as draft:
+        writer = GGUFWriter(draft, converter.architecture)
+        writer.add_vocab_size(config["vocab_size"])
+        writer.add_context_length(config["max_position_embeddings"])
+        writer.add_embedding_length(config["hidden_size"])
+        writer.add_block_count(config["num_hidden_layers"] + converter.num_further)
+        if converter.num_further:
+            key = f"{converter.architecture}.nextn_predict_layers"
+            writer.add_uint32(key, converter.num_further)
+        writer.add_head_count(config["num_attention_heads"])
+        if "layer_norm_epsilon" in config:
+            writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+        else:
+            writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        if "rope_parameters" in config:
+            writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+        converter.add_shape(writer)
+        add_vocabulary(writer, folder)
+        for name, tensor in converter.tensors().items():
+            kind = _kind(name, tensor, GGMLQuantizationType[type_name])
+            data = quantize(np.ascontiguousarray(tensor, np.float32), kind)
+            writer.add_tensor(name, data, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
     return target
+
+
+def _kind(name: str, tensor: Array, kind: GGMLQuantizationType) -> GGMLQuantizationType:
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    is_exact = name.endswith(("norm.weight", "conv1d.weight", "gate_inp.weight"))
+    is_matrix = tensor.ndim > 1 and tensor.shape[-1] % block == 0 and tensor.shape[-1] > 1
+    return kind if is_matrix and not is_exact else GGMLQuantizationType.F32
