@@ -381,7 +381,7 @@ struct Model {
     const bool has_latents = kind % 8 == 3;
     description.bits = bits;
     description.norm = kind / 2 % 2;
-    description.activation = kind % 4;
+    description.activation = kind % 5;
     description.is_gated = is_gated ? 1 : 0;
     description.is_parallel = kind / 4 % 2;
     description.cache_type = kind % 3;
@@ -393,6 +393,7 @@ struct Model {
     layer.value_dim = has_latents ? kValueDim : kHeadDim;
     layer.rotary_dim = kind % 2 == 0 ? kHeadDim : kHeadDim / 2;
     description.is_qk_norm_whole = kind % 2;
+    description.is_qk_norm_last = kind / 3 % 2;
     description.logits_softcap = kind % 4 == 3 ? 5.0f : 0.0f;
     description.norm_eps = 1e-5f;
     description.attention_scale = 0.2f;
