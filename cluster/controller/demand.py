@@ -3,7 +3,8 @@
 Demand rises at once. A clear rise is extrapolated by one more period, because what is started now
 serves the next one; where replicas take longer to start, also by the time of a start. Waiting
 requests are added, to be answered within a period: once a queue is full, no more can arrive than
-are answered. Demand falls late: it is the highest of `scale_down_s`.
+are answered. Demand falls late: it is the highest of `scale_down_s`, or of a start where that takes
+longer, so that no replica is given up that would be missed before another one is ready.
 """
 
 import math
@@ -89,7 +90,8 @@ class Demand:
         self._seen.append(_Seen(at_s, traffic, traffic.per_minute + rise + backlog))
         while self._seen[0].at_s < at_s - max(self._scale_down_s, 2 * ahead_s):
             self._seen.popleft()
-        recent = [each for each in self._seen if each.at_s >= at_s - self._scale_down_s]
+        late_s = max(self._scale_down_s, ahead_s)
+        recent = [each for each in self._seen if each.at_s >= at_s - late_s]
         highest = max(each.per_minute for each in recent)
         self._latest = OfferedLoad.of(highest, *self._tokens([each.traffic for each in recent]))
 

@@ -205,6 +205,16 @@ def test_a_slow_rise_is_planned_for_as_long_ahead_as_a_start_takes() -> None:
     assert late.load.per_minute == now + 12 * 3 * 8
 
 
+def test_demand_falls_no_sooner_than_another_replica_would_be_ready() -> None:
+    demand = Demand(OfferedLoad(0, 10, 10), scale_down_s=20)
+    demand.see(Traffic(5.0, arrived=100, ended=10), 5.0, start_s=60.0)
+    for number in range(2, 14):
+        demand.see(Traffic(5.0, arrived=10, ended=10), 5.0 * number, start_s=60.0)
+        assert demand.load.per_minute == 1200
+    demand.see(Traffic(5.0, arrived=10, ended=10), 70.0, start_s=60.0)
+    assert demand.load.per_minute == 120
+
+
 @given(
     arrived=st.lists(st.integers(0, 300), min_size=1, max_size=60),
     start_s=st.floats(0, 1e9),
@@ -214,4 +224,4 @@ def test_a_rise_is_at_most_a_half_more_and_never_less(arrived: list[int], start_
     for number, count in enumerate(arrived):
         demand.see(Traffic(5.0, arrived=count, ended=1), 5.0 * number, start_s)
         highest = max(arrived[: number + 1])
-        assert 12 * count <= demand.load.per_minute <= 12 * (count + highest / 2)
+        assert 12 * count <= demand.load.per_minute <= 18 * highest

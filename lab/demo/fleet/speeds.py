@@ -18,7 +18,7 @@ from lab.demo.fleet.members import OUT_TOKENS, Member
 from lab.kit.shares import choose_limiter, hold_process
 
 START_S = 300.0  # vLLM imports for a minute on a small machine
-SECONDS = 5.0  # of each number of users
+SECONDS = 8.0  # of each number of users: at a tenth of a core, few are answered in less
 LOAD = 1.5  # the peak, in what one replica answers at most
 
 
