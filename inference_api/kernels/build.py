@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import importlib.util
 import logging
+import os
 import platform
 import shutil
 import subprocess
@@ -181,14 +182,15 @@ def _instructions(flags: Sequence[str]) -> set[str]:
 def compile_units(
     compiler: Sequence[str], units: Mapping[str, Sequence[str]], flags: Sequence[str], folder: Path
 ) -> list[Path]:
-    """Compile all `units` at the same time, into object files in `folder`. Raises BuildFailed."""
+    """Compile all `units`, into object files in `folder`. Raises BuildFailed."""
     arm = ZIG_ARM if "ziglang" in compiler else ARM
+    longest_first = sorted(units, key=lambda unit: not unit.startswith(VARIANT))
     commands = {
         folder / f"{unit}.o": [
-            *(*compiler, *flags, *(flag.replace(ARM, arm) for flag in extra)),
+            *(*compiler, *flags, *(flag.replace(ARM, arm) for flag in units[unit])),
             *("-c", str(SOURCES / f"{unit}.cpp"), "-o"),
         ]
-        for unit, extra in units.items()
+        for unit in longest_first
     }
     _run([[*command, str(target)] for target, command in commands.items()])
     return list(commands)
@@ -267,8 +269,8 @@ def _remove_old_builds() -> None:
 
 
 def _run(commands: Sequence[list[str]]) -> None:
-    """Run all commands at the same time and wait for all of them. Raises BuildFailed."""
-    with ThreadPoolExecutor(max_workers=len(commands)) as threads:
+    """Run all commands, in their order, one on each core. Raises BuildFailed."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
         failures = [failure for failure in threads.map(_failure, commands) if failure]
     if failures:
         raise BuildFailed(failures[0])
