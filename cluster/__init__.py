@@ -1,4 +1,4 @@
-"""Many replicas on many machines: actuators start and stop them, a controller says how many.
+"""Runs replicas on many machines: actuators start and stop them, a controller decides how many.
 
-Meets the other packages over HTTP and by files only.
+It uses the other packages only over HTTP and by files.
 """

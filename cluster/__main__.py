@@ -27,7 +27,8 @@ MAX_BODY_BYTES = 1024 * 1024
 
 
 class Service:
-    """The controller of one gunicorn worker: threads do not survive the fork before it."""
+    """The controller of a gunicorn worker. It starts after the fork, because threads do not survive
+    one."""
 
     def __init__(self, config: ClusterConfig, system: SystemDocument) -> None:
         self._config, self._system = config, system
@@ -52,7 +53,8 @@ class Service:
 
 
 def create_actuator(config: ClusterConfig, system: SystemDocument) -> Actuator:
-    """Imports only the kind that the file names: clients for Ray and Kubernetes are an extra.
+    """Returns the actuator of the kind that the file names. Other kinds are not imported, because
+    clients for Ray and Kubernetes are extras.
 
     Raises ActuatorUnusable, and ConfigFaulty if Kubernetes has no account for this process."""
     keys = config.actuator

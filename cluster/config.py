@@ -60,7 +60,7 @@ Amount = Annotated[float, BeforeValidator(float_of), Field(ge=0, le=1e6, allow_i
 
 
 class ActuatorKeys(Keys):
-    """Who starts and stops replicas."""
+    """How replicas are started and stopped."""
 
     kind: Literal["local", "ray", "kubernetes"] = Field(
         "local", description="Processes of this machine, actors of Ray, or Deployments."
@@ -86,7 +86,7 @@ class ActuatorKeys(Keys):
 
 
 class ProxyKeys(Keys):
-    """The proxy: requests that wait there have arrived, but no replica has counted them yet."""
+    """The proxy, whose waiting requests have arrived but are not counted by any replica."""
 
     url: Url = Field(description="Of the proxy; its /metrics are read.")
     token_file: FilePath | None = Field(
@@ -95,7 +95,7 @@ class ProxyKeys(Keys):
 
 
 class AcceleratorKeys(Keys):
-    """The resources that one replica on this accelerator takes."""
+    """The resources of one replica on this accelerator."""
 
     resources: dict[Name, Amount] = Field(
         default_factory=dict, max_length=50, description="As the machines call them: CPU, GPU, ..."
@@ -160,7 +160,7 @@ class ClusterConfig(Keys):
         return int(self.listen.rpartition(":")[2])
 
     def idle_s(self, system: SystemDocument) -> dict[str, float]:
-        """How long each server that may go to 0 has to be idle before."""
+        """For each server that may scale to 0, how long it has to be idle before."""
         return {
             name: each.idle_s or max(self.scale_down_s, 1.0)
             for name, each in self.servers.items()
@@ -168,8 +168,8 @@ class ClusterConfig(Keys):
         }
 
     def models_of_sleepers(self, system: SystemDocument) -> dict[str, list[str]]:
-        """Names of models by which a server that may go to 0 is woken; none: by any. With several
-        servers, nobody can wake one whose models are not named."""
+        """Model names whose requests wake a server that may scale to 0; empty means any name. With
+        several servers, one without named models cannot be woken."""
         return {
             name: each.models
             for name, each in self.servers.items()
@@ -177,7 +177,7 @@ class ClusterConfig(Keys):
         }
 
     def engines(self, system: SystemDocument) -> dict[str, Engine]:
-        """Other engines than Hearth, by server."""
+        """Engines other than Hearth, by server."""
         return {
             name: each.engine_for(system.answer_tokens(name))
             for name, each in self.servers.items()
@@ -185,7 +185,7 @@ class ClusterConfig(Keys):
         }
 
     def recipes(self, system: SystemDocument) -> Recipes:
-        """How the replicas of every server are run, and the resources they take."""
+        """How the replicas of each server are run, and their resources."""
         settings = {
             name: ({} if each.model is None else {"MODEL": each.model}) | each.settings
             for name, each in self.servers.items()
@@ -201,7 +201,8 @@ class ClusterConfig(Keys):
 
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
-    """The cluster in a file, and the system that it names. Raises ConfigFaulty with every fault."""
+    """Returns the cluster in a file, and the system that it names. Raises ConfigFaulty with every
+    fault."""
     content = _bytes_of(path, MAX_FILE_BYTES)
     try:
         read = parse_keys(content, ClusterConfig, _keys_at, max_nodes=MAX_KEYS)
@@ -245,7 +246,7 @@ _PARTS: Mapping[str, type[Keys]] = {
 
 
 def _keys_at(detail: ErrorDetails) -> Iterable[str]:
-    """Returns the keys that the mapping at fault may have."""
+    """Returns the keys that the faulty mapping may have."""
     path = detail["loc"]
     is_inside = len(path) > 1 or detail["type"] == "model_type"
     return (_PARTS.get(str(path[0]), ClusterConfig) if is_inside else ClusterConfig).model_fields
@@ -256,7 +257,7 @@ def _refuse(faults: list[str]) -> NoReturn:
 
 
 def _from_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
-    """With paths that do not depend on the working directory."""
+    """Returns the config with paths that do not depend on the working directory."""
     proxy = config.proxy
     if proxy is not None and proxy.token_file is not None:
         proxy = proxy.model_copy(update={"token_file": folder / proxy.token_file})
@@ -278,7 +279,8 @@ def _from_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
 
 
 def _found(model: str | None, folder: Path) -> str | None:
-    """The path if it exists in this folder; otherwise unchanged, as it may be a hub id."""
+    """Returns the path if it exists in this folder; otherwise the model unchanged, because it may
+    be a hub id."""
     try:
         return str((folder / model).resolve()) if model and (folder / model).exists() else model
     except (OSError, ValueError):  # such as a hub id that is too long for a file name

@@ -1,4 +1,4 @@
-"""Reads from a replica's /metrics what a plan needs, by the names that its engine has.
+"""Reads from a replica's /metrics the counters that a plan needs, by its engine's names.
 
 Pure: any thread.
 """
@@ -13,12 +13,13 @@ from cluster.engines import HEARTH, Engine
 from cluster.errors import MetricsUnread
 
 MAX_COUNT = 1e15
-GAUGES = ("running", "waiting")  # there from the start, as counters with labels are not
+GAUGES = ("running", "waiting")  # present from the start, unlike counters with labels
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals of one replica since its process started; `running` and `waiting` are current."""
+    """Totals of one replica since its process started. `running` and `waiting` are current
+    values."""
 
     at_s: float
     ended: float = 0.0
@@ -37,7 +38,7 @@ class Counters:
 
 
 def parse_counters(text: str, at_s: float, engine: Engine = HEARTH) -> Counters:
-    """The counters of a page in Prometheus' text format. Raises MetricsUnread.
+    """Returns the counters of a page in Prometheus' text format. Raises MetricsUnread.
 
     Lines of other metrics, about a hundred on a page, are not parsed.
     """
@@ -66,8 +67,7 @@ def parse_counters(text: str, at_s: float, engine: Engine = HEARTH) -> Counters:
 
 
 def _not_counted(engine: Engine, sound: dict[str, float]) -> dict[str, float]:
-    """What an engine without such counters has by its tokens: ended requests, and how many times
-    its times were taken."""
+    """Returns counters for an engine that counts no requests: estimates from its tokens."""
     tokens = sound.get("completion_tokens", 0.0)
     ended = sound.get("ended", 0.0)
     if "ended" not in engine.metrics:

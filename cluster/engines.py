@@ -3,14 +3,15 @@
 Names of metrics are from the engines' own documentation, read on 2026-11-28:
 vLLM      https://docs.vllm.ai/en/stable/usage/metrics/
 SGLang    https://docs.sglang.io/references/production_metrics.html
-llama.cpp https://github.com/ggml-org/llama.cpp/tree/master/tools/server#get-metrics-prometheus-compatible-metrics-exporter
+llama.cpp
+https://github.com/ggml-org/llama.cpp/tree/master/tools/server#get-metrics-prometheus-compatible-metrics-exporter
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 MetricNames = Mapping[str, tuple[str, ...]]
-"""Sample names by field of `Counters`: the first on a page counts, summed over its labels."""
+"""Sample names by field of `Counters`. The first one on a page is used, summed over its labels."""
 
 PLACES = ("host", "port", "model", "rows", "devices")
 
@@ -61,7 +62,7 @@ _SGLANG = {
     "running": ("sglang:num_running_reqs",),
     "waiting": ("sglang:num_queue_reqs",),
 }
-_LLAMA_SERVER = {  # which counts no requests, and whose time to first token is that of the prompt
+_LLAMA_SERVER = {  # counts no requests; its time to first token is the prompt's
     "prompt_tokens": ("llamacpp:prompt_tokens_total",),
     "completion_tokens": ("llamacpp:tokens_predicted_total",),
     "ttft_s": ("llamacpp:prompt_seconds_total",),
@@ -77,9 +78,9 @@ NEEDED = ("prompt_tokens", "completion_tokens", "running", "waiting")
 class Engine:
     """How the processes of a server are run and watched.
 
-    `command`: the words of its command line, with PLACES in braces; empty for Hearth's own API.
-    `answer_tokens`: tokens of an answer on average, by which an engine that counts no requests is
-    taken to have ended some."""
+    `command` has the words of its command line, with PLACES in braces; empty for Hearth's own API.
+    `answer_tokens` is the mean length of answers, from which ended requests are estimated for an
+    engine that does not count them."""
 
     metrics: MetricNames = field(default_factory=dict)
     command: tuple[str, ...] = ()
@@ -88,7 +89,7 @@ class Engine:
 
     @property
     def drains_itself(self) -> bool:
-        """Whether it ends its requests on SIGTERM, as opposed to cutting them off."""
+        """Whether it finishes its requests on SIGTERM instead of cutting them off."""
         return not self.command
 
 
@@ -114,7 +115,7 @@ ENGINES: Mapping[str, Engine] = {
 
 
 def filled(command: Sequence[str], **places: object) -> tuple[str, ...]:
-    """Returns the command line with some of its places filled; other braces, as of JSON, stay."""
+    """Returns the command line with some places filled in. Other braces, as in JSON, stay."""
     for name, value in places.items():
         command = [word.replace(f"{{{name}}}", str(value)) for word in command]
     return tuple(command)

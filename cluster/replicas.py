@@ -43,10 +43,12 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Recipes:
-    """The settings and the engine of each server's processes, which is Hearth where `engines` does
-    not name it; and the resources of a replica per accelerator. `models`: names in requests, of
-    servers whose replicas are not asked for them. `costs`: cents per hour of a replica of a server
-    on an accelerator."""
+    """How the processes of each server are run.
+
+    Servers that are not in `engines` run Hearth. `resources` is by accelerator. `models` has names
+    in requests for servers whose replicas are not asked for them. `costs` has the cents per hour
+    of a replica, by server and accelerator.
+    """
 
     settings: Mapping[str, Mapping[str, str]]
     resources: Mapping[str, Mapping[str, float]]
@@ -58,8 +60,8 @@ class Recipes:
         return self.engines.get(server, HEARTH)
 
     def of(self, group: Group) -> Recipe:
-        """A group's recipe, with its rows as USER_ROWS and in the command line. Raises ConfigFaulty
-        for unknown names."""
+        """Returns a group's recipe, with its rows in USER_ROWS and in the command line. Raises
+        ConfigFaulty for unknown names."""
         for name, known, kind in (
             (group.server, self.settings, "servers"),
             (group.accelerator, self.resources, "accelerators"),
@@ -76,20 +78,20 @@ class Recipes:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One process that serves. `url` has no slash at its end and is None until it is known."""
+    """A serving process. `url` has no slash at its end, and is None until it is known."""
 
     name: str
     group: Group
     state: ReplicaState
     url: str | None = None
     why: str = ""
-    """Why it failed, or why it is not placed yet."""
+    """Why it failed, or is not placed yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call to an actuator has started. There is no room for `unplaced` replicas, for the
-    reason `why`; they are reported and not tried again until the plan changes."""
+    """The replicas that a call to an actuator started. `unplaced` ones have no room, for the reason
+    `why`; they are not tried again until the plan changes."""
 
     started: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()

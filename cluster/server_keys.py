@@ -1,4 +1,4 @@
-"""`ServerKeys`: how replicas of one server of the system are run, a part of the cluster's file."""
+"""`ServerKeys`: the part of the cluster's file about how a server's replicas are run."""
 
 import re
 import shlex
@@ -79,7 +79,7 @@ class ServerKeys(Keys):
     )
 
     def engine_for(self, answer_tokens: float) -> Engine:
-        """Its engine; `answer_tokens` is the mean of the system's load."""
+        """Returns the server's engine. `answer_tokens` is the mean in the system's load."""
         found = ENGINES[self.engine]
         own: MetricNames = {field: (name,) for field, name in self.metrics.items()}
         return replace(
@@ -91,7 +91,7 @@ class ServerKeys(Keys):
         )
 
     def faults(self, answer_tokens: float, *, has_command: bool) -> Iterator[str]:
-        """What is wrong between its keys. `has_command`: whether the actuator runs one."""
+        """Returns faults between keys. `has_command` says whether the actuator runs commands."""
         if self.engine == "hearth":
             for key in sorted({"command", "ready_path", "metrics"} & self.model_fields_set):
                 yield f"{key}: is for other engines; remove it or name the engine."

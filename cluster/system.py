@@ -1,7 +1,7 @@
 """`SystemDocument`: the parts of the optimizer's document that a cluster reads. Any thread.
 
-It finds names, and the speeds of models on accelerators; the optimizer validates the rest. Keys may
-be in upper or lower case, as in the optimizer. Immutable.
+It reads names, and the speeds of models on accelerators; the optimizer validates the rest. Keys may
+be in any case, as in the optimizer. Immutable.
 """
 
 import json
@@ -13,9 +13,9 @@ from cluster.errors import ConfigFaulty
 
 Json = dict[str, Any]
 
-MAX_CENTS_PER_HOUR = 1e9  # for the proxy, which would refuse all of its file
+MAX_CENTS_PER_HOUR = 1e9  # the proxy's bound, above which it refuses its whole file
 
-# What is read here, as it is then written.
+# The keys that are read here, in the spelling that is used.
 _KEYS = """
     system acceleratorData accelerators modelData models serviceClassData serviceClasses serverData
     servers optimizerData optimizer capacityData name acc accCount class model modelTargets priority
@@ -38,21 +38,21 @@ class SystemDocument:
     """Performance data by model and accelerator."""
 
     def target(self, server: str) -> Json:
-        """The service levels of a server; empty if it has none."""
+        """Returns the service levels of a server; empty without any."""
         spec = self.servers[server]
         listed = self.classes.get(spec.get("class") or "Free", {}).get("modelTargets") or []
         return next((t for t in reversed(listed) if t.get("model") == spec.get("model")), {})
 
     def load(self, server: str) -> Json:
-        """The load that the document expects of a server; empty if it says nothing."""
+        """Returns the load that the document expects of a server; empty without one."""
         return (self.servers[server].get("currentAlloc") or {}).get("load") or {}
 
     def may_sleep(self, server: str) -> bool:
-        """Whether it may have no replicas."""
+        """Returns whether a server may scale to 0."""
         return not self.servers[server].get("minNumReplicas")
 
     def cents_per_hour(self, server: str, accelerator: str) -> float:
-        """What one replica costs."""
+        """Returns the cost of one replica in cents per hour."""
         perf = self.perf.get((str(self.servers[server].get("model")), accelerator), {})
         unit_cost = self.accelerators.get(accelerator, {}).get("cost")
         count = perf.get("accCount") or 1
@@ -66,7 +66,7 @@ class SystemDocument:
 
 
 def read_system(content: bytes) -> SystemDocument:
-    """The document in this content. Raises ConfigFaulty."""
+    """Returns the document in this content. Raises ConfigFaulty."""
     try:
         parts = _named(json.loads(content))["system"]
         return SystemDocument(

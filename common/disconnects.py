@@ -1,7 +1,7 @@
-"""Notices at once that a client has hung up, also while nothing is being written to it.
+"""Notices at once when a client hangs up, even if nothing is being written to it.
 
-One thread waits in epoll for the hang-up of every watched socket. It never reads: a client that
-has sent its next request early stays untouched. Sockets must be plain; end TLS before Hearth.
+One thread waits in epoll for the hang-up of every watched socket. It never reads, so a client may
+send its next request early. Sockets must be plain; end TLS before Hearth.
 """
 
 import logging
@@ -15,7 +15,7 @@ from threading import Lock, Thread
 logger = logging.getLogger(__name__)
 
 HANG_UP = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-POLL_S = 0.5  # how soon `stop` is noticed
+POLL_S = 0.5  # interval at which `stop` is noticed
 JOIN_TIMEOUT_S = 5.0
 
 
@@ -31,7 +31,7 @@ class DisconnectWatcher:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._watched: dict[int, _Watched] = {}  # keys: file descriptors
-        self._lock = Lock()  # a socket is watched, unwatched and reported under it
+        self._lock = Lock()  # held to watch, unwatch and report a socket
         self._is_stopping = False
         self._thread = Thread(target=self._run, name="disconnects", daemon=True)
 
@@ -44,19 +44,19 @@ class DisconnectWatcher:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def watch(self, client: socket.socket, on_hang_up: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_hang_up` if the client goes. Returns the function that ends the watch, which may
+        """Call `on_hang_up` if the client hangs up. Returns a function that ends the watch; it may
         be called twice, and after the socket was closed.
 
-        A socket may be watched several times: one connection may wait for several generations.
-        Each watch asks anew, so an earlier one may be called again.
+        A socket may have several watches, because a connection may wait for several generations.
+        Each new watch may cause earlier ones to be called again.
         """
         descriptor = client.fileno()
-        if descriptor < 0:  # closed already
+        if descriptor < 0:  # already closed
             on_hang_up()
             return lambda: None
         with self._lock:
             watched, arm = self._watched.get(descriptor), self._epoll.modify
-            # A new socket may have the number of a closed one.
+            # A new socket may have the descriptor of a closed one.
             if watched is None or watched.client is not client:
                 watched, arm = _Watched(client), self._epoll.register
             arm(descriptor, HANG_UP | select.EPOLLONESHOT)
@@ -65,11 +65,11 @@ class DisconnectWatcher:
 
         def unwatch() -> None:
             with self._lock:
-                with suppress(ValueError):  # it has ended
+                with suppress(ValueError):  # the watch has ended
                     watched.callbacks.remove(on_hang_up)
                 if not watched.callbacks and self._watched.get(descriptor) is watched:
                     del self._watched[descriptor]
-                    with suppress(OSError):  # a closed socket has left by itself
+                    with suppress(OSError):  # epoll drops closed sockets by itself
                         self._epoll.unregister(descriptor)
 
         return unwatch
@@ -80,7 +80,8 @@ class DisconnectWatcher:
         while not self._is_stopping:
             if not something_happened.poll(1000 * POLL_S):
                 continue
-            # Before it has the lock a watch may end, and another client's socket be so numbered.
+            # Before the lock is taken, the watch may end and its descriptor belong to another
+            # client.
             with self._lock:
                 hung_up = [self._watched.get(number) for number, _ in self._epoll.poll(0)]
                 callbacks = [each for watched in hung_up if watched for each in watched.callbacks]

@@ -1,4 +1,4 @@
-"""Errors as clients see them, in the API's words, in OpenAI's and, at `/v1/messages`, Anthropic's.
+"""Errors as clients see them, in Hearth's format, OpenAI's and, at `/v1/messages`, Anthropic's.
 
     WireError
     └── StoreFailed   503   the store did not take or give the data; nothing is half written
@@ -12,10 +12,10 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 MESSAGES_PATH = "/v1/messages"
-VERSION_HEADER = "anthropic-version"  # which all clients of Anthropic send, and no others
+VERSION_HEADER = "anthropic-version"  # sent by all clients of Anthropic and by no others
 
 _TYPES = {
-    303: "authentication_error",  # to the login: what is 401 to anyone but a browser
+    303: "authentication_error",  # redirects a browser to the login; others get 401
     401: "authentication_error",
     403: "permission_error",
     429: "rate_limit_error",
@@ -24,13 +24,13 @@ _TYPES_OF_MESSAGES = _TYPES | {
     404: "not_found_error",
     413: "request_too_large",
     502: "overloaded_error",
-    503: "overloaded_error",  # Anthropic's own status for it is 529, which balancers do not know
+    503: "overloaded_error",  # Anthropic uses status 529, which load balancers do not know
     504: "timeout_error",
 }
 
 
 class ErrorDetail(TypedDict):
-    """OpenAI's shape of an error."""
+    """An error in OpenAI's format."""
 
     message: str
     type: str
@@ -39,7 +39,7 @@ class ErrorDetail(TypedDict):
 
 
 class Error(TypedDict):
-    """An error as clients see it: two documented keys, and `error` for OpenAI clients."""
+    """An error in Hearth's format: two documented keys, and `error` for OpenAI's clients."""
 
     status_code: int
     message: str
@@ -53,7 +53,7 @@ class MessagesErrorDetail(TypedDict):
 
 
 class MessagesError(TypedDict):
-    """An error in Anthropic's shape."""
+    """An error in Anthropic's format."""
 
     type: Literal["error"]
     error: MessagesErrorDetail
@@ -61,7 +61,7 @@ class MessagesError(TypedDict):
 
 
 class WireError(Exception):
-    """`str(error)` is the message for the client."""
+    """Base class of errors for clients. `str(error)` is the message."""
 
     status = 500
     code = "internal_error"
@@ -71,12 +71,12 @@ class WireError(Exception):
 
     @property
     def type(self) -> str:
-        """OpenAI's kind of error, which follows from the status."""
+        """OpenAI's type of error, which follows from the status."""
         return error_type(self.status)
 
     @property
     def anthropic_message(self) -> str:
-        """The message where clients of Anthropic read it."""
+        """The message for clients of Anthropic."""
         return str(self)
 
     def body(self) -> Error:
@@ -98,7 +98,7 @@ def error_type(status: int) -> str:
 
 
 def is_of_messages(path: str) -> bool:
-    """Whether clients of a path want errors in Anthropic's shape."""
+    """Returns whether clients of a path expect errors in Anthropic's format."""
     return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
 
 

@@ -1,4 +1,4 @@
-"""pydantic's errors in sentences: path, value, bound and remedy. Pure: any thread."""
+"""Turns pydantic's errors into sentences with path, value, bound and remedy. Pure: any thread."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-MAX_FAULTS = 100  # faults that are listed; more would not help the reader
-MAX_SHOWN = 40  # characters of a value, or of a key
-SECRETS = ("SECRET", "REDIS_URL", "API_KEY", "API_BASE")  # in names of variables: may hold one
+MAX_FAULTS = 100  # faults that are listed; more would not help
+MAX_SHOWN = 40  # characters of a value or key
+SECRETS = ("SECRET", "REDIS_URL", "API_KEY", "API_BASE")  # parts of names of secret variables
 
-# pydantic's types of error -> the message after the key's path.
+# Keyed by pydantic's type of error; values are the message after the key's path.
 _SAID = {
     "missing": "is missing; give it",
     "extra_forbidden": "no such key; known: {known}",
@@ -38,7 +38,7 @@ _SAID = {
 
 
 def fault_of(detail: ErrorDetails, known: Iterable[str]) -> str:
-    """`known`: the keys that the mapping at fault may have."""
+    """Returns a sentence. `known` are the keys that the faulty mapping may have."""
     path, said = _path(detail["loc"]), _SAID.get(detail["type"])
     place = f"{path}: " if path else ""
     if said is None:
@@ -49,14 +49,14 @@ def fault_of(detail: ErrorDetails, known: Iterable[str]) -> str:
 
 
 def capped(faults: Sequence[str]) -> list[str]:
-    """Returns the first ones, and how many more there are."""
+    """Returns the first faults, and how many more there are."""
     more = len(faults) - MAX_FAULTS
     return [*faults[:MAX_FAULTS], *[f"And {more} more faults."] * (more > 0)]
 
 
 def setting_faults(error: ValidationError) -> list[str]:
-    """Returns one for each fault: the variable, its value unless that may be a secret, and what to
-    do. A fault with `faults` in its context is each of those."""
+    """Returns a sentence for each fault: the variable, its value unless that may be a secret, and
+    the remedy. A fault with `faults` in its context stands for each of those."""
     return [fault for detail in error.errors() for fault in _setting_faults(detail)]
 
 
@@ -72,7 +72,7 @@ def _setting_faults(detail: ErrorDetails) -> list[str]:
 
 
 def _without_quotes(bound: object) -> str:
-    """A bound as pydantic has it: a number, or quoted values."""
+    """Returns pydantic's bound as text: a number, or quoted values."""
     if isinstance(bound, float):
         return f"{bound:.15g}"
     return str(bound).replace("'", "")
@@ -89,11 +89,11 @@ def _path(steps: Sequence[int | str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as messages have it: short, and all of it printable."""
+    """Returns a value for messages: short and printable."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "a mapping"
     try:
         text = json.dumps(value, default=str)
-    except ValueError:  # it has more digits than Python writes
+    except ValueError:  # an integer with more digits than Python writes
         return "a number of thousands of digits"
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

@@ -1,4 +1,4 @@
-"""What another server answers over HTTP, bounded in bytes and time: whatever listens there."""
+"""Asks another server over HTTP, bounded in bytes and time whatever it answers."""
 
 import json
 import socket
@@ -19,16 +19,16 @@ OK = 200
 
 
 class FetchFailed(OSError):
-    """Nobody answered, or not with a whole page of status 200 within the bounds."""
+    """There was no complete answer with status 200 within the bounds."""
 
 
 class FetchLate(FetchFailed):
-    """Nobody answered in time."""
+    """There was no answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchBounds:
-    """`read_s` is for all that follows once it is connected, TLS and the head included."""
+    """Bounds. `read_s` covers everything after connecting, including TLS and the head."""
 
     connect_s: float
     read_s: float
@@ -45,7 +45,7 @@ class Fetched:
 
     @property
     def text(self) -> str:
-        """Its beginning, for a message."""
+        """The beginning of the body, for a message."""
         return self.content[:MAX_REASON].decode(errors="replace")
 
     def json(self) -> Any:
@@ -54,7 +54,7 @@ class Fetched:
 
 
 def fetch(url: str, bounds: FetchBounds, headers: Mapping[str, str] | None = None) -> bytes:
-    """Returns the body. Raises FetchFailed, also for any other status than 200; see `ask`."""
+    """Returns the body. Raises FetchFailed, also for a status other than 200; see `ask`."""
     answer = ask(url, bounds, headers=headers)
     if answer.status != OK:
         raise FetchFailed(f"{url}: answers {answer.status}")
@@ -62,7 +62,7 @@ def fetch(url: str, bounds: FetchBounds, headers: Mapping[str, str] | None = Non
 
 
 def answers_ok(url: str, bounds: FetchBounds = PROBE) -> bool:
-    """Whether it answers 200, as a whole."""
+    """Returns whether the server gives a complete answer with status 200."""
     try:
         return ask(url, bounds).status == OK
     except FetchFailed:
@@ -76,7 +76,7 @@ def ask(
     body: object = None,
     headers: Mapping[str, str] | None = None,
 ) -> Fetched:
-    """Returns what is answered, whatever its status. `body` is sent as JSON.
+    """Returns the answer, whatever its status. `body` is sent as JSON.
 
     Follows no redirect and uses no proxy, whatever the environment says. Raises FetchFailed.
     """
@@ -98,15 +98,15 @@ def ask(
 
 @contextmanager
 def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[HTTPConnection]:
-    """A connection that ends in time. A socket's own timeout is for each of its reads, and starts
-    anew with each byte of a server that drips: so somebody else ends it. Raises TimeoutError."""
+    """Opens a connection that ends in time. A socket's own timeout applies to each read, and starts
+    again with each byte, so another thread shuts it down. Raises TimeoutError."""
     host = parts.hostname or ""
     is_tls = parts.scheme == "https"
     port = parts.port or (443 if is_tls else 80)
     connection = HTTPConnection(host, port)
     with (
         socket.create_connection((host, port), bounds.connect_s) as plain,
-        plain.dup() as watched,  # TLS takes the other
+        plain.dup() as watched,  # because TLS takes over the other one
     ):
         plain.settimeout(bounds.read_s)
         until_s = time.monotonic() + bounds.read_s
@@ -125,14 +125,14 @@ def _connected(parts: SplitResult, bounds: FetchBounds) -> Iterator[HTTPConnecti
 
 
 def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:
-    context = ssl.create_default_context()  # the system's authorities, or SSL_CERT_FILE's
+    context = ssl.create_default_context()  # the system's certificates, or SSL_CERT_FILE's
     context.load_verify_locations(certifi.where())
-    plain.getpeername()  # raises where the peer is gone: `wrap_socket` would leave its socket open
+    plain.getpeername()  # raises if the peer is gone, where `wrap_socket` would leak the socket
     return context.wrap_socket(plain, server_hostname=host)
 
 
 def _end(watched: socket.socket) -> None:
-    with suppress(OSError):  # it is closed already
+    with suppress(OSError):  # already closed
         watched.shutdown(socket.SHUT_RDWR)
 
 

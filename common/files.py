@@ -1,6 +1,6 @@
-"""Files that another start believes: whole, or not there, whenever this process is killed.
+"""Writes files atomically: a file is complete or absent, whenever this process is killed.
 
-A file is written beside its place and moved there. A killed process leaves at most a draft.
+A file is written next to its place and moved there. A killed process leaves at most a draft.
 """
 
 import os
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ANYBODY = 0o666  # less the umask, as with open()
+ANYBODY = 0o666  # minus the umask, as with open()
 OWNER_ALONE = 0o600
 
 
 def write_whole(
     path: Path, content: str | bytes, mode: int = ANYBODY, *, replaces: bool = True
 ) -> None:
-    """See `whole_file`. Raises OSError."""
+    """Write content to a file. See `whole_file`. Raises OSError."""
     with whole_file(path, mode, replaces=replaces) as draft:
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -25,8 +25,8 @@ def write_whole(
 def whole_file(path: Path, mode: int = ANYBODY, *, replaces: bool = True) -> Iterator[Path]:
     """Yields the path of an empty draft, which becomes `path` unless the block raises.
 
-    Raises OSError: FileExistsError where `path` exists and the draft must not replace it. So one
-    of several processes creates a file, and the others find that one's.
+    Raises OSError; FileExistsError if `path` exists and must not be replaced. So only one of
+    several processes creates a file, and the others find it.
     """
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.draft")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
@@ -43,7 +43,7 @@ def whole_file(path: Path, mode: int = ANYBODY, *, replaces: bool = True) -> Ite
 
 
 def _sync(path: Path) -> None:
-    """Make content, or the names in a folder, outlast a crash of the machine."""
+    """Make content, or the names in a folder, survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The Host field, of which HTTP/1.1 asks for one that is valid (RFC 9112, section 3.2)."""
+"""Checks the Host field, of which HTTP/1.1 requires exactly one valid (RFC 9112, section 3.2)."""
 
 import re
 
@@ -7,7 +7,7 @@ _HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 
 
 def host_fault(host: str | None, *, is_http_1_0: bool) -> str | None:
-    """Returns why a request is refused; None when its Host field, or the lack of one, is right."""
+    """Returns why a request is refused; None if its Host field, or the lack of one, is valid."""
     if host is None:
         return None if is_http_1_0 else "HTTP/1.1 asks for the field 'Host', which did not come"
     return None if _HOST.fullmatch(host) else "the field 'Host' names no host and port"

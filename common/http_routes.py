@@ -1,4 +1,4 @@
-"""Routes of a service: bodies are read within a bound, and large work is done in turn."""
+"""Helps to define the routes of a service: bounded bodies, and large work done in turn."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,8 +26,8 @@ class BodyTooLarge(WireError):
 class Wire:
     """How a service reads bodies and writes answers.
 
-    A body has at most `max_body_bytes`, which `variable` sets. `decode` takes its bytes, `read` a
-    model and what `decode` returns. `refusal` makes an error of a message and a code.
+    A body has at most `max_body_bytes`, which `variable` sets. `decode` takes its bytes; `read`
+    takes a model and the result of `decode`. `refusal` makes an error from a message and a code.
     """
 
     max_body_bytes: int
@@ -41,9 +41,9 @@ class Wire:
 class HttpRoutes:
     """Adds routes to a blueprint while it is built.
 
-    `get`, `post`, `put` and `delete` return decorators of views that have an operation. A view gets
-    the body first, where the operation has one model for it, then the names in the path. It returns
-    a Response, or a value that is written. `in_turn`: it runs when no other such does.
+    `get`, `post`, `put` and `delete` return decorators for views with an operation. A view gets the
+    body first, if the operation has one model for it, then the names in the path. It returns a
+    Response, or a value to write. With `in_turn` only one such view runs at a time.
     """
 
     def __init__(self, blueprint: Blueprint, wire: Wire, merge_slashes: bool | None = None) -> None:
@@ -64,7 +64,7 @@ class HttpRoutes:
         return self._route("DELETE", path)
 
     def decoded(self) -> object:
-        """Returns the request's body. Raises BodyTooLarge, and what the service refuses it with."""
+        """Returns the request's body. Raises BodyTooLarge, or the service's own error."""
         raw = self._raw()
         if is_encoded(request):
             message = "the body is compressed; send it without a Content-Encoding"

@@ -1,4 +1,4 @@
-"""Files of keys: plain YAML, read into pydantic models with every fault at once. Any thread."""
+"""Reads files of plain YAML into pydantic models, with every fault at once. Any thread."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,13 +12,13 @@ from common.plain_yaml import MAX_NODES, UnusableYaml, read_yaml
 
 
 class Keys(BaseModel):
-    """Base of every mapping in a file. Immutable."""
+    """Base class of every mapping in a file. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
     @classmethod
     def keys(cls) -> list[str]:
-        """Returns its keys as files have them."""
+        """Returns its keys as they are written in files."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
 
@@ -26,7 +26,7 @@ KeysT = TypeVar("KeysT", bound=Keys)
 
 
 class KeysFaulty(Exception):
-    """`faults`: all of them, up to a bound."""
+    """The file is wrong. `faults` has all faults, up to a bound."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("; ".join(faults))
@@ -42,7 +42,8 @@ def parse_keys(
 ) -> KeysT:
     """Returns the keys of a file with this content.
 
-    `known`: keys that the mapping at fault may have; `further`: other faults. Raises KeysFaulty.
+    `known` returns the keys that a faulty mapping may have; `further` returns other faults. Raises
+    KeysFaulty.
     """
     try:
         raw, faults = read_yaml(content.decode(), max_nodes)
@@ -65,7 +66,7 @@ def parse_keys(
 
 
 def float_of(value: object) -> object:
-    """Integers beyond any float are beyond every bound."""
+    """Treats integers beyond any float as beyond every bound."""
     if type(value) is not int:
         return value
     if abs(value) < 2**1000:

@@ -1,4 +1,4 @@
-"""gunicorn in this process: for services that have settings instead of its command line."""
+"""Runs gunicorn in this process, for services with their own settings."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -9,11 +9,12 @@ from gunicorn.app.base import BaseApplication
 from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
 
 MAX_CONNECTIONS = 1024
-MAX_HELD_REQUESTS = 8  # requests of full size; their bodies may be large
+MAX_HELD_REQUESTS = 8  # requests of full size, because bodies may be large
 
 
 def threaded(host: str, port: int, threads: int, max_body_bytes: int) -> dict[str, Any]:
-    """gunicorn's settings for a small service. One worker: what it knows is its process's."""
+    """Returns gunicorn's settings for a small service. It has one worker, because state is in the
+    process."""
     limits = ConnectionLimits(max_body_bytes, max_held_requests=MAX_HELD_REQUESTS)
     return {
         "bind": [f"{host}:{port}"],
@@ -24,12 +25,12 @@ def threaded(host: str, port: int, threads: int, max_body_bytes: int) -> dict[st
         "timeout": 120,
         "graceful_timeout": 30,
         "preload_app": False,
-        "control_socket_disable": True,  # one path per user: two servers would fight for it
+        "control_socket_disable": True,  # its path is per user, so two servers would conflict
     }
 
 
 class Launcher(BaseApplication):
-    """gunicorn with these settings, by name. `create_app` is called in each worker."""
+    """gunicorn with these settings. `create_app` is called in each worker."""
 
     def __init__(self, options: Mapping[str, Any], create_app: Callable[[], Any]) -> None:
         self._options, self._create_app = options, create_app

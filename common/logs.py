@@ -1,7 +1,7 @@
 """One logging configuration for our loggers and gunicorn's: text for people, JSON for machines.
 
-No prompt, no generated text and no secret is logged at any level. What is logged while a request is
-served has its id; the logs of the proxy and the API have the same one.
+No prompt, generated text or secret is logged at any level. Records made while a request is served
+have its id, which is the same in the logs of the proxy and the API.
 """
 
 import logging
@@ -17,7 +17,7 @@ JSON = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class RequestIds(logging.Filter):
-    """Gives a record its request's id. Any thread."""
+    """Adds the request's id to a record. Any thread."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if (current := request_id.get(None)) is not None:
@@ -26,7 +26,7 @@ class RequestIds(logging.Filter):
 
 
 def logging_config(level: LogLevel, log_format: LogFormat, text: str = TEXT) -> dict[str, Any]:
-    """For `logging.config.dictConfig` and gunicorn's `logconfig_dict`."""
+    """Returns a configuration for `logging.config.dictConfig` and gunicorn's `logconfig_dict`."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -44,8 +44,8 @@ def logging_config(level: LogLevel, log_format: LogFormat, text: str = TEXT) -> 
             }
         },
         "root": {"level": level, "handlers": ["stderr"]},
-        # gunicorn gives these two handlers of its own unless told otherwise; its access log is
-        # off, because every request has one line of ours that says more.
+        # gunicorn would add its own handlers to these two. Its access log is off, because our line
+        # for each request says more.
         "loggers": {
             "gunicorn.error": {"level": level, "handlers": [], "propagate": True},
             "gunicorn.access": {"level": "WARNING", "handlers": [], "propagate": True},

@@ -1,4 +1,4 @@
-"""scipy, imported when it is first used: a machine that only serves models has no need of it.
+"""scipy, imported at its first use, because machines that only serve models do not need it.
 
 from common.numerics import scipy
 """
@@ -23,7 +23,7 @@ class NotInstalled(WireError):
 
 
 def part_of_scipy(name: str) -> Any:
-    """Returns the module `scipy.<name>`. Raises NotInstalled where there is none."""
+    """Returns the module `scipy.<name>`. Raises NotInstalled if scipy is missing."""
     try:
         return import_module(f"scipy.{name}")
     except ModuleNotFoundError as error:

@@ -1,5 +1,5 @@
-"""`/openapi.json` of a Flask application and its page at `/docs`, whose script comes with a
-package: no other host is asked."""
+"""Serves `/openapi.json` of a Flask application, and its page at `/docs` without other hosts: the
+page's script comes from an installed package."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,9 +20,9 @@ NOT_DESCRIBED = frozenset({"HEAD", "OPTIONS"})  # Flask answers these by itself
 def add_description(
     app: Flask, application: Application, needs_token: Callable[[str], bool] = lambda _: False
 ) -> None:
-    """Describe what is registered with `app` by the time of the first request.
+    """Describe the routes that are registered with `app` at the first request.
 
-    `needs_token` says of the path of a rule whether the application checks a bearer token there.
+    `needs_token` returns whether the application checks a bearer token for a rule's path.
     """
     blueprint = Blueprint("openapi", __name__)
 
@@ -36,7 +36,7 @@ def add_description(
         return Response(document(), content_type="application/json")
 
     app.register_blueprint(blueprint)
-    page = {"app_name": application.title, "validatorUrl": None}  # which would be another host
+    page = {"app_name": application.title, "validatorUrl": None}  # the validator is another host
     app.register_blueprint(get_swaggerui_blueprint(PAGE_PATH, DOCUMENT_PATH, page))
     operation("This description as a page; its scripts and styles.", {200: ("text/html", "*/*")})(
         app.view_functions["swagger_ui.show"]
@@ -44,7 +44,7 @@ def add_description(
 
 
 def rules_of(app: Flask, needs_token: Callable[[str], bool]) -> Iterator[Rule]:
-    """Returns every verb of every described URL rule, in the order of paths."""
+    """Returns every method of every described URL rule, in the order of paths."""
     for rule in sorted(app.url_map.iter_rules(), key=lambda rule: rule.rule):
         described = operation_of(app.view_functions[rule.endpoint])
         if described is None:

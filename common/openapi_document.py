@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of an application, made from the operations of its views.
+"""Makes the OpenAPI 3.1 document of an application from the operations of its views.
 
 Pure: any thread.
 """
@@ -24,7 +24,7 @@ REF_TEMPLATE = "#/components/schemas/{model}"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One verb of one of the application's URL rules."""
+    """One method of one of the application's URL rules."""
 
     verb: str
     path: str  # as in the URL map: /v1/models/<path:model>
@@ -43,10 +43,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What is the same for all routes of an application.
+    """The parts of the document that do not depend on a route.
 
-    `failures` are answers that it renders whatever the view of a rule says, by status; `headers`
-    are those of every answer of a status, in OpenAPI's form.
+    `failures` returns the error answers of a rule by status, besides those of its view. `headers`
+    returns the headers of every answer with a status, in OpenAPI's format.
     """
 
     title: str
@@ -88,7 +88,7 @@ def _with_failures(rule: Rule, failures: Mapping[int, Content]) -> Rule:
 
 
 class _Schemas:
-    """The JSON schemas of all types that the operations name, made in one go to stay apart."""
+    """The JSON schemas of all types in operations, made together so that names do not collide."""
 
     def __init__(self, operations: Iterable[Operation]) -> None:
         adapters: dict[tuple[Any, Any], TypeAdapter[Any]] = {}
@@ -107,7 +107,7 @@ class _Schemas:
         self.definitions: Json = common.get("$defs", {})
 
     def content(self, content: Content | None, mode: Any) -> Json:
-        """Returns OpenAPI's media types of a body or an answer."""
+        """Returns the media types of a body or an answer, in OpenAPI's format."""
         by_media_type: dict[str, list[Json]] = {}
         for kind in _each(content):
             if isinstance(kind, str):

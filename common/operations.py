@@ -1,7 +1,7 @@
-"""`@operation`: the body and answers of a view, described beside it for `/openapi.json`.
+"""`@operation` describes the body and answers of a view for `/openapi.json`.
 
-The content of a body or an answer is a pydantic model (or any type that pydantic describes) for
-JSON of that shape, a JSON schema, or a string for text of that media type; a tuple lists several.
+A content is a pydantic model (or any type that pydantic supports), a JSON schema, or a string for
+text of that media type; a tuple lists several.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ Content = Any
 JsonSchema = Mapping[str, Any]
 ViewT = TypeVar("ViewT", bound=Callable[..., Any])
 
-_ATTRIBUTE = "operation"  # attribute of a view function that holds its Operation
+_ATTRIBUTE = "operation"  # attribute of a view function with its Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def operation(
     query: Mapping[str, JsonSchema] | None = None,
     headers: Mapping[str, JsonSchema] | None = None,
 ) -> Callable[[ViewT], ViewT]:
-    """Returns a decorator that describes a view and leaves it as it is."""
+    """Returns a decorator that describes a view and does not change it."""
     described = Operation(summary, answers, body, query or {}, headers or {})
 
     def describe(view: ViewT) -> ViewT:
@@ -44,5 +44,5 @@ def operation(
 
 
 def operation_of(view: Callable[..., Any]) -> Operation | None:
-    """Returns the description of a view, also through `functools.wraps`; None if it has none."""
+    """Returns the description of a view, even if it is wrapped with `functools.wraps`, or None."""
     return getattr(view, _ATTRIBUTE, None)

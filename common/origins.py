@@ -1,4 +1,4 @@
-"""Origins of web pages, as CORS_ORIGINS lists them, and names of hosts, as ALLOWED_HOSTS does."""
+"""Parses origins of web pages (CORS_ORIGINS) and names of hosts (ALLOWED_HOSTS)."""
 
 import re
 from collections.abc import Collection
@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BeforeValidator
 from pydantic_settings import NoDecode
 
 ANY = "*"
-LOCAL = "local"  # pages that a program on the browser's own machine shows
-# As browsers send it: in lower case, without a path.
+LOCAL = "local"  # pages from a program on the browser's own machine
+# Browsers send origins in lower case, without a path.
 ORIGIN = re.compile(r"\*|local|none|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 _OF_LOCAL = re.compile(r"http://(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")
 HOST = re.compile(r"\*|[a-z0-9_-]+(\.[a-z0-9_-]+)*")
@@ -36,7 +36,7 @@ def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     return hosts
 
 
-# Settings of several names in one variable.
+# Settings with several names in one variable.
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Hosts = Annotated[Words, AfterValidator(_check_hosts)]
 Origins = Annotated[Words, AfterValidator(_check_origins)]

@@ -1,7 +1,7 @@
-"""The plain part of YAML, for files that anybody may have written.
+"""Reads the plain part of YAML, for untrusted files.
 
-It reads lists, mappings with unique keys, strings, numbers, true, false and null. It refuses what
-makes YAML grow or surprise: aliases, tags, merged keys, several documents, deep nesting.
+It accepts lists, mappings with unique keys, strings, numbers, true, false and null. It refuses
+features that can explode or surprise: aliases, tags, merged keys, several documents, deep nesting.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 MAX_DEPTH = 8
-MAX_NODES = 20_000  # keys and values; each costs the reader some 60 microseconds
+MAX_NODES = 20_000  # keys and values; each takes about 60 microseconds
 MAX_TEXT = 4096  # characters of a key or value; Python refuses numbers of more than 4300 digits
 
 _TEXT = "tag:yaml.org,2002:str"
@@ -17,7 +17,7 @@ _PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "null
 
 
 class UnusableYaml(Exception):
-    """The text cannot be read; the message says why in a few words."""
+    """The text cannot be read. The message says why in a few words."""
 
 
 def read_yaml(text: str, max_nodes: int = MAX_NODES) -> tuple[Any, list[str]]:
@@ -35,7 +35,7 @@ def read_yaml(text: str, max_nodes: int = MAX_NODES) -> tuple[Any, list[str]]:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UnusableYaml(f"line {line}: {error.reason}") from None
-    except (ValueError, ArithmeticError) as error:  # Python cannot read what looks like a number
+    except (ValueError, ArithmeticError) as error:  # Python cannot parse a number-like text
         raise UnusableYaml(str(error)) from None
 
 

@@ -1,16 +1,16 @@
-"""What a socket is ready for now, without waiting."""
+"""Asks what a socket is ready for, without waiting."""
 
 import select
 import socket
 
 
 def is_readable(sock: socket.socket) -> bool:
-    """Whether bytes, or the peer's end, wait to be read."""
+    """Returns whether bytes, or the peer's end, can be read."""
     return _is_ready(sock, select.POLLIN)
 
 
 def is_writable(sock: socket.socket) -> bool:
-    """Whether a few bytes can be written without waiting for the peer to read others."""
+    """Returns whether a few bytes can be written without waiting."""
     return _is_ready(sock, select.POLLOUT)
 
 

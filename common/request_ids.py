@@ -1,4 +1,4 @@
-"""The id that a request has in the logs of every service it passes, and in `X-Request-Id`."""
+"""The id of a request, which is in the logs of every service it passes and in `X-Request-Id`."""
 
 import random
 import re
@@ -10,10 +10,10 @@ request_id: ContextVar[str] = ContextVar("request_id")  # the id of the current 
 
 
 def new_request_id() -> str:
-    """It has to be unique and need not be a secret."""
+    """Returns a new id, which is unique but not secret."""
     return f"{random.getrandbits(128):032x}"
 
 
 def usable_request_id(given: str) -> str:
-    """The client's own where it fits a header and a log line, else a new one."""
+    """Returns the client's own id if it fits a header and a log line, else a new one."""
     return given if USABLE_ID.fullmatch(given) else new_request_id()

@@ -1,4 +1,4 @@
-"""Faults that keep a process from starting: all of them in one message, each with its remedy."""
+"""Errors that prevent a process from starting: all in one message, each with its remedy."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -25,7 +25,8 @@ SettingsT = TypeVar("SettingsT", bound=BaseModel)
 def read_settings(
     settings: type[SettingsT], refusal: Callable[[list[str]], Exception], **given: object
 ) -> SettingsT:
-    """Reads the environment; what is `given` goes before it. Raises `refusal` of every fault."""
+    """Read settings from the environment; `given` takes precedence. Raises `refusal` with every
+    fault."""
     try:
         return settings(**given)
     except ValidationError as error:

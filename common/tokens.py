@@ -1,10 +1,10 @@
-"""What the API and the proxy ask of a JSON Web Token."""
+"""The checks of JSON Web Tokens that the API and the proxy share."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jwt.types import Options
 
-# RFC 7519 asks nobody to look at when a token was issued (section 4.1.6), and there are issuers
-# that write numbers where PyJWT wants text. None of these claims decides anything here.
+# RFC 7519 does not require a check of the time of issue (section 4.1.6), and some issuers write
+# numbers where PyJWT expects text. None of these claims decides anything here.
 IGNORED_CLAIMS: "Options" = {"verify_iat": False, "verify_jti": False, "verify_sub": False}

@@ -1,6 +1,7 @@
-"""Admits one expensive request at a time, so that one client's many cannot hold every core.
+"""Admits one expensive request at a time, so that many requests of one client cannot hold all
+cores.
 
-Large bodies are read one at a time, too: decoded, each may take many times its bytes.
+Large bodies are read one at a time, too, because decoding may take many times their bytes.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from werkzeug.wrappers import Request
 
 from common.errors import WireError
 
-MAX_WAITING = 5  # each has a thread of the server's, of which there have to be others
+MAX_WAITING = 5  # each occupies a thread of the server, which needs threads for other requests
 WAIT_S = 10.0
 LARGE_BODY_BYTES = 2**20
 
@@ -38,12 +39,12 @@ class Turns:
 
     @property
     def num_asked(self) -> int:
-        """Questions that are being answered, or wait."""
+        """Number of requests that run or wait."""
         return self._num_asked
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Raises TooManyQuestions."""
+        """Waits for a turn. Raises TooManyQuestions."""
         with self._lock:
             if self._num_asked > MAX_WAITING:
                 raise TooManyQuestions()
@@ -61,11 +62,11 @@ class Turns:
 
 
 def may_be_large(request: Request) -> bool:
-    """Whether a body is read in turn: it is large, or does not say how long it will be."""
+    """Returns whether a body is read in turn: it is large, or of unknown length."""
     num_bytes = request.content_length
     return num_bytes is None or num_bytes > LARGE_BODY_BYTES or is_encoded(request)
 
 
 def is_encoded(request: Request) -> bool:
-    """Whether the body has to be decompressed before it is read."""
+    """Returns whether the body is compressed."""
     return request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity")

@@ -1,12 +1,12 @@
-"""Access of web pages to a service: a check of Host and Origin, and CORS.
+"""Protects a service from other web pages: checks of Host and Origin, and CORS.
 
-Services trust who reaches them, and a browser reaches them for whatever page it shows. Three things
-tell its pages from others': `Host`, which names another host than ours when a page had its own
-name point here (DNS rebinding); `Origin` and `Sec-Fetch-Site`, which browsers set and no page can;
-and a JSON body, for which browsers ask first whether its page may send it.
+Services trust their callers, but a browser calls them for any page it shows. Three things identify
+requests of other pages: `Host`, which has another name if a page made its own name point here (DNS
+rebinding); `Origin` and `Sec-Fetch-Site`, which only browsers can set; and a JSON body, which
+browsers send for another page only after asking.
 
-Reading needs no check, as a browser keeps answers from pages that they do not name. So every GET
-must only read; those of the optimizer's reference that change something are not for browsers.
+Reading needs no check, because browsers hide answers from other pages. So every GET must only read;
+GET routes of the optimizer's reference that change something are not for browsers.
 """
 
 import ipaddress
@@ -26,13 +26,13 @@ HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]*[^\[\]:.])\.?)(?::[0-9]*)?")
 FOREIGN_SITES = frozenset({"cross-site", "same-site"})
 PREFLIGHT_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST",
-    "Access-Control-Allow-Headers": "*, Authorization",  # which a star does not include
+    "Access-Control-Allow-Headers": "*, Authorization",  # the star does not include Authorization
     "Access-Control-Max-Age": "600",
 }
 
 
 class PageRefused(WireError):
-    """Base of what is refused because any page could have had a browser send it."""
+    """Base class of refusals of requests that another page may have made a browser send."""
 
 
 class HostNotAllowed(PageRefused):
@@ -47,7 +47,7 @@ class HostNotAllowed(PageRefused):
 
 
 class OriginNotAllowed(PageRefused):
-    """A page of `origin`; empty: of any, as this is not for browsers."""
+    """The request is of a page of `origin`; empty if no page may send it."""
 
     status = 403
     code = "origin_not_allowed"
@@ -74,10 +74,10 @@ class NotJson(PageRefused):
 
 @dataclass(frozen=True, slots=True)
 class PageRules:
-    """`hosts`: this server's public names, `*` any. `origins`: whose pages may use the routes of
-    the blueprints in `open_to_origins`; all other routes are for pages of this server alone.
-    `needs_json`: there, bodies have to be declared as JSON, which clients of the optimizer's and
-    the search's originals leave out."""
+    """Who may use a service. `hosts` are this server's public names; `*` means any. Pages of
+    `origins` may use the routes of the blueprints in `open_to_origins`; other routes are only for
+    this server's own pages. `needs_json` requires that bodies are declared as JSON, which clients
+    of the optimizer's and the search's originals do not do."""
 
     hosts: Set[str]
     needs_json: bool = False
@@ -86,11 +86,11 @@ class PageRules:
 
 
 def register_page_check(app: Flask, rules: PageRules) -> None:
-    """To be registered before a check of tokens: preflights carry none."""
+    """Register the checks. Do so before any check of tokens, because preflights carry none."""
 
     @app.before_request
     def check_origin() -> Response | None:
-        # Not request.host, which is empty for names that Werkzeug finds odd and browsers do not.
+        # Not request.host, which is empty for names that Werkzeug rejects and browsers accept.
         host = request.headers.get("Host", "")
         if not is_own_host(host, rules.hosts):
             raise HostNotAllowed(host)
@@ -127,7 +127,7 @@ def register_page_check(app: Flask, rules: PageRules) -> None:
 
 
 def answer_refusals(app: Flask) -> None:
-    """For an application that has no error handler of its own for them."""
+    """Register an error handler for these refusals, for an application without one."""
 
     @app.errorhandler(PageRefused)
     def refused(error: PageRefused) -> tuple[Response, int]:
@@ -135,8 +135,8 @@ def answer_refusals(app: Flask) -> None:
 
 
 def is_own_host(host: str, names: Set[str]) -> bool:
-    """Whether a Host header names this server: by address, by a name that no one outside can have
-    point here, or by one of `names`. None at all is no browser's."""
+    """Returns whether a Host header names this server: by address, by a name that outsiders cannot
+    control, or by one of `names`. A missing header is allowed, because browsers always send one."""
     if not host or ANY in names:
         return True
     match = HOST.fullmatch(host.lower())
@@ -149,13 +149,13 @@ def is_own_host(host: str, names: Set[str]) -> bool:
 
 
 def _is_open(rules: PageRules) -> bool:
-    """Whether the page that asks may use this route."""
+    """Returns whether the page that sends the request may use this route."""
     origin = request.headers.get("Origin")
     return request.blueprint in rules.open_to_origins and is_allowed(origin, rules.origins)
 
 
 def _is_foreign(asked: Request) -> bool:
-    """Whether a page that is not ours had a browser send this."""
+    """Returns whether another server's page made a browser send this request."""
     if (site := asked.headers.get("Sec-Fetch-Site")) is not None:
         return site in FOREIGN_SITES
     origin = asked.headers.get("Origin")
@@ -165,7 +165,8 @@ def _is_foreign(asked: Request) -> bool:
 
 
 def _is_browser(asked: Request) -> bool:
-    """Browsers leave the other two out of a GET over plain HTTP to another machine."""
+    """Returns whether a browser sent this. Over plain HTTP to another machine, browsers send
+    neither Origin nor Sec-Fetch-Site with a GET."""
     headers = asked.headers
     agent = headers.get("User-Agent", "")
     return "Sec-Fetch-Site" in headers or "Origin" in headers or agent.startswith("Mozilla/")

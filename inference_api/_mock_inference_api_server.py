@@ -84,7 +84,7 @@ class EchoRunner:
         """Nothing to warm up."""
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
-        """Tokens need no remembering: a draw brings its prompt. An echo is certain."""
+        """Returns echoes: a draw brings its prompt, so no cache is needed."""
         return [
             RowResult([Drawn(token := _echo(draw), _certain(token, draw)) for draw in each.draws])
             for each in rows
@@ -98,7 +98,7 @@ class EchoRunner:
         return PageLayout(self.max_rows * num_pages(self.max_seq_len), PAGE_TOKENS, 0)
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
-        """Nothing is remembered."""
+        """Nothing to place."""
 
     def copy_page(self, source: int, target: int) -> None:
         """Nothing to copy."""

@@ -1,4 +1,4 @@
-"""Programs that use a server, and what their users type. Pure functions."""
+"""The agents that `hearth agent` knows, and how their users set them up. Pure functions."""
 
 import json
 import shlex
@@ -15,15 +15,15 @@ MAX_OUTPUT_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """`text` is a template of Markdown; the file says of what."""
+    """An agent. `text` is a Markdown template; agents.yaml explains its fields."""
 
     title: str
     route: str
     text: str
-    first_prompt_tokens: int = 0  # 0: nobody counted
+    first_prompt_tokens: int = 0  # 0: not counted
 
     def filled_in(self, url: str, model: str, context_tokens: int) -> str:
-        """The text for one model of a server. The files in it quote as JSON does."""
+        """Returns the text for one model of a server. Values are quoted as in JSON."""
         return Template(self.text).substitute(
             url=url,
             model=json.dumps(model)[1:-1],

@@ -25,11 +25,11 @@
     │   └── Draining               the server is about to stop
     └── BackendFailed        500   the decode thread died
 
-    RequestTimeout, TooManyConnections   408, 503, of `common.connections`: it never became whole
-    PageRefused    403, 415, of `common.web_pages`: a web page may have made a browser send this
+    RequestTimeout, TooManyConnections   408, 503, of `common.connections`: it was never complete
+    PageRefused    403, 415, of `common.web_pages`: a web page may have made a browser send it
     StartupError   the process cannot start; lists every fault found
 
-Raise them anywhere; `routes.errors` renders them, once, at the edge.
+Raise them anywhere; `web.errors` renders them, once, at the edge.
 """
 
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ class PromptTooLong(ContextTooLong):
 
 
 class ThreadUnserved(InvalidRequest):
-    """Anthropic's clients ask for a thread of their own accord, and do without after this."""
+    """Anthropic's clients try threads unasked, and go on without them after this error."""
 
     def __init__(self) -> None:
         super().__init__("thread: nothing is kept between calls; send all messages.", "thread")
@@ -97,7 +97,8 @@ class ThreadUnserved(InvalidRequest):
 
 
 class ConstraintFailed(InvalidRequest):
-    """Found while generating: for example, no answer or only an endless one meets it."""
+    """Raised while generating: for example, no answer satisfies the constraint, or only an endless
+    one."""
 
     code = "constraint_failed"
 

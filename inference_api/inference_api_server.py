@@ -245,7 +245,7 @@ def _state(
 
 
 def _member_figures(backend: DecodeBackend, input_queue: InputQueue) -> Mapping[str, MemberFigures]:
-    if (residents := bundle_of(backend)) is None:  # nothing is known of the members yet
+    if (residents := bundle_of(backend)) is None:  # the members are not known yet
         return {}
     waiting, now_s = input_queue.all_waiting(), time.monotonic()
     return {

@@ -1,4 +1,4 @@
-"""From settings to models in memory. Imports the engine when it is called."""
+"""Loads the models of the settings. Imports the engine only when it is called."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ Stamp = list[tuple[int, int, int] | None]  # each file's inode, size and time; N
 
 @dataclass(frozen=True, slots=True)
 class LoadableModel:
-    """A model that is described; its weights may be brought into memory and let go again."""
+    """A described model, whose weights can be loaded and unloaded."""
 
     served: ServedModel
     settings: Settings
@@ -44,16 +44,16 @@ class LoadableModel:
         return loaded(self.served, self.runner, self.settings, self.drafter)
 
     def unload(self) -> None:
-        """Give the memory back. Nobody holds what `load` returned."""
+        """Free the weights' memory. The model that `load` returned must not be used any more."""
         for runner in self._runners:
             runner.unload()
 
     def is_packed(self) -> bool:
-        """Whether `load` finds the weights as it needs them. Raises StartupError."""
+        """Returns whether `load` finds packed weights. Raises StartupError."""
         return all(runner.is_packed() for runner in self._runners)
 
     def stamp(self) -> Stamp:
-        """Returns what is another once a file of its weights is."""
+        """Returns a value that changes when a weight file changes."""
         return [_stamp(file) for runner in self._runners for file in runner.files]
 
     @property
@@ -62,7 +62,7 @@ class LoadableModel:
 
     @property
     def is_one_file(self) -> bool:
-        """Whether its weights are one model's, without drafts or heads."""
+        """Whether the model has neither a draft model nor heads."""
         return self.drafter is None and not self.runner.has_medusa_heads
 
     @property
@@ -84,7 +84,7 @@ def loaded(
     settings: Settings,
     drafter: ModelRunner | None = None,
 ) -> LoadedModel:
-    """Makes one of loaded runners."""
+    """Returns the model of loaded runners."""
     drafting = drafting_of(served, runner, settings.of_model(served.name), drafter)
     return LoadedModel.serving(served, runner, settings, drafter, drafting)
 
@@ -92,7 +92,7 @@ def loaded(
 def loaded_alone(
     name: str, runner: ModelRunner, tokenizer: Tokenizer, settings: Settings
 ) -> LoadedModel:
-    """Makes one of a runner that has no heads and no draft model."""
+    """Returns the model of a loaded runner without heads or draft model."""
     of_model = settings.of_model(name)
     sources = draft_sources(name, runner, of_model)
     max_guesses = of_model.speculation_tokens if sources else 0
@@ -106,7 +106,7 @@ def bring_up(backend: DecodeBackend) -> None:
 
 
 def load_models(settings: Settings) -> list[LoadedModel]:
-    """Bring all models into memory, once it is known that all fit. Raises StartupError."""
+    """Load all models, after checking that they fit into memory together. Raises StartupError."""
     from inference_api.engine.devices import check_memory
 
     models = describe_models(settings)
@@ -121,11 +121,10 @@ def load_models(settings: Settings) -> list[LoadedModel]:
 def describe_models(
     settings: Settings, packed: "PackedFolder | None" = None
 ) -> Sequence[LoadableModel]:
-    """What files say of the models of these settings. `packed`: where their weights are packed, if
-    they will come and go.
+    """Returns the models of the settings, described from their files. Raises StartupError.
 
-    They step one after another, so those of one number of threads share the kernels' threads.
-    Raises StartupError.
+    `packed` is the folder of packed weights, for models that will be loaded and unloaded. Models
+    step one after another, so those with the same number of threads share the kernels' threads.
     """
     from inference_api.engine.devices import make_runner, share_memory
     from inference_api.kernels.library import Kernels
@@ -155,8 +154,8 @@ def describe_model(
     drafter: "LocalRunner | None",
     budget: ByteBudget,
 ) -> ServedModel:
-    """Describes a runner, loaded or not, by its settings and the folder of its model. `budget`:
-    bytes that prompts of all models share. Raises StartupError."""
+    """Returns the description of a runner, loaded or not. `budget` is the budget in bytes that the
+    prompts of all models share. Raises StartupError."""
     tokenizer = load_tokenizer(folder, runner.eos_token_ids)
     sources = draft_sources(model.name, runner, model, drafter)
     max_guesses = model.speculation_tokens if sources else 0
@@ -171,9 +170,11 @@ def make_drafter(
     kernels_of: "Callable[[int], Kernels]",
     packed: "PackedFolder | None" = None,
 ) -> "LocalRunner":
-    """Returns the runner of DRAFT_MODEL. `options` are the model's, with its context: it has as
-    many rows, and as much of the context as the draft has. Raises StartupError when it cannot draft
-    for this model."""
+    """Returns the runner of DRAFT_MODEL. Raises StartupError if it cannot draft for this model.
+
+    `options` are the model's, context included. The draft model has as many rows, and a context of
+    the same length if it supports that, else its own.
+    """
     from inference_api.engine.devices import make_runner
     from inference_api.loading.checkpoint import load_config, locate, vocabulary_faults
 

@@ -1,6 +1,6 @@
-"""Checks before a worker exists: is the port free, can these models be served here.
+"""Checks before a worker starts: the port is free, and the models can be served here.
 
-Runs in gunicorn's arbiter, so it loads no torch there.
+Runs in gunicorn's arbiter, so it must not load torch.
 """
 
 import socket

@@ -1,8 +1,7 @@
-"""The nouns that travel between threads: any may hold them, as all but `OutputQueue` are frozen.
+"""The values that travel between threads. All but `OutputQueue` are frozen.
 
-A `GenerationRequest` goes forward from a request thread to the decode thread and brings the queue
-in which `TokenEvent`s come back. Nothing here knows Flask, torch or text: prompts and events are
-token ids.
+A `GenerationRequest` goes from a request thread to the decode thread and carries the queue in which
+`TokenEvent`s come back. Nothing here knows Flask, torch or text: prompts and events are token ids.
 """
 
 import socket
@@ -16,14 +15,14 @@ from inference_api.errors import HearthError
 from inference_api.settings.model import Speculation
 
 SessionId = NewType("SessionId", str)
-"""A label that the client may choose, for headers, logs and people. Nothing is looked up by it."""
+"""A label for headers, logs and people. The client may choose it, so nothing is looked up by it."""
 
 
 Pooling = Literal["mean", "last"]
-"""Which hidden states of a prompt's tokens make its embedding."""
+"""Which of the prompt tokens' hidden states make the embedding."""
 Thinking = Literal["never", "first", "begun"]
-"""Whether an answer may think `first`, before a constraint counts; `begun`: the prompt has begun
-the thought already."""
+"""Whether an answer may begin with a thought, to which no constraint applies. `begun` means that
+the prompt has begun the thought."""
 
 
 class FinishReason(StrEnum):
@@ -37,20 +36,20 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a generation, for those who watch, by the rule of the route that was asked; and
-    the connection to watch for a hang-up."""
+    """The caller of a generation: labels for metrics, logs and traces, among them the route's rule,
+    and the connection to watch for a hang-up."""
 
     request_id: str
     team_id: str | None = None
     route: str = ""
     connection: socket.socket | None = None
     trace_context: Mapping[str, str] = field(default_factory=dict)
-    left_aside: tuple[str, ...] = ()  # fields of its body, as `X-Hearth-Ignored` has them
+    left_aside: tuple[str, ...] = ()  # ignored fields of the body, as in `X-Hearth-Ignored`
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of drawing a token. `is_greedy` requests ignore all but the penalties."""
+    """How tokens are drawn. If `is_greedy`, only the penalties and biases count."""
 
     temperature: float = 1.0  # 0 = greedy
     top_k: int = 0  # 0 = all tokens; 1 = greedy
@@ -61,81 +60,81 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
-    num_logprobs: int | None = None  # likeliest tokens to report with each; None: not even its own
+    num_logprobs: int | None = None  # likeliest tokens to report with each; None: no logprobs
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
 
 
-# The parameters for which a model may bring defaults of its own.
+# Parameters for which a model's files may give defaults.
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """Constraint of an answer: JSON of a schema, a match of a regular expression, one of several
-    texts (a JSON list of strings), a grammar (Lark or GBNF), or calls of tools
+    """A constraint on an answer: JSON of a schema, a match of a regular expression, one of several
+    texts (a JSON list of strings), a grammar (Lark or GBNF), or tool calls
     (`text.call_grammars`)."""
 
     field: str  # the request's field that holds it, for messages
     kind: Literal["json_schema", "regex", "choice", "grammar", "calls"]
     text: str
     thinking: Thinking = "never"
-    is_dispensable: bool = False  # where it cannot be followed the answer goes without
+    is_dispensable: bool = False  # if it cannot be followed, the answer is unconstrained
 
 
 class Constraint(Protocol):
-    """Follows one answer. Decode thread only."""
+    """The state of a constraint along one answer. Decode thread only."""
 
     allowed: bytes
-    """A bit per token id, lowest first: whether it may come next."""
+    """A bit for each token id, lowest first: whether the token may come next."""
     is_complete: bool
-    """Nothing may follow what is there."""
+    """Whether no token may follow."""
 
     def accept(self, token_id: int) -> None:
-        """Go on by an allowed token. Raises ConstraintFailed."""
+        """Advance by an allowed token. Raises ConstraintFailed."""
 
     def allowed_after(self, token_ids: Sequence[int]) -> bytes | None:
-        """`allowed` as it would be after these tokens; None where they are not allowed, or nothing
-        may follow them."""
+        """Returns `allowed` as it would be after these tokens; None if they are not allowed, or no
+        token may follow them."""
 
 
 class Grammar(Protocol):
-    """A constraint, compiled. Immutable; any thread."""
+    """A compiled constraint. Immutable; any thread."""
 
     def start(self) -> Constraint: ...
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
-    """Parameters of a request besides its prompt."""
+    """Parameters of a request, without its prompt."""
 
     max_tokens: int | None = None  # None: to the end of the context
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()  # beside the model's own
-    min_tokens: int = 0  # before which neither a stop token nor a stop string ends the answer
-    includes_stop: bool = False  # whether the stop string that ends the answer is shown
-    session_id: str | None = None  # None: made for it
-    num_prompt_logprobs: int | None = None  # as `SamplingParams.num_logprobs`, of the prompt
+    stop_token_ids: tuple[int, ...] = ()  # besides the model's own
+    min_tokens: int = 0  # no stop token or stop string ends the answer before
+    includes_stop: bool = False  # whether the answer includes its stop string
+    session_id: str | None = None  # None: a new one
+    num_prompt_logprobs: int | None = None  # like `SamplingParams.num_logprobs`, for the prompt
     priority: int = 0
     cache_salt: str = ""
     speculation: Speculation = "auto"
     constraint: ConstraintSpec | None = None
     pooling: Pooling | None = None  # the first event has the prompt's embedding
-    kept_token_ids: frozenset[int] = frozenset()  # special tokens whose names are text
+    kept_token_ids: frozenset[int] = frozenset()  # special tokens whose names are kept in the text
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    unsaid: frozenset[str] = frozenset()  # what of `DEFAULTED` is left to the model
+    unsaid: frozenset[str] = frozenset()  # members of `DEFAULTED` for which the model decides
 
 
 class OutputQueue:
-    """The events of one request, in order. Any thread puts; one thread reads."""
+    """The events of one request, in order. Any thread may put; one thread gets."""
 
     def __init__(self, session_id: SessionId, model: str) -> None:
         self.session_id = session_id
         self.model = model
-        self.is_closed = False  # nobody reads any more: the request need not run
+        self.is_closed = False  # True once the reader is gone: the request need not run
         self._events: SimpleQueue[TokenEvent] = SimpleQueue()
 
     def put(self, event: "TokenEvent") -> None:
@@ -154,10 +153,9 @@ class OutputQueue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
-    """One prompt to continue. The prompt is never empty and shorter than the model's context.
+    """A prompt to continue. It is never empty, and shorter than the model's context.
 
-    A request equals itself only, so that it can be the key of what belongs to it, whatever the
-    client calls it.
+    A request equals only itself, so that it can serve as a key, whatever name the client gave it.
     """
 
     output: OutputQueue
@@ -167,36 +165,36 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
-    not_stopping: bytes | None = None  # with `min_tokens`: a bit per token id that does not stop
-    num_prompt_logprobs: int | None = None  # as `sampling.num_logprobs`, of the prompt's tokens
+    not_stopping: bytes | None = None  # with `min_tokens`: bits of the token ids that do not stop
+    num_prompt_logprobs: int | None = None  # like `sampling.num_logprobs`, for the prompt
     priority: int = 0  # lower ones leave the input queue earlier
-    speculation: Speculation = "auto"  # `off`, `auto`, or one of the model's sources
-    came_s: float = 0.0  # on the monotonic clock
+    speculation: Speculation = "auto"  # `off`, `auto`, or one of the model's draft sources
+    came_s: float = 0.0  # arrival on the monotonic clock
     grammar: Grammar | None = None
     pooling: Pooling | None = None
     caller: Caller | None = None
 
     cache_salt: str = ""
-    """Only prompts with the same one share what is remembered of them."""
+    """Only prompts with equal salts share cached pages."""
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Nothing of the prompt may come from a cache: something is made of each of its tokens."""
+        """Whether every prompt token must be computed, because it is scored or pooled."""
         return self.num_prompt_logprobs is not None or self.pooling == "mean"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log probability of a token by the model's own distribution, natural, before bias,
+    """The natural log probability of a token in the model's own distribution, before bias,
     penalties and temperature."""
 
     logprob: float
-    rank: int  # among all tokens, the likeliest 1
-    top: tuple[tuple[int, float], ...]  # the likeliest tokens in its place, best first
+    rank: int  # among all tokens; 1 is the likeliest
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens at this position, best first
 
 
 class ScoredToken(NamedTuple):
-    """A token and how likely it was; None for the first of a prompt, which follows nothing."""
+    """A token and its log probability; None for the first of a prompt, which follows nothing."""
 
     token_id: int
     logprobs: TokenLogprobs | None
@@ -204,11 +202,11 @@ class ScoredToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What a request paid because its model was not in memory when it came, in seconds.
+    """The seconds that a request waited because its model was not in memory.
 
-    It waited `wait_s` for its model's turn to be loaded, `evict_s` for room and `load_s` for the
-    load: the whole time from its arrival until the model was ready. `is_initiator` where the load
-    was begun for it; `from_name` is the model that had served last, None: none had.
+    It waited `wait_s` until its model's turn to be loaded, `evict_s` for room, and `load_s` for the
+    load; together that is the time from its arrival until the model was ready. `is_initiator` says
+    that the load was begun for this request. `from_name` is the model that served before, if any.
     """
 
     wait_s: float
@@ -227,26 +225,26 @@ class TokenEvent:
     """What one step made for a session."""
 
     token_ids: tuple[int, ...] = ()
-    """Without stop tokens."""
+    """New tokens, without stop tokens."""
     finish_reason: FinishReason | None = None
     """Set on a session's last event."""
     error: HearthError | None = None
     """Set exactly when the finish reason is `ERROR`."""
     admitted_at_s: float | None = None
-    """When the request left the queue for a row, by the monotonic clock; None before."""
+    """When the request got a row, on the monotonic clock; None before."""
     reused_tokens: int = 0
-    """Tokens of the prompt that needed no prefill because a row's cache held them."""
+    """Prompt tokens that needed no prefill because they were cached."""
     batch_size: int = 0
     """Rows that decoded together in the step."""
     drafted_tokens: int = 0
-    """Tokens tried after the certain one; the depth of a tree."""
+    """Tokens guessed after the certain one; for a tree, its depth."""
     accepted_tokens: int = 0
-    """How many of the drafted tokens were kept."""
+    """How many of the guessed tokens were accepted."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One entry a token, where the request asks for them."""
+    """One entry for each token, if the request asks for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """In the first event only: one entry a token of the prompt, without the first."""
+    """In the first event only: one entry for each prompt token but the first."""
     switch: Switch | None = None
-    """Set where the model had to be loaded for the request."""
+    """Set if the model had to be loaded for the request."""
     embedding: bytes | None = None
-    """In the first event only, where `pooling` asks for it: float32, little-endian."""
+    """In the first event only, if `pooling` asks for it: float32, little-endian."""

@@ -1,7 +1,7 @@
-"""The seam between the decode loop and a model: `ModelRunner`.
+"""`ModelRunner`: the interface between the decode loop and a model.
 
-The loop owns which row runs whom, every position and every draft; a runner owns weights and KV
-memory. All calls come from the decode thread.
+The loop decides which request each row runs, and owns positions and drafts. A runner owns weights
+and KV memory. All calls come from the decode thread.
 """
 
 from bisect import bisect_right
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 from inference_api.request import SamplingParams, TokenLogprobs
 
-MAX_STEP_TOKENS = 512  # a row's, where layers have windows
-MAX_TREE_TOKENS = 33  # a row's own and as many as SPECULATION_TOKENS lets guess behind it
+MAX_STEP_TOKENS = 512  # tokens of one row, if layers have windows
+MAX_TREE_TOKENS = 33  # a row's next token and the most guesses of SPECULATION_TOKENS
 Hidden: TypeAlias = NDArray[np.float32]
-"""[…, hidden size]: what the output head takes."""
+"""[…, hidden size]: input of the output head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The draw of the token that follows one of a step's tokens.
+    """How to draw the token that follows one of a step's tokens.
 
-    `prompt_tokens` and `generated` are the loop's own lists, read and never kept or changed;
-    `branch` are drafted tokens that come after them, up to the one that is followed. Where the next
-    token is known already, as `known_id`, it is not drawn: only its log probability is wanted.
-    `allowed` has a bit per token id, lowest first, where not all of them may be drawn. `prompt_ids`
-    has each token of the prompt once, where a repetition penalty counts them in every step.
+    `prompt_tokens` and `generated` are the loop's own lists: a runner reads them, and neither keeps
+    nor changes them. `branch` has the drafted tokens after them, up to the token that is followed.
+    With `known_id` the next token is known, and only its log probability is computed. `allowed` has
+    a bit for each token id, lowest first; None allows all. `prompt_ids` is the set of the prompt's
+    tokens, given only for a repetition penalty.
     """
 
     sampling: SamplingParams
@@ -42,13 +42,13 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """Tokens that one row brings to a step, written to slots `start`, `start + 1`, … of its cache.
+    """The tokens of one row in a step, written to slots `start`, `start + 1`, … of its cache.
 
-    They are a chain, or with `parents` a tree: for each token the index of the one it follows, an
-    earlier one, or -1 where it follows what the row holds before `start`. A token's position is
-    `start` plus how many of these tokens it has before it, so that siblings share a position and no
-    two tokens a slot. `draws` belong to the last tokens, one each; a prompt's chunk has none. What
-    a tree has before them is a chain.
+    They form a chain, or with `parents` a tree. `parents` has for each token the index of an
+    earlier token that it follows, or -1 if it follows the slots before `start`. A token's position
+    is `start` plus its number of ancestors among these tokens: siblings share a position, but every
+    token has its own slot. `draws` belong to the last tokens, one for each; a chunk of a prompt has
+    none. Tokens without draws form a chain, in a tree too.
     """
 
     row: int
@@ -60,12 +60,12 @@ class RowStep:
 
     @property
     def num_undrawn(self) -> int:
-        """The first tokens, which draw nothing."""
+        """Number of tokens without a draw; they come first."""
         return len(self.token_ids) - len(self.draws)
 
     @property
     def num_guesses(self) -> int:
-        """The last tokens, which were drafted."""
+        """Number of drafted tokens; they come last."""
         return sum([bool(draw.branch) for draw in self.draws])
 
     @property
@@ -79,7 +79,7 @@ class RowStep:
 
 
 class Drawn(NamedTuple):
-    """The token that follows another; `logprobs` when its sampling asks for them."""
+    """A drawn token, with `logprobs` if its sampling parameters request them."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -90,15 +90,15 @@ class RowResult(NamedTuple):
 
     drawn: Sequence[Drawn]  # one for each of its draws
     hidden: Hidden | None = None
-    """[tokens, hidden size] where wanted: of every token."""
+    """[tokens, hidden size], of all tokens, if wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerFacts:
-    """What runs, where and how: for people who watch, nothing is decided by it.
+    """What runs where, for people; nothing is decided by it.
 
-    Bytes are of the whole model, also where several processes share it, and of all user rows.
-    `kernels` is their variant, or torch.
+    Bytes count the whole model, even if several processes share it, and all user rows. `kernels` is
+    the kernels' variant, or torch.
     """
 
     family: str
@@ -115,7 +115,7 @@ class RunnerFacts:
 
 
 class HeadGuesses(NamedTuple):
-    """For each row and head its likeliest tokens, best first, and the head's probabilities."""
+    """For each row and head: the likeliest tokens, best first, and their probabilities."""
 
     token_ids: NDArray[np.int64]  # [rows, heads, ranks]
     probabilities: NDArray[np.float32]  # like token_ids
@@ -125,15 +125,15 @@ class DraftHeads(Protocol):
     """Heads that guess a model's next tokens from one hidden state. Decode thread only."""
 
     paths: Sequence[tuple[int, ...]]
-    """The tree that guesses are taken from: for each depth the rank of that head's guess. A path is
-    behind all that it begins with."""
+    """The paths of the tree of guesses: for each depth, the rank of a guess of that depth's head.
+    Every path comes after its own beginnings."""
 
     def guess(self, hidden: Sequence[Hidden]) -> HeadGuesses:
-        """`hidden` [hidden size] of each row: what drew the row's next token."""
+        """Returns guesses, from the state [hidden size] that drew each row's next token."""
 
 
 class RowToken(NamedTuple):
-    """A token of a row: of its text, or guessed behind that."""
+    """A token of a row: of its text, or guessed after it."""
 
     row: int
     position: int
@@ -141,7 +141,7 @@ class RowToken(NamedTuple):
 
 
 class Guess(NamedTuple):
-    """The likeliest token behind another, and how likely it is."""
+    """The likeliest token after another, and its probability."""
 
     token_id: int
     probability: float
@@ -150,27 +150,26 @@ class Guess(NamedTuple):
 class DraftLayer(Protocol):
     """A model's own layer that guesses further tokens, one after another. Decode thread only.
 
-    It reads what the model made of a row's tokens, and remembers its own of them in the row's
-    pages, beside the model's layers: all steps of the model are told to it.
+    It follows all steps of the model: it reads the model's hidden states, and keeps keys and values
+    of its own in the row's pages.
     """
 
     def knows(self, row: int, position: int) -> bool:
-        """Whether it can guess behind a token there: one that comes right after those that the
-        row's last step kept, or after the one it guessed behind last."""
+        """Returns whether it can guess after a token at this position: the token must come right
+        after the tokens kept by the row's last step, or after the token of the last guess."""
 
     def guess(self, tokens: Sequence[RowToken]) -> list[Guess]:
-        """One for each of `tokens`, of different rows, all of which it knows. Writes to the slots
-        before theirs, for which rows need pages."""
+        """Returns a guess after each of `tokens`, of different rows; `knows` must hold for each.
+        Writes to the slots before theirs, for which the rows need pages."""
 
 
 class PageLayout(NamedTuple):
-    """How a runner's memory of its rows' tokens is cut: into pages of consecutive positions, all of
-    one size.
+    """How a runner's KV memory is cut into pages of consecutive positions, all of one size.
 
-    Layers that see equally far are in one group or in several, of about as many layers each. A row
-    has a page for each group and `page_tokens` positions, until the group sees nothing of them any
-    more. Pages that are bound are rows' own: number `row * (num_pages // max_rows) + i` can only be
-    page i of that row. Behind all these are the pages of the rows' states: see `states_of`.
+    Layers with equal windows form one group, or several groups of about as many layers each. A row
+    has one page for each group and `page_tokens` positions, until the group's window has passed
+    them. If pages are bound, each belongs to a row: page `row * (num_pages // max_rows) + i` can
+    only be the row's i-th. After all these come the pages of recurrent states: see `states_of`.
     """
 
     num_pages: int
@@ -178,9 +177,9 @@ class PageLayout(NamedTuple):
     page_bytes: int
     is_bound: bool = False
     windows: Sequence[int | None] = (None,)
-    """How many positions each group sees, a token's own included; None: all."""
+    """Positions that each group attends to, a token's own included; None: all."""
     state_pages: int = 0
-    """Pages that the state of a row's recurrent layers takes; 0: there are none."""
+    """Pages that the recurrent state of a row takes; 0 if there is none."""
 
     @property
     def num_groups(self) -> int:
@@ -191,21 +190,21 @@ class PageLayout(NamedTuple):
         return any(self.windows)
 
     def states_of(self, row: int) -> range:
-        """Returns the pages that always have the state of the row's recurrent layers: of as many of
-        its tokens as were computed. Copies of them are those of that beginning."""
+        """Returns the pages that hold the row's current recurrent state, after all its computed
+        tokens. Copies of them keep the state after that beginning."""
         first = self.num_pages + row * self.state_pages
         return range(first, first + self.state_pages)
 
     def first_seen(self, num_tokens: int) -> list[int]:
-        """Returns for each group the first page that it sees from behind so many tokens on; the
-        last whole one always counts as seen."""
+        """Returns for each group the first page that tokens after the first `num_tokens` attend to.
+        The last whole page always counts as attended."""
         return [
             0 if window is None else max(num_tokens - self._seen(window), 0) // self.page_tokens
             for window in self.windows
         ]
 
     def row_pages(self, num_tokens: int) -> int:
-        """Returns the most pages that a row has while it grows to so many tokens."""
+        """Returns the most pages that a row holds while it grows to `num_tokens` tokens."""
         count = -(-num_tokens // self.page_tokens)
         return sum(
             count
@@ -215,54 +214,54 @@ class PageLayout(NamedTuple):
         )
 
     def row_tokens(self, num_pages: int, most_tokens: int) -> int:
-        """Returns how long a row of at most `most_tokens` can grow with so many pages."""
+        """Returns how long a row can grow with `num_pages` pages, at most `most_tokens`."""
         most_pages = -(-most_tokens // self.page_tokens)
         lengths = range(self.page_tokens, (most_pages + 1) * self.page_tokens, self.page_tokens)
         count = bisect_right(lengths, num_pages, key=self.row_pages)
         return min(most_tokens, count * self.page_tokens)
 
     def _seen(self, window: int) -> int:
-        """Returns how many positions before a token count as seen."""
+        """Returns how many positions before a token count as attended."""
         return max(window - 1, self.page_tokens)
 
 
 class RowMemory(Protocol):
-    """What user rows remember: pages, and for each row and group of layers a table of those that it
-    has. Rows may have pages in common, which neither writes. Decode thread only."""
+    """The KV memory of user rows: pages, and a table for each row and group of layers. Rows may
+    share pages, which are then only read. Decode thread only."""
 
     @property
     def layout(self) -> PageLayout: ...
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
-        """Make these the row's pages of a group from its `first` one on. A step needs pages for all
-        slots that it reads and writes."""
+        """Set the row's pages of a group, from index `first` on. A step needs pages for all slots
+        that it reads and writes."""
 
     def copy_page(self, source: int, target: int) -> None:
-        """Make what one page holds that of another."""
+        """Copy the contents of one page to another."""
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Nobody needs what these pages hold: the system may have their memory until they are
-        written again."""
+        """Release the memory of pages whose contents are not needed, until they are written
+        again."""
 
 
 class ModelRunner(RowMemory, Protocol):
     """A model over `max_rows` user rows of at most `max_seq_len` tokens each.
 
-    A prompt is prefilled up to, not including, its last token; that one is the first that draws, so
-    that a chunk needs no output head.
+    A prompt is prefilled without its last token. That token is the first that draws, so chunks of
+    prompts need no output head.
     """
 
     max_rows: int
     max_seq_len: int
     vocab_size: int
     hidden_size: int
-    """Size of the states in `RowResult`; 0 where there are none."""
+    """Size of the states in `RowResult`; 0 if there are none."""
     is_batch_invariant: bool
-    """A token's numbers are the same bits whatever shares its step and however its prompt was cut.
-    Else that is true of prompts that are always cut alike. Tokens that draw have the same bits one
-    by one and drafted in any case."""
+    """Whether a token's numbers have the same bits whatever else is in its step, and however its
+    prompt was cut. If False, this holds only for prompts that are always cut alike. In either case
+    a token that draws has the same bits whether it was drafted or not."""
     chunk_tokens: int
-    """Most prompt tokens of a step, where PREFILL_CHUNK_TOKENS is unset."""
+    """Most prompt tokens of a step, if PREFILL_CHUNK_TOKENS is unset."""
     has_medusa_heads: bool
     has_mtp: bool
     """Whether it has a layer of its own that guesses further tokens."""
@@ -271,15 +270,15 @@ class ModelRunner(RowMemory, Protocol):
 
     @property
     def facts(self) -> RunnerFacts | None:
-        """None where no model runs."""
+        """Facts about the model; None if none runs."""
 
     @property
     def medusa(self) -> DraftHeads | None:
-        """The heads, once loaded."""
+        """The Medusa heads, once loaded, if any."""
 
     @property
     def mtp(self) -> DraftLayer | None:
-        """The layer that guesses further tokens, once loaded."""
+        """The layer that guesses further tokens, once loaded, if any."""
 
     def load(self) -> None:
         """Bring weights and KV cache into memory. Raises StartupError when they do not fit."""
@@ -296,24 +295,24 @@ class ModelRunner(RowMemory, Protocol):
         """
 
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
-        """After a step: the row's sequence goes on with these of its tokens, indices of one branch
-        from its beginning, in slots that follow each other; the others are forgotten.
+        """After a step, keep these tokens of the row and forget its others. `accepted` are indices
+        of one branch from its beginning, which move to consecutive slots.
 
-        Without it a chain is kept whole, but where layers are recurrent without its guesses. Slots
-        behind what was kept are free to be written again.
+        Without this call a chain is kept whole; with recurrent layers, without its guesses. Slots
+        after the kept tokens may be written again.
         """
 
     def idle(self) -> bool:
-        """Look after itself, while no row has work: called once or twice a second. Returns whether
-        what the pages hold is lost by that. Raises what `step` would."""
+        """Do maintenance. Called once or twice a second while no row has work. Returns whether the
+        contents of pages were lost. Raises what `step` would."""
 
     def close(self) -> None:
-        """Nothing comes after this. Idempotent."""
+        """Release everything. The last call. Idempotent."""
 
 
 def place_own_pages(runner: ModelRunner) -> int:
-    """Give every row pages that no other has, as many as there are: for whoever steps a runner by
-    itself. Returns how many tokens a row has room for."""
+    """Give every row pages of its own, all that there are. For callers that step a runner without
+    page tables. Returns how many tokens fit into a row."""
     for row in range(runner.max_rows):
         for group, pages in enumerate(own_pages(runner, row)):
             runner.place(row, group, 0, pages)
@@ -321,7 +320,7 @@ def place_own_pages(runner: ModelRunner) -> int:
 
 
 def own_pages(runner: ModelRunner, row: int) -> Sequence[range]:
-    """Returns the pages of each group that `place_own_pages` gives to a row."""
+    """Returns for each group the pages that `place_own_pages` gives to a row."""
     num_groups = runner.layout.num_groups
     count = runner.layout.num_pages // (runner.max_rows * num_groups)
     firsts = ((row * num_groups + group) * count for group in range(num_groups))

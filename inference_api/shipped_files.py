@@ -1,7 +1,7 @@
-"""Where the files lie that come with Hearth, and those it makes once: in a clone, and in a wheel.
+"""Paths of files that ship with Hearth, and of files it makes once: in a clone, or in a wheel.
 
-State (the secret, SQLite files) lies in `var/` of the directory that Hearth is started in. In a
-clone this needs no packages: its kernels are compiled while they are being installed.
+State (the secret, SQLite files) is in `var/` of the directory that Hearth is started in. In a
+clone this module imports no packages, because kernels compile while packages are being installed.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The answer of a solve, and its JSON. Immutable: any thread.
 
-`allocations` holds exactly the reference's objects; what is ours stands beside it, so that
-clients of the reference need not change.
+`allocations` holds exactly the reference's objects. Our extensions are separate keys, so clients
+of the reference need not change.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,10 @@ from optimizer.solver import SolverChoice
 from optimizer.spec import AllocationData, AllocationJson, AllocationPart, ServerSpec
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-NO_TRAFFIC_PER_S = 1e-12  # below it energy per request means nothing
+NO_TRAFFIC_PER_S = 1e-12  # below this rate, energy per request means nothing
 
-# What desired allocations remember beyond the reference's, so that who reads them has it as well.
+# Fields that desired allocations keep besides the reference's, so that their readers have them,
+# too.
 _EXTENSIONS = {"utilization", "power_watts"}
 _NOT_THE_REFERENCES = dict.fromkeys(_EXTENSIONS, True) | {"parts": {"__all__": _EXTENSIONS}}
 
@@ -92,7 +93,7 @@ class Allocation:
     """The allocation of one server: one part, or several of a heterogeneous solution."""
 
     server: ServerSpec
-    parts: tuple[SolverChoice, ...]  # the one that carries most load first
+    parts: tuple[SolverChoice, ...]  # the part with the most load first
     demand_per_s: float
     powers_w: tuple[float, ...]  # power of each part
     is_kept: bool = False  # kept by stabilisation, or because its load is not known
@@ -107,7 +108,7 @@ class Allocation:
 
     @property
     def value(self) -> float:
-        """Cost of getting there; see `allocation.value_of`."""
+        """Cost of the transition; see `allocation.value_of`."""
         first = self.parts[0]
         if len(self.parts) == 1 and first.is_exact:
             return first.candidate.value
@@ -144,8 +145,8 @@ class Allocation:
         )
 
     def to_data(self) -> AllocationData:
-        """Returns the allocation as it is kept: the reference's fields, utilization and power;
-        `parts` only if there is more than one."""
+        """Returns the allocation as it is stored: the reference's fields, utilization and power,
+        and `parts` if there are several."""
         parts = [
             _to_part(part, self.server, power_w)
             for part, power_w in zip(self.parts, self.powers_w, strict=True)
@@ -179,7 +180,7 @@ class Allocation:
 class Answer:
     allocations: Mapping[str, Allocation]
     unallocated: Mapping[str, str]  # server -> reason
-    load_faults: Mapping[str, str]  # server -> what of its load cannot be used, and what was done
+    load_faults: Mapping[str, str]  # server -> fault of its load, and what was done instead
     solver: str
     notes: tuple[str, ...]
     gap: float | None
@@ -221,7 +222,7 @@ class Answer:
         }
 
     def _changes(self, desired: Mapping[str, AllocationData]) -> dict[str, ChangeAnswer]:
-        """Returns the servers whose accelerator or replicas differ from what runs now."""
+        """Returns the servers whose accelerator or replicas differ from the current ones."""
         changes: dict[str, ChangeAnswer] = {}
         for name, allocation in self.allocations.items():
             old, new = allocation.server.current_alloc, desired[name]

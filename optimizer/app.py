@@ -35,7 +35,7 @@ class Health(TypedDict):
 def create_app(settings: Settings | None = None) -> Flask:
     """Raises StartupError."""
     settings = settings or load_settings()
-    import_module("scipy.optimize.elementwise")  # else the first to ask would wait for it
+    import_module("scipy.optimize.elementwise")  # slow, so the first request should not wait for it
     service = create_service(settings)
     registry = CollectorRegistry()
     registry.register(ReplicaGauges(lambda: service.state, settings.namespace))
@@ -61,7 +61,7 @@ def create_app(settings: Settings | None = None) -> Flask:
 
 
 def _failures(rule: Rule) -> Mapping[int, Content]:
-    """Returns the failures that are answered with pages, not JSON, as in the reference."""
+    """Returns the failures that are answered with pages instead of JSON, as in the reference."""
     return {500: "text/html"} | ({404: NO_ROUTE} if rule.has_parameters else {})
 
 
@@ -74,7 +74,7 @@ ALONE = Application(
 
 
 def create_service(settings: Settings) -> StatelessService | StatefulService:
-    """The service of the configured mode, its state restored. Raises StartupError."""
+    """Returns the service of the configured mode, with its state restored. Raises StartupError."""
     options = ServiceOptions(
         SolveOptions(SizingCache(), settings.milp_time_limit_s, settings.milp_relative_gap),
         settings.min_gain_percent,
@@ -92,7 +92,7 @@ def create_service(settings: Settings) -> StatelessService | StatefulService:
 def _create_store(settings: Settings) -> RecordStore:
     if not settings.redis_url:
         return SqliteRecords(settings.store_path)
-    # The client takes long to import: only who has a Redis waits for it.
+    # The client is slow to import, so it is imported only with a Redis.
     from common.stores.redis_store import RedisRecords
 
     return RedisRecords(settings.redis_url, prefix="optimizer")

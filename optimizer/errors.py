@@ -10,7 +10,7 @@
     NotInstalled   501, of `common.numerics`: this machine has no scipy
     StartupError   the process cannot start; lists every fault found
 
-That a server finds no allocation is not an error: the answer says so, and why, per server.
+A server without an allocation is not an error: the answer gives the reason for each server.
 Raise them anywhere; `routes` renders them, once, at the edge.
 """
 
@@ -28,7 +28,7 @@ class OptimizerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One wrong field. `path` as in `system.serverData.servers[3].minNumReplicas`."""
+    """One wrong field. `path` is like `system.serverData.servers[3].minNumReplicas`."""
 
     path: str
     message: str

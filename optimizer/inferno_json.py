@@ -1,10 +1,10 @@
 """JSON as the reference reads and writes it. Pure: any thread.
 
-Reading: keys in any case, null and absent = default, the last of several equal keys wins, bytes
-after the first value ignored; 2.0 is no integer and "2" no number. Unlike the reference a key that
-nobody knows is refused: a misspelt load would be a load of 0. NaN and numbers beyond all bounds are
-read, so that only what they stand for is refused.
-Writing: 4 spaces, `<`, `>` and `&` escaped so that an answer may stand in an HTML page.
+Reading: keys in any case; null and absent mean the default; the last of several equal keys wins;
+bytes after the first value are ignored; 2.0 is no integer and "2" no number. Unlike in the
+reference, unknown keys are refused, because a misspelt load would count as 0. NaN and numbers
+beyond all bounds are read, so that only the field they stand for is refused.
+Writing: 4 spaces, with `<`, `>` and `&` escaped so that an answer may be in an HTML page.
 """
 
 import json
@@ -30,10 +30,10 @@ MAX_KEY_CHARACTERS = 100  # characters of a key that a fault's path repeats
 
 
 class Reading(Enum):
-    """How a body is read. The context of a validation."""
+    """How strictly a body is read. Given as the context of a validation."""
 
     OURS = auto()  # unknown keys are refused
-    RECORD = auto()  # a store's: unknown keys are ignored, as another version may know them
+    RECORD = auto()  # from a store: unknown keys are ignored, because another version may know them
     REFERENCE = auto()  # unknown keys are ignored; loads are refused where the reference does
 
 
@@ -41,7 +41,7 @@ _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 class Body(BaseModel):
-    """Base of everything that crosses the wire. Immutable."""
+    """Base class of all objects in requests and answers. Immutable."""
 
     model_config = ConfigDict(
         strict=True,
@@ -59,7 +59,7 @@ class Body(BaseModel):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         super().__pydantic_init_subclass__(**kwargs)
         aliases = {name: field.alias or name for name, field in cls.model_fields.items()}
-        # Field names too: that is how our own code builds these.
+        # Field names, too, because our own code builds these objects by them.
         cls._names_by_lower = aliases | {alias.lower(): alias for alias in aliases.values()}
 
     @model_validator(mode="before")
@@ -82,7 +82,7 @@ class Body(BaseModel):
         return cls._names_by_lower[found[0]] if found else None
 
     def dump(self) -> dict[str, Any]:
-        """Returns plain JSON values; extensions that were not given are left out."""
+        """Returns plain JSON values, without extensions that were not given."""
         return self.model_dump(exclude_none=True)
 
 
@@ -92,7 +92,7 @@ closed = with_config(extra="forbid")
 
 @closed
 class JsonObject(TypedDict):
-    """Base of the answers that are no `Body`: checked against their descriptions, at no cost."""
+    """Base class of answers that are no `Body`. The type checker checks them, at no cost."""
 
 
 BodyT = TypeVar("BodyT", bound=Body)

@@ -1,7 +1,8 @@
-"""Numbers as monitoring gives them: means, and now and then nothing, NaN or nonsense.
+"""Reads numbers from monitoring: means, and sometimes nothing, NaN or impossible values.
 
-A measured load may be nonsense for one server: that server gets a reason, not the caller a 400. The
-reference refuses what is no number and reads what is left out as 0; so does `Reading.REFERENCE`.
+If the measured load of one server is unusable, that server gets a reason in the answer, instead of
+the caller a 400. The reference refuses values that are no numbers and reads absent ones as 0; so
+does `Reading.REFERENCE`.
 """
 
 import math
@@ -12,17 +13,17 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 from optimizer.inferno_json import Body, Reading
 
 MAX_MEASURED, MAX_TOKENS = 1e15, 2**31 - 1
-# A solve computes no more from fields within their bounds, and sums of it stay within float32.
+# Results from fields within their bounds stay below this, and their sums within float32.
 MAX_COMPUTED = 1e35
 
 
 def _whole(value: Any) -> Any:
-    """Reads a mean number, as Prometheus gives it (998.7), as the nearest whole one."""
+    """Rounds a mean number, as Prometheus gives it (998.7), to a whole one."""
     return round(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
 def _known(most: float, otherwise: float | None = None) -> BeforeValidator:
-    """Reads a number that no measurement can give as `otherwise`."""
+    """Replaces a number that no measurement can give by `otherwise`."""
 
     def read(value: Any, info: ValidationInfo) -> Any:
         is_number = isinstance(value, int | float) and info.context is not Reading.REFERENCE
@@ -47,7 +48,7 @@ Measured = Annotated[
     Annotated[float, Field(ge=-MAX_MEASURED, le=MAX_MEASURED)] | None, _known(MAX_MEASURED)
 ]
 MeasuredLatency = Annotated[Computed, _known(MAX_COMPUTED, otherwise=0.0)]
-# A missing figure is 0 for `Reading.REFERENCE` and in loads made here; elsewhere it is unknown.
+# A missing figure is 0 for `Reading.REFERENCE` and in loads made here; otherwise it is unknown.
 LoadRate = Annotated[Measured, BeforeValidator(_left_out)]
 LoadTokens = Annotated[
     Annotated[int, Field(ge=-MAX_TOKENS, le=MAX_TOKENS)] | None,
@@ -58,7 +59,8 @@ LoadTokens = Annotated[
 
 
 class LoadSpec(Body, validate_default=True):
-    """`known` is None of what was not measured; the figures to plan with are then 0."""
+    """A load. Figures that were not measured are None in `known`, and 0 in the figures to plan
+    with."""
 
     known_rate: LoadRate = Field(default=None, alias="arrivalRate")
     known_in_tokens: LoadTokens = Field(default=None, alias="avgInTokens")

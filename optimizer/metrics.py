@@ -1,7 +1,8 @@
-"""Replicas as gauges, for autoscalers. Any thread.
+"""Gauges of replicas, for autoscalers. Any thread.
 
-Ours is by server and accelerator. Those of Inferno, which the Workload Variant Autoscaler (WVA) of
-llm-d renamed in its version 0.5, carry the labels that HPAs and KEDA triggers of both select by.
+Hearth's gauge is by server and accelerator. Inferno's gauges, and their new names in version 0.5 of
+llm-d's Workload Variant Autoscaler (WVA), have the labels that HPAs and KEDA triggers of both
+select by.
 """
 
 import re
@@ -17,9 +18,9 @@ from optimizer.spec import AllocationData
 from optimizer.state import SystemState
 
 PREFIXES = ("inferno", "wva")
-MAX_REMEMBERED = 10_000  # pairs of server and accelerator that had replicas once
+MAX_REMEMBERED = 10_000  # remembered pairs of server and accelerator that once had replicas
 
-# A server's name may say its namespace, a DNS label.
+# A server's name may contain its namespace, a DNS label.
 _FULL_NAME = re.compile(r"([^:]+):([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)")
 
 Labels = tuple[str, ...]
@@ -29,7 +30,7 @@ Pair = tuple[str, str]  # server, accelerator
 @dataclass(frozen=True, slots=True)
 class _Replicas:
     current: int
-    desired: int | None  # None where the last solve found nothing: an autoscaler then holds
+    desired: int | None  # None if the last solve found nothing: an autoscaler then changes nothing
 
     @property
     def ratio(self) -> float | None:
@@ -78,15 +79,15 @@ _OURS = replace(_DESIRED, labels=("server", "accelerator"))
 
 
 class ReplicaGauges(Collector):
-    """Gauges read from the state at every scrape. A pair that was published once is 0 when its
-    server moved or vanished: without a series an autoscaler would keep the last value it saw."""
+    """Reads gauges from the state at every scrape. A pair that was once published stays at 0 when
+    its server moves or is removed, because autoscalers keep the last value of a missing series."""
 
     def __init__(self, state: Callable[[], SystemState], namespace: str = "default") -> None:
-        """`namespace` is that of servers whose name has none."""
+        """`namespace` is for servers without one in their names."""
         self._state = state
         self._namespace = namespace
         self._lock = threading.Lock()
-        self._published: dict[Pair, None] = {}  # the latest last
+        self._published: dict[Pair, None] = {}  # in the order of their last publication
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         state = self._state()
@@ -107,7 +108,7 @@ class ReplicaGauges(Collector):
         return [_OURS.family("optimizer"), *theirs]
 
     def _remember(self, replicas: Mapping[Pair, _Replicas]) -> list[Pair]:
-        """Notes what is published now; returns what was published before and is no more."""
+        """Record the published pairs. Returns earlier pairs that are no longer among them."""
         with self._lock:
             for pair in replicas:
                 self._published.pop(pair, None)
@@ -124,7 +125,7 @@ class ReplicaGauges(Collector):
 
 
 def _replicas(state: SystemState) -> Iterator[tuple[Pair, _Replicas]]:
-    """Yields replicas that run and are wanted, by server and accelerator."""
+    """Yields current and desired replicas, by server and accelerator."""
     for name, server in state.system.servers.items():
         current = _by_accelerator(server.current_alloc)
         desired = _by_accelerator(server.desired_alloc)
@@ -145,6 +146,6 @@ def _by_accelerator(allocation: AllocationData) -> Counter[str]:
 
 
 def _is_decided(state: SystemState, name: str) -> bool:
-    """Returns True if the last solve set the replicas of a server: none, if it is gone."""
+    """Returns whether the last solve decided a server's replicas; True for a removed one."""
     server = state.system.servers.get(name)
     return server is None or name in state.allocated or bool(server.desired_alloc.each_part())

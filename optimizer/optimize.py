@@ -1,6 +1,6 @@
-"""From a system to an answer: offers, solver, best-effort latencies, stabilisation, totals.
+"""Solves a system: candidates, solver, best-effort latencies, stabilisation, totals.
 
-Pure but for the sizing cache it is given: any thread.
+Pure, except for the sizing cache it is given: any thread.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,7 +40,7 @@ class SolveOptions:
 def optimize(
     system: System, flags: OptimizerSpec, options: SolveOptions, stability: Stability
 ) -> Answer:
-    """Returns the allocation of every server that can have one, and why the others have none."""
+    """Returns the allocation of every server that can have one, and reasons for the others."""
     offered = offers(system, options.cache)
     held = {name: fault.stays for name, fault in offered.load_faults.items() if fault.stays}
     left = Stock(system.capacities, chain.from_iterable(held.values())).cards
@@ -64,13 +64,13 @@ def optimize(
 
 
 def choose_solver(flags: OptimizerSpec, options: SolveOptions) -> Solver:
-    """Returns the solver that the flags ask for; `unlimited` overrides `milpSolver`, as in the
-    reference, and that overrides `priceSolver`."""
+    """Returns the solver that the flags select. `unlimited` overrides `milpSolver`, as in the
+    reference, and `milpSolver` overrides `priceSolver`."""
     scarcity = Scarcity(flags.saturation_policy, flags.delayed_best_effort)
     if flags.unlimited:
         return UnlimitedSolver()
     if flags.milp_solver:
-        # scipy.optimize takes long to import: only who solves with it waits for it.
+        # scipy.optimize is slow to import, so it is imported only for this solver.
         from optimizer.solver.milp import MilpOptions, MilpSolver
 
         limits = MilpOptions(
@@ -117,10 +117,11 @@ def _reanalyzed(
     demand_per_s: Mapping[str, float],
     choices: Mapping[str, tuple[SolverChoice, ...]],
 ) -> dict[str, tuple[SolverChoice, ...]]:
-    """Returns the choices with latencies at the load their replicas really get.
+    """Returns the choices with latencies at the load that their replicas really get.
 
-    A candidate's own hold for all its replicas. Fewer of them take the same load, more than they
-    can; parts of a heterogeneous allocation share it in proportion to what they can take.
+    A candidate's own latencies hold for all its replicas. Fewer replicas take the same load, and
+    are overloaded. Parts of a heterogeneous allocation share the load in proportion to their
+    highest rates.
     """
     changed: list[tuple[str, int, Candidate]] = []
     rates_per_ms = []
@@ -152,7 +153,7 @@ def _at_load(candidate: Candidate, found: Analysis, row: int) -> Candidate:
 
 
 def _card_use(system: System, allocations: Iterable[Allocation]) -> tuple[CardUse, ...]:
-    """Returns cards and cost by type, for every type that is used or bounded."""
+    """Returns cards and cost by type, for every type that is used or limited."""
     cards: dict[str, int] = dict.fromkeys(system.capacities, 0)
     cost: dict[str, float] = dict.fromkeys(system.capacities, 0.0)
     for allocation in allocations:

@@ -118,8 +118,8 @@ def main(
 
 
 def at_all_peaks(answers: Sequence[HowMany]) -> HowMany:
-    """The answer for the peak that decides, with each accelerator that meets the levels at all of
-    them as the peak needs it where it costs most."""
+    """Returns the answer for the peak that costs most. It lists the accelerators that meet the
+    levels at all peaks, each as its most expensive peak needs it."""
     by_name = [{each["accelerator"]: each for each in answer["choices"]} for answer in answers]
     names = [name for name in by_name[0] if all(name in each for each in by_name)]
     worst = [max((each[name] for each in by_name), key=itemgetter("cost")) for name in names]
@@ -131,7 +131,7 @@ def at_all_peaks(answers: Sequence[HowMany]) -> HowMany:
 
 
 def trace_lines(arrival_s: Floats, peak_s: float, peaks: Iterable[Peak]) -> Iterable[str]:
-    """What a trace is, and what it asks for in its peaks."""
+    """A trace's size, and its load in its peaks."""
     yield f"{len(arrival_s)} requests in {arrival_s[-1]:g} s; the peaks of {peak_s:g} s:"
     for peak in peaks:
         rate, tokens = peak["arrivalRate"] / 60, (peak["avgInTokens"], peak["avgOutTokens"])
@@ -176,7 +176,7 @@ def _prices(path: Path) -> dict[str, float]:
 
 
 def _measured(path: Path, model: str, accelerators: Sequence[str]) -> Iterable[Any]:
-    """Returns performance data of a fit, or of what a server says of its steps."""
+    """Returns performance data from a fit, or from a server's measured step times."""
     value = _content(path)
     if isinstance(value, dict) and isinstance(value.get("models"), list):
         return list(value["models"])
@@ -191,14 +191,14 @@ def _measured(path: Path, model: str, accelerators: Sequence[str]) -> Iterable[A
 
 
 def _step_costs(value: Any) -> dict[str, Any] | None:
-    """Returns the step costs of a server of one model, bare or under its name."""
+    """Returns the step times of a server with one model, given directly or under its name."""
     if isinstance(value, dict) and "decode_ms" not in value and len(value) == 1:
         (value,) = value.values()
     return value if isinstance(value, dict) and "decode_ms" in value else None
 
 
 def _curve(path: Path, said: dict[str, Any]) -> dict[str, Any]:
-    """Returns a service curve: whole rows, each once, and steps that take no less for more rows."""
+    """Returns a service curve with distinct whole numbers of rows, and times that never fall."""
     try:
         points = {
             name: {max(round(row), 1): (float(ms), float(error)) for row, ms, error in said[name]}
@@ -237,7 +237,7 @@ def _fault(path: Path, message: str) -> InvalidRequest:
 
 
 def lines(answer: HowMany) -> Iterable[str]:
-    """Yields the answer for people."""
+    """Yields the answer as text, line by line."""
     yield (
         f"{answer['model']} in {answer['precision']}, {answer['arrivalRate'] / 60:.4g} requests/s "
         f"of {answer['avgInTokens']} + {answer['avgOutTokens']} tokens"

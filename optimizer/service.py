@@ -1,10 +1,10 @@
-"""The optimizer of a process: the owner of the state, and the solves that change it.
+"""The optimizer of a process: owns the state, and runs the solves that change it.
 
-Readers take `state`, an immutable value, without a lock. Writers queue behind one lock that is
-held through a solve: an allocation must describe the very system it is stored into, or two
-solves could together promise more cards than there are. Reads never wait for a solve. Large
-solves take turns before the lock, and while one is under way so do all other writers: of either
-only a few may wait, and not for long, as they would hold every thread.
+Readers use `state`, an immutable value, without a lock, and never wait for a solve. Writers queue
+for one lock, which is held through a solve: an allocation must belong to the system it is stored
+into, or two solves together could promise more cards than there are. Large solves take turns before
+the lock, and while one runs, so do all other writers. Only a few may wait, for a limited time, so
+that they do not occupy every thread.
 """
 
 import logging
@@ -27,13 +27,13 @@ from optimizer.system import System
 
 logger = logging.getLogger(__name__)
 
-# Servers times accelerators: beyond these a solve may take seconds, or much memory.
+# Servers times accelerators above which a solve may take seconds, or much memory.
 SMALL_PAIRS, SMALL_MILP_PAIRS = 5_000, 500
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """The settings of solving."""
+    """Settings for solves."""
 
     solve: SolveOptions
     min_gain_percent: float = 0.0
@@ -54,22 +54,22 @@ class OptimizerService(Protocol):
         """Returns the state as of the last completed change."""
 
     def optimize_one(self, system: System) -> Solution:
-        """Solve a whole system by its own flags; it becomes the state."""
+        """Solve a whole system by its own flags, and make it the state."""
 
 
 class LargeSolves:
-    """The turns of solves that take long or much memory. Any thread."""
+    """Turns of solves that take seconds or much memory. Any thread."""
 
     def __init__(self) -> None:
         self._turns = Turns()
 
     def turn(self, system: System, flags: OptimizerSpec) -> AbstractContextManager[None]:
-        """Returns what to solve the system in. Entering it raises TooManyQuestions."""
+        """Returns the context in which to solve the system. Entering raises TooManyQuestions."""
         return self._turns.taken() if is_large(system, flags) else nullcontext()
 
     @property
     def is_under_way(self) -> bool:
-        """Whether one is being solved, or waits."""
+        """Returns whether a large solve runs or waits."""
         return self._turns.num_asked > 0
 
 
@@ -79,7 +79,7 @@ def is_large(system: System, flags: OptimizerSpec) -> bool:
 
 
 class StatelessService:
-    """Every request brings its system. Reads show the system last solved."""
+    """Every request brings its own system. Reads show the last one solved."""
 
     def __init__(self, options: ServiceOptions) -> None:
         self.options = options
@@ -99,8 +99,11 @@ class StatelessService:
 
 
 class StatefulService:
-    """Keeps a system between requests, and in a store. Raises StoreFailed, with the state
-    unchanged, where a change could not be saved, and TooManyQuestions behind long solves."""
+    """Keeps a system between requests, and in a store.
+
+    Raises StoreFailed, with the state unchanged, if a change cannot be saved, and TooManyQuestions
+    if too many wait for long solves.
+    """
 
     def __init__(self, store: RecordStore, options: ServiceOptions) -> None:
         self.options = options
@@ -115,7 +118,7 @@ class StatefulService:
         return self._state
 
     def update(self, edit: Callable[[System], System]) -> tuple[System, System]:
-        """Changes the system; returns it before and after. An error of `edit` leaves it."""
+        """Change the system. Returns it before and after. An error in `edit` changes nothing."""
         with self._writing():
             old = self._state
             new = next_state(old, edit(old.system), self.options.clock())
@@ -123,14 +126,14 @@ class StatefulService:
         return old.system, new.system
 
     def replace_state(self, state: SystemState, is_expected: Callable[[SystemState], bool]) -> None:
-        """Puts a whole state in place of the present one. Raises StateChanged."""
+        """Replace the whole state. Raises StateChanged."""
         with self._writing():
             if not is_expected(self._state):
                 raise StateChanged()
             self._commit(state)
 
     def optimize(self, flags: OptimizerSpec) -> Solution:
-        """Solve the system; every server's desiredAlloc becomes its allocation, or empty."""
+        """Solve the system, and store the allocations as desiredAlloc; empty without one."""
         with self._solving(self._state.system, flags):
             state = replace(self._state, system=replace(self._state.system, optimizer=flags))
             answer = _solve(state.system, flags, self.options, state.changed_at_s)
@@ -147,7 +150,8 @@ class StatefulService:
         return body
 
     def apply_allocation(self) -> None:
-        """Makes desired allocations current. Loads stay, as do servers without allocation."""
+        """Make desired allocations current. Loads, and servers without allocation, do not
+        change."""
         with self._writing():
             state = self._state
             system = state.system.with_servers(
@@ -183,7 +187,7 @@ class StatefulService:
             self._lock.release()
 
     def _commit(self, state: SystemState) -> None:
-        """Saves, then shows. The lock is held."""
+        """Save the state, then publish it. The caller holds the lock."""
         self._store.commit(changes(self._state, state))
         self._state = state
 
@@ -208,7 +212,7 @@ def _solve(
 
 
 def _solved(state: SystemState, answer: Answer) -> tuple[SystemState, Solution]:
-    """Returns the state with the answer's allocations as desired ones, and the answer's body."""
+    """Returns the state with the answer's allocations as desired ones, and the answer's JSON."""
     desired = answer.desired()
     nothing = AllocationData()
     system = state.system.with_servers(

@@ -12,7 +12,8 @@ from optimizer.errors import StartupError
 
 
 class Settings(BaseSettings):
-    """The documented variables; names of the reference kept. A wrong value stops the start."""
+    """The documented variables, some with the reference's names. A wrong value prevents the
+    start."""
 
     model_config = SettingsConfigDict(frozen=True, populate_by_name=True, extra="ignore")
 

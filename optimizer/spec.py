@@ -1,7 +1,7 @@
 """The data of a system: accelerators, capacities, models, service classes, servers, flags.
 
 The JSON names are the reference's (`slo-itl`, `maxBatchSize`, ...). Every field is checked when
-it is read, so the code behind may trust what it holds. Values are immutable: any thread.
+it is read, so other code may rely on its values. Values are immutable: any thread.
 
 Units: cost cents per hour and accelerator unit, power W per unit, times ms, load requests per
 minute, memory GB and GB/s. Fields marked "extension" are not the reference's; left out of an
@@ -20,7 +20,7 @@ from optimizer.measured import Computed, LoadSpec, MeanTokens, Measured, Measure
 LOWEST_PRIORITY = 100  # 1 is the highest
 DEFAULT_CLASS = "Free"  # the class of a server that names none
 MAX_POINTS, MAX_ROWS = 256, 65_536  # points of one curve, and rows at a point
-LEAST_RATE = 1e-300  # requests per minute; less is no load, as what follows from it underflows
+LEAST_RATE = 1e-300  # requests per minute; a lower rate counts as 0, because results underflow
 
 Name = Annotated[str, Field(min_length=1, max_length=500)]
 Text = Annotated[str, Field(max_length=500)]
@@ -32,7 +32,7 @@ _READ_EMPTY: Any = Field(default_factory=dict, validate_default=True)
 
 
 class ModelName(Body):
-    """What `/addModel` takes in its path."""
+    """The name in the path of `/addModel`."""
 
     name: Name
 
@@ -46,7 +46,8 @@ class PowerSpec(Body):
     mid_util: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     def watts(self, utilization: float) -> float:
-        """Returns the power on two straight lines that meet at `mid_util`."""
+        """Returns the power at a utilisation, by linear interpolation with a corner at
+        `mid_util`."""
         if utilization <= self.mid_util and self.mid_util > 0:
             return self.idle + (self.mid_power - self.idle) * utilization / self.mid_util
         if self.mid_util == 1:
@@ -97,7 +98,7 @@ class PerfParms(Body):
 
 
 class CurvePoint(Body):
-    """A time measured with so many rows in a step."""
+    """A time measured with `rows` rows in a step."""
 
     rows: Rows
     ms: Annotated[float, Field(ge=1e-6, le=1e9)]
@@ -108,14 +109,14 @@ CurvePoints = Annotated[list[CurvePoint], Field(min_length=1, max_length=MAX_POI
 
 
 class RatePoint(Body):
-    """Departures measured with so many requests in service."""
+    """Departures measured with a number of requests in service."""
 
     rows: Rows
     per_second: Annotated[float, Field(ge=1e-6, le=1e9)]
 
 
 class Departures(Body):
-    """Closed loops with requests of one shape; they correct the speed of steps by rows."""
+    """Measurements of closed loops with requests of one shape, which correct step times by rows."""
 
     avg_in_tokens: MeanTokens = 0
     avg_out_tokens: Annotated[MeanTokens, Field(ge=1)] = 1
@@ -128,7 +129,7 @@ class Departures(Body):
 
 
 class OverheadPoint(Body):
-    """What a request waits for outside of steps, with so many in service, itself among them."""
+    """Time that a request waits outside of steps, by the number in service, itself included."""
 
     rows: Rows
     ms: Amount
@@ -136,7 +137,7 @@ class OverheadPoint(Body):
 
 
 def _one_point(value: Any) -> Any:
-    """Reads a number as the same for any number of rows."""
+    """Reads a single number as constant for all numbers of rows."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [{"rows": 1, "ms": value}]
     return value
@@ -145,21 +146,21 @@ def _one_point(value: Any) -> Any:
 class ServiceCurve(Body):
     """Measured step times: a(n) of n rows that decode and c(n) more for each prompt token.
 
-    Extension; used in place of all other parameters. `prompt_token_ms` and `overhead_ms`, which a
-    request waits for outside of steps before its first token, may be one number each.
-    `handling_ms`, of that, is work for which requests that come at once wait for each other.
+    Extension; used instead of all other parameters. `overhead_ms` is the time that a request waits
+    outside of steps before its first token; it and `prompt_token_ms` may be single numbers.
+    `handling_ms` is the part of it in which simultaneous requests wait for each other.
     """
 
     decode_ms: CurvePoints
     prompt_token_ms: Annotated[CurvePoints, BeforeValidator(_one_point)]
-    # Prompt tokens in a step (absent = any), and all tokens of a step while rows decode.
+    # Most prompt tokens in a step, and most tokens of a step in which rows decode; absent = any.
     chunk_tokens: Annotated[Count, Field(ge=1)] | None = None
     budget_tokens: Annotated[Count, Field(ge=1)] | None = None
     overhead_ms: Annotated[list[OverheadPoint], BeforeValidator(_one_point)] = Field(
         default_factory=list, max_length=MAX_POINTS
     )
     handling_ms: Amount = 0.0
-    speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0  # standard, of all times together
+    speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0  # relative standard error of all times
     departures: Departures | None = None
     measured_at: Text | None = None
 
@@ -254,8 +255,8 @@ class AllocationPart(Body):
 
 
 class AllocationData(AllocationPart):
-    """Accelerator and replicas of a server. A heterogeneous one is `parts`; the fields then show
-    its largest."""
+    """Accelerator and replicas of a server. A heterogeneous allocation has `parts`, and the other
+    fields show the largest part."""
 
     parts: list[AllocationPart] | None = None  # extension
 
@@ -264,7 +265,7 @@ class AllocationData(AllocationPart):
         return sum(part.cost for part in self.parts) if self.parts else self.cost
 
     def each_part(self) -> list[AllocationPart]:
-        """Returns its parts, or itself as the only one; empty if nothing runs."""
+        """Returns its parts, or itself as the only part; empty if nothing runs."""
         every: list[AllocationPart] = list(self.parts) if self.parts else [self]
         return [part for part in every if part.accelerator and part.num_replicas]
 
@@ -273,7 +274,7 @@ class AllocationData(AllocationPart):
         return [(part.accelerator, part.num_replicas) for part in self.each_part()]
 
 
-# What `dump` makes of them, for answers.
+# The types of their JSON, for descriptions of answers.
 ModelTargetJson = Annotated[
     dict[str, Any], GetPydanticSchema(lambda _, describe: describe(ModelTarget))
 ]
@@ -316,7 +317,7 @@ class SaturationPolicy(StrEnum):
 
 
 def _known_policy(value: Any) -> Any:
-    """Returns the policy None for one that the reference does not know either, in whatever case."""
+    """Returns the policy, in any case; None for a name that the reference does not know either."""
     if isinstance(value, str):
         return next((p for p in SaturationPolicy if p == value), SaturationPolicy.NONE)
     return value
@@ -331,7 +332,7 @@ class OptimizerSpec(Body):
     saturation_policy: Annotated[SaturationPolicy, BeforeValidator(_known_policy)] = (
         SaturationPolicy.NONE
     )
-    price_solver: bool | None = None  # extension; below `unlimited` and `milpSolver`
+    price_solver: bool | None = None  # extension; `unlimited` and `milpSolver` override it
     # Extensions; absent = the process's settings.
     min_gain_percent: Annotated[float, Field(ge=0, le=100)] | None = None
     hold_minutes: Annotated[float, Field(ge=0, le=1e6)] | None = None
@@ -371,6 +372,6 @@ class SystemSpec(Body):
 
 
 class SystemData(Body):
-    """A whole system. It replaces another one, so it has to be there: nothing is no system."""
+    """A whole system. It replaces another one, so it must not be absent."""
 
     system: SystemSpec

@@ -1,9 +1,10 @@
-"""Leaves running servers alone when moving them gains little, or when they moved just now.
+"""Keeps running allocations if a change would gain little, or if they changed just before.
 
-A change of replicas or accelerator costs a cold start, so an optimizer run every minute must not
-chase every ripple of the load. A server keeps what it runs on if that still meets its service
-levels, still fits the cards, and either the change would save less than `minGainPercent` of its
-cost or its last change is less than `holdMinutes` ago. What no longer suffices changes at once.
+A change of replicas or accelerator costs a cold start, so an optimizer that runs every minute must
+not follow every small change of the load. A server keeps its allocation if that still meets its
+service levels and fits the cards, and if the change would save less than `minGainPercent` of its
+cost, or its last change is less than `holdMinutes` ago. An allocation that no longer suffices
+changes at once.
 
 Pure: any thread.
 """
@@ -36,7 +37,7 @@ class Stability:
 def stabilize(
     system: System, offered: Offers, solution: Solution, flags: OptimizerSpec, stability: Stability
 ) -> tuple[Solution, tuple[str, ...]]:
-    """Returns the solution with some servers left as they are, and their names."""
+    """Returns the solution with some current allocations kept, and the names of these servers."""
     gain_percent = flags.min_gain_percent
     if gain_percent is None:
         gain_percent = stability.min_gain_percent
@@ -65,7 +66,7 @@ def stabilize(
 
 
 def _current(system: System, server: ServerSpec, contender: Contender) -> SolverChoice | None:
-    """Returns what the server runs on as a choice, if that is enough for its load."""
+    """Returns the server's current allocation as a choice, if it suffices for the load."""
     current = server.current_alloc
     if current.parts or not current.accelerator or current.num_replicas == 0:
         return None
@@ -79,7 +80,7 @@ def _current(system: System, server: ServerSpec, contender: Contender) -> Solver
 
 
 def _candidate_on(system: System, server: ServerSpec, contender: Contender) -> Candidate | None:
-    """Returns the candidate on the current accelerator; an idle server may run without one."""
+    """Returns the candidate on the current accelerator; None for an idle server without one."""
     name = server.current_alloc.accelerator
     found = next((c for c in contender.candidates if c.accelerator == name), None)
     if found is not None or contender.demand_per_s > 0:
@@ -98,8 +99,8 @@ def _is_same(chosen: tuple[SolverChoice, ...], current: SolverChoice) -> bool:
 
 
 def _swap(stock: Stock, chosen: tuple[SolverChoice, ...], current: SolverChoice) -> bool:
-    """Gives back the chosen cards and takes the current ones. Returns False, with nothing done,
-    where they do not fit."""
+    """Exchange the chosen cards for the current ones. Returns False, with nothing changed, if they
+    do not fit."""
     for part in chosen:
         stock.take(part.candidate, -part.replicas)
     if stock.fits(current.candidate, current.replicas):

@@ -1,6 +1,6 @@
-"""A stateful optimizer's memory, as one immutable value, and its form in a store.
+"""The state of a stateful optimizer, as one immutable value, and its records in a store. Pure.
 
-A store holds small records, (kind, name) -> JSON: a change writes what it changed. Pure.
+A store holds small records, (kind, name) -> JSON; a change writes only the changed records.
 """
 
 import json
@@ -30,8 +30,8 @@ _SINGLE = ""  # the name of records of which there is one
 
 @dataclass(frozen=True, slots=True)
 class SystemState:
-    """A system, when each server's current allocation last changed (s since 1970), and which
-    servers the last solve allocated: scaling to zero and no allocation look alike otherwise."""
+    """A system; when each server's current allocation last changed (s since 1970); and the servers
+    that the last solve allocated, because scaling to zero otherwise looks like no allocation."""
 
     system: System = field(default_factory=System)
     changed_at_s: Mapping[str, float] = field(default_factory=dict)
@@ -67,8 +67,8 @@ class StateData(Body):
 
 
 def next_state(old: SystemState, system: System, now_s: float) -> SystemState:
-    """Returns the state after an edit: notes which current allocations changed, and forgets the
-    verdict of the last solve on servers that did."""
+    """Returns the state after an edit. It records which current allocations changed, and drops the
+    last solve's results for these servers."""
     changed_at = {n: at for n, at in old.changed_at_s.items() if n in system.servers}
     same = set(old.allocated)
     for name, server in system.servers.items():
@@ -82,7 +82,7 @@ def next_state(old: SystemState, system: System, now_s: float) -> SystemState:
 
 
 def changes(old: SystemState, new: SystemState) -> list[Record]:
-    """Returns the records by which two states differ."""
+    """Returns the records that differ between two states."""
     before, after = _tables(old), _tables(new)
     if old.system.models is not new.system.models:
         before |= _model_tables(old.system)
@@ -136,7 +136,7 @@ def from_records(records: Iterable[Record]) -> SystemState:
     for kind, name, body in records:
         value = json.loads(body or "null")
         if model := _MODELS.get(kind):
-            value = read(model, value, Reading.RECORD)  # keys of another version are no fault
+            value = read(model, value, Reading.RECORD)  # accepts keys of another version
         tables.setdefault(kind, {})[name] = value
     models: dict[str, dict[str, PerfData]] = {name: {} for name in tables.get("model", {})}
     for perf in tables.get("perf", {}).values():

@@ -1,6 +1,6 @@
 """A system to optimise, as one immutable value. Any thread may hold and read it.
 
-Changes make a new value (`with_...`), so that a solve works on what it was given.
+Changes (`with_...`) return a new value, so a solve can rely on the one it was given.
 """
 
 from collections import Counter
@@ -55,7 +55,7 @@ class System:
         return system.with_servers(spec.server_data.servers)
 
     def to_spec(self) -> SystemSpec:
-        """Returns the spec as JSON shows it: lists by names, whatever the history."""
+        """Returns the spec for JSON, with lists sorted by name."""
         return SystemSpec(
             accelerator_data=AcceleratorData(accelerators=in_order(self.accelerators)),
             model_data=ModelData(
@@ -93,8 +93,8 @@ class System:
         return perf.units if perf else 1
 
     def cards_left(self, allocations: Iterable[tuple[str, AllocationData]]) -> dict[str, int]:
-        """Returns the cards of each type that allocations of models leave; below 0 where they
-        take more than there are."""
+        """Returns the cards of each type that allocations leave; negative if they exceed the
+        limits."""
         left = Counter(self.capacities)
         for model, allocation in allocations:
             for part in allocation.each_part():
@@ -127,7 +127,7 @@ class System:
         return replace(self, servers={**self.servers, **{s.name: s for s in specs}})
 
     def with_model(self, name: str) -> "System":
-        """Returns the system with a model without performance data; one that exists stays."""
+        """Returns the system with a model, without performance data unless it exists already."""
         return self if name in self.models else replace(self, models={**self.models, name: {}})
 
     def without_perf(self, model: str, accelerator: str) -> "System":
@@ -149,6 +149,6 @@ def lookup(kind: str, mapping: Mapping[str, T], name: str) -> T:
 
 
 def without(mapping: Mapping[str, T], kind: str, name: str) -> dict[str, T]:
-    """Returns a copy less one entity. Raises NotFound."""
+    """Returns a copy without one entity. Raises NotFound."""
     lookup(kind, mapping, name)
     return {key: value for key, value in mapping.items() if key != name}

@@ -1,5 +1,5 @@
 """The proxy: checks tokens, keeps limits, picks an upstream and relays streams untouched.
 
-A process of its own, beside the API servers it guards. It knows HTTP, tokens and teams; it
-knows nothing of models, and importing it loads neither torch nor numpy.
+It runs as a process of its own in front of the API servers. It knows HTTP, tokens and teams, but
+not models, and importing it loads neither torch nor numpy.
 """

@@ -1,6 +1,6 @@
-"""The application: what serves requests, from its start in a worker to the end of its drain.
+"""The proxy's application, from its start in a worker to the end of its drain.
 
-Event loop only, but for what says otherwise.
+Event loop only, unless stated otherwise.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from proxy.upstreams.health import HealthChecks
 from proxy.upstreams.maintenance import Maintenance
 from proxy.visits import Visits
 
-SWEEP_S = 0.2  # how often it is looked for those whose time is over
-SWEEP_ON_S = 0.01  # and how soon for the rest of them, when they are many
-LAST_WORDS_S = 5.0  # for what is cut at the end to be written down
+SWEEP_S = 0.2  # interval of the search for connections whose time is over
+SWEEP_ON_S = 0.01  # pause before a sweep continues, if there are many
+LAST_WORDS_S = 5.0  # time to record the requests that are cut off at the end
 
 
 class ProxyApp:
@@ -73,7 +73,7 @@ class ProxyApp:
         }
 
     def start(self) -> None:
-        """In the running event loop."""
+        """Start in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._sweep()
         self._health.start()
@@ -84,7 +84,7 @@ class ProxyApp:
             self._control.start()
 
     async def stop(self) -> None:
-        """Ends what still runs, which is nothing after a drain."""
+        """End everything that still runs; after a drain that is nothing."""
         self._visits.is_draining = True
         for exchange in self._visits.running:
             exchange.abort(Outcome.DRAINED)
@@ -104,18 +104,18 @@ class ProxyApp:
         self._audit.flush()
 
     def request_reload(self) -> None:
-        """Read the changed files again, soon, and look how the upstreams are."""
+        """Soon read changed files again, and check the upstreams."""
         self._maintenance.request_run()
         self._health.request_run()
 
     async def drain(self) -> None:
-        """Refuse new requests, let running ones end; what runs after DRAIN_TIMEOUT is cut."""
+        """Refuse new requests and let running ones end; after DRAIN_TIMEOUT they are cut off."""
         self._visits.is_draining = True
         ending_s = self._loop.time() + self._settings.drain_timeout
         if self._visits.running:
             drained = asyncio.create_task(self._all_done.wait())
             await asyncio.wait({drained}, timeout=self._settings.drain_timeout)
-        # The ends of answers may still wait here for slow readers.
+        # Ends of answers may still be buffered here for slow readers.
         while self._loop.time() < ending_s and any(m.is_sending for m in self.crowd.members()):
             await asyncio.sleep(SWEEP_S)
 
@@ -128,7 +128,7 @@ class ProxyApp:
         return self._settings
 
     def __call__(self) -> ClientConnection:
-        """A new client, for the event loop's server."""
+        """Returns the protocol of a new client, for the event loop's server."""
         return ClientConnection(self.crowd, self, self._patience)
 
     def begin(self, exchange: Exchange) -> None:
@@ -137,7 +137,7 @@ class ProxyApp:
         exchange.start(self._answer(exchange))
 
     def refuse(self, error: ProxyError, *, is_recorded: bool = True) -> bytes:
-        """The answer to what is no request."""
+        """Answer bytes that are no request."""
         record = AuditRecord(new_request_id(), "-", "-")
         record.status, record.reason = error.status, error.reason[:256]
         record.outcome = Outcome.REFUSED
@@ -157,7 +157,7 @@ class ProxyApp:
                 self._all_done.set()
 
     def _answer_probe(self, exchange: Exchange) -> bool:
-        """Answer what needs no token: probes, and preflights of allowed origins."""
+        """Answer requests that need no token: probes, and preflights of allowed origins."""
         head = exchange.head
         origin, allowed = head.get("origin"), origins_for(head, self._settings.cors_origins)
         if is_preflight(head) and is_allowed(origin, allowed):
@@ -175,7 +175,7 @@ class ProxyApp:
         now_s = self._loop.time()
         has_more = self.crowd.sweep(now_s)
         self._visits.forwarder.sweep(now_s)
-        if len(self._sleepers):  # who wait for nothing but that it is listed
+        if len(self._sleepers):  # requests that wait for their server to be listed
             self._maintenance.request_run()
         self._sweeping = self._loop.call_later(SWEEP_ON_S if has_more else SWEEP_S, self._sweep)
 
@@ -190,7 +190,7 @@ class ProxyApp:
         self._health.request_run()
 
     def _admit_who_waits(self) -> None:
-        """Rows may have come free, by what the upstreams say, and servers may have started."""
+        """Wake waiting requests, because upstreams may have free rows or have started."""
         self._visits.forwarder.room.admit()
         self._sleepers.look_again()
 

@@ -1,4 +1,4 @@
-"""Threads for what would hold the event loop up: Redis, and fetching public keys."""
+"""Threads for calls that would block the event loop: Redis, and fetching public keys."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ class Aside:
     """Owned by the app, which closes it. Event loop only."""
 
     def __init__(self) -> None:
-        # Its threads are started by the first use, which comes after gunicorn's fork.
+        # Threads start at the first use, which is after gunicorn's fork.
         self._threads = ThreadPoolExecutor(NUM_THREADS, "proxy-aside")
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -27,7 +27,7 @@ class Aside:
         return await loop.run_in_executor(self._threads, partial(function, *args, **kwargs))
 
     def run_later(self, function: Callable[[], object]) -> None:
-        """Nobody waits for it; it is done before `close` returns."""
+        """Run a call without waiting for it. It is done before `close` returns."""
         self._threads.submit(_logged, function)
 
     def close(self) -> None:

@@ -14,15 +14,15 @@ Stamp = tuple[int, int, int]
 
 
 class WatchedFile(Generic[T]):
-    """A parsed file that follows its source: `refresh` re-reads it when it has changed.
+    """A parsed file. `refresh` reads it again if it has changed.
 
-    `value` may be read by any thread (one reference, replaced whole). `refresh` is called by
-    the maintenance thread. A file that no longer parses is logged once per change, and the last
-    good value stays: a typing error in a policy must not stop a running service.
+    Any thread may read `value`, which is replaced whole. The maintenance thread calls `refresh`. A
+    file that no longer parses is logged once per change, and the last good value stays, so that a
+    typing error in a policy does not stop a running service.
     """
 
     def __init__(self, path: Path, parse: Callable[[str], T]) -> None:
-        """Raises ValueError or OSError when the first reading fails."""
+        """Raises ValueError or OSError if the first reading fails."""
         self._path = path
         self._parse = parse
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class WatchedFile(Generic[T]):
         self.value = parse(path.read_text(encoding="utf-8"))
 
     def refresh(self) -> bool:
-        """Whether a new value was taken."""
+        """Read the file if it has changed. Returns whether there is a new value."""
         with self._lock:
             try:
                 stamp = self._read_stamp()
@@ -45,19 +45,19 @@ class WatchedFile(Generic[T]):
         return True
 
     def _read_stamp(self) -> Stamp:
-        # The inode too: a file replaced by rename may keep size and time.
+        # The inode, too, because a file replaced by rename may keep size and time.
         status = os.stat(self._path)
         return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class FileOpener:
-    """Opens the files a start-up needs and collects what is wrong with them, all at once."""
+    """Opens the files that a start needs, and collects their faults."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
 
     def open(self, path: Path | None, parse: Callable[[str], T]) -> WatchedFile[T] | None:
-        """None when no path is configured, or when there is one more fault."""
+        """Returns the file; None without a configured path, or after recording a fault."""
         if path is None:
             return None
         try:

@@ -10,7 +10,7 @@ TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def logging_config(settings: Settings) -> dict[str, Any]:
-    """A dictConfig for the whole process, gunicorn's own loggers included."""
+    """Returns a dictConfig for the whole process, including gunicorn's loggers."""
     audit: dict[str, Any] = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}
     if settings.audit_file is not None:
         # WatchedFileHandler notices that logrotate has moved its file away.

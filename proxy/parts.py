@@ -1,4 +1,4 @@
-"""The parts that a proxy is composed of, and that its application works with."""
+"""The parts of a proxy, which its application uses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""/health, /ready and /metrics: what the proxy says about itself.
+"""/health, /ready and /metrics of the proxy itself.
 
-The first two are answered on the main port, without a token, for load balancers. All three are
-answered on the metrics port by a thread of its own, also throughout a drain.
+The main port answers the first two without a token, for load balancers. The metrics port answers
+all three, in a thread of its own, also during a drain.
 """
 
 import json
@@ -19,7 +19,7 @@ from proxy.clients.answers import content_headers, phrase_of
 log = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 5.0
-POLL_S = 0.1  # how soon it notices that it shall stop
+POLL_S = 0.1  # interval at which it notices `stop`
 
 Answer = tuple[int, str, bytes]  # status, content type, body
 
@@ -34,7 +34,7 @@ class Probes:
         self._why_not_ready = why_not_ready
 
     def answer(self, path: str) -> Answer | None:
-        """None for any path but /health and /ready."""
+        """Returns the answer for /health and /ready; None for any other path."""
         if path == "/health":
             return self._health()
         if path == "/ready":
@@ -53,7 +53,7 @@ class Probes:
 
 
 class ControlServer:
-    """The metrics port: of several processes each has its own, the next that is free.
+    """The metrics port. Each of several processes takes the next free one.
 
     Owned by the app, which starts and stops it.
     """
@@ -73,7 +73,7 @@ class ControlServer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """A port that is taken is logged, not fatal: serving matters more than measuring."""
+        """Start. A taken port is logged and not fatal, because serving matters more."""
         for port in self._ports:
             try:
                 self._server = make_server(self._host, port, self._serve, _Server, _QuietHandler)
@@ -112,4 +112,4 @@ class _QuietHandler(WSGIRequestHandler):
     timeout = CLIENT_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes come every few seconds: no line for each."""
+        """Logs nothing, because scrapes come every few seconds."""

@@ -7,8 +7,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # As a script it has its own directory in front of the path, where this very file would be
-    # taken for the package.
+    # For a script, its own directory comes first in the path, and this file would hide the package.
     os.execv(sys.executable, [sys.executable, "-m", "proxy", *sys.argv[1:]])
 
 import logging
@@ -43,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def create_proxy(settings: Settings | None = None) -> ProxyApp:
-    """The application, not yet started; from the environment when no settings are given.
+    """Returns the application, not yet started. Settings default to the environment.
 
     Raises StartupError with every file that cannot be read.
     """
@@ -58,7 +57,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
     discovery = _discovery(settings, upstreams, files.faults)
     if files.faults:
         raise StartupError(files.faults)
-    log.info("settings: %r", settings)  # secrets mask themselves
+    log.info("settings: %r", settings)  # secrets are masked
     _warn_of_weak_secrets(settings)
     balancer = Balancer(
         discovery.current,
@@ -128,7 +127,7 @@ def _key_sources(
 def _warn_of_weak_secrets(settings: Settings) -> None:
     for name in settings.weak_secrets:
         log.warning("%s is under %d bytes: fit for trying things out only", name, MIN_SECRET_BYTES)
-    # Said once, here; the library would say it again for every request.
+    # Warn once here; the library would warn for every request.
     warnings.filterwarnings("ignore", category=InsecureKeyLengthWarning)
 
 

@@ -1,4 +1,4 @@
-"""gunicorn's options for the proxy: one set for `python -m proxy` and the config file."""
+"""gunicorn's options for the proxy, shared by `python -m proxy` and the config file."""
 
 import os
 import signal
@@ -8,23 +8,22 @@ from typing import Any
 from proxy.logs import logging_config
 from proxy.settings import Settings
 
-# On top of DRAIN_TIMEOUT, for what is cut to be written down; a worker that is still there
-# afterwards is killed.
+# Time beyond DRAIN_TIMEOUT to record requests that were cut off. Then the worker is killed.
 GRACE_S = 10
 
 
 def gunicorn_options(settings: Settings) -> dict[str, Any]:
-    """gunicorn's settings by name."""
+    """Returns gunicorn's settings by name."""
     return {
         "bind": [f"{settings.proxy_host}:{settings.proxy_port}"],
         "workers": settings.proxy_processes,
         "worker_class": "proxy.worker.ProxyWorker",
-        # All of it is accepted at once, and nobody is served meanwhile.
+        # The whole backlog is accepted at once, while no client is served.
         "backlog": 1024,
         "timeout": 120,
         "graceful_timeout": int(settings.drain_timeout) + GRACE_S,
         "preload_app": False,
-        # One per user by default, which the API's gunicorn and ours would fight over.
+        # There is one per user by default, over which this gunicorn and the API's would conflict.
         "control_socket_disable": True,
         "max_requests": 0,
         "logconfig_dict": logging_config(settings),
@@ -33,10 +32,10 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
 
 
 def _take_over_reload(server: Any) -> None:
-    """SIGHUP reloads the files in the running worker.
+    """Have SIGHUP reload the files in the running worker.
 
-    gunicorn would start a new worker instead: that cuts streams longer than the drain, forgets
-    in-memory limits, and ends the service if a file has a mistake in it.
+    gunicorn would start a new worker instead, which cuts streams that last longer than the drain,
+    loses in-memory limits, and ends the service if a file has a mistake.
     """
     server.handle_hup = partial(_pass_hangup_on, server)
 

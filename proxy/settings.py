@@ -1,7 +1,7 @@
 """Every setting of the proxy: one frozen object, read once from the environment.
 
-The only module of the package that reads the environment. Each variable is named here with its
-default and bounds; `docs/proxy.md` explains them. `Settings.load` reports every fault at once.
+No other module of the package reads the environment. Each variable is named here with its default
+and bounds; `docs/proxy.md` explains them. `Settings.load` reports every fault at once.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ SYMMETRIC_ALGORITHMS = frozenset({"HS256", "HS384", "HS512"})
 ASYMMETRIC_ALGORITHMS = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
-# RFC 7518, section 3.2: a key of the hash's own size or larger; 32 bytes for SHA-256.
+# RFC 7518, section 3.2: a key at least as large as the hash, which is 32 bytes for SHA-256.
 MIN_SECRET_BYTES = 32
 URL = re.compile(r"https?://[^\s/?#@]+")
 
@@ -37,11 +37,11 @@ class Settings(BaseSettings):
     proxy_host: str = "127.0.0.1"
     proxy_port: Port = 1223
     proxy_processes: Annotated[int, Field(ge=1, le=64)] = 1
-    # Limits of each process:
+    # Limits for each process:
     proxy_connections: Annotated[int, Field(ge=64, le=1_000_000)] = 12_000
     proxy_requests: Annotated[int, Field(ge=8, le=1_000_000)] = 10_000
     proxy_metrics_host: str = "127.0.0.1"
-    proxy_metrics_port: Annotated[int, Field(ge=0, le=65535)] = 1224  # 0: no such port
+    proxy_metrics_port: Annotated[int, Field(ge=0, le=65535)] = 1224  # 0: none
 
     upstream: str = "http://127.0.0.1:7000"
     upstreams_file: FilePath | None = None
@@ -73,8 +73,8 @@ class Settings(BaseSettings):
     jwt_issuer: str | None = None
     jwt_audience: str | None = None
     jwt_leeway_seconds: Annotated[float, Field(ge=0, le=600)] = 30.0
-    jwt_require_expiry: bool = False  # the documented example token has none
-    jwt_role_claim: str | None = None  # None: `role`, in tokens of JWT_SECRET alone
+    jwt_require_expiry: bool = False  # the documented example token has no expiry
+    jwt_role_claim: str | None = None  # None: `role`, only in tokens of JWT_SECRET
     jwks_file: FilePath | None = None
     jwks_url: str | None = None
     revoked_tokens_file: FilePath | None = None
@@ -90,16 +90,16 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:
-        """Read the environment; `overrides` (from the command line) win over it.
+        """Read the environment; `overrides` (from the command line) take precedence.
 
-        Raises StartupError with every fault, the cross-field ones included.
+        Raises StartupError with every fault, including those between fields.
         """
         try:
             settings = cls(**overrides)
         except ValidationError as error:
             faults = setting_faults(error)
             bad_fields = {str(item["loc"][0]).lower() for item in error.errors() if item["loc"]}
-            # With defaults in place of the bad fields, the rest can still be checked.
+            # With defaults for the bad fields, the other fields can still be checked.
             defaults = {name: cls.model_fields[name].default for name in bad_fields}
             raise StartupError(faults + cls(**{**overrides, **defaults}).faults()) from None
         if faults := settings.faults():
@@ -108,7 +108,7 @@ class Settings(BaseSettings):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The secrets a token may be signed with, the current one first."""
+        """The secrets of tokens, the current one first."""
         both = (self.jwt_secret, self.jwt_secret_previous)
         return tuple(secret.get_secret_value() for secret in both if secret is not None)
 
@@ -132,7 +132,7 @@ class Settings(BaseSettings):
         )
 
     def faults(self) -> list[str]:
-        """Returns the faults between fields that are each right on their own."""
+        """Returns faults between fields that are each valid."""
         algorithms = set(self.jwt_algorithms)
         has_jwks = self.jwks_file is not None or self.jwks_url is not None
         weak = [] if self.is_loopback else self.weak_secrets

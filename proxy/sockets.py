@@ -1,6 +1,6 @@
-"""How a peer whose machine has died is told from one that is silent: it sends no FIN.
+"""Detects peers whose machine has died without sending a FIN.
 
-By keepalive probes while we wait, and by bytes that nobody acknowledges while we send.
+It uses keepalive probes while we wait, and unacknowledged bytes while we send.
 """
 
 import socket
@@ -11,8 +11,8 @@ KEEPALIVE_PROBES = 3
 
 
 def find_dead_peers(sock: socket.socket, timeout_s: float) -> None:
-    """Sets options of a TCP socket, or of a listener for all that it accepts: a peer that takes
-    nothing of what we send for so long counts as dead."""
+    """Set options of a TCP socket, or of a listener for all its connections: a peer that
+    acknowledges nothing for so long counts as dead."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)

@@ -1,7 +1,7 @@
 """gunicorn's worker for the proxy: an event loop, and what its signals mean.
 
-gunicorn starts it, starts it again should it die, and hands it the listening socket; the rest of
-gunicorn's ways of serving is not used.
+gunicorn starts it, restarts it if it dies, and hands it the listening socket; the rest of gunicorn
+is not used.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from proxy.sockets import find_dead_peers
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0  # to gunicorn, which takes a worker that is silent for dead
+HEARTBEAT_S = 1.0  # to gunicorn, for which a silent worker is dead
 SPARE_DESCRIPTORS = 256  # for what is neither a client nor an upstream
-# What the kernel may hold that it cannot send: for a slow reader it would be megabytes.
+# Bytes that the kernel may buffer for a slow reader; by default it would be megabytes.
 MAX_KERNEL_BYTES = 128 * 1024
 
 
 class ProxyWorker(Worker):
-    """Its application is no WSGI one: it makes a protocol for each connection."""
+    """A worker whose application is not WSGI: it makes a protocol for each connection."""
 
     @property
     def _app(self) -> ProxyApp:
@@ -38,7 +38,7 @@ class ProxyWorker(Worker):
         return app
 
     def init_signals(self) -> None:
-        """Not yet: the event loop takes them over."""
+        """Does nothing: the event loop handles signals later."""
 
     def run(self) -> None:
         uvloop.run(self._serve())
@@ -72,7 +72,7 @@ class ProxyWorker(Worker):
         await app.stop()
 
     async def _listen(self, listener: object) -> asyncio.Server:
-        """Clients go on being accepted throughout a drain: they are told, with 503."""
+        """Serve. During a drain clients are still accepted, and get 503."""
         sock: socket.socket = listener.sock  # type: ignore[attr-defined]
         tune(sock, self._app.settings.client_timeout)
         tls: ssl.SSLContext | None = ssl_context(self.cfg) if self.cfg.is_ssl else None
@@ -88,7 +88,7 @@ class ProxyWorker(Worker):
 
 
 def tune(listener: socket.socket, timeout_s: float) -> None:
-    """Sets options of the listening socket, which all connections it accepts inherit."""
+    """Set options of the listening socket, which accepted connections inherit."""
     if listener.family == socket.AF_UNIX:
         return
     find_dead_peers(listener, timeout_s)
@@ -96,9 +96,9 @@ def tune(listener: socket.socket, timeout_s: float) -> None:
 
 
 def descriptors_for(app: ProxyApp) -> None:
-    """Raise this process's limit of descriptors, or lower its connections to what it may have."""
+    """Raise this process's limit of descriptors, or else lower its number of connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A request has one to its client and one to its upstream.
+    # A request has a connection to its client and one to its upstream.
     wanted = app.crowd.max_connections + app.settings.proxy_requests + SPARE_DESCRIPTORS
     limit = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft != resource.RLIM_INFINITY and soft < limit:

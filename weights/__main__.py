@@ -1,5 +1,5 @@
-"""`python -m weights`: the weights service on WEIGHTS_HOST and WEIGHTS_PORT, or with `drive` the
-search in an engine of others.
+"""`python -m weights`: the weights service on WEIGHTS_HOST and WEIGHTS_PORT; with `drive`, a search
+in another engine.
 """
 
 import sys

@@ -31,7 +31,7 @@ class Health(TypedDict):
 def create_app(settings: Settings | None = None, store: WeightStore | None = None) -> Flask:
     """Raises StartupError."""
     settings = settings or load_settings()
-    import_module("scipy.optimize")  # else the first to ask would wait for it
+    import_module("scipy.optimize")  # slow, so the first request should not wait for it
     service = create_service(settings, store)
     app = Flask(__name__, static_folder=None)
     own_names = frozenset({*settings.allowed_hosts, settings.host.lower()})
@@ -61,14 +61,15 @@ ALONE = Application(
 
 
 def create_service(settings: Settings, store: WeightStore | None = None) -> WeightsService:
-    """Over the configured store, unless another is given; opens nothing. Raises StartupError."""
+    """Returns the service over `store`, by default the configured one. Opens nothing yet. Raises
+    StartupError."""
     return WeightsService(store or _choose_store(settings), choose_sampler(settings.sampler))
 
 
 def _choose_store(settings: Settings) -> WeightStore:
     if not settings.redis_url:
         return SqliteStore(settings.db_path)
-    # The client takes long to import: only who has a Redis waits for it.
+    # The client is slow to import, so it is imported only with a Redis.
     from weights.store.redis_store import RedisStore
 
     try:

@@ -11,7 +11,7 @@
     NotInstalled   501, of `common.numerics`: this machine has no scipy
     StartupError   the process cannot start; lists every fault found
 
-    DriveError              of `python -m weights drive`, for whoever started it
+    DriveError              of `python -m weights drive`, for its user
     ├── EngineUnusable      the engine cannot be reached, or has no room for the model
     └── TrialFailed         one split could not be measured; others may
 
@@ -31,7 +31,7 @@ class WeightsError(WireError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One wrong field: where it is, what is wrong, and pydantic's word for it."""
+    """One wrong field: its path, the fault, and pydantic's type of error."""
 
     loc: tuple[int | str, ...]
     msg: str
@@ -63,7 +63,7 @@ class SessionNotFound(WeightsError):
 class SessionMismatch(WeightsError):
     status = 409
     code = "session_mismatch"
-    # The reference's text, sent as the message.
+    # The message is the reference's text.
     summary = "/weights_update/: FAILURE, number of nodes are not the same for the session"
 
 

@@ -11,7 +11,7 @@ from math import ceil, floor
 from weights.errors import NoPartition
 from weights.search import Problem, Shares
 
-ROUNDING = 1e-6  # layers: 0.3 x 10 is three, whatever floats make of it
+ROUNDING = 1e-6  # in layers, so that 0.3 x 10 counts as three
 
 Layers = tuple[int, ...]  # layers of each node, in ring order
 
@@ -45,8 +45,9 @@ def partition(
 
 
 def layers_of(shares: Sequence[float], problem: Problem, min_layers: int | None = 0) -> Layers:
-    """Returns the layers of `shares` within a problem's bounds; it must have `num_layers`. Without
-    `min_layers` each node gets one, which most engines need, where the caps leave room for it."""
+    """Returns the layers for `shares` within the bounds of a problem, which must have `num_layers`.
+    Without `min_layers` each node gets at least one, which most engines need, if the caps allow
+    it."""
     num_layers = problem.num_layers
     assert num_layers is not None
     low = smallest_layers(problem.min_weightings, num_layers, min_layers or 0)
@@ -65,9 +66,9 @@ def smallest_layers(
 
 
 def snapped(shares: Sequence[float], problem: Problem) -> Shares:
-    """Returns the shares as whole layers have them; unchanged without `num_layers`.
+    """Returns the shares rounded to whole layers; unchanged without `num_layers`.
 
-    Shares outside the bounds, told before these were tightened, are dealt without them.
+    Shares outside the bounds, told before the bounds were tightened, are rounded without bounds.
     """
     if problem.num_layers is None:
         return tuple(shares)

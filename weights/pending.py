@@ -1,7 +1,7 @@
-"""Proposals that are not yet measured, so that parallel trials are not the same one. Any thread.
+"""Remembers proposals that are not yet measured, so that parallel trials differ. Any thread.
 
-Kept by the process, not in the store: to forget it costs a little variety among trials that run
-now, and nothing else. What is never told is forgotten after an hour.
+The process keeps them, not the store: losing them costs only some variety among running trials. A
+proposal without a result is forgotten after an hour.
 """
 
 import threading
@@ -24,7 +24,8 @@ class PendingAsks:
         self._asks: OrderedDict[str, list[tuple[float, Shares]]] = OrderedDict()
 
     def of(self, session_id: str, number_of_nodes: int) -> list[Shares]:
-        """Before anything is told, a session may be asked about another number of nodes."""
+        """Returns the pending shares for this number of nodes, which may change before the first
+        result is told."""
         now = self._clock()
         with self._lock:
             asks = self._asks.get(session_id, [])
@@ -41,7 +42,7 @@ class PendingAsks:
                 self._asks.popitem(last=False)
 
     def remove(self, session_id: str, told: Iterable[Shares]) -> None:
-        """Settles one ask for each of `told` that has the same shares."""
+        """Remove a pending proposal for each of `told` with the same shares."""
         with self._lock:
             asks = self._asks.get(session_id, [])
             for shares in told:

@@ -1,6 +1,6 @@
 """Request bodies, checked here and nowhere else. Immutable: any thread.
 
-Sums are checked with a tolerance and then made exact, as honest floats seldom sum to 1.
+Sums are checked with a tolerance and then made exact, because floats rarely sum to 1.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from weights.search import Direction, Observation, Problem, Shares
 from weights.simplex import nearest_point
 
 TOLERANCE = 1e-6
-SUM_TOLERANCE = 1e-3  # tolerance of the sum of weights, which may be rounded to three digits
+SUM_TOLERANCE = 1e-3  # for the sum of weights, which may be rounded to three digits
 MAX_NODES = 256
 MAX_LAYERS = 1024
 MAX_PROPOSALS = 64
-MAX_OBSERVATIONS = 10_000  # told at once
+MAX_OBSERVATIONS = 10_000  # in one request
 
 SessionId = Annotated[str, Field(min_length=1, max_length=256)]
-Metric = Annotated[float, Field(ge=-1e100, le=1e100)]  # squares of it stay finite
+Metric = Annotated[float, Field(ge=-1e100, le=1e100)]  # so that its square is finite
 Cap = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NumLayers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
@@ -37,7 +37,7 @@ class Body(BaseModel):
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        """Reads a request body. Raises InvalidRequest with every fault and its place."""
+        """Returns a request body. Raises InvalidRequest with every fault and its path."""
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:
@@ -68,7 +68,7 @@ class LogBody(NodesBody):
 
 
 class SearchBody(NodesBody):
-    """The problem of a search. A field is checked against the valid ones above it."""
+    """The problem of a search. Each field is checked against the valid fields before it."""
 
     max_weightings: list[Cap]
     min_weightings: list[Share] | None = None
@@ -190,7 +190,7 @@ class PartitionBody(Body):
     """Body of `/weights/sessions/<id>/partition`; weights as in `weights_of_session`."""
 
     num_layers: NumLayers
-    min_layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)  # None: 1 where it fits
+    min_layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)  # None: 1 if possible
     weights: list[float] | None = None
 
     def weights_within(self, problem: Problem) -> Shares | None:
@@ -231,7 +231,7 @@ def _check_length(name: str, values: Sequence[float], info: ValidationInfo) -> N
 
 
 def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns the bounds of every node; empty ones where their own fields are invalid."""
+    """Returns the bounds of every node; empty if their own fields are invalid."""
     high = info.data.get("max_weightings", [])
     low = info.data.get("min_weightings") or [0.0] * len(high)
     return low, high
@@ -240,9 +240,10 @@ def _bounds(info: ValidationInfo) -> tuple[Sequence[float], Sequence[float]]:
 def _checked(
     weights: Sequence[float], low: Sequence[float], high: Sequence[float], at: str = ""
 ) -> Shares:
-    """Returns weights within [low, high] that sum to 1, up to their tolerance, made exact."""
+    """Returns the weights, scaled to sum to exactly 1. Within the tolerance they must already sum
+    to 1, and be within [low, high]."""
     if not high:
-        return tuple(weights)  # the bounds are invalid, which is reported already
+        return tuple(weights)  # the bounds are invalid, and reported already
     if len(weights) != len(high):
         raise PydanticCustomError(
             "wrong_length",
@@ -267,5 +268,5 @@ def _checked(
     scaled = tuple(w / sum(within) for w in within)
     if abs(total - 1) <= TOLERANCE:
         return scaled
-    # Scaling may have led out of the bounds.
+    # Scaling may have moved weights out of the bounds.
     return tuple(nearest_point(np.array(scaled), np.array(low), np.array(high)).tolist())

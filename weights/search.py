@@ -1,4 +1,4 @@
-"""The nouns of a partition search, and the protocol of a sampler that carries it on.
+"""The nouns of a partition search, and the protocol of samplers.
 
 A search asks for shares (one share of the model per node, summing to 1), measures them, tells the
 metric, and asks again. Everything here is immutable and in plain Python numbers: any thread.
@@ -13,15 +13,15 @@ import numpy as np
 Direction = Literal["maximize", "minimize"]
 Shares = tuple[float, ...]
 
-ROUNDING = 1e-6  # how far rounding may put shares beyond their bounds
+ROUNDING = 1e-6  # how far rounding may move shares beyond their bounds
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """The bounds of proposals, and the direction of the metric.
 
-    The bounds are per node, within [0, 1]; the caller sees to `sum(min_weightings) <= 1 <=
-    sum(max_weightings)`. With `num_layers` every share is a multiple of 1 / num_layers.
+    The bounds are per node, within [0, 1]. The caller ensures that sum(min_weightings) <= 1 <=
+    sum(max_weightings). With `num_layers` every share is a multiple of 1 / num_layers.
     """
 
     min_weightings: Shares
@@ -40,7 +40,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One measurement. The same shares may be measured often: the metric is noisy."""
+    """One measurement. Shares may be measured repeatedly, because the metric is noisy."""
 
     shares: Shares
     metric: float
@@ -50,9 +50,9 @@ class Observation:
 class Proposal:
     """Shares to measure next.
 
-    `model` names what made them, `random` while there is too little to fit. `predicted_metric` is
-    what the model expects there and `predicted_spread` the standard deviation it expects of a
-    measurement around it; both are None where the model predicts nothing.
+    `model` names the model that proposed them; `random` before one can be fitted.
+    `predicted_metric` is its prediction, and `predicted_spread` the standard deviation it expects
+    of a measurement; both are None if the model predicts nothing.
     """
 
     shares: Shares
@@ -63,10 +63,10 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The measured shares that are best when noise is accounted for.
+    """The best measured shares, with noise accounted for.
 
-    `metric` estimates the noise-free metric there, with its 90 % interval [low, high]; it may be
-    worse than the best value ever told, which luck selects.
+    `metric` estimates the noise-free metric there, with a 90 % interval [low, high]. It may be
+    worse than the best single measurement, which may have been lucky.
     """
 
     shares: Shares
@@ -77,7 +77,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The verdict on further trials, and a sentence that gives the reason."""
+    """Whether further trials pay, and the reason in a sentence."""
 
     converged: bool
     reason: str
@@ -85,10 +85,10 @@ class Convergence:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What the history says, whatever proposed it.
+    """The assessment of a history, whichever sampler made it.
 
-    `concentration` is the Dirichlet distribution of good partitions (parameters alpha, their mean
-    the belief about the optimum, their sum its certainty); None while there is too little to fit.
+    `concentration` has the parameters alpha of a Dirichlet distribution of good partitions: their
+    mean is the estimated optimum, their sum its certainty. None before it can be fitted.
     """
 
     model: str
@@ -98,7 +98,7 @@ class Assessment:
 
 
 class Sampler(Protocol):
-    """Chooses what to measure next: a pure function. Any thread with its own `rng`."""
+    """Chooses the next measurements. Pure: any thread with its own `rng`."""
 
     def propose(
         self,
@@ -108,5 +108,5 @@ class Sampler(Protocol):
         count: int,
         rng: np.random.Generator,
     ) -> list[Proposal]:
-        """Returns `count` shares within the bounds, to be measured in parallel with the `pending`
-        ones (asked for and not yet told). Observations come in the order they were told in."""
+        """Returns `count` shares within the bounds, to be measured in parallel with `pending` ones,
+        whose results are not told yet. Observations are in the order they were told."""

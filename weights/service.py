@@ -1,4 +1,4 @@
-"""Asks, tells and assesses: joins a store and a sampler. Any thread; holds only pending asks."""
+"""The weights service: joins a store and a sampler. Any thread; keeps only pending proposals."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from weights.search import Assessment, Observation, Problem, Proposal, Sampler, 
 from weights.session import Session, Told, best_of, check_same
 from weights.store import WeightStore
 
-MAX_FITTED = 2000  # observations, the last ones, that a model is fitted to
+MAX_FITTED = 2000  # models are fitted to so many last observations
 CACHED_ASSESSMENTS = 64
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A session and what its history says."""
+    """A session and the assessment of its history."""
 
     session: Session
     assessment: Assessment
@@ -33,11 +33,11 @@ class WeightsService:
     def __init__(self, store: WeightStore, sampler: Sampler) -> None:
         self._store, self._sampler = store, sampler
         self._pending = PendingAsks()
-        # A fit may take seconds, and who looks at a search looks at it often.
+        # A fit may take seconds, and pages that show a search ask often.
         self._assess = lru_cache(CACHED_ASSESSMENTS)(assess)
 
     def tell(self, session_id: str, problem: Problem, observations: Sequence[Observation]) -> Told:
-        """Stores all of them or none. Raises SessionMismatch and StoreFailed."""
+        """Store all observations or none. Raises SessionMismatch and StoreFailed."""
         result = self._store.append(session_id, problem, observations)
         result = replace(result, session=self._with_allowed_best(result.session))
         self._pending.remove(session_id, [o.shares for o in observations])
@@ -53,8 +53,8 @@ class WeightsService:
     def ask(
         self, session_id: str, problem: Problem, count: int, seed: int | None
     ) -> list[Proposal]:
-        """Returns `count` proposals. With a seed they follow from it, the problem and the history
-        alone, whatever else is being measured. Raises SessionMismatch and StoreFailed."""
+        """Returns `count` proposals. With a seed they depend only on it, the problem and the
+        history, not on pending trials. Raises SessionMismatch and StoreFailed."""
         session = self._store.find(session_id)
         observations: list[Observation] = []
         if session is not None:
@@ -77,8 +77,8 @@ class WeightsService:
     def layers(
         self, session_id: str, num_layers: int, min_layers: int | None, shares: Shares | None
     ) -> tuple[Shares, Layers]:
-        """Returns the shares that are given, or else the session's noise-aware best, and their
-        split. Raises SessionNotFound, NoPartition and StoreFailed."""
+        """Returns the given shares, or else the session's best, and their split. Raises
+        SessionNotFound, NoPartition and StoreFailed."""
         problem = replace(self.find(session_id).problem, num_layers=num_layers)
         shares = shares or self.overview(session_id).assessment.best.shares
         return shares, layers_of(shares, problem, min_layers)
@@ -91,8 +91,8 @@ class WeightsService:
         return self._with_allowed_best(session)
 
     def _with_allowed_best(self, session: Session) -> Session:
-        """Returns the session with the best measurement of its last ones that its bounds allow,
-        where they were tightened below the best of all."""
+        """Returns the session. If its bounds were tightened and exclude the best measurement, it
+        has the best of the last ones within the bounds instead."""
         problem = session.problem
         if problem.allows(session.best.shares):
             return session
@@ -103,8 +103,8 @@ class WeightsService:
         return replace(session, best=best)
 
     def recent(self, session: Session) -> list[Observation]:
-        """Returns the last observations, at most MAX_FITTED. Those of one layer split get the same
-        shares: they are repeats of one measurement."""
+        """Returns the last MAX_FITTED observations. Those with the same split of layers get equal
+        shares, because they repeat one measurement."""
         first = max(0, session.num_observations - MAX_FITTED)
         told = self._store.observations(session.session_id, first, MAX_FITTED)
         return [replace(one, shares=snapped(one.shares, session.problem)) for one in told]

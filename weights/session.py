@@ -1,4 +1,4 @@
-"""A store's record of a search: the nouns, and the change of a session by an update. Pure."""
+"""The record of a search in a store, and how updates change it. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from weights.search import Direction, Observation, Problem
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A search so far, without its history: the part that an update reads and writes.
+    """The state of a search without its history, which every update reads and writes.
 
-    `problem`: the bounds told last; `best`: the best single measurement, the earliest of equals.
+    `problem` has the last bounds; `best` is the best single measurement, the earliest among equals.
     """
 
     session_id: str
@@ -45,7 +45,7 @@ def told(
 
 
 def check_same(session: Session, problem: Problem) -> None:
-    """Raises SessionMismatch if `problem` is not what the session is about."""
+    """Raises SessionMismatch if the session has other nodes or another direction."""
     old = session.problem
     if (old.number_of_nodes, old.direction) != (problem.number_of_nodes, problem.direction):
         raise SessionMismatch(
@@ -60,7 +60,7 @@ def best_of(direction: Direction, observations: Sequence[Observation]) -> Observ
 
 
 def dump_observation(observation: Observation) -> str:
-    """Returns one line: the metric, then the shares, to the last bit."""
+    """Returns a line with the metric, then the shares, in full precision."""
     return json.dumps([observation.metric, *observation.shares], separators=(",", ":"))
 
 

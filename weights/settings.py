@@ -12,7 +12,7 @@ from weights.samplers import SamplerName
 
 
 class Settings(BaseSettings):
-    """The documented variables. A wrong value stops the start."""
+    """The documented variables. A wrong value prevents the start."""
 
     model_config = SettingsConfigDict(frozen=True, populate_by_name=True, extra="ignore")
 

@@ -9,22 +9,21 @@ from cluster.replicas import Group, Outcome, Replica
 class Actuator(Protocol):
     """Starts and stops replicas. Controller thread only.
 
-    All calls are idempotent and bounded in time. Their answers say what they could not do. They
-    raise ActuatorUnusable only if the machines cannot be reached at all; every replica that was
-    started before that is listed by later calls.
+    All calls are idempotent and bounded in time. Their results say what they could not do. They
+    raise ActuatorUnusable only if the machines cannot be reached at all; later calls list every
+    replica that was started before that.
     """
 
     def replicas(self) -> Sequence[Replica]:
-        """All replicas, whoever started them, sorted by name."""
+        """Returns all replicas, whoever started them, sorted by name."""
 
     def start(self, group: Group, count: int) -> Outcome:
         """Scale `group` up to at least `count` replicas; never stops one. Returns at once: a new
         replica is listed as starting until it answers /ready."""
 
     def stop(self, group: Group, count: int) -> Outcome:
-        """Scale `group` down to at most `count` replicas; never starts one. A replica that is being
-        stopped is listed as draining: it leaves the proxy's upstreams, finishes its streams and
-        exits."""
+        """Scale `group` down to at most `count` replicas; never starts one. A stopped replica is
+        listed as draining: it leaves the proxy's upstreams, finishes its streams and exits."""
 
     def close(self) -> None:
         """Release the actuator's own resources. Replicas keep running."""

@@ -1,4 +1,4 @@
-"""One replica's process on this machine, Hearth's API or another engine, in a session of its own.
+"""The process of a replica on this machine, Hearth's API or another engine, in its own session.
 
 A process is identified by its id and start time, so that a record of it never matches another
 process, even after a restart of the machine.
@@ -25,25 +25,25 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ApiProcess:
-    """Any thread. `started` is the boot id and the clock tick of its start."""
+    """A process. `started` has the boot id and the clock tick of its start. Any thread."""
 
     pid: int
     started: str
 
     def is_running(self) -> bool:
-        with suppress(ChildProcessError):  # not ours to reap, or reaped
+        with suppress(ChildProcessError):  # not our child, or already reaped
             os.waitpid(self.pid, os.WNOHANG)
         return _started(self.pid) == self.started
 
     def terminate(self) -> None:
-        """Make it drain and exit. Idempotent."""
+        """Have the process drain and exit. Idempotent."""
         if self.is_running():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it and its workers at once. Idempotent."""
-        # A group outlives its leader, whose id nobody else is given meanwhile.
+        """Kill the process and its workers at once. Idempotent."""
+        # A group outlives its leader, whose id is not reused meanwhile.
         if self.is_running() or not Path(f"/proc/{self.pid}").exists():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -59,8 +59,8 @@ def start_api(
     *options: str,
     command: Sequence[str] = (),
 ) -> ApiProcess:
-    """Start an API with this process's environment and `settings`. `options` are for `launch`;
-    `command` is another engine's, with places for the address and the devices."""
+    """Start a process with this one's environment and `settings`. `options` are for `launch`.
+    `command` is another engine's command line, with places for address and devices."""
     host, port = address
     own = {"SERVICE_HOST": host, "SERVICE_PORT": str(port)}
     state = {
@@ -71,7 +71,7 @@ def start_api(
     devices = variables.get(DEVICES, "")
     words = filled(command, host=host, port=port, devices=devices)
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    # Not subprocess, whose objects want to be waited for: this process may outlive us.
+    # Not subprocess, whose objects must be waited for: this process may outlive us.
     pid = os.posix_spawn(
         sys.executable,
         [sys.executable, "-m", "cluster.actuators.launch", *options, "--", *words],
@@ -87,22 +87,22 @@ def start_api(
 
 
 def free_port(host: str) -> int:
-    """A port that is free at the moment."""
+    """Returns a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def devices_of(count: int) -> tuple[str, ...]:
-    """The names of so many devices of this machine, the first that this process may use."""
+    """Returns the names of the first `count` devices that this process may use."""
     visible = os.environ.get(DEVICES)
     return tuple(visible.split(",") if visible else map(str, range(count)))[:count]
 
 
 def claimed_cores(count: int, folder: Path) -> tuple[int, ...]:
-    """Cores that no other process has claimed through this folder; empty if there are too few.
+    """Claim cores that no other process has claimed in this folder; none if there are too few.
 
-    The claim lasts until this process ends, in whatever way.
+    The claim lasts until this process ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     locks: dict[int, int] = {}
@@ -123,12 +123,12 @@ def claimed_cores(count: int, folder: Path) -> tuple[int, ...]:
 
 
 def pinned_to(cores: Sequence[int]) -> tuple[str, ...]:
-    """The options of `launch` that pin a process to these cores."""
+    """Returns the options of `launch` that pin a process to these cores."""
     return ("--cores", ",".join(map(str, cores))) if cores else ()
 
 
 def last_words(log_path: Path) -> str:
-    """The last lines of a process's log, for an error message."""
+    """Returns the last lines of a process's log, for an error message."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(0, log_path.stat().st_size - LAST_WORDS_BYTES))
@@ -139,7 +139,7 @@ def last_words(log_path: Path) -> str:
 
 
 def _started(pid: int) -> str:
-    """Empty if the process is not running; a zombie is not."""
+    """Returns when the process started; empty if it does not run, or is a zombie."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # The name before may have any character; see proc_pid_stat(5).

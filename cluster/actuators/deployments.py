@@ -1,8 +1,8 @@
-"""Replicas on Kubernetes: a group is a Deployment, a replica one of its pods.
+"""The actuator for Kubernetes: a group is a Deployment, a replica one of its pods.
 
 The operator applies the Deployments (deploy/kubernetes). This module finds them by their labels and
-scales them; Kubernetes does the rest. A pod that is deleted first leaves its Services, so that the
-proxy sends it nothing more. It then sleeps in its preStop hook, drains on SIGTERM and exits.
+scales them; Kubernetes does the rest. A deleted pod first leaves its Services, so that the proxy
+sends it no more requests. It then sleeps in its preStop hook, drains on SIGTERM and exits.
 """
 
 import logging
@@ -28,9 +28,9 @@ from cluster.replicas import Group, Outcome, Replica, ReplicaState
 
 log = logging.getLogger(__name__)
 
-MAX_TRIES = 5  # tries of a change, if others change the Deployment meanwhile
+MAX_TRIES = 5  # tries of a change, if others change the Deployment at the same time
 CONFLICT = 409
-# How long the effect of a change is waited for; Kubernetes takes a fraction of a second.
+# How long to wait for the effect of a change. Kubernetes takes a fraction of a second.
 SETTLE_S = 5.0
 POLL_S = 0.1
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 
 class Deployments:
-    """The Actuator on Kubernetes. Pods that cannot run for another reason than lack of room, such
-    as a wrong image, are `unplaced` too, because Kubernetes itself keeps retrying them.
+    """The Actuator on Kubernetes. Pods that cannot run for other reasons than lack of room, such as
+    a wrong image, are `unplaced`, too, because Kubernetes itself keeps retrying them.
 
     If a group has other rows than its Deployment, the Deployment's template is changed, and
     Kubernetes rolls this out: old pods are deleted as new ones become ready.
@@ -54,7 +54,7 @@ class Deployments:
         unplaced_after_s: float = 300.0,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`engines`: of the servers that are not Hearth's. A pod without a node for
+        """`engines` has the servers that do not run Hearth. A pod that has no node after
         `unplaced_after_s`, in which the cluster may add one, is removed and no longer listed.
         Raises ConfigFaulty if there is no account for the API server."""
         self._calls = Calls(namespace)
@@ -81,7 +81,7 @@ class Deployments:
                 self._roll_out(deployment, group.user_rows, deployment.spec.replicas + num_more)
             else:
                 self._scale(deployment, count)
-            # In a roll-out only the first: the others replace old pods one by one.
+            # During a roll-out only the first counts, because the others replace old pods.
             num_awaited = 1 if has_other_rows else num_more
             return Outcome(
                 started=self._awaited(lambda: self._staying(group) - before, num_awaited)
@@ -124,7 +124,7 @@ class Deployments:
         return bool(pod.why_unplaced) and pod.age_s(self._clock()) > self._unplaced_after_s
 
     def _staying(self, group: Group) -> set[str]:
-        """Names of the pods of a group that are not being stopped."""
+        """Returns the names of a group's pods that are not being stopped."""
         return {
             pod.name
             for of_group, pod in self._pods()
@@ -132,7 +132,7 @@ class Deployments:
         }
 
     def _adjusted(self, group: Group, change: Callable[[Deployment], T]) -> T:
-        """The result of `change` on the Deployment; retried if others changed it meanwhile."""
+        """Returns the result of `change` on the Deployment. Retries if others changed it."""
         for _ in range(MAX_TRIES):
             try:
                 return change(self._found(group))
@@ -170,7 +170,7 @@ class Deployments:
         log.info("rolling out %s with %d user rows", deployment.name, user_rows)
 
     def _check_owner(self, deployment: Deployment) -> None:
-        """Raises Refused if an autoscaler, which KEDA makes too, would undo the change."""
+        """Raises Refused if an autoscaler, perhaps one of KEDA's, would undo the change."""
         autoscalers = self._allowed("see autoscalers", self._calls.autoscalers) or ()
         for each in autoscalers:
             target = each.spec.scale_target_ref
@@ -181,8 +181,8 @@ class Deployments:
                 )
 
     def _choose_victims(self, group: Group, count: int) -> None:
-        """Ask Kubernetes to delete the ready pods with the least work first; it deletes pods that
-        are not ready before them."""
+        """Have Kubernetes delete the ready pods with the least work first. It deletes pods that are
+        not ready before these."""
         here = [pod.replica(of_group) for of_group, pod in self._pods() if of_group == group]
         ready = {
             each.url: each.name for each in here if each.state is ReplicaState.READY and each.url
@@ -200,7 +200,7 @@ class Deployments:
             self._allowed("say which pods go first", mark)
 
     def _allowed(self, what: str, call: Callable[[], T]) -> T | None:
-        """The answer of an optional call; None if it is refused, which is logged once."""
+        """Returns the result of an optional call; None if it is refused, which is logged once."""
         try:
             return call()
         except CallRefused as error:
@@ -210,7 +210,7 @@ class Deployments:
             return None
 
     def _awaited(self, names: Callable[[], set[str]], count: int) -> tuple[str, ...]:
-        """`names()` once there are `count` of them, or whatever there is after SETTLE_S."""
+        """Returns `names()` once there are `count` of them, or after SETTLE_S."""
         ending_s = time.monotonic() + SETTLE_S
         found: set[str] = set()
         while count and len(found := names()) < count and time.monotonic() < ending_s:
@@ -218,12 +218,12 @@ class Deployments:
         return tuple(sorted(found))
 
     def _unplaced(self, deployment: Deployment, group: Group, count: int) -> Outcome:
-        """How many of `count` will not run, and why. Those that find no node are taken back."""
+        """Returns how many of `count` will not run, and why. Removes pods that find no node."""
         here = [pod for of_group, pod in self._pods() if of_group == group]
         reasons = [pod.why_unplaced for pod in here if self._is_unplaced(pod)]
         if reasons:
             self._check_owner(deployment)
-            # Kubernetes ends pods without a node before all others.
+            # Kubernetes removes pods without a node before all others.
             self._scale(deployment, max(0, deployment.spec.replicas - len(reasons)))
         replicas = [pod.replica(group) for pod in here]
         reasons += [each.why for each in replicas if each.state is ReplicaState.FAILED]

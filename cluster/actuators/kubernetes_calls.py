@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise ConfigFaulty("Kubernetes' client is missing; pip install 'hearth[cluster]'.") from error
 
-TIMEOUT_S = (5.0, 20.0)  # to connect; to be silent
+TIMEOUT_S = (5.0, 20.0)  # to connect, and between bytes
 ROLE = "deploy/kubernetes/controller/controller.yaml"
 
 T = TypeVar("T", bound=BaseModel)
@@ -43,7 +43,8 @@ class Calls:
     """Calls within one namespace. One thread at a time."""
 
     def __init__(self, namespace: str) -> None:
-        """Uses the pod's service account, or outside a pod the kubeconfig. Raises ConfigFaulty."""
+        """Uses the pod's service account, or outside of a pod the kubeconfig. Raises
+        ConfigFaulty."""
         self.namespace = namespace
         self._client = client.ApiClient(_configuration())
         self._apps = client.AppsV1Api(self._client)
@@ -91,7 +92,7 @@ class Calls:
             raise ActuatorUnusable(f"The answer of Kubernetes is not a {kind.__name__}.") from error
 
     def _asked(self, call: Callable[..., Any], *args: object, **query: str) -> bytes:
-        """The body of a 2xx answer. Raises Refused and ActuatorUnusable."""
+        """Returns the body of a 2xx answer. Raises Refused and ActuatorUnusable."""
         try:
             response = call(*args, **query, _request_timeout=TIMEOUT_S, _preload_content=False)
             return bytes(response.data)
@@ -113,7 +114,7 @@ def _configuration() -> client.Configuration:
     except config.ConfigException as no_pod:
         try:
             config.load_kube_config(client_configuration=found)
-        except Exception as error:  # the loader raises anything for a file of another kind
+        except Exception as error:  # the loader may raise anything for an invalid file
             raise ConfigFaulty(
                 f"Neither a service account ({no_pod}) nor a kubeconfig ({error}) was found; "
                 "run in a pod, or point KUBECONFIG at a file."

@@ -1,8 +1,7 @@
-"""Becomes a replica's process, Hearth's API or a command line.
+"""A small program that becomes a replica's process: Hearth's API, or a command line.
 
-On request it is pinned to cores, or ends with its parent process.
-
-This is a separate program because code between fork and exec in a process with threads may hang.
+On request it is pinned to cores, or ends with its parent process. It is a separate program because
+code between fork and exec may hang in a process with threads.
 """
 
 import argparse
@@ -25,7 +24,7 @@ def main() -> None:
     if arguments.cores:
         os.sched_setaffinity(0, arguments.cores)
     if arguments.parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # lasts through exec
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # survives exec
         if os.getppid() != arguments.parent:
             sys.exit("The parent process has ended.")
     hearth = [sys.executable, "-m", "gunicorn", "--config", str(api_config())]

@@ -1,7 +1,7 @@
 """Replicas as processes of this machine, which outlive the controller.
 
 Each replica has a file and a log in a folder, where a restarted controller finds it. All replicas
-share a fixed sum of resources; a replica has whole GPUs to itself, and can have whole cores.
+share a fixed amount of resources. A replica has whole GPUs to itself, and can have whole cores.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ MAX_PID = 2**22  # Linux's limit: proc(5)
 
 
 class ReplicaRecord(BaseModel):
-    """A replica's file."""
+    """The content of a replica's file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,8 +65,8 @@ class LocalMachine:
     def __init__(
         self, folder: Path, capacity: Mapping[str, float] | None = None, *, pins: bool = False
     ) -> None:
-        """`capacity` is what all replicas together may take, by default the cores that this
-        process may use. `pins` gives a replica whose CPU is a whole number its own cores.
+        """`capacity` is the resources of all replicas together, by default the cores that this
+        process may use. `pins` gives a replica with a whole number of CPUs its own cores.
 
         Raises ActuatorUnusable if the folder cannot be used, or another controller uses it.
         """
@@ -148,7 +148,7 @@ class LocalMachine:
         return Placed(record.name, record.group, url, record.is_leaving, ended)
 
     def _lacking(self, wanted: Mapping[str, float]) -> str | None:
-        """The resources that are missing, for a message."""
+        """Returns the missing resources, for a message."""
         taken = [record.resources for record in self._records.values()]
         faults = []
         for name, amount in wanted.items():
@@ -159,14 +159,14 @@ class LocalMachine:
         return "; ".join(faults) or None
 
     def _new_port(self) -> int:
-        """A free port that no replica has; a new replica may not listen on its port yet."""
+        """Returns a free port that no replica has; a new replica may not listen on its port yet."""
         given = {record.port for record in self._records.values()}
         while (port := free_port(HOST)) in given:
             continue
         return port
 
     def _cores_for(self, resources: Mapping[str, float]) -> tuple[int, ...]:
-        """Empty: not pinned."""
+        """Returns the cores for a replica; empty if it is not pinned."""
         count = resources.get("CPU", 0.0)
         if not self._pins or count != int(count):
             return ()
@@ -175,7 +175,7 @@ class LocalMachine:
         return tuple(free[: int(count)])
 
     def _devices_for(self, resources: Mapping[str, float]) -> tuple[str, ...]:
-        """Empty: it sees all of them."""
+        """Returns the devices for a replica; empty if it may use all."""
         count = resources.get("GPU", 0.0)
         if count != int(count):
             return ()
@@ -195,12 +195,13 @@ class LocalMachine:
 
 
 def records_in(folder: Path) -> list[ReplicaRecord]:
-    """The replicas recorded in a folder; also for readers other than their controller."""
+    """Returns the replicas recorded in a folder. Others than the controller may call it, too."""
     return [each for each in map(_read, folder.glob("*.json")) if each]
 
 
 def _read(path: Path) -> ReplicaRecord | None:
-    """None if the file is gone, or is not a record; that is logged, and the file is kept."""
+    """Returns a record; None if the file is gone. An invalid file is logged and kept, and gives
+    None, too."""
     try:
         record = ReplicaRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:

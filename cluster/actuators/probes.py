@@ -1,4 +1,4 @@
-"""Asks replicas whether they are ready: many at once, and none longer than a bound."""
+"""Asks replicas whether they are ready, many at once and with a timeout."""
 
 import json
 import math
@@ -20,14 +20,15 @@ METRICS_BOUNDS = replace(BOUNDS, max_bytes=8 * 2**20)
 
 class ReplicaHealth(Enum):
     READY = "ready"
-    NOT_READY = "not ready"  # it says so, or nobody listens
+    NOT_READY = "not ready"  # it says so, or nothing listens
     SILENT = "silent"  # no answer in time
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """`busy_rows`: None where it does not say; those of other engines with requests that wait.
-    `models`: the names of those that it serves; empty where it was not asked or does not say."""
+    """A replica's answer. `busy_rows` is None if it does not say; for other engines than Hearth it
+    includes waiting requests. `models` are the names it serves; empty if it was not asked or does
+    not say."""
 
     health: ReplicaHealth
     busy_rows: int | None = None
@@ -35,7 +36,7 @@ class Probed:
 
 
 def probe(url: str, engine: Engine = HEARTH, asks_models: bool = False) -> Probed:
-    """`asks_models`: for their names, too, where it is ready."""
+    """Ask one replica. With `asks_models` a ready one is also asked for its models' names."""
     try:
         answer = ask(f"{url}{engine.ready_path}", BOUNDS)
     except FetchLate:
@@ -51,10 +52,10 @@ def probe(url: str, engine: Engine = HEARTH, asks_models: bool = False) -> Probe
 
 
 class ReplicaProbes:
-    """One thread uses it, and must close it.
+    """Asks replicas in parallel. Used by one thread, which must close it.
 
-    A replica is never asked again before it has answered or its time is over. So those that drip
-    take a thread each and no more, and nobody waits for them.
+    A replica is not asked again before it has answered or timed out, so a replica that answers
+    slowly occupies one thread at most, and delays no other.
     """
 
     def __init__(
@@ -65,9 +66,11 @@ class ReplicaProbes:
         self._asked: dict[str, Future[Probed]] = {}
 
     def ask(self, urls: Mapping[str, Engine]) -> Mapping[str, Probed]:
-        """`urls`: with the engine that runs there. Returns the answers of those that have answered,
-        or have been silent for too long. Any that is missing still has time: its answer is in a
-        later round's."""
+        """Ask the replicas at `urls`, which have the engine at each.
+
+        Returns the answers of replicas that have answered or timed out. The answer of any other
+        comes with a later round.
+        """
         for url, engine in urls.items():
             if url not in self._asked:
                 self._asked[url] = self._pool.submit(self._probe, url, engine)
@@ -100,7 +103,7 @@ def _busy_rows(body: bytes) -> int | None:
 
 
 def _present(url: str, engine: Engine) -> int | None:
-    """How many requests run or wait, by the engine's metrics."""
+    """Returns how many requests run or wait, from the engine's metrics."""
     try:
         page = fetch(f"{url}/metrics", METRICS_BOUNDS).decode(errors="replace")
         return math.ceil(parse_counters(page, 0.0, engine).present)

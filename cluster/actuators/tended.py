@@ -1,18 +1,18 @@
-"""`TendedReplicas`: an Actuator for processes on local machines and on Ray.
+"""`TendedReplicas`: the Actuator for processes on this machine and on Ray.
 
 A thread polls every replica once a second, writes the proxy's upstreams file, and takes replicas
 that are being stopped through these steps:
 
     ready ─▶ leaves the file ─▶ leave_s ─▶ SIGTERM: refuses, ends its streams ─▶ ended ─▶ removed
 
-Other engines than Hearth may cut off their streams on SIGTERM, and get it once they have none left,
-or after `drain_s`.
+Other engines than Hearth may cut off their streams on SIGTERM, so they get it once they have no
+requests left, or after `drain_s`.
 
-A replica that ends by itself is started again, each time after twice as long a wait, until one of
-its successors has been ready for long enough.
+A replica that ends by itself is started again. The wait before that doubles each time, until one of
+its successors has been ready for STEADY_S.
 
-The proxy may have an old file for a moment. Requests that it sends meanwhile are
-served; those that it sends during the drain get 503, and it sends them to another replica.
+The proxy may use an old file for a moment. Requests that it sends meanwhile are served. Requests
+during the drain get 503, and the proxy sends them to another replica.
 """
 
 import logging
@@ -33,22 +33,22 @@ from cluster.replicas import Group, Outcome, Recipe, Recipes, Replica, ReplicaSt
 
 log = logging.getLogger(__name__)
 
-# Health checks in a row without any answer before a replica leaves the upstreams: one may have
-# been a moment's load. One that says no, or that nobody listens for, leaves at the first.
+# Consecutive health checks without any answer before a replica leaves the upstreams, because one
+# may be due to load. A replica that says it is not ready, or does not listen, leaves at once.
 MAX_SILENT_CHECKS = 2
-# Beyond DRAIN_TIMEOUT: gunicorn's own grace, and some.
+# Time beyond DRAIN_TIMEOUT: gunicorn's own grace period, and a reserve.
 GRACE_BEYOND_DRAIN_S = 30.0
 # Between a crash and the next start.
 FIRST_WAIT_S, MAX_WAIT_S = 1.0, 300.0
-STEADY_S = 300.0  # ready for so long, a replica begins again with the first wait
+STEADY_S = 300.0  # a replica that was ready for so long starts again from the first wait
 JOIN_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """`leave_s` must exceed the sum of the proxy's HEALTH_INTERVAL and the 4 s that its health
-    checks may take; `drain_s` is DRAIN_TIMEOUT of the replicas, whatever their recipe says, and how
-    long other engines may take to end their requests."""
+    """`leave_s` must exceed the proxy's HEALTH_INTERVAL plus the 4 s that its health checks may
+    take. `drain_s` is the replicas' DRAIN_TIMEOUT, whatever their recipe says, and the time that
+    other engines have to finish their requests."""
 
     probe_s: float = 1.0
     leave_s: float = 10.0
@@ -57,12 +57,12 @@ class Times:
 
 @dataclass(slots=True)
 class _Note:
-    """What is known about a replica beyond what its machine knows."""
+    """The state of a replica that its machine does not know."""
 
     is_ready: bool = False
-    ready_s: float | None = None  # when it became so first
-    wait_s: float = FIRST_WAIT_S  # before it is started again, should it crash
-    due_s: float | None = None  # when that is, once it has crashed
+    ready_s: float | None = None  # when it first became ready
+    wait_s: float = FIRST_WAIT_S  # wait before a restart, if it crashes
+    due_s: float | None = None  # when to restart it, once it has crashed
     num_silent: int = 0
     busy_rows: int | None = None
     models: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class _Note:
 
 
 class TendedReplicas:
-    """The Actuator. Its thread and its callers take turns; every turn is bounded in time."""
+    """The Actuator. A lock lets its thread and its callers take turns of bounded length."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class TendedReplicas:
         self._turn = threading.Lock()
         self._notes: dict[str, _Note] = {}
         self._must_stop = threading.Event()
-        # Until they are asked, those that an earlier run listed are taken for ready.
+        # Until they are asked, replicas that an earlier run listed count as ready.
         for each in machines.placed():
             listed = upstreams.listed.get(each.url or "")
             if listed is not None:
@@ -197,7 +197,7 @@ class TendedReplicas:
                 except ActuatorUnusable:
                     raise
                 except Exception:
-                    # One odd replica must not end the tending of all others.
+                    # An error with one replica must not stop the work for all others.
                     log.exception("%s is not tended", each.name)
 
     def _ask(self, placed: Sequence[Placed]) -> None:
@@ -212,7 +212,8 @@ class TendedReplicas:
                 self._note(each).take(answers[each.url], self._clock())
 
     def _write_upstreams(self, placed: Sequence[Placed]) -> None:
-        """With several servers, each only gets requests for its own models."""
+        """Returns the entry in the upstreams file. With several servers, each gets only requests
+        for its own models."""
         listed: dict[str, Listed] = {}
         for each in placed:
             if self._state(each) is not ReplicaState.READY or each.url is None:
@@ -234,14 +235,14 @@ class TendedReplicas:
             log.info("%d replicas are ready", len(listed))
 
     def _see_off(self, replica: Placed) -> None:
-        """Takes a replica that is being stopped one step further."""
+        """Take a replica that is being stopped one step further."""
         note, now_s = self._note(replica), self._clock()
         if note.left_s is None:
             note.left_s = now_s
         if replica.ended is not None:
             self._remove(replica.name)
         elif note.terminated_s is None:
-            # Nobody was ever sent to one that was never ready.
+            # A replica that was never ready has got no requests.
             if not note.was_ready or self._may_end(replica, now_s - note.left_s):
                 self._machines.terminate(replica.name)
                 note.terminated_s = now_s
@@ -250,20 +251,20 @@ class TendedReplicas:
             self._remove(replica.name)
 
     def _ending_s(self, replica: Placed) -> float:
-        """How long it may take to end after SIGTERM."""
+        """Returns how long it may take to end after SIGTERM."""
         drain_s = self._times.drain_s if self._engine(replica).drains_itself else 0.0
         return drain_s + GRACE_BEYOND_DRAIN_S
 
     def _may_end(self, replica: Placed, left_for_s: float) -> bool:
-        """Whether SIGTERM cuts off nothing, or its time is over."""
+        """Returns whether SIGTERM cuts off no stream, or the time to finish is over."""
         draining_s = left_for_s - self._times.leave_s
         if draining_s < 0 or self._engine(replica).drains_itself:
             return draining_s >= 0
         return self._note(replica).busy_rows == 0 or draining_s >= self._times.drain_s
 
     def _see_crash(self, crashed: Placed) -> None:
-        """Replaces a replica that had been ready, in its time; one that never was is kept for
-        inspection, until it is wanted again."""
+        """Restart a crashed replica that had been ready, once it is time. A replica that was never
+        ready is kept for inspection, until one is wanted again."""
         note = self._note(crashed)
         if note.due_s is None:
             note.crash(self._clock())
@@ -317,12 +318,13 @@ class TendedReplicas:
         return self._state(replica) in (ReplicaState.STARTING, ReplicaState.READY)
 
     def _worth(self, replica: Placed) -> tuple[int, int]:
-        """The lowest is stopped first: replicas that do not work, then those with few busy rows."""
+        """Returns a sort key; the lowest is stopped first: replicas that do not work, then those
+        with few busy rows."""
         order = (ReplicaState.FAILED, ReplicaState.STARTING, ReplicaState.READY)
         return order.index(self._state(replica)), self._note(replica).busy_rows or 0
 
 
 def _name_of(group: Group) -> str:
-    """A new name of letters, digits and dashes, which is valid for hosts and files."""
+    """Returns a new name of letters, digits and dashes, valid for hosts and files."""
     words = re.findall(r"[a-z0-9]+", f"{group.server} {group.accelerator}".lower())
     return "-".join([*words, str(group.user_rows), secrets.token_hex(4)])[-63:]

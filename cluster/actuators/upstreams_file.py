@@ -1,4 +1,4 @@
-"""Writes the file that the proxy follows (UPSTREAMS_FILE): the replicas that are ready."""
+"""Writes the file that the proxy reads (UPSTREAMS_FILE), with the ready replicas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ HEAD = "# Written by the cluster's actuator: changes made here are lost.\n"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A replica's entry. One without models takes requests for any."""
+    """A replica's entry. An entry without models takes requests for any model."""
 
     models: tuple[str, ...] = ()
     health_path: str = USUAL_PATH
     rows: int | None = None
-    """Where the replica itself does not say."""
+    """The names of its models, if the replica itself does not report them."""
     server: str = ""
     """Its name in the proxy's routes and records."""
     cents_per_hour: float | None = None
 
 
 class UpstreamsFile:
-    """One thread at a time. Nobody else writes the file."""
+    """The file, which no one else may write. One thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigFaulty if somebody else wrote the file."""
+        """Raises ConfigFaulty if something else wrote the file."""
         self._path = path
         try:
             self._written = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -42,9 +42,9 @@ class UpstreamsFile:
             ) from error
 
     def write(self, listed: Mapping[str, Listed]) -> bool:
-        """Returns whether the file had to change.
+        """Write the file, if it changes. Returns whether it did.
 
-        The file is replaced as a whole, so that nobody reads half of it.
+        The file is replaced as a whole, so that no reader sees half of it.
         """
         entries = [
             {"url": url}
@@ -65,7 +65,7 @@ class UpstreamsFile:
 
 
 def _upstreams_in(text: str) -> dict[str, Listed]:
-    """Raises ValueError if `write` cannot have written this."""
+    """Returns the entries. Raises ValueError if `write` cannot have written this file."""
     if not text:
         return {}
     if not text.startswith(HEAD):

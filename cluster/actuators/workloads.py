@@ -23,7 +23,7 @@ DEFAULT_PORT = 7000
 
 MAX_WHY = 500
 MAX_SAID = 400
-# What a container waits for that does not come by itself.
+# Reasons for which a container waits in vain, until someone acts.
 STUCK = frozenset(
     {
         "CrashLoopBackOff",
@@ -80,7 +80,7 @@ class PodSpec(_Part):
     def user_rows(self) -> int:
         values = {each.name: each.value for each in self.containers[0].env}
         found = values.get(ROWS_VARIABLE) or ""
-        # With a wrong value the process does not start, whatever is read here.
+        # With a wrong value the process does not start, so any number may be returned.
         return int(found) if found.isdecimal() and len(found) < 9 else DEFAULT_ROWS
 
     @property
@@ -132,7 +132,7 @@ class Deployment(_Part):
 
     @property
     def why_no_pods(self) -> str:
-        """Why pods cannot be created: a quota, an admission webhook. Empty if they can."""
+        """Returns why pods cannot be created, such as a quota; empty if they can."""
         return next(
             (each.message for each in self.status.conditions
              if each.type == "ReplicaFailure" and each.status == "True"), ""
@@ -155,7 +155,8 @@ class ContainerStatus(_Part):
 
     @property
     def why_stuck(self) -> str:
-        """Why a container cannot run, with the end of its log; empty if it runs or still may."""
+        """Returns why a container cannot run, with the end of its log; empty if it runs or may run
+        later."""
         waiting, ended = self.state.waiting, self.last_state.terminated
         if waiting is None or waiting.reason not in STUCK:
             return ""
@@ -186,7 +187,8 @@ class Pod(_Part):
 
     @property
     def group(self) -> Group | None:
-        """None if the pod is not a replica any more; an evicted pod is kept as a record."""
+        """Returns the replica; None if the pod is none any more. Kubernetes keeps evicted pods as
+        records."""
         server = self.metadata.name_by(SERVER_LABEL)
         accelerator = self.metadata.name_by(ACCELERATOR_LABEL)
         if not server or not accelerator or self.status.phase in ("Succeeded", "Failed"):
@@ -195,7 +197,8 @@ class Pod(_Part):
 
     @property
     def why_unplaced(self) -> str:
-        """The scheduler's reason; empty if the pod has a node or is being deleted."""
+        """Returns the scheduler's reason for no node; empty if the pod has one or is being
+        deleted."""
         scheduled = self.status.condition("PodScheduled")
         if scheduled is None or scheduled.status == "True" or self.metadata.deletion_timestamp:
             return ""

@@ -1,1 +1,1 @@
-"""From measurements to replicas: collect, ask the optimizer, stabilise, actuate."""
+"""The controller: reads measurements, asks the optimizer, stabilises, and scales replicas."""

@@ -1,6 +1,7 @@
 """The controller over HTTP: its state, and `POST /invoke`. Request threads.
 
-It listens on loopback unless its file says otherwise, and trusts all but other origins' pages.
+It listens on loopback unless its file says otherwise, and trusts every caller except pages of
+other origins.
 """
 
 from collections import Counter
@@ -42,7 +43,7 @@ class Health(TypedDict):
 
 
 class ServerState(TypedDict):
-    """`target` are the service levels of the optimizer's document; `replicas` are by state."""
+    """`target` has the service levels of the optimizer's document; `replicas` are by state."""
 
     target: Json
     plan: list[GroupTold]
@@ -60,8 +61,8 @@ class ReplicaJson(TypedDict):
 
 
 class SleeperTold(TypedDict):
-    """A server that may have no replicas. `models`: names by which requests wake it; none: by any.
-    `ready_in_s`: until it has a replica, if it is woken now; null before its first start."""
+    """A server that may scale to 0. Requests for `models` wake it; empty means any. `ready_in_s` is
+    the time until it has a replica if it is woken now; null before its first start."""
 
     server: str
     models: list[str]
@@ -84,7 +85,7 @@ class StateTold(TypedDict):
 def create_app(
     controller: Controller, system: SystemDocument, own_names: Set[str] = frozenset()
 ) -> Flask:
-    """`own_names`: host names that a Host header may have; IP addresses are always allowed."""
+    """`own_names` are host names allowed in a Host header; IP addresses always are."""
     app = Flask(__name__, static_folder=None)
     app.json.sort_keys = False  # type: ignore[attr-defined]
     register_page_check(app, PageRules(own_names))

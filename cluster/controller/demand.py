@@ -1,10 +1,10 @@
-"""The demand on a server, from its recent load. Controller thread only.
+"""Computes the demand on a server from its recent load. Controller thread only.
 
-Demand rises at once. A clear rise is extrapolated by one more period, because what is started now
-serves the next one; where replicas take longer to start, also by the time of a start. Waiting
-requests are added, to be answered within a period: once a queue is full, no more can arrive than
-are answered. Demand falls late: it is the highest of `scale_down_s`, or of a start where that takes
-longer, so that no replica is given up that would be missed before another one is ready.
+Demand rises at once. A clear rise is extrapolated by one more period, because replicas started now
+serve the next one, and by the time of a start if that is longer. Waiting requests are added, to be
+answered within a period: once a queue is full, arrivals cannot exceed answers. Demand falls late:
+it is the highest of the last `scale_down_s`, or of the time of a start if that is longer, so that
+no replica is stopped that would be needed before another could be ready.
 """
 
 import math
@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from cluster.controller.loads import Traffic
 
-CLEAR = 2.0  # standard errors of the difference of two counts, beyond which a rise is one
-# Largest rise to plan for, as a share of the rate: that of a load that doubles in one period.
+CLEAR = 2.0  # a rise is clear above so many standard errors of the difference of two counts
+# Largest rise to plan for, as a share of the rate: the load doubles in one period.
 LARGEST_RISE = 0.5
 MAX_AHEAD_S = 1800.0
-# What the optimizer takes: a replica that counts nonsense must not cost the others their plan.
+# Bounds of the optimizer: a replica with impossible counts must not prevent a plan for the others.
 MAX_PER_MINUTE, MAX_TOKENS = 1e9, 10**8
 
 
@@ -32,7 +32,7 @@ class OfferedLoad:
 
     @classmethod
     def of(cls, per_minute: float, in_tokens: float, out_tokens: float) -> "OfferedLoad":
-        """Returns a load of these means, within what the optimizer takes."""
+        """Returns a load with these means, within the optimizer's bounds."""
         return cls(
             min(per_minute, MAX_PER_MINUTE),
             round(min(in_tokens, MAX_TOKENS)),
@@ -51,14 +51,14 @@ class OfferedLoad:
 class _Seen:
     at_s: float
     traffic: Traffic
-    per_minute: float  # with what a rise adds, and what waits
+    per_minute: float  # including a rise, and waiting requests
 
 
 class Demand:
     """The demand on one server."""
 
     def __init__(self, expected: OfferedLoad, scale_down_s: float) -> None:
-        """`expected`: the load to plan for until something has been measured."""
+        """`expected` is the load to plan for until one has been measured."""
         self._latest = expected
         self._next_per_minute = expected.per_minute
         self._scale_down_s = scale_down_s
@@ -71,11 +71,11 @@ class Demand:
 
     @property
     def next(self) -> OfferedLoad:
-        """The load that the next period is expected to bring: the latest one, with its rise."""
+        """Returns the load expected in the next period: the latest load plus its rise."""
         return replace(self._latest, per_minute=min(self._next_per_minute, MAX_PER_MINUTE))
 
     def see(self, traffic: Traffic, at_s: float, start_s: float = 0.0) -> None:
-        """`start_s`: how long a replica takes until it is ready."""
+        """Returns the demand. `start_s` is how long a replica takes until it is ready."""
         if self._first_s is None:
             self._first_s = at_s
         ahead_s = min(start_s, MAX_AHEAD_S)
@@ -96,17 +96,18 @@ class Demand:
         self._latest = OfferedLoad.of(highest, *self._tokens([each.traffic for each in recent]))
 
     def rest(self) -> None:
-        """Nobody asks for it any more."""
+        """Forget the load, because no requests come any more."""
         self._seen.clear()
         self._next_per_minute = 0.0
         self._latest = replace(self._latest, per_minute=0.0)
 
     def is_known(self, at_s: float) -> bool:
-        """Whether it was observed for as long as a lower load must last before it counts."""
+        """Returns whether it was observed for as long as a lower load must last to count."""
         return self._first_s is not None and at_s - self._first_s >= self._scale_down_s
 
     def _tokens(self, recent: Sequence[Traffic]) -> tuple[float, float]:
-        """Means over the whole window, so that a plan does not follow a few requests."""
+        """Returns mean tokens over the whole window, so that a plan does not follow a few
+        requests."""
         ended = math.fsum(each.ended for each in recent)
         if ended < 1:
             return self._latest.in_tokens, self._latest.out_tokens
@@ -116,14 +117,15 @@ class Demand:
 
 
 def _joined(parts: Iterable[Traffic]) -> Traffic:
-    """The arrivals of times that follow each other."""
+    """Returns the traffic of consecutive times together."""
     found = list(parts)
     seconds = math.fsum(each.seconds for each in found)
     return Traffic(seconds, math.fsum(each.arrived for each in found))
 
 
 def _rise(before: Traffic, now: Traffic) -> float:
-    """Requests a minute that one more time like `now` would add; 0 where chance explains it."""
+    """Returns the requests per minute that another equal rise would add; 0 if the rise may be due
+    to chance."""
     if not before.seconds or not now.seconds:
         return 0.0
     ratio = now.seconds / before.seconds

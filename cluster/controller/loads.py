@@ -13,13 +13,13 @@ from cluster.controller.pages import Readings
 from cluster.counters import Counters
 from cluster.replicas import Group, Replica, ReplicaState
 
-LEAST_READ = 0.5  # share of a server's replicas to read, to take the others to be like them
+LEAST_READ = 0.5  # share of a server's replicas that must be read to assume the others are alike
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The traffic of some replicas over a time; at its end, `present` are their requests, and
-    `waiting` those of them without a row."""
+    """The traffic of some replicas over a time. At its end they have `present` requests, of which
+    `waiting` have no row."""
 
     seconds: float = 0.0
     arrived: float = 0.0
@@ -34,7 +34,7 @@ class Traffic:
     present: float = 0.0
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        """Returns the traffic of both over the same time."""
+        """Returns the traffic of both together over the same time."""
         added = {
             each.name: getattr(self, each.name) + getattr(other, each.name)
             for each in fields(self)
@@ -57,17 +57,17 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class ServerTraffic:
-    """`unread`: why nothing is known; otherwise `all`, and the traffic by group."""
+    """A server's traffic: `all`, and by group. `unread` says why it is not known, if so."""
 
     all: Traffic = Traffic()
     by_group: Mapping[Group, Traffic] = field(default_factory=dict)
     unread: str = ""
     missed: tuple[str, ...] = ()
-    """Replicas that did not answer, and were taken to be like the others."""
+    """Replicas that did not answer, and were assumed to be like the others."""
 
 
 def between(before: Counters, now: Counters) -> Traffic:
-    """The traffic between two readings. A restarted process counts from 0."""
+    """Returns the traffic between two readings. A restarted process counts from 0."""
     seconds = now.at_s - before.at_s
     if now.ended < before.ended or now.completion_tokens < before.completion_tokens:
         before = Counters(before.at_s)
@@ -92,8 +92,8 @@ def traffic_of(
 ) -> dict[str, ServerTraffic]:
     """Returns traffic by server, for servers that have replicas to read.
 
-    `since_s`: the time of the readings before. A replica that is not among them is new and counts
-    from then on. If these are the first readings, nothing is counted."""
+    `since_s` is the time of the earlier readings. A replica that is not among them is new and
+    counts from then on. With the first readings nothing is counted."""
     found: dict[str, dict[Group, list[Traffic]]] = defaultdict(lambda: defaultdict(list))
     missed: dict[str, list[str]] = defaultdict(list)
     for replica in replicas:
@@ -128,8 +128,8 @@ def _of_server(by_group: Mapping[Group, Sequence[Traffic]], missed: list[str]) -
 def with_door(
     traffic: Mapping[str, ServerTraffic], waiting: float, growth: float
 ) -> dict[str, ServerTraffic]:
-    """`waiting` requests wait in the proxy, `growth` more than before. It does not say for which
-    server: each gets the share that it has of those that came through."""
+    """Returns the traffic including requests in the proxy: `waiting` now, `growth` more than
+    before. The proxy does not say for which server, so each gets its share of the other traffic."""
     arrived = math.fsum(each.all.arrived for each in traffic.values())
     if not arrived:
         return dict(traffic)

@@ -37,9 +37,9 @@ Asking = SimpleQueue[Cycle | ClusterError]
 
 @dataclass(frozen=True, slots=True)
 class ControllerSnapshot:
-    """What is known now. `fault`: why the last attempt at anything failed; empty if it did not.
-    `num_faults`: how often that was new. `starts`: by server. `decisions`: of the last cycles,
-    newest first, as JSON."""
+    """The controller's state. `fault` says why the last attempt failed; empty if it did not.
+    `num_faults` counts new faults. `starts` are by server. `decisions` are those of the last
+    cycles, newest first, as JSON."""
 
     replicas: tuple[Replica, ...] = ()
     plan: Plan = field(default_factory=dict)
@@ -52,7 +52,7 @@ class ControllerSnapshot:
 
 
 class Rollout:
-    """Carries plans out. Controller thread only."""
+    """Executes plans. Controller thread only."""
 
     def __init__(
         self, actuator: Actuator, dry_run: bool, clock: Callable[[], float] = time.time
@@ -65,11 +65,11 @@ class Rollout:
         self.starts: Mapping[str, StartForecast] = {}
 
     def step(self, plan: Plan) -> tuple[Replica, ...]:
-        """One step towards the plan; returns the replicas before it. Raises ActuatorUnusable."""
+        """Take a step towards the plan. Returns the replicas before it. Raises ActuatorUnusable."""
         replicas = tuple(self._actuator.replicas())
         self.starts = self._starts.see(replicas, self._clock())
         names = frozenset(each.name for each in replicas)
-        # Another plan, or a replica that has gone and left room: worth another try.
+        # A new plan, or room from a replica that has gone, justifies another try.
         if plan != self._plan or self._names - names:
             self.unplaced = {}
         self._plan, self._names = dict(plan), names
@@ -90,8 +90,8 @@ class Rollout:
 
 
 class Controller:
-    """`start` and `stop` by its owner; the rest by any thread. `sleepers`: models of the servers
-    that may have no replicas and are woken by requests."""
+    """The controller's thread. The owner calls `start` and `stop`; any thread may call the rest.
+    `sleepers` has the models of servers that may scale to 0 and are woken by requests."""
 
     def __init__(
         self,
@@ -120,13 +120,13 @@ class Controller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Replicas keep running."""
+        """Stop the thread. Replicas keep running."""
         self._must_end.set()
         self._wake.set()
         self._thread.join(JOIN_S)
 
     def invoke(self, timeout_s: float) -> Cycle:
-        """Runs a cycle now. Raises ClusterError, and TimeoutError."""
+        """Run a cycle now. Raises ClusterError and TimeoutError."""
         if not self.is_alive:
             raise ClusterError(self._snapshot.fault or "the controller's thread has ended")
         answer: Asking = SimpleQueue()
@@ -141,16 +141,17 @@ class Controller:
         return made
 
     def wake(self, server: str) -> None:
-        """A request waits for this server: have it run, without waiting for that."""
+        """Have a server run, because a request waits for it. Does not wait for it."""
         self._woken.put(server)
         self._wake.set()
 
     def ready_in_s(self, server: str) -> float | None:
-        """Seconds until a server has a ready replica, if it is woken now; None if not known."""
+        """Returns the seconds until a server has a ready replica if it is woken now; None if not
+        known."""
         return self._snapshot.starts.get(server, StartForecast()).ready_in_s(self._clock())
 
     def _run(self) -> None:
-        """Whatever fails is told and tried again: only `stop` ends this thread."""
+        """The thread. Failures are reported and retried; only `stop` ends it."""
         config = self._parts.config
         with closing(self._parts.reader):
             while not self._must_end.is_set():
@@ -208,7 +209,8 @@ class Controller:
         self._tell(replicas, planner.plan, rollout, cycle)
 
     def _take_fault(self, error: Exception, asking: "Sequence[Asking]") -> bool:
-        """Tell it, and log what was not foreseen with its traceback. Returns whether it is new."""
+        """Report an error, and log an unexpected one with its traceback. Returns whether it is
+        new."""
         is_foreseen = isinstance(error, (ClusterError, OSError))
         said = str(error) if is_foreseen else f"a fault of the controller's own: {error!r}"
         fault = error if isinstance(error, ClusterError) else ClusterError(said)
@@ -242,7 +244,7 @@ class Controller:
 
 
 def _taken(queue: SimpleQueue[T]) -> list[T]:
-    """Returns what is in a queue that nobody else takes from."""
+    """Returns all entries of a queue that only this thread reads."""
     return [queue.get() for _ in range(queue.qsize())]
 
 

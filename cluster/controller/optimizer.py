@@ -1,4 +1,4 @@
-"""The optimizer's service: two questions, asked over HTTP. Controller thread only."""
+"""Asks the optimizer's service two questions over HTTP. Controller thread only."""
 
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -17,7 +17,7 @@ AnswerT = TypeVar("AnswerT", bound="_Answer")
 
 
 class _Answer(BaseModel):
-    """The parts of an answer that are read here."""
+    """The fields of an answer that are read here."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, extra="ignore")
 
@@ -42,7 +42,7 @@ class AllocationReply(ReplicaShare):
 
 
 class DetailsReply(_Answer):
-    """`best_effort`: there are fewer replicas than the load needs."""
+    """An allocation. With `best_effort` it has fewer replicas than the load needs."""
 
     best_effort: bool = False
 

@@ -1,4 +1,4 @@
-"""Pages of /metrics, read in parallel. Every read is bounded in bytes and time."""
+"""Reads pages of /metrics in parallel, bounded in bytes and time."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,23 +24,23 @@ READERS = 16  # threads
 WAITING_ROOM = "hearth_proxy_waiting"
 
 Readings = Mapping[str, Counters | MetricsUnread]
-"""Counters, or why they were not read, by the name of a replica."""
+"""Counters, or why they could not be read, by replica name."""
 
 
 class Reader(Protocol):
     """Reads the metrics of replicas and of the proxy. Controller thread only."""
 
     def read(self, replicas: Sequence[Replica]) -> Readings:
-        """One reading of each replica that may have requests."""
+        """Returns a reading of each replica that may have requests."""
 
     def waiting_at_door(self) -> float:
-        """Requests that wait in the proxy. Raises MetricsUnread."""
+        """Returns the requests that wait in the proxy. Raises MetricsUnread."""
 
     def close(self) -> None: ...
 
 
 class PageReader:
-    """Reads over HTTP. Its threads are `metrics-N`, and end with `close`."""
+    """Reads pages over HTTP. Its threads `metrics-N` end with `close`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class PageReader:
         engines: Mapping[str, Engine] = MappingProxyType({}),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`engines`: of the servers that are not Hearth's."""
+        """`engines` has the servers that do not run Hearth."""
         self._proxy, self._engines, self._clock = proxy, engines, clock
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="metrics")
 
@@ -85,7 +85,7 @@ class PageReader:
             engine = self._engines.get(replica.group.server, HEARTH)
             return parse_counters(page, self._clock(), engine)
         except MetricsUnread as error:
-            return MetricsUnread(str(error))  # without the frames that the caught one keeps
+            return MetricsUnread(str(error))  # without the frames that the caught error keeps alive
 
 
 def _token_of(path: Path | None) -> str | None:

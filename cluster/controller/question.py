@@ -1,8 +1,8 @@
-"""From a cluster's state to the optimizer's question, and back. Pure: any thread.
+"""Writes the optimizer's question from a cluster's state, and reads its answer. Pure: any thread.
 
-A held server is in the question as it is: on its accelerator, with exactly its replicas, so that
-no other server gets its cards. The rows of a process are fixed when it starts, so a server that
-runs is planned with the rows it has.
+A held server is in the question unchanged, on its accelerator with exactly its replicas, so that no
+other server gets its cards. The rows of a process are fixed when it starts, so a running server is
+planned with its present rows.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,19 +14,22 @@ from cluster.controller.rollout import Plan
 from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
 
-FLAGS = {  # unless the document has others
-    "priceSolver": True,  # plans of nearly the least cost where cards are scarce
-    # Where cards run short a server gets those that are left. Without it, it would be left as it is
-    # just when more comes than all cards can serve.
+FLAGS = {  # defaults, which the document may override
+    "priceSolver": True,  # plans of nearly the least cost if cards are scarce
+    # If cards run short, a server gets those that are left. Otherwise it would not change at all
+    # when the load exceeds all cards.
     "saturationPolicy": "PriorityRoundRobin",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a question is about. `plan`: what runs or is to run; `perf`: speeds of now, by model and
-    accelerator; `held`: servers not to change; `unsure`: those not to have fewer replicas; `awake`:
-    those that need one at least."""
+    """The contents of a question.
+
+    `plan` has the replicas that run or will run; `perf` the current speeds, by model and
+    accelerator; `held` the servers that must not change; `unsure` those that must not get fewer
+    replicas; `awake` those that need at least one.
+    """
 
     plan: Plan
     loads: Mapping[str, OfferedLoad]
@@ -36,13 +39,13 @@ class Standing:
     awake: Collection[str] = ()
 
     def groups(self, server: str) -> list[tuple[Group, int]]:
-        """Groups of a server that have replicas, the largest first."""
+        """Returns the groups of a server that have replicas, the largest first."""
         found = [(g, n) for g, n in self.plan.items() if g.server == server and n]
         return sorted(found, key=lambda each: (-each[1], each[0]))
 
 
 def question(system: SystemDocument, standing: Standing) -> Json:
-    """The body of POST /optimizeOne for a plan."""
+    """Returns the body of POST /optimizeOne for a plan."""
     own_models, servers = [], []
     targets: dict[str, list[Json]] = {
         name: list(each.get("modelTargets") or []) for name, each in system.classes.items()
@@ -50,7 +53,7 @@ def question(system: SystemDocument, standing: Standing) -> Json:
     for name, spec in system.servers.items():
         asked = _server(system, standing, name)
         if standing.groups(name) and not spec.get("maxBatchSize"):
-            # A model of its own, as others may run the same one with other rows.
+            # A separate model, because other servers may run the same one with other rows.
             own = f"{spec.get('model')} of {name}"
             own_models += _with_its_rows(standing, name, str(spec.get("model")), own)
             if target := system.target(name):
@@ -72,8 +75,8 @@ def question(system: SystemDocument, standing: Standing) -> Json:
 
 
 def as_it_is(system: SystemDocument, standing: Standing) -> Json:
-    """The body of POST /optimizeOne for the latencies of what runs: all servers held, no service
-    level that could be missed, unlimited cards. Servers without replicas are left out."""
+    """Returns the body of POST /optimizeOne for the latencies of running replicas: all servers are
+    held, with no service levels and unlimited cards. Servers without replicas are left out."""
     held = [name for name in system.servers if standing.groups(name)]
     all_held = Standing(standing.plan, standing.loads, standing.perf, held)
     asked = question(system, all_held)
@@ -90,7 +93,7 @@ def as_it_is(system: SystemDocument, standing: Standing) -> Json:
 
 
 def groups_of(server: str, allocation: AllocationReply) -> dict[Group, int]:
-    """The groups of an allocation, with their numbers of replicas."""
+    """Returns the groups of an allocation, with their numbers of replicas."""
     return {
         Group(server, part.accelerator, part.max_batch): part.num_replicas
         for part in allocation.each_part
@@ -124,8 +127,8 @@ def _server(system: SystemDocument, standing: Standing, name: str) -> Json:
 
 
 def _with_its_rows(standing: Standing, server: str, model: str, own: str) -> list[Json]:
-    """The speeds of a model with the rows that the server's processes have, on every accelerator
-    that it runs on; on the others with those that the document gives for such answers."""
+    """Returns the speeds of a server's model: on accelerators where it runs, with the rows of its
+    processes; on others, with the rows that the document gives for such answers."""
     rows = {group.accelerator: group.user_rows for group, _ in standing.groups(server)}
     out_tokens = standing.loads[server].out_tokens
     found = []

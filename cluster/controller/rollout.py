@@ -1,4 +1,4 @@
-"""From what runs to a plan: up first, then down. Pure: any thread."""
+"""Finds the steps from running replicas to a plan: starts first, then stops. Pure: any thread."""
 
 import math
 from collections import Counter, defaultdict
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from cluster.replicas import Group, Replica, ReplicaState
 
 Plan = Mapping[Group, int]
-"""How many replicas of each group there are to be; those that are not named: none, of a server
-that is planned for, and as many as there are of any other."""
+"""The number of replicas of each group. A group that is not named gets none if its server is in the
+plan; otherwise it does not change."""
 
 THERE = (ReplicaState.STARTING, ReplicaState.READY)
 
@@ -23,18 +23,18 @@ class RolloutActions:
 
 
 def running(replicas: Iterable[Replica]) -> Counter[Group]:
-    """How many replicas each group has or is about to have."""
+    """Returns how many replicas each group has, including those that start."""
     return Counter(each.group for each in replicas if each.state in THERE)
 
 
 def next_steps(
     replicas: Sequence[Replica], plan: Plan, unplaced: Mapping[Group, int]
 ) -> RolloutActions:
-    """The steps that bring the replicas closer to the plan.
+    """Returns the steps that bring the replicas closer to the plan.
 
-    `unplaced`: replicas of a group without room; they are not requested again. Surplus replicas of
-    a server are stopped once their replacements are ready; for replacements without room, a
-    matching share stays. Stopping the others may make the room that was missing.
+    `unplaced` has the replicas without room by group; they are not requested again. Surplus
+    replicas of a server are stopped once their replacements are ready. For replacements without
+    room a matching share stays; stopping the others may make that room.
     """
     there = running(replicas)
     ready = Counter(each.group for each in replicas if each.state is ReplicaState.READY)
@@ -61,7 +61,7 @@ def next_steps(
 
 
 def _by_server(plan: Plan, there: Mapping[Group, int]) -> dict[str, list[Group]]:
-    """Groups that are planned or there, of servers that are planned for."""
+    """Returns the planned and present groups of the servers in the plan."""
     planned = {group.server for group in plan}
     groups: dict[str, list[Group]] = defaultdict(list)
     for group in sorted({*plan, *there}):

@@ -1,6 +1,6 @@
-"""Servers that go to 0 while nobody asks for them, and how long they take to come back.
+"""Decides when idle servers scale to 0, and measures how long they take to come back.
 
-Controller thread only, but for what says otherwise."""
+Controller thread only, unless stated otherwise."""
 
 import math
 from collections import defaultdict, deque
@@ -13,19 +13,19 @@ STARTS_KEPT = 5
 
 
 class Sleep:
-    """When each server was last asked for, of those that may have no replicas."""
+    """When each server that may scale to 0 was last requested."""
 
     def __init__(self, idle_s: Mapping[str, float]) -> None:
-        """`idle_s`: how long each is not asked for before it sleeps."""
+        """`idle_s` is by server how long it must be idle before it sleeps."""
         self._idle_s = idle_s
         self._asked_s: dict[str, float] = {}
 
     def note(self, server: str, at_s: float) -> None:
-        """Somebody asks for it."""
+        """Note a request for a server."""
         self._asked_s[server] = at_s
 
     def awake(self, at_s: float) -> set[str]:
-        """Servers that may sleep and do not: each needs a replica at least."""
+        """Returns the servers that may sleep but are in use; each needs at least one replica."""
         return {
             name
             for name, idle_s in self._idle_s.items()
@@ -38,16 +38,16 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class StartForecast:
-    """When a server has a replica that is ready. Immutable: any thread.
+    """Forecasts when a server has a ready replica. Immutable: any thread.
 
-    `longest_s`: the longest of its last starts; None before the first. `begun_s`: when the first of
-    those that start or are ready was begun; infinite where there are none."""
+    `longest_s` is the longest of its last starts; None before the first. `begun_s` is when the
+    first of its starting or ready replicas was started; infinite without any."""
 
     longest_s: float | None = None
     begun_s: float = math.inf
 
     def ready_in_s(self, now_s: float) -> float | None:
-        """Seconds from now; None while no start was measured."""
+        """Returns seconds from now; None before a start was measured."""
         if self.longest_s is None:
             return None
         return max(self.longest_s - max(now_s - self.begun_s, 0.0), 0.0)
@@ -62,13 +62,13 @@ class StartTimes:
         self._took_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=STARTS_KEPT))
 
     def begin(self, names: Iterable[str], now_s: float) -> None:
-        """Replicas of these names were started now."""
+        """Note that replicas of these names were started now."""
         for name in names:
             self._begun_s[name] = now_s
             self._starting.add(name)
 
     def see(self, replicas: Iterable[Replica], now_s: float) -> dict[str, StartForecast]:
-        """The forecast for each server that was ever seen with replicas."""
+        """Returns a forecast for each server that has ever had replicas."""
         present = [r for r in replicas if r.state in (ReplicaState.STARTING, ReplicaState.READY)]
         self._begun_s = {r.name: self._begun_s.get(r.name, now_s) for r in present}
         for each in present:

@@ -1,8 +1,8 @@
-"""The current speed of each model on each accelerator. Controller thread only.
+"""Tracks the current speed of each model on each accelerator. Controller thread only.
 
-The document's parameters are the base and never change. Two factors, one for decode and one for
-prefill, say how machines differ from them today. The optimizer's `POST /tune` tracks them from
-observed TTFT and ITL. It is stateless: its state is part of the question.
+The document's parameters never change. Two factors, one for decode and one for prefill, say how
+machines presently differ from them. The optimizer's `POST /tune` computes them from observed TTFT
+and ITL. It is stateless, so the filter's state is part of the question.
 """
 
 import math
@@ -16,7 +16,7 @@ from cluster.errors import OptimizerUnusable
 from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
 
-LEAST_ENDED = 5  # requests, below which means say nothing
+LEAST_ENDED = 5  # fewest requests for meaningful means
 SATURATED = 0.9  # requests present for each row, on average
 LEAST_ERROR, LARGEST_ERROR = 0.02, 1.0  # bounds on a mean's relative error
 SPEED_KEYS = ("decodeParms", "prefillParms", "perfParms", "serviceCurve")
@@ -27,7 +27,7 @@ ModelOn = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """`why` says what was not learned, and why."""
+    """`why` says what could not be learned, and why."""
 
     factors: Mapping[ModelOn, FactorsReply] = field(default_factory=dict)
     refused: tuple[ModelOn, ...] = ()
@@ -41,7 +41,7 @@ class Speeds:
 
     @property
     def perf(self) -> dict[ModelOn, Json]:
-        """The document's performance data at the speed of now."""
+        """Returns the document's performance data at the current speeds."""
         return {key: self._now(key, each) for key, each in self._system.perf.items()}
 
     @property
@@ -51,8 +51,8 @@ class Speeds:
     def learn(
         self, traffic: Mapping[str, ServerTraffic], replicas: Mapping[Group, int], at_s: float
     ) -> Learned:
-        """Updates the factors; `replicas` has groups whose number of replicas did not change.
-        An optimizer that does not answer leaves things as they are."""
+        """Update the factors. `replicas` has the groups whose number of replicas did not change.
+        Without an answer of the optimizer, nothing changes."""
         refused, why = [], {}
         for server, seen in traffic.items():
             for group, each in seen.by_group.items():
@@ -82,8 +82,8 @@ class Speeds:
             seen.prompt_tokens / seen.ended,
             seen.completion_tokens / seen.ended,
         )
-        # While a queue grows, waits are below the steady state that the model knows; using them
-        # would overrate the machine.
+        # While a queue grows, waits are below the model's steady state, and would make the machine
+        # look faster than it is.
         is_saturated = _present(seen) >= SATURATED * group.user_rows * replicas
         observation = load.as_json() | {
             "at": at_s,
@@ -114,7 +114,7 @@ class Speeds:
 
 
 def _present(seen: Traffic) -> float:
-    """Requests at the replicas on average, waiting or served, by Little's law."""
+    """Returns the mean number of requests at the replicas, waiting or served, by Little's law."""
     if not seen.seconds:
         return 0.0
     served_s = seen.completion_tokens * (seen.itl_ms or 0.0) / 1000

@@ -1,1 +1,1 @@
-"""Connections of clients, under gunicorn: no thread waits for a client to send."""
+"""A gunicorn worker in which no thread waits for a client to send."""

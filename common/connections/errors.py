@@ -1,4 +1,4 @@
-"""Refusals of requests that did not become whole.
+"""Refusals of requests that were never complete.
 
 WireError
 ├── InvalidHead          400, 414, 417, 431 or 501   what comes before the body is no HTTP/1.1
@@ -18,8 +18,8 @@ from werkzeug.exceptions import ClientDisconnected
 from common.errors import WireError
 
 BODY_FAULTS = (ParseException, OSError, ClientDisconnected)
-"""What reading a body raises where its client cut it or wrote it wrongly: gunicorn's errors, and
-those of werkzeug's server and streams. Anything else is a fault of ours."""
+"""Errors in reading a body that its client cut short or malformed, from gunicorn and werkzeug. Any
+other error is a bug."""
 
 STATUSES: dict[type[ParseException], int] = {
     LimitRequestLine: 414,

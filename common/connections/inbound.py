@@ -1,8 +1,8 @@
-"""Requests on their way in: gunicorn's parser over the bytes that have come so far.
+"""Collects the bytes of incoming requests for gunicorn's parser.
 
-The thread that polls feeds it, without ever waiting, until a request is whole; a request thread
-then takes the request and finds all of its body in memory. What bytes mean is for gunicorn's
-parser alone to say: here it is only found out where a request ends.
+The polling thread feeds it, without waiting, until a request is complete; a request thread then
+takes the request with its whole body in memory. Only gunicorn's parser interprets the bytes; this
+module only finds where a request ends.
 """
 
 import re
@@ -19,21 +19,21 @@ from gunicorn.http.unreader import Unreader
 from common.hosts import host_fault
 
 MAX_HEAD_BYTES = 64 * 1024  # gunicorn's own limits, on lines and their number, come to 800 KiB
-MAX_FRAMING = 2  # chunked, a body may have this many times the bytes it may have otherwise
-PIECE_BYTES = 8 * 1024  # gunicorn's reader copies the rest of a piece for each chunk in it
-# A bare LF is no end, but gunicorn refuses such a head at once.
+MAX_FRAMING = 2  # a chunked body may take this many times the bytes of a plain one
+PIECE_BYTES = 8 * 1024  # small, because gunicorn's reader copies the rest of a piece for each chunk
+# A bare LF does not end a head, but gunicorn refuses such a head at once.
 END_OF_HEAD = re.compile(rb"\r\n\r\n|(?<!\r)\n")
 EMPTY_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Inbound(RequestParser):
-    """One connection's requests, one after the other. Used by one thread at a time."""
+    """The requests of one connection, one after another. Used by one thread at a time."""
 
     def __init__(self, cfg: Any, peer: Any, max_body_bytes: int) -> None:
         super().__init__(cfg, (), peer)
         self.unreader: _Received = _Received()
-        self.request: Any = None  # gunicorn's Request, from the end of its head until it is taken
-        self.num_body_bytes = 0  # as sent: of chunks, with their framing
+        self.request: Any = None  # gunicorn's Request, from the end of its head until `take`
+        self.num_body_bytes = 0  # as sent, including the framing of chunks
         self._max_body_bytes = max_body_bytes
         self._head = bytearray()
         self._chunks: _Chunks | None = None
@@ -43,11 +43,11 @@ class Inbound(RequestParser):
         return bool(self._head) or self.request is not None
 
     def feed(self, data: bytes) -> bool:
-        """Take what was received. Returns whether the request is due: whole, or beyond hope.
+        """Take received bytes. Returns whether the request can be handed on: it is complete, or its
+        body is too large or malformed.
 
-        One beyond hope, because its body is too large or its chunks are malformed, is for the
-        application to refuse; its connection is closed after it. Raises gunicorn's own errors
-        when the head is malformed or too large.
+        The application refuses a request of the latter kind, and its connection is closed. Raises
+        gunicorn's own errors if the head is malformed or too large.
         """
         if self.request is None:
             if not self._has_whole_head(data):
@@ -73,7 +73,7 @@ class Inbound(RequestParser):
         return True
 
     def __next__(self) -> Request:
-        """Take the request that is due."""
+        """Take the request."""
         assert self.request is not None, "feed says when a request is due"
         self.take_expectation()
         request: Request = self.request
@@ -112,7 +112,7 @@ class Inbound(RequestParser):
 
 
 class _Received(Unreader):
-    """The source of gunicorn's readers: received bytes, and an end behind them."""
+    """The source of gunicorn's readers: received bytes, then the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class _Received(Unreader):
 
 
 class _Chunks:
-    """Finds where a chunked body ends, and counts what is in it, by httptools."""
+    """Finds the end of a chunked body, and counts its content, with httptools."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -144,7 +144,7 @@ class _Chunks:
     def feed(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:  # or what follows the end is no request
+        except httptools.HttpParserError:  # or the bytes after the end are no request
             self.are_malformed = not self.are_complete
 
     def on_body(self, data: bytes) -> None:

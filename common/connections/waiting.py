@@ -1,6 +1,6 @@
-"""The connections that no thread serves now, and which of them has to go first.
+"""The connections that no thread is serving, and which of them to close first.
 
-Used by the thread that polls only. Nothing here reads, writes or closes a socket.
+Only the polling thread uses it. Nothing here reads, writes or closes a socket.
 """
 
 from enum import IntEnum
@@ -12,15 +12,15 @@ from common.connections.inbound import Inbound
 
 
 class Wait(IntEnum):
-    """Reasons to wait; where room is needed, connections with the lowest go first."""
+    """What a connection waits for. If room is needed, the lowest are closed first."""
 
-    CLOSE = 0  # it is answered and the client is to close it too
-    REQUEST = 1  # new, or with a part of a request
-    NEXT_REQUEST = 2  # kept alive, with nothing of the next request yet
+    CLOSE = 0  # answered; the client should close it, too
+    REQUEST = 1  # new, or with part of a request
+    NEXT_REQUEST = 2  # kept alive, without any bytes of the next request
 
 
 class PolledConnection(TConn):
-    """A connection whose requests come in without a thread."""
+    """A connection whose requests are collected without a thread."""
 
     parser: Inbound
 
@@ -29,16 +29,16 @@ class PolledConnection(TConn):
         self.initialized = True
         self.parser = Inbound(cfg, client, max_body_bytes)
         self.address = str(client[0]) if isinstance(client, tuple) else ""
-        self.wait: Wait | None = None  # None: a thread has it
+        self.wait: Wait | None = None  # None: a thread serves it
         self.is_polled = False
-        self.since_s = 0.0  # when this wait, or the body that is waited for, began
+        self.since_s = 0.0  # when this wait, or the awaited body, began
         self.deadline_s = 0.0
-        self.num_discarded_bytes = 0  # bytes that came after its last answer
-        self.num_held_bytes = 0  # bytes of the request that is coming or being answered
+        self.num_discarded_bytes = 0  # bytes received after its last answer
+        self.num_held_bytes = 0  # bytes of the request that is coming in or being answered
 
 
 class WaitingConnections:
-    """In the order in which they began to wait."""
+    """Waiting connections, in the order in which they began to wait."""
 
     def __init__(self) -> None:
         self._by_wait: dict[Wait, dict[PolledConnection, None]] = {wait: {} for wait in Wait}
@@ -47,7 +47,7 @@ class WaitingConnections:
 
     @property
     def num_held_bytes(self) -> int:
-        """Bytes of requests that are not answered, whether their connections wait or not."""
+        """Bytes of all unanswered requests, whether or not their connections wait."""
         return self._num_held_bytes
 
     def add(self, connection: PolledConnection, wait: Wait) -> None:
@@ -58,7 +58,7 @@ class WaitingConnections:
             self._by_address.setdefault(connection.address, {})[connection] = None
 
     def remove(self, connection: PolledConnection) -> None:
-        """Nothing if it does not wait."""
+        """Remove a connection, if it waits."""
         if connection.wait is None:
             return
         del self._by_wait[connection.wait][connection]
@@ -70,16 +70,16 @@ class WaitingConnections:
         connection.wait = None
 
     def hold(self, connection: PolledConnection, num_bytes: int) -> None:
-        """Note how many bytes are held for a connection now."""
+        """Record how many bytes are held for a connection."""
         self._num_held_bytes += num_bytes - connection.num_held_bytes
         connection.num_held_bytes = num_bytes
 
     def num_requests_of(self, address: str) -> int:
-        """Returns how many connections of an address wait for a request or its rest."""
+        """Returns how many connections of an address wait for (the rest of) a request."""
         return len(self._by_address.get(address, ()))
 
     def oldest(self, besides: PolledConnection | None = None) -> PolledConnection | None:
-        """Returns the connection to close first where they are too many; never `besides`."""
+        """Returns the connection to close first if there are too many; never `besides`."""
         return next((each for each in self.all() if each is not besides), None)
 
     def newest(self) -> PolledConnection | None:
@@ -90,7 +90,7 @@ class WaitingConnections:
         return next(iter(self._by_address[address]))
 
     def largest(self) -> PolledConnection | None:
-        """Returns the connection to close first where bytes are too many."""
+        """Returns the connection to close first if there are too many bytes."""
         requests = self._by_wait[Wait.REQUEST]
         return max(requests, key=lambda each: each.num_held_bytes, default=None)
 

@@ -1,8 +1,8 @@
 """gunicorn's threaded worker, in which no thread waits for a client to send.
 
-The thread that polls collects requests, closes who is too slow or one too many, and lets clients
-take their time to close; threads get whole requests. Everything else is gunicorn's: the methods
-overridden here are the whole of what we assume about its insides, beside `inbound.Inbound`, and
+The polling thread collects requests, closes connections that are too slow or too many, and gives
+clients time to close; request threads get complete requests. The rest is gunicorn's. The methods
+overridden here, and `inbound.Inbound`, are all that we assume about its internals;
 `tests/e2e/test_slow_clients.py` fails if an upgrade changes them.
 """
 
@@ -33,19 +33,19 @@ from common.readiness import is_readable, is_writable
 logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 * 1024
-MAX_ACCEPTED = 32  # connections accepted per poll; other duties of a turn come between polls
-LINGER_S = 2.0  # for a client to close what was answered, or a stopping worker's connection
-LINGER_BYTES = 16 * 1024 * 1024  # bytes that such a client may still send
-SWEEP_S = 0.5  # how often late connections are looked for
+MAX_ACCEPTED = 32  # connections accepted per poll, so that other work is not delayed
+LINGER_S = 2.0  # time for a client to close an answered connection
+LINGER_BYTES = 16 * 1024 * 1024  # bytes that it may still send meanwhile
+SWEEP_S = 0.5  # interval of the search for late connections
 PROBE_PATHS = frozenset({"/health", "/ready"})
 PROBE_THREADS = 2
-SPARE_DESCRIPTORS = 256  # for what is neither a client nor under our control
+SPARE_DESCRIPTORS = 256  # for files and sockets other than clients'
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 NO_CONNECTION = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ECONNABORTED)
 
 
 def allowed_connections(wanted: int) -> int:
-    """Returns the connections this process may have; raises its limit of descriptors."""
+    """Raise the limit of descriptors. Returns how many connections this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SPARE_DESCRIPTORS
     limit = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
@@ -56,25 +56,25 @@ def allowed_connections(wanted: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What clients may take of a server until their requests are whole."""
+    """Limits for clients whose requests are incomplete."""
 
     max_body_bytes: int
     head_timeout_s: float = 5.0
     body_timeout_s: float = 10.0
     min_body_bytes_per_s: int = 16 * 1024  # bytes that earn one more second
     max_waiting_per_address: int = 256
-    # None is one too many of its address sooner: clients connect first and send then.
+    # For so long a connection does not count against its address: clients connect before they send.
     grace_s: float = 1.0
     max_held_requests: int = 64  # requests of full size, coming in or being answered
 
 
 class PollingWorker(ThreadWorker):
-    """All but `handle`, which is gunicorn's, runs on the polling thread. See `polling_worker`."""
+    """The worker; see `polling_worker`. Everything except `handle` runs on the polling thread."""
 
     limits: ClassVar[ConnectionLimits]
     _waiting: WaitingConnections
     _probe_pool: ThreadPoolExecutor
-    _crowded: set[str]  # addresses of which too many may wait
+    _crowded: set[str]  # addresses with too many connections that may wait
     _swept_at_s = 0.0
     _num_let_go = 0  # since then
 
@@ -110,7 +110,7 @@ class PollingWorker(ThreadWorker):
                 self._make_room(besides=connection)
 
     def enqueue_req(self, conn: PolledConnection) -> None:  # type: ignore[override]
-        """Probes have threads of their own, which nothing else can take."""
+        """Submit a request. Probes have threads that no other request can take."""
         self._waiting.remove(conn)
         self._set_polled(conn, False)
         request = conn.parser.request
@@ -123,7 +123,7 @@ class PollingWorker(ThreadWorker):
 
     def finish_request(self, conn: PolledConnection, fs: Future[bool]) -> None:  # type: ignore[override]
         self._waiting.hold(conn, 0)
-        if conn.sock.fileno() < 0:  # a request that failed midway
+        if conn.sock.fileno() < 0:  # the request failed midway
             self._close(conn)
         elif fs.cancelled() or fs.exception() is not None or not fs.result():
             self._linger(conn)
@@ -133,7 +133,7 @@ class PollingWorker(ThreadWorker):
             self._take(conn, conn.parser.unreader.take_buffered(), Wait.NEXT_REQUEST)
 
     def murder_keepalived(self, force: bool = False) -> None:
-        """Called after each poll: close whoever has had the time given, or all."""
+        """Called after each poll: close connections whose time is over, or all."""
         now_s = time.monotonic()
         if force:
             for conn in self._waiting.all():
@@ -141,7 +141,7 @@ class PollingWorker(ThreadWorker):
             return
         self._thin_out()
         if self.nr_conns >= self.worker_connections:
-            # Or nobody would be accepted until a client closes. Who came last keeps its place.
+            # Otherwise no connection would be accepted until a client closes one.
             self._make_room(besides=self._waiting.newest())
         if now_s >= self._swept_at_s + SWEEP_S:
             for conn in self._waiting.late(now_s):
@@ -163,7 +163,7 @@ class PollingWorker(ThreadWorker):
         try:
             data = conn.sock.recv(RECEIVE_BYTES)
         except BlockingIOError:
-            if conn.wait is None:  # it is new
+            if conn.wait is None:  # the connection is new
                 self._await(conn, Wait.REQUEST)
             return
         except OSError:
@@ -178,14 +178,14 @@ class PollingWorker(ThreadWorker):
             self._take(conn, data, Wait.REQUEST)
 
     def _take(self, conn: PolledConnection, data: bytes, wait: Wait) -> None:
-        """Take what a client has sent; `wait` is for what, if that is nothing of a request."""
+        """Receive bytes of a client. `wait` is what to wait for if no request has begun."""
         had_head = conn.parser.request is not None
         try:
             is_due = conn.parser.feed(data)
         except ParseException as error:
             self._refuse(conn, InvalidHead(error))
             return
-        except Exception as error:  # a fault, as gunicorn itself would catch it
+        except Exception as error:  # gunicorn itself would catch everything here
             self.handle_error(None, conn.sock, conn.client, error)
             self._linger(conn)
             return
@@ -215,7 +215,7 @@ class PollingWorker(ThreadWorker):
         return self._waiting.num_requests_of(address) > self.limits.max_waiting_per_address
 
     def _thin_out(self) -> None:
-        """Turn away who has waited longest, of each address of which too many wait."""
+        """Close the connections that have waited longest, for each address with too many."""
         crowded, self._crowded = self._crowded, set()
         latest_s = time.monotonic() - self.limits.grace_s
         for address in crowded:
@@ -228,7 +228,7 @@ class PollingWorker(ThreadWorker):
                     self._turn_away(conn)
 
     def _make_room(self, besides: PolledConnection | None = None) -> None:
-        """Close a connection for another's sake, if one can be spared."""
+        """Close a connection to make room for another, if one can be spared."""
         num_conns = self.nr_conns
         while self.nr_conns == num_conns and (conn := self._first_to_go(besides)):
             if self._still_waits(conn):
@@ -241,14 +241,15 @@ class PollingWorker(ThreadWorker):
         return self._waiting.oldest(besides)
 
     def _still_waits(self, conn: PolledConnection) -> bool:
-        """Whether it does once all is read that it has sent: that may be its whole request."""
+        """Returns whether a connection still waits after reading everything it has sent, which may
+        be its whole request."""
         wait = conn.wait
         while conn.wait is wait is not Wait.CLOSE and is_readable(conn.sock):
             self._receive(conn)
         return conn.wait is wait
 
     def _has_room_for_bytes_of(self, conn: PolledConnection) -> bool:
-        """Whether `conn` could be kept; others that hold more go before it."""
+        """Returns whether `conn` could be kept, after closing others that hold more bytes."""
         max_request_bytes = MAX_HEAD_BYTES + self.limits.max_body_bytes
         while self._waiting.num_held_bytes > self.limits.max_held_requests * max_request_bytes:
             largest = self._waiting.largest()
@@ -260,7 +261,7 @@ class PollingWorker(ThreadWorker):
         return True
 
     def _patience_s(self, conn: PolledConnection, wait: Wait) -> float:
-        """Time to wait from `since_s` on: for a body as Apache's mod_reqtimeout does."""
+        """Returns the time to wait from `since_s` on; for a body as in Apache's mod_reqtimeout."""
         if wait is Wait.CLOSE:
             return LINGER_S
         if wait is Wait.NEXT_REQUEST:
@@ -271,13 +272,14 @@ class PollingWorker(ThreadWorker):
         return self.limits.body_timeout_s + body_s
 
     def _turn_away(self, conn: PolledConnection) -> None:
-        """Refuse to wait any longer for a request."""
+        """Refuse a request that took too long."""
         self._num_let_go += 1
         _send(conn.sock, _refusal(TooManyConnections()))
         self._linger(conn)
 
     def _let_go(self, conn: PolledConnection) -> None:
-        """The same, but its place is needed at once. Who waits for nothing from us just goes."""
+        """Refuse a request because its place is needed at once. A connection that expects no answer
+        is just closed."""
         self._num_let_go += 1
         if conn.wait is Wait.REQUEST:
             _send(conn.sock, _refusal(TooManyConnections()))
@@ -298,7 +300,8 @@ class PollingWorker(ThreadWorker):
         self._linger(conn)
 
     def _linger(self, conn: PolledConnection) -> None:
-        """Close our side and wait for the client's: at once, it might lose what was sent last."""
+        """Close our side and wait for the client to close, so that it does not lose the last bytes
+        sent."""
         try:
             conn.sock.setblocking(False)
             conn.sock.shutdown(socket.SHUT_WR)
@@ -350,6 +353,6 @@ def _refusal(error: WireError) -> bytes:
 
 
 def _send(sock: socket.socket, data: bytes) -> None:
-    """A few bytes, to a client that may be gone or not read."""
+    """Send a few bytes to a client that may be gone, or not read."""
     with suppress(OSError):
         sock.send(data)

@@ -1,7 +1,7 @@
-"""Stores of small records by (kind, name): SQLite or Redis, by one protocol.
+"""Stores of small records by (kind, name), in SQLite or Redis, with one protocol.
 
-A store writes a set of record changes whole or not at all, and what `commit` returned from is
-there after the process is killed. One process owns a store; calls may come from any thread.
+A store writes a set of changes whole or not at all, and changes survive the process once `commit`
+has returned. One process owns a store; any thread may call it.
 """
 
 from collections.abc import Iterable
@@ -18,10 +18,10 @@ class RecordStore(Protocol):
     """Any thread."""
 
     def load(self) -> list[Record]:
-        """All records. Raises StoreFailed."""
+        """Returns all records. Raises StoreFailed."""
 
     def commit(self, changes: Iterable[Record]) -> None:
-        """Write all of them, or none. Durable when it returns. Raises StoreFailed."""
+        """Write all changes, or none. Durable when it returns. Raises StoreFailed."""
 
     def close(self) -> None:
-        """Give up connections. Idempotent."""
+        """Close connections. Idempotent."""

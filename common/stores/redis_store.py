@@ -1,4 +1,4 @@
-"""Redis: a server, and records in it."""
+"""Connections to a Redis server, and a store of records in it."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,18 +14,18 @@ TIMEOUT_S = 5.0
 
 
 class RedisServer:
-    """As durable as it is configured to be: `appendonly yes` and `appendfsync always` there make
-    the same promise as SQLite's. Any thread. Connects when it is first used."""
+    """A Redis server. Its durability depends on its configuration: `appendonly yes` and
+    `appendfsync always` give that of SQLite. Any thread. Connects at the first use."""
 
     def __init__(self, url: str) -> None:
-        """Raises ValueError for what is no URL of a Redis."""
+        """Raises ValueError for an invalid Redis URL."""
         self.client: Redis = Redis.from_url(
             url,
             decode_responses=True,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
-            # A command whose answer was lost may have been done: sending it again could do it
-            # twice. The client is told instead.
+            # A command whose answer was lost may have been executed, and a retry could execute it
+            # twice, so the error is reported.
             retry=Retry(NoBackoff(), 0),
         )
 

@@ -1,4 +1,4 @@
-"""SQLite: one file with a schema of its own, and records in such a file."""
+"""A SQLite file with a schema, and a store of records in such a file."""
 
 import sqlite3
 import threading
@@ -20,14 +20,15 @@ RECORDS_SCHEMA = """
 
 
 class SqliteFile:
-    """WAL mode with `synchronous=FULL`: what is committed survives loss of power too, at some
-    milliseconds a commit. The file is opened when it is first used, and again after that failed.
+    """A SQLite file in WAL mode with `synchronous=FULL`: commits survive a loss of power, and take
+    a few milliseconds. The file is opened at the first use, and again after that failed.
 
-    Both blocks are for one thread at a time. They raise StoreFailed, which says what `failed`.
+    Both context managers are for one thread at a time. They raise StoreFailed, which names what
+    `failed`.
     """
 
     def __init__(self, path: Path, schema: str, timeout_s: float) -> None:
-        """`timeout_s` is how long a writer waits for others."""
+        """`timeout_s` bounds the wait for other writers."""
         self._path = path
         self._schema, self._timeout_s = schema, timeout_s
         self._lock = threading.Lock()  # sqlite3 connections are not for concurrent use
@@ -45,7 +46,7 @@ class SqliteFile:
 
     @contextmanager
     def transaction(self, failed: str) -> Iterator[Connection]:
-        """Commits what is done inside, or nothing if that raises."""
+        """Commits the changes made inside, or none if it raises."""
         with self.connected(failed) as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -56,7 +57,7 @@ class SqliteFile:
                 raise
 
     def close(self) -> None:
-        """Idempotent; not to be used again."""
+        """Close the file, which cannot be used again. Idempotent."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -77,7 +78,7 @@ class SqliteFile:
 
 
 class SqliteRecords:
-    """A table `records`. Raises StoreFailed where the file cannot be opened."""
+    """A store in a table `records`. Raises StoreFailed if the file cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self._file = SqliteFile(path, RECORDS_SCHEMA, RECORDS_TIMEOUT_S)

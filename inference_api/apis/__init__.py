@@ -1,1 +1,1 @@
-"""The APIs: each a reader and a writer around one path of answers."""
+"""The HTTP APIs: each has a reader of bodies and a writer of answers around one shared path."""

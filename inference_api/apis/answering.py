@@ -1,4 +1,4 @@
-"""From a chat that any API's body asks for to the response, in the form of that API."""
+"""Answers a `Chat` from any API: chooses the model, generates, and responds in the API's format."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,8 +17,11 @@ from inference_api.web.caller import caller_of_request, leave_aside
 
 
 class Writer(Protocol):
-    """An API's form of answers; all but one of the APIs ask for one. Both raise HearthError,
-    `stream` after its event of it, so that the connection breaks instead of ending well."""
+    """Writes answers in the format of one API. Most APIs ask for a single answer.
+
+    Both methods raise HearthError. `stream` first yields an event about the error; raising it then
+    breaks the connection, so that no client takes the answer for complete.
+    """
 
     def whole(self, answers: Sequence[ChatAnswer]) -> Mapping[str, Any]: ...
 
@@ -38,7 +41,7 @@ class Chats:
     def respond(
         self, chat: Chat, writer_of: Callable[[Chosen, ServedModel], Writer], streams: bool
     ) -> Response:
-        """Returns the answer; `writer_of` is called with the model that gives it."""
+        """Returns the response. `writer_of` makes the writer, once the model is chosen."""
         chosen, model = self.model_of(chat)
         leave_aside(chat.unread_by(model.tokenizer.dialect))
         with ExitStack() as stack:
@@ -74,8 +77,11 @@ def responded(
     headers: Mapping[str, str],
     streams: bool,
 ) -> Response:
-    """Returns the answers as a response. `stack` closes their generations: at its own end or, if
-    they are streamed, when the stream ends, in whatever way."""
+    """Returns the answers as a response.
+
+    `stack` closes the generations: when it exits, or, if the answers are streamed, when the stream
+    ends for any reason.
+    """
     generations = [answer.generation for answer in answers]
     told = {**headers, **switch_headers(generations)}
     if not streams:
@@ -92,7 +98,7 @@ def responded(
 
 @contextmanager
 def prompt_is_called(field: str) -> Iterator[None]:
-    """Makes refusals of a prompt's length name `field`, as the route calls it."""
+    """Sets the parameter that a refusal for the prompt's length names: the route's `field`."""
     try:
         yield
     except ContextTooLong as error:
@@ -101,14 +107,14 @@ def prompt_is_called(field: str) -> Iterator[None]:
 
 
 def encoded(prompt: str | list[int], model: ServedModel, field: str) -> list[int]:
-    """Returns the token ids of a prompt, which is the body's `field`. Raises InvalidRequest."""
+    """Returns the token ids of the prompt in the body's `field`. Raises InvalidRequest."""
     if isinstance(prompt, str):
         return model.prompt_encoder.encode(prompt)
     return known_ids(prompt, model.vocab_size, field)
 
 
 def known_ids(token_ids: list[int], vocab_size: int, field: str) -> list[int]:
-    """Returns the token ids. Raises InvalidRequest for one that the model does not have."""
+    """Returns the given token ids. Raises InvalidRequest if the model lacks one of them."""
     if max(token_ids, default=0) >= vocab_size:
         raise InvalidRequest(
             f"{field}: Token id {max(token_ids)} is not in this model's vocabulary, 0 to "

@@ -1,8 +1,8 @@
-"""The one path of a chat, whatever API it came by: a body's reader makes a `Chat` of it, and a
-writer sends each `ChatAnswer` in that API's form.
+"""Chats of any API: `Chat` is the question, which the API's reader makes from a body, and
+`ChatAnswer` is an answer, which the API's writer sends.
 
-`routes.chats` joins the two: it has the turns encoded, the generations begun and their texts read
-as events, which are thoughts, text and calls.
+`apis.answering` joins the two. It encodes the messages, begins the generations, and reads their
+text as events: thoughts, text and calls.
 """
 
 import secrets
@@ -25,22 +25,22 @@ from inference_api.tools.history import Message
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """What a body asks of a model. `params` has an entry for each answer that is wanted.
+    """A body's question to a model. `params` has one entry for each answer.
 
-    `options` are what the template is told beside the turns, by the field of the body that says
-    so: a template reads some and has no place for others.
+    `options` are values for the chat template beside the messages, keyed by the body's field. A
+    template may ignore some of them: see `unread_by`.
     """
 
     model: str | None  # None: the default model
     turns: Sequence[Message]
     use: ToolUse
     params: Sequence[GenerationParams]
-    prompt_field: str = "messages"  # the body's, for messages
+    prompt_field: str = "messages"  # the field of the body that error messages name
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     ending: Ending = "answer"
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest where what was taken of the body leaves no turn."""
+        """Raises InvalidRequest if no message is left."""
         if not self.turns:
             raise InvalidRequest(
                 f"{self.prompt_field}: has nothing to answer; give a text.", self.prompt_field
@@ -56,9 +56,9 @@ class Chat:
         return Extras([tool.as_json() for tool in self.use.tools], options, self.ending)
 
     def unread_by(self, dialect: Dialect) -> dict[str, str]:
-        """Returns the fields for which the model's template has no place, as in `left_aside`."""
+        """Returns the fields that the model's template ignores, as in `left_aside`."""
         unread = {
-            field: field.partition(".")[0]  # behind it a client's own name may stand
+            field: field.partition(".")[0]  # a name of the client's own may follow the point
             for field, said in self.options.items()
             if not dialect.words & said.keys()
         }
@@ -69,17 +69,17 @@ class Chat:
 
 
 def chat_params(params: GenerationParams, use: ToolUse, tokenizer: Tokenizer) -> GenerationParams:
-    """Returns the parameters with the dialect's marks to keep, the tokens that stop, and a
-    constraint that starts after the thought.
+    """Returns the parameters completed for a dialect: marks to keep in the text, tokens that stop,
+    and a constraint that starts after the thought.
 
-    A constraint that `params` has already holds only for an answer without calls.
+    A constraint in `params` applies only to an answer without calls.
     """
     dialect = tokenizer.dialect
     constraint = calls_constraint(use, dialect, params.constraint)
     if constraint is None:
         constraint = params.constraint
     elif constraint.is_dispensable and (params.ignore_eos or params.min_tokens):
-        constraint = None  # which would let the answer end
+        constraint = None  # it would let the answer end without a call
     if constraint is not None and dialect.thought is not None:
         constraint = replace(constraint, thinking="first")
     stops = () if params.ignore_eos else tokenizer.special_ids(dialect.stops)
@@ -92,7 +92,7 @@ def chat_params(params: GenerationParams, use: ToolUse, tokenizer: Tokenizer) ->
 
 
 def answer_reader(tokenizer: Tokenizer, use: ToolUse, prompt_tokens: Iterable[int]) -> AnswerReader:
-    """Returns what reads the answer to a prompt."""
+    """Returns the reader of the answer to a prompt."""
     dialect = tokenizer.dialect
     schemas = {name: tool.parameters for name, tool in use.callable_tools.items()}
     reads_marks = bool(schemas) or dialect.name == "harmony"
@@ -107,7 +107,7 @@ def answer_reader(tokenizer: Tokenizer, use: ToolUse, prompt_tokens: Iterable[in
 
 
 def plain_reader() -> AnswerReader:
-    """Returns what reads an answer that is text only."""
+    """Returns the reader of an answer that is plain text."""
     return AnswerReader(text_only, {}, _new_id)
 
 
@@ -125,7 +125,7 @@ class ChatAnswer:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it has met the bound of its tokens, or of the context."""
+        """Whether the answer ended at its token limit, or at the end of the context."""
         return self.generation.finish_reason == FinishReason.LENGTH
 
     def events(self) -> Iterator[Event]:
@@ -134,8 +134,8 @@ class ChatAnswer:
             yield from events
 
     def pieces(self) -> Iterator[tuple[str, list[Event]]]:
-        """Yields each piece of the text with what became certain by it, perhaps nothing; an empty
-        piece is the end. Raises HearthError."""
+        """Yields each piece of text with the events that it completes, perhaps none. An empty piece
+        is the end. Raises HearthError."""
         num_tokens = 0
         is_thought = False
         for piece, events in self._read():

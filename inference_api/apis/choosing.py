@@ -1,4 +1,5 @@
-"""The model of a request: the one it names or, for `auto`, the member that fits its text."""
+"""Chooses the model of a request: the one it names, or, for `auto`, the member that fits its
+text."""
 
 from collections.abc import Sequence
 from string import punctuation
@@ -10,11 +11,11 @@ from inference_api.errors import InvalidRequest
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import ROUTED
 
-_AS_IT_IS = punctuation.replace("%", " ")  # in headers, beside letters and digits
+_AS_IT_IS = punctuation.replace("%", " ")  # not encoded in headers, like letters and digits
 
 
 class Chosen(NamedTuple):
-    """`shown` is its name in the answer; `route` is set if a router chose it."""
+    """A chosen model. `shown` is its name in the answer; `route` is set if a router chose it."""
 
     name: str
     shown: str
@@ -22,7 +23,8 @@ class Chosen(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Characters that are not ASCII, and `%`, are percent-encoded in the name of a member."""
+        """Returns the headers about the choice. In a member's name, `%` and non-ASCII characters
+        are percent-encoded."""
         return {} if self.route is None else {"X-Routed-To": quote(self.name, _AS_IT_IS)}
 
 
@@ -34,7 +36,7 @@ class ModelChoice:
         self._router = router
 
     def check(self, asked: str) -> None:
-        """Raises what `of` would raise, whatever the text."""
+        """Raises the errors of `of` that do not depend on the text."""
         if asked != ROUTED or self._settings.bundle is None:
             self._settings.name_of(asked)
         elif self._router is None:
@@ -45,8 +47,11 @@ class ModelChoice:
             )
 
     def of(self, asked: str | None, messages: Sequence[str]) -> Chosen:
-        """None is the default model. `messages` are the user's, oldest first. Raises UnknownModel,
-        and InvalidRequest for `auto` without a router or without text."""
+        """Returns the model of this name; None means the default model.
+
+        `messages` are the user's, oldest first. Raises UnknownModel, or InvalidRequest for `auto`
+        without a router or without text.
+        """
         asked = self._settings.default_model.name if asked is None else asked
         self.check(asked)
         if asked != ROUTED or self._router is None:

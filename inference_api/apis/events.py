@@ -12,12 +12,12 @@ _dumped = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def named_event(content: Mapping[str, object]) -> bytes:
-    """Returns the event; its `type` is its name, too."""
+    """Returns an event that is named by the content's `type`."""
     return f"event: {content['type']}\ndata: {_dumped(content)}\n\n".encode()
 
 
 def switch_headers(generations: Iterable[TextGeneration]) -> dict[str, str]:
-    """Returns how long the model had to be waited for, if it had to be brought into memory."""
+    """Returns headers with the time the request waited for its model to be loaded, if it did."""
     switches = [each.switch for each in generations if each.switch is not None]
     if not switches:
         return {}

@@ -1,5 +1,7 @@
-"""What becomes of every field of a body, as tables for people: on `/docs`, and in docs/api.md, for
-which `python -m inference_api.apis.field_table` prints them."""
+"""Tables of how every field of a body is treated, for `/docs` and docs/api.md.
+
+`python -m inference_api.apis.field_table` prints them.
+"""
 
 import json
 from collections.abc import Iterator

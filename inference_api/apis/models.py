@@ -19,8 +19,8 @@ BY_VERSION = {VERSION_HEADER: {"type": "string", "description": "Asks for Anthro
 
 
 class ModelCard(WireDict):
-    """Once the model is known: `max_model_len`, its context in tokens, and how tokens are drawn for
-    requests that say nothing of it, where the model says so itself. `auto` has neither."""
+    """Describes a model. Once it is known, `max_model_len` is its context in tokens, and the
+    sampling fields are the model's own defaults, if it has any. `auto` has neither."""
 
     id: str
     object: Literal["model"]
@@ -31,7 +31,7 @@ class ModelCard(WireDict):
 
 
 class ExpertModelCard(ModelCard, ExpertCard):
-    """Describes an expert, under its name or another that means it."""
+    """Describes an expert of a bundle, under its name or an alias."""
 
 
 class ModelList(WireDict):

@@ -1,4 +1,4 @@
-"""`/openapi.json` and `/docs` of the API: what is the same for all of its routes."""
+"""`/openapi.json` and `/docs` of the API: the parts that all routes share."""
 
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -18,7 +18,7 @@ RETRY_AFTER = {"description": "Seconds to wait.", "schema": {"type": "integer"}}
 
 
 def register_openapi(app: Flask, needs_token: Callable[[str], bool]) -> None:
-    """Describe what is registered with `app` by the time of the first request."""
+    """Describe the routes that are registered with `app` at the first request."""
     add_description(app, API, needs_token)
 
 

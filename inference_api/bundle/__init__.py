@@ -1,1 +1,1 @@
-"""Bundles: many models, their members, behind one server, of which those in use are in memory."""
+"""Bundles: many models (members) behind one server, of which only those in use are in memory."""

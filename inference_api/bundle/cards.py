@@ -1,4 +1,4 @@
-"""The members of a bundle, in `/bundle` and in `/v1/models`, where they are called experts."""
+"""Describes a bundle's members for `/bundle` and `/v1/models`, where they are called experts."""
 
 import time
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from inference_api.settings.bundle_file import BundleMember
 from inference_api.web.wire import WireDict
 
 Status = Literal["unloaded", "loading", "loaded"]
-STATUS: Mapping[MemberState, Status] = {  # in llama.cpp's words
+STATUS: Mapping[MemberState, Status] = {  # llama.cpp's names
     MemberState.ABSENT: "unloaded",
     MemberState.PACKING: "loading",
     MemberState.ON_DISK: "unloaded",
@@ -30,7 +30,7 @@ class ExpertStatus(WireDict):
 
 
 class ExpertBytes(WireDict):
-    """What it takes now: nothing while it is not in memory."""
+    """The memory and rows it takes now: 0 while it is not loaded."""
 
     weights: int
     other: int
@@ -43,7 +43,7 @@ class ExpertRows(WireDict):
 
 
 class ExpertCard(WireDict):
-    """`last_used` is in seconds since 1970; null: not since start."""
+    """`last_used` is in seconds since 1970; null if not used since start."""
 
     description: str
     state: MemberState
@@ -57,8 +57,8 @@ class ExpertCard(WireDict):
 
 
 class ExpertState(ExpertCard):
-    """`queue` requests wait, `running` are served; `switches`: how often it was loaded; `reason`:
-    why it failed, else empty."""
+    """`queue` counts waiting requests, `running` those served, `switches` its loads. `reason` says
+    why it failed; empty otherwise."""
 
     name: str
     queue: int
@@ -70,7 +70,7 @@ class ExpertState(ExpertCard):
 
 
 class Limits(WireDict):
-    """Limits of bytes, rows and requests."""
+    """The bundle's limits on bytes, rows and requests."""
 
     memory_limit: int
     fast_memory_limit: int
@@ -85,7 +85,7 @@ class Used(WireDict):
 
 
 class BundleState(WireDict):
-    """`loading`: the expert that is loaded, or will be as soon as there is room."""
+    """`loading` is the expert that is being loaded, or waits for room."""
 
     limits: Limits
     used: Used
@@ -118,7 +118,7 @@ def expert_card(
 def bundle_state(
     backend: DecodeBackend, input_queue: InputQueue, settings: Settings
 ) -> BundleState | None:
-    """Returns None where no bundle is served, or nothing is known of its members yet."""
+    """Returns the description; None if no bundle is served, or its members are not known yet."""
     bundle, residents = settings.bundle, bundle_of(backend)
     if bundle is None or residents is None:
         return None

@@ -1,7 +1,7 @@
-"""Whether the members of a bundle can be served here, and the memory that they take.
+"""Checks whether a bundle's members can be served here, and computes the memory they take.
 
-It reads only the headers of their files and, like `checkpoint`, does not load torch. The memory of
-tokenizers and grammars is known only once they are loaded, and is in no total.
+Reads only the headers of their files and, like `checkpoint`, does not load torch. The totals leave
+out tokenizers and grammars, whose memory is known only after loading.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ Reason = Literal[
 ]
 
 
-REASONS: Mapping[tuple[str, bool], Reason] = {  # keys: the limit, and whether it is kept
+REASONS: Mapping[tuple[str, bool], Reason] = {  # keyed by limit, and whether it is kept
     ("memory_limit", True): "MemorySufficient",
     ("memory_limit", False): "MemoryExceeded",
     ("fast_memory_limit", True): "FastMemorySufficient",
@@ -102,15 +102,16 @@ class Validation(_Value):
 
 
 def invalid_file(error: StartupError) -> Validation:
-    """The result for a bundle that could not be read."""
+    """Returns the result for a bundle that could not be read."""
     found = [Finding(level="ERROR", reason="FileInvalid", message=each) for each in error.faults]
     return Validation(valid=False, validations=found, utilization=None)
 
 
 def check_bundle(bundle: Bundle, settings: Settings) -> Validation:
-    """Every reason why this bundle cannot be served, and how much of its limits its members use.
+    """Returns every reason why this bundle cannot be served, and how much of the limits its members
+    use.
 
-    `settings` are the server's, whatever bundle it serves itself.
+    `settings` are the server's own; the bundle they name is ignored.
     """
     check = _Check(settings)
     taken = [each for member in bundle.members if (each := check.member(member)) is not None]
@@ -143,7 +144,7 @@ def _utilization(bundle: Bundle, settings: Settings, taken: list[Taken]) -> Util
 
 
 class _Model(NamedTuple):
-    """A model that can be served."""
+    """A source that can be served."""
 
     folder: Path
     config: ModelConfig
@@ -159,7 +160,7 @@ class _Check:
         self._look_at = cache(_look_at)
 
     def member(self, member: BundleMember) -> Taken | None:
-        """The memory it takes; None if its files do not say, or it cannot be served."""
+        """Returns the memory of a member; None if it is not known, or it cannot be served."""
         before = len(self.found)
         settings = self._settings.of_member(member)
         model = self._model(member, settings.model)
@@ -188,7 +189,8 @@ class _Check:
             self._info("RowsSufficient", f"rows.min: need {needed} rows, {limit}.")
 
     def limits(self, bundle: Bundle, taken: list[Taken]) -> None:
-        """Checks the members that could be read. One that is too large by itself is in no total."""
+        """Check the limits for the members that could be read. Totals leave out members that are
+        too large on their own."""
         if taken:
             self.found.append(_against(MEMORY, taken, bundle.memory_limit))
         limit_bytes = bundle.fast_memory_limit
@@ -198,7 +200,7 @@ class _Check:
             self.found.append(_against(FAST_MEMORY, others, limit_bytes))
 
     def _model(self, member: BundleMember, source: str) -> _Model | None:
-        """The model at `source`; None, with a finding, if it cannot be served."""
+        """Returns the model at `source`; None, with a finding, if it cannot be served."""
         model, faults = self._look_at(source)
         for reason, fault in faults:
             self._error(reason, member.name, fault)
@@ -218,8 +220,8 @@ class _Check:
         )
 
     def _heads(self, member: BundleMember, model: _Model) -> Path | None:
-        """The folder of the Medusa heads; None if it has none, or if they are on a hub. Those are
-        downloaded when they are loaded, and count from then on."""
+        """Returns the folder of the Medusa heads; None if there are none, or if they are on a hub.
+        Heads on a hub are downloaded when they are loaded, and count from then on."""
         heads = member.medusa_heads
         if member.speculation not in ("auto", "medusa"):
             return None
@@ -245,7 +247,7 @@ class _Check:
 def _against(
     limit: Limit, taken: list[Taken], limit_bytes: int, name: str | None = None
 ) -> Finding:
-    """Whether members keep a limit; `name`: set if it concerns a single member."""
+    """Returns a finding: whether a limit is kept, by all members, or by the member `name`."""
     need_bytes = limit.need(taken)
     fault = excess(limit, taken, limit_bytes)
     message = fault or f"{limit.key}: need {need_bytes} bytes, limit {limit_bytes}."
@@ -267,7 +269,7 @@ def _look_at(source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
         return None, [("SourceInvalid", fault) for fault in error.faults]
     if described.faults or described.config is None:
         return None, [("SourceInvalid", fault) for fault in described.faults]
-    faults = checkpoint.kernel_faults(described.config)  # members are packed for them
+    faults = checkpoint.kernel_faults(described.config)  # members are packed for the kernels
     if faults:
         return None, [("ArchitectureNotSupported", f"{each}; choose another.") for each in faults]
     return _Model(described.folder, described.config, described.tensors), []

@@ -1,4 +1,4 @@
-"""The memory that members share: how much each holds, and which must leave to make room.
+"""The memory that members share: how much each holds, and which ones to unload for room.
 
 Decode thread only; changed through `residency`.
 """
@@ -9,8 +9,8 @@ from inference_api.bundle.members import Member, MemberState
 
 
 class FastMemory:
-    """A member in memory holds its weights and the caches of its guaranteed rows.
-    Its other rows borrow theirs, one by one, for as long as they run."""
+    """A loaded member holds its weights and the caches of its guaranteed rows. Each further row
+    borrows its cache while it runs."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -31,24 +31,25 @@ class FastMemory:
         self._held_bytes = needed_bytes(self.holders.values())
 
     def staying(self) -> list[Member]:
-        """Returns the holders that are not about to give their fast memory back."""
+        """Returns the holders that are not being unloaded."""
         return [each for each in self.holders.values() if each.state is not MemberState.DRAINING]
 
     def has_room_for(self, newcomer: Member) -> bool:
-        """Whether there is room now."""
+        """Returns whether there is room now."""
         return self.has_room_beside(newcomer, self.holders.values(), self.borrowed_bytes)
 
     def has_room_beside(
         self, newcomer: Member, others: Iterable[Member], borrowed_bytes: int
     ) -> bool:
-        """Would there be room if these were the only others, and rows had borrowed so much?"""
+        """Returns whether there would be room if these were the only others, and rows had borrowed
+        `borrowed_bytes`."""
         return needed_bytes([newcomer, *others]) + borrowed_bytes <= self.limit_bytes
 
     def fewest_to_leave(
         self, newcomer: Member, candidates: Sequence[Member], borrowed_bytes: int
     ) -> list[Member]:
-        """Returns the first of `candidates` that make room for `newcomer` by leaving, none of them
-        needlessly; none where all together would not."""
+        """Returns the first of `candidates` whose unloading makes room for `newcomer`, without
+        needless ones; empty if all together do not suffice."""
         staying = self.staying()
 
         def is_enough(leaving: Iterable[Member]) -> bool:
@@ -63,14 +64,14 @@ class FastMemory:
             if is_enough(chosen):
                 break
             chosen.append(candidate)
-        for each in reversed(chosen[:-1]):  # what a later one freed may spare an earlier one
+        for each in reversed(chosen[:-1]):  # a later one may free enough to keep an earlier one
             without = [other for other in chosen if other is not each]
             chosen = without if is_enough(without) else chosen
         return chosen
 
 
 def needed_bytes(members: Iterable[Member]) -> int:
-    """Memory that these members hold together. Shared weights count once."""
+    """Returns the memory that these members hold together. Shared weights count once."""
     shared: dict[str, int] = {}
     num_bytes = 0
     for member in members:

@@ -1,7 +1,7 @@
 """The loader thread of a bundle: loads and unloads members, one at a time.
 
-The decode thread requests a load and takes the result from the events at the start of a later turn;
-nothing else is shared. Residents decode meanwhile, so the thread runs at a low priority.
+The decode thread requests a load, and takes the result as an event at the start of a later turn;
+nothing else is shared. Loaded members decode meanwhile, so this thread runs at low priority.
 """
 
 import logging
@@ -39,7 +39,7 @@ class LoadFailed:
     name: str
     reason: str
     failure: Failure
-    stamp: Stamp  # the files as they were when loading began
+    stamp: Stamp  # the files' when loading began
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ LoaderEvent = Packing | Loaded | LoadFailed | Unloaded
 
 
 class MemberLoader:
-    """`start` it once; `stop` joins its thread. Only the decode thread calls the rest."""
+    """Call `start` once; `stop` joins the thread. All methods are for the decode thread."""
 
     def __init__(self, members: Mapping[str, LoadableModel], on_event: Callable[[], None]) -> None:
         """`on_event` is called by the loader thread for each new event."""
@@ -65,7 +65,7 @@ class MemberLoader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the current job is done, or after JOIN_TIMEOUT_S."""
+        """Stop after the current job. Returns when it is done, or after JOIN_TIMEOUT_S."""
         self._asked.put(None)
         if self._thread.is_alive():
             self._thread.join(JOIN_TIMEOUT_S)
@@ -77,7 +77,7 @@ class MemberLoader:
         self._asked.put(lambda: self._unload(name))
 
     def next_event(self) -> LoaderEvent | None:
-        """The next event, or None. Never waits."""
+        """Returns the next event, or None. Never waits."""
         try:
             return self._events.get_nowait()
         except Empty:
@@ -103,7 +103,7 @@ class MemberLoader:
             member.unload()
             known = error.faults if isinstance(error, StartupError) else []
             unknown = f"{type(error).__name__}; the server's log has the details"
-            reason = "; ".join(known) or unknown  # clients read it
+            reason = "; ".join(known) or unknown  # shown to clients
             cause = None if known else error
             logger.error("%s cannot be loaded: %s", name, reason, exc_info=cause)
             is_memory = isinstance(error, MemoryError)

@@ -1,6 +1,6 @@
-"""The needs and states of the members of a bundle: the values that `residency` works with.
+"""The needs and states of a bundle's members: the values that `residency` works with.
 
-All but `Member` and `Stay`, which are that module's own, are immutable.
+All are immutable except `Member` and `Stay`, which belong to that module.
 """
 
 import math
@@ -18,16 +18,16 @@ class MemberState(StrEnum):
     ON_DISK = "on_disk"
     LOADING = "loading"
     RESIDENT = "resident"
-    DRAINING = "draining"  # its rows finish, arrivals queue; until its memory is given back
+    DRAINING = "draining"  # its rows finish and new requests queue, until its memory is freed
     FAILED = "failed"
 
 
 class Eviction(StrEnum):
-    """Why a member left memory."""
+    """Why a member was unloaded."""
 
-    IDLE = "idle"  # to make room, while nobody used it
-    PATIENCE = "patience"  # to make room for somebody who had waited too long
-    MEMORY = "memory"  # a load found less memory than there should be
+    IDLE = "idle"  # to make room, while it was unused
+    PATIENCE = "patience"  # to make room for a request that had waited too long
+    MEMORY = "memory"  # a load found less free memory than expected
     OPERATOR = "operator"
 
 
@@ -64,7 +64,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The limits of a bundle, without the memory that is used whatever is loaded."""
+    """The limits of a bundle, minus the memory that is used whatever is loaded."""
 
     fast_memory_limit_bytes: int
     user_rows: int
@@ -75,7 +75,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class LoadMember:
-    """Bring this member into memory; pack it first if that has not been done."""
+    """Load this member, after packing it if needed."""
 
     name: str
 
@@ -89,7 +89,7 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Fail all requests that wait for this member, with the reason."""
+    """Fail all requests that wait for this member, with `reason`."""
 
     name: str
     reason: str
@@ -107,8 +107,8 @@ Effect = LoadMember | Unload | Refuse | EndRows
 
 @dataclass(frozen=True, slots=True)
 class MemberSnapshot:
-    """Bytes are those it holds now. `last_used_s` is when a request last took or gave back one of
-    its rows, None: never; `reason` says why it failed."""
+    """The state of one member. Bytes are what it holds now; `last_used_s` is when a request last
+    took or returned one of its rows (None: never); `reason` says why it failed."""
 
     state: MemberState
     reason: str
@@ -124,8 +124,8 @@ class MemberSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ResidencySnapshot:
-    """`used_bytes` counts shared weights once; `loading_next` is the member that is being loaded
-    or is to be as soon as there is room."""
+    """The state of the bundle. `used_bytes` counts shared weights once; `loading_next` is the
+    member that is being loaded, or waits for room."""
 
     used_bytes: int
     num_running: int
@@ -135,14 +135,14 @@ class ResidencySnapshot:
 
 @dataclass(slots=True)
 class Stay:
-    """One stay in memory: for whom the member was loaded, and when it came to what."""
+    """One stay of a member in memory: why it was loaded, and when it passed each stage."""
 
     head_came_s: float  # when the oldest waiting request came, or an operator asked
     ticketed_s: float
     issued_s: float
     from_name: str | None
     ready_s: float = math.inf
-    left_s: float = math.inf  # no longer open for requests
+    left_s: float = math.inf  # when it stopped taking requests
 
     def switch(self, came_s: float) -> Switch:
         ticketed_s, issued_s = max(came_s, self.ticketed_s), max(came_s, self.issued_s)
@@ -157,7 +157,7 @@ class Stay:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """What the decode thread knows about one member."""
+    """The decode thread's state of one member."""
 
     name: str
     needs: Needs
@@ -165,8 +165,8 @@ class Member:
     reason: str = ""
     is_packed: bool = False
     num_running: int = 0
-    asked_s: float | None = None  # when an operator asked for it, until it is there
-    eviction: Eviction = Eviction.IDLE  # why it is drained, if it is
+    asked_s: float | None = None  # when an operator asked for it; None once it is loaded
+    eviction: Eviction = Eviction.IDLE  # why it drains, if it does
     protected_until_s: float = 0.0
     last_used_s: float | None = None
     stay: Stay | None = None
@@ -189,7 +189,7 @@ class Member:
 
     @property
     def num_borrowed(self) -> int:
-        """How many of its rows are beyond its guaranteed ones."""
+        """Rows in use beyond its guaranteed ones."""
         return max(0, self.num_running - self.needs.rows_min)
 
     @property
@@ -198,11 +198,12 @@ class Member:
 
     @property
     def num_owed(self) -> int:
-        """How many of its guaranteed rows it does not use."""
+        """Guaranteed rows that it does not use."""
         return max(0, self.needs.rows_min - self.num_running)
 
     def switch(self, came_s: float) -> Switch | None:
-        """Returns the switch of a request that came then; None if it came to a resident."""
+        """Returns the switch of a request that came at `came_s`; None if the member was loaded
+        then."""
         stays = [stay for stay in (self.stay, self.earlier_stay) if stay is not None]
         if self.stay is None or any(stay.ready_s <= came_s < stay.left_s for stay in stays):
             return None

@@ -1,7 +1,8 @@
 """Decides which members of a bundle are in memory, and whose requests take the rows.
 
-The decode thread owns it. It calls `advance` once per turn, hands the effects to a loader that
-executes them one at a time, and reports its answers here. This module has no threads, I/O or clock.
+The decode thread owns the state. It calls `advance` once per turn, hands the effects to a loader
+that executes them one at a time, and reports the results here. This module has no threads, I/O or
+clock.
 
     absent ─▶ packing ─▶ on_disk ─▶ loading ─▶ resident ─▶ draining ─▶ on_disk
                  └───────────────────┴──▶ failed
@@ -41,7 +42,7 @@ from inference_api.core.input_queue import Waiting
 from inference_api.errors import MemberBusy, MemberLoading, MemberPinned
 from inference_api.request import Switch
 
-RESIDENCE_LOADS = 4  # a member stays for at least so many times what its load took
+RESIDENCE_LOADS = 4  # a member stays at least so many times as long as its load took
 
 
 @dataclass(slots=True)
@@ -53,12 +54,12 @@ class _Ticket:
     victims: list[Member] = field(default_factory=list)
     is_loading: bool = False
     is_second_try: bool = False
-    must_free_idle: bool = False  # before that one
+    must_free_idle: bool = False  # unload idle members before the next try
 
 
 class Residency:
-    """The state of every member. In a turn: report the loader's answers, call `advance`, carry out
-    the effects, then start requests one after another in the `order`. Decode thread only."""
+    """The state of every member. In each turn: report the loader's results, call `advance`, carry
+    out the effects, then start requests one by one in the `order`. Decode thread only."""
 
     def __init__(self, needs: Mapping[str, Needs], policy: Policy) -> None:
         assert all(1 <= each.rows_min <= each.rows_max for each in needs.values())
@@ -68,8 +69,8 @@ class Residency:
         self._members, self._memory = self._states.by_name, self._states.memory
         self._rows = RowShares(self._members, policy.user_rows, self._memory)
         self._ticket: _Ticket | None = None
-        self._arrived: list[Member] = []  # who became resident since the last turn
-        self._is_at_rest = True  # nothing to do as long as nobody wants who is not resident
+        self._arrived: list[Member] = []  # members that were loaded since the last turn
+        self._is_at_rest = True  # nothing to do unless a request waits for an unloaded member
         self._snapshot: ResidencySnapshot | None = None
 
     # --- a turn ---------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class Residency:
     def advance(self, now_s: float, waiting: Mapping[str, Waiting]) -> Sequence[Effect]:
         """Returns the effects to carry out now, in this order.
 
-        `waiting` has exactly the members for which a request waits.
+        `waiting` has exactly the members for which requests wait.
         """
         states = self._states
         states.waiting = waiting
@@ -95,34 +96,35 @@ class Residency:
         return effects
 
     def order(self) -> list[str]:
-        """Returns the members that may start a request, in their order. Ask after each start."""
+        """Returns the members that may start a request, best first. Call it again after each
+        start."""
         return self._rows.order()
 
     def started(self, name: str, now_s: float) -> None:
-        """A request of this member took a row; the caller has asked `order`."""
+        """Note that a request of this member took a row, as `order` allowed."""
         self._rows.started(name)
         self._members[name].last_used_s = now_s
         self._snapshot = None
 
     def ended(self, name: str, now_s: float) -> None:
-        """A request of this member gave its row back."""
+        """Note that a request of this member returned its row."""
         self._rows.ended(name)
         self._members[name].last_used_s = now_s
         self._snapshot = None
 
     def switch_of(self, name: str, came_s: float) -> Switch | None:
-        """Returns what a request that came then and starts now paid for the load of its member;
-        None where that was resident when it came."""
+        """Returns how long a request that came at `came_s` and starts now waited for the load of
+        its member; None if the member was loaded when it came."""
         return self._members[name].switch(came_s)
 
     @property
     def is_settled(self) -> bool:
-        """Whether it takes a request, the loader or an operator to change anything: while an
-        member waits to be loaded, or for its load, time does so too."""
+        """Whether nothing changes with time alone, without a request, the loader or an operator.
+        False while a member waits to be loaded, or is being loaded."""
         return self._ticket is None
 
     def snapshot(self) -> ResidencySnapshot:
-        """Returns the same value until something has changed."""
+        """Returns the state; the same object until something has changed."""
         if self._snapshot is None or self._states.has_news:
             self._snapshot = ResidencySnapshot(
                 used_bytes=self._memory.used_bytes,
@@ -135,16 +137,16 @@ class Residency:
             )
         return self._snapshot
 
-    # --- what the loader answers ----------------------------------------------------------
+    # --- results of the loader ------------------------------------------------------------
 
     def packing(self, name: str) -> None:
-        """The member's packed file is being made, for a Load or before there is one."""
+        """Note that the member's file is being packed, for a Load or in advance."""
         member = self._members[name]
         if member.state in UNLOADED or member.state is MemberState.LOADING:
             self._states.become(member, MemberState.PACKING)
 
     def loaded(self, name: str, now_s: float) -> None:
-        """A Load is done, even if it was abandoned meanwhile or nobody waits for it."""
+        """Note that a Load is done, even if it was given up, or no request waits any more."""
         member = self._members[name]
         assert name in self._states.at_loader, "no Load was issued"
         assert member.stay is not None
@@ -159,8 +161,8 @@ class Residency:
     def load_failed(
         self, name: str, reason: str, now_s: float, failure: Failure = Failure.LOAD
     ) -> None:
-        """A Load, or the packing before it, failed. After the first MEMORY of a load, which it
-        has given back, it is tried once more without those that are idle."""
+        """Note that a Load or its packing failed. The first time it fails for MEMORY, idle members
+        are unloaded and it is tried once more."""
         member, ticket, is_loading = self._members[name], self._ticket, False
         self._states.answered(name, now_s)
         self._memory.release(member)
@@ -172,9 +174,9 @@ class Residency:
                 return
         if is_loading or member.state is MemberState.PACKING:
             self._fail(member, failure, reason)
-        elif member.state is MemberState.FAILED:  # it was given up; now it is known why
+        elif member.state is MemberState.FAILED:  # it was given up; now the reason is known
             self._states.become(member, MemberState.FAILED, reason)
-        # Otherwise it was given up, and somebody has asked for another try since.
+        # Otherwise it was given up, and another try has been requested since.
 
     def unloaded(self, name: str, now_s: float) -> None:
         member = self._members[name]
@@ -184,17 +186,17 @@ class Residency:
         self._states.become(member, member.unloaded_state)
 
     def source_changed(self, name: str) -> None:
-        """The member's files have changed, so a failed load may succeed now."""
+        """Note that the member's files have changed, so that a failed load may succeed now."""
         member = self._members[name]
         member.is_packed = False
         if member.state in (MemberState.FAILED, MemberState.ON_DISK):
             self._states.become(member, MemberState.ABSENT)
 
-    # --- what operators ask ---------------------------------------------------------------
+    # --- requests of operators ------------------------------------------------------------
 
     def ask_load(self, name: str, now_s: float) -> bool:
-        """Load this member as if a request had arrived for it, even if it failed before. Returns
-        whether it is resident; asking again changes nothing."""
+        """Load this member as if a request had come for it, even if it failed before. Returns
+        whether it is loaded. Idempotent."""
         member = self._members[name]
         if member.state is MemberState.FAILED:
             self._states.become(member, member.unloaded_state)
@@ -204,8 +206,8 @@ class Residency:
         return is_resident
 
     def ask_unload(self, name: str, mode: UnloadMode, now_s: float) -> None:
-        """Unload this member: only if it is idle, after its rows have ended, or at once, for which
-        `advance` returns an EndRows. Requests that wait for it have it loaded again.
+        """Unload this member: only if it is idle, after its rows have ended, or at once, in which
+        case `advance` returns an EndRows. Waiting requests cause it to be loaded again.
 
         Raises MemberPinned, MemberLoading, MemberBusy.
         """
@@ -229,7 +231,8 @@ class Residency:
     # --- the ticket -----------------------------------------------------------------------
 
     def _choose_ticket(self, now_s: float) -> None:
-        """Kept while its head waits and, whoever waits, while it is being loaded."""
+        """Keep or pass on the ticket. A member keeps it while its head waits, and in any case while
+        it is being loaded."""
         ticket, states = self._ticket, self._states
         if ticket is not None and not ticket.is_loading:
             if states.head_came_s(ticket.member) == ticket.head_came_s:
@@ -259,11 +262,11 @@ class Residency:
             self._load(ticket, now_s)
 
     def _make_room(self, ticket: _Ticket, now_s: float) -> None:
-        """Drain the fewest that make room: idle ones or, once the head has waited too long, also
-        those whose waiters are all younger."""
+        """Drain the fewest members that make room: idle ones, or, once the head has waited too
+        long, also members whose waiting requests are all younger."""
         memory, states, staying = self._memory, self._states, self._memory.staying()
         borrowed_bytes = sum([each.borrowed_bytes for each in staying])
-        # Rows that borrowed end, and none borrows meanwhile: who has drained others relies on it.
+        # Borrowed rows end and none is borrowed meanwhile, so the drained memory suffices.
         if memory.has_room_beside(ticket.member, staying, 0 if ticket.victims else borrowed_bytes):
             return
         leaving = [each for each in states.unpinned() if each.protected_until_s <= now_s]
@@ -297,7 +300,7 @@ class Residency:
         self._states.send(LoadMember(member.name), now_s)
 
     def _drop_ticket(self, member: Member) -> None:
-        """If it is this member's."""
+        """Drop the ticket, if it is this member's."""
         ticket = self._ticket
         if ticket is not None and ticket.member is member:
             self._ticket = None
@@ -309,7 +312,7 @@ class Residency:
         ticket.victims.clear()
 
     def _end_overdue(self, now_s: float) -> None:
-        """Tell who waits for a loader that does not answer, which it may do later."""
+        """Fail waiting requests if the loader does not answer in time. It may answer later."""
         ticket, timeout_s = self._ticket, self._policy.load_timeout_s
         if ticket is None or not self._states.is_loader_overdue(now_s):
             return
@@ -317,7 +320,7 @@ class Residency:
             reason = f"it was not loaded within load_timeout_s={timeout_s:g}"
             self._fail(ticket.member, Failure.TIMEOUT, reason)
         elif now_s - ticket.issued_s > timeout_s:
-            # Nothing is wrong with this one: the next request for it has another try.
+            # The member itself has no fault, so the next request for it causes another try.
             reason = f"a load before it took longer than load_timeout_s={timeout_s:g}"
             ticket.member.asked_s = None
             self._states.effects.append(Refuse(ticket.member.name, reason))
@@ -326,7 +329,7 @@ class Residency:
     # --- parts ----------------------------------------------------------------------------
 
     def _protect_arrived(self) -> None:
-        """Who was awaited stays for a while; a load that nobody awaits protects nobody."""
+        """Protect a loaded member for a while if requests waited for it."""
         for member in self._arrived:
             assert member.stay is not None
             load_s = member.stay.ready_s - member.stay.issued_s
@@ -348,7 +351,7 @@ class Residency:
                 self._states.effects.append(Refuse(name, member.reason))
 
     def _settle(self, now_s: float) -> None:
-        """What follows from this turn for the rows, and for the next turn."""
+        """Draw the conclusions of this turn for row shares, and for the next turn."""
         states, ticket = self._states, self._ticket
         sure = states.those(MemberState.RESIDENT)
         if ticket is not None:

@@ -1,6 +1,6 @@
-"""The members of a bundle that are in memory; carries out what `residency` decides.
+"""Carries out the decisions of `residency`: loads and unloads the members of a bundle.
 
-Decode thread only, except where marked. A loader thread loads and unloads members meanwhile.
+Decode thread only, except where marked. A loader thread does the loading.
 """
 
 import math
@@ -42,7 +42,7 @@ from inference_api.request import FinishReason, TokenEvent
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import Bundle, BundleMember
 
-TIMER_S = 0.05  # how exact times of patience and residence are while nobody runs
+TIMER_S = 0.05  # precision of patience and residence times while no request runs
 FAILED_RETRY_AFTER_S = 30
 ANSWER_TIMEOUT_S = 30.0  # how long an operator's call may wait for a turn of the decode loop
 
@@ -70,15 +70,15 @@ class BundleResidents:
         self._num_started = 0
         self._input_queue = input_queue
         self._members = members
-        self._failed: dict[str, Stamp] = {}  # files that could not be loaded as they were
+        self._failed: dict[str, Stamp] = {}  # stamps of files that failed to load
         self._loader = MemberLoader(members, input_queue.wake)
         self._asked: SimpleQueue[Callable[[], Callable[[], None]]] = SimpleQueue()
 
     # --- any thread -----------------------------------------------------------------------
 
     def ask(self, question: Callable[[Residency, float], Answer]) -> Answer:
-        """Make the decode thread call `question` in its next turn; `snapshot` has the effect when
-        this returns. Raises what `question` raises, and TimeoutError if no turn comes."""
+        """Have the decode thread call `question` in its next turn. When this returns, `snapshot`
+        shows the effect. Raises what `question` raises, or TimeoutError if no turn comes."""
         answer: Future[Answer] = Future()
 
         def settle() -> Callable[[], None]:
@@ -93,7 +93,7 @@ class BundleResidents:
         return answer.result(ANSWER_TIMEOUT_S)
 
     def start(self, now_s: float) -> None:
-        """Begin to load the members that are loaded at start."""
+        """Begin to load the members that load at start."""
         self._loader.start()
         for name in self._at_start:
             self._residency.ask_load(name, now_s)
@@ -106,7 +106,8 @@ class BundleResidents:
 
     @property
     def has_started(self) -> bool:
-        """Whether the members loaded at start are there. Raises StartupError if all failed."""
+        """Returns whether the members that load at start are loaded. Raises StartupError if all of
+        them failed."""
         states = [self.snapshot.members[name] for name in self._at_start]
         failed = [each for each in states if each.state is MemberState.FAILED]
         if failed and len(failed) == len(states):
@@ -128,7 +129,7 @@ class BundleResidents:
             num_started = self._num_started
             yield self.models[names[0]]
             if self._num_started == num_started:
-                return  # who waited has just left: what the order comes from is out of date
+                return  # the request has just left, so the order is out of date
 
     def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:
         self._num_started += 1
@@ -144,7 +145,7 @@ class BundleResidents:
         return math.inf if self._residency.is_settled else TIMER_S
 
     def _give_back_memory(self, model: LoadedModel) -> None:
-        """Frees pages beyond those of running and of guaranteed rows; the others stay for reuse."""
+        """Free cached pages beyond those of running and guaranteed rows."""
         num_rows = max(len(model.rows), self._needs[model.name].rows_min)
         layout = model.runner.layout
         model.rows.pages.trim(num_rows * (layout.num_pages // model.runner.max_rows))
@@ -170,7 +171,7 @@ class BundleResidents:
                 return
 
     def _is_mended(self, name: str) -> bool:
-        """Whether the files of a failed member have changed."""
+        """Returns whether the files of a failed member have changed."""
         return name in self._failed and self._failed[name] != self._members[name].stamp()
 
     def _do(self, effect: Effect) -> None:
@@ -183,7 +184,7 @@ class BundleResidents:
                 self._loader.unload(name)
             case Refuse(name) if self._is_mended(name):
                 self._residency.source_changed(name)
-                self._input_queue.wake()  # the next turn loads it
+                self._input_queue.wake()  # so that the next turn loads it
             case Refuse(name, reason):
                 error = MemberFailed(name, reason, FAILED_RETRY_AFTER_S)
                 ended = TokenEvent((), FinishReason.ERROR, error)
@@ -197,7 +198,8 @@ class BundleResidents:
 
 
 def needs_of(member: BundleMember, model: LoadableModel) -> Needs:
-    """Returns what a model takes in memory as this member. Its tokenizer is there in any case."""
+    """Returns the memory of a model as this member, without its tokenizer, which is always
+    loaded."""
     quantization = model.runner.facts.quantization
     return Needs(
         weights_bytes=sum(each.weights_bytes for each in model.footprints),
@@ -211,7 +213,8 @@ def needs_of(member: BundleMember, model: LoadableModel) -> Needs:
 
 
 def bundle_of(backend: DecodeBackend) -> BundleResidents | None:
-    """Returns the bundle that is served, once something is known of its members. Any thread."""
+    """Returns the residents of the served bundle, once its members are known; else None. Any
+    thread."""
     residents = backend.residents
     return residents if isinstance(residents, BundleResidents) else None
 
@@ -227,8 +230,8 @@ def bring_up(backend: DecodeBackend) -> None:
 def bundle_residents(
     bundle: Bundle, settings: Settings, input_queue: InputQueue, pause: Callable[[], None]
 ) -> BundleResidents:
-    """Describes the members; none is in memory yet. `pause` is called repeatedly during a load.
-    Raises StartupError."""
+    """Returns the described members, none of them loaded. `pause` is called repeatedly during a
+    load. Raises StartupError."""
     from inference_api.loading.packing.folder import PackedFolder
 
     checked = check_bundle(bundle, settings)

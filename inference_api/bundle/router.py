@@ -1,4 +1,4 @@
-"""Chooses the member for `model: "auto"` by the similarity to its description and examples.
+"""Chooses the member for `model: "auto"` by similarity to its description and examples.
 
 It uses TF-IDF over words and short sequences of letters, and a logistic regression, both from
 scikit-learn, which is imported only if there is a router. `make bench-router` compares this with a
@@ -13,13 +13,13 @@ from typing import Any, Literal, Protocol, Self
 
 from inference_api.errors import StartupError
 
-MAX_MESSAGES = 8  # the first ones of a conversation
-MAX_CHARACTERS = 1000  # kept of a message: half from its start, half from its end
-# So weak that the probabilities of a few dozen texts are neither too low nor, much, too high: what
-# `make bench-router` prints as calibration error.
+MAX_MESSAGES = 8  # only so many first messages of a conversation are read
+MAX_CHARACTERS = 1000  # taken from a message: half from its start, half from its end
+# Chosen so that the probabilities from a few dozen texts are neither too low nor much too high:
+# `make bench-router` prints them as calibration error.
 _INVERSE_REGULARISATION = 300.0
 _TOKENS = r"[^\W\d_]+|0|[-+*/=%{}\[\]<>,]"
-_MAX_WORDS, _MAX_LETTERS = 2000, 4000  # different ones, to bound the time to learn
+_MAX_WORDS, _MAX_LETTERS = 2000, 4000  # distinct features, to bound the time to learn
 NO_SKLEARN = (
     "router: scikit-learn is not installed; run `pip install 'hearth[router]'` (in a clone: `pip "
     "install --editable '.[router]'`), or leave `router` out of the bundle's file"
@@ -38,8 +38,8 @@ class RoutedMember(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`confidence` is the probability of the likeliest member. If it is below the threshold,
-    `member` is the fallback and `method` says so."""
+    """A choice. `confidence` is the probability of the likeliest member. If it is below the
+    threshold, `member` is the fallback, and `method` says so."""
 
     member: str
     confidence: float
@@ -50,17 +50,19 @@ class MemberRouter:
     """Immutable: any thread."""
 
     def __init__(self, classifier: Any, threshold: float, fallback: str) -> None:
-        """`classifier` has the `predict_proba` and `classes_` of scikit-learn, over texts."""
+        """`classifier` is one of scikit-learn's, over texts, with `predict_proba` and
+        `classes_`."""
         self._classifier = classifier
         self._threshold = threshold
         self._fallback = fallback
 
     @classmethod
     def of(cls, members: Sequence[RoutedMember], threshold: float, fallback: str) -> Self:
-        """Learns from the members' texts, in a fraction of a second, or in seconds from thousands.
+        """Returns a router that has learned the members' texts: in a fraction of a second, or in
+        seconds from thousands of texts.
 
         A member without description and examples can only be the fallback. Raises StartupError
-        if fewer than two are left to choose from, or if no text contains a word.
+        if fewer than two others are left, or no text contains a word.
         """
         texts, names = [], []
         for member in members:
@@ -80,10 +82,10 @@ class MemberRouter:
         return cls(classifier, threshold, fallback)
 
     def route(self, messages: Sequence[str]) -> Route:
-        """`messages` are the user's, oldest first.
+        """Returns the choice for the user's messages, oldest first.
 
-        The first one above the threshold decides, so a conversation keeps its member: later
-        messages cannot change it, and the same messages always lead to the same member.
+        The first message above the threshold decides, so a conversation keeps its member: later
+        messages cannot change it.
         """
         confidence = 0.0
         for message in messages[:MAX_MESSAGES]:
@@ -103,8 +105,8 @@ def _bounded(message: str) -> str:
 
 
 def _text_classifier() -> Any:
-    """Untrained. All numbers are the same word to it, and symbols count as words. Raises
-    StartupError where scikit-learn is not installed."""
+    """Returns an untrained classifier. It treats all numbers as one word, and symbols as words.
+    Raises StartupError if scikit-learn is not installed."""
     if find_spec("sklearn") is None:
         raise StartupError([NO_SKLEARN])
     from sklearn.feature_extraction.text import TfidfVectorizer

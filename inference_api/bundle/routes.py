@@ -1,4 +1,4 @@
-"""Routes to watch and operate the members of a bundle."""
+"""Routes that show, load and unload the members of a bundle."""
 
 from concurrent.futures import TimeoutError as NoAnswer
 
@@ -46,7 +46,7 @@ class _Views:
         {200: BundleState, 404: Error, 503: Error},
     )
     def state(self) -> Response:
-        """Also answers while members are being loaded at start, and while the server drains."""
+        """Answers also while members load at start, and while the server drains."""
         return jsonify(self._state())
 
     @operation(
@@ -68,7 +68,7 @@ class _Views:
         query=UNLOAD_QUERY,
     )
     def unload(self, name: str) -> tuple[Response, int]:
-        """Idempotent. Requests that wait for the member have it loaded again."""
+        """Idempotent. Requests that wait for the member cause it to be loaded again."""
         mode = _unload_mode()
         residents = self._admitted(name)
         try:
@@ -78,7 +78,7 @@ class _Views:
         return jsonify(self._member(name)), 202
 
     def _admitted(self, name: str) -> BundleResidents:
-        """Raises NoBundle, UnknownModel, and whatever a new request would get."""
+        """Raises NoBundle, UnknownModel, and the errors that a new request would get."""
         residents = self._residents()
         names = [member.name for member in self._bundle().members]
         if name not in names:
@@ -87,7 +87,7 @@ class _Views:
         return residents
 
     def _residents(self) -> BundleResidents:
-        """Raises NoBundle, and NotReady before anything is known about the members."""
+        """Raises NoBundle, and NotReady before the members are known."""
         self._bundle()
         residents = bundle_of(self._backend)
         if residents is None:

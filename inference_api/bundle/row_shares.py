@@ -1,7 +1,7 @@
-"""Decides who gets the next row. Residents share the user rows; each always has its `rows_min`.
+"""Decides which loaded member gets the next user row. Each is always sure of its `rows_min`.
 
-They borrow the rest row by row: the next row goes to the resident that uses the smallest part of
-its `rows_max`. Running requests are never interrupted. Decode thread only.
+The remaining rows are borrowed one by one: the next goes to the member that uses the smallest share
+of its `rows_max`. Running requests are never interrupted. Decode thread only.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,8 @@ from inference_api.core.input_queue import Waiting
 
 
 class RowShares:
-    """`may_borrow`: may anybody start rows beyond those it is sure of?"""
+    """Counts the rows of members. `may_borrow` says whether members may start rows beyond
+    `rows_min`."""
 
     def __init__(self, members: Mapping[str, Member], user_rows: int, memory: FastMemory) -> None:
         self.num_running = 0
@@ -30,7 +31,7 @@ class RowShares:
         self._num_started.clear()
 
     def owe(self, members: Iterable[Member]) -> None:
-        """From now on these, and no others, are sure of rows."""
+        """Set the members that are sure of rows."""
         self._num_owed = sum([each.num_owed for each in members])
 
     def num_waiting(self, name: str) -> int:
@@ -81,12 +82,12 @@ class RowShares:
             self._num_owed += 1
 
     def _turn(self, name: str) -> tuple[bool, float, float]:
-        """Returns a sort key: first members below their minimum of rows, longest wait first, so
-        that no later request passes the oldest; then the others, least used first."""
+        """Returns a sort key: first members below their `rows_min`, the longest wait first, so that
+        no later request passes the oldest; then the others, the smallest share first."""
         member, came_s = self._members[name], self._waiting[name].oldest_came_s
         if member.num_running >= member.needs.rows_min:
             return True, member.num_running / member.needs.rows_max, came_s
-        # The arrival times of later requests are unknown: the requests that the member was loaded
-        # for go first, then members take turns.
+        # Arrival times of later requests are unknown, so the requests that the member was loaded
+        # for go first, and then members take turns.
         num_started = 0 if came_s < member.ready_s else self._num_started.get(name, 0)
         return False, num_started, came_s

@@ -24,7 +24,7 @@ UNLOADED = frozenset({MemberState.ABSENT, MemberState.PACKING, MemberState.ON_DI
 
 
 class MemberStates:
-    """`effects` are those that were not handed out yet; `has_news` since it was last cleared."""
+    """`effects` are those not handed out yet. `has_news` is set by every change."""
 
     def __init__(self, needs: Mapping[str, Needs], policy: Policy) -> None:
         self.by_name = {name: Member(name, each) for name, each in needs.items()}
@@ -32,11 +32,11 @@ class MemberStates:
         self.memory = FastMemory(policy.fast_memory_limit_bytes)
         self.ready: set[str] = set()  # the names of residents
         self.waiting: Mapping[str, Waiting] = {}
-        self.at_loader: set[str] = set()  # names of members whose Load or Unload is not answered
+        self.at_loader: set[str] = set()  # names of members with an unanswered Load or Unload
         self.effects: list[Effect] = []
         self.has_news = False
         self._load_timeout_s = policy.load_timeout_s
-        self._loader_since_s = 0.0  # when it took up what it does now
+        self._loader_since_s = 0.0  # when the loader began its present task
 
     # --- changes --------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ class MemberStates:
         self.become(member, MemberState.DRAINING)
 
     def spare(self, member: Member) -> None:
-        """A member that still drains, and not because an operator said so, need not leave."""
+        """Keep a member that still drains, unless an operator asked for it to be unloaded."""
         is_leaving = member.name in self.at_loader or member.eviction is Eviction.OPERATOR
         if member.state is MemberState.DRAINING and not is_leaving:
             assert member.stay is not None
@@ -74,7 +74,7 @@ class MemberStates:
             self.become(member, MemberState.RESIDENT)
 
     def send(self, effect: LoadMember | Unload, now_s: float) -> None:
-        """To the loader."""
+        """Hand an effect to the loader."""
         if not self.at_loader:
             self._loader_since_s = now_s
         self.at_loader.add(effect.name)
@@ -89,26 +89,27 @@ class MemberStates:
     # --- questions ------------------------------------------------------------------------
 
     def is_loader_overdue(self, now_s: float) -> bool:
-        """Has the loader been at one thing for too long?"""
+        """Returns whether the loader has taken too long over one task."""
         return bool(self.at_loader) and now_s - self._loader_since_s > self._load_timeout_s
 
     def those(self, *states: MemberState) -> list[Member]:
         return [each for each in self.by_name.values() if each.state in states]
 
     def unpinned(self) -> list[Member]:
-        """Returns the residents that are not pinned."""
+        """Returns the loaded members that are not pinned."""
         return [each for each in self.those(MemberState.RESIDENT) if not each.needs.is_pinned]
 
     def is_idle(self, member: Member) -> bool:
         return not member.num_running and member.name not in self.waiting
 
     def idle(self, members: Iterable[Member]) -> list[Member]:
-        """Returns those of `members` that nobody uses, the least recently used first."""
+        """Returns the unused ones of `members`, the least recently used first."""
         idle = [each for each in members if self.is_idle(each)]
         return sorted(idle, key=lambda each: each.used_or_ready_s)
 
     def head_came_s(self, member: Member) -> float:
-        """When the oldest who waits for it came, an operator included; `inf`: nobody waits."""
+        """Returns when the oldest waiting request for it came, or an operator's; `inf` if none
+        waits."""
         waiting = self.waiting.get(member.name)
         came_s = math.inf if waiting is None else waiting.oldest_came_s
         return came_s if member.asked_s is None else min(came_s, member.asked_s)

@@ -1,9 +1,9 @@
-"""The memory of a bundle's members together, and remedies if it is too much. Pure."""
+"""Adds up the memory of a bundle's members, and finds remedies if it is too much. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-Key = tuple[str, str]  # folder or file of weights, and their quantisation: packed once
+Key = tuple[str, str]  # folder or file of weights, and quantisation; weights of a key are shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,13 @@ class Limit:
 
 
 def memory_need(members: Members) -> int:
-    """Bytes of all weights; those that several members have in common count once."""
+    """Returns the bytes of all weights. Shared weights count once."""
     return sum(_weights_of(members).values())
 
 
 def fast_memory_need(members: Members) -> int:
-    """Bytes to load every member at some time: the pinned ones, the largest other, and a step."""
+    """Returns the bytes needed to load each member at some time: the pinned members, the largest of
+    the others, and a step."""
     pinned = [each for each in members if each.is_pinned]
     held = _weights_of(pinned)
     others = [
@@ -87,7 +88,7 @@ FAST_MEMORY = Limit("fast_memory_limit", fast_memory_need, lambda one: one.need_
 
 
 def excess(limit: Limit, members: Members, limit_bytes: int) -> str | None:
-    """A message with the excess over a limit, and what to drop; None if there is no excess."""
+    """Returns a message with the excess over a limit and what to drop; None without an excess."""
     need_bytes = limit.need(members)
     over = need_bytes - limit_bytes
     if over <= 0:
@@ -107,9 +108,9 @@ def _weights_of(members: Members) -> dict[Key, int]:
 
 
 def _to_drop(limit: Limit, members: Members, limit_bytes: int) -> Members:
-    """Returns a small set of members without which the limit is kept; empty if it takes them all.
+    """Returns a small set of members to drop so that the limit is kept; empty if all would go.
 
-    If one alone suffices, it is the smallest such member; otherwise the largest savings go first.
+    If one member suffices, it is the smallest such one; otherwise the largest savings go first.
     """
 
     def need(dropped: Members) -> int:
@@ -123,10 +124,10 @@ def _to_drop(limit: Limit, members: Members, limit_bytes: int) -> Members:
         dropped.append(
             min(enough, key=order.__getitem__) if enough else max(order, key=order.__getitem__)
         )
-    for each in list(dropped):  # a later one may have made an earlier one needless
+    for each in list(dropped):  # a later one may have made an earlier one unnecessary
         others = [other for other in dropped if other != each]
         if need(others) <= limit_bytes:
             dropped = others
     if len(members) > 1 and len(dropped) == len(members):
-        return ()  # dropping all is no remedy
+        return ()  # dropping all members is no remedy
     return [each for each in members if each in dropped]

@@ -32,7 +32,7 @@ class ValidateBody(Body):
 
 def create_blueprint(settings: Settings) -> Blueprint:
     blueprint = Blueprint("bundle_validation", __name__)
-    checking = Lock()  # one at a time: tokenizers are large, and parsing them holds the interpreter
+    checking = Lock()  # one check at a time: parsing large tokenizers holds the interpreter
 
     @blueprint.post("/bundle/validate")
     @operation(
@@ -55,8 +55,8 @@ def create_blueprint(settings: Settings) -> Blueprint:
 
 
 def checked(text: str, settings: Settings) -> Validation:
-    """Checks a client's bundle. It reads only the server's own sources and the folder of its own
-    bundle, and nothing else, neither here nor on a hub."""
+    """Checks a client's bundle. Reads only the sources of the server's own bundle and that bundle's
+    folder: no other files, and no hub."""
     folder = None if settings.bundle is None else settings.bundle.folder
     own = {
         source

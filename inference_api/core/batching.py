@@ -10,11 +10,12 @@ from inference_api.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Immutable. Each model is asked about by itself; times are of the input queue's clock.
+    """Decides for one model at a time. Immutable; times are seconds of the input queue's clock.
 
-    Whoever waits takes a row as soon as one is free. Where it `gathers`, requests wait until there
-    are `max_batch` or the oldest has waited `timeout_s`, and nobody joins them before the last one
-    has ended. Once the queue is closed there is nobody to gather for.
+    Continuous: a request takes a row as soon as one is free. Dynamic (`gathers`): requests wait
+    until there are `max_batch` of them, or the oldest has waited `timeout_s`; then they start
+    together, and no request joins them until all have ended. Once the queue is closed, no further
+    request can come, so the waiting ones start at once.
     """
 
     gathers: bool
@@ -33,8 +34,8 @@ class Batching:
         return self.max_batch if self.gathers else waiting.num_requests
 
     def opens_at_s(self, waiting: Waiting, num_busy: int) -> float:
-        """Returns from when on some may, as long as nobody comes, leaves or ends: at once where
-        that is past, `inf` where it takes one of these."""
+        """Returns the time from which waiting requests may take rows if no request comes, leaves or
+        ends. A time in the past means now; `inf` means not before one of these happens."""
         if not waiting.num_requests or (self.gathers and num_busy):
             return math.inf
         if not self.gathers or waiting.num_requests >= self.max_batch or waiting.is_closed:

@@ -1,8 +1,8 @@
 """The decode thread: a loop over the user rows, and the only caller of the model.
 
 Prompts come in through the input queue, tokens go out through the output queues, once per step.
-Only two things come back from request threads: `cancel` and `drain`. Everybody may read
-`snapshot`; what a method's docstring does not open to any thread belongs to the decode thread.
+Besides, request threads may call `cancel` and `drain`. Any thread may read `snapshot` and call the
+methods of the section *any thread*; all others are for the decode thread alone.
 """
 
 import ctypes
@@ -41,10 +41,10 @@ BringUp = Callable[["DecodeBackend"], None]
 
 
 class DecodeBackend:
-    """Batches of requests over the rows of every model. `start` it once; `stop` joins its thread.
+    """Runs the requests of all models over their rows. Call `start` once; `stop` joins the thread.
 
-    `served` has all models by name, the default first, from READY on; `models` those that are in
-    memory. `bring_up` is called on the decode thread, and calls `take` or `take_residents`.
+    From READY on, `served` has all models by name, the default first; `models` has the ones in
+    memory. `bring_up` runs on the decode thread and must call `take` or `take_residents`.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class DecodeBackend:
         self._bring_up = bring_up
         self._clock = clock
         self._on_decoded = on_decoded
-        self.residents: Residents = self._fixed(())  # as they were brought up, for any thread
-        self._residents: Residents = self.residents  # the ones to step: none after a failure
+        self.residents: Residents = self._fixed(())  # as `bring_up` left them; any thread reads
+        self._residents: Residents = self.residents  # the models to step: none after a failure
         self._events: list[tuple[OutputQueue, TokenEvent]] = []  # events of this turn
         self._stepped: list[tuple[LoadedModel, PlannedStep, float]] = []  # in this turn, in seconds
         self._failure = ""
@@ -105,10 +105,10 @@ class DecodeBackend:
         self.residents.stop()
 
     def drain(self, on_drained: Callable[[], None] | None = None) -> None:
-        """Admit nothing more and let what was admitted finish, until the drain timeout.
+        """Admit no more requests, and let the admitted ones finish until the drain timeout.
 
-        `on_drained` is called once no request is left: from the decode thread, or at once when
-        that thread serves nobody. Idempotent; the last callback given is the one called.
+        `on_drained` is called once no request is left: on the decode thread, or at once if that
+        thread serves no request. Idempotent; only the last callback given is called.
         """
         with self._lock:
             is_serving = self.phase in (Phase.READY, Phase.DRAINING)
@@ -124,12 +124,12 @@ class DecodeBackend:
             on_drained()
 
     def cancel(self, request: GenerationRequest) -> None:
-        """End a request whose client is gone or has all it wants, wherever it is by now."""
+        """End a request, queued or running, whose client has gone or needs no more tokens."""
         self._output_queues.close(request.output)
         self.input_queue.remove(request)
 
     def check_admission(self) -> None:
-        """Raises what a new request would be told: NotReady, Draining or BackendFailed."""
+        """Raises NotReady, Draining or BackendFailed if a new request would be refused."""
         if self.phase is Phase.LOADING:
             raise NotReady("The model is still loading, try again later.", LOADING_RETRY_AFTER_S)
         if self.phase is Phase.DRAINING:
@@ -141,7 +141,7 @@ class DecodeBackend:
         """Why this process should be replaced, or None while it is well."""
         if self.phase in (Phase.FAILED, Phase.STOPPED):
             return f"decode thread has {self.phase}: {self._failure}"
-        silent_s = self._clock() - self.snapshot.stepped_at_s  # while loading: since the start
+        silent_s = self._clock() - self.snapshot.stepped_at_s  # while loading: since `start`
         state, limit_s = "has finished no step", STALLED_PERIODS * self.settings.keepalive_period_s
         if self.phase is Phase.LOADING:
             state, limit_s = "is still loading", self.settings.load_timeout_s
@@ -161,7 +161,7 @@ class DecodeBackend:
         self.take_residents(self._fixed(models))
 
     def take_residents(self, residents: Residents) -> None:
-        """Serve these, as soon as those that are loaded at start are there."""
+        """Serve these residents, once the models that load at start are in memory."""
         self.served = residents.served
         self.residents = self._residents = residents
         residents.start(self._clock())
@@ -170,7 +170,7 @@ class DecodeBackend:
             self.input_queue.wait_for_request(IDLE_WAIT_S)
 
     def let_decode(self) -> None:
-        """For a loader thread: leave the processor to the decode thread where that has work."""
+        """Called by a loader thread: pause briefly if the decode thread has work."""
         if self._num_admitted():
             time.sleep(LOADER_PAUSE_S)
 
@@ -215,8 +215,8 @@ class DecodeBackend:
         self._push_outputs()
         self._evict()
         self._report_status(started_s)
-        # Linux may leave a thread that this one wakes on its processor, though another is idle, and
-        # both there until the next tick: a first token would come milliseconds late.
+        # Linux may put a thread that this one wakes on this processor even if another one is idle,
+        # and leave both there until the next tick: a first token would come milliseconds late.
         if has_first_token:
             yield_processor()
         self._rest()
@@ -230,7 +230,7 @@ class DecodeBackend:
         return sum(len(model.rows) + len(model.rows.paused) for model in self.models.values())
 
     def _drop_closed(self) -> None:
-        """Free the rows of requests whose answer nobody reads any more."""
+        """Free the rows of requests whose reader has closed the queue."""
         for _, row in self._admitted():
             if row.request.output.is_closed:
                 row.finish_reason = FinishReason.CANCELLED
@@ -242,14 +242,14 @@ class DecodeBackend:
             model.rows.resume()
         for model in self._residents.to_start(now_s):
             request = self.input_queue.get(model.name)
-            if request is None:  # who waited has just left
+            if request is None:  # it was cancelled meanwhile
                 continue
             row = model.rows.assign(request, model.runner.max_seq_len, now_s)
             self._residents.started(model, row, now_s)
             model.served.totals.reused_tokens += row.reused_tokens
 
     def decode(self) -> None:
-        """One step of every model; what its rows drew becomes this step's events."""
+        """Run one step of every model, and make events of the tokens drawn."""
         for model in self.models.values():
             self._decode(model)
 
@@ -292,7 +292,7 @@ class DecodeBackend:
         self._events.clear()
 
     def _has_first_token(self) -> bool:
-        """Returns whether this turn has somebody's first token and at most FEW_EVENTS events."""
+        """Returns whether this turn has at most FEW_EVENTS events, one of them a first token."""
         if len(self._events) > FEW_EVENTS:
             return False
         decoded = (row for _, step, _ in self._stepped for row, _ in step.decoding)
@@ -306,7 +306,7 @@ class DecodeBackend:
                 self._residents.ended(model, self._clock())
 
     def _report_status(self, started_s: float) -> None:
-        """The models that stepped in this turn share the time outside of them."""
+        """Report the turn to the models that stepped, which share the time outside their steps."""
         now_s = self._clock()
         stepped, self._stepped = self._stepped, []
         loop_s = now_s - started_s - sum([model_s for _, _, model_s in stepped])
@@ -321,12 +321,13 @@ class DecodeBackend:
         self._publish(now_s)
 
     def _publish(self, now_s: float) -> None:
-        """The snapshot that other threads see."""
+        """Replace the snapshot that other threads read."""
         models = {name: snapshot_of(each, self.models) for name, each in self.served.items()}
         self.snapshot = Snapshot(now_s, models or self.snapshot.models)
 
     def _rest(self) -> None:
-        """With no row busy, wait for a prompt; when draining, see whether that was the last."""
+        """Wait for a prompt if no row is busy; while draining, notice the end of the last
+        request."""
         if self._drain_until_s is not None:
             self._go_on_draining(self._drain_until_s)
         if not self._num_admitted() and not self._is_stopping:
@@ -349,7 +350,7 @@ class DecodeBackend:
             on_drained()
 
     def _drop_all(self, error: HearthError) -> None:
-        """End every session with `error`, whether it runs, waits or is just about to."""
+        """End every session with `error`: running, waiting, or about to be queued."""
         self.input_queue.clear()
         for _, row in self._admitted():
             row.finish_reason = FinishReason.ERROR
@@ -372,7 +373,7 @@ class DecodeBackend:
         else:
             logger.critical("the decode thread died", exc_info=error)
         self._failure = f"{type(error).__name__}: {error}"
-        # The runners may be broken: release nothing in them, and load none any more.
+        # The runners may be broken: release nothing in them, and load no more models.
         self._residents = self._fixed(map(LoadedModel.emptied, self.models.values()))
         self._end_all(Phase.FAILED, _failed)
         self._tell_drained()

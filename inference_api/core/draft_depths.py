@@ -1,4 +1,4 @@
-"""How deep drafts were tried and how deep they were right: all figures of drafts follow from it."""
+"""Counts drafts by depth tried and depth accepted; every figure about drafts derives from these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,17 +7,17 @@ from itertools import accumulate
 
 @dataclass(slots=True)
 class DraftDepths:
-    """Drafts counted by their depth and by how many of their levels were accepted.
+    """Counts of drafts by their depth, and by how many of their levels were accepted.
 
-    A draft's depth is what it tried beyond the certain token: the tokens of a chain, the levels of
-    a tree. Of one thread, which hands copies to others.
+    The depth is the number of guessed tokens of a chain, or the number of levels of a tree. One
+    thread owns the counts and hands copies to others.
     """
 
-    tried: list[int] = field(default_factory=list)  # entry k: the drafts of k levels
-    right: list[int] = field(default_factory=list)  # entry k: those of which k were accepted
+    tried: list[int] = field(default_factory=list)  # entry k: drafts that had k levels
+    right: list[int] = field(default_factory=list)  # entry k: drafts with k levels accepted
 
     def add(self, drafted_tokens: int, accepted_tokens: int) -> None:
-        """One draft, verified; 0 <= `accepted_tokens` <= `drafted_tokens`."""
+        """Count one verified draft; 0 <= `accepted_tokens` <= `drafted_tokens`."""
         if missing := max(0, drafted_tokens + 1 - len(self.tried)):
             self.tried += [0] * missing
             self.right += [0] * missing
@@ -34,12 +34,18 @@ class DraftDepths:
 
     @property
     def accepted_by_depth(self) -> list[int]:
-        """Returns how many drafts had at least 1, 2, ... levels accepted; as long as the above."""
+        """Returns how many drafts had at least 1, 2, ... levels accepted.
+
+        The list is as long as `drafted_by_depth`.
+        """
         return _at_least(self.right)
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Returns the shares of the drafts that were as deep; empty where nothing was drafted."""
+        """Returns by depth the share of the drafts that deep which were accepted that deep.
+
+        The list is empty if nothing was drafted.
+        """
         pairs = zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)
         return [accepted / drafted for accepted, drafted in pairs]
 
@@ -53,5 +59,5 @@ class DraftDepths:
 
 
 def _at_least(counts: Sequence[int]) -> list[int]:
-    """Returns the sums of all entries from 1, 2, ... on."""
+    """Returns the sums of `counts[1:]`, `counts[2:]`, ..."""
     return [*accumulate(reversed(counts[1:]))][::-1]

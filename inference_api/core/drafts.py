@@ -13,10 +13,10 @@ State = TypeVar("State")
 
 
 class Outcome(NamedTuple):
-    """The result of a row's part of a step.
+    """What a step drew for one row.
 
-    `drawn` are the row's new tokens: the guesses that were accepted, and one more. `hidden` [hidden
-    size], if the source wants it, is the state that drew the last of them.
+    `drawn` has the row's new tokens: the accepted guesses and one token after them. `hidden`
+    [hidden size] is the state that drew the last one, if the draft source wants it.
     """
 
     row: UserRow
@@ -34,17 +34,17 @@ class DraftSource(Protocol):
         """Whether `learn` needs the hidden states of the next step."""
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        """Drafts by the index of their row. A row without a draft decodes a single token."""
+        """Returns drafts by row index. A row without a draft decodes a single token."""
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Called after each step with every row that decoded, with or without a draft."""
+        """Learn from the outcomes of all rows that decoded in a step, with or without a draft."""
 
 
 class Drafting(DraftSource, Protocol):
-    """The one that the rows of a model ask, whoever it asks itself."""
+    """The draft source that a model's rows ask. It may combine several others."""
 
     def took(self, step: "PlannedStep", model_s: float, loop_s: float) -> None:
-        """How long a turn took, inside the model and outside."""
+        """Learn how many seconds a turn took inside the model, and outside it."""
 
 
 class RowStates(Generic[State]):
@@ -55,7 +55,7 @@ class RowStates(Generic[State]):
         self._held: dict[int, tuple[UserRow, State]] = {}  # keyed by row index
 
     def of(self, rows: Sequence[UserRow]) -> list[State]:
-        """The states of `rows`, in their order; those of all other requests are dropped."""
+        """Returns the states of `rows`, in their order, and drops the states of all other rows."""
         held, self._held = self._held, {}
         for row in rows:
             known = held.get(row.index)
@@ -65,22 +65,22 @@ class RowStates(Generic[State]):
         return [state for _, state in self._held.values()]
 
     def get(self, row: UserRow) -> State | None:
-        """The state of one of the rows that were last asked for."""
+        """Returns the state of `row`, if it was among the rows of the last `of`."""
         known = self._held.get(row.index)
         return known[1] if known is not None and known[0] is row else None
 
 
 class Accepted(NamedTuple):
-    """The part of a step that the row accepts."""
+    """The tokens of a step that a row accepts."""
 
-    tokens: Sequence[int]  # indices into the step's, for `ModelRunner.keep`
+    tokens: Sequence[int]  # indices into the step's tokens, for `ModelRunner.keep`
     drawn: Sequence[Drawn]  # along that branch: the drafted tokens that were drawn, then one more
 
 
 def accepted(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
-    """The branch in which every token is the one that the token before it drew.
+    """Returns the branch of a draft on which each token is what the token before it drew.
 
-    A draw depends only on its own branch and position, so this is the text of single steps.
+    A draw depends only on its branch and position, so the text is the same as without drafts.
     """
     first = step.num_undrawn
     tokens, along = [*range(first + 1)], [drawn[0]]

@@ -1,8 +1,7 @@
 """One generation seen from its request thread: from a valid body to pieces of text.
 
-`Generations.admitted` lets a request in, `begin` puts it on its way with its prompt; the
-`TextGeneration` that it returns belongs to that request's thread until `close`, which leaves
-nothing of it behind.
+`Generations.admitted` admits a request, and `begin` queues it with its prompt. `begin` returns a
+`TextGeneration`, which belongs to the request's thread; `close` releases everything it holds.
 """
 
 import time
@@ -30,13 +29,13 @@ from inference_api.request import (
 )
 from inference_api.text.tokens import StopMatcher, TextStream
 
-EVENT_WAIT_S = 5.0  # one wait for the next event; repeated until it comes
+EVENT_WAIT_S = 5.0  # timeout of one wait for the next event; waits are repeated
 
 Clock = Callable[[], float]
 
 
 class TextGeneration:
-    """The text of one session as it comes. Used by one thread, except `abandon`."""
+    """Streams the text of one session. Used by one thread, except for `abandon`."""
 
     def __init__(
         self,
@@ -59,13 +58,13 @@ class TextGeneration:
         self._clock = clock
         self._at_end = ExitStack()
         self._first_piece: str | None = None
-        self._is_first_due = True  # until `pieces` has it
+        self._is_first_due = True  # until `pieces` has taken the first event
         self._scored: list[ScoredToken] = []
-        self.scored_prompt: Sequence[ScoredToken] = ()  # once started, where asked for
-        self.embedding: bytes | None = None  # the prompt's, once started, where asked for
+        self.scored_prompt: Sequence[ScoredToken] = ()  # from the first event, if requested
+        self.embedding: bytes | None = None  # the prompt's, from the first event, if requested
 
     def at_end(self, action: Callable[[], None]) -> None:
-        """Register what `close` has to do; the last registered is done first."""
+        """Register an action for `close`, which runs them in reverse order."""
         self._at_end.callback(action)
 
     def wait_until_started(self) -> None:
@@ -73,7 +72,7 @@ class TextGeneration:
         self._first_piece = self._next_piece()
 
     def pieces(self) -> Iterator[str]:
-        """Text up to the stop string or the end; never an empty piece. Raises HearthError."""
+        """Yields text up to a stop string or the end, never an empty piece. Raises HearthError."""
         assert self._first_piece is not None, "wait_until_started comes first"
         piece, self._is_first_due = self._first_piece, False
         while self.finish_reason is None:
@@ -85,32 +84,33 @@ class TextGeneration:
 
     @property
     def has_news(self) -> bool:
-        """Whether `pieces` goes on without waiting for the next event."""
+        """Returns whether `pieces` can go on without waiting for an event."""
         return self._is_first_due or self.finish_reason is not None or self._events.has_events
 
     def take_scored(self) -> list[ScoredToken]:
-        """The tokens that came since the last call, if their log probabilities were asked for."""
+        """Returns the tokens that came since the last call, if log probabilities were requested."""
         scored, self._scored = self._scored, []
         return scored
 
     @property
     def is_cut(self) -> bool:
-        """The text ends before a stop string; the tokens of that came nevertheless."""
+        """Whether the text ends before a stop string, whose tokens were generated nevertheless."""
         return self._stop.has_matched
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the answer."""
+        """The stop string that ended the answer, or None."""
         return self._stop.matched
 
     @property
     def completion_tokens(self) -> int:
-        """So far."""
+        """Tokens generated so far."""
         return self._timeline.completion_tokens
 
     @property
     def switch(self) -> Switch | None:
-        """What it waited for because its model was not in memory, once started."""
+        """From the first event on: the switch this request waited for, if its model was not in
+        memory."""
         return self._timeline.switch
 
     @property
@@ -118,13 +118,15 @@ class TextGeneration:
         return self._request.prompt_tokens
 
     def abandon(self) -> None:
-        """The client is gone: wake the thread that waits here. Any thread may call it."""
+        """Wake the thread that waits here, because the client has gone. Any thread may call it."""
         self.is_abandoned = True
         self._events.put(TokenEvent((), FinishReason.CANCELLED))
 
     def close(self) -> None:
-        """Give back row, queue and watch, in whatever state they are. Idempotent. What one action
-        raises is raised once all are done."""
+        """Release row, queue and watch, whatever their state. Idempotent.
+
+        An error in one action is raised after all actions have run.
+        """
         self._at_end.close()
 
     def record(self) -> GenerationRecord:
@@ -163,8 +165,8 @@ class TextGeneration:
         return piece
 
     def _push(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """The text of an event, and how many of its tokens are of the answer: none after the one
-        that completes a stop string."""
+        """Returns the text of an event, and how many of its tokens belong to the answer: tokens
+        after the one that completes a stop string do not."""
         piece = ""
         for num_tokens, token_id in enumerate(token_ids, 1):
             piece += self._stop.push(self._text.push((token_id,)), num_tokens=1)
@@ -179,7 +181,7 @@ class TextGeneration:
 
 
 class Generations:
-    """Puts requests on their way, and knows whose they are. Any request thread may call it."""
+    """Starts generations and reports them to observers. Any request thread may call it."""
 
     def __init__(
         self,
@@ -190,7 +192,7 @@ class Generations:
         observers: Sequence[Observer],
         on_token_gap: Callable[[str, float], None],
     ) -> None:
-        """`on_token_gap` is told every inter-token latency in seconds, by the model."""
+        """`on_token_gap` is called with the model and each inter-token latency in seconds."""
         self._backend = backend
         self._input_queue = input_queue
         self._output_queues = output_queues
@@ -200,8 +202,8 @@ class Generations:
 
     @contextmanager
     def admitted(self, model: str, caller: Caller) -> Iterator[Admitted]:
-        """Let a request in to `model`, one of `Settings.served_models` by its name, before the work
-        of encoding its prompt. Encode and begin inside: a refusal is then written down.
+        """Admit a request to `model`, a name of `Settings.served_models`, before its prompt is
+        encoded. Encode and call `begin` inside, so that observers hear of a refusal.
 
         Raises NotReady, Draining, BackendFailed and QueueFull.
         """
@@ -216,9 +218,10 @@ class Generations:
             raise
 
     def begin(self, admitted: Admitted, prompt: Prompt, params: GenerationParams) -> TextGeneration:
-        """Queue a request and return once it has its first event, or its failure, which is raised.
+        """Queue a request and return once its first event has come.
 
-        Raises NotReady, Draining, BackendFailed, ContextTooLong and QueueFull.
+        Raises NotReady, Draining, BackendFailed, ContextTooLong, QueueFull, or the error that the
+        request failed with before its first event.
         """
         (generation,) = self.begin_all(admitted, [(prompt, params)])
         return generation
@@ -226,11 +229,14 @@ class Generations:
     def begin_all(
         self, admitted: Admitted, requests: Sequence[tuple[Prompt, GenerationParams]]
     ) -> list[TextGeneration]:
-        """Queue requests, as room comes, and return once each has its first event. See `begin`:
-        the first must find room, and when one fails, all are ended."""
+        """Queue requests, and return once each has its first event.
+
+        Only the first must find room at once; the others wait for it. If one fails, all are ended.
+        Raises what `begin` raises.
+        """
         generations: list[TextGeneration] = []
         for prompt, _ in requests:
-            check_fits(prompt, admitted.model)  # all of them, so that nobody works on some in vain
+            check_fits(prompt, admitted.model)  # all, before work is spent on any
         with ExitStack() as unless_started:
             for prompt, params in requests:
                 before = generations[-1] if generations else None
@@ -248,7 +254,7 @@ class Generations:
         prompt: Prompt,
         params: GenerationParams,
     ) -> TextGeneration:
-        """Wait for room while the caller, who has been queued before, is still there."""
+        """Queue a later request of a call: wait for room, unless the caller leaves."""
         while before is not None:
             now = replace(admitted, came_s=time.monotonic())
             try:

@@ -1,7 +1,7 @@
 """The bounded queue between request threads and the decode thread.
 
-Any thread may call anything here. A cancelled request leaves at once, wherever it stands in the
-line, so that vanished clients never hold a place against living ones.
+Any thread may call anything here. A cancelled request leaves at once, wherever it is in line, so
+that it takes no room from requests whose clients still wait.
 """
 
 import heapq
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from inference_api.errors import HearthError, MemberQueueFull, QueueFull
 from inference_api.request import GenerationRequest
 
-RATE_WINDOW = 64  # takes over which the drain rate is measured
+RATE_WINDOW = 64  # number of calls of `get` over which the drain rate is measured
 MAX_RETRY_AFTER_S = 60
 PRIORITY_S = 10.0  # seconds of waiting that one step of priority is worth
 
@@ -23,21 +23,26 @@ QueueRank = tuple[float, int]  # order in line: arrival shifted by priority, the
 
 
 class Waiting(NamedTuple):
-    """Who waits for a model. `oldest_came_s` is when the one who waits longest came, whatever its
-    priority; 0 while nobody waits."""
+    """Requests that wait for one model.
+
+    `oldest_came_s` is when the longest-waiting request came, whatever its priority; 0 if none
+    waits.
+    """
 
     num_requests: int
     oldest_came_s: float
-    is_closed: bool  # nobody else will come
+    is_closed: bool  # no further request can come
 
 
 class InputQueue:
-    """First come, first served, for each model by itself: at most `max_size` requests wait for it,
-    and one more for each of its free rows. `num_rows` has the rows of every model.
+    """One line per model, first come, first served.
 
-    Whoever takes requests says when the row of one is free again.
-    A priority below another counts as having come `PRIORITY_S` seconds earlier for each step. Since
-    all wait at the same pace their order never changes, and nobody waits for ever.
+    At most `max_size` requests wait for a model, and one more for each of its free rows.
+    `num_rows` gives each model's rows. The decode thread takes requests with `get` and calls
+    `row_is_free` when one has ended.
+
+    Each step of priority counts as having come `PRIORITY_S` seconds earlier (lower numbers first).
+    All requests age at the same pace, so their order never changes and none waits for ever.
     """
 
     def __init__(
@@ -47,21 +52,25 @@ class InputQueue:
         clock: Callable[[], float] = time.monotonic,
         shared_rows: int | None = None,
     ) -> None:
-        """`shared_rows`: rows that the models share; `max_size` is then of all lines together."""
+        """With `shared_rows`, the models share that many rows, and `max_size` bounds all lines
+        together."""
         self._clock = clock
         self._lines = {model: _Line(max_size, rows) for model, rows in num_rows.items()}
         self._max_size = max_size
         self._shared_rows = shared_rows
         self._num_put = 0
         self._lock = Lock()
-        self._news = Event()  # the decode thread waits for some
-        self._room = Condition(self._lock)  # request threads wait for some
+        self._news = Event()  # wakes the decode thread
+        self._room = Condition(self._lock)  # wakes request threads that wait for room
         self._refusal: Callable[[], HearthError] | None = None
 
     def put(self, request: GenerationRequest, is_first: bool = True) -> None:
-        """`is_first`: of its call. The others take no more than half of the places that wait, so
-        that calls of many leave room for newcomers. Raises QueueFull, or what `refuse` was given
-        once the queue is closed."""
+        """Add a request to its model's line.
+
+        `is_first` says that it is the first request of its call. Later ones fill the line only up
+        to half, so that a call with many prompts leaves room for others. Raises QueueFull, or, once
+        the queue is closed, the error given to `refuse`.
+        """
         with self._lock:
             self._check_room(request.model, is_first)
             self._num_put += 1
@@ -76,7 +85,7 @@ class InputQueue:
             self._check_room(model, is_first)
 
     def get(self, model: str) -> GenerationRequest | None:
-        """Take the model's request whose turn it is, or None; never waits."""
+        """Take the model's next request, or return None. Never waits."""
         with self._lock:
             request = self._lines[model].get(self._clock())
             if request is not None:
@@ -84,7 +93,7 @@ class InputQueue:
             return request
 
     def peek(self, model: str) -> GenerationRequest | None:
-        """Returns the model's request whose turn it is, or None. It may leave at any time."""
+        """Returns the model's next request, or None. It may leave at any time."""
         with self._lock:
             return self._lines[model].first()
 
@@ -96,7 +105,7 @@ class InputQueue:
             return requests
 
     def row_is_free(self, model: str) -> None:
-        """The request of an earlier `get` has ended."""
+        """Note that a request from an earlier `get` has ended."""
         with self._lock:
             self._lines[model].num_running -= 1
             self._room.notify_all()
@@ -107,7 +116,7 @@ class InputQueue:
             return Waiting(len(line), line.oldest_came_s, self._refusal is not None)
 
     def all_waiting(self) -> dict[str, Waiting]:
-        """Returns who waits, by model; only those for which somebody does."""
+        """Returns what waits by model, without the models for which no request waits."""
         with self._lock:
             is_closed = self._refusal is not None
             return {
@@ -117,14 +126,14 @@ class InputQueue:
             }
 
     def wait_for_request(self, timeout_s: float) -> None:
-        """Return when a request has come or `wake` was called since this last returned, or the
-        time is over. Decode thread only."""
+        """Wait until a request has come or `wake` was called since the last return, at most
+        `timeout_s`. Decode thread only."""
         self._news.wait(timeout_s)
         self._news.clear()
 
     def wait_for_room(self, model: str, timeout_s: float) -> None:
-        """Return when there is room for another request of a call, `put` would raise another error,
-        or the time is over."""
+        """Wait until `put` would not raise QueueFull for a later request of a call, at most
+        `timeout_s`."""
         with self._lock:
             if self._refusal is None and self._is_full(model, is_first=False):
                 self._room.wait(timeout_s)
@@ -136,7 +145,7 @@ class InputQueue:
             self._room.notify_all()
 
     def refuse(self, refusal: Callable[[], HearthError]) -> None:
-        """Close for new requests: from now on `put` raises `refusal()`. Waiting ones stay."""
+        """Close the queue: from now on `put` raises `refusal()`. Waiting requests stay."""
         with self._lock:
             self._refusal = refusal
             self._room.notify_all()
@@ -148,7 +157,7 @@ class InputQueue:
             self._room.notify_all()
 
     def wake(self) -> None:
-        """End a `wait_for_request`, so that the decode thread looks around."""
+        """End a `wait_for_request`, so that the decode thread checks its work."""
         self._news.set()
 
     def num_waiting(self, model: str) -> int:
@@ -178,14 +187,14 @@ class InputQueue:
 
 
 class _Line:
-    """Requests that wait for one model. Used under the queue's lock, but for its length."""
+    """Requests that wait for one model. Used under the queue's lock, except for its length."""
 
     def __init__(self, max_size: int, num_rows: int) -> None:
         self._max_size = max_size
         self._num_rows = num_rows
         self.num_running = 0
-        self._waiting: dict[GenerationRequest, float] = {}  # as they came, when
-        self._places: list[tuple[QueueRank, GenerationRequest]] = []  # a heap; some may have left
+        self._waiting: dict[GenerationRequest, float] = {}  # arrival times, in order of arrival
+        self._heap: list[tuple[QueueRank, GenerationRequest]] = []  # may have requests that left
         self._taken_at_s: deque[float] = deque(maxlen=RATE_WINDOW)
 
     @property
@@ -194,17 +203,17 @@ class _Line:
 
     def put(self, request: GenerationRequest, place: QueueRank, now_s: float) -> None:
         self._waiting[request] = now_s
-        heapq.heappush(self._places, (place, request))
+        heapq.heappush(self._heap, (place, request))
 
     def first(self) -> GenerationRequest | None:
-        while self._waiting and (request := self._places[0][1]) not in self._waiting:
-            heapq.heappop(self._places)
+        while self._waiting and (request := self._heap[0][1]) not in self._waiting:
+            heapq.heappop(self._heap)
         return request if self._waiting else None
 
     def get(self, now_s: float) -> GenerationRequest | None:
         request = self.first()
         if request is not None:
-            heapq.heappop(self._places)
+            heapq.heappop(self._heap)
             self._taken_at_s.append(now_s)
             self.num_running += 1
             del self._waiting[request]
@@ -212,14 +221,14 @@ class _Line:
 
     def remove(self, request: GenerationRequest) -> None:
         self._waiting.pop(request, None)
-        if len(self._places) > 2 * (self._max_size + self._num_rows):
-            # Else the heap would grow when many leave and nobody is served.
-            self._places = [place for place in self._places if place[1] in self._waiting]
-            heapq.heapify(self._places)
+        if len(self._heap) > 2 * (self._max_size + self._num_rows):
+            # Without this the heap would grow while requests leave and none is served.
+            self._heap = [place for place in self._heap if place[1] in self._waiting]
+            heapq.heapify(self._heap)
 
     def clear(self) -> None:
         self._waiting.clear()
-        self._places.clear()
+        self._heap.clear()
 
     def take_all(self) -> list[GenerationRequest]:
         requests = list(self._waiting)
@@ -231,7 +240,7 @@ class _Line:
         return len(self._waiting) >= max_size + num_free_rows
 
     def retry_after_s(self, now_s: float) -> int:
-        """When a newcomer's turn would come: the line's length over the measured drain rate."""
+        """Returns when a new request could start: the line's length over the drain rate."""
         if len(self._taken_at_s) < 2:
             return 1
         elapsed_s = now_s - self._taken_at_s[0]

@@ -1,6 +1,6 @@
-"""A model whose weights are in memory: everything that steps of it need, as one value.
+"""A model whose weights are in memory: everything that its steps need, as one value.
 
-It belongs to the decode thread, but for `served`, which is for any.
+It belongs to the decode thread; only `served` is for any thread.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from inference_api.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Its rows are its own, and so are the prefixes that they hold."""
+    """A runner with its user rows, planner and draft sources. Models share no rows or prefixes."""
 
     served: ServedModel
     runner: ModelRunner
@@ -42,13 +42,13 @@ class LoadedModel:
         drafter: ModelRunner | None = None,
         speculation: Drafting | None = None,
     ) -> Self:
-        """Makes one of loaded runners, with empty rows."""
+        """Returns a model with empty rows around loaded runners."""
         rows = RowTable(runner.max_rows, _pages(runner, settings))
         planner = StepPlanner(rows, runner, settings, speculation, served.costs)
         return cls(served, runner, rows, planner, drafter, speculation)
 
     def emptied(self) -> Self:
-        """Returns the model with no row busy, whose runner was not asked to do anything."""
+        """Returns the model with empty rows. The runner is left as it is."""
         return replace(self, rows=RowTable(self.runner.max_rows, self.rows.pages))
 
     def warm_up(self) -> None:
@@ -62,12 +62,12 @@ class LoadedModel:
         self.runner.give_back(range(self.runner.layout.num_pages))
 
     def idle(self) -> None:
-        """While none of its rows has work."""
+        """Called while no row has work."""
         if self.runner.idle():
             self.rows.pages.forget_cached()
 
     def took(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
-        """How long a turn took, inside the model and outside."""
+        """Learn how many seconds a turn took inside the model, and outside it."""
         self.served.step_times.add(len(step.decoding), model_s + loop_s)
         if self.speculation is not None:
             self.speculation.took(step, model_s, loop_s)
@@ -76,7 +76,7 @@ class LoadedModel:
 
 
 def snapshot_of(served: ServedModel, models: Mapping[str, LoadedModel]) -> ModelSnapshot:
-    """Returns a model's state. Without memory it has neither rows nor pages."""
+    """Returns a model's state. A model that is not in memory has neither rows nor pages."""
     model, totals = models.get(served.name), replace(served.totals)
     if model is None:
         return ModelSnapshot(totals=totals, depths=served.depths.copy())
@@ -86,7 +86,7 @@ def snapshot_of(served: ServedModel, models: Mapping[str, LoadedModel]) -> Model
 
 
 def _pages(runner: ModelRunner, settings: Settings) -> RowPages:
-    """Returns the pages of a runner's rows, none of which is held."""
+    """Returns the page tables of a runner's rows, all empty."""
     rows, layout = runner.max_rows, runner.layout
     if not layout.is_bound:
         reuse: Reuse = "all" if settings.prefix_reuse else "nothing"

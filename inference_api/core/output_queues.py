@@ -1,7 +1,7 @@
-"""Which requests have a reader: the output queues that are open.
+"""The open output queues: one for each request that has a reader.
 
-A request thread opens the queue that its request brings to the decode thread, and closes it in the
-end. Any thread may call anything here. The lock is never held while a thread waits.
+A request thread opens a queue, which its request carries to the decode thread, and closes it in
+the end. Any thread may call anything here. The lock is never held while a thread waits.
 """
 
 import uuid
@@ -18,8 +18,8 @@ class OutputQueues:
         self._lock = Lock()
 
     def open(self, model: str, wanted: str | None = None) -> OutputQueue:
-        """A queue for an answer of `model`, with the wanted session id, or with a fresh one if a
-        live session has that or it is None."""
+        """Returns a queue for an answer of `model` with the wanted session id, or with a new id if
+        none is wanted or a live session has it."""
         with self._lock:
             is_free = wanted and all(queue.session_id != wanted for queue in self._open)
             queue = OutputQueue(

@@ -1,4 +1,4 @@
-"""What the next step of the model carries: prompt tokens, and what the rows that decode bring.
+"""Plans a step of a model: which prompt tokens, and which tokens of decoding rows, are in it.
 
 Decode thread only.
 """
@@ -14,22 +14,22 @@ from inference_api.request import OutputQueue, TokenEvent
 from inference_api.runner import MAX_STEP_TOKENS, ModelRunner, RowResult, RowStep
 from inference_api.settings import Settings
 
-MIN_CHUNK_TOKENS = 8  # so that prompts get on whatever the budget
+MIN_CHUNK_TOKENS = 8  # so that prompts make progress whatever the budget
 
 
 def chunk_tokens(settings: Settings, runner: ModelRunner | ServedModel) -> int:
-    """Returns the most prompt tokens of a step, by PREFILL_CHUNK_TOKENS."""
+    """Returns the most prompt tokens that a step may have, by PREFILL_CHUNK_TOKENS."""
     return settings.prefill_chunk_tokens or runner.chunk_tokens
 
 
 def budget_tokens(settings: Settings, max_rows: int) -> int:
-    """Returns the most tokens of a step while rows decode, theirs and prompts', by ITL_BUDGET."""
+    """Returns the most tokens of a step in which rows decode, prompts included, by ITL_BUDGET."""
     return round(settings.itl_budget * max_rows)
 
 
 @dataclass(slots=True)
 class PlannedStep:
-    """What rows bring to it: prompt tokens, or their next token and what is drafted after it."""
+    """The tokens of each row in a step: prompt tokens, or its next token and a draft after it."""
 
     prompts: list[tuple[UserRow, RowStep]] = field(default_factory=list)
     decoding: list[tuple[UserRow, RowStep]] = field(default_factory=list)
@@ -37,7 +37,7 @@ class PlannedStep:
     kept: list[tuple[RowStep, Sequence[int]]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)  # one per decoding row, once drawn
     prefilled_tokens: int = 0
-    reused_tokens: int = 0  # prompt tokens that others have prefilled since their rows began
+    reused_tokens: int = 0  # prompt tokens that other rows prefilled after these rows began
 
     @property
     def rows(self) -> list[RowStep]:
@@ -56,7 +56,7 @@ class PlannedStep:
         return not (self.prompts or self.decoding)
 
     def accept(self, results: Sequence[RowResult]) -> list[tuple[OutputQueue, TokenEvent]]:
-        """Hand what was drawn to the rows; what their readers get to see."""
+        """Give the drawn tokens to the rows. Returns the events for their readers."""
         for (row, _), result in zip(self.prompts, results, strict=False):
             row.prompt_logprobs += [each.logprobs for each in result.drawn if each.logprobs]
             if row.pooled is not None and result.hidden is not None:
@@ -80,7 +80,7 @@ class PlannedStep:
 
 
 class StepPlanner:
-    """Plans over the rows of one runner."""
+    """Plans the steps of one runner's rows."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class StepPlanner:
         drafts: DraftSource | None = None,
         costs: StepCosts | None = None,
     ) -> None:
-        """`costs`: what the runner's steps take, for a budget in time."""
+        """`costs` estimates step times, for ITL_BUDGET_MS."""
         self._rows = rows
         self._max_rows = len(rows.users)
         self._is_batch_invariant = runner.is_batch_invariant
@@ -101,26 +101,25 @@ class StepPlanner:
         self._itl_budget_ms = settings.itl_budget_ms
         self._costs = costs
         self._drafts = drafts
-        self._guessable: Sequence[UserRow] = ()  # rows of the step that will want guesses after it
+        self._guessable: Sequence[UserRow] = ()  # rows of this step that will decode in the next
         self._drafted: tuple[Sequence[UserRow], Mapping[int, Draft]] = (), {}
 
     def plan(self) -> PlannedStep:
-        """As much of the prompts as there is room for, the oldest first, a token of each row that
-        is prefilled by then, and what is drafted: of that, beside prompts, what they leave room
-        for. A prompt that waits is a row that does not decode."""
+        """Returns the next step: prompts as far as they fit, the oldest first; one token of each
+        prefilled row, with rows whose prompt ends here; and drafts in the room that is left."""
         step, decoding = PlannedStep(), self._going_on()
         drafts = self._taken_drafts(decoding)
         room_tokens = self.room_tokens(len(decoding))
         if prompts := self._next_to_prefill(room_tokens, step):
             for row, most_tokens in prompts:
-                if self._rows.users[row.index] is not row:  # it has paused for an earlier one
+                if self._rows.users[row.index] is not row:  # it has paused for an earlier row
                     continue
                 room_tokens -= self._take_prompt(row, min(most_tokens, room_tokens), step)
             decoding = self._rows.decoding()
             if drafts:
                 share_tokens = max(room_tokens, 0) // len(drafts)
                 drafts = {index: each.first(share_tokens) for index, each in drafts.items()}
-        # While prompts wait nothing is guessed after the step.
+        # While prompts wait, there will be no room for guesses in the next step.
         has_waiting = bool(prompts and self._rows.prefilling())
         self._guessable = () if has_waiting or self._drafts is None else decoding
         wants_hidden = not has_waiting and self._drafts is not None and self._drafts.wants_hidden
@@ -133,31 +132,33 @@ class StepPlanner:
         return step
 
     def draft(self) -> None:
-        """Have guesses made for the next step, of the rows that will be decoding then, unless
-        prompts will take their room.
+        """Draft for the rows that decode in the next step, unless prompts will take the room.
 
-        To be called before events are published: what publishing wakes would have the interpreter
-        while the guesses are made.
+        Call it before events are published: publishing wakes threads, which would hold the
+        interpreter while drafts are made.
         """
         if self._drafts is not None and self._guessable:
             rows = [row for row in self._guessable if row.finish_reason is None]
             self._drafted = rows, self._drafts.propose(rows)
 
     def _going_on(self) -> list[UserRow]:
-        """The rows that decode, each with a page for its next token. Where there are too few, who
-        was admitted last pauses."""
+        """Returns the decoding rows, each with a page for its next token. If pages run out, the row
+        admitted last pauses."""
         rows, decoding = self._rows, self._rows.decoding()
         lacking = [row for row in decoding if row.num_cached >= row.room_tokens]
         if all(rows.reserve(row, 1) for row in lacking):
             return decoding
         for row in sorted(decoding, key=lambda each: each.number):
-            if rows.users[row.index] is row:  # else it has paused for an earlier one
+            if rows.users[row.index] is row:  # else it has paused for an earlier row
                 rows.make_room(row, 1)
         return rows.decoding()
 
     def _reserved(self, row: UserRow, draft: Draft) -> Draft | None:
-        """Have pages for the row's next token and for its draft, which is left out where there are
-        too few; None where a row that needs no prefill has to wait."""
+        """Reserve pages for the row's next token and its draft.
+
+        Returns the draft, or an empty one if pages are too few for it; None if there is no page for
+        the next token, and the row has to wait.
+        """
         if draft.token_ids:
             draft = row.fitting(draft)
             if self._rows.reserve(row, 1 + len(draft.token_ids)):
@@ -165,15 +166,15 @@ class StepPlanner:
         return NO_DRAFT if self._rows.reserve(row, 1) else None
 
     def _has_room(self, row: UserRow, num_tokens: int) -> bool:
-        """Whether there are pages for the next tokens of a prompt. It waits for them, but for the
-        request admitted first of all."""
+        """Returns whether there are pages for the next tokens of a prompt. If not, the prompt
+        waits, unless its request was admitted first of all: others then pause for it."""
         if self._rows.reserve(row, num_tokens):
             return True
         is_first = all(row.number <= each.number for each in self._rows.busy())
         return is_first and self._rows.make_room(row, num_tokens)
 
     def _taken_drafts(self, decoding: Sequence[UserRow]) -> Mapping[int, Draft]:
-        """The guesses for those of the rows they were made for that still decode."""
+        """Returns the drafts made earlier, for rows that still decode."""
         rows, drafts = self._drafted
         self._drafted = (), {}
         if not drafts:
@@ -186,12 +187,11 @@ class StepPlanner:
         }
 
     def room_tokens(self, num_decoding: int) -> int:
-        """Prompt tokens that fit into a step beside those of rows that decode.
+        """Returns how many prompt tokens fit into a step in which `num_decoding` rows decode.
 
-        While rows decode, theirs may take ITL_BUDGET_MS or, as a step takes about as long as it has
-        tokens, prompt or not, ITL_BUDGET times what it takes when all rows do. A runner that
-        computes chunks by themselves has to have them whole: always the same cuts, whatever the
-        load.
+        If rows decode, the step may take ITL_BUDGET_MS; without that setting, ITL_BUDGET times a
+        step in which all rows decode, taking time as proportional to tokens. A runner that is not
+        batch invariant computes whole chunks only, with the same cuts whatever the load.
         """
         if not num_decoding or not self._is_batch_invariant:
             return self._chunk_tokens
@@ -201,7 +201,8 @@ class StepPlanner:
         return min(self._chunk_tokens, max(left_tokens, MIN_CHUNK_TOKENS))
 
     def _tokens_in_time(self, num_decoding: int) -> int | None:
-        """What ITL_BUDGET_MS leaves room for; None without it, or until a prompt was timed."""
+        """Returns the prompt tokens that ITL_BUDGET_MS has time for; None without that setting, or
+        before the first prompt was timed."""
         if self._itl_budget_ms is None or self._costs is None:
             return None
         token_s = self._costs.prompt_token_s(num_decoding)
@@ -211,12 +212,12 @@ class StepPlanner:
         return int(min(left_s / token_s, self._chunk_tokens) if token_s else self._chunk_tokens)
 
     def _next_to_prefill(self, room_tokens: int, step: PlannedStep) -> list[tuple[UserRow, int]]:
-        """The rows whose turn it is, with what others have prefilled of their prompts by now, and
-        the most tokens that each may take.
+        """Returns the rows to prefill in this step, and the most tokens that each may take.
 
-        Who was admitted first goes first. Those who lack less than it may have half of the room,
-        the shortest before the others, so that a short prompt does not wait for all of a long one.
-        Chunks that have to be whole are taken in turn.
+        Before that, rows take over what others have prefilled of the same prompts. The row admitted
+        first goes first. Rows with fewer tokens to go may have up to half of the room, the shortest
+        first, so that a short prompt does not wait for all of a long one. Where chunks have to be
+        whole, rows take them in order of admission.
         """
         rows, first_tokens = self._rows.prefilling(), room_tokens
         if self._is_batch_invariant and len(rows) > 1:
@@ -237,8 +238,10 @@ class StepPlanner:
         return shares
 
     def _take_prompt(self, row: UserRow, room_tokens: int, step: PlannedStep) -> int:
-        """Chunks of one prompt, up to its end, a border or that of the room; how many tokens they
-        have."""
+        """Add chunks of one prompt, up to its end, a border, or the end of the room.
+
+        Returns how many tokens were added.
+        """
         taken_tokens = 0
         while not row.is_prefilled:
             size_tokens = row.chunk_tokens(self._chunk_tokens)
@@ -246,7 +249,7 @@ class StepPlanner:
                 size_tokens = min(size_tokens, room_tokens - taken_tokens)
             if not 0 < size_tokens <= room_tokens - taken_tokens:
                 break
-            if not self._has_room(row, size_tokens + 1):  # the next token's as well
+            if not self._has_room(row, size_tokens + 1):  # and for the token after them
                 break
             step.prompts.append((row, row.take_prompt(size_tokens)))
             taken_tokens += size_tokens

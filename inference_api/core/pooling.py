@@ -1,4 +1,4 @@
-"""One vector for a prompt, of its tokens' hidden states. Decode thread only."""
+"""Makes a prompt's embedding from the hidden states of its tokens. Decode thread only."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,8 @@ class PooledStates:
         self._vector: NDArray[np.float64] | None = None
 
     def add(self, hidden: Hidden) -> None:
-        """Go on by these tokens' [tokens, hidden size]. Sums are made token by token, so that the
-        bits of a mean do not depend on how the prompt was cut."""
+        """Add the hidden states [tokens, hidden size] of the next tokens. They are summed one by
+        one, so that the mean's bits do not depend on how the prompt was cut into chunks."""
         states = hidden.astype(np.float64)
         self._num_tokens += len(states)
         if not self._is_mean:

@@ -1,18 +1,18 @@
-"""What a prompt token adds to a step, by the rows that decode beside it."""
+"""Learns the seconds that a prompt token adds to a step, by how many rows decode in it."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-FORGET = 0.98  # factor on the weight of earlier steps, with every further one
-MIN_STEPS = 3  # before that, all numbers of rows count together
-MAX_RATIO = 3.0  # a step slower than expected by more than this factor was held up
-PRIOR_ERROR = 0.1  # relative error of one step, until others have been seen to differ
+FORGET = 0.98  # each step multiplies the weights of earlier steps by this
+MIN_STEPS = 3  # with fewer steps at a number of rows, the steps of all numbers count
+MAX_RATIO = 3.0  # a step slower than expected by more than this factor was interrupted
+PRIOR_ERROR = 0.1  # relative error of a step, until errors have been measured
 
 
 class Point(NamedTuple):
-    """A time that was learned at a number of rows, and its standard error."""
+    """The time learned at a number of rows, and its standard error."""
 
     rows: float
     seconds: float
@@ -21,8 +21,8 @@ class Point(NamedTuple):
 
 @dataclass(slots=True)
 class _Fit:
-    """Least squares of a line through the origin: seconds by prompt tokens, which long chunks
-    decide. Later steps count more."""
+    """Fits seconds = slope x prompt tokens by least squares, so long chunks weigh most. Later
+    steps count more."""
 
     steps: float = 0.0
     rows: float = 0.0  # this and all below: weighted sums over the steps
@@ -51,14 +51,14 @@ class _Fit:
 
 
 class PromptCosts:
-    """Seconds that a prompt token adds to a step without any. Decode thread only."""
+    """Seconds that each prompt token adds to a step. Decode thread only."""
 
     def __init__(self) -> None:
         self._fits: dict[int, _Fit] = {}  # keyed by the rows' binary digits: 0, 1, 2-3, 4-7, ...
         self._all = _Fit()
 
     def learn(self, rows: int, tokens: int, seconds: float) -> None:
-        """A step of these prompt tokens took so much longer than the rows' own."""
+        """Learn that `tokens` prompt tokens added `seconds` to a step in which `rows` decoded."""
         expected_s = (self.of(rows) or 0.0) * tokens
         if expected_s:
             seconds = min(seconds, MAX_RATIO * expected_s)
@@ -66,17 +66,17 @@ class PromptCosts:
         self._all.learn(rows, tokens, seconds)
 
     def of(self, rows: int) -> float | None:
-        """Seconds of one token; None until there was a prompt."""
+        """Returns the seconds of one prompt token; None before the first prompt."""
         fit = self._fits[rows.bit_length()] if self.knows(rows) else self._all
         return fit.slope if fit.steps else None
 
     def knows(self, rows: int) -> bool:
-        """Whether enough prompts were seen beside so many rows."""
+        """Returns whether enough steps with prompts were seen at this number of rows."""
         fit = self._fits.get(rows.bit_length())
         return fit is not None and fit.steps >= MIN_STEPS
 
     def points(self) -> Sequence[Point]:
-        """Returns points at the numbers of rows that prompts were seen beside, ascending."""
+        """Returns the times learned, by ascending numbers of rows."""
         return [
             Point(fit.rows / fit.steps, fit.slope, fit.error)
             for _, fit in sorted(self._fits.items())

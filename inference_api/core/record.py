@@ -1,4 +1,4 @@
-"""What is left of a generation, and who is told of it."""
+"""The record of an ended generation, and the observers that receive it."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from inference_api.request import Caller, Switch
 
 @dataclass(frozen=True, slots=True)
 class GenerationRecord:
-    """The account of a generation that is over, by its request thread."""
+    """Figures of an ended generation, made by its request thread."""
 
     model: str
     prompt_tokens: int
@@ -25,7 +25,7 @@ class GenerationRecord:
     early_tokens_per_s: float | None  # the first ten of these
     mean_batch_size: float  # rows decoded together, as this generation met them
     drafted_tokens: int = 0
-    accepted_tokens: int = 0  # drafted tokens that were accepted, as far as the answer goes
+    accepted_tokens: int = 0  # accepted drafted tokens that are part of the answer
     acceptance_by_depth: tuple[float, ...] = ()  # from depth 1 on; empty without drafts
     tokens_per_step: float | None = None
     switch: Switch | None = None  # where the model had to be brought into memory
@@ -33,7 +33,7 @@ class GenerationRecord:
 
 @dataclass(frozen=True, slots=True)
 class EndedGeneration:
-    """A generation that had its first event. `error` is what it ended with, if it did."""
+    """An ended generation that had its first event. `error` is the one that ended it, if any."""
 
     record: GenerationRecord
     caller: Caller
@@ -42,7 +42,7 @@ class EndedGeneration:
 
 
 class Observer:
-    """Base of those who are told of requests, once each, on their own threads."""
+    """Base class of observers: called once for each request, on the request's thread."""
 
     def refused(self, caller: Caller, model: str, error: HearthError) -> None:
         """The request ended before its first token."""

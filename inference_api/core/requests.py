@@ -1,4 +1,4 @@
-"""From what a request asks for to what the decode thread is given."""
+"""Turns the parameters of a call into the request that the decode thread gets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +21,7 @@ Prompt = Sequence[int]  # token ids
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that was let in: to whom it goes, whose it is and, on `time.monotonic`, when it
-    came."""
+    """An admitted request: its model, its caller, and its arrival on `time.monotonic`."""
 
     model: ServedModel
     caller: Caller
@@ -30,7 +29,7 @@ class Admitted:
 
 
 def check_fits(prompt: Prompt, model: ServedModel) -> None:
-    """Raises ContextTooLong, and InvalidRequest for a prompt without tokens."""
+    """Raises ContextTooLong, or InvalidRequest for a prompt without tokens."""
     if not prompt:
         raise InvalidRequest("The prompt has no tokens; give some text.")
     if len(prompt) >= model.max_seq_len:
@@ -43,8 +42,11 @@ def request_of(
     prompt: Prompt,
     params: GenerationParams,
 ) -> GenerationRequest:
-    """Raises InvalidRequest for a token or a drafter that the model does not have, and for a
-    constraint that cannot be followed."""
+    """Returns the request for the decode thread.
+
+    Raises InvalidRequest for a token or a draft source that the model does not have, and for a
+    constraint that cannot be followed.
+    """
     model, prompt_tokens = admitted.model, tuple(prompt)
     _check_speculation(params.speculation, model)
     _check_token_ids("stop_token_ids", params.stop_token_ids, model.vocab_size)
@@ -89,7 +91,7 @@ def _check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> N
 
 
 def _sampling(model: ServedModel, params: GenerationParams) -> SamplingParams:
-    """Returns what the request says and, where it says nothing, the model."""
+    """Returns the request's sampling parameters, completed by the model's defaults."""
     defaults = {
         name: value for name, value in model.sampling_defaults.items() if name in params.unsaid
     }
@@ -97,7 +99,7 @@ def _sampling(model: ServedModel, params: GenerationParams) -> SamplingParams:
 
 
 def _check_speculation(asked: Speculation, model: ServedModel) -> None:
-    """Raises InvalidRequest where nobody drafts for this model under the name asked for."""
+    """Raises InvalidRequest if this model has no draft source of the name asked for."""
     served = ("auto", "off", *model.draft_sources)
     if asked not in served:
         needed = f"SPECULATION={asked}" + " and a DRAFT_MODEL" * (asked == "draft")

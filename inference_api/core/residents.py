@@ -15,7 +15,7 @@ from inference_api.core.served_model import ServedModel
 from inference_api.loading.hardware import available_memory_bytes
 
 LOW_MEMORY_BYTES = 256 * 1024**2
-MEMORY_LOOKS_S = 0.5  # between two looks at how much is free
+MEMORY_LOOKS_S = 0.5  # seconds between two looks at how much memory is free
 
 
 class Residents(Protocol):
@@ -25,20 +25,20 @@ class Residents(Protocol):
 
     @property
     def served(self) -> Mapping[str, ServedModel]:
-        """All that are served, by name, in memory or not; the default first."""
+        """All models served, by name, in memory or not; the default first."""
 
     def start(self, now_s: float) -> None:
-        """Begin to load what is loaded at start."""
+        """Begin to load the models that are loaded at start."""
 
     @property
     def has_started(self) -> bool:
-        """Whether what is loaded at start is there. Raises StartupError."""
+        """Returns whether the models that load at start are in memory. Raises StartupError."""
 
     def stop(self) -> None:
         """Stop loading. Call it after joining the decode thread."""
 
     def turn(self, now_s: float) -> None:
-        """Once at the beginning of every turn of the decode loop."""
+        """Called at the beginning of every turn of the decode loop."""
 
     def to_start(self, now_s: float) -> Iterator[LoadedModel]:
         """Yields a model that may start a request, until none may.
@@ -53,11 +53,12 @@ class Residents(Protocol):
         """A request has given its row back."""
 
     def idle_s(self, now_s: float) -> float:
-        """With no row busy: how long nothing will happen unless the input queue wakes the loop."""
+        """Returns how long the loop may sleep while no row is busy, unless the input queue wakes
+        it."""
 
 
 class FixedModels:
-    """All models stay in memory, where they are from the start."""
+    """Models that stay in memory from the start on."""
 
     has_started = True
 
@@ -82,8 +83,10 @@ class FixedModels:
         """Nothing is being loaded."""
 
     def turn(self, now_s: float) -> None:
-        """Where memory runs out, half of what is remembered for later prompts is given up: pages
-        take it as they are written, and others may have taken it before."""
+        """If the machine runs out of memory, give up half of the pages kept for later prompts.
+
+        Pages take memory only when they are written, and other processes may have taken it first.
+        """
         if now_s < self._looks_at_s:
             return
         self._looks_at_s = now_s + MEMORY_LOOKS_S
@@ -109,7 +112,7 @@ class FixedModels:
         """Its rows are its own."""
 
     def idle_s(self, now_s: float) -> float:
-        """How long until requests that wait already may take rows."""
+        """Returns how long until waiting requests may take rows."""
         opens_at_s = min(
             self._batching.opens_at_s(self._input_queue.waiting(name), num_busy=0)
             for name in self.models

@@ -1,4 +1,4 @@
-"""The fixed user rows: which row runs whom, how far each one is, and what its cache holds.
+"""The fixed user rows: which request each row runs, how far it is, and what its pages hold.
 
 Decode thread only.
 """
@@ -24,15 +24,15 @@ from inference_api.request import (
 from inference_api.runner import Draw, Drawn, RowStep
 
 Tokens = tuple[int, ...]
-SPARE_PAGES = 2  # pages left to each row that runs, so that nobody pauses at once
+SPARE_PAGES = 2  # pages left to each running row at an admission, so that none pauses at once
 
 
 class Draft(NamedTuple):
     """Guessed tokens that may follow a row's next one: a chain or, with `parents`, a tree.
 
     `parents` are indices of earlier guesses, -1 for the row's next token; siblings differ.
-    `likelihoods` say of each guess how likely it is drawn, with all it follows. They never rise, so
-    that the first guesses of a draft are its best ones, and a draft.
+    `likelihoods` are the probabilities that each guess and all its ancestors are drawn. They never
+    rise, so the first guesses of a draft are its best ones, and form a draft themselves.
     """
 
     token_ids: Sequence[int] = ()
@@ -51,26 +51,26 @@ NO_DRAFT = Draft()
 
 @dataclass(slots=True)
 class UserRow:
-    """One request in its row. The last of its tokens is never prefilled: it starts decoding."""
+    """One request in its row. The last of `tokens` is never prefilled: decoding starts with it."""
 
     index: int
     request: GenerationRequest
     token_limit: int  # tokens this row may produce, bounded by max_tokens and the context
     admitted_at_s: float
     constraint: Constraint | None = None
-    number: int = 0  # among all that were admitted: who came first goes first
+    number: int = 0  # order of admission: the lowest goes first
     num_cached: int = 0  # leading tokens of prompt and answer that the row's pages hold
-    room_tokens: int = 0  # positions that it is known to have pages for
-    reused_tokens: int = 0  # how many of the prompt's were there before any prefill
+    room_tokens: int = 0  # positions that the row is known to have pages for
+    reused_tokens: int = 0  # prompt tokens that were cached before the row prefilled any
     borders: Sequence[int] = ()  # where chunks of the prompt have to end: see `RowPages`
-    switch: Switch | None = None  # what brought its model into memory
-    had_begun: bool = False  # before a pause
+    switch: Switch | None = None  # the switch that brought its model into memory
+    had_begun: bool = False  # whether it had prefilled anything before a pause
     generated: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first event
     pooled: PooledStates | None = None  # until the first event
     finish_reason: FinishReason | None = None
     tokens: Tokens = field(init=False)  # to prefill: the prompt and, after a pause, the answer
-    _num_found: int = field(init=False, default=0)  # how many were there before any was prefilled
+    _num_found: int = field(init=False, default=0)  # tokens cached before the row prefilled any
     _prompt_ids: frozenset[int] = field(init=False, default=frozenset())
     _plain_draw: Draw = field(init=False)  # the same in every step
 
@@ -88,7 +88,7 @@ class UserRow:
         return self.request.output.session_id
 
     def resumed(self) -> "UserRow":
-        """The same request, to go on where it was after a pause."""
+        """Returns a row that goes on with the request after a pause."""
         return UserRow(
             self.index,
             self.request,
@@ -108,44 +108,44 @@ class UserRow:
 
     @property
     def is_whole_needed(self) -> bool:
-        """Whether every token has to be prefilled, to be scored or pooled."""
+        """Whether every prompt token has to be computed, because it is scored or pooled."""
         return self.request.needs_whole_prompt and not self.generated
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything had to be prefilled yet."""
+        """Whether the row has prefilled anything yet."""
         return self.num_cached > self._num_found
 
     @property
     def last_token_id(self) -> int:
-        """What the next step begins with."""
+        """The token that the next step computes first."""
         return self.generated[-1] if self.generated else self.request.prompt_tokens[-1]
 
     @property
     def following(self) -> Sequence[int]:
-        """What was generated behind `tokens`."""
+        """The tokens generated after `tokens`."""
         return self.generated[len(self.tokens) - len(self.request.prompt_tokens) :]
 
     def reuse(self, num_tokens: int) -> None:
-        """The first tokens are in the row's pages already."""
+        """Note that the row's pages hold the first `num_tokens` tokens already."""
         self.num_cached = self._num_found = num_tokens
-        if not self.had_begun:  # else it finds what it has prefilled itself
+        if not self.had_begun:  # else it finds tokens that it has prefilled itself
             self.reused_tokens = num_tokens
 
     def chunk_tokens(self, max_tokens: int) -> int:
-        """How many of the next `max_tokens` tokens are still to prefill, up to the next border."""
+        """Returns how many tokens a chunk of at most `max_tokens` has: it ends at a border."""
         num_tokens = min(max_tokens, self.lacking_tokens)
         ahead = (each - self.num_cached for each in self.borders if each > self.num_cached)
         return min(num_tokens, next(ahead, num_tokens))
 
     @property
     def lacking_tokens(self) -> int:
-        """How many tokens are still to prefill."""
+        """Tokens still to prefill."""
         return len(self.tokens) - 1 - self.num_cached
 
     def take_prompt(self, num_tokens: int) -> RowStep:
-        """The next prompt tokens to prefill or, where that is asked for, to score: how likely was
-        the token after each of them?"""
+        """Returns a step with the next prompt tokens. If prompt log probabilities were requested,
+        each of them also scores the token after it."""
         start = self.num_cached
         self.num_cached += num_tokens
         tokens = self.tokens
@@ -160,12 +160,12 @@ class UserRow:
         return RowStep(self.index, start, token_ids, draws, None, wants_hidden)
 
     def fitting(self, draft: Draft) -> Draft:
-        """As much of a draft as the answer has room for."""
+        """Returns a draft, cut to the tokens that the answer may still have."""
         room_tokens = self.token_limit - len(self.generated) - 1
         return draft if len(draft.token_ids) <= room_tokens else draft.first(max(room_tokens, 0))
 
     def take_step(self, draft: Draft = NO_DRAFT, wants_hidden: bool = False) -> RowStep:
-        """The last token, which is not in the cache, and a draft that `fitting` has cut."""
+        """Returns a step with the last token, which is not cached, and a draft cut by `fitting`."""
         start = self.num_cached
         self.num_cached += 1
         token_id = self.last_token_id
@@ -185,8 +185,8 @@ class UserRow:
     def accept(
         self, drawn: Sequence[Drawn], batch_size: int, drafted_tokens: int = 0
     ) -> TokenEvent:
-        """Take what a step drew along the accepted branch, up to where the answer ends, and say
-        what the session gets to see."""
+        """Take the tokens drawn along the accepted branch, up to the answer's end. Returns the
+        event for the session."""
         generated, num_before = self.generated, len(self.generated)
         logprobs: list[TokenLogprobs] = []
         error: HearthError | None = None
@@ -203,7 +203,7 @@ class UserRow:
                 self.finish_reason = FinishReason.LENGTH
             if self.finish_reason is not None:
                 break
-        self.num_cached += len(drawn) - 1  # all but the last were drafted, and are written
+        self.num_cached += len(drawn) - 1  # all but the last were drafted, so they are written
         prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), []
         pooled, self.pooled = self.pooled, None
         return TokenEvent(
@@ -232,7 +232,7 @@ class UserRow:
         return None
 
     def _draw(self, branch: Tokens = ()) -> Draw:
-        """What follows the answer so far, and a draft's tokens after it."""
+        """Returns how the token after the answer, and after a draft's `branch`, is drawn."""
         request = self.request
         has_to_go_on = len(self.generated) + len(branch) < request.min_tokens
         if self.constraint is None and not branch and not has_to_go_on:
@@ -254,32 +254,34 @@ class UserRow:
 
 
 class RowTable:
-    """`users[i]` is the request in row i, or None while the row is free; `pages` has what rows
-    remember, and what ended ones have left for prompts that begin alike.
+    """The user rows of one runner, and their pages.
 
-    When there are no pages left, rows pause: who was admitted last leaves its row and its pages,
-    and comes back before anybody is admitted. Who was admitted first never pauses.
+    `users[i]` is the request in row i, or None while the row is free. `pages` holds the KV cache of
+    rows, and what ended rows have left for prompts that begin alike.
+
+    When pages run out, rows pause: the row admitted last gives up its row and pages, and resumes
+    before any new request is admitted. The row admitted first never pauses.
     """
 
     def __init__(self, max_rows: int, pages: RowPages) -> None:
         self.users: list[UserRow | None] = [None] * max_rows
         self.pages = pages
-        self.paused: list[UserRow] = []  # who was admitted first comes first
-        self._num_pauses = 0  # since they were last taken
+        self.paused: list[UserRow] = []  # in order of admission
+        self._num_pauses = 0  # since the last `take_pauses`
         self._num_admitted = 0
-        self._free = deque(range(max_rows))  # the longest free first
+        self._free = deque(range(max_rows))  # the longest free row first
 
     def has_free_row(self) -> bool:
         return bool(self._free)
 
     def may_admit(self, request: GenerationRequest) -> bool:
-        """Whether there is a row and pages for its prompt, with some for those who run to go on;
-        nobody passes those who paused."""
+        """Returns whether there is a free row, and pages for the prompt, with SPARE_PAGES for each
+        running row; False while any row is paused."""
         has_row = self.has_free_row() and not self.paused
         return has_row and self._has_room(request, request.prompt_tokens, SPARE_PAGES * len(self))
 
     def assign(self, request: GenerationRequest, max_seq_len: int, now_s: float) -> UserRow:
-        """Put a request into a free row; the caller has asked `has_free_row`."""
+        """Put a request into a free row. There must be one: see `has_free_row`."""
         room = max_seq_len - len(request.prompt_tokens)
         constraint = None if request.grammar is None else request.grammar.start()
         token_limit, self._num_admitted = min(request.max_tokens, room), self._num_admitted + 1
@@ -288,7 +290,7 @@ class RowTable:
         return self._begin(row)
 
     def resume(self) -> None:
-        """Have those who paused go on, as far as there are pages for all that they have said."""
+        """Resume paused rows, as long as there are pages for all of a row's tokens."""
         while self._free and self.paused:
             row, num_spare = self.paused[0], SPARE_PAGES * (len(self) + 2)
             if not self._has_room(row.request, row.tokens, num_spare):
@@ -298,8 +300,8 @@ class RowTable:
             self._begin(row)
 
     def make_room(self, row: UserRow, num_tokens: int) -> bool:
-        """Have pages for so many more tokens of a row. Others pause for it, last admitted first;
-        False when the row itself was the last, and paused."""
+        """Reserve pages for `num_tokens` more tokens of a row; others pause for it, last admitted
+        first. Returns False if the row itself was admitted last, and paused."""
         while not self.reserve(row, num_tokens):
             last = max(self.busy(), key=lambda each: each.number)
             self._pause(last)
@@ -313,16 +315,17 @@ class RowTable:
         return num_pauses
 
     def reuse(self, row: UserRow) -> None:
-        """Take over what is remembered of a prompt of which nothing was prefilled yet. By its turn
-        there may be more than there was when it came."""
+        """Take over what is cached of a row's prompt, before the row prefills any of it. There may
+        be more by now than at its admission."""
         salt, is_reused = row.request.cache_salt, not row.is_whole_needed
         row.reuse(self.pages.begin(row.index, salt, row.tokens, reuses=is_reused))
         row.borders = self.pages.borders(row.index)
 
     def reserve(self, row: UserRow, num_tokens: int) -> bool:
-        """Returns whether there are pages for so many more tokens of the row."""
+        """Reserve pages for `num_tokens` more tokens of a row; returns whether there were
+        enough."""
         end = row.num_cached + num_tokens
-        if end <= row.room_tokens:  # mostly, and asked for every row in every turn
+        if end <= row.room_tokens:  # the usual case, for every row in every turn
             return True
         if not self.pages.reserve(row.index, end):
             return False
@@ -330,17 +333,18 @@ class RowTable:
         return True
 
     def seal(self, row: UserRow) -> None:
-        """What was planned for the row is written: others may have its whole pages."""
+        """Note that the planned tokens of a row are written: others may share its full pages."""
         self.pages.seal(row.index, row.num_cached, row.following)
 
     def went_on(self, row: UserRow, start: int) -> None:
-        """The row has decoded from position `start` on: what windows have passed is free."""
+        """Note that a row has decoded from position `start` on. Frees pages that all attention
+        windows have passed."""
         page_tokens = self.pages.page_tokens
         if row.num_cached // page_tokens > start // page_tokens and row.finish_reason is None:
             self.seal(row)
 
     def free(self, row: UserRow) -> None:
-        """The row's request has ended, or paused and will not go on."""
+        """Free the row of a request that has ended, paused ones included."""
         if row in self.paused:
             self.paused.remove(row)
         else:
@@ -350,7 +354,7 @@ class RowTable:
         return [user for user in self.users if user is not None]
 
     def prefilling(self) -> list[UserRow]:
-        """Busy rows with tokens still to prefill, the longest waiting first."""
+        """Busy rows with tokens still to prefill, in order of admission."""
         rows = [user for user in self.users if user is not None and not user.is_prefilled]
         return sorted(rows, key=lambda row: row.number)
 
@@ -358,11 +362,12 @@ class RowTable:
         return [user for user in self.users if user is not None and user.is_prefilled]
 
     def __len__(self) -> int:
-        """How many rows are busy."""
+        """Number of busy rows."""
         return len(self.users) - len(self._free)
 
     def _has_room(self, request: GenerationRequest, tokens: Tokens, num_spare: int) -> bool:
-        """Always while nobody runs: who is alone fits."""
+        """Returns whether there are pages for `tokens`; always True if no row runs, because one
+        request alone fits."""
         return not len(self) or self.pages.can_begin(request.cache_salt, tokens, num_spare)
 
     def _best_row(self, request: GenerationRequest, tokens: Tokens) -> int:
@@ -388,7 +393,7 @@ class RowTable:
 
 
 def num_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many leading tokens are the same; both are tuples, or lists."""
+    """Returns how many leading tokens are the same. Both are tuples, or both lists."""
     low, high = 0, min(len(first), len(second))
     while low < high:  # comparing slices is faster than comparing tokens
         middle = (low + high + 1) // 2

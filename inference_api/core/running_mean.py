@@ -1,4 +1,4 @@
-"""Means that forget, with how well they are known."""
+"""Running means that forget old values, with standard errors."""
 
 import math
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RunningMean:
-    """The mean of all values until there are 1 / `rate` of them; then each one counts `rate`, and
-    those before it less and less. Of one thread."""
+    """The plain mean of up to 1 / `rate` values; after that an exponential moving average, in
+    which a new value weighs `rate`. For one thread."""
 
     rate: float
     mean: float = 0.0
     count: int = 0
     _variance: float = 0.0
-    _weights: float = 1.0  # the sum of their squares, of weights that are 1 together
+    _weights: float = 1.0  # sum of the squared weights, which add up to 1
 
     def learn(self, value: float) -> None:
         self.count += 1

@@ -1,4 +1,4 @@
-"""What is known of a model whether or not its weights are in memory: what request threads need."""
+"""What is known of a model whether or not its weights are loaded: all that request threads need."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -15,10 +15,10 @@ from inference_api.text.tokens import Tokenizer
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over all steps since start: what they made and where their time went."""
+    """Sums over all steps since start: tokens, and seconds by where they went."""
 
     steps: int = 0
-    pauses: int = 0  # rows that had to leave their pages to others
+    pauses: int = 0  # pauses of rows, for want of pages
     prefilled_tokens: int = 0
     reused_tokens: int = 0  # prompt tokens that needed no prefill
     generated_tokens: int = 0
@@ -46,10 +46,10 @@ class ServedModel:
     is_batch_invariant: bool
     chunk_tokens: int  # see `ModelRunner`
     vocab_size: int
-    hidden_size: int  # 0: steps have no hidden states
+    hidden_size: int  # 0 if steps return no hidden states
     costs: StepCosts
     facts: RunnerFacts | None
-    draft_sources: tuple[str, ...] = ()  # names of who may guess; see `Speculation`
+    draft_sources: tuple[str, ...] = ()  # names, as in `Speculation`
     sampling_defaults: Defaults = field(default_factory=dict)
     totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
@@ -66,8 +66,11 @@ class ServedModel:
         max_guesses: int = 0,
         sampling_defaults: Defaults = NO_DEFAULTS,
     ) -> Self:
-        """Describes a runner, loaded or not. `prompt_budget`: bytes that prompts of all models
-        share; `max_guesses`: of a row in a step."""
+        """Returns the description of a runner, loaded or not.
+
+        `prompt_budget` is the budget in bytes that the prompts of all models share; `max_guesses`
+        bounds the guesses of a row in a step.
+        """
         max_rows = runner.max_rows
         return cls(
             name,

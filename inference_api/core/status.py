@@ -1,6 +1,6 @@
-"""What others see and hear of the decode thread: its phase, snapshots of its work, its hooks.
+"""The decode thread's phase, snapshots and hooks: how others observe it.
 
-Values. That thread makes them, any thread reads them.
+All are values, made by the decode thread and read by any thread.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ class ModelSnapshot:
     """State of one model's rows at the end of the last step."""
 
     busy_rows: int = 0
-    paused: int = 0  # requests that wait for pages to go on with
+    paused: int = 0  # requests that wait for pages to resume
     pages: PageCounts = NO_PAGES  # none while the model is not in memory
     totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
@@ -63,9 +63,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The process's part in the decode thread's life: each is called once, by that thread.
+    """Callbacks of the decode thread, each called once, on that thread.
 
-    `on_loaded` before the first request is taken, the others at its very end.
+    `on_loaded` is called before the first request is taken, the others at the thread's end.
     """
 
     on_loaded: Callable[[], None] = lambda: None

@@ -1,4 +1,4 @@
-"""What a step costs by what is in it: measured at warm-up, kept true by the steps themselves."""
+"""Estimates how long a step takes from its tokens: measured at warm-up, corrected by every step."""
 
 import math
 import time
@@ -16,14 +16,14 @@ from inference_api.core.running_mean import RunningMean
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, ModelRunner, RowStep, place_own_pages
 
-SINGLE_SIZES = 8  # up to so many tokens every number is measured, then four of each doubling
+SINGLE_SIZES = 8  # every size up to this is measured, then four sizes of each doubling
 RUNS = 5
-RUNS_S = 0.05  # after which a size is not run again
-MEASURING_S = 1.5  # after which no further size is measured
-CONTEXT_TOKENS = 64  # in the cache of each row, where there is room
+RUNS_S = 0.05  # a size that has run for so long is not run again
+MEASURING_S = 1.5  # no further size is measured after so long
+CONTEXT_TOKENS = 64  # tokens in each row's cache while measuring, if there is room
 PROMPT_TOKENS = 64
 PROMPT_RUNS = 2
-TIMED_STEPS = 3  # steps that time a size which warm-up did not measure: the fastest counts
+TIMED_STEPS = 3  # the fastest of so many steps times a size that warm-up did not measure
 
 SCALE_RATE = 0.1  # learning rate of the speed that all steps share
 PUBLISH_PERIOD_S = 0.25
@@ -41,15 +41,15 @@ MAX_LOOP_RATIO = 4.0  # a loop time above this multiple of its mean is an interr
 
 
 class Contents(NamedTuple):
-    """What is in a step."""
+    """The contents of a step, counted."""
 
     rows: int  # rows that decode
-    tokens: int  # tokens that draw: one of each of these rows, and their drafts'
+    tokens: int  # tokens that draw: one for each of these rows, and their drafts
     prompt_tokens: int
 
 
 class StepCount(NamedTuple):
-    """How many steps drew about so many tokens, at least one, and the prompt tokens beside them."""
+    """How many steps drew about `tokens` tokens, and how many prompt tokens these steps had."""
 
     tokens: int
     steps: int
@@ -58,10 +58,10 @@ class StepCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepSpeed:
-    """How long steps take at the mean speed of the last SPEED_S of them, for other threads.
+    """Published step times, at the mean speed over the last SPEED_S of steps. For other threads.
 
-    A step of n rows and p prompt tokens takes `decode` at n (at 0 what it takes at 1) and p times
-    `prompt_token` at n. `speed`: steps per second beside when they were first measured.
+    A step of n rows and p prompt tokens takes `decode`(n) + p x `prompt_token`(n); n = 0 counts as
+    1. `speed` is the present speed relative to that at warm-up.
     """
 
     decode: Sequence[Point] = ()
@@ -69,13 +69,13 @@ class StepSpeed:
     speed: float = 1.0
     steps: int = 0
     steps_s: float = 0.0  # since start
-    counts: Sequence[StepCount] = ()  # counts of the same steps, by ascending tokens
+    counts: Sequence[StepCount] = ()  # counts of these steps, by ascending tokens
     measured_at_s: float | None = None  # since 1970
 
 
 @dataclass(slots=True)
 class MeanScale:
-    """The mean over the last SPEED_S of steps, by time. Of one thread."""
+    """The mean over the last SPEED_S of steps, weighted by their time. For one thread."""
 
     mean: float = 0.0
     seconds: float = 0.0
@@ -96,15 +96,15 @@ class StepCosts:
     def __init__(
         self, seconds: Mapping[int, float], max_tokens: int, max_rows: int | None = None
     ) -> None:
-        """`seconds` of some sizes, or none; of larger ones than those as the last two go on.
-        `max_rows`: at most so many tokens without drafts; default: all."""
+        """`seconds` are measured times by size, if any; larger sizes are extrapolated from the last
+        two. `max_rows` is the most tokens of a step without drafts; by default `max_tokens`."""
         self.prompts = PromptCosts()
         self.speed = StepSpeed()
         self._max_rows = max_rows or max_tokens
         self._sizes = _sizes(max_tokens)
         self._place_of = [bisect_right(self._sizes, n) - 1 for n in range(max_tokens + 1)]
-        self._seconds = np.ones(max_tokens + 1)  # as measured,
-        self._learned = array("d", self._seconds)  # and as learned since
+        self._seconds = np.ones(max_tokens + 1)  # for each size, as measured
+        self._learned = array("d", self._seconds)  # for each size, as learned since
         self._view = np.frombuffer(self._learned)
         ends = [*self._sizes[1:], max_tokens + 1]
         self._places = [range(*each) for each in zip(self._sizes, ends, strict=True)]
@@ -116,20 +116,20 @@ class StepCosts:
         self._steps_s = 0.0
         self._steps = [0] * len(self._sizes)
         self._prompt_tokens = [0] * len(self._sizes)
-        self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of misses, relative
+        self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of relative errors
         self._counts = [0.0] * len(
             self._sizes
         )  # steps seen per size, decayed like their corrections
         num_places = self._max_rows.bit_length() + 1
         self._loop = [RunningMean(LOOP_RATE) for _ in range(num_places)]
         self._whole_loop = [RunningMean(HELD_UP_RATE) for _ in range(num_places)]
-        self._timed: dict[int, list[tuple[float, int]]] = {}  # sizes that were not measured
+        self._timed: dict[int, list[tuple[float, int]]] = {}  # first steps of unmeasured sizes
         self._measured: dict[int, float] = {}
         self._untimed = set(range(len(self._sizes)))
         self._start(seconds)
 
     def measure(self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Time steps of this runner. Overwrites its pages."""
+        """Time steps of a runner. Overwrites its pages."""
         room_tokens = place_own_pages(runner)
         seconds: dict[int, float] = {}
         begun_s = clock()
@@ -148,8 +148,8 @@ class StepCosts:
         self.warmed_up(seconds)
 
     def warmed_up(self, seconds: Mapping[int, float]) -> None:
-        """Start from the seconds of these sizes. A step that took longer than a larger one was
-        interrupted: the larger one's time replaces its own."""
+        """Start from measured seconds by size. If a larger step took less time, the smaller one was
+        interrupted, and takes over its time."""
         least_s, of_size = math.inf, {}
         for num_tokens in sorted(seconds, reverse=True):
             least_s = of_size[num_tokens] = min(least_s, seconds[num_tokens])
@@ -158,7 +158,7 @@ class StepCosts:
     def measure_prompt(
         self, runner: ModelRunner, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Time a prompt by itself, once the size 1 is known. Overwrites pages."""
+        """Time a prompt in a step of its own, once size 1 is known. Overwrites pages."""
         if not self._measured:
             return
         num_tokens = min(PROMPT_TOKENS, place_own_pages(runner) - 1)
@@ -170,12 +170,12 @@ class StepCosts:
         self.prompts.learn(0, num_tokens, (min(times) - self.of(1)) / self._scale)
 
     def of(self, num_tokens: int) -> float:
-        """Seconds that a step of so many tokens takes."""
+        """Returns the seconds of a step of `num_tokens` tokens."""
         learned = self._learned
         return self._scale * (learned[num_tokens] if num_tokens < len(learned) else learned[-1])
 
     def up_to(self, num_tokens: int, more_tokens: int) -> NDArray[np.float64]:
-        """Seconds of steps of `num_tokens` to `num_tokens + more_tokens`."""
+        """Returns the seconds of steps of `num_tokens` to `num_tokens + more_tokens` tokens."""
         return self._scale * self._view[num_tokens : num_tokens + more_tokens + 1]
 
     def loop_s(self, rows: int) -> float:
@@ -189,12 +189,12 @@ class StepCosts:
         return self._held_up * self.of(max(rows, 1)) + _nearest(self._whole_loop, rows)
 
     def prompt_token_s(self, rows: int) -> float | None:
-        """Seconds that each prompt token adds to a step; None until there was a prompt."""
+        """Returns the seconds that a prompt token adds to a step; None before the first prompt."""
         relative_s = self.prompts.of(rows)
         return None if relative_s is None else self._scale * relative_s
 
     def took(self, contents: Contents, model_s: float, loop_s: float) -> None:
-        """How long a turn took, inside the model and outside."""
+        """Learn how many seconds a turn took inside the model, and outside it."""
         rows, tokens, prompt_tokens = contents
         self._num_steps += 1
         self._count(contents, model_s)
@@ -208,7 +208,7 @@ class StepCosts:
         self._whole_loop[rows.bit_length()].learn(min(loop_s, MAX_HELD_UP * (model_s + loop.mean)))
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """A step has taken so long."""
+        """Learn that a step of `num_tokens` tokens took `seconds`."""
         if seconds <= 0.0 or not 0 < num_tokens < len(self._learned):
             return
         place = self._place_of[num_tokens]
@@ -237,8 +237,8 @@ class StepCosts:
             self._counts = [FORGET * count for count in self._counts]
 
     def publish(self, now_s: float) -> None:
-        """Replace `speed`; `now_s` since 1970. Does nothing where no step was taken since, or too
-        soon: it would cost every step."""
+        """Replace `speed`; `now_s` is seconds since 1970. Does nothing without a new step, or too
+        soon after the last call, because it takes time from every step."""
         last_s = self.speed.measured_at_s
         if last_s is not None:
             is_soon = abs(now_s - last_s) < PUBLISH_PERIOD_S
@@ -282,7 +282,7 @@ class StepCosts:
         self._prompt_tokens[place] += contents.prompt_tokens
 
     def _learn_prompt(self, contents: Contents, turn_s: float) -> None:
-        """A turn with prompts says most about these; where they are known, about all steps too."""
+        """Learn from a turn with prompts: their cost, and, once that is known, the common speed."""
         rows, tokens, prompt_tokens = contents
         own_s = self.of(max(tokens, 1)) + self.loop_s(rows)
         if self.prompts.knows(rows):
@@ -293,7 +293,7 @@ class StepCosts:
         self.prompts.learn(rows, prompt_tokens, (turn_s - own_s) / self._scale)
 
     def _error_s(self, place: int) -> float:
-        """Standard error of the time of a turn: of the speed, of the size, of the loop."""
+        """Returns the standard error of a turn's time: of speed, size and loop together."""
         size = self._sizes[place]
         weights = SCALE_RATE / (2 - SCALE_RATE) + 1 / (1 + min(self._counts[place], SIZE_STEPS))
         loop = self._whole_loop[size.bit_length()]
@@ -301,7 +301,7 @@ class StepCosts:
         return math.hypot(self.of(size) * math.sqrt(self._noise[place] * weights), loop_error_s)
 
     def _time(self, place: int, num_tokens: int, seconds: float) -> None:
-        """One of the first steps of a size that was not measured."""
+        """Learn from one of the first steps of a size that was not measured."""
         if not self._measured:
             self._scale = seconds / num_tokens  # until some size is known
         of_place = self._timed.setdefault(place, [])
@@ -315,7 +315,7 @@ class StepCosts:
             self._measure({**self._measured, size: least_s})
 
     def _start(self, seconds: Mapping[int, float]) -> None:
-        """Know these sizes, and all others from them."""
+        """Start from the seconds of some sizes; the other sizes are interpolated."""
         if seconds:
             self._scale, self._num_learned = 1.0, 0
             self._mean_scale = MeanScale()
@@ -325,7 +325,7 @@ class StepCosts:
         self._measure(seconds)
 
     def _measure(self, seconds: Mapping[int, float]) -> None:
-        """Keeps what was learned since of each size."""
+        """Take new measured times, keeping what was learned of each size since."""
         self._measured = dict(seconds)
         corrections = self._view[1:] / self._seconds[1:]
         self._seconds = np.array(_interpolated(seconds or {1: 1.0}, len(self._seconds) - 1))
@@ -334,7 +334,7 @@ class StepCosts:
 
 
 def _nearest(means: Sequence[RunningMean], rows: int) -> float:
-    """Returns the mean for as many rows, up to a power of two, or for the nearest number seen."""
+    """Returns the mean for this number of rows, in powers of two, or for the nearest one seen."""
     place = rows.bit_length()
     if means[place].count:
         return means[place].mean
@@ -343,7 +343,8 @@ def _nearest(means: Sequence[RunningMean], rows: int) -> float:
 
 
 def _is_between_powers(size: int) -> bool:
-    """Whether it lies between two powers of two, from which it can be told if time is short."""
+    """Returns whether a size is no power of two, so that it can be interpolated if time is
+    short."""
     return size.bit_count() > 1
 
 
@@ -356,7 +357,7 @@ def _sizes(max_tokens: int) -> list[int]:
 
 
 def _step_of(runner: ModelRunner, num_tokens: int, room_tokens: int) -> list[RowStep] | None:
-    """Tokens shared out among all rows; None where these have too little room for them."""
+    """Returns a step with tokens spread over all rows; None if the rows have too little room."""
     num_rows = min(num_tokens, runner.max_rows)
     most_tokens = -(-num_tokens // num_rows)
     if most_tokens > room_tokens:
@@ -371,7 +372,7 @@ def _step_of(runner: ModelRunner, num_tokens: int, room_tokens: int) -> list[Row
 
 
 def _interpolated(seconds: Mapping[int, float], max_tokens: int) -> list[float]:
-    """For 0 to `max_tokens` tokens, and never less for more; more than nothing from 1 on."""
+    """Returns seconds for 0 to `max_tokens` tokens. They never fall, and are positive from 1 on."""
     known = {0: 0.0, **seconds} if len(seconds) == 1 else dict(seconds)
     sizes = sorted(known)
     values = [0.0]

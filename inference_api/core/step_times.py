@@ -1,4 +1,4 @@
-"""How long steps took, counted by how many rows decoded in them."""
+"""Histograms of step times, by the number of rows that decoded."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Batch sizes are counted together up to a power of two; 0 is a step of prompts alone.
+    """Batch sizes are grouped up to a power of two; 0 stands for steps of prompts alone.
 
-    One thread adds; any may read, of each batch size at a time.
+    One thread adds. Any thread may read, and sees each group whole.
     """
 
     _counts: dict[int, list[int]] = field(default_factory=dict)  # steps, by batch size, then bucket
@@ -27,7 +27,7 @@ class StepTimes:
         self._sums_s[size] += seconds
 
     def by_batch_size(self) -> Iterator[tuple[int, list[int], float]]:
-        """Yields the largest of the batch sizes that are together, the steps in each bucket (the
-        last has those above all bounds) and the sum of their seconds."""
+        """Yields for each group its largest batch size, the steps in each bucket (the last one is
+        for times above all bounds), and the sum of their seconds."""
         for size, counts in sorted(self._counts.copy().items()):
             yield size, counts.copy(), self._sums_s[size]

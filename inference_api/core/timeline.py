@@ -1,4 +1,4 @@
-"""When the tokens of one generation came. Belongs to the request thread of that generation."""
+"""Arrival times of one generation's tokens. Belongs to the generation's request thread."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ FIRST_TOKENS = 10  # how many tokens after the first make up the early rate
 
 
 class Timeline:
-    """Seconds on one monotonic clock; `on_gap` is told every inter-token latency."""
+    """All times are seconds of one monotonic clock. `on_gap` gets every inter-token latency."""
 
     def __init__(self, now_s: float, on_gap: Callable[[float], None]) -> None:
         self._begun_s = now_s
@@ -18,7 +18,7 @@ class Timeline:
         self._admitted_s = now_s
         self._first_s: float | None = None
         self._last_s = now_s
-        self._early_s: float | None = None  # when the last of the early tokens came
+        self._early_s: float | None = None  # when the last of the first tokens came
         self._batch_sizes = 0
         self._reused_tokens = 0
         self.switch: Switch | None = None  # the switch that the request waited for
@@ -27,8 +27,8 @@ class Timeline:
         self.completion_tokens = 0
 
     def tokens(self, now_s: float, num_tokens: int, batch_size: int) -> None:
-        """`num_tokens` came at once, from a step that decoded `batch_size` rows: each of them took
-        its share of the time since the ones before."""
+        """Record `num_tokens` that came together from a step of `batch_size` rows. Each takes an
+        equal share of the time since the tokens before."""
         num_gaps = num_tokens
         if self._first_s is None:
             self._first_s = self._last_s = now_s
@@ -43,7 +43,7 @@ class Timeline:
             self._early_s = now_s
 
     def admitted(self, at_s: float, reused_tokens: int, switch: Switch | None = None) -> None:
-        """The request left the queue for a user row; so much of its prompt was cached already."""
+        """Record that the request got a user row, with `reused_tokens` of its prompt cached."""
         self._admitted_s = at_s
         self._reused_tokens = reused_tokens
         self.switch = switch
@@ -81,5 +81,5 @@ class Timeline:
 
 
 def _rate(tokens: int, seconds: float) -> float | None:
-    """Tokens after the first per second; None when there is no such time."""
+    """Returns tokens per second; None if no time has passed."""
     return tokens / seconds if tokens > 0 and seconds > 0 else None

@@ -1,1 +1,1 @@
-"""The engine: what turns token ids into token ids. The decode thread alone calls it."""
+"""The engine computes and samples the next tokens. Only the decode thread calls it."""

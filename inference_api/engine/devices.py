@@ -1,4 +1,4 @@
-"""Makes runners on the device that is asked for, or that is there."""
+"""Makes runners on the device that the options name, or for `auto` on the one available."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +32,8 @@ def make_runner(
 
 
 def _is_on_cuda(asked: str) -> bool:
-    """Imports torch where there may be a GPU. Raises StartupError where one that is asked for is
-    not there."""
+    """Returns whether to run on CUDA. Imports torch only if there may be a GPU. Raises StartupError
+    if CUDA is requested and not available."""
     is_asked = asked == "cuda"
     if asked == "cpu" or not (is_asked or hardware.has_nvidia_driver()):
         return False
@@ -53,7 +53,7 @@ def _is_on_cuda(asked: str) -> bool:
 
 
 def share_memory(runners: Sequence[LocalRunner]) -> None:
-    """Have each leave room for the others of its device."""
+    """Have each runner leave room for the others on its device."""
     for one in runners:
         others = [each for each in runners if each is not one and each.device == one.device]
         if others:
@@ -61,7 +61,7 @@ def share_memory(runners: Sequence[LocalRunner]) -> None:
 
 
 def check_memory(runners: Mapping[str, LocalRunner]) -> None:
-    """Raises StartupError when these models, by name, do not fit into their devices together."""
+    """Raises StartupError if these models, by name, do not fit together into their devices."""
     faults: list[str] = []
     for device, one in {runner.device: runner for runner in runners.values()}.items():
         footprints = {

@@ -1,4 +1,4 @@
-"""`ModelRunner` by the kernels, on the CPU."""
+"""`ModelRunner` on the CPU, by the C++ kernels."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from inference_api.runner import DraftHeads, Draw, Drawn, Hidden, RowStep, Runne
 
 logger = logging.getLogger(__name__)
 
-# Threads that share small matrices mostly wait for each other: with 3.5M parameters and 32 rows
+# Threads that share small matrices mostly wait for each other: with 3.5M parameters and 32 rows,
 # on two cores that have other work too, a step takes 12 ms on one thread and 70-82 ms on two.
 MIN_PARAMETERS_TO_SHARE = 30_000_000
 MIB = 1024**2
@@ -36,7 +36,7 @@ MIB = 1024**2
 
 class KernelRunner(LocalRunner):
     """One model over `max_rows` user rows. With packed files, `load` and `unload` may be called on
-    another thread than the decode thread, before steps and after them."""
+    another thread than the decode thread, while no step runs."""
 
     is_batch_invariant = True
     chunk_tokens = 256
@@ -54,7 +54,7 @@ class KernelRunner(LocalRunner):
         """`kernels_of(n)` returns kernels with n threads, which runners of one thread may share.
         `packed`: the folder of packed weights.
 
-        Raises StartupError when the model is not supported, or there are no kernels.
+        Raises StartupError if the model is not supported, or there are no kernels.
         """
         self._packed, self._has_packed_file = packed, packed is not None
         super().__init__(model_dir, replace(options, device="cpu"))
@@ -67,24 +67,24 @@ class KernelRunner(LocalRunner):
         self.share_pages(None if packed is not None else self._pages_that_fit())
 
     def _context(self, config: ModelConfig, asked: int | None) -> int:
-        is_shared = self._packed is None  # a bundle's rows borrow memory one by one
+        is_shared = self._packed is None  # experts of a bundle borrow memory row by row
         return asked or (config.own_context if is_shared else config.context(None))
 
     @property
     def settled_bytes(self) -> int:
-        """See `LocalRunner`: the weights, and pages whose number was asked for."""
+        """See `LocalRunner`: weights, and pages if their number was requested."""
         footprint = self.footprint
         is_asked = self._options.kv_cache_bytes is not None
         return footprint.total_bytes if is_asked else footprint.weights_bytes
 
     def leave_room_for(self, others: Sequence[LocalRunner]) -> None:
-        """See `LocalRunner`. Experts have room where they leave some."""
+        """See `LocalRunner`."""
         if self._packed is None:
             self.share_pages(self._pages_that_fit(sum(each.settled_bytes for each in others)))
 
     def _pages_that_fit(self, others_bytes: int = 0) -> int | None:
-        """How many pages KV_CACHE_MEMORY has room for; None where free memory is not known. Raises
-        StartupError where they are too few to serve with."""
+        """Returns how many pages fit into KV_CACHE_MEMORY; None if free memory is not known. Raises
+        StartupError if they are too few to serve with."""
         needed = self._footprint_of(self._config)
         least = needed.least_pages
         budget_bytes = self._options.kv_cache_bytes
@@ -100,8 +100,8 @@ class KernelRunner(LocalRunner):
         return count
 
     def share_pages(self, count: int | None) -> None:
-        """Have so many pages, if all rows do not need fewer, before `load`; None: what all need.
-        Processes that share a model have equally many."""
+        """Set the number of pages before `load`, bounded by what all rows need; None sets that
+        bound. Processes that share a model must have equally many."""
         self._most_pages = count
         for name in ("footprint", "layout", "facts"):
             vars(self).pop(name, None)
@@ -120,7 +120,7 @@ class KernelRunner(LocalRunner):
 
     @cached_property
     def agreement(self) -> int:
-        """What processes that share a model's layers must agree on, as an int64."""
+        """Returns a hash, as an int64, of what processes that share a model must agree on."""
         options = self._options
         whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
         cache = (self.max_rows, options.max_seq_len, options.kv_cache_dtype)
@@ -135,8 +135,8 @@ class KernelRunner(LocalRunner):
         return self._packed is None or self._packed.has(self._packed_model)
 
     def load(self) -> None:
-        """See `LocalRunner`. From packed files it does not use the kernels, which are at work for
-        other runners."""
+        """See `LocalRunner`. With packed files this does not use the kernels, which may be running
+        other models."""
         is_lazy, needed = self._packed is not None, self.footprint
         if is_lazy:
             count = needed.layout.row_pages(self.max_seq_len)

@@ -1,5 +1,5 @@
-"""What runners by the kernels and by torch have in common: a model by its configuration and the
-headers of its files, and what surrounds a decoder's step."""
+"""The common base of the kernels' runner and torch's: it reads a model's configuration and headers,
+and does what surrounds a decoder's step."""
 
 import logging
 from abc import abstractmethod
@@ -42,7 +42,7 @@ INT4_COST = "with SmolLM2-135M, perplexity is 16.2 instead of int8's 14.2 (docs/
 
 
 class RowCache(Protocol):
-    """Where pages are, as `PagedCache` explains it."""
+    """The KV cache of a runner; see `PagedCache`."""
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None: ...
 
@@ -56,25 +56,25 @@ class RowCache(Protocol):
 
 
 class LocalRunner(ModelRunner):
-    """Runs a model, or some of its layers, in this process's memory or its GPU's.
+    """Runs a model, or some of its layers, in the memory of this process or its GPU.
 
-    Once constructed it is described, by its configuration and the headers of its weights; once
-    loaded it has `medusa` and `mtp`. Decode thread only, except the constructor.
+    The constructor reads the configuration and the headers of the weights; `load` brings the
+    weights, `medusa` and `mtp`. Decode thread only, except for the constructor.
     """
 
     is_batch_invariant: bool
     chunk_tokens: int
     bits: Bits | None = None
-    """The form that weights are packed in for the kernels; None by torch."""
+    """The form in which weights are packed for the kernels; None with torch."""
     _has_packed_file: bool = False
-    _most_pages: int | None = None  # None: what all rows need
+    _most_pages: int | None = None  # None: as many as all rows need
     medusa: DraftHeads | None = None
     mtp: DraftLayer | None = None
     _cache: RowCache
 
     def __init__(self, model_dir: Path, asked: EngineOptions) -> None:
-        """`asked.device` is not auto. Raises StartupError when the model is not supported, or
-        cannot have what is asked for."""
+        """`asked.device` is not auto. Raises StartupError if the model is not supported, or does
+        not support these options."""
         self._folder = model_dir
         plain = checkpoint.load_config(model_dir)
         self.files = weight_files(model_dir)
@@ -101,7 +101,7 @@ class LocalRunner(ModelRunner):
         self.has_mtp = config.has_mtp
 
     def _context(self, config: ModelConfig, asked: int | None) -> int:
-        """Returns the tokens of a row where MAX_SEQ_LEN is `asked`."""
+        """Returns the most tokens of a row, if MAX_SEQ_LEN is `asked`."""
         return config.context(asked)
 
     @cached_property
@@ -140,11 +140,12 @@ class LocalRunner(ModelRunner):
 
     @property
     def settled_bytes(self) -> int:
-        """Returns what it takes of the device, whatever is left there."""
+        """Returns the memory that the model takes however much is free."""
         return self.footprint.total_bytes
 
     def leave_room_for(self, others: Sequence["LocalRunner"]) -> None:
-        """Before `load`: take no more than what they leave of the device."""
+        """Limit the pages to the device's memory that other runners leave. Call it before
+        `load`."""
 
     @property
     @abstractmethod
@@ -152,10 +153,10 @@ class LocalRunner(ModelRunner):
 
     @abstractmethod
     def free_bytes(self) -> int | None:
-        """Returns the device's memory that is free; None where that is not known."""
+        """Returns the free memory of the device; None if it is not known."""
 
     def is_packed(self) -> bool:
-        """Whether `load` finds the weights as it needs them. Raises StartupError."""
+        """Returns whether `load` finds packed weights. Raises StartupError."""
         return True
 
     @abstractmethod
@@ -163,7 +164,7 @@ class LocalRunner(ModelRunner):
         """Bring the weights into memory and allocate the KV cache. Raises StartupError."""
 
     def _check(self, needed: Footprint, are_files_read: bool = True) -> None:
-        """Raises StartupError. Files that will be read may have changed meanwhile."""
+        """Raises StartupError if memory is too small, or files to read have changed."""
         faults: list[str] = []
         if are_files_read:
             tensors = read_headers(self.files, self._config.tensor_names)
@@ -174,7 +175,7 @@ class LocalRunner(ModelRunner):
             raise StartupError(faults)
 
     def _read_heads(self) -> MedusaFile | None:
-        """Raises StartupError where heads are named that do not fit."""
+        """Returns the Medusa heads, if any. Raises StartupError if they do not fit the model."""
         if self._heads is None:
             return None
         file = read_heads(self._heads, self._config)
@@ -188,13 +189,13 @@ class LocalRunner(ModelRunner):
         return file
 
     def unload(self) -> None:
-        """Give all memory back; nobody else holds what `load` made. `load` brings it again."""
+        """Free all memory that `load` took. `load` may be called again."""
         self.medusa = self.mtp = None
         for name in ("decoder", "_cache"):
             vars(self).pop(name, None)
 
     def warm_up(self) -> None:
-        """One prompt, then a step of every batch size. Overwrites pages."""
+        """Run one prompt, then a step of every batch size. Overwrites pages."""
         self._warm_up_prompt()
         self._warm_up_rows()
 
@@ -227,19 +228,19 @@ class LocalRunner(ModelRunner):
         ]
 
     def has_pages(self, row: RowStep) -> bool:
-        """Whether the row's last token of a step has a page, of the group that is placed last.
-        Those before it had theirs earlier."""
+        """Returns whether the row's last token of a step has a page in the group placed last. Pages
+        of earlier tokens and groups were placed before it."""
         return self.has_page(row.row, -1, (row.start + len(row.token_ids) - 1) // PAGE_TOKENS)
 
     def has_page(self, row: int, group: int, page: int) -> bool:
-        """Whether such a page of a row was placed."""
+        """Returns whether a row's page of this group was placed."""
         return self._cache.has(row, group, page)
 
     @abstractmethod
     def _forward(
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
     ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
-        """The result of each of `draws`, which follow `positions`, and of each of `rows`."""
+        """Returns a token for each of `draws`, at `positions`, and the hidden states of `rows`."""
 
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
         moved = [token for place, token in enumerate(accepted) if token != place]
@@ -258,17 +259,17 @@ class LocalRunner(ModelRunner):
         self._cache.give_back(pages)
 
     def idle(self) -> bool:
-        """Nothing to look after."""
+        """Does nothing."""
         return False
 
     def close(self) -> None:
-        """Its memory goes with it."""
+        """Does nothing: memory is freed with the object."""
 
 
 def _log_losses(
     name: str, config: ModelConfig, asked: EngineOptions, settled: EngineOptions, tensors: Tensors
 ) -> None:
-    """Says what QUANTIZATION costs this model: memory and speed, or quality."""
+    """Log what QUANTIZATION costs this model: memory and speed, or quality."""
     is_none = asked.quantization in ("auto", "file") and asked.device == "cuda"
     if is_none and checkpoint.is_quantised(config, tensors):
         logger.info(

@@ -1,4 +1,4 @@
-"""The tree of guesses that Medusa heads make together, by kernels or by torch."""
+"""The tree of guesses that Medusa heads make together, with kernels or torch."""
 
 from collections.abc import Sequence
 from heapq import nlargest
@@ -7,13 +7,14 @@ from math import prod
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.heads import MedusaFile, TreePath
 
-DEFAULT_PATHS = 63  # paths of the tree where the heads' files have none
+DEFAULT_PATHS = 63  # paths of the tree, if the heads' files give none
 DEFAULT_RANKS = 8
 RANK_DECAY = 0.4  # assumed likelihood of a guess, relative to the guess ranked before it
 
 
 def tree_paths(file: MedusaFile, config: ModelConfig) -> Sequence[TreePath]:
-    """The tree that heads' files have, or one by default, as far as there are tokens to guess."""
+    """Returns the tree of the heads' files, or a default one, without ranks that the vocabulary of
+    guesses lacks."""
     vocab_size = len(file.outputs[0]) if file.outputs else config.vocab_size
     num_tokens = vocab_size if file.token_ids is None else len(file.token_ids)
     return _within(file.paths, num_tokens) or _within(default_paths(len(file.weights)), num_tokens)
@@ -25,7 +26,7 @@ def _within(paths: Sequence[TreePath], num_ranks: int) -> Sequence[TreePath]:
 
 
 def default_paths(num_heads: int) -> list[TreePath]:
-    """The likeliest paths where each head's second guess is less likely than its first."""
+    """Returns the likeliest paths, with RANK_DECAY as the assumed likelihood of lower ranks."""
 
     def likelihood(path: TreePath) -> float:
         return prod([0.6 * RANK_DECAY**rank for rank in path])

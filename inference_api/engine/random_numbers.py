@@ -17,7 +17,7 @@ DOUBLE_BITS = 53
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
-    """One number in (0, 1] for each pair of a seed, taken modulo 2**64, and a position >= 0."""
+    """Returns a number in (0, 1] for each pair of a seed (modulo 2**64) and a position >= 0."""
     keys = _mixed(np.array([seed & MASK_64 for seed in seeds], dtype=U64))
     bits = splitmix64(keys, np.array(positions, dtype=U64))
     numerators = (bits >> U64(64 - DOUBLE_BITS)) + U64(1)
@@ -25,7 +25,7 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float
 
 
 def splitmix64(states: NDArray[np.uint64], steps: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Output number `steps` (from 0) of the SplitMix64 generators that start at `states`."""
+    """Returns output number `steps` (from 0) of the SplitMix64 generators started at `states`."""
     return _mixed(states + (steps + U64(1)) * GOLDEN_GAMMA)
 
 

@@ -1,8 +1,8 @@
 """Rotary position embedding (Su et al. 2021, arXiv 2104.09864), with several scalings.
 
-Of a head's first `rotary_dim` dimensions, j and j + rotary_dim/2 form a pair that position p turns
-by p * frequency[j], the pairing most Hugging Face checkpoints are stored for. All is computed in
-float64, and what comes of it rounded once.
+Of a head's first `rotary_dim` dimensions, j and j + rotary_dim/2 form a pair, which position p
+turns by p * frequency[j]. Most Hugging Face checkpoints are stored for this pairing. Angles are
+computed in float64, and their sines and cosines are rounded once.
 """
 
 import math
@@ -17,20 +17,20 @@ from inference_api.loading.packing.pages import anonymous
 
 Floats = NDArray[np.float32]
 Float64s = NDArray[np.float64]
-BLOCK_TOKENS = 4096  # positions whose turns are made together
+BLOCK_TOKENS = 4096  # positions whose turns are computed together
 
 
 class LayerTurns(NamedTuple):
-    """What a layer does at each of n positions."""
+    """The rotary turns of a layer at each of n positions."""
 
     cosines: Floats  # [n, rotary_dim]
     sines: Floats  # like cosines
-    query_scales: Floats | None  # [n]: what turned queries are multiplied by
+    query_scales: Floats | None  # [n]: factors of turned queries
 
 
 class RopeTurns:
-    """The turns of a model's layers, made in blocks of positions as they are reached: a context may
-    be far longer than any text. Decode thread only."""
+    """The turns of a model's layers, computed in blocks as positions are reached, because a context
+    may be far longer than any text. Decode thread only."""
 
     def __init__(self, config: ModelConfig, max_seq_len: int) -> None:
         self._max_seq_len = max_seq_len
@@ -45,11 +45,11 @@ class RopeTurns:
         self.layers: Sequence[LayerTurns | None] = [
             self._tables[kind].turns if kind in self._tables else None for kind in kinds
         ]
-        """Each layer's, for every position; layers that turn alike have the same arrays, and those
-        that turn nothing None."""
+        """For each layer, for every position. Layers with the same rope share arrays; None for a
+        layer without rope."""
 
     def reach(self, num_positions: int) -> None:
-        """Have the turns of so many positions."""
+        """Compute the turns of the first `num_positions` positions, unless they are there."""
         if num_positions > self._num_made:
             end = min(-(-num_positions // BLOCK_TOKENS) * BLOCK_TOKENS, self._max_seq_len)
             for table in self._tables.values():
@@ -58,7 +58,7 @@ class RopeTurns:
 
 
 class _Table:
-    """Turns for every position, in memory that is taken as it is written."""
+    """Turns for every position. Memory is taken only when it is written."""
 
     def __init__(self, config: RopeConfig, rotary_dim: int, max_seq_len: int) -> None:
         shape = (2, max_seq_len, rotary_dim)
@@ -74,7 +74,7 @@ class _Table:
         angles = np.outer(np.arange(begin, end), self._frequencies)
         cosines = (np.cos(angles) * self._magnitude).astype(np.float32)
         sines = (np.sin(angles) * self._magnitude).astype(np.float32)
-        # Half of every turned pair is subtracted: the sign lives in the table.
+        # Half of every turned pair is subtracted: the table has the sign.
         self.turns.cosines[begin:end] = np.hstack((cosines, cosines))
         self.turns.sines[begin:end] = np.hstack((-sines, sines))
         if self.turns.query_scales is not None:
@@ -83,7 +83,7 @@ class _Table:
 
 
 def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Float64s:
-    """Radians per position for each pair of dimensions, [rotary_dim / 2].
+    """Returns radians per position for each pair of dimensions, [rotary_dim / 2].
 
     llama3 scaling (Llama 3.1 report and model code): pairs that turn less than `low_freq_factor`
     times over the original context are slowed by `factor`, those that turn more than
@@ -94,9 +94,9 @@ def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Float6
 
     proportional (Gemma 4's model code): pairs from `num_turned` on do not turn.
 
-    longrope (Ding et al. 2024, arXiv 2402.13753): each pair is slowed by a factor of its own, which
-    is another one where `max_seq_len` exceeds the original context. So a row's keys stay what they
-    are however long it grows.
+    longrope (Ding et al. 2024, arXiv 2402.13753): each pair is slowed by a factor of its own. There
+    are two sets of factors, and `max_seq_len` decides which one is used, so that a row's keys do
+    not change while it grows.
     """
     exponents = np.arange(0, rotary_dim, 2) / rotary_dim
     base: Float64s = 1.0 / config.theta**exponents
@@ -121,7 +121,7 @@ def frequencies(config: RopeConfig, rotary_dim: int, max_seq_len: int) -> Float6
 
 
 def _yarn_ramp(config: RopeConfig, rotary_dim: int) -> Float64s:
-    """The share of each pair that is slowed, [rotary_dim / 2]."""
+    """Returns by what share each pair is slowed, [rotary_dim / 2]."""
 
     def pair_that_turns(times: float) -> float:
         turn_positions = config.original_max_positions / (times * 2 * math.pi)

@@ -1,4 +1,4 @@
-"""Draws tokens from logits. Pure functions; a token depends on its own draw alone.
+"""Draws tokens from logits. Pure functions; each token depends only on its own draw.
 
 Order of operations: logit bias, repetition penalty, presence and frequency penalties,
 temperature, top-k, top-p, min-p, one draw. Equal logits are ordered by token id, lowest first.
@@ -21,7 +21,7 @@ from inference_api.runner import Draw, Drawn
 def sample(
     logits: Floats, draws: Sequence[Draw], positions: Sequence[int], kernels: Kernels
 ) -> list[Drawn]:
-    """Returns what follows `positions`; `logits` [len(draws), vocab] is overwritten."""
+    """Returns the tokens after `positions`. Overwrites `logits` [len(draws), vocab]."""
     likelihoods = {
         i: _log_softmax(logits[i])
         for i, draw in enumerate(draws)
@@ -47,14 +47,14 @@ def _way(params: SamplingParams, position: int) -> HowToDraw:
 
 
 def _log_softmax(logits: Floats) -> Floats:
-    """Takes one row [vocab]: several at once might be summed in another order."""
+    """Takes one row [vocab], because several at once might be summed in another order."""
     shifted: Floats = logits - logits.max()
     shifted -= np.log(np.exp(shifted).sum())
     return shifted
 
 
 def _logprobs(likelihoods: Floats, token_id: int, count: int) -> TokenLogprobs:
-    """The log probabilities of a row's token and of its `count` best, from those of all."""
+    """Returns the log probabilities of a token and of the `count` likeliest ones."""
     own = likelihoods[token_id]
     rank = 1 + int(np.count_nonzero(likelihoods > own))
     best: NDArray[np.intp] = np.empty(0, np.intp)
@@ -68,10 +68,11 @@ def _logprobs(likelihoods: Floats, token_id: int, count: int) -> TokenLogprobs:
 
 
 def apply_penalties(logits: Floats, draws: Sequence[Draw]) -> None:
-    """Bias and penalise `logits` in place, for the draws that ask for it.
+    """Add biases and penalties to `logits` in place, for the draws that have any.
 
-    Repetition (Keskar et al. 2019, arXiv 1909.05858) counts prompt and answer, presence and
-    frequency (OpenAI's definition) the answer only; of a draft, what is on its own branch.
+    The repetition penalty (Keskar et al. 2019, arXiv 1909.05858) counts prompt and answer; the
+    presence and frequency penalties (OpenAI's definition) count the answer only. Of a draft, only
+    the draw's own branch counts.
     """
     for i, draw in enumerate(draws):
         params = draw.sampling
@@ -94,7 +95,7 @@ def apply_penalties(logits: Floats, draws: Sequence[Draw]) -> None:
 
 
 def _forbid(logits: Floats, draws: Sequence[Draw]) -> None:
-    """Minus infinity, in place, for what may not be drawn."""
+    """Set the logits of tokens that may not be drawn to minus infinity, in place."""
     for i, draw in enumerate(draws):
         if draw.allowed is not None:
             bits = np.frombuffer(draw.allowed, np.uint8)

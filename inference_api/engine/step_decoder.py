@@ -1,4 +1,5 @@
-"""Decoders of a step, beneath `KernelRunner`: of this process's layers, or of several ranks'."""
+"""The interface of decoders that `KernelRunner` uses: for this process's layers, or several
+ranks'."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -10,12 +11,12 @@ from inference_api.runner import Hidden, RowStep
 class Outputs(NamedTuple):
     """The outputs of a decoder's step."""
 
-    logits: Floats  # [draws, vocab]: of what follows the tokens that draw, in their order
-    hidden: Sequence[Hidden | None]  # one for each row; see `RowResult`
+    logits: Floats  # [draws, vocab], in the order of the tokens that draw
+    hidden: Sequence[Hidden | None]  # for each row; see `RowResult`
 
 
 class StepDecoder(Protocol):
-    """Decode thread only. Tokens, rows and slots are trusted to be in range."""
+    """Decode thread only. Does not check that tokens, rows and slots are in range."""
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
-        """Write the keys and values of all tokens; see `ModelRunner.step`."""
+        """Compute a step, writing the keys and values of all its tokens: see `ModelRunner.step`."""

@@ -1,4 +1,4 @@
-"""The C interface, made from `src/interface.h`, which alone declares it."""
+"""Parses the C interface from `src/interface.h`, its only declaration."""
 
 import re
 from typing import Any
@@ -14,7 +14,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def declarations() -> str:
-    """The header without what only a C++ compiler understands."""
+    """Returns the header without the parts that only a C++ compiler understands."""
     header = (SOURCES / "interface.h").read_text()
     return re.sub(r"^#.*$|\bHEARTH_EXPORT\b", "", header, flags=re.MULTILINE)
 
@@ -24,9 +24,10 @@ ffi.cdef(declarations())
 
 
 def data(array: NDArray[Any]) -> Any:
-    """The address of an array's numbers, which have to be C-contiguous: numpy refuses others.
+    """Returns the address of an array's numbers. The array must be C-contiguous; numpy refuses
+    others.
 
-    Arrays live as long as what is returned, and not as what it is written to.
+    The returned object keeps the array alive. A copy of it in a C struct does not.
     """
     return ffi.from_buffer(array)
 

@@ -1,8 +1,8 @@
 """The library's operations on numpy arrays.
 
-One `Kernels` object is one variant with its own threads. Its methods are for one thread at a time,
-the decode thread in a server; they release the GIL while they run. Between calls its threads sleep,
-after a few microseconds of waiting for the next one.
+A `Kernels` object is one variant with its own threads. One thread at a time may call its methods,
+in a server the decode thread. They release the GIL. Between calls the threads sleep, after
+spinning for a few microseconds.
 """
 
 import os
@@ -39,7 +39,7 @@ class UnusableWeight(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight matrix [outputs, inputs] in packed form. `blocks` begins as zeros: see `pack`."""
+    """A weight matrix [outputs, inputs] in packed form. `blocks` must be zeros before `pack`."""
 
     bits: Bits
     outputs: int
@@ -50,8 +50,8 @@ class PackedWeight:
     def empty(
         bits: Bits, outputs: int, inputs: int, blocks: NDArray[np.uint8] | None = None
     ) -> "PackedWeight":
-        """`blocks`: its memory, instead of new. Raises UnusableWeight when the kernels have no such
-        shape."""
+        """Returns a matrix of zeros, in the memory `blocks` if given. Raises UnusableWeight if the
+        kernels do not support this shape."""
         if inputs % group_inputs(bits):
             raise UnusableWeight(f"its {inputs} inputs are no multiple of {group_inputs(bits)}")
         size = packed_bytes(bits, outputs, inputs)
@@ -62,7 +62,7 @@ class PackedWeight:
         return PackedWeight(bits, outputs, inputs, blocks)
 
     def unpack(self) -> Floats:
-        """The weights that the packed form stands for, [outputs, inputs]."""
+        """Returns the weights as floats, [outputs, inputs]."""
         weights = np.empty((self.outputs, self.inputs), np.float32)
         _library().hearth_unpack(
             self.bits, data(self.blocks), self.outputs, self.inputs, floats(weights)
@@ -70,7 +70,7 @@ class PackedWeight:
         return weights
 
     def part(self, begin: int, end: int) -> "PackedWeight":
-        """Outputs `begin` to `end`, in the same memory; `begin` is a multiple of PANEL."""
+        """Returns a view of outputs `begin` to `end`. `begin` is a multiple of PANEL."""
         panel_bytes = packed_bytes(self.bits, PANEL, self.inputs)
         blocks = self.blocks[begin // PANEL * panel_bytes : -(-end // PANEL) * panel_bytes]
         return PackedWeight(self.bits, end - begin, self.inputs, blocks)
@@ -83,21 +83,21 @@ class StepTokens(NamedTuple):
     rows: "array[int]"
     positions: "array[int]"
     outputs: "array[int]"
-    slots: "array[int] | None" = None  # None: the positions
+    slots: "array[int] | None" = None  # None: the same as the positions
     parents: "array[int] | None" = None
 
 
 class StepStates(NamedTuple):
     """Memory that a step reads and writes, C-contiguous: see `HearthBatch`."""
 
-    logits: Floats | None = None  # result [outputs, vocab], where there are outputs
+    logits: Floats | None = None  # result [outputs, vocab], if there are outputs
     hidden: Floats | None = None  # result [tokens, hidden size], if wanted
-    before: Floats | None = None  # [tokens, hidden size]
-    after: Floats | None = None  # result, like it
+    before: Floats | None = None  # the residual before these layers, [tokens, hidden size]
+    after: Floats | None = None  # result: the residual after them, [tokens, hidden size]
 
 
 class HeadsDescription(NamedTuple):
-    """A `HearthHeads *`, and what it points to, kept alive."""
+    """A `HearthHeads *`, and the objects it points to, kept alive."""
 
     address: Any
     owners: object
@@ -121,15 +121,16 @@ class Kernels:
             raise KernelsUnavailable(f"{num_threads} threads could not be started; free memory")
 
     def __del__(self) -> None:
-        # Threads do not survive a fork: in a child there is nobody to wait for.
+        # Threads do not survive a fork: a child process has none to wait for.
         if getattr(self, "_context", None) and self._pid == os.getpid():
             self._library.hearth_destroy(self._context)
 
     def pack(self, weights: NDArray[Any], packed: PackedWeight, first_output: int = 0) -> None:
-        """Bring `weights` [n, inputs] into outputs `first_output`… of `packed`, once.
+        """Pack `weights` [n, inputs] into outputs `first_output`, … of `packed`. Call once for each
+        output.
 
-        They are one of SOURCE_TYPES. Raises UnusableWeight when a weight is not finite or too large
-        for its form.
+        The dtype is one of SOURCE_TYPES. Raises UnusableWeight if a weight is not finite, or too
+        large for the packed form.
         """
         outputs, inputs = weights.shape
         assert inputs == packed.inputs
@@ -150,10 +151,10 @@ class Kernels:
             raise UnusableWeight(f"its row {faulty} has a weight that is not finite or too large")
 
     def linear(self, x: Floats, weight: PackedWeight, bias: Floats | None = None) -> Floats:
-        """`x` [rows, inputs] times the weight, plus bias [outputs]: [rows, outputs].
+        """Returns `x` [rows, inputs] times the weight, plus bias [outputs]: [rows, outputs].
 
-        For weights that are quantised, rows are quantised in groups of 32 to 8 bits. A row's result
-        depends on that row alone, bit for bit, and not on the number of threads.
+        With quantised weights, rows are quantised to 8 bits in groups of 32. A row's result depends
+        on that row alone, to the bit, and not on the number of threads.
         """
         rows, inputs = x.shape
         assert inputs == weight.inputs
@@ -176,10 +177,8 @@ class Kernels:
         return out
 
     def draw(self, logits: Floats, draws: Sequence[HowToDraw]) -> list[int]:
-        """A token of each row of `logits` [rows, vocab]; vocab >= 1.
-
-        Does what `engine/sampler.py` does.
-        """
+        """Returns a token for each row of `logits` [rows, vocab]; vocab >= 1. Agrees with
+        `engine/sampler.py`."""
         rows, vocab = logits.shape
         assert len(draws) == rows
         ids = ffi.new("int64_t[]", rows)
@@ -191,11 +190,11 @@ class Kernels:
         return list(ids)
 
     def step(self, model: Any, tokens: StepTokens, states: StepStates) -> None:
-        """A decoder's whole step, or that of some of its layers: see `HearthBatch` in
+        """Run a step of a decoder, or of some of its layers: see `HearthBatch` in
         `src/interface.h`.
 
-        `model` is a `HearthModel *`. Keys and values are written, and the results among `states`.
-        All of it, and what `model` points to, is trusted to be as the model says.
+        `model` is a `HearthModel *`. Writes keys, values, and the results in `states`. Sizes are
+        not checked: they must be as `model` says.
         """
         assert len(tokens.outputs) == (0 if states.logits is None else len(states.logits))
         positions = _numbers(tokens.positions)
@@ -253,8 +252,8 @@ class Kernels:
         token_ids: NDArray[np.int64],
         probabilities: Floats,
     ) -> None:
-        """The likeliest tokens of each head, from `hidden` [rows, hidden size]: writes indices of
-        outputs to `token_ids` [rows, heads, ranks], best first, and their `probabilities`."""
+        """Find the likeliest tokens of each head, from `hidden` [rows, hidden size]. Writes indices
+        of outputs to `token_ids` [rows, heads, ranks], best first, and their `probabilities`."""
         failed = self._library.hearth_guess(
             self._context,
             heads.address,
@@ -273,7 +272,8 @@ def supported_variants() -> list[str]:
 
 
 def _variants(library: Any) -> dict[str, int]:
-    """Numbers of the variants of a library that this processor can run, by name, best first."""
+    """Returns the variants of a library that this processor can run: numbers by name, best
+    first."""
     names: list[str] = []
     while name := library.hearth_variant_name(len(names)):
         names.append(ffi.string(name).decode())
@@ -285,7 +285,7 @@ def _library() -> Any:
     """Loaded once. Raises KernelsUnavailable."""
     try:
         library = ffi.dlopen(str(library_path()))
-        # Linux may have told of a variant that this process may not use.
+        # Linux may have listed a variant that this process may not use.
         return library if _variants(library) else ffi.dlopen(str(compiled(with_all=True)))
     except (BuildFailed, OSError) as error:
         raise KernelsUnavailable(str(error)) from error

@@ -1,10 +1,10 @@
-"""The kernels' limits and sizes, to plan memory with. See `src/layout.h`."""
+"""Limits and sizes of the kernels, for planning memory. See `src/layout.h`."""
 
 from typing import Literal, NamedTuple
 
-LAYOUT_VERSION = 2  # version of packed bytes, which files keep: raise it when packing changes
-# Form of weights, by the bits of one: 32 and 16 are float32 and bfloat16. Forms that GGUF files
-# alone have are 100 more than the number of their type there.
+LAYOUT_VERSION = 2  # version of packed bytes in files: raise it when packing changes
+# Forms of weights are numbered by bits: 32 is float32, 16 bfloat16. A form that only GGUF files
+# have is numbered 100 + its GGUF type.
 Bits = Literal[32, 16, 8, 4, 103, 106, 107, 110, 111, 112, 113, 114, 120, 123, 139]
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # keys are values of QUANTIZATION
 FLOAT_BITS: dict[str, Bits] = {"float32": 32, "bfloat16": 16}
@@ -15,7 +15,8 @@ SCALE_BYTES = 2
 
 
 class FileForm(NamedTuple):
-    """A type of GGUF that nothing is rounded to: its form, and inputs and bytes of its blocks."""
+    """A GGUF type that is used only as it is in the file: its form, and inputs and bytes of its
+    blocks."""
 
     bits: Bits
     inputs: int
@@ -43,24 +44,25 @@ CACHE_SCALE_BYTES = 4  # size of the scale behind an int8 key or value
 
 
 def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:
-    """Returns the KV cache's type beside such weights, by the value of KV_CACHE_DTYPE."""
+    """Returns the type of the KV cache for a value of KV_CACHE_DTYPE and weights of `bits`."""
     if kv_cache_dtype != "auto":
         return kv_cache_dtype
     return "float32" if bits == FLOAT_BITS["float32"] else "float16"
 
 
 def cache_slot(element_bytes: int, head_dim: int) -> int:
-    """Elements of the cache that a key or a value takes: bytes have their scale behind them."""
+    """Returns the cache elements that a key or value takes; an int8 one is followed by its
+    scale."""
     return head_dim + (CACHE_SCALE_BYTES if element_bytes == CACHE_BYTES["int8"] else 0)
 
 
 def group_inputs(bits: Bits) -> int:
-    """Returns what the inputs of a packed matrix are a multiple of."""
+    """Returns the number that a packed matrix's inputs must be a multiple of."""
     return _FILE_FORMS[bits].inputs if bits in _FILE_FORMS else GROUP
 
 
 def packed_bytes(bits: Bits, outputs: int, inputs: int) -> int:
-    """Bytes of a packed matrix [outputs, inputs]."""
+    """Returns the bytes of a packed matrix [outputs, inputs]."""
     rows = -(-outputs // PANEL) * PANEL
     if bits in _FILE_FORMS:
         _, block_inputs, block_bytes = _FILE_FORMS[bits]

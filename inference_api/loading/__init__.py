@@ -1,1 +1,1 @@
-"""From files to weights."""
+"""Reads models: configuration, tokenizer and weights, from safetensors, GGUF and packed files."""

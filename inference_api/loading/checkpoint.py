@@ -1,7 +1,7 @@
-"""Finding a model and every reason why it cannot be served here.
+"""Finds a model, and every reason why it cannot be served here.
 
-Runs before any worker exists, and reads headers, not weights. The loader uses the same functions:
-what passes `check` also loads.
+Runs before a worker starts, and reads headers, not weights. The loader uses the same functions, so
+a model that passes `check_all` also loads.
 """
 
 import reprlib
@@ -34,7 +34,7 @@ from inference_api.loading.quantised.formats import FLOATS
 
 CONFIG = "config.json"
 MAX_TEMPLATE_BYTES = 1_000_000  # size of a chat template; the longest have some 20,000
-# What the tokenizer's library may read besides, and at most how many bytes of it.
+# Further files that the tokenizer's library may read, and the most bytes of each.
 DESCRIPTIONS = {
     "*.json": MAX_JSON_BYTES,
     "*.jinja": MAX_TEMPLATE_BYTES,
@@ -43,7 +43,7 @@ DESCRIPTIONS = {
 
 
 class Asked(NamedTuple):
-    """A model to serve: the name it is to have, where it is, and how to serve it."""
+    """A model to serve: the name it gets, where it is, and how to serve it."""
 
     name: str
     model: str
@@ -51,11 +51,11 @@ class Asked(NamedTuple):
 
 
 def check_all(models: Sequence[Asked]) -> list[str]:
-    """Every reason why these cannot be served together; empty when they can.
+    """Returns every reason why these models cannot be served together; none if they can.
 
     A model is a folder, a GGUF file or a hub id; of a hub model only configuration, tokenizer and
-    the headers of its weights are fetched. Memory is checked here for the CPU; the loader asks a
-    CUDA device, because only torch can.
+    the headers of its weights are fetched. Checks the CPU's memory; the loader checks a CUDA
+    device's, which only torch can do.
     """
     faults, footprints = [], {}
     for name, model, options in models:
@@ -66,11 +66,11 @@ def check_all(models: Sequence[Asked]) -> list[str]:
     return faults + memory_faults(footprints, hardware.available_memory_bytes())
 
 
-Examined = tuple[list[str], Footprint | None]  # faults, and what it takes of the CPU's memory
+Examined = tuple[list[str], Footprint | None]  # faults, and memory on the CPU
 
 
 class Described(NamedTuple):
-    """What the files of a model say of it. Where `config` is None, `faults` has why."""
+    """A model as its files describe it. If `config` is None, `faults` says why."""
 
     folder: Path
     config: ModelConfig | None
@@ -79,12 +79,12 @@ class Described(NamedTuple):
 
 
 def describe(model: str, setting: str = "MODEL") -> Described:
-    """Reads configuration, tokenizer and the headers of the weights, whatever is to be done with
-    them. Raises StartupError, naming the setting, when there is no such model."""
+    """Read configuration, tokenizer and the headers of the weights. Raises StartupError, naming the
+    setting, if there is no such model."""
     try:
         folder = _folder_of(model, with_weights=False, setting=setting)
         return _described(folder, model)
-    except (OSError, ValueError) as error:  # names that are too long, folders that are closed
+    except (OSError, ValueError) as error:  # a name that is too long, a folder without permission
         raise StartupError(
             [f"{setting}={reprlib.repr(model)} cannot be read ({error}); correct it."]
         ) from None
@@ -127,25 +127,23 @@ def _examined(model: str, options: EngineOptions) -> Examined:
 
 
 def footprint_on_cpu(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Footprint:
-    """What the model takes of the CPU's memory."""
+    """Returns the memory that the model takes on the CPU."""
     options = settled(config, options, tensors).on("cpu", keeps_bfloat16(config, tensors))
     config = kept(with_mtp(config, options, tensors), options, tensors)
     return Footprint.of(options.part_of(config), options, weight_bits(options))
 
 
 def locate(model: str, setting: str = "MODEL") -> Path:
-    """The folder of a model, or its GGUF file; a hub model is downloaded first, unless the hub's
-    cache has it.
+    """Returns the folder of a model, or its GGUF file. Downloads a hub model, unless it is cached.
 
-    Raises StartupError, naming the setting, when there is no such model.
+    Raises StartupError, naming the setting, if there is no such model.
     """
     return _folder_of(model, with_weights=True, setting=setting)
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Read config.json, with the EOS ids that any of the folder's files name, or the metadata of a
-    GGUF file. Raises StartupError.
-    """
+    """Read config.json with the EOS ids of all the folder's files, or the metadata of a GGUF file.
+    Raises StartupError."""
     if is_gguf(folder):
         return read_gguf(folder).config
     raw = read_json(folder / CONFIG)
@@ -153,7 +151,7 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
-    """Whether the model can look back as far as MAX_SEQ_LEN asks."""
+    """Returns a fault if the model's context is shorter than MAX_SEQ_LEN."""
     if max_seq_len is None or max_seq_len <= config.max_positions:
         return []
     return [
@@ -163,9 +161,11 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
 
 
 def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
-    """With what QUANTIZATION=auto and file mean for a checkpoint. Where the kernels decode: none
-    where no matrix is quantised; file where some are kept as they are, see `kept`; else int8.
-    Elsewhere it is none."""
+    """Returns the options with QUANTIZATION=auto and file resolved for a checkpoint.
+
+    On the CPU: none if no matrix is quantised; file if some are used as they are in the file (see
+    `kept`); else int8. On other devices: none.
+    """
     if options.quantization not in ("auto", "file"):
         return options
     if options.device == "cuda" or not is_quantised(config, tensors):
@@ -175,19 +175,20 @@ def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> En
 
 
 def with_mtp(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:
-    """With the layer that guesses further tokens, where it is wanted, there, and not on CUDA."""
+    """Returns the config with the layer that guesses further tokens, if it is wanted, in the
+    checkpoint, and not on CUDA."""
     is_wanted = options.has_mtp and options.device != "cuda"
     return replace(config, has_mtp=is_wanted and has_mtp(tensors, config))
 
 
 def kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:
-    """With the matrices that have a form of their own.
+    """Returns the config with the forms of matrices that are not packed like the others.
 
-    Under QUANTIZATION=file those of fewer than 8 bits of which the kernels have the form stay as
-    they are. So they do under auto, unless the processor multiplies whole tiles, which take int8
-    and int4 alone and are faster with many rows. Under int4 the head and values are int8, unless
-    the file has them in int4's groups: they are few, and cost most of what rounding to 4 bits
-    costs.
+    Under QUANTIZATION=file, matrices of fewer than 8 bits stay as they are in the file, if the
+    kernels support their form. The same holds under auto, unless the processor multiplies whole
+    tiles, which support only int8 and int4 and are faster with many rows. Under int4, the output
+    head and the value projections become int8, unless the file has them in groups of 4 bits: they
+    are small, and rounding them to 4 bits would cost the most quality.
     """
     if options.device == "cuda":
         return config
@@ -205,14 +206,14 @@ def kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Model
 
 
 def is_quantised(config: ModelConfig, tensors: Tensors) -> bool:
-    """Whether some matrix of the checkpoint is."""
+    """Returns whether any matrix of the checkpoint is quantised."""
     return config.quantisation is not None or any(
         tensors[part.name].dtype not in FLOATS for part in matrices(config) if part.name in tensors
     )
 
 
 def quantization_faults(options: EngineOptions) -> list[str]:
-    """Whether weights can be quantised on the device."""
+    """Returns a fault if weights cannot be quantised on the device."""
     if options.device != "cuda" or options.quantization in ("auto", "none"):
         return []
     return [
@@ -222,7 +223,7 @@ def quantization_faults(options: EngineOptions) -> list[str]:
 
 
 def device_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
-    """Whether the device, and processes that share a model, have its kinds of layers."""
+    """Returns a fault if the device, or a split model, does not support the model's layers."""
     kinds = {"recurrent layers": config.recurrent, "layers of different shapes": config.shapes}
     faults = []
     for kind in [name for name, is_there in kinds.items() if is_there]:
@@ -234,7 +235,7 @@ def device_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
 
 
 def cpu_faults(config: ModelConfig) -> list[str]:
-    """Whether the model can be decoded on the CPU."""
+    """Returns a fault, with a remedy, if the model cannot be decoded on the CPU."""
     return [f"{fault}; set DEVICE=cuda or choose another model." for fault in kernel_faults(config)]
 
 
@@ -255,8 +256,8 @@ def kernel_faults(config: ModelConfig) -> list[str]:
 
 
 def vocabulary_faults(model_dir: Path, draft_dir: Path) -> list[str]:
-    """Whether the second of two models can draft for the first: what a token id means for one it
-    has to mean for the other."""
+    """Returns a fault if the second model cannot draft for the first, because a token id means
+    different things to the two."""
     differing = vocabulary_difference(model_dir, draft_dir)
     if differing is None:
         return []
@@ -267,8 +268,8 @@ def vocabulary_faults(model_dir: Path, draft_dir: Path) -> list[str]:
 
 
 def vocabulary_difference(model_dir: Path, draft_dir: Path) -> str | None:
-    """Returns the first token id that means something else for the second model; None where both
-    mean the same. Raises StartupError."""
+    """Returns the first token that differs between the models' vocabularies, or None. Raises
+    StartupError."""
     tokens, drafted = _vocabulary(model_dir), _vocabulary(draft_dir)
     differing = {*tokens.items()} ^ {*drafted.items()}
     if not differing:
@@ -284,7 +285,7 @@ def vocabulary_difference(model_dir: Path, draft_dir: Path) -> str | None:
 
 
 def weight_bits(options: EngineOptions) -> Bits:
-    """The form in which the kernels multiply by weights that are not kept as they are. `options`
+    """Returns the form in which the kernels hold weights that do not stay as in the file. `options`
     are settled, and their dtype is not auto."""
     if options.quantization == "none":
         return FLOAT_BITS[options.dtype]
@@ -292,10 +293,8 @@ def weight_bits(options: EngineOptions) -> Bits:
 
 
 def keeps_bfloat16(config: ModelConfig, tensors: Tensors) -> bool:
-    """Whether the checkpoint's matrices are bfloat16, which the kernels take as it is.
-
-    Vectors are always float32 beside them.
-    """
+    """Returns whether the checkpoint's matrices are bfloat16, which the kernels use unchanged.
+    Vectors are float32 in any case."""
     return all(
         part.name in tensors and tensors[part.name].dtype == "BF16" for part in matrices(config)
     )
@@ -304,7 +303,7 @@ def keeps_bfloat16(config: ModelConfig, tensors: Tensors) -> bool:
 def _folder_of(model: str, *, with_weights: bool, setting: str = "MODEL") -> Path:
     try:
         folder = Path(model).expanduser()
-    except RuntimeError:  # ~somebody whom nobody knows
+    except RuntimeError:  # `~user` without such a user
         folder = Path(model)
     if folder.is_dir():
         return _gguf_file_in(folder) or folder
@@ -322,7 +321,8 @@ def _folder_of(model: str, *, with_weights: bool, setting: str = "MODEL") -> Pat
 
 
 def _gguf_file_in(folder: Path) -> Path | None:
-    """The GGUF file of a folder that holds nothing else to load. Raises StartupError."""
+    """Returns the GGUF file of a folder that has nothing else to load, or None. Raises
+    StartupError."""
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files or (folder / CONFIG).exists():
         return None
@@ -353,7 +353,7 @@ def _size_faults(folder: Path) -> list[str]:
 
 
 def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
-    """Faults of the tokenizer; of its fit to the model when there is a `config` to fit."""
+    """Returns faults of the tokenizer and, with a `config`, of its fit to the model."""
     try:
         vocabulary = _vocabulary(folder)
     except StartupError as error:
@@ -376,8 +376,8 @@ def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    """Ids by token. Raises StartupError when tokenizer.json is not one of the tokenizers library,
-    or the GGUF file has no tokenizer that we can read."""
+    """Returns ids by token. Raises StartupError if tokenizer.json is not of the tokenizers library,
+    or the GGUF file has no tokenizer that Hearth can read."""
     if is_gguf(folder):
         return gguf_tokenizer.vocabulary(read_gguf(folder).metadata)
     return tokenizer_files.read_tokenizer(folder).ids

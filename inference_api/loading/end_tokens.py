@@ -1,8 +1,9 @@
-"""Tokens that end an answer by their text, whether or not a model's files call them so."""
+"""Recognises by their text the tokens that end an answer, even if a model's files do not list
+them."""
 
 from collections.abc import Mapping
 
-# Models of our families end texts, turns and messages with these; llama.cpp knows the same.
+# The supported families end texts, turns and messages with these; llama.cpp has the same list.
 END_TEXTS = frozenset(
     (
         *("</s>", "<eos>", "<EOT>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>"),
@@ -15,6 +16,6 @@ END_TEXTS = frozenset(
 def known_ends(special: Mapping[str, int]) -> frozenset[int]:
     """Returns the ids of those among a vocabulary's special tokens that end an answer."""
     texts = END_TEXTS & special.keys()
-    if "<|return|>" in texts:  # gpt-oss, whose answers go on after <|end|>
+    if "<|return|>" in texts:  # gpt-oss, whose answers continue after <|end|>
         texts -= {"<|end|>"}
     return frozenset(special[text] for text in texts)

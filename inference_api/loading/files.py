@@ -1,7 +1,4 @@
-"""The weights of a model: which files they are in and what the files' headers say.
-
-Reads no weights.
-"""
+"""The files of a model's weights, and their headers. Reads no weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
@@ -27,15 +24,15 @@ from inference_api.loading.stacks import Rows, singles
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-SHARDS = "model-*-of-*.safetensors"  # which the index names
+SHARDS = "model-*-of-*.safetensors"  # listed in the index
 LENGTH_BYTES = 8  # a file begins with the length of its JSON header
 MAX_DIMENSIONS = 8
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that make up the model in a folder, or in one GGUF file.
+    """Returns the files of the model in a folder, or its one GGUF file.
 
-    Raises StartupError when some are missing.
+    Raises StartupError if some are missing.
     """
     if is_gguf(folder):
         return [folder]
@@ -58,9 +55,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_header(file: Path, names: TensorNames) -> Tensors:
-    """The tensors in one file, by the names that safetensors have.
+    """Returns the tensors in one file, by their names in safetensors.
 
-    Raises StartupError when it is cut short or not what its name says.
+    Raises StartupError if the file is cut short, or not of the format that its name says.
     """
     if is_gguf(file):
         return read_gguf(file).stored
@@ -68,8 +65,8 @@ def read_header(file: Path, names: TensorNames) -> Tensors:
 
 
 class TensorLocation(NamedTuple):
-    """A tensor of a safetensors file, and the bytes of the file that it is in: all of them, or
-    those of `rows`."""
+    """A tensor of a safetensors file, and its range of bytes in the file. With `rows` it is only
+    part of the tensor there."""
 
     stored: StoredTensor
     begin: int
@@ -78,14 +75,15 @@ class TensorLocation(NamedTuple):
 
 
 def tensor_places(file: Path, names: TensorNames) -> dict[str, TensorLocation]:
-    """The tensors of a model in a safetensors file. Raises StartupError; see `stored_places`."""
+    """Returns a model's tensors in a safetensors file, by name. Raises StartupError."""
     return dict(_unstacked(stored_places(file, name_of_text_model), names))
 
 
 def stored_places(file: Path, rename: Callable[[str], str]) -> dict[str, TensorLocation]:
-    """The tensors of a safetensors file as they lie there, by other names.
+    """Returns the tensors of a safetensors file as they are stored, with their names changed by
+    `rename`.
 
-    Raises StartupError when it is cut short or damaged.
+    Raises StartupError if the file is cut short or damaged.
     """
     try:
         start, entries = read_entries(file)
@@ -100,7 +98,7 @@ def stored_places(file: Path, rename: Callable[[str], str]) -> dict[str, TensorL
 
 
 def unstacked(tensors: Tensors, names: TensorNames) -> Tensors:
-    """Returns the tensors with single experts instead of stacked ones. Needs only headers."""
+    """Returns the tensors with single experts instead of stacks of them. Needs only headers."""
     places = {
         name: TensorLocation(stored, 0, prod(stored.shape)) for name, stored in tensors.items()
     }
@@ -110,7 +108,7 @@ def unstacked(tensors: Tensors, names: TensorNames) -> Tensors:
 def _unstacked(
     places: Mapping[str, TensorLocation], names: TensorNames
 ) -> Iterator[tuple[str, TensorLocation]]:
-    """Yields the tensors with single experts instead of stacked ones."""
+    """Yields the tensors with single experts instead of stacks of them."""
     for name, (stored, begin, end, _) in places.items():
         stacked = singles(name, stored.shape, end - begin, names)
         if stacked is None:
@@ -122,7 +120,7 @@ def _unstacked(
 
 
 def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors of a safetensors file begin, in bytes, and its header's entry of each.
+    """Returns the byte where the tensors of a safetensors file begin, and the header's entries.
 
     Raises OSError, UnusableJson, ValueError, LookupError or TypeError.
     """
@@ -146,7 +144,8 @@ def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
 
 
 def _place(name: str, entry: Any, start: int) -> TensorLocation:
-    """Raises ValueError, LookupError or TypeError when a header's entry makes no sense."""
+    """Returns where a tensor is. Raises ValueError, LookupError or TypeError for an invalid
+    entry."""
     shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"a tensor of {len(shape)} dimensions")
@@ -162,7 +161,7 @@ def _place(name: str, entry: Any, start: int) -> TensorLocation:
 
 
 def read_headers(files: Sequence[Path], names: TensorNames) -> Tensors:
-    """All tensors in `files`. Raises StartupError."""
+    """Returns all tensors in `files`. Raises StartupError."""
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         tensors.update(read_header(file, names))
@@ -170,7 +169,8 @@ def read_headers(files: Sequence[Path], names: TensorNames) -> Tensors:
 
 
 def shape_faults(tensors: Tensors, config: ModelConfig) -> list[str]:
-    """Tensors the decoder needs that are missing or not of the shape config.json implies."""
+    """Returns a fault for each tensor that is missing, or whose shape does not match
+    config.json."""
     num_layers = num_layers_in(tensors, config)
     if config.num_layers > num_layers:
         return [
@@ -183,15 +183,15 @@ def shape_faults(tensors: Tensors, config: ModelConfig) -> list[str]:
 
 
 def has_mtp(tensors: Tensors, config: ModelConfig) -> bool:
-    """Whether there is all of a layer that guesses further tokens: many checkpoints are written
-    without it, whatever their config.json says."""
+    """Returns whether the layer that guesses further tokens is complete. Many checkpoints lack it,
+    although their config.json lists it."""
     parts = [part for parts in mtp_plan(config).values() for part in parts]
     wanted = [each for part in parts for each in wants(part, config.quantisation, tensors) if each]
     return bool(wanted) and all(each.name in tensors for each in wanted)
 
 
 def tensor_faults(wanted: Sequence[Wanted], tensors: Tensors) -> list[str]:
-    """Returns faults of tensors that are missing or do not have config.json's shape or type."""
+    """Returns a fault for each tensor that is missing, or of a wrong shape or type."""
     missing = [each.name for each in wanted if each.name not in tensors]
     found = [(each, tensors[each.name]) for each in wanted if each.name in tensors]
     misshapen = [

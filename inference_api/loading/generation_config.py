@@ -1,4 +1,4 @@
-"""A model's own words on how its tokens are to be drawn: its generation_config.json."""
+"""A model's default sampling parameters, from its generation_config.json."""
 
 import logging
 import reprlib
@@ -11,7 +11,7 @@ from inference_api.loading.json_files import read_json
 logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
-# As requests may have them: least, greatest. A least of 0 is none of `ABOVE_0`.
+# The bounds for requests: least, greatest. For names in `ABOVE_0` the least is exclusive.
 BOUNDS = {
     "temperature": (0.0, 2.0),
     "top_k": (0, 2**31 - 1),
@@ -21,13 +21,13 @@ BOUNDS = {
 }
 ABOVE_0 = ("top_p", "repetition_penalty")
 
-Defaults = Mapping[str, float]  # values of parameters that a request does not set
+Defaults = Mapping[str, float]  # used for parameters that a request does not set
 NO_DEFAULTS: Defaults = MappingProxyType({})
 
 
 def read_defaults(model_dir: Path) -> Defaults:
-    """Returns those of `BOUNDS` that the folder's file names; a GGUF file has none. What is out of
-    bounds is left out, and logged. Raises StartupError where the file cannot be read."""
+    """Returns the parameters of `BOUNDS` in the folder's file; a GGUF file has none. Values out of
+    bounds are logged and left out. Raises StartupError if the file cannot be read."""
     file = model_dir / GENERATION_CONFIG
     given = read_json(file, required=False)
     named = {name: given[name] for name in BOUNDS if given.get(name) is not None}

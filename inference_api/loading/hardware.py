@@ -1,4 +1,4 @@
-"""This machine's free memory and its cores that compute."""
+"""Free memory, cores and GPUs of this machine."""
 
 import mmap
 import os
@@ -23,7 +23,8 @@ ASK_TIMEOUT_S = 60.0
 
 
 def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
-    """Memory a process can still take, within its container's limit; None when not known."""
+    """Returns the memory that a process can still take, within its container's limit; None if it is
+    not known."""
     available_kb = _table(proc / "meminfo").get("MemAvailable")
     if available_kb is None:
         return None
@@ -32,12 +33,12 @@ def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | No
     if limit is None or used is None:
         return available_kb * 1024
     usage = _table(cgroup / "memory.stat")
-    page_cache = usage.get("active_file", 0) + usage.get("inactive_file", 0)  # given back on demand
+    page_cache = usage.get("active_file", 0) + usage.get("inactive_file", 0)  # freed on demand
     return max(0, min(available_kb * 1024, limit - used + page_cache))
 
 
 def resident_memory_bytes(proc: Path = PROC) -> int | None:
-    """Memory this process has; None when not known."""
+    """Returns the resident memory of this process; None if it is not known."""
     try:
         _, resident_pages, *_ = (proc / "self" / "statm").read_text().split()
     except OSError:
@@ -46,10 +47,11 @@ def resident_memory_bytes(proc: Path = PROC) -> int | None:
 
 
 def physical_cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> int:
-    """Cores this process may run on, hyper-threads counted once: matmuls gain nothing from them.
+    """Returns the cores that this process may run on. Hyper-threads count once, because matrix
+    products gain nothing from them.
 
-    No more than its container's quota pays for: threads beyond it would be stopped in mid-step,
-    and the others would wait for them.
+    A container's CPU quota bounds the number: threads beyond it would be stopped in the middle of a
+    step, and the others would wait for them.
     """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
@@ -58,7 +60,7 @@ def physical_cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> int:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether CUDA may be there; only torch can tell for sure."""
+    """Returns whether there may be a GPU. Only torch can tell for sure."""
     return NVIDIA_CONTROL.exists()
 
 
@@ -67,13 +69,16 @@ def has_torch() -> bool:
 
 
 def may_have_cuda() -> bool:
-    """Whether a model may be on a GPU, as far as can be known without torch."""
+    """Returns whether a model may run on a GPU, as far as is known without loading torch."""
     return has_nvidia_driver() and has_torch()
 
 
 def cuda_faults() -> list[str]:
-    """Why DEVICE=cuda cannot be. Asks torch in a process of its own: it takes seconds, and no
-    process that has asked may fork. Where it says nothing, the runner will."""
+    """Returns why DEVICE=cuda is not possible.
+
+    Asks torch in a separate process, because that takes seconds and a process must not fork after
+    it. If that process fails, the runner will report the fault.
+    """
     if not has_torch():
         return [NO_TORCH]
     try:
@@ -85,7 +90,7 @@ def cuda_faults() -> list[str]:
 
 
 def _quota_cores(cgroup: Path) -> int | None:
-    """Whole cores of a container's CPU quota; None where it has none."""
+    """Returns the whole cores of a container's CPU quota; None without a quota."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
         return None if quota == "max" else max(1, int(quota) // int(period))
@@ -94,7 +99,7 @@ def _quota_cores(cgroup: Path) -> int | None:
 
 
 def _core_of(cpu: int, cpus: Path) -> str:
-    """A name shared by the hyper-threads of one core."""
+    """Returns a name that the hyper-threads of a core share."""
     try:
         return (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
     except OSError:
@@ -102,7 +107,7 @@ def _core_of(cpu: int, cpus: Path) -> str:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """The lines `name[:] number …` of a kernel file; empty when there is no such file."""
+    """Returns the lines `name[:] number …` of a kernel file; empty without such a file."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:

@@ -1,9 +1,10 @@
-"""Reads Medusa heads: the published layout, its shared variant, and what ours add to it.
+"""Reads Medusa heads: the published format, its variant without output matrices, and Hearth's
+additions.
 
 A folder has `config.json` and `medusa_lm_head.safetensors`. Head k of L layers is
 "<k>.<l>.linear.weight" [hidden, hidden] and "<k>.<l>.linear.bias" [hidden] for each layer l, and
-"<k>.<L>.weight" [vocab, hidden]; without that one the model's own output head serves. Ours may add
-`draft_token_ids` [tokens]: heads guess among these alone.
+"<k>.<L>.weight" [vocab, hidden]. Without the last, the model's own output head is used. Heads
+trained by Hearth may have `draft_token_ids` [tokens], and then guess only these tokens.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ from inference_api.loading.safetensors import opened, read_numbers
 from inference_api.loading.sentence_pieces import SENTENCE_PIECES
 from inference_api.loading.tokenizer_files import TOKENIZER
 
-PREFIX = "medusa_head."  # begins names in merged releases
+PREFIX = "medusa_head."  # prefix of names in merged releases
 DRAFT_TOKEN_IDS = "draft_token_ids"
 MAX_HEADS = 16
 MAX_PATHS = 256
@@ -39,20 +40,21 @@ TreePath = tuple[int, ...]  # for each depth the rank of a head's guess
 
 @dataclass(frozen=True, slots=True)
 class MedusaFile:
-    """Heads as they are stored, in float32."""
+    """Heads as stored, converted to float32."""
 
     weights: Sequence[Sequence[Floats]]  # for each head and layer: [hidden, hidden]
-    biases: Sequence[Sequence[Floats]]  # like weights: [hidden]
+    biases: Sequence[Sequence[Floats]]  # for each head and layer: [hidden]
     outputs: Sequence[Floats] | None  # for each head: [vocab, hidden]; None: the model's own
-    token_ids: NDArray[np.int64] | None  # [tokens], ascending: to guess among; None: all
-    paths: Sequence[TreePath]  # the tree's, shorter ones first; () where none is given
+    token_ids: NDArray[np.int64] | None  # [tokens] that are guessed, ascending; None: all
+    paths: Sequence[TreePath]  # the tree's, shorter ones first; () if none is given
     tokenizer_sha256: str | None
 
 
 def read_heads(folder: Path, config: ModelConfig) -> MedusaFile:
-    """Heads for the model that `config` describes. Raises StartupError naming what does not fit.
+    """Returns the heads for the model that `config` describes. Raises StartupError if they do not
+    fit.
 
-    How many heads and layers there are is counted: published configurations are known to be wrong.
+    Heads and layers are counted in the file, because published configurations are often wrong.
     """
     file = _file_of(folder, config)
     tensors = stored_places(file, lambda name: name.removeprefix(PREFIX))
@@ -81,8 +83,8 @@ def read_heads(folder: Path, config: ModelConfig) -> MedusaFile:
 
 
 def tokenizer_sha256(model_dir: Path) -> str:
-    """What heads keep of the tokenizer they were trained beside: the hash of its file, or of a GGUF
-    file's tokens, a line each."""
+    """Returns the hash by which heads identify the tokenizer they were trained with: of its file,
+    or of a GGUF file's tokens, one on each line."""
     if is_gguf(model_dir):
         tokens = read_gguf(model_dir).metadata["tokenizer.ggml.tokens"]
         return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
@@ -92,7 +94,7 @@ def tokenizer_sha256(model_dir: Path) -> str:
 
 
 def _file_of(folder: Path, config: ModelConfig) -> Path:
-    """Raises StartupError where there is none that can be read."""
+    """Returns the heads' file. Raises StartupError if there is none that can be read."""
     file = heads_file(folder)
     if file is None:
         raise StartupError([f"{folder} has no {WEIGHTS}; get the heads again."])
@@ -141,7 +143,8 @@ def _outputs(
     num_layers: int,
     config: ModelConfig,
 ) -> Sequence[Floats] | None:
-    """Returns the heads' output matrices, if any. Their vocabulary may lack the model's padding."""
+    """Returns the heads' output matrices, if any. They may lack the padding of the model's
+    vocabulary."""
     names = [f"{head}.{num_layers}.weight" for head in range(num_heads)]
     if not any(name in tensors for name in names):
         return None

@@ -14,14 +14,14 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether `model` could be the name of a model on the hub: owner/name."""
+    """Returns whether `model` could be the id of a model on the hub: owner/name."""
     return HUB_ID.fullmatch(model) is not None
 
 
 def fetch(model: str, patterns: Sequence[str], setting: str = "MODEL") -> Path:
-    """The folder of a hub model, downloaded unless the cache has it: the files that match.
+    """Returns the folder of a hub model, with the files that match, downloaded unless cached.
 
-    Raises StartupError, which names the setting that has `model`.
+    Raises StartupError that names `setting`.
     """
     from huggingface_hub import snapshot_download
 
@@ -30,10 +30,7 @@ def fetch(model: str, patterns: Sequence[str], setting: str = "MODEL") -> Path:
 
 
 def stored_tensors(model: str) -> Tensors:
-    """A hub model's tensors, by fetching only the headers of its files.
-
-    Raises StartupError.
-    """
+    """Returns a hub model's tensors, from the headers of its files. Raises StartupError."""
     from huggingface_hub import get_safetensors_metadata
 
     with _faults_named(model):
@@ -49,7 +46,7 @@ def stored_tensors(model: str) -> Tensors:
 def _faults_named(model: str, setting: str = "MODEL") -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # network, hub and disk libraries raise their own
+    except Exception as error:  # network, hub and disk libraries each raise their own errors
         reason = str(error).strip().split("\n")[0]
         raise StartupError(
             [

@@ -1,4 +1,4 @@
-"""The JSON in a model's folder, which anybody may have written."""
+"""Reads the JSON files in a model's folder, without trusting their contents."""
 
 import json
 from pathlib import Path
@@ -6,16 +6,16 @@ from typing import Any
 
 from inference_api.errors import StartupError
 
-MAX_JSON_BYTES = 100_000_000  # safetensors' limit of a header; tokenizer.json has up to 35 MB
+MAX_JSON_BYTES = 100_000_000  # limit of a safetensors header; tokenizer.json has up to 35 MB
 
 
 class UnusableJson(Exception):
-    """A fault of a text, in a few words."""
+    """A fault of a JSON text, in a few words."""
 
 
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
-    """The object in a file; {} when the file is absent and not `required`. Raises StartupError
-    naming the file."""
+    """Returns the object in a file; {} if the file is absent and not `required`. Raises
+    StartupError that names the file."""
     if not path.is_file():
         if not required:
             return {}
@@ -29,7 +29,7 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
 
 
 def parse_json(content: bytes) -> dict[str, Any]:
-    """The object in a text. Raises UnusableJson."""
+    """Returns the object in a text. Raises UnusableJson."""
     if len(content) > MAX_JSON_BYTES:
         raise UnusableJson(f"it has more than {MAX_JSON_BYTES} bytes")
     try:

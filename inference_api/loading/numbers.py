@@ -1,4 +1,4 @@
-"""Tensors as files have them, in numpy, which has neither bfloat16 nor float8."""
+"""Tensors of files as numpy arrays; numpy has neither bfloat16 nor float8."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from inference_api.kernels.interface import Floats
     from inference_api.kernels.library import PackedWeight
 
-FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # as the kernels pack them
+FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # inputs of packing
 DTYPES = {  # keys: safetensors' names
     kind: np.dtype(dtype)
     for kind, dtype in {
@@ -27,14 +27,14 @@ Pack = Callable[[NDArray[Any], "PackedWeight", int], None]  # see `Kernels.pack`
 
 
 class Numbers(NamedTuple):
-    """A tensor as a file has it: BF16 as uint16 and F8 as uint8. So rows can be cut, stacked,
-    transposed and brought into another order without knowing what they mean."""
+    """A tensor as in its file, with BF16 as uint16 and F8 as uint8, so that rows can be cut,
+    stacked, transposed and reordered without conversion."""
 
     kind: str  # one of DTYPES
     data: NDArray[Any]
 
     def floats(self) -> "Floats":
-        """Returns the same numbers, exactly; itself where they are float32 already."""
+        """Returns the same numbers in float32, exactly. No copy if they are float32 already."""
         if self.kind == "BF16":
             widened: Floats = (self.data.astype(np.uint32) << 16).view(np.float32)
             return widened
@@ -47,12 +47,12 @@ class Numbers(NamedTuple):
         yield 0, self.floats()
 
     def pack_into(self, pack: Pack, packed: "PackedWeight", first_output: int) -> None:
-        """Write outputs `first_output`… of `packed`. Raises UnusableWeight."""
+        """Write outputs `first_output`, … of `packed`. Raises UnusableWeight."""
         pack(self.data, packed, first_output)
 
 
 def _float8() -> "Floats":
-    """The numbers that bytes stand for (OCP 8-bit Floating Point Specification 1.0, E4M3)."""
+    """Returns the value of each byte (OCP 8-bit Floating Point Specification 1.0, E4M3)."""
     codes = np.arange(128)
     exponents, fractions = codes >> 3, codes & 7
     significands = np.where(exponents == 0, fractions, fractions + 8).astype(np.float32)

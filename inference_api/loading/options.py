@@ -1,4 +1,4 @@
-"""`EngineOptions`: the settings that the engine has to know."""
+"""`EngineOptions`: the settings that the engine uses."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -17,22 +17,22 @@ class EngineOptions:
     """auto, float32 or bfloat16."""
     max_rows: int
     max_seq_len: int | None = None
-    """None: the model's context; at most 2048 where each row has memory of its own."""
+    """None: the model's context, but at most 2048 if each row has memory of its own."""
     quantization: str = "none"
     """auto, none, int8 or int4."""
     kv_cache_dtype: str = "auto"
-    """auto, float32, float16 or int8; used by the kernels."""
+    """auto, float32, float16 or int8; only for the kernels."""
     kv_cache_bytes: int | None = None
-    """The most that pages take, used by the kernels; None: half of what is free beside weights."""
+    """Most memory of pages, for the kernels; None: half of the memory free besides weights."""
     num_runners: int = 1
-    """How many share what is free."""
+    """How many models share the free memory."""
     has_medusa: bool = False
     medusa_heads: str | None = None
     """The folder of the Medusa heads; None: the model's own."""
     has_mtp: bool = False
-    """Whether a layer that guesses further tokens is loaded, where the checkpoint has one."""
+    """Whether to load the layer that guesses further tokens, if the checkpoint has one."""
     num_guesses: int = 0
-    """The most guesses of a row in a step, which recurrent layers note."""
+    """The most guesses of a row in a step, which recurrent layers log."""
     layers: LayerRange | None = None
     """The layers that this process holds; None: all."""
 
@@ -53,20 +53,21 @@ class EngineOptions:
         )
 
     def with_layers(self, layers: LayerRange | None) -> Self:
-        """For one of several processes, of which the first has the Medusa heads, and none a layer
-        that guesses further tokens; None: for all."""
+        """Returns the options of a process that runs these layers; None: all layers. Of several
+        processes, only the first has the Medusa heads, and none the layer that guesses further
+        tokens."""
         has_medusa = self.has_medusa and (layers is None or layers.begin == 0)
         has_mtp = self.has_mtp and layers is None
         return replace(self, layers=layers, has_medusa=has_medusa, has_mtp=has_mtp)
 
     def part_of(self, config: ModelConfig) -> ModelConfig:
-        """What this process has of a model."""
+        """Returns the config of this process's layers of a model."""
         return config if self.layers is None else config.part(self.layers)
 
     def on(self, device: str, keeps_bfloat16: bool = False) -> Self:
-        """With `device`, cpu or cuda, and the dtype that auto means there.
+        """Returns the options for `device`, cpu or cuda, with the dtype that auto means there.
 
-        `keeps_bfloat16`: see `checkpoint`. A cache that nobody chose is then float32, as beside the
+        For `keeps_bfloat16` see `checkpoint`. A cache dtype of auto is then float32, as with the
         same weights in float32.
         """
         if self.dtype != "auto":

@@ -1,5 +1,5 @@
-"""Single tensors of safetensors files. They are read and not mapped: a file that is cut short while
-it is mapped ends the process."""
+"""Reads single tensors of safetensors files. Files are not mapped, because the process dies if a
+mapped file becomes shorter."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from inference_api.loading.numbers import DTYPES, FLOATS, Numbers
 
 @contextmanager
 def opened(file: Path) -> Iterator[FileIO]:
-    """Raises StartupError where what is read meanwhile is damaged."""
+    """Opens a file. Raises StartupError if reading inside the context fails."""
     try:
         with file.open("rb", buffering=0) as stream:
             yield stream
@@ -28,7 +28,8 @@ def opened(file: Path) -> Iterator[FileIO]:
 def read_numbers(
     stream: FileIO, name: str, place: TensorLocation, kinds: Collection[str] = FLOATS
 ) -> Numbers:
-    """Raises OSError, EOFError, and StartupError where it is none of `kinds`, which are served."""
+    """Returns a tensor. Raises OSError, EOFError, or StartupError if its dtype is none of
+    `kinds`."""
     kind = place.stored.dtype
     if kind not in kinds:
         raise StartupError(

@@ -1,7 +1,7 @@
-"""A SentencePiece model, `tokenizer.model`, as a GGUF file would describe its vocabulary.
+"""Reads a SentencePiece model, `tokenizer.model`, into the metadata of a GGUF file.
 
-The file is one protobuf message; numbers of fields are those of sentencepiece_model.proto
-(google/sentencepiece, src). Types of pieces have the same numbers in GGUF.
+The file is one protobuf message, whose field numbers are in sentencepiece_model.proto
+(google/sentencepiece, src). GGUF numbers the types of pieces in the same way.
 """
 
 import struct
@@ -15,17 +15,17 @@ from inference_api.loading.gguf.tokenizer import NORMAL
 SENTENCE_PIECES = "tokenizer.model"
 MAX_BYTES = 16 * 1024 * 1024  # Gemma's, with 262,144 pieces, has 4.7 MB
 MAX_VARINT_BYTES = 10
-_BPE = 2  # a model's type; other types cut a text in ways that no GGUF file describes
-_VARINT, _SIZED = 0, 2  # types on the wire
-_FIXED_BYTES = {1: 8, 5: 4}  # sizes of values of the others
+_BPE = 2  # type of model; GGUF cannot describe the others
+_VARINT, _SIZED = 0, 2  # wire types
+_FIXED_BYTES = {1: 8, 5: 4}  # sizes of values by wire type
 
 
 def read_sentence_pieces(file: Path) -> dict[str, Any]:
-    """Returns GGUF's metadata of the tokenizer. Raises StartupError when the file is none, or of
-    another kind.
+    """Returns GGUF's metadata of the tokenizer. Raises StartupError if the file is invalid or of
+    another type.
 
-    SentencePiece puts a space before a text, but none behind a symbol of the user's in it; here,
-    as in the models' `tokenizer.json`, what follows such a symbol gets one too.
+    SentencePiece puts a space before a text, but not after a user-defined symbol inside it. Here,
+    as in the models' `tokenizer.json`, a space is put after such a symbol, too.
     """
     try:
         with file.open("rb") as stream:
@@ -61,7 +61,7 @@ def _metadata(content: bytes) -> dict[str, Any]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields the fields' numbers, each with an integer or with bytes."""
+    """Yields field numbers, each with its integer or bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -78,7 +78,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Returns the number at this byte, in groups of seven bits, and where it ends."""
+    """Returns the varint at byte `at`, and the byte after it."""
     number = 0
     for count in range(MAX_VARINT_BYTES):
         byte = message[at + count]

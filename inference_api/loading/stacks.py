@@ -1,10 +1,10 @@
-"""Tensors that hold something of all experts of a layer, seen as the single ones they stack.
+"""Views stacked tensors, which hold a matrix of every expert of a layer, as single tensors.
 
-Safetensors mostly have experts singly; some have `experts.gate_up_proj` [experts, gates and then
-what passes them, hidden] and `experts.down_proj` [experts, hidden, ffn]. Those of gpt-oss have
-gates and what passes them by turns, and biases beside them; their matrices are transposed,
-[experts, inputs, outputs], or MXFP4: `_blocks` [experts, outputs, blocks, bytes] with `_scales`
-[experts, outputs, blocks]. GGUF has a stack for each of the three.
+Most safetensors have single experts. Some have `experts.gate_up_proj` [experts, gates then ups,
+hidden] and `experts.down_proj` [experts, hidden, ffn]. In gpt-oss, rows of gate and up alternate,
+there are biases, and matrices are transposed, [experts, inputs, outputs], or MXFP4: `_blocks`
+[experts, outputs, blocks, bytes] with `_scales` [experts, outputs, blocks]. GGUF has a stack for
+each of gate, up and down.
 """
 
 import re
@@ -31,8 +31,8 @@ _ENDS = {
 
 
 class Rows(NamedTuple):
-    """Which rows of a matrix in a file belong to a tensor: every `step`th from `first` on, after
-    the matrix is transposed, if it is."""
+    """The rows of a matrix in a file that belong to a tensor: every `step`th from `first` on, after
+    transposing the matrix if `is_transposed`."""
 
     first: int
     step: int
@@ -40,8 +40,8 @@ class Rows(NamedTuple):
 
 
 class Single(NamedTuple):
-    """A part of a stack, and where it is: from one share of the stack's bytes to before another,
-    and of what is there `rows`, None for all."""
+    """A single tensor of a stack, and its place: a range of the stack's bytes, as shares, and in
+    that range `rows`; None for all."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Single(NamedTuple):
 def singles(
     name: str, shape: tuple[int, ...], num_bytes: int, names: TensorNames
 ) -> Iterator[Single] | None:
-    """Returns the tensors that a stack holds; None for no stack, or one that makes no sense."""
+    """Returns the tensors in a stack; None if this is no stack, or an invalid one."""
     if names == "granite_hybrid":
         for own, usual in _GRANITE_STACKS.items():
             name = name.replace(own, usual)
@@ -77,7 +77,7 @@ def singles(
 def _by_turns(
     prefix: str, kinds: tuple[str, ...], end: str, shape: tuple[int, ...], num_bytes: int
 ) -> Iterator[Single] | None:
-    """Returns the tensors that a stack of gpt-oss holds; None for one that makes no sense."""
+    """Returns the tensors in a stack of gpt-oss; None if it is invalid."""
     ours, num_dimensions = _ENDS[end]
     num_experts, *dimensions = shape
     is_transposed, step = end == "", len(kinds)
@@ -101,13 +101,13 @@ def _by_turns(
 
 
 class OfExpert(NamedTuple):
-    """The expert that a tensor belongs to, and its name without that number."""
+    """The expert that a tensor belongs to, and the tensor's name without its number."""
 
     expert: int
     stack: str
 
 
 def of_expert(name: str) -> OfExpert | None:
-    """Returns the expert that a single tensor's name in a checkpoint has; None if it has none."""
+    """Returns the expert in a single tensor's name; None if it has none."""
     found = _SINGLE.fullmatch(name)
     return None if found is None else OfExpert(int(found[2]), f"{found[1]}.{found[3]}")

@@ -1,4 +1,4 @@
-"""A checkpoint's weights, one after another: from safetensors, quantised or not, and from GGUF."""
+"""Reads a checkpoint's weights one after another, from safetensors or GGUF, quantised or not."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ from inference_api.loading.quantised.weights import QuantisedTensor, read_quanti
 from inference_api.loading.safetensors import opened, read_numbers
 
 Weight = Numbers | QuantisedTensor | GgufTensor
-Write = Callable[[Weight], object]  # brings it to its place
+Write = Callable[[Weight], object]  # writes a weight to its parameter
 
 
 def write_weights(
@@ -31,14 +31,14 @@ def write_weights(
     config: ModelConfig,
     pause: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read every weight straight to its places: beyond these, only the one being read takes memory.
+    """Read every weight directly into its parameters. Besides these, only the weight being read
+    takes memory.
 
-    Files are read and not mapped: one that is cut short while it is mapped ends the process. The
-    caller has compared the files' headers with the plan. `pause` is called between weights. Raises
-    StartupError when a file cannot be read to its end, or a weight is not a number that can be
-    packed.
+    Files are not mapped, because the process dies if a mapped file becomes shorter. The caller has
+    compared the files' headers with the plan. `pause` is called between weights. Raises
+    StartupError if a file cannot be read to its end, or a weight cannot be packed.
     """
-    # Keys are names in the checkpoint; a tied embedding has two writes.
+    # Keyed by name in the checkpoint; a tied embedding has two writes.
     writes: dict[str, list[Write]] = {}
     parts: dict[str, SourceTensor] = {}
     for part, write in targets:
@@ -60,8 +60,8 @@ def write_weights(
 def read_weights(
     files: Sequence[Path], parts: Mapping[str, SourceTensor], config: ModelConfig
 ) -> Iterator[tuple[str, Weight]]:
-    """Yields `parts`, by their names in the checkpoint, in the order of the files, and with rows in
-    our order: only the one that is yielded takes memory. Raises StartupError."""
+    """Yields `parts` by their names in the checkpoint, in the order of the files, with rows in our
+    order. Only the yielded one takes memory. Raises StartupError."""
 
     def as_ours(read: tuple[str, Numbers | QuantisedTensor]) -> tuple[str, Weight]:
         name, weight = read
@@ -79,7 +79,8 @@ def read_weights(
 
 
 def converted(numbers: Numbers, part: SourceTensor) -> Numbers:
-    """A tensor of safetensors as one of ours; see `SourceTensor`."""
+    """Returns a tensor of safetensors with its rows in our order, and its offset and factors
+    applied; see `SourceTensor`."""
     data = numbers.data.reshape(-1) if len(part.shape) == 1 else numbers.data
     numbers = Numbers(numbers.kind, _reordered(data, part))
     if part.factors:

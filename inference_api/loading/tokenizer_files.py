@@ -1,4 +1,4 @@
-"""The tokenizer's files in a model's folder: its vocabulary, and the tokens that end an answer.
+"""Reads the tokenizer's files in a model's folder: its vocabulary, and the tokens that end answers.
 
 Loads neither torch nor transformers.
 """
@@ -24,15 +24,15 @@ NAMES_OF_EOS = (TOKENIZER_CONFIG, "special_tokens_map.json")
 
 
 class Vocabulary(NamedTuple):
-    """Ids by token."""
+    """A vocabulary; `ids` are keyed by token."""
 
     ids: dict[str, int]
     special: dict[str, int]
 
 
 def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
-    """Returns the ids that any file of the folder names, and those of special tokens that are known
-    to end an answer. `config`: the contents of config.json. Raises StartupError."""
+    """Returns the EOS ids that any file of the folder names, and the special tokens that are known
+    to end an answer. `config` is the content of config.json. Raises StartupError."""
     described = (
         config,
         config.get("text_config"),
@@ -50,8 +50,8 @@ def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
 
 
 def tokenizer_json(folder: Path) -> dict[str, Any]:
-    """The content of the folder's tokenizer.json, or of one made of its SentencePiece model. Raises
-    StartupError when it has neither."""
+    """Returns the content of the folder's tokenizer.json, or of one made from its SentencePiece
+    model. Raises StartupError if it has neither."""
     own, pieces = folder / TOKENIZER, folder / SENTENCE_PIECES
     if own.is_file():
         return read_json(own)
@@ -68,7 +68,8 @@ def tokenizer_json(folder: Path) -> dict[str, Any]:
 
 
 def read_tokenizer(folder: Path) -> Vocabulary:
-    """Raises StartupError when the folder has no tokenizer of the tokenizers library.
+    """Returns the vocabulary. Raises StartupError if the folder has no tokenizer of the tokenizers
+    library.
 
     Unigram models list their tokens, the others map them to ids.
     """

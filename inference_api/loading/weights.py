@@ -1,4 +1,4 @@
-"""Loads the parameters that the kernels decode with, one tensor at a time."""
+"""Loads a model's parameters for the kernels, one tensor at a time."""
 
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from inference_api.loading.stream import Weight, Write, write_weights
 
 
 class Packing(NamedTuple):
-    """The form of weights for the kernels that multiply by them."""
+    """The kernels, and the form of weights for them."""
 
     kernels: Kernels
     bits: Bits
@@ -39,16 +39,16 @@ class Packing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Weights named as in `weight_plan`, and "head", the embedding when the two are tied: matrices
-    are packed, vectors are not."""
+    """Weights by their names in `weight_plan`, and "head", which is the embedding if they are tied.
+    Matrices are packed, vectors are not."""
 
     tensors: dict[str, Floats]
     packed: dict[str, PackedWeight]
     packing: Packing
 
     def of_mtp(self, num_guessed: int) -> "Parameters":
-        """The parameters of the layer that guesses further tokens: with these ends a model, which
-        has logits for so many tokens."""
+        """Returns the parameters of the layer that guesses further tokens, as a model with this
+        one's embedding and head, cut to `num_guessed` logits."""
         head = self.packed[HEAD].part(0, num_guessed)
         ends = {EMBEDDING: self.packed[EMBEDDING], HEAD: head}
         return Parameters(
@@ -56,8 +56,7 @@ class Parameters:
         )
 
     def qk_norm(self, config: ModelConfig, layer: int) -> Floats | None:
-        """What a layer's queries, and the keys it makes, are multiplied by, [heads + kv_heads,
-        head_dim]."""
+        """Returns the norm weights of a layer's queries and keys, [heads + kv_heads, head_dim]."""
         if not config.has_qk_norm or not config.attends(layer):
             return None
         shape = config.shape_of(layer)
@@ -66,7 +65,7 @@ class Parameters:
             np.resize(self.tensors[f"layers.{layer}.{name}"], (count, shape.head_dim))
             for name, count in counts.items()
             if shape.kv_source is None or name == "q_norm"
-        ]  # repeated where all heads share one
+        ]  # repeated if all heads share one
         return np.concatenate(norms)
 
 
@@ -90,7 +89,7 @@ def load_parameters(
     memory: Memory | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> Parameters:
-    """Read every parameter straight to its packed form or, if it is a vector, its place.
+    """Read every parameter directly into its packed form, or into its vector.
 
     `dtype` and `memory`: see `empty_parameters`. Raises StartupError; see `write_weights`.
     """
@@ -102,9 +101,9 @@ def load_parameters(
 def empty_parameters(
     config: ModelConfig, dtype: str, packing: Packing, memory: Memory | None = None
 ) -> Parameters:
-    """The memory of parameters, in the forms of `layout.parameter_forms`: new, or `memory`.
+    """Returns parameters in the forms of `layout.parameter_forms`, in `memory` or new memory.
 
-    `dtype`: of the embedding where the checkpoint has it in no fewer bits."""
+    `dtype` is that of the embedding, unless the checkpoint has it in fewer bits."""
     forms = parameter_forms(config, FLOAT_BITS[dtype] // 8, packing.bits)
     memory = memory or _huge_pages(forms)
     tensors: dict[str, Floats] = {}
@@ -121,8 +120,8 @@ def empty_parameters(
 
 
 def _huge_pages(forms: Mapping[str, TensorForm]) -> Memory:
-    """All in one piece, so that small ones have huge pages too: a step reads from nearly every
-    page, and looking up where pages are takes time."""
+    """Returns one piece of memory for all parameters, so that small ones lie in huge pages, too: a
+    step reads nearly all of them, and looking up small pages takes time."""
     sizes = [-(-form.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for form in forms.values()]
     whole = np.frombuffer(anonymous(sum(sizes), mmap.MADV_HUGEPAGE), np.uint8)
     parts = zip(forms.items(), np.split(whole, np.cumsum(sizes)[:-1]), strict=True)
@@ -150,4 +149,4 @@ def _pack(pack: Pack, packed: PackedWeight, first_output: int, weight: Weight) -
 def _copy(vector: Floats, first: int, weight: Weight) -> None:
     for at, numbers in weight.rows():
         place = vector[first + at : first + at + len(numbers)]
-        place[:] = numbers.reshape(place.shape)  # GGUF leaves out dimensions of one element
+        place[:] = numbers.reshape(place.shape)  # GGUF leaves out dimensions of size 1

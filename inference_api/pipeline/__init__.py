@@ -1,1 +1,1 @@
-"""One model over several processes."""
+"""Pipeline parallelism: one model, its layers split over several processes (ranks)."""

@@ -1,4 +1,4 @@
-"""One rank: the first becomes the API, the others work for it.
+"""Runs one rank. Rank 0 is the API server; the others work for it.
 
     RANK=1 WORLD_SIZE=3 MASTER_ADDR=10.0.0.1 python -m inference_api.pipeline
 
@@ -38,7 +38,7 @@ def main() -> None:
     except StartupError as error:
         sys.exit(str(error))
     if ranks.rank == 0:
-        # It drains: the launcher's SIGTERM is for it.
+        # The API drains on the launcher's SIGTERM.
         _end_with_parent(signal.SIGTERM)
         command = [sys.executable, "-m", "gunicorn", "--config", str(GUNICORN_CONFIG)]
         os.execv(sys.executable, command)
@@ -57,7 +57,7 @@ def _work(ranks: RankSettings, settings: Settings) -> int:
         make_runner = part_runners(folder, options, ranks.local_world_size)
         ring = Ring.join(ranks, hidden_size, settings.split_timeout_s)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # rank 0 needs this one until it has drained
+            signal.signal(number, signal.SIG_IGN)  # rank 0 needs this rank until it has drained
         RankWorker(ring, make_runner).run()
     except (StartupError, RingBroken, BadMessage, MemoryError) as error:
         logger.critical("rank %d ends: %s", ranks.rank, error)
@@ -66,7 +66,7 @@ def _work(ranks: RankSettings, settings: Settings) -> int:
 
 
 def _end_with_parent(number: signal.Signals) -> None:
-    """Have Linux send this signal when the launcher ends, however that happens."""
+    """Have Linux send this signal when the launcher ends for any reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 

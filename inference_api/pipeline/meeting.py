@@ -1,10 +1,10 @@
-"""How ranks find their neighbours, and find them again after a restart.
+"""Connects each rank to its neighbours, also after a restart.
 
-Rank 0 listens at the meeting place. Every other rank listens at a port of its own, comes there, and
-says its number and that port. Once all are there, rank 0 tells each the name of this meeting, which
-is new each time, and where its next neighbour listens. A rank is let in by its neighbour only with
-that name. So a rank that comes late, or twice, or from an older meeting is refused, and tries again
-until it is too late; and whoever else finds a port holds nobody up.
+Rank 0 listens at the meeting address. Every other rank listens at a port of its own, connects to
+rank 0, and sends its number and port. Once all have come, rank 0 sends each the name of this
+meeting, which is new each time, and the address of its next neighbour. A rank accepts its previous
+neighbour only with that name. A rank that comes late, twice, or from an older meeting is therefore
+refused, and tries again until the timeout. Other connections to these ports delay nobody.
 """
 
 import logging
@@ -24,15 +24,16 @@ logger = logging.getLogger(__name__)
 WORD = Struct(">16sHHH")  # COME or the meeting's name, rank, number of ranks, port it listens at
 COME = b"hearth meeting 1"
 INVITATION = Struct(">16s16s46sH")  # COME, the meeting's name, host and port of the next neighbour
-LINK_TIMEOUT_S = 30.0  # from the invitation on
+LINK_TIMEOUT_S = 30.0  # to connect to both neighbours, from the invitation on
 COME_AGAIN_S = 0.2
-MAX_VISITORS = 64  # who have not yet said their word; beyond, the oldest has to go
+MAX_VISITORS = 64  # connections without a complete word; beyond, the oldest is closed
 
 Neighbours = tuple[socket.socket, socket.socket]  # the next and the previous one
 
 
 def meet(ranks: RankSettings, timeout_s: float) -> Neighbours:
-    """Waits for all ranks. Raises OSError where they do not come."""
+    """Returns connections to the neighbours, once all ranks have come. Raises OSError if they do
+    not."""
     until_s = time.monotonic() + timeout_s
     if ranks.rank == 0:
         with _Door(ranks.meeting_place) as door:
@@ -40,7 +41,7 @@ def meet(ranks: RankSettings, timeout_s: float) -> Neighbours:
     while True:
         try:
             return _come(ranks, until_s)
-        except OSError as error:  # it was an older meeting, or there is none yet
+        except OSError as error:  # an older meeting, or none yet
             if time.monotonic() >= until_s:
                 raise TimeoutError(f"rank {ranks.rank} is not let in: {error}") from error
         time.sleep(COME_AGAIN_S)
@@ -63,7 +64,7 @@ def _hold(door: "_Door", ranks: RankSettings, until_s: float) -> Neighbours:
 def _guests(
     door: "_Door", ranks: RankSettings, until_s: float
 ) -> Sequence[tuple[socket.socket, int]]:
-    """Waits for all ranks but the first. Returns their connections, in order, and their ports."""
+    """Wait for all ranks but the first. Returns their connections, in order, and their ports."""
     guests: dict[int, tuple[socket.socket, int]] = {}
     for visitor, said in door.visitors(until_s):
         word, rank, num_ranks, port = WORD.unpack(said)
@@ -101,7 +102,7 @@ def _come(ranks: RankSettings, until_s: float) -> Neighbours:
 def _linked(
     name: bytes, next_place: tuple[str, int], door: "_Door", ranks: RankSettings
 ) -> Neighbours:
-    """Connects to the next neighbour, and waits for the previous one."""
+    """Connect to the next neighbour, and wait for the previous one."""
     until_s, num_ranks = time.monotonic() + LINK_TIMEOUT_S, ranks.world_size
     onward = socket.create_connection(next_place, LINK_TIMEOUT_S)
     try:
@@ -142,7 +143,7 @@ def _left_s(until_s: float) -> float:
 
 
 class _Door:
-    """A port, whose visitors say one WORD. One thread."""
+    """A listening port. Each connection to it sends one WORD. One thread."""
 
     def __init__(self, place: tuple[str, int]) -> None:
         family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
@@ -151,7 +152,7 @@ class _Door:
         self.port: int = self._listener.getsockname()[1]
         self._selector = DefaultSelector()
         self._selector.register(self._listener, EVENT_READ)
-        self._said: dict[socket.socket, bytes] = {}  # words that are not whole yet
+        self._said: dict[socket.socket, bytes] = {}  # incomplete words
 
     def __enter__(self) -> Self:
         return self
@@ -163,8 +164,8 @@ class _Door:
             visitor.close()
 
     def visitors(self, until_s: float) -> Iterator[tuple[socket.socket, bytes]]:
-        """Yields those who have said their word, until it is too late. The others hold nobody up,
-        however slow or many they are."""
+        """Yields connections with their words as these are complete, until the timeout. Slow or
+        silent connections do not delay others."""
         while time.monotonic() < until_s:
             for key, _ in self._selector.select(_left_s(until_s)):
                 if key.fileobj is self._listener:
@@ -173,7 +174,7 @@ class _Door:
                     yield key.data, said
 
     def _let_in(self) -> None:
-        with suppress(OSError):  # it has left again
+        with suppress(OSError):  # the visitor has left again
             visitor, _ = self._listener.accept()
             visitor.setblocking(False)
             self._said[visitor] = b""
@@ -184,9 +185,9 @@ class _Door:
             oldest.close()
 
     def _heard(self, visitor: socket.socket) -> bytes:
-        """Returns the word of a visitor who has said all of it, who is let out of sight."""
+        """Returns the word of a connection once it is complete, and stops watching it."""
         said = self._said.get(visitor)
-        if said is None:  # it had to go
+        if said is None:  # it was closed to make room
             return b""
         try:
             more = visitor.recv(WORD.size - len(said))

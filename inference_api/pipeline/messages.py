@@ -1,7 +1,7 @@
-"""What rank 0 tells the others: a kind and some integers, never anything that is executed.
+"""The messages of rank 0 to the other ranks: a kind, integers and activations; never code.
 
-Activations come with it. The network of the ranks is private, but numbers that would lead the
-kernels out of their memory are refused all the same.
+The network of the ranks is private, but numbers that would lead the kernels out of their memory are
+refused all the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 
 from inference_api.runner import RowStep
 
-PART_TOKENS = 128  # the most tokens in one part of a step
-ROW_NUMBERS = 5  # integers that describe a row, beside its tree
-MAX_NUMBERS = (ROW_NUMBERS + 1) * PART_TOKENS  # as many as any kind has
-PLACED_PAGES = MAX_NUMBERS - 3  # the most in one message
+PART_TOKENS = 128  # most tokens in one part of a step
+ROW_NUMBERS = 5  # integers that describe a row, without its tree
+MAX_NUMBERS = (ROW_NUMBERS + 1) * PART_TOKENS  # most integers of any kind of message
+PLACED_PAGES = MAX_NUMBERS - 3  # most pages in one message
 
 
 class Kind(IntEnum):
-    LOAD = 1  # a model's fingerprint, how many pages, then the split
-    STEP = 2  # see `step_numbers`; with the residual, and back at rank 0 with what it asked for
+    LOAD = 1  # the model's fingerprint, number of pages, then the split
+    STEP = 2  # see `step_numbers`; with the residual, and back to rank 0 with the states it needs
     KEEP = 3  # row, start, accepted tokens
     COPY_PAGE = 4  # source page, target page
-    PING = 5  # comes back to rank 0 when all ranks have done what they were told before
+    PING = 5  # comes back to rank 0 when all ranks have handled the messages before it
     STOP = 6
-    PLACE = 7  # row, group of layers, its first one of these pages, the pages
-    FIT = 8  # how many pages, then the split; back at rank 0 with as many as all have room for
+    PLACE = 7  # row, group of layers, index of the first page, the pages
+    FIT = 8  # number of pages, then the split; back to rank 0 with the pages that fit everywhere
 
 
 class Message(NamedTuple):
@@ -37,16 +37,16 @@ class Message(NamedTuple):
 
 
 class BadMessage(Exception):
-    """A message that no rank 0 of this version sends."""
+    """A message that rank 0 of this version never sends."""
 
 
 class StepPart(NamedTuple):
-    """The part of a step that goes round the ring in one message. Its tokens have no ids any more:
-    the residual that comes with them is in their place."""
+    """The part of a step that goes round the ring in one message. Instead of token ids it carries
+    the residual."""
 
     rows: Sequence[RowStep]
     returned: Sequence[int]
-    """Indices of the tokens, of all rows together, that the last rank gives back to the first."""
+    """Indices, among the tokens of all rows, of the tokens whose states the last rank returns."""
 
     @property
     def num_tokens(self) -> int:
@@ -54,13 +54,13 @@ class StepPart(NamedTuple):
 
 
 def returned_tokens(row: RowStep) -> range:
-    """Returns the indices of tokens that draw, or of all where hidden states are wanted."""
+    """Returns the indices of a row's tokens that draw; all tokens if hidden states are wanted."""
     return range(0 if row.wants_hidden else row.num_undrawn, len(row.token_ids))
 
 
 def step_numbers(rows: Sequence[RowStep]) -> list[int]:
-    """Returns for each row: its index, start, number of tokens, number of tokens that are not given
-    back, whether it is a tree; then the parents of a tree's tokens."""
+    """Returns for each row: index, start, number of tokens, number of tokens whose states are not
+    returned, whether it is a tree; then the parents of a tree's tokens."""
     numbers: list[int] = []
     for each in rows:
         num_tokens, is_tree = len(each.token_ids), each.parents is not None
@@ -70,7 +70,7 @@ def step_numbers(rows: Sequence[RowStep]) -> list[int]:
 
 
 def read_step(numbers: Sequence[int], max_rows: int, max_seq_len: int) -> StepPart:
-    """Raises BadMessage."""
+    """Returns the part of a step that these numbers describe. Raises BadMessage."""
     rows: list[RowStep] = []
     returned: list[int] = []
     num_tokens, rest = 0, iter(numbers)

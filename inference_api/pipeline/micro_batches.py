@@ -1,7 +1,7 @@
 """Cuts a step into parts that follow each other round the ring, so that all ranks work at once.
 
-Exact because the runner is batch invariant: a token's numbers do not depend on the part it is in,
-and those of a row that come later find the earlier ones in the cache. Pure.
+The results are exact because the runner is batch invariant: a token's numbers do not depend on its
+part, and a row's later tokens find its earlier ones in the cache. Pure.
 """
 
 import math
@@ -13,18 +13,18 @@ from inference_api.runner import MAX_TREE_TOKENS, RowStep
 
 
 def num_parts(num_tokens: int, at_all_rows: int, max_rows: int) -> int:
-    """How many parts a step is cut into, when `at_all_rows` are best for one of `max_rows` tokens.
+    """Returns the number of parts of a step, if `at_all_rows` parts are best for `max_rows` tokens.
 
-    A rank takes a + c n for n tokens, as it reads its weights for every part. P ranks take (P - 1 +
-    m)(a + c n / m) for m parts, which is least where m is as the square root of n.
+    A rank takes a + c n seconds for n tokens, because it reads its weights for every part. P ranks
+    take (P - 1 + m)(a + c n / m) for m parts; the best m is proportional to the square root of n.
     """
     best = round(at_all_rows * math.sqrt(num_tokens / max_rows))
     return min(num_tokens, max(1, best))
 
 
 def cut(rows: Sequence[RowStep], num_parts: int) -> list[list[RowStep]]:
-    """Parts of about as many tokens each, in their order, and of at most PART_TOKENS. Chains are
-    cut anywhere, trees never, of which there is therefore room for one in every part."""
+    """Returns the parts in order, of about equally many tokens and at most PART_TOKENS each. Chains
+    are cut anywhere; trees are never cut, and one always fits into a part."""
     num_tokens = sum(len(each.token_ids) for each in rows)
     size = min(-(-num_tokens // num_parts), PART_TOKENS - MAX_TREE_TOKENS)
     parts: list[list[RowStep]] = [[]]

@@ -1,4 +1,4 @@
-"""The one model of a server that is over several ranks."""
+"""Loads the model of a server whose layers are split over several ranks."""
 
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,8 @@ def bring_up(backend: DecodeBackend) -> None:
 
 
 def load_split_model(settings: Settings) -> LoadedModel:
-    """Waits for the other ranks. Raises StartupError, and RingBroken where they do not come."""
+    """Load the model, once the other ranks have come. Raises StartupError, or RingBroken if they do
+    not come."""
     from inference_api.loading.checkpoint import load_config, locate
     from inference_api.pipeline.rank_runners import kernels_of_ranks, part_runners
     from inference_api.pipeline.ring import Ring
@@ -34,7 +35,7 @@ def load_split_model(settings: Settings) -> LoadedModel:
     make_runner = part_runners(folder, options, ranks.local_world_size, kernels_of)
     join = partial(Ring.join, ranks, timeout_s=settings.split_timeout_s)
     runner = PipelineRunner(make_runner, split, join)
-    runner.load()  # ranks with less memory may make contexts shorter
+    runner.load()  # may shorten contexts, if ranks have too little memory
     drafter = None
     if model.used_draft_model is not None:
         of_drafter = replace(options, max_seq_len=runner.max_seq_len)

@@ -1,8 +1,8 @@
-"""Operators' work on the ranks, done by the decode thread in a pause between requests.
+"""Runs operators' work on the ranks in pauses between requests, on the decode thread.
 
-Layers cannot move while a row has its keys and values in them. Work waits until no request has come
-for QUIET_S; under a light load, whose pauses are shorter, for the first pause after PATIENCE_S.
-Requests that come meanwhile wait for its end.
+Layers cannot move while a row has keys and values in them. Work waits until no request has come for
+QUIET_S, or after PATIENCE_S for the first pause of any length. Requests that come meanwhile wait
+for its end.
 """
 
 import time
@@ -26,8 +26,8 @@ class Pauses:
         self._asked: Queue[tuple[Callable[[], Any], Future[Any]]] = Queue(maxsize=1)
 
     def do(self, work: Callable[[], Answer]) -> Answer:
-        """Request thread: have the decode thread do this. Raises what it raises, and Unavailable
-        where other work waits, or where there is no pause in time."""
+        """Request thread: have the decode thread do `work`. Raises what it raises, or Unavailable
+        if other work waits, or no pause comes in time."""
         answer: Future[Answer] = Future()
         try:
             self._asked.put_nowait((work, answer))
@@ -36,17 +36,17 @@ class Pauses:
         except Full:
             pass
         except TimeoutError:
-            if not answer.cancel():  # it has begun, and its own waits have bounds
+            if not answer.cancel():  # it has begun, and all its waits are bounded
                 return answer.result()
         raise Unavailable("There is no pause between requests; try again later.", RETRY_AFTER_S)
 
     def worked(self) -> None:
-        """Decode thread: there was a step just now."""
+        """Decode thread: note that a step has just run."""
         self._quiet_from_s = self._clock() + QUIET_S
 
     def turn(self) -> bool:
-        """Decode thread, while no row has work: do what is asked for, if it is time. Returns
-        whether anything was done. Raises what the work raises."""
+        """Decode thread, while no row has work: do requested work if it is time. Returns whether
+        any was done. Raises what the work raises."""
         if self._clock() < min(self._quiet_from_s, self._patient_until_s):
             return False
         try:

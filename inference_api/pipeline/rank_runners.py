@@ -19,12 +19,13 @@ def part_runners(
     local_ranks: int,
     kernels_of: Callable[[int], Kernels] | None = None,
 ) -> MakeRunner:
-    """`local_ranks` share this machine's cores and memory. `kernels_of`: see `KernelRunner`."""
+    """Returns a function that makes runners. `local_ranks` ranks share this machine's cores and
+    memory. For `kernels_of` see `KernelRunner`."""
     shared = kernels_of or kernels_of_ranks(local_ranks)
     own = replace(options, num_runners=local_ranks)
     return lambda layers: KernelRunner(model_dir, own.with_layers(layers), shared)
 
 
 def kernels_of_ranks(local_ranks: int) -> Callable[[int], Kernels]:
-    """The kernels by the number of threads that one rank alone would have."""
+    """Returns kernels for this rank's share of `num_threads`."""
     return cache(lambda num_threads: Kernels(max(1, num_threads // local_ranks)))

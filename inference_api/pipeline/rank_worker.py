@@ -1,8 +1,8 @@
-"""A rank other than the first: does what comes round the ring, with the layers it is told to have.
+"""A rank other than the first: it handles the messages of the ring with the layers it was given.
 
-One thread, the main one. It ends when rank 0 says so, and fails when a neighbour is gone, when
-rank 0 has been silent for too long, or when it cannot do what it was told: its neighbours then see
-its connections close.
+Runs on the main thread. It ends when rank 0 says so. It fails when a neighbour is gone, when rank 0
+is silent for too long, or when it cannot handle a message; its neighbours then see their
+connections close.
 """
 
 import logging
@@ -34,12 +34,13 @@ class RankWorker:
         self._runner: KernelRunner | None = None
 
     def run(self) -> None:
-        """Until rank 0 stops the ring. Raises RingBroken, BadMessage, StartupError."""
+        """Handle messages until rank 0 stops the ring. Raises RingBroken, BadMessage,
+        StartupError."""
         with closing(self._ring):
             self._work()
 
     def _work(self) -> None:
-        timeout_s = LOAD_TIMEOUT_S  # others may be loading
+        timeout_s = LOAD_TIMEOUT_S  # other ranks may be loading
         while True:
             message = self._ring.hear(timeout_s)
             timeout_s = LOAD_TIMEOUT_S if message.kind is Kind.LOAD else self._ring.timeout_s
@@ -50,7 +51,7 @@ class RankWorker:
                 self._ring.tell(Message(Kind.FIT, self._fitting(message.numbers)))
                 continue
             if not self._ring.is_last or message.kind is Kind.PING:
-                self._ring.tell(message)  # at once: all ranks load at the same time
+                self._ring.tell(message)  # first, so that all ranks load at the same time
             if message.kind is Kind.STOP:
                 self._ring.settle()
                 return
@@ -79,7 +80,7 @@ class RankWorker:
                 self._loaded.copy_page(source, target)
 
     def _fitting(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Returns the numbers of FIT, with fewer pages where this rank has room for fewer."""
+        """Returns the numbers of FIT, with fewer pages if this rank has room for fewer."""
         pages, *split = numbers
         return (min(pages, self._part(split).layout.num_pages), *split)
 
@@ -89,7 +90,8 @@ class RankWorker:
         return self._make_runner(layers_of(split, self._ring.rank))
 
     def _load(self, numbers: Sequence[int]) -> None:
-        """Raises StartupError where the layers do not fit, or are another model's than rank 0's."""
+        """Load the layers. Raises StartupError if they do not fit into memory, or belong to another
+        model than rank 0's."""
         agreement, pages, *split = numbers
         if self._runner is not None:
             self._runner.unload()
@@ -139,7 +141,7 @@ class RankWorker:
             raise BadMessage(f"row {row} without pages for {num_tokens} tokens")
 
     def _check_group(self, row: int, group: int, first: int) -> None:
-        """A row's tables have no holes: pages follow each other as they are placed."""
+        """Place pages in a row's table. Raises BadMessage if that would leave a gap."""
         if not 0 <= group < self._loaded.layout.num_groups:
             raise BadMessage(f"group {group} of {self._loaded.layout.num_groups}")
         if first and not self._loaded.has_page(row, group, first - 1):

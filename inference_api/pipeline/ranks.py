@@ -1,4 +1,4 @@
-"""This process's place among the ranks, as the environment says it."""
+"""This process's rank, from the environment."""
 
 import os
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class RankSettings(BaseSettings):
     master_addr: str = Field(LOOPBACK, description="Where rank 0 listens.")
     master_port: int = Field(29400, ge=1, le=65534)
     torchelastic_use_agent_store: bool = False
-    """torchrun listens at MASTER_PORT itself, and rank 0 at the next one."""
+    """The meeting's port. torchrun itself listens at MASTER_PORT, so rank 0 takes the next one."""
 
     @property
     def meeting_place(self) -> tuple[str, int]:
@@ -30,7 +30,7 @@ class RankSettings(BaseSettings):
 
 
 def local_rank(rank: int, num_ranks: int, port: int) -> Mapping[str, str]:
-    """Returns the environment of a rank, all of which are on this machine and meet at `port`."""
+    """Returns the environment of a rank, if all ranks run on this machine and meet at `port`."""
     numbers = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
     numbers["MASTER_PORT"] = port
     return {"MASTER_ADDR": LOOPBACK} | {name: str(each) for name, each in numbers.items()}

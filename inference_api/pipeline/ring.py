@@ -1,8 +1,9 @@
-"""The ring of ranks: each hears from the one before it and speaks to the one after it.
+"""The ring of ranks: each receives from the previous rank and sends to the next; the last sends to
+the first.
 
-After the last comes the first. A message is a frame of bytes: its length, its integers, and then
-its activations. It goes over TCP, in the clear and without a password, so that the network between
-ranks has to be private. Every wait has a bound, after which a rank that hangs is a dead one.
+A message is a frame of bytes: length, integers, activations. It goes over TCP without encryption or
+password, so the network between ranks has to be private. Every wait has a timeout, after which a
+silent rank counts as dead.
 """
 
 import socket
@@ -25,20 +26,23 @@ from inference_api.pipeline.messages import (
 )
 from inference_api.pipeline.ranks import RankSettings
 
-JOIN_TIMEOUT_S = 120.0  # for all ranks to be started
-LOAD_TIMEOUT_S = 900.0  # for all ranks to have loaded their layers
-LENGTH = Struct("<I")  # bytes of what follows
-HEAD = Struct("<4q")  # which message of this ring, its kind, how many numbers and tokens
+JOIN_TIMEOUT_S = 120.0  # for all ranks to start
+LOAD_TIMEOUT_S = 900.0  # for all ranks to load their layers
+LENGTH = Struct("<I")  # bytes of the rest of the frame
+HEAD = Struct("<4q")  # running number of the message, kind, number of integers, of tokens
 INT_BYTES, FLOAT_BYTES = 8, 4
 
 
 class RingBroken(Exception):
-    """A rank is gone, or has been silent for too long."""
+    """A rank is gone, or was silent for too long."""
 
 
 class Ring:
-    """This process's place. One thread uses it; another one, its own, sends. So a rank computes
-    meanwhile, and ranks that all have more to send than connections hold do not wait for ever."""
+    """This process's connections to its neighbours. For one thread.
+
+    A thread of the ring's own sends, so that a rank computes meanwhile, and so that ranks do not
+    deadlock if all of them send more than the connections buffer.
+    """
 
     def __init__(
         self,
@@ -52,22 +56,22 @@ class Ring:
         self.rank, self.num_ranks = ranks.rank, ranks.world_size
         self.timeout_s = timeout_s
         self.is_last = self.rank == self.num_ranks - 1
-        self.told_at_s = time.monotonic()  # when this rank last told anything
+        self.told_at_s = time.monotonic()  # when this rank last sent a message
         self._hidden_size = hidden_size
         self._max_bytes = HEAD.size + INT_BYTES * MAX_NUMBERS + self._states_bytes(PART_TOKENS)
         self._num_told = self._num_heard = 0
         self._onward, self._previous = onward, previous
         onward.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         onward.settimeout(timeout_s)
-        # Bounded by the parts of a step, behind which rank 0 waits for what comes back.
+        # Bounded by the parts of a step, because rank 0 then waits for their results.
         self._unsent: SimpleQueue[bytes | None] = SimpleQueue()
-        self._failure: OSError | None = None  # the sender's, set before it ends
+        self._failure: OSError | None = None  # the sender's error, set before it ends
         self._sender = Thread(target=self._send, name="ring", daemon=True)
         self._sender.start()
 
     @classmethod
     def join(cls, ranks: RankSettings, hidden_size: int, timeout_s: float) -> Self:
-        """Waits for all ranks. Raises RingBroken where they do not come."""
+        """Returns the ring, once all ranks have come. Raises RingBroken if they do not."""
         try:
             onward, previous = meet(ranks, JOIN_TIMEOUT_S)
         except OSError as error:
@@ -78,7 +82,8 @@ class Ring:
         return cls(onward, previous, ranks, hidden_size, timeout_s)
 
     def tell(self, message: Message) -> None:
-        """Send it to the next rank, without waiting until it is taken. Raises RingBroken."""
+        """Send a message to the next rank, without waiting for it to be received. Raises
+        RingBroken."""
         if self._failure is not None:
             raise self._lost(self.rank + 1, self._failure) from self._failure
         self._num_told += 1
@@ -94,7 +99,7 @@ class Ring:
         self.told_at_s = time.monotonic()
 
     def hear(self, timeout_s: float | None = None) -> Message:
-        """The next message of the rank before. Raises RingBroken, BadMessage."""
+        """Returns the next message of the previous rank. Raises RingBroken, BadMessage."""
         until_s = time.monotonic() + (timeout_s or self.timeout_s)
         (num_bytes,) = LENGTH.unpack(self._received(LENGTH.size, until_s))
         if not HEAD.size <= num_bytes <= self._max_bytes:
@@ -117,18 +122,17 @@ class Ring:
             raise BadMessage(str(error)) from None
 
     def settle(self) -> None:
-        """Wait until everything that was told is sent; nothing is told after it. Raises
-        RingBroken."""
+        """Wait until all messages are sent. No message may follow. Raises RingBroken."""
         self._unsent.put(None)
         self._sender.join(self.timeout_s)
         if self._failure is not None or self._sender.is_alive():
             raise self._lost(self.rank + 1, self._failure or TimeoutError("it takes nothing"))
 
     def close(self) -> None:
-        """Leave the ring, which both neighbours see. Idempotent."""
+        """Leave the ring; both neighbours notice it. Idempotent."""
         self._unsent.put(None)
         for each in (self._onward, self._previous):
-            with suppress(OSError):  # it is gone already
+            with suppress(OSError):  # the connection is closed already
                 each.shutdown(socket.SHUT_RDWR)
         self._sender.join()
         self._onward.close()
@@ -142,10 +146,10 @@ class Ring:
         except OSError as error:
             self._failure = error
             with suppress(OSError):
-                self._previous.shutdown(socket.SHUT_RDWR)  # nothing is to be heard any more
+                self._previous.shutdown(socket.SHUT_RDWR)  # wakes the receiving thread
 
     def _received(self, num_bytes: int, until_s: float) -> memoryview:
-        """Returns so many bytes of the previous neighbour, in memory of their own."""
+        """Returns `num_bytes` bytes from the previous neighbour, in new memory."""
         received = rest = np.empty(num_bytes, np.uint8).data
         try:
             while rest:

@@ -1,4 +1,5 @@
-"""The decoder of rank 0: its own layers, those of the ring, and the head. Decode thread only."""
+"""The decoder of rank 0: its own layers, the layers of the ring, and the head. Decode thread
+only."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,18 +16,18 @@ from inference_api.runner import Hidden, RowStep
 
 
 class RingDecoder:
-    """A `StepDecoder`. A step's parts leave one after another, and come back in that order."""
+    """A `StepDecoder`. It sends a step's parts one after another; they come back in that order."""
 
     def __init__(self, own: KernelDecoder, ring: Ring, max_rows: int, hidden_size: int) -> None:
         self.parts_at_all_rows = ring.num_ranks
-        """How many parts a step of all rows is best cut into; see `micro_batches`."""
+        """The best number of parts for a step of all rows; see `micro_batches`."""
         self._own = own
         self._ring = ring
         self._max_rows = max_rows
         self._no_states = np.empty((0, hidden_size), np.float32)
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
-        """See `StepDecoder`. The head has done with what came back when the next part comes. Raises
+        """See `StepDecoder`. The head processes each part before it receives the next. Raises
         RingBroken."""
         num_tokens = sum(len(each.token_ids) for each in rows)
         parts = cut(rows, num_parts(num_tokens, self.parts_at_all_rows, self._max_rows))
@@ -36,14 +37,13 @@ class RingDecoder:
         hidden: list[Hidden | None] = []
         for part in parts:
             outputs = self._own.head([_returned(each) for each in part], self._hear(part))
-            logits.append(outputs.logits.copy())  # the next part's are written to the same memory
+            logits.append(outputs.logits.copy())  # the next part overwrites this memory
             hidden += outputs.hidden
         pieces = [piece for part in parts for piece in part]
         return Outputs(np.concatenate(logits), _joined(rows, pieces, hidden))
 
     def _hear(self, part: Sequence[RowStep]) -> Hidden:
-        """What all layers have made of a part's tokens, as far as there is something to say of
-        them."""
+        """Returns the states after all layers of the part's tokens that draw or are wanted."""
         count = sum(len(returned_tokens(each)) for each in part)
         message = self._ring.hear()
         states = self._no_states if message.states is None else message.states
@@ -53,14 +53,14 @@ class RingDecoder:
 
 
 def _returned(row: RowStep) -> RowStep:
-    """The tokens of which there is something to say, in no order of a tree any more."""
+    """Returns rows with only the tokens that draw or whose states are wanted, as chains."""
     return replace(row, token_ids=returned_tokens(row), parents=None)
 
 
 def _joined(
     rows: Sequence[RowStep], pieces: Sequence[RowStep], hidden: Sequence[Hidden | None]
 ) -> Sequence[Hidden | None]:
-    """Returns the states of each row, joined from its pieces, which follow each other."""
+    """Returns the states of each row, joined from its consecutive pieces."""
     rest = iter(zip(pieces, hidden, strict=True))
     of_rows: list[Hidden | None] = []
     for row in rows:

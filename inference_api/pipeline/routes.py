@@ -1,11 +1,11 @@
-"""Routes to move the layers of a split model and to measure it; the weights driver asks."""
+"""Routes that move the layers of a split model and measure it, for the weights driver."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
 from flask import Blueprint
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
+from typing_extensions import TypedDict  # pydantic supports typing.TypedDict from Python 3.12 on
 
 from common.errors import Error
 from common.operations import operation
@@ -44,7 +44,7 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
     blueprint = Blueprint("pipeline", __name__)
 
     def admitted() -> "PipelineRunner":
-        """Raises whatever a new request would get."""
+        """Raises the errors that a new request would get."""
         backend.check_admission()
         [model] = backend.models.values()
         return cast("PipelineRunner", model.runner)
@@ -71,7 +71,7 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
         {200: SplitSpeed, 503: Error},
     )
     def measure() -> SplitSpeed:
-        """Says of which split, as another operator may have moved layers."""
+        """Answers with the split measured, because another operator may have moved layers."""
         runner = admitted()
 
         def speed() -> SplitSpeed:

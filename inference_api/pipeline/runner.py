@@ -1,8 +1,9 @@
-"""`ModelRunner` of rank 0: a model whose layers are several ranks'. Decode thread only.
+"""`ModelRunner` of rank 0, for a model whose layers are split over several ranks. Decode thread
+only.
 
-Rank 0 has the embedding, its layers and, once a step has been round the ring, the final norm, the
-head and the draws: constraints, penalties, seeds and drafts stay where they are, and nothing but
-activations travels. Everything else that changes a cache is told to all ranks in the same order.
+Rank 0 has the embedding, its own layers, and the final norm, head and sampling for steps that have
+been round the ring. Constraints, penalties, seeds and drafts stay on rank 0; steps send only
+activations. Every other change of a cache is sent to all ranks in the same order.
 """
 
 import logging
@@ -30,26 +31,26 @@ from inference_api.runner import (
 
 logger = logging.getLogger(__name__)
 
-SILENCES_PER_TIMEOUT = 4  # pings keep ranks from taking a server without work for a dead one
+SILENCES_PER_TIMEOUT = 4  # pings per timeout, so that ranks do not take an idle server for dead
 PARTS_TRIED = (1, 2, 3, 4, 6, 8)
-TRIALS = 2  # runs of each number of parts; the fastest counts
+TRIALS = 2  # runs for each number of parts; the fastest counts
 
 
 class PipelineRunner:
-    """Constructed it is described, as an `KernelRunner` is; `load` waits for the other ranks."""
+    """Described by its constructor, like a `KernelRunner`; `load` waits for the other ranks."""
 
     is_batch_invariant = True
     chunk_tokens = 256
-    has_mtp, mtp = False, None  # not there yet: see `EngineOptions.with_layers`
+    has_mtp, mtp = False, None  # not supported: see `EngineOptions.with_layers`
 
     def __init__(self, make_runner: MakeRunner, split: Split, join: Callable[[int], Ring]) -> None:
-        """`make_runner`: this rank's part of the model, of layers that begin with the first; `join`
-        takes the hidden size.
+        """`make_runner` makes the runner of this rank's layers, which begin with the first; `join`
+        joins the ring, given the hidden size.
 
-        Raises StartupError where the model cannot be split so.
+        Raises StartupError if the model cannot be split so.
         """
         self._make_runner, self._join = make_runner, join
-        self.pauses = Pauses()  # in which an operator may change the split
+        self.pauses = Pauses()  # when an operator may change the split
         self._ring: Ring | None = None
         self.split = split
         self._own = make_runner(layers_of(split, 0))
@@ -68,8 +69,8 @@ class PipelineRunner:
         return self._own.facts
 
     def load(self) -> None:
-        """See `ModelRunner`. Raises RingBroken where another rank does not come, or does not load:
-        its log says why."""
+        """See `ModelRunner`. Raises RingBroken if another rank does not come or cannot load; its
+        log says why."""
         ring = self._ring = self._join(self.hidden_size)
         checked(self.split, self.num_layers, ring.num_ranks)
         self._own.share_pages(self._pages_that_fit(ring))
@@ -78,7 +79,7 @@ class PipelineRunner:
         self.medusa = self._own.medusa
 
     def set_split(self, split: Split) -> None:
-        """Have all ranks load the layers that are theirs now. No cache of any row is kept.
+        """Have all ranks load their layers of a new split. The caches of all rows are lost.
 
         Raises StartupError, RingBroken.
         """
@@ -90,7 +91,7 @@ class PipelineRunner:
         self._own = self._make_runner(layers_of(split, 0))
         self._own.share_pages(pages)
         self.split = split
-        # Draft sources keep the first heads: they do not depend on the split.
+        # Draft sources keep the first heads, which do not depend on the split.
         self._load(self._joined)
         self.choose_parts()
 
@@ -99,7 +100,7 @@ class PipelineRunner:
         self._own.warm_up()
 
     def choose_parts(self, parts: int | None = None) -> None:
-        """Set how many parts a step of all rows is cut into: `parts`, or the fastest number."""
+        """Set the number of parts for a step of all rows: `parts`, or the fastest."""
         if parts is not None:
             self._decoder.parts_at_all_rows = parts
             return
@@ -113,7 +114,7 @@ class PipelineRunner:
         logger.info("steps of all rows in %d parts", self._decoder.parts_at_all_rows)
 
     def tokens_per_s(self, seconds: float, num_rows: int) -> float:
-        """Measure so many rows at their first token, which is written again and again."""
+        """Time steps in which `num_rows` rows write their first token again and again."""
         place_own_pages(self)
         self._seconds_of(num_rows)
         times: list[float] = []
@@ -146,18 +147,17 @@ class PipelineRunner:
         self._joined.tell(Message(Kind.COPY_PAGE, (source, target)))
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Ranks keep what they have taken."""
+        """Does nothing: ranks keep their memory."""
 
     def idle(self) -> bool:
-        """Lets the ranks know that this one lives, sees whether they do, and does what an operator
-        asks for. Raises RingBroken."""
+        """Exchange a ping with the other ranks, and do operators' work. Raises RingBroken."""
         ring = self._joined
         if time.monotonic() - ring.told_at_s > ring.timeout_s / SILENCES_PER_TIMEOUT:
             self._ping(ring.timeout_s)
         return self.pauses.turn()
 
     def close(self) -> None:
-        """Have the other ranks end. Idempotent."""
+        """End the other ranks. Idempotent."""
         ring, self._ring = self._ring, None
         if ring is not None:
             with suppress(RingBroken), closing(ring):
@@ -175,7 +175,7 @@ class PipelineRunner:
         return self._own.decoder
 
     def _pages_that_fit(self, ring: Ring) -> int:
-        """Returns how many pages every rank has room for."""
+        """Returns the number of pages that fit on every rank."""
         own_pages = self._own.layout.num_pages
         ring.tell(Message(Kind.FIT, (own_pages, *self.split)))
         kind, (pages, *_), _ = ring.hear(LOAD_TIMEOUT_S)
@@ -184,7 +184,7 @@ class PipelineRunner:
         return pages
 
     def _load(self, ring: Ring) -> None:
-        """All ranks at the same time."""
+        """Load on all ranks at the same time."""
         pages = self._own.layout.num_pages
         ring.tell(Message(Kind.LOAD, (self._own.agreement, pages, *self.split)))
         self._own.load()
@@ -193,7 +193,7 @@ class PipelineRunner:
         self._ping(LOAD_TIMEOUT_S)
 
     def _ping(self, timeout_s: float) -> None:
-        """Wait until all ranks have done what they were told."""
+        """Wait until all ranks have handled all messages."""
         self._joined.tell(Message(Kind.PING))
         if self._joined.hear(timeout_s).kind is not Kind.PING:
             raise BadMessage("no ping came back")

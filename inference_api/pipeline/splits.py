@@ -1,4 +1,4 @@
-"""Splits: how many layers each rank has, in the ring's order."""
+"""Splits: the number of layers of each rank, in the ring's order."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -11,20 +11,21 @@ Split: TypeAlias = tuple[int, ...]
 
 
 def equal_split(num_layers: int, num_ranks: int) -> Split:
-    """The first ranks have one more where it does not come out even. Raises StartupError."""
+    """Returns equal shares; with a remainder, the first ranks have one more. Raises
+    StartupError."""
     each, more = divmod(num_layers, num_ranks)
     return checked(tuple(each + (rank < more) for rank in range(num_ranks)), num_layers, num_ranks)
 
 
 def resolved(asked: Split | Literal["auto"], num_layers: int, num_ranks: int) -> Split:
-    """What is asked for; auto begins with equal shares. Raises StartupError."""
+    """Returns the split asked for; auto begins with equal shares. Raises StartupError."""
     if asked == "auto":
         return equal_split(num_layers, num_ranks)
     return checked(asked, num_layers, num_ranks)
 
 
 def checked(split: Split, num_layers: int, num_ranks: int) -> Split:
-    """Raises StartupError unless these ranks have all layers of the model, each one or more."""
+    """Raises StartupError unless the ranks have all layers of the model, and each at least one."""
     shown = f"SPLIT={','.join(map(str, split))}"
     if len(split) != num_ranks:
         fault = f"{shown} is for {len(split)} ranks, but {num_ranks} were started"

@@ -1,10 +1,10 @@
-"""`Bundle`: many models behind one endpoint, as a file describes them.
+"""`Bundle`: a file that describes many models behind one endpoint.
 
-A model of a bundle is its *member*: the file and the documents say expert, which in the code is a
-word for mixtures of experts.
+The code calls a model of a bundle a *member*. The file and the documentation call it an expert,
+which in the code is a word for mixtures of experts.
 
-`docs/bundle.md` lists the same keys; a test compares the two. This module only reads the file.
-Whether its members can be served here is decided by `bundle.check`.
+`docs/bundle.md` lists the same keys; a test compares the two. This module only reads the file;
+`bundle.check` decides whether its members can be served here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -169,13 +169,13 @@ class BundleMember(Keys):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Everything that it is loaded from."""
+        """All sources that the member is loaded from."""
         draft = None if self.draft is None else self.draft.source
         return tuple(each for each in (self.source, draft, self.medusa_heads) if each is not None)
 
 
 class RouterSettings(Keys):
-    """How the member for requests to `auto` is chosen."""
+    """How a member is chosen for requests to `auto`."""
 
     method: Literal["tfidf"] = Field("tfidf", description="How texts are compared.")
     threshold: Seconds = Field(
@@ -217,7 +217,7 @@ class Bundle(Keys):
     @field_validator("members")
     @classmethod
     def _check_number(cls, members: tuple[BundleMember, ...]) -> tuple[BundleMember, ...]:
-        if not members:  # `min_length` would count sound ones only
+        if not members:  # `min_length` would not count faulty ones
             raise ValueError("has no entries; give 1 or more")
         return members
 
@@ -226,16 +226,17 @@ class Bundle(Keys):
         return next((each for each in self.members if each.name == self.default), self.members[0])
 
     def member(self, name: str) -> BundleMember:
-        """The member with this name. It must exist."""
+        """Returns the member with this name, which must exist."""
         return next(each for each in self.members if each.name == name)
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the file that it was read from."""
+        """The folder of the bundle's file."""
         return self._folder
 
     def from_folder(self, folder: Path) -> Self:
-        """As read from a file in `folder`: sources that exist there become absolute paths."""
+        """Returns the bundle as read in `folder`: sources that exist there become absolute
+        paths."""
 
         def found(source: str) -> str:
             path = folder / source
@@ -249,12 +250,12 @@ class Bundle(Keys):
         return bundle
 
     def with_sources(self, change: Callable[[str], str]) -> Self:
-        """A copy with `change` applied to every source."""
+        """Returns a copy with `change` applied to every source."""
         members = tuple(_with_sources(each, change) for each in self.members)
         return self.model_copy(update={"members": members})
 
     def row_faults(self, user_rows: int) -> list[str]:
-        """Why `user_rows` rows are too few for all members together; empty if they are enough."""
+        """Returns why `user_rows` rows are too few for all members; empty if they suffice."""
         faults = []
         guaranteed = sum(each.rows.min for each in self.members)
         if guaranteed > user_rows:
@@ -272,7 +273,7 @@ class Bundle(Keys):
 
 
 def read_bundle(path: Path) -> Bundle:
-    """The file's bundle, with sources looked up in its folder first.
+    """Returns the file's bundle. Sources are looked up in its folder first.
 
     Raises StartupError with every fault of the file.
     """
@@ -287,7 +288,7 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def parse_bundle(content: bytes) -> Bundle:
-    """The bundle of a file with this content. Raises StartupError with every fault."""
+    """Returns the bundle in this text. Raises StartupError with every fault."""
     if len(content) > MAX_FILE_BYTES:
         raise StartupError([f"The file has more than {MAX_FILE_BYTES} bytes; shorten it."])
     try:
@@ -308,7 +309,7 @@ def _with_sources(member: BundleMember, change: Callable[[str], str]) -> BundleM
 
 
 def _name_faults(raw: Mapping[str, Any]) -> list[str]:
-    """Duplicate names of members, and references to unknown ones. `raw` is any YAML mapping."""
+    """Returns duplicate names of members, and references to unknown ones. `raw` is any mapping."""
     members = raw.get("experts")
     entries = members[:MAX_MEMBERS] if isinstance(members, list) else []
     names = [each.get("name") if isinstance(each, dict) else None for each in entries]
@@ -341,7 +342,7 @@ _PARTS: Mapping[str, type[Keys]] = {
 
 
 def _keys_at(detail: ErrorDetails) -> Iterable[str]:
-    """Returns the keys that the mapping at fault may have."""
+    """Returns the keys that the faulty mapping may have."""
     path = detail["loc"][:-1] if detail["type"] == "extra_forbidden" else detail["loc"]
     if not path:
         return Bundle.keys()

@@ -1,4 +1,4 @@
-"""`ClientSettings`: how large and how slow requests may be, and how their bodies are read."""
+"""`ClientSettings`: bounds on the size and slowness of requests, and how bodies are read."""
 
 from typing import Literal
 

@@ -1,5 +1,5 @@
-"""`ModelSettings`: what one served model has of its own, whether variables, an entry of MODELS or a
-bundle's expert say it.
+"""`ModelSettings`: the settings of one served model, given by variables, an entry of MODELS, or an
+expert of a bundle.
 """
 
 from typing import Annotated, Literal
@@ -12,25 +12,25 @@ from inference_api.shipped_files import SHIPPED
 EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
 
 Speculation = Literal["auto", "off", "ngram", "medusa", "mtp", "draft"]
-"""Who drafts: `auto`, whoever is there where it pays; `off`, nobody; else the one so called."""
+"""The draft source: `auto` uses all available ones when it pays, `off` none, else the one named."""
 
 
 def readable(name: str) -> str:
-    """Raises ValueError for a name that no client could send, or that would break a log's line."""
+    """Raises ValueError for a name that no client could send, or that would break a log line."""
     if not (name.strip("/").isprintable() and name.strip("/ ")):
         raise ValueError("has no printable name; give at least one character, and no line break")
     return name
 
 
 def kernels_alone(kernels: bool) -> bool:
-    """Raises ValueError for false, which earlier versions served."""
+    """Raises ValueError for false, which only earlier versions supported."""
     if not kernels:
         raise ValueError("is served no more: on the CPU the kernels multiply")
     return kernels
 
 
 class ModelSettings(BaseModel):
-    """Settings that each model has of its own. Immutable."""
+    """Settings that may differ between models. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -120,11 +120,11 @@ class ModelSettings(BaseModel):
 
     @property
     def name(self) -> str:
-        """The name in requests, answers and metrics."""
+        """The model's name in requests, answers and metrics."""
         file_name = self.model.rstrip("/").rsplit("/", 1)[-1]
         return self.model_name or file_name.removesuffix(".gguf") or file_name
 
     @property
     def used_draft_model(self) -> str | None:
-        """`draft_model`, where it is asked for guesses."""
+        """`draft_model`, if SPECULATION uses it; else None."""
         return self.draft_model if self.speculation in ("auto", "draft") else None

@@ -1,13 +1,13 @@
-"""Names of models as clients send them, and patterns of names. Pure functions."""
+"""Matches model names in requests with patterns. Pure functions."""
 
 ANY = "*"
 MAX_NAME_CHARS = 256
 
 
 def is_match(name: str, pattern: str) -> bool:
-    """Whether a name is the pattern, in which every `*` stands for any characters or none.
+    """Returns whether a name matches the pattern, in which `*` stands for any number of characters.
 
-    Each part of the pattern is looked for once, so that no name takes long.
+    Each part of the pattern is searched for once, so that no name takes long.
     """
     begin, *parts = pattern.split(ANY)
     if not parts:

@@ -1,4 +1,4 @@
-"""`PipelineSettings`: of one model over several processes; see docs/pipeline.md."""
+"""`PipelineSettings`: for one model split over several processes; see docs/pipeline.md."""
 
 from typing import Annotated, Literal
 
@@ -26,7 +26,7 @@ def _is_count(text: str) -> bool:
 
 
 class PipelineSettings(BaseModel):
-    """Settings of a server whose model is over several ranks. Immutable."""
+    """Settings of a server whose model is split over several ranks. Immutable."""
 
     split: Annotated[
         tuple[int, ...] | Literal["auto"] | None, NoDecode, BeforeValidator(_layers)

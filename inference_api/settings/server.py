@@ -1,6 +1,6 @@
 """Every setting of the API process: one frozen object, read from the environment once.
 
-`docs/settings.md` lists the same variables for people; a test holds the two together.
+`docs/settings.md` lists the same variables for people; a test compares the two.
 """
 
 import json
@@ -24,11 +24,11 @@ from inference_api.settings.watch import WatchSettings
 
 __all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
 
-CONTROL_THREADS = 16  # request threads beyond rows and queue, so that /health always has one
+CONTROL_THREADS = 16  # request threads besides rows and queue, so that /health always has one
 MAX_MODELS = 8
 MAX_ALIASES = 64
 Alias = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
-# What a bundle's file says in their place: of each member, or of all.
+# Keys of a bundle's file that replace these variables, for each member or for all.
 SAID_BY_BUNDLE = (
     *("model", "model_name", "models", "quantization", "max_seq_len", "speculation"),
     *("medusa_heads", "draft_model", "max_input_qsize", "batching"),
@@ -38,8 +38,8 @@ SAID_BY_BUNDLE = (
 class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, WatchSettings):
     """Immutable; any thread may read it. Field descriptions are the documentation.
 
-    The variables of `ModelSettings` are those of the one model or, with MODELS, of every model
-    that does not say otherwise: read a model's from `served_models`.
+    The variables of `ModelSettings` apply to the one model or, with MODELS, are defaults for its
+    entries. Read the settings of a model from `served_models`.
     """
 
     model_config = SettingsConfigDict(
@@ -62,7 +62,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
     service_port: int = Field(7000, ge=1, le=65535, description="Port the API listens on.")
     model_aliases: Annotated[tuple[Alias, ...], NoDecode] = Field(
         ("falcon40b",),
-        validation_alias=AliasChoices("MODEL_ALIASES", "ROUTE_ALIASES"),  # the older name
+        validation_alias=AliasChoices("MODEL_ALIASES", "ROUTE_ALIASES"),  # the second is older
         max_length=MAX_ALIASES,
         description=(
             "Further names of the default model, comma-separated; * in one stands for any "
@@ -250,7 +250,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
 
     @cached_property
     def served_models(self) -> tuple[ModelSettings, ...]:
-        """One or more, the default first."""
+        """The models served, the default first; at least one."""
         if self.bundle is None:
             return self.models or (self,)
         default = self.bundle.default_member
@@ -258,7 +258,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
         return tuple(self.of_member(each) for each in (default, *others))
 
     def of_member(self, member: BundleMember) -> ModelSettings:
-        """Settings of a model that is a member of a bundle, this server's own or another."""
+        """Returns the settings of a member of a bundle, of this server's or of another one."""
         draft = member.draft
         tokens = None if draft is None else draft.tokens
         return ModelSettings(
@@ -278,7 +278,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
         )
 
     def of_model(self, name: str) -> ModelSettings:
-        """Settings of a served model; of the default one for any other name."""
+        """Returns the settings of a served model; for any other name, of the default one."""
         return next((each for each in self.served_models if each.name == name), self.default_model)
 
     @property
@@ -287,12 +287,13 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """Each once, patterns left out; an alias that is a model's own name is that model."""
+        """Names and aliases of all models, each once, without patterns. A model's own name goes
+        before an equal alias."""
         aliases = (each for each in self.model_aliases if ANY not in each)
         return tuple(dict.fromkeys((*(each.name for each in self.served_models), *aliases)))
 
     def name_of(self, asked: str) -> str:
-        """The model that answers to this name, its own or an alias. Raises UnknownModel."""
+        """Returns the model with this name or alias. Raises UnknownModel."""
         if any(asked == each.name for each in self.served_models):
             return asked
         if any(is_match(asked, alias) for alias in self.model_aliases):
@@ -305,33 +306,33 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
         return self.bundle is not None and self.bundle.router is not None
 
     def has_strict_bounds(self, model: str) -> bool:
-        """Whether requests to the native routes under this name keep to the reference's bounds."""
+        """Returns whether the native routes apply the reference's bounds to this name."""
         if self.strict_bounds == "aliases":
             return model in self.model_aliases and ANY not in model
         return self.strict_bounds == "always"
 
     @property
     def all_user_rows(self) -> int:
-        """User rows of all models: a bundle's models share them, others have their own."""
+        """User rows of all models. Members of a bundle share rows; other models have their own."""
         if self.bundle is not None:
             return self.user_rows
         return sum(each.user_rows for each in self.served_models)
 
     @property
     def queue_capacity(self) -> int:
-        """Requests that may wait, for all models together."""
+        """Most requests that may wait for all models together."""
         if self.bundle is not None:
             return self.bundle.max_queue
         return self.max_input_qsize * len(self.served_models)
 
     @property
     def threads(self) -> int:
-        """Request threads: one for each row, each queued request, and some for control routes."""
+        """Number of request threads: one for each row and queued request, and CONTROL_THREADS."""
         return self.all_user_rows + self.queue_capacity + CONTROL_THREADS
 
 
 def load_settings(**given: Any) -> Settings:
-    """Read the environment; fields that are `given` go before their variables.
+    """Read the environment. Fields in `given` take precedence over their variables.
 
     Raises StartupError naming every faulty variable at once.
     """
@@ -339,7 +340,7 @@ def load_settings(**given: Any) -> Settings:
 
 
 def _json_list(value: object) -> list[object] | tuple[object, ...]:
-    """Raises ValueError for what is no list, or an empty one."""
+    """Returns the list in a JSON text. Raises ValueError if it is none, or empty."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

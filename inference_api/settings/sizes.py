@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them."""
+"""Parses sizes of memory as people write them, such as 2GiB."""
 
 import re
 from typing import Annotated
@@ -25,4 +25,4 @@ def bytes_or_none(value: object) -> object:
 Bytes = Annotated[int, Field(ge=2**10, le=2**50)]
 Size = Annotated[Bytes, BeforeValidator(bytes_of)]
 SizeOrAuto = Annotated[Bytes | None, BeforeValidator(bytes_or_none)]
-"""None: auto."""
+"""None stands for auto."""

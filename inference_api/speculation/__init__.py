@@ -1,1 +1,1 @@
-"""Drafts: who guesses the next tokens, and when it pays."""
+"""Speculative decoding: sources that draft tokens, and the choice of when drafting pays."""

@@ -1,4 +1,4 @@
-"""Corrects a source's own probabilities by how often its guesses were right."""
+"""Corrects the probabilities that a draft source states by how often its guesses were right."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log2
@@ -9,10 +9,10 @@ from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import Drawn
 
 PRIOR_TRIALS = 10.0  # weight of the probabilities against observed guesses
-MEMORY = 0.998  # weight of a guess once there is a newer one in its bin
+MEMORY = 0.998  # a new guess multiplies the weights of older ones in its bin by this
 NUM_BINS = 8  # bins of probabilities: over a half, a quarter and so on
-CERTAIN = 0.98  # no guess is likelier,
-LEAST = 1e-9  # nor less likely
+CERTAIN = 0.98  # upper bound of a likelihood
+LEAST = 1e-9  # lower bound of a likelihood
 
 
 class Proposed(NamedTuple):
@@ -26,7 +26,7 @@ class Proposed(NamedTuple):
 
 
 class Calibration:
-    """For guesses of one kind and about one probability: how many were right, and how many were
+    """Counts for each kind and bin of probability how many guesses were right, and how many were
     expected to be. Decode thread only.
 
     It uses plain numbers, because a step has few guesses and arrays have more overhead.
@@ -38,21 +38,20 @@ class Calibration:
         self._proposed: Mapping[int, Proposed] = {}  # for the next step, by row index
 
     def of(self, kind: int, probability: float) -> tuple[int, float]:
-        """A guess's kind and bin of probability as one number, and its corrected likelihood, given
-        that the guess before it is right."""
-        likely = max(LEAST, probability)  # LEAST for NaN
+        """Returns a guess's kind and bin as one number, and its corrected likelihood, given that
+        the guess before it is right."""
+        likely = max(LEAST, probability)  # NaN becomes LEAST
         each = NUM_BINS * kind + min(int(-log2(likely)), NUM_BINS - 1)
         return each, min(likely * self._hits[each] / self._expected[each], CERTAIN)
 
     def drafts(self, proposed: Iterable[Proposed]) -> Mapping[int, Draft]:
-        """Returns the drafts by row index, and keeps what is needed to learn from the next
-        outcomes."""
+        """Returns the drafts by row index, and remembers them for `learn`."""
         self._proposed = {each.row.index: each for each in proposed}
         return {index: each.draft for index, each in self._proposed.items()}
 
     def learn(self, outcomes: Sequence[Outcome]) -> list[tuple[UserRow, bool]]:
-        """Learns from every guess that drawn tokens show to be right or wrong, tried or not.
-        Returns their rows, and whether they were right."""
+        """Learn from every guess that the drawn tokens prove right or wrong, whether or not it was
+        tried. Returns these guesses' rows, and whether each was right."""
         proposed, self._proposed = self._proposed, {}
         judged = []
         for row, drawn, _ in outcomes:
@@ -69,7 +68,7 @@ class Calibration:
 
 def _judged(draft: Draft, drawn: Sequence[Drawn]) -> Iterator[tuple[int, bool]]:
     """Yields the guesses that follow right ones up to the last drawn token."""
-    depths = {-1: 0}  # place in `drawn` of what follows each right guess
+    depths = {-1: 0}  # for each right guess, the index in `drawn` of the token after it
     for at, token_id in enumerate(draft.token_ids):
         depth = depths.get(at - 1 if draft.parents is None else draft.parents[at])
         if depth is not None and depth < len(drawn):

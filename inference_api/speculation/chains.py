@@ -1,4 +1,4 @@
-"""Chains of guesses that a source makes one by one, each as likely as the source itself says."""
+"""Chains of guesses, for sources that guess one token after another and state probabilities."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,22 +8,22 @@ from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import Guess
 from inference_api.speculation.calibration import Calibration, Proposed
 
-LEAST_LIKELIHOOD = 0.2  # a chain at least this likely gets another guess behind it
+LEAST_LIKELIHOOD = 0.2  # a chain at least this likely gets another guess
 
 
 @dataclass(slots=True)
 class Chain:
-    """Guesses behind a row's last token."""
+    """Guesses after a row's last token."""
 
     row: UserRow
-    room: int  # for further ones
+    room: int  # how many more guesses fit
     token_ids: list[int] = field(default_factory=list)
     bins: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
     likelihoods: list[float] = field(default_factory=list)
 
     def add(self, guess: Guess, own_bin: int, likelihood: float) -> None:
-        """`likelihood`: of this guess, given that the guess before it is right."""
+        """`likelihood` is conditional on the guess before it."""
         of_chain = likelihood * (self.likelihoods[-1] if self.likelihoods else 1.0)
         self.token_ids.append(guess.token_id)
         self.bins.append(own_bin)
@@ -38,22 +38,21 @@ class Chain:
 
 
 class Growth:
-    """Grows chains as long as they are worth another step of their source, and learns from what
-    became of them."""
+    """Extends chains while another step of their source is worthwhile, and learns from the
+    outcomes."""
 
     def __init__(self, vocab_size: int, num_depths: int = 1) -> None:
-        """`vocab_size`: of the model that is drafted for. The deepest guesses, from depth
-        `num_depths` on, count as of one kind."""
+        """`vocab_size` is the target model's. Guesses from depth `num_depths` on are one kind."""
         self._vocab_size = vocab_size
         self._num_depths = num_depths
-        # For each depth one of greedy requests, and one of requests that sample.
+        # For each depth, one kind for greedy requests and one for requests that sample.
         self._calibration = Calibration(num_kinds=2 * num_depths)
 
     def extend(self, chains: Sequence[Chain], guesses: Sequence[Guess]) -> list[Chain]:
-        """Append each guess to its chain. Returns the chains worth another one."""
+        """Append each guess to its chain. Returns the chains that are worth another guess."""
         for chain, guess in zip(chains, guesses, strict=True):
             request = chain.row.request
-            # Nothing follows a stop token, so that guessing one would gain nothing.
+            # Nothing follows a stop token, so guessing one gains nothing.
             if guess.token_id in request.stop_token_ids or guess.token_id >= self._vocab_size:
                 chain.room = 0
                 continue
@@ -63,7 +62,7 @@ class Growth:
         return [chain for chain in chains if chain.room > 0]
 
     def drafts(self, chains: Iterable[Chain]) -> Mapping[int, Draft]:
-        """The chains' guesses by row index, for the next step."""
+        """Returns the chains as drafts for the next step, by row index."""
         return self._calibration.drafts(chain.proposed for chain in chains if chain.token_ids)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:

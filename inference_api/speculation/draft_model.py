@@ -1,4 +1,4 @@
-"""A small model with the same vocabulary drafts for the large one, token by token.
+"""Drafts with a small model of the same vocabulary, token by token.
 
 Leviathan et al. 2022, arXiv 2211.17192. Tokens are accepted as for any other draft.
 """
@@ -21,23 +21,24 @@ from inference_api.runner import (
 )
 from inference_api.speculation.chains import Chain, Growth
 
-PREFILLED_TOKENS = 128  # in one step, for all rows that the draft's cache is far behind
-MIN_COPIED_TOKENS = 8  # fewer are as soon prefilled
+PREFILLED_TOKENS = 128  # tokens prefilled in one step, for all rows that the draft's cache lacks
+MIN_COPIED_TOKENS = 8  # prefilling fewer takes no longer than copying
 GUESS = Draw(SamplingParams(temperature=0.0, num_logprobs=0), (0,), ())
 
 
 class ModelDrafts:
-    """A `DraftSource`: a greedy chain for each row that the draft's cache is up to date with.
+    """A `DraftSource` that gives a greedy chain to each row for which the draft's cache is up to
+    date.
 
-    The draft's tokens stay in its cache and are valid as far as the row continues with them.
+    The draft's guesses stay in its cache and are valid as far as the row continues with them.
     """
 
     name = "draft"
     wants_hidden = False
 
     def __init__(self, runner: ModelRunner, max_tokens: int, vocab_size: int) -> None:
-        """`runner` is loaded and has as many rows as the model that it drafts for, whose vocabulary
-        has `vocab_size` tokens. Rows beyond the runner's context get no draft."""
+        """`runner` is loaded, and has as many rows as the target model, whose vocabulary has
+        `vocab_size` tokens. Rows beyond the runner's context get no draft."""
         self._context_tokens = place_own_pages(runner)
         self._runner = runner
         self._max_tokens = max_tokens
@@ -59,8 +60,8 @@ class ModelDrafts:
         self._growth.learn(outcomes)
 
     def _first_steps(self, rows: Sequence[UserRow]) -> list[tuple[Chain, RowStep]]:
-        """What the cache lacks of each row: up to the last token, which begins a chain, or as much
-        as there is room for. Rows that lack least come first."""
+        """Returns a step with the tokens that the cache lacks, the rows that lack least first. A
+        row that gets all of them, up to its last token, begins a chain."""
         behind = []
         for row in rows:
             if (room := self._room(row)) > 0:
@@ -70,7 +71,7 @@ class ModelDrafts:
         room_tokens, steps = PREFILLED_TOKENS, []
         for num_missing, cache, chain in behind:
             num_taken = num_missing
-            if num_missing > 1 + self._max_tokens:  # more than a step of the model makes
+            if num_missing > 1 + self._max_tokens:  # more than one step of the model adds
                 num_taken = min(num_missing, room_tokens)
                 room_tokens -= num_taken
             start = len(cache.tokens)
@@ -82,12 +83,13 @@ class ModelDrafts:
         return steps
 
     def _room(self, row: UserRow) -> int:
-        """How many tokens may be guessed, of which the last one is not written to the cache."""
+        """Returns how many tokens may be guessed. The last one is not written to the cache."""
         own_room = self._context_tokens - _num_tokens(row) + 1
         return min(self._max_tokens, row.token_limit - len(row.generated) - 1, own_room)
 
     def _cache_of(self, row: UserRow) -> "_RowCache":
-        """With what is right for the row; of another request's, what its prompt begins with."""
+        """Returns the row's cache, cut to its valid tokens. A new request keeps the beginning that
+        its prompt shares with the old one."""
         cache = self._caches[row.index]
         if cache.owner is not row:
             prompt = list(row.request.prompt_tokens)
@@ -102,7 +104,7 @@ class ModelDrafts:
         return cache
 
     def _copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
-        """Between rows of the draft's cache, in whole pages."""
+        """Copy whole pages between rows of the draft's cache."""
         count = -(-num_tokens // self._runner.layout.page_tokens)
         groups = zip(own_pages(self._runner, source), own_pages(self._runner, target), strict=True)
         for from_pages, to_pages in groups:
@@ -110,7 +112,7 @@ class ModelDrafts:
                 self._runner.copy_page(from_page, to_page)
 
     def _next_step(self, chain: Chain) -> RowStep:
-        """Returns the draft's step for a chain's last guess, which joins its cache's tokens."""
+        """Returns the draft's step for a chain's last guess, and adds the guess to the cache."""
         cache = self._caches[chain.row.index]
         cache.tokens.append(chain.token_ids[-1])
         return RowStep(cache.index, len(cache.tokens) - 1, cache.tokens[-1:], (GUESS,))
@@ -118,15 +120,16 @@ class ModelDrafts:
 
 @dataclass(slots=True)
 class _RowCache:
-    """What a row of the draft's cache holds: of the owner's tokens, and of guesses."""
+    """The tokens in one row of the draft's cache: the owner's, then guesses."""
 
     index: int
     owner: UserRow | None = None
     tokens: list[int] = field(default_factory=list)
-    num_right: int = 0  # the first ones are known to be the owner's
+    num_right: int = 0  # leading tokens that are known to be the owner's
 
     def follow(self, row: UserRow) -> None:
-        """Drop the tokens that the row did not accept, and the last one, which must draw again."""
+        """Drop the tokens that the row did not accept, and the last token, which must draw
+        again."""
         most = min(len(self.tokens), _num_tokens(row) - 1)
         right = min(self.num_right, most)
         while right < most and [self.tokens[right]] == _tokens(row, right, right + 1):

@@ -1,7 +1,8 @@
-"""Medusa: heads trained for the model predict its next tokens from its last hidden state.
+"""Drafts with Medusa heads, which are trained to predict a model's next tokens from its last hidden
+state.
 
-Cai et al. 2024, arXiv 2401.10774. Head k predicts the token k + 1 places after the last accepted
-one, without knowing those between, so the guesses of all heads form a tree.
+Cai et al. 2024, arXiv 2401.10774. Head k predicts the token k + 1 positions after the last accepted
+one, without knowing the tokens between, so the guesses of all heads form a tree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,11 @@ from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import DraftHeads, Hidden
 from inference_api.speculation.calibration import Calibration, Proposed
 
-NOBODY = -1  # in place of a node
+NOBODY = -1  # stands for no node
 
 
 class MedusaDrafts:
-    """A `DraftSource`: for each row a tree of the likeliest guesses, up to `max_tokens`."""
+    """A `DraftSource` that gives each row a tree of the likeliest guesses, up to `max_tokens`."""
 
     name = "medusa"
     wants_hidden = True
@@ -53,7 +54,7 @@ class MedusaDrafts:
 
 
 class _Tree:
-    """All paths that drafts are chosen from. A node knows its first child and next sibling."""
+    """The tree from which drafts are chosen. A node knows its first child and next sibling."""
 
     def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
         ordered = sorted(paths)  # siblings by their rank
@@ -80,7 +81,7 @@ class _Tree:
         calibration: Calibration,
         max_tokens: int,
     ) -> Proposed:
-        """The likeliest nodes, best first, from [heads, ranks] tokens and probabilities.
+        """Returns the likeliest nodes, best first, given tokens and probabilities [heads, ranks].
 
         Considers only chosen nodes and their successors: a node's next sibling, which is at most as
         likely, and its first child.

@@ -1,4 +1,4 @@
-"""Drafts of several sources for one row, as one tree."""
+"""Merges the drafts of several sources for one row into one tree."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,12 @@ from inference_api.core.rows import Draft
 
 
 def merged(drafts: Sequence[Draft]) -> Draft:
-    """Returns the union of their branches, the likeliest guesses first. A guess in several drafts
-    gets the highest of their likelihoods, given its predecessor."""
+    """Returns the union of the drafts' branches, the likeliest guesses first. A guess in several
+    drafts gets the highest of its conditional likelihoods."""
     if len(drafts) == 1:
         return drafts[0]
-    nodes: dict[tuple[int, int], int] = {}  # indices by parent and token, in the order of arrival
-    surest: list[float] = []  # likelihoods, given what they follow
+    nodes: dict[tuple[int, int], int] = {}  # indices by parent and token, in order of insertion
+    surest: list[float] = []  # conditional likelihoods
     for draft in drafts:
         own: list[int] = []
         for at, token_id in enumerate(draft.token_ids):
@@ -29,13 +29,13 @@ def merged(drafts: Sequence[Draft]) -> Draft:
 
 
 def best_of(drafts: Sequence[Draft]) -> Draft:
-    """Returns the one of which most tokens can be expected to be right."""
+    """Returns the draft with the highest expected number of right tokens."""
     return max(drafts, key=lambda draft: sum(draft.likelihoods))
 
 
 def _sorted(nodes: Sequence[tuple[int, int]], surest: Sequence[float]) -> Draft:
-    """Sorted by likelihood, highest first. A guess stays before its successors: they are at most as
-    likely and came later, and the sort is stable."""
+    """Returns the draft sorted by likelihood, highest first. A guess stays before its successors:
+    they are at most as likely, come later, and the sort is stable."""
     likelihoods: list[float] = []
     for (parent, _), given_parent in zip(nodes, surest, strict=True):
         likelihoods.append(given_parent * (likelihoods[parent] if parent >= 0 else 1.0))

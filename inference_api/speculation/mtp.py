@@ -1,7 +1,7 @@
-"""Multi-token prediction: a layer of the model's own, trained with it, guesses token by token.
+"""Drafts by multi-token prediction: a layer that was trained with the model guesses token by token.
 
-Gloeckle et al. 2024, arXiv 2404.19737. The first guess is what the layer was trained for; those
-behind it are made of its own results and are right less often.
+Gloeckle et al. 2024, arXiv 2404.19737. The layer is trained for the first guess; further guesses
+start from its own results and are right less often.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import DraftLayer, RowToken
 from inference_api.speculation.chains import Chain, Growth
 
-NUM_DEPTHS = 4  # kinds of guesses: first ones, and so on
+NUM_DEPTHS = 4  # depths of guesses that are calibrated separately
 
 
 class MtpDrafts:
-    """A `DraftSource`: a greedy chain for each row whose last step the layer has followed."""
+    """A `DraftSource` that gives a greedy chain to each row whose last step the layer followed."""
 
     name = "mtp"
     wants_hidden = False
@@ -38,13 +38,13 @@ class MtpDrafts:
         self._growth.learn(outcomes)
 
     def _room(self, row: UserRow) -> int:
-        """How many tokens may be guessed; the row has to have pages for what the layer reads."""
+        """Returns how many tokens may be guessed: the row needs pages for the layer's input."""
         paged_tokens = row.room_tokens - row.num_cached + 1
         return min(self._max_tokens, row.token_limit - len(row.generated) - 1, paged_tokens)
 
 
 def _last_token(chain: Chain) -> RowToken:
-    """Returns what the next guess of a chain is behind."""
+    """Returns the token after which a chain's next guess comes."""
     row, guessed = chain.row, chain.token_ids
     token_id = guessed[-1] if guessed else row.last_token_id
     return RowToken(row.index, row.num_cached + len(guessed), token_id)

@@ -1,4 +1,4 @@
-"""Prompt lookup: drafts what followed an earlier occurrence of the row's last tokens.
+"""Prompt lookup: drafts the tokens that followed an earlier occurrence of the row's last tokens.
 
 It needs no model and no training, and helps if an answer copies from its prompt or repeats itself.
 The idea is Saxena's prompt lookup decoding (2023), known from transformers and vLLM.
@@ -14,8 +14,8 @@ from inference_api.core.drafts import Outcome, RowStates
 from inference_api.core.rows import Draft, UserRow
 from inference_api.speculation.calibration import Calibration, Proposed
 
-MAX_PROMPT_TOKENS = 16_384  # the last ones of a prompt; each takes about 350 bytes
-FIRST_SHARE = 0.5  # right guesses of a row that had none yet
+MAX_PROMPT_TOKENS = 16_384  # last tokens of a prompt in the index; each takes about 350 bytes
+FIRST_SHARE = 0.5  # assumed share of right guesses of a new row
 SHARE_RATE = 0.1  # learning rate of the share of a row's guesses that are right
 
 Ngram = tuple[int, ...]
@@ -33,14 +33,14 @@ NO_MATCH = Match()
 
 @dataclass(slots=True)
 class _Lookup:
-    """One row's index, and how often its guesses were right lately."""
+    """One row's index, and its recent share of right guesses."""
 
     index: "NgramIndex"
     share: float = FIRST_SHARE
 
 
 class NgramDrafts:
-    """A `DraftSource`: for each row with a match, a chain of up to `max_tokens`."""
+    """A `DraftSource` that gives each row with a match a chain of up to `max_tokens`."""
 
     name = "ngram"
     wants_hidden = False
@@ -48,7 +48,7 @@ class NgramDrafts:
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._lookups = RowStates(lambda row: _Lookup(NgramIndex(row)))
-        # First and later guesses by pairs, then by triples.
+        # Kinds: first and later guesses from pairs, then from triples.
         self._calibration = Calibration(num_kinds=4)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
@@ -75,12 +75,12 @@ class NgramDrafts:
 
 
 class NgramIndex:
-    """The pairs and triples of one row's tokens, with the place after their last occurrence."""
+    """The pairs and triples of a row's tokens, with the position after their last occurrence."""
 
     def __init__(self, row: UserRow) -> None:
         self._row = row
         self._tokens = tokens = list(row.request.prompt_tokens[-MAX_PROMPT_TOKENS:])
-        self._num_generated = 0  # how many of the answer's tokens are in `_tokens`
+        self._num_generated = 0  # number of the answer's tokens in `_tokens`
         count = len(tokens)
         pairs = pairwise(tokens)
         triples = zip(tokens, tokens[1:], tokens[2:], strict=False)
@@ -90,7 +90,8 @@ class NgramIndex:
         self._last_triple: Ngram = tuple(tokens[-3:])
 
     def match(self, max_tokens: int) -> Match:
-        """The tokens after the latest earlier occurrence of the last triple, or else pair."""
+        """Returns the tokens after the latest earlier occurrence of the last triple, or else
+        pair."""
         row = self._row
         if len(row.generated) > self._num_generated:
             self._extend()
@@ -101,7 +102,7 @@ class NgramIndex:
         if (after_triple := self._after_triple.get(self._last_triple)) is not None:
             at, size = after_triple, 3
         following = self._tokens[at : at + room]
-        repeated = following * -(-room // len(following))  # if the text is a loop
+        repeated = following * -(-room // len(following))  # as if the text went on in a loop
         return Match(repeated[:room], size)
 
     def _extend(self) -> None:

@@ -16,7 +16,7 @@ from inference_api.speculation.ways import Ways
 
 
 class _Asked(NamedTuple):
-    """How many sources guessed for a step, and how long that took."""
+    """How many sources guessed for a step, and in how many seconds."""
 
     num_sources: int = 0
     propose_s: float = 0.0
@@ -28,9 +28,8 @@ NOBODY = _Asked()
 class DraftScheduler:
     """Combines a model's draft sources. Decode thread only.
 
-    Takes, over all rows, the guesses that raise expected tokens per second most: a row gets
-    nothing, a chain or a tree. `Ways` decides by measured time how many sources it asks, often
-    none.
+    Over all rows, it takes the guesses that raise expected tokens per second most: a row gets no
+    draft, a chain or a tree. `Ways` decides by measured times how many sources to ask, often none.
     """
 
     name = "auto"
@@ -45,27 +44,27 @@ class DraftScheduler:
         costs: StepCosts | None = None,
         may_branch: bool = True,
     ) -> None:
-        """`sources`: fastest first. `max_tokens`: most tokens of one row's draft. `tries_all`:
-        verify everything that is proposed, whether it pays or not, for comparisons. `costs`: the
-        known times of the model's steps. `may_branch`: whether drafts may be trees; else sources
-        propose chains, and a row gets one of these."""
+        """`sources` are ordered fastest first. `max_tokens` bounds a row's draft. `costs` estimates
+        the model's steps. With `tries_all` every proposed token is verified whether or not it pays,
+        for comparisons. Without `may_branch` drafts are chains, and a row gets one of those
+        proposed."""
         self.sources = tuple(sources)
         self._max_tokens = max_tokens
         self._tries_all = tries_all
         self._clock = clock
         self._join = merged if may_branch else best_of  # drafts of several sources for one row
-        # Until costs are known each token counts the same, so that no draft pays.
+        # Until costs are known, each token costs the same, so no draft pays.
         self.costs = costs or StepCosts({}, max_rows * (1 + max_tokens), max_rows)
-        # Numbers of rows up to a power of two have the same ways.
+        # Numbers of rows are grouped by powers of two.
         self._ways = [Ways(1 + len(sources)) for _ in range(max_rows.bit_length() + 1)]
-        self._num_to_ask = len(sources) if tries_all else 0  # after the next step
+        self._num_to_ask = len(sources) if tries_all else 0  # sources to ask after the next step
         self._asked = NOBODY  # for the next step
-        self._stepped = NOBODY  # for the last one
-        self._num_drawn = 0  # tokens of the last step
+        self._stepped = NOBODY  # for the last step
+        self._num_drawn = 0  # tokens drawn by the last step
 
     @property
     def wants_hidden(self) -> bool:
-        """Whether a source that will be asked after the next step needs its hidden states."""
+        """Whether a source to ask after the next step needs the step's hidden states."""
         return any(source.wants_hidden for source in self.sources[: self._num_to_ask])
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
@@ -80,7 +79,7 @@ class DraftScheduler:
         return drafts
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell the sources what was drawn, if they guessed it or will go on from it."""
+        """Pass the outcomes to the sources that guessed for this step or will guess from it."""
         asked, self._asked = self._asked, NOBODY
         self._stepped = asked
         for number, source in enumerate(self.sources[: max(asked.num_sources, self._num_to_ask)]):
@@ -90,8 +89,8 @@ class DraftScheduler:
             self._num_drawn = sum([len(each.drawn) for each in outcomes])
 
     def took(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
-        """How long a turn took, inside the model and outside. The time to guess for the next step
-        is that one's turn's."""
+        """Learn how many seconds a turn took inside the model and outside it. The time to guess for
+        the next step counts to the next turn."""
         loop_s = max(loop_s - self._asked.propose_s, 0.0)
         num_rows = len(step.decoding)
         if num_rows and model_s > 0.0 and not self._tries_all:
@@ -113,7 +112,7 @@ class DraftScheduler:
         ways.learn(asked.num_sources, (seconds + asked.propose_s) / plain_s, relative_tokens)
 
     def _merged(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        """Returns the guesses of the sources to ask, for the rows that want them."""
+        """Returns the guesses of the sources to ask, for the rows whose requests allow them."""
         by_row: dict[int, list[Draft]] = {}
         for source in self.sources[: self._num_to_ask]:
             wanted = [row for row in rows if row.request.speculation in ("auto", source.name)]
@@ -125,8 +124,8 @@ class DraftScheduler:
     def _worth_trying(
         self, num_rows: int, drafts: Mapping[int, Draft], other_s: float
     ) -> Mapping[int, Draft]:
-        """Returns the likeliest guesses, as many as make for the most expected tokens per second.
-        `other_s`: seconds of the turn outside the step."""
+        """Returns the likeliest guesses, as many as give the most expected tokens per second.
+        `other_s` are the seconds of the turn outside the step."""
         guesses = [(each, row) for row, draft in drafts.items() for each in draft.likelihoods]
         guesses.sort(key=itemgetter(0), reverse=True)
         num_tokens = accumulate([likelihood for likelihood, _ in guesses], initial=num_rows)

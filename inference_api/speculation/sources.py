@@ -1,4 +1,4 @@
-"""Who drafts for a model: by its settings, and by what it comes with."""
+"""Finds the draft sources of a model, from its settings and its files."""
 
 import logging
 
@@ -22,14 +22,14 @@ def draft_sources(
     settings: ModelSettings,
     drafter: ModelRunner | None = None,
 ) -> tuple[str, ...]:
-    """Names of who guesses for a runner, loaded or not; those that take least time first.
+    """Returns the names of a runner's draft sources, the fastest first. It need not be loaded.
 
-    Raises StartupError where the one that is asked for is not there.
+    Raises StartupError if the source that the settings name is not available.
     """
     mode = settings.speculation
     if mode == "off":
         return ()
-    has_states = runner.layout.state_pages > 0  # a state is of one branch: drafts are chains
+    has_states = runner.layout.state_pages > 0  # a recurrent state follows one branch: only chains
     if has_states and mode == "medusa":
         logger.info("%s has recurrent layers: n-grams draft instead of Medusa heads", name)
         return (NgramDrafts.name,)
@@ -69,7 +69,7 @@ def drafting_of(
     settings: ModelSettings,
     drafter: ModelRunner | None,
 ) -> DraftScheduler | None:
-    """Returns who drafts for a model that is loaded; None: nobody."""
+    """Returns the drafting of a loaded model; None without sources."""
     sources: list[DraftSource] = []
     max_tokens = settings.speculation_tokens
     for source in served.draft_sources:

@@ -1,27 +1,28 @@
 """Decides by measured time how many draft sources to ask. Decode thread only.
 
-The cost of a step and the likelihood of a guess are estimates. The total effect, with the time to
-draft and to wake the threads that wait for tokens, can only be measured.
+The cost of a step and the likelihood of a guess are estimates. The total effect, including the time
+to draft and to wake threads that wait for tokens, can only be measured.
 """
 
 from dataclasses import dataclass
 
 from inference_api.core.step_costs import MAX_LOOP_RATIO
 
-MARGIN = 0.02  # asking has to be faster than asking nobody by this, about what can be measured
-TRIAL_TURNS = 4  # turns of a slower way that a trial takes, one after another
-TRIAL_SHARE = 0.005  # share of the time that the trials of a slower way may lose
+MARGIN = 0.02  # drafting must be faster by this share, about the precision of measurements
+TRIAL_TURNS = 4  # consecutive turns of a trial of a slower way
+TRIAL_SHARE = 0.005  # share of time that trials of a slower way may lose
 RATE = 1 / 64  # learning rate of a way's pace
 
 
 @dataclass(slots=True)
 class Pace:
-    """How long turns of one way took and how many tokens they drew, both in plain turns."""
+    """The duration of turns of one way, and the tokens they drew, relative to turns without
+    drafts."""
 
     relative_s: float = 1.0
     relative_tokens: float = 1.0
     num_turns: int = 0
-    next_trial: int = 0  # its turn, if this is not the fastest way
+    next_trial: int = 0  # number of the turn of its next trial, if this is not the fastest way
 
     def learn(self, relative_s: float, relative_tokens: float) -> None:
         relative_s = min(relative_s, MAX_LOOP_RATIO * relative_tokens)  # else it was interrupted
@@ -32,16 +33,16 @@ class Pace:
 
     @property
     def ratio(self) -> float:
-        """Time per token: less is faster."""
+        """Relative time per token."""
         return self.relative_s / self.relative_tokens
 
 
 class Ways:
     """The ways to take a turn at about one number of rows: way n asks the first n sources.
 
-    The fastest is taken. A trial of another one has to be earned: it comes after so many turns that
-    what it loses is a small share of them, and sooner in the beginning. Between trials nothing is
-    measured while nobody is asked: that would take a few percent of a small model's step.
+    The fastest way is taken. A trial of another way comes only after so many turns that its loss is
+    a small share of them; in the beginning it comes sooner. While way 0 is taken, turns between
+    trials are not measured, because that takes a few percent of a small model's step.
     """
 
     def __init__(self, num_ways: int) -> None:
@@ -49,20 +50,19 @@ class Ways:
         self._fastest = 0
         self._num_turns = 0
         self._trial = 0
-        self._trial_turns = 0  # left
-        self._watched_until = 0  # the turn, after a trial
+        self._trial_turns = 0  # turns left of a trial
+        self._watched_until = 0  # number of the turn up to which turns are measured
         self._rest_turns = 0
 
     def rests(self) -> bool:
-        """Returns whether this turn need not be learned and the next is to ask nobody; counts
-        it."""
+        """Count a turn. Returns whether it need not be measured and the next one asks no source."""
         if not self._rest_turns:
             return False
         self._rest_turns -= 1
         return True
 
     def next(self) -> int:
-        """Returns the way of another turn."""
+        """Returns the way for the next turn."""
         self._num_turns += 1
         if self._trial_turns:
             self._trial_turns -= 1
@@ -72,7 +72,7 @@ class Ways:
         if pace.next_trial <= self._num_turns:
             self._trial, self._trial_turns = way, TRIAL_TURNS - 1
             self._watched_until = self._num_turns + 2 * TRIAL_TURNS
-            pace.next_trial = 2 * self._num_turns  # if nothing is learned of it
+            pace.next_trial = 2 * self._num_turns  # in case nothing is learned of it
             return way
         if self._fastest == 0 and self._num_turns >= self._watched_until:
             self._rest_turns = pace.next_trial - self._num_turns
@@ -80,7 +80,7 @@ class Ways:
         return self._fastest
 
     def learn(self, way: int, relative_s: float, relative_tokens: float) -> None:
-        """A turn took so long and drew so many tokens, both in plain turns."""
+        """Learn the duration of a turn and the tokens it drew, both relative to plain turns."""
         pace = self._paces[way]
         pace.learn(relative_s, relative_tokens)
         self._fastest, least = 0, self._paces[0].ratio / (1 + MARGIN)

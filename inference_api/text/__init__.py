@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizer, chat templates, constraints."""
+"""Converts between text and token ids: tokenizers, chat templates, constraints."""

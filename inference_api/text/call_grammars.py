@@ -1,7 +1,8 @@
-"""Grammars of answers that call tools, in the model's own marks, for llguidance (Lark). Pure.
+"""Makes grammars for answers that call tools, in the model's own format, for llguidance (Lark).
+Pure.
 
-A `required` answer is calls and nothing else, but thoughts before them. `auto` is free until a call
-begins, and held to the names and schemas of the tools from there on.
+A `required` answer consists of calls, after thoughts if any. With `auto` the text is free until a
+call begins, and from there on must use the names and schemas of the tools.
 """
 
 import json
@@ -19,22 +20,22 @@ from inference_api.tools.answers import Thought
 from inference_api.tools.dialects import Dialect, DialectName
 from inference_api.tools.events import Json, ToolUse
 
-Terminal = Callable[[str], str]  # a mark as Lark has it: by its token, else as text
+Terminal = Callable[[str], str]  # writes a mark in Lark: as its token, else as text
 
-MAX_CALLS = 16  # calls of one answer, so that it has an end
+MAX_CALLS = 16  # calls in one answer, so that it ends
 TEXT = r"TEXT: /(.|\n)*/"
-# As models write JSON: with a space behind commas and colons, or without.
+# Models write JSON with or without a space after commas and colons.
 JSON_FORM = {"whitespace_pattern": " ?"}
-# Leaves to the model whatever in a schema the engine does not know.
+# Ignores keywords of a schema that the engine does not support.
 LENIENT_FORM = {**JSON_FORM, "lenient": True}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is written around calls.
+    """The marks around calls.
 
-    `trigger` is where a text goes over to calls: `opening`, then each as `begin` name `middle`
-    arguments `end`, with `between` them, and `closing`.
+    After a `trigger` in the text comes `opening`, then each call as `begin` name `middle` arguments
+    `end`, separated by `between`, then `closing`.
     """
 
     trigger: str
@@ -86,8 +87,8 @@ SHAPES: Mapping[DialectName, Shape] = {
 def calls_constraint(
     use: ToolUse, dialect: Dialect, text: ConstraintSpec | None = None
 ) -> ConstraintSpec | None:
-    """Returns what holds an answer to the tools; None where it may call none. `text` is what holds
-    an answer that calls nothing."""
+    """Returns the constraint of an answer that may call tools; None if it may call none. `text` is
+    the constraint of an answer without calls."""
     tools = use.callable_tools.values()
     if not tools:
         return None
@@ -111,11 +112,11 @@ def calls_constraint(
 
 
 def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
-    """Returns the rules of `body`, by what `calls_constraint` has written down."""
+    """Returns the rules of `body`, from the constraint that `calls_constraint` has made."""
     shape, tools, inputs = SHAPES[dialect.name], asked["tools"], asked["inputs"]
     written = _Marks(dialect, terminal)
     before = f"(call {written(shape.between)}){{0,{MAX_CALLS - 1}}} "
-    # A call with a plain input has no end but the answer's.
+    # A call with a plain input ends only with the answer.
     last = [f"call {written(shape.closing)}"] * bool(tools) + ["input"] * bool(inputs)
     rules = [
         TEXT,
@@ -149,7 +150,7 @@ def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
 
 
 class _Marks:
-    """Writes literal text for Lark, the dialect's marks in it by their tokens."""
+    """Writes literal text for Lark, with the dialect's marks as their tokens."""
 
     def __init__(self, dialect: Dialect, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -182,7 +183,7 @@ def _body(
 
 
 def _calls_or(dialect: Dialect, written: _Marks) -> Iterator[str]:
-    """Calls, or a text that is constrained itself."""
+    """Returns the rules for calls, or a text with a constraint of its own."""
     if dialect.name == "harmony":
         yield from _harmony_body(False, written, "text")
     else:
@@ -190,7 +191,8 @@ def _calls_or(dialect: Dialect, written: _Marks) -> Iterator[str]:
 
 
 def _whole_or_text(dialect: Dialect, names: Sequence[str], written: _Marks) -> Iterator[str]:
-    """Calls are the whole answer: a text is one that does not begin as they do."""
+    """Returns the rules of a dialect in which calls are the whole answer: a text must not begin
+    like a call."""
     beginning = r"\{\"tool_calls\""
     if dialect.name == "llama":
         beginning = r"\{\"name\": \"(" + "|".join(map(re.escape, names)) + r")\""
@@ -201,7 +203,8 @@ def _whole_or_text(dialect: Dialect, names: Sequence[str], written: _Marks) -> I
 
 
 def _harmony_body(is_required: bool, written: _Marks, text: str = "TEXT") -> Iterator[str]:
-    """Messages in known channels, the last of them a call or, where none is required, final."""
+    """Yields the rules for messages in known channels. The last one is a call, or `final` if no
+    call is required."""
     for channel, said in (("analysis", "TEXT"), ("commentary", "TEXT"), ("final", text)):
         yield f"{channel}: {written(f'<|channel|>{channel}<|message|>')} {said}"
     after = written("<|end|><|start|>assistant")
@@ -211,7 +214,7 @@ def _harmony_body(is_required: bool, written: _Marks, text: str = "TEXT") -> Ite
 
 
 def thought_grammar(thought: Thought, has_begun: bool, terminal: Terminal) -> list[str]:
-    """Returns the rules of `start`, which is `body` behind a thought."""
+    """Returns the rules of `start`, which is `body` after a thought."""
     end, begin = terminal(thought.end), terminal(thought.begin)
     is_token = not end.startswith('"')
     return [
@@ -223,7 +226,7 @@ def thought_grammar(thought: Thought, has_begun: bool, terminal: Terminal) -> li
 
 
 def text_rule(spec: ConstraintSpec) -> str:
-    """Returns a constraint as a part of a grammar in Lark."""
+    """Returns a constraint as part of a Lark grammar."""
     if spec.kind == "json_schema":
         return of_schema(json.loads(spec.text), {"whitespace_flexible": False})
     if spec.kind == "grammar":
@@ -268,7 +271,7 @@ def _tagged_argument(
     dialect: Dialect,
     written: _Marks,
 ) -> Iterator[str]:
-    """An argument between tags: as JSON or, if it is a text, as it is."""
+    """Returns the rule of an argument between tags: JSON, or plain text if it is a string."""
     is_coder = dialect.name != "glm"
     edge = "\n" if dialect.name == "qwen-coder" else ""
     begin = f"\n<arg_key>{name}</arg_key>\n<arg_value>"

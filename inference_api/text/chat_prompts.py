@@ -1,8 +1,9 @@
-"""Conversations as token ids: only a chat template writes special tokens, never a message.
+"""Encodes conversations so that only the chat template writes special tokens, never a message.
 
-A message may say `<|assistant|>` or `</s>`. Encoded with the rest it would end its turn and begin
-another, so that whoever wrote it speaks for the model or the operator. The same holds for tools,
-their calls and results, and for whatever else a client gives to the template.
+A message may contain `<|assistant|>` or `</s>`. If that were encoded with the rest, it would end
+the message and begin another one, and its author could speak for the model or the operator. The
+same holds for tools, their calls and results, and everything else that a client gives to the
+template.
 """
 
 import re
@@ -29,14 +30,14 @@ SPEAKERS = {"user": "User", "assistant": "AI", "system": "System"}
 
 
 Ending = Literal["answer", "closed", "open"]
-"""How a prompt ends: where an answer begins, behind its last message, or within the last message,
-which the answer goes on with."""
+"""How a prompt ends: where an answer begins, after the last message, or within the last message,
+which the answer continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a template may render beside messages: tools, as OpenAI has them, options of its own,
-    and the beginning of an answer."""
+    """Inputs of a template besides messages: tools in OpenAI's format, the template's own options,
+    and how the prompt ends."""
 
     tools: Sequence[Json] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -47,13 +48,13 @@ NO_EXTRAS = Extras()
 
 
 def plain_chat_prompt(messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> str:
-    """For models that bring no chat template."""
+    """Renders messages for models without a chat template."""
     turns = [f"{SPEAKERS[message['role']]}: {message['content']}\n" for message in messages]
     return "".join(turns) + (f"{SPEAKERS['assistant']}: " if extras.ending == "answer" else "")
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """Yields every text in a JSON value, names of members too."""
+    """Yields every text in a JSON value, including names of members."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -66,7 +67,7 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def template_of(own: ChatTemplate) -> Template:
-    """Calling it raises InvalidRequest when the template refuses the messages."""
+    """Renders messages. Raises InvalidRequest if the template refuses them."""
 
     def render(messages: Sequence[Message], extras: Extras) -> str:
         options = {"xml_tools": extras.tools} if extras.tools else {}  # SmolLM3's name for them
@@ -76,8 +77,8 @@ def template_of(own: ChatTemplate) -> Template:
             )
         except MemoryError:
             raise
-        except Exception as error:  # whatever the template raises
-            is_said = isinstance(error, TemplateError)  # the template's own, or a name it misses
+        except Exception as error:  # a template may raise anything
+            is_said = isinstance(error, TemplateError)  # raised by the template, or a missing name
             reason = str(error)[:MAX_REASON] if is_said else f"{type(error).__name__} in it"
             raise InvalidRequest(
                 f"The model's chat template refuses the messages: {reason}.", "messages"
@@ -87,9 +88,9 @@ def template_of(own: ChatTemplate) -> Template:
 
 
 def rendered(render: Template, messages: Sequence[Message], extras: Extras) -> str:
-    """Returns what the template writes, of an open message up to the end of its text.
+    """Returns the template's text; with an open last message, only up to the end of that message.
 
-    Raises InvalidRequest as the template does, and where it does not write that text.
+    Raises InvalidRequest if the template refuses the messages, or leaves out the last one's text.
     """
     if extras.ending != "open":
         return render(messages, extras)
@@ -112,7 +113,7 @@ class ChatPrompts:
     def __init__(self, backend: "Backend", template: ChatTemplate | None) -> None:
         self._backend = backend
         self._render = template_of(template) if template else plain_chat_prompt
-        self._adds_special_tokens = template is None  # a template writes all it wants
+        self._adds_special_tokens = template is None  # a template writes all special tokens itself
         text = template.text if template else None
         self._specials = SpecialTokens(backend, self._adds_special_tokens)
         dialect = dialect_of(text)
@@ -127,8 +128,8 @@ class ChatPrompts:
         )
 
     def encode(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
-        """Ready for the answer. Raises InvalidRequest when the template refuses the messages, or a
-        message cannot be kept apart from special tokens."""
+        """Returns the prompt of a conversation. Raises InvalidRequest if the template refuses the
+        messages, or a text cannot be kept apart from special tokens."""
         turns = prepared(messages, extras.tools, self._manners)
         shown = extras if self._manners.is_native else replace(extras, tools=())
         hidden, hidden_extras = self._hidden(turns, shown)
@@ -148,21 +149,21 @@ class ChatPrompts:
         return ids
 
     def _hidden(self, turns: list[Message], extras: Extras) -> tuple[list[Message], Extras]:
-        """Returns what the template is given, with nothing in it that reads like a special token.
+        """Returns the template's inputs with nothing in them that reads like a special token.
 
-        All texts are looked through at once: schemas have thousands, and seldom one to hide.
+        All texts are searched at once, because schemas have thousands and rarely one to hide.
         """
         if not self._specials.find("\n".join(texts_in([turns, extras.tools, extras.options]))):
             return turns, extras
         hidden: list[Message] = [
             {**self._hide(turn), "role": turn["role"]}
-            for turn in turns  # roles are ours
+            for turn in turns  # roles are checked, and need no hiding
         ]
         tools, options = self._hide(list(extras.tools)), self._hide(dict(extras.options))
         return hidden, replace(extras, tools=tools, options=options)
 
     def _hide(self, value: Any) -> Any:
-        """Returns the value with placeholders in its texts for what reads like special tokens."""
+        """Returns the value with look-alikes of special tokens replaced by placeholders."""
         if isinstance(value, str):
             return self._specials.hide(value)
         if isinstance(value, Mapping):
@@ -171,7 +172,7 @@ class ChatPrompts:
 
 
 def _named_roles(render: Template) -> frozenset[str]:
-    """The roles of messages whose names change what a template writes."""
+    """Returns the roles of messages whose names the template writes."""
     return frozenset(role for role in SPEAKERS if _writes_name(render, role))
 
 
@@ -193,7 +194,7 @@ _TRIED_TOOL = Tool(
 
 
 def manners_of(render: Template, dialect: Dialect) -> Manners:
-    """Returns what the template does with tools, by rendering some."""
+    """Returns which tool features the template supports, found by rendering some."""
     user = {"role": "user", "content": "a"}
     system, other = ({"role": role, "content": TRIED} for role in ("system", "user"))
     manners = Manners(
@@ -219,10 +220,10 @@ def manners_of(render: Template, dialect: Dialect) -> Manners:
 
 
 def _renders(render: Template, turns: Sequence[Message], tools: Sequence[Json]) -> bool:
-    """Whether the prompt has all that was put into it to be tried."""
+    """Returns whether the prompt contains everything that was put into it."""
     try:
         prompt = render(turns, Extras(tools))
-    except (InvalidRequest, KeyError):  # the plain form has no turns of tools
+    except (InvalidRequest, KeyError):  # the plain template has no messages of tools
         return False
     wanted = ("tried-description", "tried-value", "tried-result") if tools else (TRIED,)
     return all(each in prompt for each in wanted)

@@ -1,8 +1,8 @@
-"""A model's chat template: Jinja, in a sandbox, with what publishers of models count on.
+"""Renders a model's chat template, which is Jinja, in a sandbox.
 
-They write for transformers' `apply_chat_template`, so its additions are here too: how blocks are
-trimmed, `raise_exception`, `strftime_now`, JSON as it is, `break` and `continue`, and the block
-`generation`, which marks for training what a model is to write.
+Templates are written for transformers' `apply_chat_template`, so its additions are here, too:
+trimmed blocks, `raise_exception`, `strftime_now`, unescaped JSON, `break` and `continue`, and the
+block `generation`, which marks the model's text for training.
 """
 
 import json
@@ -24,9 +24,9 @@ SIMPLEST = [{"role": "user", "content": "Hello"}]
 
 
 class _MarkedBlocks(Extension):
-    """`{% generation %}...{% endgeneration %}` is what stands in it."""
+    """Renders `{% generation %}...{% endgeneration %}` as its content."""
 
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -34,7 +34,8 @@ class _MarkedBlocks(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """Without names that Python or Jinja may take for a method of their own."""
+    """A namespace without names that begin with an underscore, which Python or Jinja might take
+    for methods of their own."""
 
     def __init__(self, /, *pairs: Any, **members: Any) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ def _as_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without Jinja's escapes for HTML, and in the order of the object."""
+    """Writes JSON without HTML escapes, in the order of the object."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -72,7 +73,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals |= {
         "raise_exception": _refuse,
         "strftime_now": lambda form: datetime.now().strftime(form),
-        # The class itself would hand out methods that change what a template is given.
+        # Exposing the class itself would expose methods that change the template's inputs.
         "dict": lambda *pairs, **members: dict(*pairs, **members),
         "namespace": _PlainNamespace,
     }
@@ -80,7 +81,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """Immutable; any thread. What `render` raises is what the template does: anything."""
+    """Immutable; any thread. `render` may raise anything, because the template may."""
 
     def __init__(self, config: TokenizerConfig) -> None:
         """Raises TemplateSyntaxError."""
@@ -109,19 +110,18 @@ class ChatTemplate:
 
 
 def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is said in it, a thought under both names that templates have for one."""
+    """Returns a message with its thought under both names that templates use."""
     said = {key: value for key, value in message.items() if value is not None}
     thought = said.get("reasoning_content", said.get("thinking"))
     return said if thought is None else {"thinking": thought, **said, "reasoning_content": thought}
 
 
 def read_chat_template(config: TokenizerConfig) -> ChatTemplate | None:
-    """A model's own; None if it brings none. The simplest conversation is put into it, by what will
-    do it for every request.
+    """Returns a model's own template, or None. Renders the simplest conversation to check it.
 
-    Raises StartupError when the template is not Jinja, or breaks on one user's turn: chat could
-    answer nobody then. One that refuses this turn of its own accord (it calls `raise_exception`)
-    may want a system message first, say, and is left to the requests.
+    Raises StartupError if the template is not Jinja, or breaks on a single user message: chat would
+    then fail for every request. A template that refuses the message by `raise_exception` is
+    accepted, because it may require a system message, for example.
     """
     if not config.templates:
         return None
@@ -130,7 +130,7 @@ def read_chat_template(config: TokenizerConfig) -> ChatTemplate | None:
         template.render(SIMPLEST)
     except TemplateSyntaxError as error:
         fault = f"is not valid Jinja, line {error.lineno}: {error.message}"
-    except Exception as error:  # whatever the template raises
+    except Exception as error:  # a template may raise anything
         if type(error) is TemplateError:
             return template
         fault = f"cannot render one message of a user ({type(error).__name__}: {error})"

@@ -1,9 +1,9 @@
-"""Grammars as clients write them: Lark as llguidance has it, or llama.cpp's GBNF."""
+"""Reads the grammars that clients send: llguidance's Lark, or llama.cpp's GBNF."""
 
 from inference_api.errors import InvalidRequest
 from inference_api.request import ConstraintSpec
 
-CLIENT_GRAMMAR = "%lark"  # where one stands in a larger grammar
+CLIENT_GRAMMAR = "%lark"  # begins a client's grammar inside a larger one
 EXTRA = (
     "llguidance, which is not installed here: pip install -r requirements-constraints.txt, "
     "or Hearth with its extra 'constraints'"
@@ -11,17 +11,17 @@ EXTRA = (
 
 
 def lark_of(spec: ConstraintSpec) -> str:
-    """Returns the grammar as Lark. Raises InvalidRequest for what is neither Lark nor GBNF."""
+    """Returns the grammar as Lark. Raises InvalidRequest if it is neither Lark nor GBNF."""
     try:
         from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
     except ImportError as error:
         raise InvalidRequest(f"{spec.field} needs {EXTRA}.", spec.field) from error
     try:
         return any_to_lark(spec.text)
-    except (IndexError, RecursionError):  # its text ends too early, or is nested too deep
+    except (IndexError, RecursionError):  # the text ends too early, or is nested too deep
         raise unusable(spec, "neither Lark nor GBNF") from None
     except Exception as error:
-        if type(error) not in (Exception, GbnfToLarkError):  # its own: bare ones are of names
+        if type(error) not in (Exception, GbnfToLarkError):  # the converter's own errors
             raise
         raise unusable(spec, f"neither Lark nor GBNF: {error}") from None
 

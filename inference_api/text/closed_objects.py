@@ -1,11 +1,12 @@
-"""JSON schemas whose objects hold the named properties only, where they do not say otherwise.
+"""Closes the objects of JSON schemas: only named properties are allowed, unless a schema says
+otherwise.
 
-JSON schema leaves an object without `additionalProperties` open, and a small model that may always
-add one more property never ends. The engines of vLLM and llama.cpp close such objects, and so does
-this. An object that names no property, or that is put together from several schemas (`allOf`,
-properties beside `anyOf`, ...), stays as it is: closing a part would forbid what the others name.
+In JSON schema an object without `additionalProperties` is open, and a small model that may always
+add one more property may never end. vLLM and llama.cpp close such objects, and so does this module.
+An object that names no property, or that combines several schemas (`allOf`, properties beside
+`anyOf`, ...), stays open, because closing one schema would forbid the properties of the others.
 
-Pure: any thread. Schemas are as deep as `values.MAX_DEPTH` at most.
+Pure: any thread. Schemas are at most `values.MAX_DEPTH` deep.
 """
 
 import re
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 Schema = dict[str, Any]
-# Takes a schema, and whether it is one of several that describe the same value.
+# Takes a schema, and whether it is one of several for the same value.
 Visit = Callable[[Schema, bool], Schema]
 
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -24,8 +25,8 @@ _NAMING = frozenset(
     {"properties", "patternProperties", "additionalProperties", "unevaluatedProperties", "$ref"}
     | {"allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"}
 )
-# The specification has `format` as an annotation only. The engine enforces these, and refuses a
-# schema with others.
+# In the specification `format` is only an annotation. The engine enforces these formats, and
+# refuses schemas with others.
 _FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 )
@@ -33,11 +34,11 @@ _NAMED_SCHEMA = re.compile(r"#(/(properties|\$defs|definitions)/[^/]+)?")  # oth
 
 
 def with_closed_objects(schema: Schema) -> Schema:
-    """A copy of the schema, for grammars: without formats that no engine knows, and without
-    `propertyNames`, which none holds."""
+    """Returns a copy of the schema for grammars: with closed objects, and without unsupported
+    formats and `propertyNames`."""
     parts: frozenset[str] = frozenset()
     while (found := _references_of_parts(schema, parts)) != parts:
-        parts = found  # what these refer to is a part too
+        parts = found  # schemas that these refer to are parts, too
     are_known = all(_NAMED_SCHEMA.fullmatch(reference) for reference in parts)
 
     def closed(schema: Schema, is_part: bool) -> Schema:
@@ -60,12 +61,12 @@ def _can_be_closed(schema: Schema) -> bool:
 
 
 def _is_alone(schema: Schema, keyword: str) -> bool:
-    """Nothing beside the keyword says which properties the value may have."""
+    """Returns whether no keyword but this one says which properties the value may have."""
     return not (_NAMING - {keyword}) & schema.keys()
 
 
 def _references_of_parts(schema: Schema, parts: frozenset[str]) -> frozenset[str]:
-    """Every `$ref` to a schema that is one of several of a value, given those known already."""
+    """Returns every `$ref` to a schema that is one of several for a value, given the known ones."""
     found = set(parts)
 
     def collect(schema: Schema, is_part: bool) -> Schema:

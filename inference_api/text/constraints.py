@@ -1,7 +1,8 @@
-"""Answers that keep to a schema, a regular expression, a choice, a grammar or tools, by llguidance.
+"""Constrains answers to a schema, a regular expression, a choice, a grammar or tools, by
+llguidance.
 
-An extra (`requirements-constraints.txt`). A grammar is compiled on the request's thread; the decode
-thread follows it token by token, and the sampler draws only from what may come next.
+An extra (`requirements-constraints.txt`). The request's thread compiles a grammar. The decode
+thread follows it token by token, and the sampler draws only from allowed tokens.
 """
 
 import json
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-MAX_COMPILED = 256  # grammars kept for the next request that brings the same
-# Without this a small model may answer with nothing but white space until its tokens are used up.
+MAX_COMPILED = 256  # compiled grammars kept for later requests
+# Without this limit a small model may write white space until its tokens are used up.
 JSON_FORM: "JsonCompileOptions" = {"whitespace_flexible": False}
-# Limits of a step on the decode thread, as a client's constraint may take any time. A schema with
-# hundreds of optional members needs more items than a grammar should.
+# Limits on the work in a step of the decode thread, because a client's constraint could take any
+# time. A schema with hundreds of optional members needs more items than grammars get by default.
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 50_000,
@@ -36,7 +37,7 @@ GRAMMAR_LIMITS = LIMITS | {"step_max_items": 2_000}
 
 
 class GuidedConstraint:
-    """One answer's way through its grammar. Decode thread only. See `request.Constraint`."""
+    """The state of one answer in its grammar. Decode thread only. See `request.Constraint`."""
 
     def __init__(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher
@@ -70,27 +71,28 @@ class CompiledGrammar:
 
 
 def bits_without(token_ids: Iterable[int], vocab_size: int) -> bytes:
-    """Returns what `Constraint.allowed` is where all tokens are but these."""
-    bits = bytearray(b"\xff" * (4 * -(-vocab_size // 32)))  # whole words, as grammars have them
+    """Returns a value of `Constraint.allowed` that allows all tokens except these."""
+    bits = bytearray(b"\xff" * (4 * -(-vocab_size // 32)))  # whole words, like llguidance's masks
     for token_id in token_ids:
         bits[token_id // 8] &= ~(1 << token_id % 8)
     return bytes(bits)
 
 
 class GrammarCompiler:
-    """For one tokenizer. Any thread."""
+    """Compiles constraints for one tokenizer. Any thread."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """`vocab_size` counts the model's logits, which may be more than the tokenizer's tokens."""
+        """`vocab_size` counts the model's logits, which may exceed the tokenizer's tokens."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._lock = Lock()  # so that the slow part, reading the vocabulary, is done once
+        self._lock = Lock()  # so that the vocabulary, which is slow to read, is read once
         self._vocabulary: LLTokenizer | None = None
         self._added: dict[str, int] = {}
         self.compile = lru_cache(MAX_COMPILED)(self._compile)
 
     def compiled(self, spec: ConstraintSpec) -> CompiledGrammar | None:
-        """Raises InvalidRequest as `compile` does; None where the answer may go without."""
+        """Returns the grammar; None if it fails and the constraint is dispensable. Raises what
+        `compile` raises."""
         try:
             return self.compile(spec)
         except InvalidRequest:
@@ -99,25 +101,25 @@ class GrammarCompiler:
             raise
 
     def _compile(self, spec: ConstraintSpec) -> CompiledGrammar:
-        """Raises InvalidRequest when the grammar is not one, or cannot be followed here."""
+        """Returns the grammar. Raises InvalidRequest if it is invalid, or not supported here."""
         try:
             from llguidance import LLMatcher, LLParserLimits
         except ImportError as error:
             raise InvalidRequest(f"{spec.field} needs {EXTRA}.", spec.field) from error
         vocabulary = self._read_vocabulary(spec.field)
         try:
-            has_grammar = spec.kind == "grammar" or CLIENT_GRAMMAR in spec.text  # beside tools
+            has_grammar = spec.kind == "grammar" or CLIENT_GRAMMAR in spec.text  # or within tools
             limits = LLParserLimits(**(GRAMMAR_LIMITS if has_grammar else LIMITS))
             matcher = LLMatcher(vocabulary, self._grammar(spec), log_level=0, limits=limits)
             first_step = matcher.deep_copy()
             first_step.compute_bitmask()
-        except ValueError as error:  # a number beyond any float is in no JSON, for one
+        except ValueError as error:  # for example, a number beyond any float
             raise unusable(spec, str(error)) from None
         if matcher.is_error():
             raise unusable(spec, _culprit(spec) + matcher.get_error())
         if first_step.is_error():
             raise unusable(spec, "no answer meets it")
-        return CompiledGrammar(first_step)  # so that rows find its work done
+        return CompiledGrammar(first_step)  # rows then start from the first step's result
 
     def _grammar(self, spec: ConstraintSpec) -> str:
         thought = self._tokenizer.dialect.thought
@@ -136,7 +138,7 @@ class GrammarCompiler:
         return "\n".join(rules)
 
     def _terminal(self, text: str) -> str:
-        """Returns a literal text for Lark; one of llguidance's special tokens as that token."""
+        """Returns a literal text for Lark; a special token of llguidance as that token."""
         token_id = self._added.get(text)
         if token_id is None or self._vocabulary is None:
             return json.dumps(text)
@@ -164,7 +166,7 @@ class GrammarCompiler:
 
 
 def _culprit(spec: ConstraintSpec) -> str:
-    """Returns which tool, and which of its properties, is at fault; empty where none is alone."""
+    """Returns the tool and property at fault; empty if it is not just one."""
     if spec.kind != "calls":
         return ""
     asked = json.loads(spec.text)

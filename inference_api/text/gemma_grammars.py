@@ -1,7 +1,7 @@
-"""Grammars of arguments as Gemma 4 writes them, by their schemas: see `tools.gemma`. Pure.
+"""Makes grammars for arguments in Gemma 4's format from their schemas: see `tools.gemma`. Pure.
 
-Types, `enum`, `const`, `required`, lengths and numbers of items are held. What a schema says
-otherwise is left to the model.
+Types, `enum`, `const`, `required`, lengths and numbers of items are enforced. Other keywords of a
+schema are ignored.
 """
 
 import json
@@ -11,14 +11,14 @@ from typing import Protocol
 from inference_api.tools.events import Json
 from inference_api.tools.gemma import QUOTE
 
-OfSchema = Callable[[Json], str]  # JSON that fits a schema, as Lark has it
+OfSchema = Callable[[Json], str]  # returns Lark for JSON that fits a schema
 
 _SCALARS = ("integer", "number", "boolean", "null")
 _ANY = "gemma_value"
 
 
 class Write(Protocol):
-    """Writes a literal text as Lark has it."""
+    """Returns a literal text in Lark."""
 
     def __call__(self, text: str) -> str: ...
 
@@ -26,7 +26,7 @@ class Write(Protocol):
 
 
 def any_value(write: Write) -> Iterator[str]:
-    """Yields the rules of values without a schema."""
+    """Yields the rules for values without a schema."""
     item, quote = _ANY, write(QUOTE)
     yield r"GEMMA_KEY: /[^\s{}\[\]:,\"<]{1,64}/"
     yield r"GEMMA_BARE: /true|false|null|-?[0-9]{1,15}(\.[0-9]{1,15})?/"
@@ -39,14 +39,14 @@ def any_value(write: Write) -> Iterator[str]:
 
 
 def arguments(rule: str, schema: Json, of_schema: OfSchema, write: Write) -> Sequence[str]:
-    """Returns the rules of a call's arguments, and of all that is in them."""
+    """Returns the rules for a call's arguments."""
     values = _Values(rule, schema, of_schema, write)
     values.add_object(rule, schema)
     return values.rules
 
 
 def _text(rule: str, text: str, write: Write) -> str:
-    """Returns the rule of a text up to its end."""
+    """Returns the rule for a text up to its end mark."""
     lazy = "" if write.is_token(QUOTE) else "[lazy]"
     return f"{rule}{lazy}: {text} {write(QUOTE)}"
 
@@ -60,7 +60,7 @@ def _list_of(item: str, write: Write, least: int = 0, most: int | None = None) -
 
 
 class _Values:
-    """The rules of the values in one call. Names of rules begin with `prefix`."""
+    """Rules for the values in one call. Their names begin with `prefix`."""
 
     def __init__(self, prefix: str, schema: Json, of_schema: OfSchema, write: Write) -> None:
         self.rules: list[str] = []
@@ -70,7 +70,7 @@ class _Values:
         self._by_reference: dict[str, str] = {}
 
     def add_object(self, rule: str, about: Json) -> None:
-        """Members come in the order of their names, as the model's template has them."""
+        """Returns the rule of an object. Members are sorted by name, as in the model's template."""
         write, named = self._write, about.get("properties")
         named = named if isinstance(named, Mapping) else {}
         if not named and about.get("additionalProperties", True) is not False:
@@ -94,7 +94,7 @@ class _Values:
         self.rules.append(f"{rule}: {write('{')} {inside} {write('}')}")
 
     def of(self, about: object) -> str:
-        """Returns the name of the rule of such a value."""
+        """Returns the name of the rule for this kind of value."""
         if not isinstance(about, Mapping):
             return _ANY
         reference = about.get("$ref")

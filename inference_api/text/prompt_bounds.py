@@ -1,6 +1,6 @@
-"""The most bytes of text that one token can stand for: a bound to check before encoding.
+"""Computes the most bytes of text that one token can stand for, a bound to check before encoding.
 
-Read from a tokenizer's description (the content of a `tokenizer.json`). Pure data.
+Reads a tokenizer's description (the content of a `tokenizer.json`). Pure.
 """
 
 import math
@@ -16,19 +16,19 @@ Json = dict[str, Any]
 CANONICAL_SHRINKAGE = 3.0
 UNPROVEN_SHRINKAGE = 4.0
 _KEEPS_ALL = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts")  # pre-tokenizers that only cut
-_CUTS_BY_PATTERN = ("Split", "Punctuation")  # these drop nothing unless told to
+_CUTS_BY_PATTERN = ("Split", "Punctuation")  # these drop nothing by default
 
 
 def bytes_per_token(description: Json) -> int:
-    """The most bytes of a text, in UTF-8, that one of its tokens stands for.
+    """Returns the most bytes of a text, in UTF-8, that one of its tokens stands for.
 
-    A proof for byte-pair encodings that know every byte, which is what language models have: the
-    pre-tokenizer drops nothing, no character is unknown, so every byte of the normalised text is in
-    a token, and no token is longer than the vocabulary's longest. A normaliser that shortens text
-    does so by no more than a known factor, which multiplies the bound.
+    For byte-pair encodings with all bytes, which language models use, the bound is proved: the
+    pre-tokenizer drops nothing and no character is unknown, so every byte of the normalised text is
+    in a token, and no token is longer than the vocabulary's longest. A normaliser shortens text by
+    at most a known factor, which multiplies the bound.
 
-    Elsewhere there is no such proof (one unknown token swallows a word of any length, white space
-    is dropped). There the bound is a rule of ours: four times the longest token.
+    Other tokenizers have no such proof: one unknown token may swallow a word of any length, and
+    white space may be dropped. For them the bound is a rule of thumb, four times the longest token.
     """
     longest = max(_token_lengths(description), default=1)
     shrinkage = _shrinkage(description.get("normalizer"))
@@ -38,7 +38,8 @@ def bytes_per_token(description: Json) -> int:
 
 
 def steps(part: Json | None, kind: str) -> Iterator[Json]:
-    """The single steps of a normaliser or pre-tokenizer; `kind` is what a sequence calls them."""
+    """Yields the single steps of a normaliser or pre-tokenizer. `kind` is their key in a
+    sequence."""
     if part is None:
         return
     if part["type"] != "Sequence":
@@ -48,7 +49,7 @@ def steps(part: Json | None, kind: str) -> Iterator[Json]:
 
 
 def is_byte_level(description: Json) -> bool:
-    """Whether the vocabulary is written in GPT-2's alphabet, a character for each byte."""
+    """Returns whether the vocabulary uses GPT-2's alphabet, with a character for each byte."""
     normalizers = steps(description.get("normalizer"), "normalizers")
     pre_tokenizers = steps(description.get("pre_tokenizer"), "pretokenizers")
     return any(step["type"] == "ByteLevel" for step in (*normalizers, *pre_tokenizers))

@@ -1,4 +1,4 @@
-"""The one way from prompts to token ids, bounded before work is spent on them."""
+"""Encodes prompts to token ids, with bounds that are checked before work is spent."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,34 +9,37 @@ from inference_api.text.chat_prompts import NO_EXTRAS, Extras, texts_in
 from inference_api.text.tokens import Tokenizer
 from inference_api.tools.history import Message
 
-# A tokenizer needs some 300 bytes of memory for a byte of text, and a core meanwhile.
+# A tokenizer needs about 300 bytes of memory for each byte of text, and occupies a core.
 MAX_BYTES_AT_ONCE = 128 * 1024
 WAIT_S = 10.0
 RETRY_AFTER_S = 1
 
 
 class PromptEncoder:
-    """Encodes what may fit the context, a bounded number of bytes at once. Any thread."""
+    """Encodes texts that may fit the context, a bounded number of bytes at once. Any thread."""
 
     def __init__(
         self, tokenizer: Tokenizer, max_seq_len: int, budget: "ByteBudget | None" = None
     ) -> None:
-        """`budget` is what encoders share; None: this one has its own."""
+        """`budget` may be shared by several encoders; None: this one has its own."""
         self._tokenizer = tokenizer
         self._max_seq_len = max_seq_len
         self._max_bytes = max_seq_len * tokenizer.bytes_per_token
         self._budget = budget or ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Raises PromptTooLong for a text of more bytes than the context can hold, QueueFull when
-        others are encoded all the while."""
+        """Returns the token ids. Raises PromptTooLong for a text with more bytes than the context
+        can hold, and QueueFull if other texts occupy the budget for too long."""
         with self._room_for([text]):
             return self._tokenizer.encode(text, add_special_tokens)
 
     def encode_chat(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
-        """Bounded by what messages and tools say, even if the template should leave some of it out,
-        and by their number, as each takes a token at least. Raises what `encode` does, and
-        InvalidRequest when the template refuses them."""
+        """Returns the prompt of a conversation.
+
+        Bounded by the bytes of messages and tools, even if the template leaves some out, and by
+        their number, because each takes at least one token. Raises what `encode` raises, and
+        InvalidRequest if the template refuses the messages.
+        """
         if len(messages) > self._max_seq_len:
             raise PromptTooLong(len(messages), "messages", self._max_seq_len, self._max_seq_len)
         said = [{key: each[key] for key in each if key != "role"} for each in messages]
@@ -54,18 +57,18 @@ class PromptEncoder:
 
 
 class ByteBudget:
-    """So many bytes at once, for those who come first. Any thread."""
+    """A number of bytes that may be encoded at once, granted in order of arrival. Any thread."""
 
     def __init__(self, max_bytes: int, wait_s: float) -> None:
         self._max_bytes = max_bytes
         self._free_bytes = max_bytes
         self._wait_s = wait_s
-        self._first = Lock()  # held by who is next, so that a large share is not passed by for ever
+        self._first = Lock()  # held by the next in line, so that large shares are not overtaken
         self._changed = Condition()
 
     @contextmanager
     def share(self, num_bytes: int) -> Iterator[None]:
-        """Wait for a share; what exceeds the whole budget gets all of it. Raises QueueFull."""
+        """Wait for a share. A share above the whole budget gets all of it. Raises QueueFull."""
         num_bytes = min(num_bytes, self._max_bytes)
         self._take(num_bytes)
         try:

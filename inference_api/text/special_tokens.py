@@ -1,4 +1,4 @@
-"""Special tokens in a prompt, told from text that reads like them."""
+"""Keeps special tokens in a prompt apart from text that reads like them."""
 
 import re
 import secrets
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]  # part of a text: its start, and its end (exclusive)
 
-PRIVATE_USE = range(0xE000, 0xF900)  # characters that mean nothing, so that no normaliser has them
+PRIVATE_USE = range(0xE000, 0xF900)  # characters without meaning, which no normaliser changes
 PRIVATE_PLANE = 0xF0000  # 65,534 more of them
 SECRET_CHARS = 8
 
 
 def encoded(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
-    # As a batch of one: only batches leave the interpreter to other threads meanwhile.
+    # A batch of one, because the library releases the interpreter lock only for batches.
     (encoding,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return list(encoding.ids)
 
 
 class SpecialTokens:
-    """Keeps what a template writes apart from what a message says. Immutable; any thread.
+    """Keeps a template's special tokens apart from texts of messages. Immutable; any thread.
 
-    `hide` puts a placeholder for every look-alike in a message before the template is rendered, so
-    that whatever reads like a special token afterwards was written by the template. `encode` then
-    puts an alias for each of those, and for each placeholder what it stands for, and gives the
-    whole to a second tokenizer, which knows the aliases instead of the special tokens and is else
-    the same: whatever spaces and neighbours do to a token they do to its alias. Placeholders and
-    aliases begin with a secret, so that no text has them by chance or on purpose.
+    Before rendering, `hide` replaces every look-alike in a message by a placeholder, so that any
+    special token in the rendered text was written by the template. `encode` then replaces each of
+    these by an alias, and each placeholder by its text, and encodes the result with a second
+    tokenizer. That one has the aliases in place of the special tokens and is otherwise the same, so
+    spaces and neighbours affect an alias like its token. Placeholders and aliases begin with a
+    secret, so that no text contains them.
     """
 
     def __init__(self, backend: "Backend", add_special_tokens: bool) -> None:
@@ -44,7 +44,7 @@ class SpecialTokens:
         self._finder = _finder(self._ids)
         self._aliased, self._original_ids = _aliased(backend, added, self._aliases)
         self._adds_special_tokens = add_special_tokens
-        # What a tokenizer itself puts around a prompt, and for text that it does not know.
+        # Tokens that the tokenizer itself adds around a prompt, or for unknown text.
         self._around = Counter(encoded(backend, "", add_special_tokens))
         self._unknown_id = self._ids.get(getattr(backend.model, "unk_token", None) or "")
 
@@ -54,26 +54,27 @@ class SpecialTokens:
         return list(found.offsets)
 
     def hide(self, text: str) -> str:
-        """The text with placeholders for what reads like special tokens."""
+        """Returns the text with look-alikes of special tokens replaced by placeholders."""
         return _replaced(text, self.find(text), self._placeholders)
 
     def encode(self, prompt: str, written: Sequence[Span]) -> list[int]:
-        """A prompt with placeholders; at `written` are the template's special tokens."""
+        """Returns the ids of a prompt with placeholders. `written` are the spans of the template's
+        special tokens."""
         text = _replaced(prompt, written, self._aliases)
         text = self._placeholder.sub(lambda found: self._hidden.get(found[0], ""), text)
         ids = encoded(self._aliased, text, self._adds_special_tokens)
         return [self._original_ids.get(id_, id_) for id_ in ids]
 
     def are_written(self, ids: Sequence[int], prompt: str, written: Sequence[Span]) -> bool:
-        """Whether no more special tokens are among the ids than the template wrote: a normaliser,
-        say, may make one of other text."""
+        """Returns whether the ids have no more special tokens than the template wrote. A normaliser
+        may produce one from other text, for example."""
         wanted = Counter(self._ids[prompt[start:end]] for start, end in written) + self._around
         known = {*self._ids.values()} - {self._unknown_id}
         return Counter(id_ for id_ in ids if id_ in known) <= wanted
 
 
 def private_text() -> str:
-    """Returns a text that no other has, by chance or on purpose."""
+    """Returns a text that no other text contains, by chance or on purpose."""
     return "".join(chr(secrets.choice(PRIVATE_USE)) for _ in range(SECRET_CHARS))
 
 
@@ -82,7 +83,7 @@ def _stand_ins(tokens: Iterable[str], secret: str) -> dict[str, str]:
 
 
 def _finder(tokens: Iterable[str]) -> "Backend":
-    """A tokenizer that knows nothing but these: what is between them has no tokens."""
+    """Returns a tokenizer that finds only these tokens in a text."""
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
     from tokenizers.models import BPE
@@ -95,8 +96,8 @@ def _finder(tokens: Iterable[str]) -> "Backend":
 def _aliased(
     backend: "Backend", added: Mapping[int, "AddedToken"], aliases: Mapping[str, str]
 ) -> tuple["Backend", dict[int, int]]:
-    """The tokenizer with aliases for its special tokens, and the original ids of all that were
-    added to it. It shares the model, which is what takes memory."""
+    """Returns the tokenizer with aliases for its special tokens, and the original ids of all added
+    tokens. It shares the model, which takes most of the memory."""
     from tokenizers import AddedToken
     from tokenizers import Tokenizer as Backend
 

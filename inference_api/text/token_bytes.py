@@ -1,7 +1,7 @@
-"""The bytes that single tokens stand for, whole characters or parts of one.
+"""Finds the bytes of single tokens, which may be part of a character.
 
-Byte-level vocabularies are written in GPT-2's alphabet (openai/gpt-2, src/encoder.py), which gives
-each byte a character that can be seen; SentencePiece's have tokens like `<0xE2>` for single bytes.
+Byte-level vocabularies use GPT-2's alphabet (openai/gpt-2, src/encoder.py), which maps each byte to
+a visible character. SentencePiece's have tokens like `<0xE2>` for single bytes.
 """
 
 _SEEN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))

@@ -1,9 +1,9 @@
-"""A model's tokenizer as it is published: `tokenizer.json`, and the files beside it, which name its
-special tokens, add some, and have its chat templates; or all of that in a GGUF file.
+"""Reads a model's tokenizer: `tokenizer.json`, and the files that name special tokens, add tokens,
+and have chat templates; or all of these from a GGUF file.
 
-What `tokenizer.json` says of cutting, merging and decoding holds, whatever class the files name.
-Some classes of transformers 5 build these parts anew and lose what a model was trained with, such
-as SmolLM2's single digits.
+`tokenizer.json` decides about pre-tokenizer, merges and decoder, whatever class the files name.
+Some classes of transformers 5 rebuild these parts and lose properties that the model was trained
+with, such as SmolLM2's single digits.
 """
 
 import json
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-DEFAULT, WITH_TOOLS = "default", "tool_use"  # names of templates, where a model has several
+DEFAULT, WITH_TOOLS = "default", "tool_use"  # names of templates, if a model has several
 ADDED = "added_tokens_decoder"
-UNNAMED = "PreTrainedTokenizerFast"  # the class of a tokenizer whose files name none
+UNNAMED = "PreTrainedTokenizerFast"  # reported if the files name no class
 _NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -42,12 +42,13 @@ class TokenizerConfig:
 
 
 def read_tokenizer(model_dir: Path) -> "tuple[Backend, TokenizerConfig]":
-    """Raises StartupError when the folder or GGUF file has no tokenizer that can be read."""
+    """Returns the tokenizer. Raises StartupError if the folder or GGUF file has none that can be
+    read."""
     try:
         return _of_gguf(model_dir) if is_gguf(model_dir) else _of_folder(model_dir)
     except StartupError:
         raise
-    except Exception as error:  # the library raises nothing more special for faulty files
+    except Exception as error:  # the library raises nothing more specific for faulty files
         raise StartupError(
             [f"{model_dir}: the tokenizer cannot be loaded ({error}); get its files again."]
         ) from error
@@ -95,7 +96,7 @@ def _of_folder(folder: Path) -> "tuple[Backend, TokenizerConfig]":
 
 
 def _named(described: Json) -> Json:
-    """The special tokens that have a name, those first that any tokenizer may have."""
+    """Returns the named special tokens; the usual names come first."""
     others = described.get("extra_special_tokens")
     given = described | (others if isinstance(others, dict) else {})
     names = [*_NAMES, *(name for name in given if name.endswith("_token"))]
@@ -115,7 +116,7 @@ def _token(given: Json) -> "AddedToken":
 
 
 def _templates(folder: Path, described: Json) -> tuple[dict[str, str], Path]:
-    """Templates by name, and where they are from: files of their own come before members."""
+    """Returns templates by name, and their origin. Separate files go before members of others."""
     own, named = folder / "chat_template.jinja", folder / "chat_templates"
     files = {file.stem: file for file in sorted(named.glob("*.jinja"))}
     if own.is_file():
@@ -141,7 +142,7 @@ def _by_name(member: str | list[Json] | None) -> dict[str, str]:
 def _add(
     backend: "Backend", described: Iterable["AddedToken"], named: Iterable["AddedToken"]
 ) -> None:
-    """Add what `tokenizer.json` lacks, or has with other flags than described."""
+    """Add tokens that `tokenizer.json` lacks, or has with other flags than described."""
     known = set(backend.get_added_tokens_decoder().values())
     wanted = {token.content: token for token in (*known, *described)}
     for token in named:

@@ -1,4 +1,4 @@
-"""Text and token ids, from one to the other: encoding, single tokens, text that grows.
+"""Converts between text and token ids: encoding, single tokens, streams of text.
 
 A `Tokenizer` is immutable once loaded and may be shared by any threads. `TextStream` and
 `StopMatcher` belong to one request each. Importing this module loads no torch.
@@ -22,9 +22,9 @@ from inference_api.tools.reader import overlap
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
-THOUGHT_TOKENS = 16  # in which the tag of a thought is seen, with white space behind it
-ANCHOR = "a"  # a token's text is what it adds to another's: alone it may lose its leading space
+REPLACEMENT = "\ufffd"  # an incomplete UTF-8 sequence decodes to this
+THOUGHT_TOKENS = 16  # last tokens of a prompt in which the tag of a thought is looked for
+ANCHOR = "a"  # tokens are decoded after this, because alone they may lose a leading space
 
 
 class Tokenizer(Protocol):
@@ -32,32 +32,32 @@ class Tokenizer(Protocol):
 
     stop_token_ids: frozenset[int]
     bytes_per_token: int
-    """The most bytes of text, in UTF-8, that one token stands for. See `prompt_bounds`."""
+    """Most bytes of text, in UTF-8, that one token stands for. See `prompt_bounds`."""
     dialect: Dialect
     """How the model writes calls and thoughts."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The text as given, with the special tokens the model expects around a prompt, or
-        without. What reads like a special token in it becomes one."""
+        """Returns the ids of a text, with or without the special tokens around a prompt. Text that
+        reads like a special token becomes one."""
 
     def encode_chat(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
-        """A conversation in the model's own chat template, ready for the answer. What reads like a
-        special token in a message, or in what comes with it, stays text.
+        """Returns the prompt of a conversation, by the model's chat template. In messages, text
+        that reads like a special token stays text.
 
-        Raises InvalidRequest when the template refuses it, for the order of its roles, say.
+        Raises InvalidRequest if the template refuses it, for the order of roles, for example.
         """
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of the ids, special tokens left out or not."""
+        """Returns the text of the ids, with or without special tokens."""
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
-        """The tokens as the vocabulary has them; for one that it lacks, an empty text."""
+        """Returns the tokens as in the vocabulary; an empty text for an unknown id."""
 
     def info(self) -> dict[str, str | None]:
-        """Class, special tokens and chat template, named as in `tokenizer_config.json`."""
+        """Returns class, special tokens and chat template, named as in `tokenizer_config.json`."""
 
     def special_token(self, token_id: int) -> str | None:
-        """The name of a special token; None for any other."""
+        """Returns the name of a special token; None for any other."""
 
     def special_ids(self, names: Iterable[str]) -> frozenset[int]:
         """Returns the ids of the special tokens among the names."""
@@ -67,7 +67,7 @@ class Tokenizer(Protocol):
         it is special."""
 
     def as_json(self) -> str | None:
-        """The content of its `tokenizer.json`; None when it has no such form."""
+        """Returns the content of its `tokenizer.json`; None if it has none."""
 
 
 class HuggingFaceTokenizer:
@@ -76,7 +76,7 @@ class HuggingFaceTokenizer:
     def __init__(
         self, backend: "Backend", config: TokenizerConfig, stop_token_ids: frozenset[int]
     ) -> None:
-        """Raises StartupError when its chat template does not serve."""
+        """Raises StartupError if its chat template is unusable."""
         self.stop_token_ids = stop_token_ids
         self._config = config
         self._tokenizer = backend
@@ -134,31 +134,31 @@ class HuggingFaceTokenizer:
 
 
 def load_tokenizer(model_dir: Path, stop_token_ids: frozenset[int]) -> HuggingFaceTokenizer:
-    """Read the tokenizer of a model folder or GGUF file. Slow (seconds): not for request threads.
+    """Read the tokenizer of a model folder or GGUF file. Takes seconds: not for request threads.
 
-    Raises StartupError when the folder has no `tokenizer.json` and none can be made of what it has,
-    or its chat template does not serve.
+    Raises StartupError if the folder has no `tokenizer.json` and none can be made of its files, or
+    its chat template is unusable.
     """
     return HuggingFaceTokenizer(*read_tokenizer(model_dir), stop_token_ids)
 
 
 class TextStream:
-    """Turns token ids, as they come, into pieces of text that never split a character.
+    """Converts token ids, as they come, to pieces of text that never split a character.
 
     The joined pieces equal `decode` of all ids at once. Only the ids since the last complete
     character are decoded again, with the piece before them as context for leading spaces.
     """
 
     def __init__(self, tokenizer: Tokenizer, kept: frozenset[int] = frozenset()) -> None:
-        """`kept` are special tokens whose names are text."""
+        """`kept` are special tokens whose names are kept in the text."""
         self._tokenizer = tokenizer
         self.kept = kept
         self._token_ids: list[int] = []
-        self._context_from = 0  # ids decoded for context
+        self._context_from = 0  # first id that is decoded as context
         self._fresh_from = 0  # first id whose text has not been returned
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that became certain with these ids; empty while a character is incomplete."""
+        """Returns the text completed by these ids; empty while a character is incomplete."""
         if self.kept:
             token_ids = [id_ for id_ in token_ids if self._is_shown(id_)]
         self._token_ids.extend(token_ids)
@@ -186,7 +186,7 @@ class TextStream:
 
 
 def is_thinking(tokenizer: Tokenizer, prompt_tokens: Sequence[int]) -> bool:
-    """Whether the prompt ends within a thought, so that the answer begins there."""
+    """Returns whether the prompt ends within a thought, which the answer then continues."""
     thought = tokenizer.dialect.thought
     if thought is None:
         return False
@@ -195,12 +195,13 @@ def is_thinking(tokenizer: Tokenizer, prompt_tokens: Sequence[int]) -> bool:
 
 
 class StopMatcher:
-    """Cuts a text stream at the first stop string, holding back what may become one."""
+    """Cuts a text stream at the first stop string, and holds back text that may become one."""
 
     def __init__(
         self, stop_strings: Sequence[str], min_tokens: int = 0, includes_stop: bool = False
     ) -> None:
-        """`min_tokens`: so many are never cut; `includes_stop`: behind the string, not before."""
+        """Text of the first `min_tokens` tokens is never cut. With `includes_stop` the text is cut
+        after the stop string instead of before."""
         self._stop_strings = tuple(stop_strings)
         self._tokens_left = min_tokens
         self._includes_stop = includes_stop
@@ -212,8 +213,8 @@ class StopMatcher:
         return self.matched is not None
 
     def push(self, piece: str, num_tokens: int = 0) -> str:
-        """The text that is safe to send now, of so many more tokens. After a match: the rest up to
-        it, then nothing."""
+        """Returns the text that is safe to send, after `num_tokens` more tokens. With a match that
+        is the rest up to it; after that, nothing."""
         self._tokens_left -= num_tokens
         is_too_early = num_tokens > 0 and self._tokens_left >= 0
         if self.has_matched or not self._stop_strings or is_too_early:
@@ -229,6 +230,6 @@ class StopMatcher:
         return text[: len(text) - held]
 
     def finish(self) -> str:
-        """Returns the rest that was held back, as no stop string came of it."""
+        """Returns the text that was held back, because no stop string came of it."""
         held, self._held = self._held, ""
         return held

@@ -1,1 +1,1 @@
-"""What models write besides an answer's text, calls of tools and thoughts: read, and asked for."""
+"""Tool calls and thoughts: how models write them in answers, and how templates show them."""

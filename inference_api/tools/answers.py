@@ -1,4 +1,4 @@
-"""An answer as events, from its text as it comes."""
+"""Reads an answer's text as it comes, and yields events."""
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from inference_api.tools.reader import EndOfText, Reader, Steps
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """The tags a model puts around what it thinks before it answers, and what it calls that."""
+    """The tags around a model's thoughts, and the template's name for a thought."""
 
     begin: str
     end: str
@@ -19,7 +19,7 @@ class Thought:
 
 
 class AnswerReader:
-    """Belongs to one answer. The events depend on the text alone, not on how it is cut."""
+    """Reads one answer. The events depend on the text alone, not on how it is cut into pieces."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class AnswerReader:
         is_thinking: bool = False,
         plain: frozenset[str] = frozenset(),
     ) -> None:
-        """`schemas` of what may be called, by name, `plain` as in `Calls`; `is_thinking` where the
-        prompt has begun the thought already."""
+        """For `schemas` and `plain` see `Calls`. `is_thinking` says that the prompt has begun the
+        thought already."""
         self._reader = Reader()
         self._calls = Calls(schemas, new_id, plain)
         self._steps: Generator[Event | None, None, None] = self._read(read, thought, is_thinking)
@@ -41,12 +41,12 @@ class AnswerReader:
         return self._calls.count
 
     def push(self, piece: str) -> list[Event]:
-        """Returns what became certain with the next piece of the text."""
+        """Returns the events that the next piece of text completes."""
         self._reader.text += piece
         return self._next_events()
 
     def finish(self) -> list[Event]:
-        """Returns the rest, once the text has ended."""
+        """Returns the remaining events, once the text has ended."""
         self._reader.has_ended = True
         return self._next_events()
 
@@ -70,7 +70,7 @@ class AnswerReader:
 
 
 def _thoughts(reader: Reader, thought: Thought, is_thinking: bool) -> Steps[None]:
-    """Reads what comes up to the end of the thoughts, if the answer begins with any."""
+    """Reads the thoughts, if the answer begins with any."""
     start = reader.at
     try:
         yield from reader.skip_space()

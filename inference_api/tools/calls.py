@@ -1,4 +1,4 @@
-"""The calls of one answer while they are read, and calls in JSON, which most formats share."""
+"""The calls of one answer while they are read, and the JSON calls that most formats share."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ _OTHER_KEYS = ("type", "id")
 
 
 class Calls:
-    """The answer's calls so far, at most one of them open. Belongs to one answer."""
+    """The calls of one answer so far, at most one of them open."""
 
     def __init__(
         self,
@@ -20,17 +20,17 @@ class Calls:
         new_id: Callable[[], str],
         plain: frozenset[str] = frozenset(),
     ) -> None:
-        """`schemas` are of the parameters of the functions that may be called, by name; those of
-        the names in `plain` take the rest of the answer as it is."""
+        """`schemas` has the parameters of each function that may be called, by name. A function in
+        `plain` takes the rest of the answer as its input."""
         self.schemas = schemas
         self.plain = plain
         self.count = 0
         self.is_open = False
-        self.settled_at = 0  # up to here the text is of calls that have ended
+        self.settled_at = 0  # end of the text of finished calls
         self._new_id = new_id
 
     def start(self, name: str) -> Event:
-        """Raises NotACall for a name that the client does not know."""
+        """Begin a call. Raises NotACall for a name that the client does not offer."""
         if name not in self.schemas:
             raise NotACall
         self.is_open = True
@@ -47,9 +47,9 @@ class Calls:
 
 
 def attempt(reader: Reader, calls: Calls, start: int, body: Steps[None]) -> Steps[bool]:
-    """Reads calls; where the text from `start` on is none after all, it is sent as text.
+    """Reads calls. If the text from `start` on turns out to be none, it is sent as text.
 
-    Raises EndOfText; before that, a call that has begun is ended, and any other sent as text.
+    Raises EndOfText, after ending a call that has begun, or sending its beginning as text.
     """
     try:
         yield from body
@@ -92,7 +92,7 @@ def json_call(reader: Reader, calls: Calls) -> Steps[None]:
     """Reads `{"name": ..., "arguments": {...}}`, in either order. Raises NotACall."""
     yield from reader.expect("{")
     name: str | None = None
-    early: str | None = None  # arguments that came before the name
+    early: str | None = None  # arguments that come before the name
     yield from reader.skip_space()
     while not (yield from reader.take("}")):
         key = yield from reader.json_text()
@@ -127,15 +127,15 @@ def json_call(reader: Reader, calls: Calls) -> Steps[None]:
 
 
 def plain_input(reader: Reader, calls: Calls, name: str) -> Steps[None]:
-    """Reads the rest of the answer as the input of a call. Raises EndOfText, at its end."""
+    """Reads the rest of the answer as the input of a call. Raises EndOfText at its end."""
     yield calls.start(name)
     yield from reader.until((), calls.arguments, trims=False)
     raise EndOfText
 
 
 def json_arguments(reader: Reader, calls: Calls, name: str) -> Steps[None]:
-    """Reads a call's arguments, an object, and begins the call; nothing or `null` is an empty
-    object, and a text that says an object is that object. Raises NotACall."""
+    """Reads a call's arguments, and begins the call. They are an object, a JSON text of one, or
+    nothing or `null` for an empty one. Raises NotACall."""
     if (yield from reader.peek()) == "{":
         yield calls.start(name)
         yield from reader.json_nested(calls.arguments)
@@ -146,7 +146,7 @@ def json_arguments(reader: Reader, calls: Calls, name: str) -> Steps[None]:
 
 
 def _as_object(value: str) -> str:
-    """Returns the JSON value if it is an object; what stands for one. Raises NotACall."""
+    """Returns the arguments as the JSON of an object. Raises NotACall."""
     if value.startswith("{"):
         return value
     try:

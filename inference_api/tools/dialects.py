@@ -1,4 +1,4 @@
-"""How a model writes calls and thoughts, told by the text of its chat template."""
+"""Recognises how a model writes calls and thoughts from the text of its chat template."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,8 +15,8 @@ DialectName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`markers` may be special tokens, which are then kept in the text that is read; `stops` end
-    the answer beside the tokenizer's own."""
+    """How a model writes calls and thoughts. `markers` that are special tokens are kept in the
+    text; `stops` end the answer besides the tokenizer's own stop tokens."""
 
     name: DialectName
     read: Read
@@ -24,9 +24,9 @@ class Dialect:
     stops: tuple[str, ...] = ()
     thought: Thought | None = None
     one_call_per_turn: bool = False
-    """The template refuses a turn of several calls, so none is asked for."""
-    words: frozenset[str] = frozenset()  # all words in the template: it reads no other option
-    named_roles: frozenset[str] = frozenset()  # roles for which the template writes names
+    """Whether the template accepts only one call in a message, so that only one is allowed."""
+    words: frozenset[str] = frozenset()  # all words in the template: it reads no other options
+    named_roles: frozenset[str] = frozenset()  # roles whose names the template writes
 
 
 THOUGHTS = (
@@ -67,7 +67,7 @@ MISTRAL = Dialect("mistral", formats.mistral, ("[TOOL_CALLS]", "[CALL_ID]", "[AR
 MISTRAL_ARGS = replace(MISTRAL, name="mistral-args")
 GENERIC = Dialect("generic", formats.generic, TAGS)
 
-# The first whose texts are all in the template is the template's.
+# The first dialect whose texts are all in the template is used.
 _BY_TEXTS: tuple[tuple[tuple[str, ...], Dialect], ...] = (
     (("<|channel|>",), HARMONY),
     ((formats.BEGIN_ALL, "```json"), DEEPSEEK_FENCED),

@@ -1,8 +1,8 @@
-"""The nouns of tools: what clients offer, what models call, and what an answer consists of.
+"""The nouns of tools: tools that clients offer, calls of models, and the events of an answer.
 
-An answer is a sequence of events, whatever the model's own way to write them and whatever API they
-are sent by: thoughts, text, and calls, which begin with a whole name and bring their arguments
-piece by piece. All are frozen: any thread.
+An answer is a sequence of events, whatever the model's format and whatever the API: thoughts, text,
+and calls, which begin with a whole name and bring their arguments piece by piece. All are frozen:
+any thread.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,13 +20,13 @@ class Tool:
     name: str
     description: str | None = None
     parameters: Json = field(default_factory=lambda: {"type": "object", "properties": {}})
-    is_strict: bool = False  # arguments are held to the schema, or the request is refused
+    is_strict: bool = False  # the schema is enforced, or the request refused
     input_rule: str | None = None
-    """In Lark, what an input is held to that is written as it is, without JSON around it; a call of
-    such a tool is the last thing in an answer."""
+    """The Lark grammar of an input that is written without JSON around it. A call of such a tool is
+    the last thing in an answer."""
 
     def as_json(self) -> Json:
-        """Returns it in OpenAI's form, in which chat templates want it."""
+        """Returns the tool in OpenAI's format, which chat templates expect."""
         described = {} if self.description is None else {"description": self.description}
         function = {"name": self.name, **described, "parameters": self.parameters}
         return {"type": "function", "function": function}
@@ -34,21 +34,21 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request, and which of them the answer may or has to call.
+    """The tools of a request, and which of them the answer may or must call.
 
-    `field` is the request's field that asks for calls, for messages.
+    `field` is the request's field that error messages name.
     """
 
     tools: tuple[Tool, ...] = ()
     mode: Mode = "none"
     callable_names: frozenset[str] = frozenset()
-    is_named: bool = False  # the client chose the one function to call
+    is_named: bool = False  # the client chose a single function to call
     allows_several: bool = True
     field: str = "tools"
 
     @property
     def callable_tools(self) -> Mapping[str, Tool]:
-        """The tools that may be called, by name; empty where none may."""
+        """The tools that may be called, by name."""
         if self.mode == "none":
             return {}
         return {tool.name: tool for tool in self.tools if tool.name in self.callable_names}
@@ -69,7 +69,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """`index` counts the answer's calls from 0; no call begins before the last one has ended."""
+    """Begins a call. `index` counts the answer's calls from 0; calls do not overlap."""
 
     index: int
     call_id: str
@@ -78,8 +78,8 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """The next piece of the call's arguments, as the model wrote them: the pieces of a call are the
-    text of a JSON object, which is never whole before the last piece."""
+    """The next piece of a call's arguments, as the model wrote them. The joined pieces are the text
+    of a JSON object, which is complete only with the last piece."""
 
     index: int
     text: str
@@ -108,7 +108,7 @@ class WholeAnswer:
 
 
 def whole(events: Iterable[Event]) -> WholeAnswer:
-    """Returns what the events of an answer amount to."""
+    """Returns the answer that the events add up to."""
     text, thoughts, calls = "", "", list[Call]()
     for event in events:
         match event:

@@ -1,6 +1,6 @@
-"""How models write calls, format by format: generators over a `Reader`.
+"""Parsers of call formats: generators over a `Reader`.
 
-Each reads a whole answer, from behind its thoughts to its end.
+Each reads a whole answer, from the end of its thoughts on.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ def text_only(reader: Reader, calls: Calls) -> Steps[None]:
 
 
 def tagged(marks: Sequence[str], ends: Sequence[str], body: Read) -> Read:
-    """Text, and calls behind one of the marks; any of `ends` may follow them."""
+    """Text, and calls after one of the marks, each of which one of `ends` may follow."""
 
     def read(reader: Reader, calls: Calls) -> Steps[None]:
         while (yield from reader.until(marks, TextDelta)) is not None:
@@ -40,7 +40,7 @@ def _skip_ends(reader: Reader, ends: Sequence[str]) -> Steps[None]:
             yield from reader.skip_space()
 
 
-# Hermes, Qwen 2.5 and 3, SmolLM; Granite 3.1 puts a list between the same tags, 3.0 has its own.
+# Hermes, Qwen 2.5 and 3, SmolLM. Granite 3.1 puts a list between the same tags; 3.0 has its own.
 hermes = tagged(("<tool_call>",), ("</tool_call>",), json_calls)
 granite = tagged(("<|tool_call|>", "<tool_call>"), ("</tool_call>",), json_calls)
 phi = tagged(("<|tool_call|>", "functools"), ("<|/tool_call|>",), json_calls)
@@ -51,7 +51,7 @@ nemotron = tagged(NEMOTRON_TAGS[:1], NEMOTRON_TAGS[1:], json_calls)
 
 
 def llama(reader: Reader, calls: Calls) -> Steps[None]:
-    """Calls are the whole answer, or come behind a tag, where also code may be."""
+    """Calls are the whole answer, or come after a tag, which code may follow, too."""
     start = reader.at
     yield from reader.skip_space()
     if (yield from reader.peek()) == "{":
@@ -94,7 +94,7 @@ def _behind_python_tag(reader: Reader, calls: Calls) -> Steps[None]:
 
 
 def _mistral_calls(reader: Reader, calls: Calls) -> Steps[None]:
-    """A list as it was up to version 7 of the tokenizer, or a name and its arguments."""
+    """A list, as up to version 7 of the tokenizer, or a name and its arguments."""
     yield from reader.skip_space()
     if (yield from reader.peek()) == "[":
         yield from json_calls(reader, calls)

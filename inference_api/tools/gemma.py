@@ -1,5 +1,5 @@
-"""Gemma 4's calls: `call:name{key:value,…}`. Texts stand between marks of their own, as they are;
-keys and all other values are bare. Arguments become JSON one by one."""
+"""Parser of Gemma 4's calls: `call:name{key:value,…}`. Texts are enclosed in marks and unescaped;
+keys and all other values are bare. Arguments are converted to JSON one by one."""
 
 import json
 
@@ -10,7 +10,7 @@ from inference_api.tools.values import MAX_DEPTH, typed
 
 BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MARKERS = (BEGIN, END, QUOTE)
-NONE = "None"  # as the template writes null
+NONE = "None"  # how the template writes null
 
 
 def _call(reader: Reader, calls: Calls) -> Steps[None]:
@@ -66,7 +66,7 @@ def _value(reader: Reader, depth: int) -> Steps[str]:
 
 
 def _quoted(reader: Reader) -> Steps[str | None]:
-    """Reads a text that stands between marks and returns it as JSON, None if none comes next."""
+    """Reads a text between marks and returns it as JSON; None if none comes next."""
     if (yield from reader.take(QUOTE)):
         text, _ = yield from reader.read_until((QUOTE,))
     elif (yield from reader.peek()) == '"':
@@ -77,7 +77,7 @@ def _quoted(reader: Reader) -> Steps[str | None]:
 
 
 def _separate(reader: Reader, end: str) -> Steps[None]:
-    """Reads what is between two values; the end stays to be read. Raises NotACall."""
+    """Reads the separator between two values. An end mark is left to be read. Raises NotACall."""
     yield from reader.skip_space()
     if (yield from reader.take(",")):
         yield from reader.skip_space()

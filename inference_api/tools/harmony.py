@@ -1,6 +1,6 @@
-"""gpt-oss' harmony: messages with a header each, in channels for thoughts, text and calls.
+"""Parser of gpt-oss's harmony: messages with headers, in channels for thoughts, text and calls.
 
-Lenient with headers, which the models get wrong now and then: a missing start, two channels,
+It is lenient with headers, which the models sometimes get wrong: a missing start, two channels,
 constraints in any place, text without a header. Source: openai/harmony, docs/format.md.
 """
 

@@ -1,7 +1,7 @@
-"""Conversations with calls in them, made ready for a chat template. Pure.
+"""Prepares conversations with tool calls for a chat template. Pure.
 
-Templates differ: some want a call's arguments as an object, others as text, some one call per turn,
-and some know nothing of tools. For those tools are described, called and answered in plain turns.
+Some templates expect a call's arguments as an object, others as text; some accept one call per
+message. For templates without tools, the tools, calls and results are written in plain messages.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 from inference_api.tools.events import Json
 from inference_api.tools.values import MAX_DEPTH, is_deeper_than
 
-Message = Mapping[str, Any]  # a chat message: role, content, and what belongs to its role
+Message = Mapping[str, Any]  # a chat message: role, content, and fields of its role
 
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 _INSTRUCTION = (
@@ -26,20 +26,20 @@ _INSTRUCTION = (
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """What a chat template takes, found by rendering. `is_native`: it renders tools and calls."""
+    """What a chat template accepts, found by rendering. `is_native`: it renders tools and calls."""
 
     is_native: bool = False
     wants_text_arguments: bool = False
     takes_system: bool = True
-    takes_late_system: bool = True  # behind other turns
+    takes_late_system: bool = True  # a system message after others
     takes_users_in_a_row: bool = True
     one_call_per_turn: bool = False
-    wants_short_ids: bool = False  # nine letters and digits, as Mistral's templates check
-    takes_thoughts_beside_text: bool = True  # before calls; Harmony's refuses a turn with both
+    wants_short_ids: bool = False  # ids of nine letters and digits, which Mistral's templates check
+    takes_thoughts_beside_text: bool = True  # before calls; Harmony's template refuses both
 
 
 def call_as_json(call_id: str, name: str, arguments: str) -> Message:
-    """Returns a call in OpenAI's form, in which chat templates want it."""
+    """Returns a call in OpenAI's format, which chat templates expect."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
@@ -49,7 +49,8 @@ def has_calls(messages: Sequence[Message]) -> bool:
 
 
 def prepared(messages: Sequence[Message], tools: Sequence[Json], manners: Manners) -> list[Message]:
-    """Returns the messages as the template takes them. `tools` are described where it does not."""
+    """Returns the messages as the template accepts them. If it renders no tools, a message
+    describes `tools`."""
     messages = list(messages)
     if not manners.takes_thoughts_beside_text:
         messages = [_thought_or_said(message) for message in messages]
@@ -99,10 +100,10 @@ def _native_call(call: Json, manners: Manners) -> Json:
 
 
 def as_object(arguments: str) -> Any:
-    """Returns what the text says, where that is an object that can be rendered; else the text."""
+    """Returns the object in a JSON text, if it can be rendered; otherwise the text."""
     try:
         said = json.loads(arguments or "{}")
-        json.dumps(said, ensure_ascii=False).encode()  # refuses half of a surrogate pair
+        json.dumps(said, ensure_ascii=False).encode()  # raises for half of a surrogate pair
     except (ValueError, RecursionError):
         return arguments
     is_usable = isinstance(said, dict) and not is_deeper_than(said, MAX_DEPTH)
@@ -125,9 +126,9 @@ def _names_by_id(messages: Sequence[Message]) -> dict[str, str]:
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """A turn of several calls becomes several turns, each with its result behind it."""
+    """Splits a message with several calls into one for each call, followed by its result."""
     turns: list[Message] = []
-    waiting: list[Message] = []  # turns of single calls whose results are yet to come
+    waiting: list[Message] = []  # single calls whose results have not come yet
     for message in messages:
         if message["role"] != "tool":
             turns += waiting
@@ -184,7 +185,7 @@ def _plain(message: Message, names: Mapping[str, str]) -> Message:
 
 
 def _merged(turns: Sequence[Message]) -> list[Message]:
-    """Turns of users that follow each other are one: many templates want speakers in turn."""
+    """Joins consecutive user messages, because many templates expect roles to alternate."""
     merged: list[Message] = []
     for turn in turns:
         last = merged[-1] if merged else None

@@ -1,4 +1,5 @@
-"""The parts of an answer: events of one kind in a row, as APIs show them that number their items.
+"""The parts of an answer: consecutive events of one kind, for APIs that number the items of
+answers.
 
 Pure: any thread.
 """
@@ -12,8 +13,8 @@ from inference_api.tools.events import CallEnd, CallStart, Event, TextDelta, Tho
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """A text, a thought or a call; `index` counts them all. `text` is there at its end: of a call
-    it is the arguments, as the model wrote them."""
+    """A text, a thought or a call. `index` counts all parts. `text` is complete at the part's end;
+    of a call it is the arguments, as the model wrote them."""
 
     index: int
     kind: Literal["text", "thought", "call"]
@@ -43,8 +44,8 @@ PartEvent = PartStart | PartDelta | PartEnd
 
 
 def parts_of(events: Iterable[Event]) -> Iterator[PartEvent]:
-    """Yields parts one after another. A part ends once something else begins, or the answer ends:
-    what is cut in the middle of a call ends in it."""
+    """Yields the beginning, pieces and end of one part after another. A part ends when another
+    begins, or with the answer, even in the middle of a call."""
     part: AnswerPart | None = None
     pieces: list[str] = []
     for event in events:

@@ -1,8 +1,7 @@
-"""Reading text that is still being written, from left to right.
+"""Reads text that is still being written, from left to right.
 
-A parser is a generator over a `Reader`: it yields the events it has found, and `None` where it
-needs more text to go on. It reads what is there as if all of it were: where it stops depends on the
-text alone, never on the pieces the text came in.
+A parser is a generator over a `Reader`: it yields the events it has found, and `None` when it needs
+more text. Its events depend on the text alone, never on the pieces in which the text came.
 """
 
 import json
@@ -18,11 +17,11 @@ WHITE_SPACE = " \t\r\n"
 
 
 class EndOfText(Exception):
-    """More was to be read where the text has ended."""
+    """The text has ended where more was expected."""
 
 
 class NotACall(Exception):
-    """What reads like the beginning of a call is none."""
+    """The text that began like a call is none."""
 
 
 class Reader:
@@ -31,7 +30,7 @@ class Reader:
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
-        self.sent_at = 0  # where the last `until` has stopped sending
+        self.sent_at = 0  # end of the text that the last `until` has sent
         self.has_ended = False
 
     def more(self) -> Steps[None]:
@@ -41,7 +40,7 @@ class Reader:
         yield None
 
     def peek(self) -> Steps[str]:
-        """Returns the next character, which stays to be read."""
+        """Returns the next character without reading it."""
         while self.at == len(self.text):
             yield from self.more()
         return self.text[self.at]
@@ -51,7 +50,7 @@ class Reader:
             self.at += 1
 
     def take(self, literal: str) -> Steps[bool]:
-        """Reads the literal if it comes next; waits no longer than needed to know."""
+        """Reads the literal if it comes next. Waits only for as much text as decides that."""
         while True:
             given = self.text[self.at : self.at + len(literal)]
             if given == literal:
@@ -70,7 +69,7 @@ class Reader:
             raise NotACall
 
     def word(self, characters: str, max_chars: int) -> Steps[str]:
-        """Reads as many of the characters as there are. Raises NotACall if these are too many."""
+        """Reads a run of these characters. Raises NotACall if it is too long."""
         start = self.at
         while (yield from self.peek()) in characters:
             self.at += 1
@@ -81,9 +80,10 @@ class Reader:
     def until(
         self, marks: Sequence[str], event: Callable[[str], Event], trims: bool = True
     ) -> Steps[str | None]:
-        """Sends text on up to the first of the marks, which is read and returned; None at the end.
+        """Sends text up to the first of the marks, then reads and returns that mark; None at the
+        end.
 
-        What may become a mark is held back and, with `trims`, white space that it would follow.
+        Text that may become a mark is held back; with `trims`, so is white space before it.
         """
         while (mark := (found := self._find(marks))[1]) is None and not self.has_ended:
             held = max((overlap(self.text, each) for each in marks), default=0)
@@ -96,7 +96,8 @@ class Reader:
         return mark
 
     def read_until(self, marks: Sequence[str]) -> Steps[tuple[str, str]]:
-        """Reads to the first of the marks; returns what is before it, and it. Raises EndOfText."""
+        """Reads to the first of the marks. Returns the text before it, and the mark. Raises
+        EndOfText."""
         while (mark := (found := self._find(marks))[1]) is None:
             yield from self.more()
         before = self.text[self.at : found[0]]
@@ -116,7 +117,7 @@ class Reader:
             yield event(piece)
 
     def json_text(self) -> Steps[str]:
-        """Reads a JSON string and returns what it says. Raises NotACall."""
+        """Reads a JSON string and returns its value. Raises NotACall."""
         if (yield from self.peek()) != '"':
             raise NotACall
         start = self.at
@@ -133,7 +134,7 @@ class Reader:
             raise NotACall from None
 
     def json_nested(self, event: Callable[[str], Event] | None = None) -> Steps[str]:
-        """Reads a JSON object or list to its end, sending it on as it comes, and returns it."""
+        """Reads a JSON object or list to its end, sends it as it comes, and returns it."""
         start = sent = self.at
         depth, is_in_text, is_escaped = 0, False, False
         while True:
@@ -175,6 +176,6 @@ class Reader:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `mark`."""
+    """Returns the length of the longest end of `text` that is a proper beginning of `mark`."""
     longest = min(len(text), len(mark) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

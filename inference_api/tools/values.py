@@ -1,4 +1,4 @@
-"""JSON values: how deep they are, and arguments that are not written in JSON, as JSON. Pure."""
+"""Bounds the depth of JSON values, and converts arguments in other notations to JSON. Pure."""
 
 import ast
 import json
@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from inference_api.tools.events import Json
 
-MAX_DEPTH = 100  # levels; what walks a value afterwards may do so by recursion
+MAX_DEPTH = 100  # levels, so that values can be walked by recursion
 
 
 def children(value: object) -> Collection[object]:
@@ -16,7 +16,8 @@ def children(value: object) -> Collection[object]:
 
 
 def is_deeper_than(value: object, levels: int) -> bool:
-    """Whether lists and objects in a value are nested in more levels, the value being the first."""
+    """Returns whether lists and objects are nested in more levels. The value itself is the
+    first."""
     level = [value]
     for _ in range(levels):
         level = [child for each in level for child in children(each)]
@@ -24,7 +25,7 @@ def is_deeper_than(value: object, levels: int) -> bool:
 
 
 def python_arguments(text: str) -> str | None:
-    """Returns `a=1, b="x"` as a JSON object; None where it is not keywords and literals."""
+    """Returns `a=1, b="x"` as a JSON object; None if it is not keywords with literals."""
     try:
         call = ast.parse(f"f({text})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
@@ -38,7 +39,7 @@ def python_arguments(text: str) -> str | None:
 
 
 def typed(value: str, name: str, schema: Json) -> str:
-    """Returns an argument as JSON, by its schema: text stays text, and so does what is no JSON."""
+    """Returns an argument as JSON, by its schema. Text that is no JSON becomes a string."""
     value = value.removeprefix("\n").removesuffix("\n")
     properties = schema.get("properties")
     about = properties.get(name) if isinstance(properties, dict) else None

@@ -1,4 +1,5 @@
-"""Calls as tags: Qwen3-Coder's, Seed-OSS's and GLM's. Arguments become JSON by their schemas."""
+"""Parsers of calls in tags: Qwen3-Coder's, Seed-OSS's and GLM's. Arguments are converted to JSON by
+their schemas."""
 
 import json
 
@@ -10,11 +11,11 @@ from inference_api.tools.values import typed
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_FUNCTION, END_PARAMETER, END_CALL = "</function>", "</parameter>", "</tool_call>"
 SEED_TAGS = ("<seed:tool_call>", "</seed:tool_call>")
-MAX_HEAD_CHARS = 128  # the longest name in a tag
+MAX_HEAD_CHARS = 128  # longest name in a tag
 
 
 class _Arguments:
-    """The object of a call's arguments, as its members come."""
+    """The object of a call's arguments, written as its members come."""
 
     def __init__(self, calls: Calls, name: str) -> None:
         self._calls = calls
@@ -33,7 +34,7 @@ class _Arguments:
 
 
 def _head(reader: Reader, mark: str) -> Steps[str]:
-    """Reads a name up to the mark, or a mark that should have been there. Raises NotACall."""
+    """Reads a name up to the mark, or to a line break in its place. Raises NotACall."""
     name, _ = yield from reader.read_until((mark, "\n"))
     if not 0 < len(name.strip()) <= MAX_HEAD_CHARS:
         raise NotACall
@@ -41,7 +42,7 @@ def _head(reader: Reader, mark: str) -> Steps[str]:
 
 
 def _value(reader: Reader, end: str, others: tuple[str, ...]) -> Steps[str]:
-    """Reads a value up to its end, to what follows where the end is missing, or to all ends."""
+    """Reads a value up to its end mark, or if that is missing, to the next mark or the end."""
     try:
         value, mark = yield from reader.read_until((end, *others))
     except EndOfText:
@@ -53,7 +54,7 @@ def _value(reader: Reader, end: str, others: tuple[str, ...]) -> Steps[str]:
 
 
 def _takes(reader: Reader, literal: str) -> Steps[bool]:
-    """Whether the literal comes next, behind white space; not where the text has ended."""
+    """Returns whether the literal comes next, after white space; False at the end of the text."""
     try:
         yield from reader.skip_space()
         return (yield from reader.take(literal))

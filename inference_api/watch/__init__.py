@@ -1,1 +1,1 @@
-"""What people and machines see of a server: metrics, traces, the dashboard, health."""
+"""Observes a server: metrics, traces, logs, health, the dashboard."""

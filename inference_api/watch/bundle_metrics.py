@@ -12,7 +12,7 @@ from inference_api.watch.metrics import MODEL
 
 @dataclass(frozen=True, slots=True)
 class MemberFigures:
-    """One member at one moment: `bytes` by kind, the counts by reason."""
+    """Figures of one member at one moment: `bytes` by kind, counts by reason."""
 
     state: str
     bytes: Mapping[str, int]
@@ -23,7 +23,7 @@ class MemberFigures:
 
 
 class BundleCollector(Collector):
-    """`figures` returns those of every member by its name; none before the first is known."""
+    """`figures` returns the figures of members by name; empty before members are known."""
 
     def __init__(
         self, states: Iterable[str], figures: Callable[[], Mapping[str, MemberFigures]]

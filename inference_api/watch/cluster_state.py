@@ -1,4 +1,4 @@
-"""What a cluster's controller says of itself, for the dashboard."""
+"""Fetches the state of the cluster's controller, for the dashboard."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from common.fetch import FetchBounds, FetchFailed, fetch
 from inference_api.errors import Unavailable
 
 BOUNDS = FetchBounds(connect_s=2.0, read_s=3.0, max_bytes=4 * 2**20)
-FRESH_S = 1.0  # pages that look more often share an answer
+FRESH_S = 1.0  # requests within this time share an answer
 RETRY_AFTER_S = 5
 
 Json = dict[str, Any]
@@ -28,14 +28,15 @@ class ClusterAnswer:
 class ClusterState:
     """The controller's last answer. Any thread.
 
-    One thread at a time asks; others get its last answer: a hanging controller blocks one thread.
+    One thread at a time asks; others get the last answer, so that a hanging controller blocks only
+    one thread.
     """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = f"{url.rstrip('/')}/state"
         self._clock = clock
         self._asking = Lock()
-        self._last: tuple[float, Json] | None = None  # when it was asked for, and what it said
+        self._last: tuple[float, Json] | None = None  # time of the question, and the answer
 
     def read(self) -> ClusterAnswer:
         """Raises Unavailable."""

@@ -1,7 +1,7 @@
-"""The page at `/` for browsers, its files, and the addresses it reads.
+"""Serves the dashboard at `/` for browsers, its files, and the data it reads.
 
-The files lie in `watch/dashboard` and are served as they are. Their path holds a hash of all of
-them, so that browsers may keep them for ever and never mix two versions.
+The files in `watch/dashboard` are served unchanged. Their URL contains a hash of all of them, so
+browsers may cache them for ever and never mix two versions.
 """
 
 import mimetypes
@@ -40,7 +40,8 @@ SECURITY_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The files, read once. `{assets}`, `{optimizer}` and `{cluster}` in the page are filled in."""
+    """The files, read once, with `{assets}`, `{optimizer}` and `{cluster}` in the page filled
+    in."""
 
     version: str
     index: str
@@ -58,7 +59,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class DashboardModel:
-    """A served model. `speculation`: who may guess tokens; `facts`: null of a mock."""
+    """A served model. `speculation` names its draft sources; `facts` is null for a mock."""
 
     name: str
     user_rows: int
@@ -147,7 +148,8 @@ def _fresh(answer: Any) -> Response:
 
 
 def _wants_html() -> bool:
-    """True if HTML is accepted before plain text; `*/*`, of probes and curl, names neither."""
+    """Returns whether HTML is preferred to plain text. `*/*`, which probes and curl send, prefers
+    neither."""
     return request.accept_mimetypes.best_match(["text/plain", "text/html"]) == "text/html"
 
 

@@ -28,10 +28,10 @@ class Readiness(BaseModel):
     busy_rows: int
     queued: int
     paused: int
-    """Requests among those queued that had begun, and wait for pages to go on."""
+    """Queued requests that had begun, and wait for pages to resume."""
     sessions: int
     context_tokens: int | None
-    """How many tokens a row of the default model holds, once it is known."""
+    """Tokens that a row of the default model holds, once known."""
     pages: int
     cached_pages: int
     free_pages: int
@@ -56,7 +56,7 @@ def create_blueprint(
     blueprint = Blueprint("health", __name__)
 
     @blueprint.get("/health")
-    @blueprint.route("/ping", methods=["GET", "POST"])  # as vLLM has it, for SageMaker
+    @blueprint.route("/ping", methods=["GET", "POST"])  # like vLLM's, for SageMaker
     @operation(
         "Liveness: 500 with the reason once the process should be replaced.",
         {200: "text/plain", 500: "text/plain"},
@@ -114,7 +114,7 @@ def liveness(backend: DecodeBackend) -> Response:
 
 
 def _is_local() -> bool:
-    """True for a caller on this machine itself; one behind a proxy on this machine is not."""
+    """Returns whether the caller is on this machine, and not behind a proxy on it."""
     if "X-Forwarded-For" in request.headers or request.remote_addr is None:
         return False
     return ipaddress.ip_address(request.remote_addr).is_loopback

@@ -1,7 +1,7 @@
-"""The live state of the server as one small JSON value, for people who watch it.
+"""The live state of the server as a small JSON value, for the dashboard.
 
-Built on the thread that asks, from published snapshots: the decode thread does nothing for it. A
-row may move on while it is read, so the rows of one answer can be a step apart.
+It is built from published snapshots on the thread that asks, and costs the decode thread nothing.
+Rows may advance while they are read, so the rows of an answer can be a step apart.
 """
 
 import time
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 class LiveState:
-    """Any thread; holds nothing but what it reads from."""
+    """Reads the state. Any thread; keeps none of its own."""
 
     def __init__(
         self,
@@ -87,7 +87,8 @@ class LiveState:
         }
 
     def _rows(self, now_s: float) -> list[Json | None]:
-        """Members share theirs: of a bundle the busy ones come first, and none has a place."""
+        """Returns the rows. Members of a bundle share rows, so there the busy ones come first,
+        without fixed places."""
         users = list(self._backend.users)
         rows = [None if user is None else self._row(user, now_s) for user in users]
         if self._settings.bundle is None:
@@ -112,7 +113,7 @@ class LiveState:
         }
 
     def _speculation(self) -> Json:
-        """Returns counts since start, by model. `decoded_rows` adds up the rows of all steps."""
+        """Returns counts since start, by model. `decoded_rows` sums the rows of all steps."""
         decoded_rows = self._counts(BATCH_SIZES, "model_name")
         return {
             model: {
@@ -125,9 +126,9 @@ class LiveState:
         }
 
     def _kv_cache(self) -> Json:
-        """Returns how many pages there are and who holds them, for each model in memory, and how
-        many tokens each holds if tokens have a page of every group."""
-        models = dict(self._backend.models)  # copied at once: members come and go meanwhile
+        """Returns for each loaded model its pages by holder, and the tokens for which each page has
+        room if a page of every group is used."""
+        models = dict(self._backend.models)  # copied at once, because members come and go
         pages = {name: model.rows.pages for name, model in models.items()}
         return {
             name: {"held_pages": each.num_held, "cached_pages": each.num_cached}
@@ -136,7 +137,7 @@ class LiveState:
         }
 
     def _histogram(self, name: str) -> Json:
-        """Returns a histogram of all models, since start; the last upper bound is null."""
+        """Returns a histogram over all models since start. The last upper bound is null."""
         numbers = Counter[str]()
         sum_s = 0.0
         for sample in self._samples([f"{name}_bucket", f"{name}_sum"]):
@@ -148,7 +149,7 @@ class LiveState:
         return {"buckets": buckets, "sum_s": sum_s}
 
     def _counts(self, name: str, label: str) -> dict[str, int]:
-        """Returns a metric's counts by `label`, of all models together."""
+        """Returns a metric's counts by `label`, over all models."""
         counts = Counter[str]()
         for sample in self._samples([name]):
             counts[sample.labels[label]] += int(sample.value)
@@ -160,7 +161,8 @@ class LiveState:
 
 
 def _phase(row: UserRow) -> str:
-    """`queued`: it has its row, and waits there for the first chunk of its prompt."""
+    """Returns the phase of a row. `queued` means that it waits for the first chunk of its
+    prompt."""
     if row.is_prefilled:
         return "decode"
     return "prefill" if row.has_begun else "queued"

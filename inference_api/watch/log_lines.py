@@ -11,7 +11,7 @@ class LogLines(Observer):
     """Immutable; any thread."""
 
     def __init__(self, names_model: bool) -> None:
-        """`names_model`: whether a line says which model it was."""
+        """`names_model` says whether lines name the model."""
         self._names_model = names_model
 
     def ended(self, ended: EndedGeneration) -> None:

@@ -1,7 +1,7 @@
 """Every metric of the API process, declared here and nowhere else.
 
-Request threads record what they saw; the state of rows and queues is read at each scrape. vLLM's
-names, which autoscalers and dashboards know, are a second table over the same numbers.
+Request threads record events; the state of rows and queues is read at each scrape. A second table
+gives the same numbers under vLLM's names, which autoscalers and dashboards know.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 1
 TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
 ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-VLLM_REASONS = {"cancelled": "abort"}  # where vLLM has another word
+VLLM_REASONS = {"cancelled": "abort"}  # finish reasons with another name in vLLM
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
 
@@ -125,7 +125,7 @@ class DepthMetric(NamedTuple):
 
     help_text: str
     label: str
-    first: int  # what the label says of the first depth
+    first: int  # label of the first depth
     counts: Callable[[DraftDepths], Sequence[int]]
 
 
@@ -145,7 +145,7 @@ VLLM_DEPTH_COUNTERS = {
 
 
 class ServerMetrics(Observer):
-    """Recorded by any thread; scraped through `registry`."""
+    """Metrics, recorded by any thread and scraped through `registry`."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class ServerMetrics(Observer):
         with_vllm_names: bool = True,
         with_members: bool = False,
     ) -> None:
-        """`models`: their names; `state` returns the state of one. `with_members`: they come and
-        go, so that requests may wait for them."""
+        """`models` are names; `state` returns the state of one. `with_members` says that models are
+        loaded on demand, and requests may wait for them."""
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "inference_requests",
@@ -223,7 +223,7 @@ class ServerMetrics(Observer):
         self._itl.labels(model).observe(seconds)
 
     def rows_decoded(self, model: str, batch_size: int) -> None:
-        """Once per step of the decode thread."""
+        """Record a step. Called by the decode thread."""
         self._batch_sizes[model].observe(batch_size)
 
     def ended(self, ended: EndedGeneration) -> None:
@@ -257,7 +257,7 @@ class ServerMetrics(Observer):
         return {
             "vllm:request_success": self._requests,
             "vllm:time_to_first_token_seconds": self._ttft,
-            "vllm:time_per_output_token_seconds": self._itl,  # its older name of the same
+            "vllm:time_per_output_token_seconds": self._itl,  # vLLM's older name
             "vllm:inter_token_latency_seconds": self._itl,
             "vllm:request_queue_time_seconds": self._queue,
             "vllm:request_prefill_time_seconds": self._prefill,
@@ -293,7 +293,7 @@ class _StateCollector(Collector):
         yield _of_steps({model: state.step_times for model, state in states.items()})
 
     def _of_drafts(self, depths: Mapping[str, DraftDepths]) -> Iterable[Metric]:
-        """Yields counters for each depth of drafts, and a histogram of their accepted tokens."""
+        """Yields counters for each depth of drafts, and a histogram of accepted tokens."""
         for name, metric in self._by_depth.items():
             counter = CounterMetricFamily(name, metric.help_text, labels=[MODEL, metric.label])
             for model, of_model in depths.items():
@@ -327,7 +327,7 @@ def _of_steps(times: Mapping[str, StepTimes]) -> Metric:
 
 
 class _Renamed(Collector):
-    """The same record under vLLM's names, with its label and word for how a request ended."""
+    """The same record under vLLM's names, with vLLM's label for the finish reason."""
 
     def __init__(self, collectors: Mapping[str, Collector]) -> None:
         self._collectors = collectors
@@ -346,7 +346,7 @@ class _Renamed(Collector):
 
 
 class _Totals(Collector):
-    """The sums of histograms as counters: by name, with their help."""
+    """Sums of histograms as counters: by name, with help texts."""
 
     def __init__(self, histograms: Mapping[str, tuple[str, Histogram]]) -> None:
         self._histograms = histograms

@@ -1,6 +1,6 @@
-"""The last requests to models, for people who watch the server: figures, and nothing of the texts.
+"""Figures of the last requests to models, for the dashboard, without any texts.
 
-A request counts once its body was accepted. Whoever asks for several answers has an entry for each.
+A request counts once its body was accepted. A request for several answers has an entry for each.
 """
 
 import time
@@ -20,9 +20,9 @@ OK = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentRequest:
-    """`ended_at` is in seconds since 1970, `itl_ms` a mean, `total_ms` from the request to its last
-    token. `status` is that of the answer, or of the error that ended it, whose code is `error`.
-    Figures of what did not happen are null: a refused request has none."""
+    """A request. `ended_at` is in seconds since 1970, `itl_ms` is a mean, and `total_ms` lasts from
+    the request to its last token. `status` is the answer's, or that of the error that ended it,
+    whose code is `error`. Figures are null if they do not apply: a refused request has none."""
 
     ended_at: float
     request_id: str
@@ -39,15 +39,15 @@ class RecentRequest:
     finish_reason: str | None = None
     status: int
     error: str | None
-    ignored: tuple[str, ...] = ()  # fields of the body that were left aside
+    ignored: tuple[str, ...] = ()  # fields of the body that were ignored
 
 
 class RecentRequests(Observer):
-    """Any thread. Holds the last MAX_REQUESTS, each of bounded size."""
+    """The last MAX_REQUESTS requests, each of bounded size. Any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._lock = Lock()  # a deque is not read while it changes
+        self._lock = Lock()  # a deque must not change while it is read
         self._requests: deque[RecentRequest] = deque(maxlen=MAX_REQUESTS)
 
     def ended(self, ended: EndedGeneration) -> None:

@@ -1,4 +1,4 @@
-"""What steps of each model take, for who plans with it."""
+"""Serves the measured step times of each model, for planning."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,20 +13,21 @@ from inference_api.core.prompt_costs import Point
 from inference_api.core.served_model import ServedModel
 from inference_api.settings import Settings
 
-Row = tuple[float, float, float]  # rows that decode, milliseconds, their standard error
+Row = tuple[float, float, float]  # decoding rows, milliseconds, standard error
 
 
 class ModelSpeed(BaseModel):
-    """Times at the last five seconds' speed, `[rows, ms, standard_error_ms]` by ascending rows.
+    """Times at the speed of the last five seconds, `[rows, ms, standard_error_ms]` by ascending
+    rows.
 
-    A step of n rows that decode and p prompt tokens takes `decode_ms` at n (at 0 as at 1) and p
-    times `prefill_ms_per_token` at n. `speed`: steps per second beside when they were first
-    measured; `measured_at`: null while nothing is known. Since start, `steps` took `steps_s`;
-    `steps_by_tokens` has how many of them drew about so many tokens, at least one, and how many
-    prompt tokens they had: `[tokens, steps, prompt_tokens]`, by ascending tokens.
+    A step of n decoding rows and p prompt tokens takes `decode_ms`(n) + p x
+    `prefill_ms_per_token`(n); n = 0 counts as 1. `speed` is the present speed relative to the first
+    measurement; `measured_at` is null before that. Since start, `steps` steps took `steps_s`.
+    `steps_by_tokens` has `[tokens, steps, prompt_tokens]` by ascending tokens: how many steps drew
+    about so many tokens, and how many prompt tokens these steps had.
 
-    Of prompts at most `chunk_tokens` are in a step and, while rows decode, as many as they leave of
-    `budget_tokens`; null where that is no number of tokens.
+    A step has at most `chunk_tokens` prompt tokens. While rows decode, all its tokens together are
+    at most `budget_tokens`; null if the budget is not a number of tokens.
     """
 
     decode_ms: list[Row]

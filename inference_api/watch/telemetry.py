@@ -1,7 +1,7 @@
-"""Traces for OpenTelemetry: what each generation waited for, made from the times it noted.
+"""OpenTelemetry traces that show what each generation waited for.
 
-An extra (`requirements-otel.txt`). Spans are made once a generation is over, on its request thread:
-the decode thread knows nothing of them. A thread of the SDK sends them in batches.
+An extra (`requirements-otel.txt`). A generation's request thread makes the spans at its end, from
+recorded times; the decode thread is not involved. A thread of the SDK sends them in batches.
 """
 
 import time
@@ -13,7 +13,7 @@ FLUSH_TIMEOUT_MS = 5000
 
 
 def faults(settings: Settings) -> list[str]:
-    """Why traces cannot be sent though the settings ask for them."""
+    """Returns why traces cannot be sent although the settings ask for them."""
     endpoint = settings.otel_exporter_otlp_endpoint
     if endpoint is None:
         return []
@@ -36,7 +36,7 @@ class Tracing(Observer):
         self._settings = settings
 
     def start(self) -> None:
-        """In the process that serves. Other OTEL_ variables mean what the SDK says."""
+        """Start in the process that serves. The SDK itself reads the other OTEL_ variables."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -50,12 +50,12 @@ class Tracing(Observer):
         self._tracer = self._provider.get_tracer("hearth")
 
     def stop(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.force_flush(FLUSH_TIMEOUT_MS)
         self._provider.shutdown()
 
     def ended(self, ended: EndedGeneration) -> None:
-        """One span for the generation and one for each phase, in the caller's trace or a new
+        """Record a span for the generation and one for each phase, in the caller's trace or a new
         one."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -1,1 +1,1 @@
-"""Bodies and errors of requests, whatever API they are of."""
+"""Request bodies, callers and errors: the HTTP parts that all APIs share."""

@@ -1,7 +1,7 @@
-"""A request's caller: its id, the team that the proxy named, and the body sent.
+"""A request's caller: its id, the team that the proxy names, and the body.
 
-Every response carries an `X-Request-Id`: the client's own where it is usable, else a new one.
-Clients of `/v1/messages` look for it as `request-id`.
+Every response carries an `X-Request-Id`: the client's own if it is usable, else a new one. Clients
+of `/v1/messages` read it as `request-id`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,8 @@ B = TypeVar("B", bound=Body)
 
 
 def register_requests(app: Flask, rules: ReadingRules, on_ignored: Callable[[str], None]) -> None:
-    """`on_ignored` is called with every field that a body left aside."""
+    """Give every request an id, and set the rules for bodies. `on_ignored` is called with the name
+    of every field that was ignored."""
     app.config[RULES] = rules
 
     @app.before_request
@@ -46,7 +47,7 @@ def register_requests(app: Flask, rules: ReadingRules, on_ignored: Callable[[str
 
 def caller_of_request() -> Caller:
     """Returns the caller of the request that this thread is answering."""
-    team_id = request.headers.get("X-Team-Id")  # set by the proxy, which strips its clients' own
+    team_id = request.headers.get("X-Team-Id")  # set by the proxy, which removes clients' own
     trace_context = {
         name: request.headers[name] for name in TRACE_HEADERS if name in request.headers
     }
@@ -62,19 +63,20 @@ def caller_of_request() -> Caller:
 
 
 def read(kind: type[B]) -> B:
-    """Returns this request's body; says what it leaves aside. Raises InvalidRequest."""
+    """Returns this request's body, and reports the fields that it ignores. Raises
+    InvalidRequest."""
     body = parse(kind, json_body(), current_app.config[RULES])
     leave_aside(body.left_aside)
     return body
 
 
 def leave_aside(fields: Mapping[str, str]) -> None:
-    """`fields` as `Body.left_aside` has them."""
+    """Note ignored fields of this request, to be reported. For `fields` see `Body.left_aside`."""
     g.left_aside |= fields
 
 
 def json_body() -> bytes:
-    """The body of this request. Raises InvalidRequest when it is not declared to be JSON."""
+    """Returns the body of this request. Raises InvalidRequest if it is not declared as JSON."""
     if not request.is_json:
         raise InvalidRequest("Request was not JSON")
     return request.get_data(cache=False)

@@ -1,5 +1,5 @@
-"""What an answer is to be held to, and the bounds on it, which are checked before anything is
-compiled: a compiler follows what is nested, and what refers to each other, by recursion."""
+"""Bounds on the constraints of answers, checked before compiling, because a compiler follows
+nesting and references by recursion."""
 
 import json
 from typing import Annotated, Any
@@ -15,14 +15,14 @@ from inference_api.web.json_object import has_infinity, parse_object, widest_obj
 
 MAX_TEXT_BYTES = 64 * 1024  # for a regular expression, or for all choices together
 MAX_GRAMMAR_BYTES = 32 * 1024
-MAX_RULES = 256  # in a grammar; a chain of a few thousand overruns the compiler's stack
+MAX_RULES = 256  # most rules of a grammar; a chain of a few thousand overflows the compiler's stack
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_MEMBERS = 500  # compile time grows with the square of optional properties
 
 
 def schema_fault(schema: dict[str, Any]) -> str | None:
-    """Returns what of the schema is out of bounds."""
+    """Returns the fault of a schema, with its remedy, or None."""
     if is_deeper_than(schema, MAX_SCHEMA_DEPTH):
         return f"is nested more than {MAX_SCHEMA_DEPTH} levels deep; flatten it"
     if (widest := widest_object(schema)) > MAX_MEMBERS:
@@ -33,7 +33,7 @@ def schema_fault(schema: dict[str, Any]) -> str | None:
 
 
 def schema_constraint(field: str, schema: dict[str, Any]) -> ConstraintSpec:
-    """Returns the constraint to JSON of this schema, which `field` asks for."""
+    """Returns the constraint for JSON of this schema; `field` is the body's field for messages."""
     return ConstraintSpec(field, "json_schema", json.dumps(with_closed_objects(schema)))
 
 
@@ -50,7 +50,7 @@ def _bounded_choices(texts: list[str]) -> list[str]:
 
 def _bounded_grammar(text: str) -> str:
     _bounded(text, MAX_GRAMMAR_BYTES)
-    # In Lark and in GBNF each rule begins a line, and has a colon there.
+    # In Lark and in GBNF each rule begins on a new line that has a colon.
     num_rules = sum(":" in line for line in text.splitlines())
     if num_rules > MAX_RULES:
         raise _out_of_bounds(

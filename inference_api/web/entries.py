@@ -1,5 +1,5 @@
-"""Entries of a body's lists that nobody here can read, or run: they go, or a text takes their
-place, and either is said."""
+"""Handles entries of lists that cannot be read or run here: they are removed, or replaced by a
+text, and reported either way."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, ValidationInfo
 from inference_api.web.fields import fault
 from inference_api.web.left_aside import LeftAside
 
-# Types of parts, in whatever API, that are no text.
+# Types of content, in any of the APIs, that are not text.
 MEDIA = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
@@ -20,8 +20,8 @@ ENCRYPTED = frozenset({"compaction", "encrypted_content", "redacted_thinking"})
 
 
 def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> BeforeValidator:
-    """Returns the validator of a list of parts. What is no text becomes a text that says so;
-    parts of the types in `left_out` go. Both are said as fields of `kind`."""
+    """Returns the validator of a list of parts. A part that is not text becomes a text that says
+    so; parts of the types in `left_out` are removed. Both are reported as fields of `kind`."""
 
     def read(parts: Any, info: ValidationInfo) -> Any:
         return list(_read(parts, info)) if isinstance(parts, list) else parts
@@ -47,8 +47,8 @@ def read_parts(kind: type[BaseModel], left_out: Collection[str] = ENCRYPTED) -> 
 
 
 def only(types: Collection[str], kind: type[BaseModel]) -> BeforeValidator:
-    """Returns the validator of a list in which entries of other types go, said as fields of `kind`:
-    tools, for example, that only another server can run. One without a type stays."""
+    """Returns the validator of a list that removes entries of other types, such as tools that only
+    another server can run, and reports them as fields of `kind`. Entries without a type stay."""
 
     def read(entries: Any, info: ValidationInfo) -> Any:
         if not isinstance(entries, list):
@@ -65,8 +65,8 @@ def only(types: Collection[str], kind: type[BaseModel]) -> BeforeValidator:
 
 
 def text_or(a_list: str, error_type: str) -> Discriminator:
-    """Returns what tells a text, tagged `<text>`, from a list, tagged `<list>`. `a_list`: what to
-    give in place of a text, for the refusal of anything else."""
+    """Returns a discriminator of texts, tagged `<text>`, and lists, tagged `<list>`. `a_list` says
+    in a refusal what may be given instead of a text."""
 
     def form(given: Any) -> str | None:
         if isinstance(given, str):
@@ -82,13 +82,13 @@ def aside_of(info: ValidationInfo, kind: type[BaseModel]) -> LeftAside:
 
 
 def type_of(entry: Any) -> str:
-    """Returns an entry's type; empty where it has none."""
+    """Returns an entry's type; empty if it has none."""
     type_ = entry.get("type") if isinstance(entry, dict) else None
     return type_ if isinstance(type_, str) else ""
 
 
 def _text_of_document(part: Any) -> str | None:
-    """Returns the text of Anthropic's documents of plain text."""
+    """Returns the text of one of Anthropic's plain-text documents."""
     source = part["source"] if type_of(part) == "document" and "source" in part else {}
     text = source.get("data") if type_of(source) == "text" else None
     return text if isinstance(text, str) else None

@@ -1,4 +1,4 @@
-"""Every error becomes JSON here, and only here."""
+"""Renders every error as JSON. Nothing else does."""
 
 import logging
 from collections.abc import Callable
@@ -26,7 +26,7 @@ ROW_REFUSALS = {**REFUSALS, 429: Error}  # for routes whose requests take a row
 
 
 def register_error_handlers(app: Flask, on_error: Callable[[str], None]) -> None:
-    """`on_error` is called with the code of every error that is rendered."""
+    """Register the handlers. `on_error` is called with the code of every rendered error."""
 
     @app.errorhandler(HearthError)
     @app.errorhandler(PageRefused)

@@ -1,12 +1,12 @@
-"""The base of the objects in request bodies, and refusals that name field, bound and remedy.
+"""The base class of objects in request bodies, and refusals that name field, bound and remedy.
 
-Every field of a body is one of four kinds, at every depth, and the classes of bodies say which:
+Every field of a body, at every depth, is of one of four kinds, as its class says:
 
-* honoured: the fields of the model.
-* advisory: `advisory`. It does not change which answer is right: it is left aside, which is said.
-  What answers carry and clients send back with them, `of_answers`, is left aside without a word.
-* not served: `unserved`, by its values that ask for nothing. Any other value is refused.
-* unknown: any other. It is left aside and said too, but for one that looks like a slip of the pen.
+* honoured: the fields of the pydantic model.
+* advisory: `advisory`. It does not change which answer is right, so it is ignored and reported.
+  Fields of earlier answers, which clients send back (`of_answers`), are ignored silently.
+* not served: `unserved`, with its neutral values. Any other value is refused.
+* unknown: all others. They are ignored and reported, too, but refused if they look like a typo.
 
 `null` counts as absent everywhere.
 """
@@ -33,7 +33,7 @@ from inference_api.web.json_object import parse_object, shortened, to_float
 from inference_api.web.left_aside import DEFAULT_RULES, LeftAside, ReadingRules
 
 MAX_INTEGER = 2**31 - 1  # the highest token id or number of tokens
-MAX_FAULTS = 100  # the most faults looked at one by one: a body can have a million
+MAX_FAULTS = 100  # most faults examined one by one: a body can have a million
 
 Json = dict[str, Any]
 Unserved = Mapping[str, tuple[Any, ...]]  # field -> its neutral values, which count as absent
@@ -51,17 +51,17 @@ class Body(BaseModel):
     advisory: ClassVar[frozenset[str]] = frozenset()
     of_answers: ClassVar[frozenset[str]] = frozenset()
     unserved: ClassVar[Unserved] = {}
-    also_called: ClassVar[Mapping[str, str]] = {}  # other servers' name -> the field
+    also_called: ClassVar[Mapping[str, str]] = {}  # another server's name -> the field
 
     _left_aside: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def left_aside(self) -> Mapping[str, str]:
-        """Paths of what this body asked for and does not get, and what metrics count each as."""
+        """Paths of the fields that were ignored, with the name of each in metrics."""
         return self._left_aside
 
     def leaving(self, aside: LeftAside) -> Self:
-        """Returns this body, which knows from here on what was left aside."""
+        """Returns this body with the record of ignored fields."""
         self._left_aside = aside.paths
         return self
 
@@ -92,7 +92,7 @@ B = TypeVar("B", bound=Body)
 
 
 def parse(kind: type[B], body: bytes, rules: ReadingRules = DEFAULT_RULES) -> B:
-    """Returns the body, with what it left aside. Raises InvalidRequest naming the field."""
+    """Returns the body, with its ignored fields. Raises InvalidRequest that names the field."""
     aside = LeftAside(kind, rules)
     try:
         return kind.model_validate(parse_object(body), context=aside).leaving(aside)
@@ -115,7 +115,7 @@ def _as_float(value: Any) -> Any:
     return to_float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-# For a float with bounds: an integer beyond any float is beyond the bounds too.
+# For a float with bounds: an integer beyond any float is also beyond the bounds.
 ANY_SIZE = BeforeValidator(_as_float)
 
 
@@ -137,7 +137,7 @@ def _remedy(neutral: tuple[Any, ...]) -> str:
 
 
 def _add_known_fields(schema: Json, kind: type[BaseModel]) -> None:
-    """Adds to the JSON schema of a body what `parse` takes besides the model's own fields."""
+    """Adds to a body's JSON schema the fields that `parse` accepts besides the model's own."""
     assert issubclass(kind, Body)
     fields = schema.setdefault("properties", {})
     for name in sorted(kind.advisory | kind.of_answers):
@@ -146,7 +146,7 @@ def _add_known_fields(schema: Json, kind: type[BaseModel]) -> None:
         fields[name] = {"enum": [*neutral, None], "description": "Not served."}
 
 
-# pydantic's types of error -> the message after the field's name.
+# Keyed by pydantic's type of error; values are the message after the field's name.
 _MESSAGES = {
     "missing": "is missing; give it",
     "string_type": "is {given}; give a text",
@@ -172,7 +172,7 @@ def _refusal(detail: ErrorDetails) -> InvalidRequest:
     location = (*detail["loc"], *([context["field"]] if "field" in context else []))
     path = _path(location)
     said = _MESSAGES.get(detail["type"], detail["msg"])
-    value = detail["input"]  # 5.0 as it is where an integer is asked for
+    value = detail["input"]  # 5.0 is shown as it is, if an integer is expected
     given = {"given": _shown(value if detail["type"] == "int_type" else _without_zeros(value))}
     given |= {name: _without_zeros(value) for name, value in context.items()}
     message = f"{path}: {said.format_map(given) if detail['type'] in _MESSAGES else said}."
@@ -184,7 +184,7 @@ def _without_zeros(value: Any) -> Any:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Returns a path like `messages[0].content`, without unions' branches in angle brackets."""
+    """Returns a path like `messages[0].content`, without the branches of unions."""
     steps = [step for step in location if not (isinstance(step, str) and step.startswith("<"))]
     texts = [f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in steps]
     return "".join(texts).removeprefix(".")

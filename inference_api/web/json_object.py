@@ -1,4 +1,4 @@
-"""The JSON object of a request body, checked as a whole before any of its fields.
+"""Parses the JSON object of a request body, and checks it as a whole before any of its fields.
 
 Pure: any thread.
 """
@@ -17,7 +17,7 @@ ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_object(body: bytes) -> dict[str, object]:
-    """Returns the object. Raises InvalidRequest where the body is not one, exceeds a bound, or has
+    """Returns the object. Raises InvalidRequest if the body is none, exceeds a bound, or contains
     half of a surrogate pair."""
     check_structure(body)
     try:
@@ -44,7 +44,7 @@ def to_float(number: float) -> float:
 
 
 def shortened(value: object) -> str:
-    """Returns at most 40 characters, for messages: a client's value may be as long as a body."""
+    """Returns at most 40 characters of a value, for messages."""
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -58,17 +58,17 @@ def _too_deep(name: str, param: str | None = None) -> InvalidRequest:
 
 
 def widest_object(value: object) -> int:
-    """Returns the most members that an object in the value has."""
+    """Returns the number of members of the largest object in the value."""
     return max(len(each) if isinstance(each, dict) else 0 for each in _values(value))
 
 
 def has_infinity(value: object) -> bool:
-    """Whether a number in the value was beyond any float: JSON can write it and not hold it."""
+    """Returns whether a number in the value was beyond any float."""
     return any(isinstance(each, float) and math.isinf(each) for each in _values(value))
 
 
 def _values(value: object) -> Iterator[object]:
-    """Yields the value and all that is in it."""
+    """Yields the value and every value inside it."""
     waiting = [value]
     while waiting:
         yield (each := waiting.pop())
@@ -82,7 +82,8 @@ def _check_depth(parsed: dict[str, object]) -> None:
 
 
 def _check_texts(parsed: dict[str, object]) -> None:
-    """Half of a surrogate pair can be escaped in JSON, and is in no encoding."""
+    """Raises InvalidRequest for a text with half of a surrogate pair, which JSON can escape but no
+    encoding can represent."""
     for path, text in _texts(parsed, ""):
         try:
             text.encode("utf-8")
@@ -95,7 +96,7 @@ def _check_texts(parsed: dict[str, object]) -> None:
 
 
 def _texts(value: object, path: str) -> Iterator[tuple[str, str]]:
-    """Yields every text with its path; names in an object have the path of the object."""
+    """Yields every text with its path. The names in an object have the object's path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):

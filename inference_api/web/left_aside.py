@@ -1,6 +1,6 @@
-"""What a body asks for and does not get, without harm: it is taken, left aside, and said.
+"""Records the fields of a body that are accepted but ignored (left aside).
 
-`X-Hearth-Ignored` says it to the client, the request's line in log and dashboard to the operator.
+The client reads them in `X-Hearth-Ignored`, the operator in the log and the dashboard.
 """
 
 import re
@@ -12,17 +12,17 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-MAX_UNKNOWN = 64  # different fields of a body that are not known
-MAX_SAID = 32  # paths, as they go into a header
+MAX_UNKNOWN = 64  # unknown fields of a body
+MAX_SAID = 32  # paths that are reported, because they go into a header
 MAX_NAME_CHARS = 64
 CLOSENESS = 0.8  # difflib's ratio for names that differ by a letter or two
-UNKNOWN = "unknown"  # what cannot be shown, and what metrics call a field that is not known
-_SHOWN = re.compile(r"[\w.-]+", re.ASCII)  # may stand in a header as it is
+UNKNOWN = "unknown"  # name in metrics of unknown fields, and of names that cannot be shown
+_SHOWN = re.compile(r"[\w.-]+", re.ASCII)  # names that may be in a header
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
-    """What an operator wants to be refused rather than left aside."""
+    """What the operator wants to be refused instead of ignored."""
 
     refuses_unknown: bool = False
     refuses_images: bool = False
@@ -32,19 +32,19 @@ DEFAULT_RULES = ReadingRules()
 
 
 class LeftAside:
-    """The paths that one body leaves aside while it is read. Used by one thread."""
+    """The ignored paths of one body, collected while it is read. Used by one thread."""
 
     def __init__(self, body: type[BaseModel], rules: ReadingRules = DEFAULT_RULES) -> None:
         self.rules = rules
         self.paths: dict[str, str] = {}
-        """Maps a path in the body to its name in metrics; names that clients make up share one."""
+        """Maps each path in the body to its name in metrics. All unknown names share one."""
         self._places = places(body)
         self._unknown: set[tuple[type[BaseModel], str]] = set()
 
     def add(
         self, kind: type[BaseModel], name: str, given: object = True, is_known: bool = True
     ) -> None:
-        """`name` is a field of an object of this kind; one that is empty or false asks nothing."""
+        """Record the field `name` of an object of this kind, unless its value is empty or false."""
         if given in ({}, [], "", False) or len(self.paths) == MAX_SAID:
             return
         shown = name if len(name) <= MAX_NAME_CHARS and _SHOWN.fullmatch(name) else UNKNOWN
@@ -53,8 +53,8 @@ class LeftAside:
         self.paths[path] = path if is_known else f"{place}.{UNKNOWN}".removeprefix(".")
 
     def add_unknown(self, kind: type[BaseModel], name: str, absent: set[str]) -> str | None:
-        """Returns what is wrong with a field that is not known, if anything is: for example, that
-        it looks like one of the `absent` fields."""
+        """Returns the fault of an unknown field, or None: for example, that its name resembles one
+        of the `absent` fields."""
         if (kind, name) in self._unknown:
             return None
         self._unknown.add((kind, name))
@@ -72,7 +72,8 @@ class LeftAside:
 
 @cache
 def places(body: type[BaseModel]) -> dict[type[BaseModel], str]:
-    """Returns where in a body each kind of object stands first, as `tools[]`; `` is the body."""
+    """Returns for each kind of object the first path in a body, such as `tools[]`; empty for the
+    body itself."""
     found: dict[type[BaseModel], str] = {}
 
     def find(kind: type[BaseModel], place: str) -> None:

@@ -1,4 +1,4 @@
-"""How tokens are drawn, as every body under `/v1` may say it."""
+"""The sampling fields that all bodies under `/v1` share."""
 
 import secrets
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, AskedSpeculation, Bo
 
 
 class SampledBody(Body):
-    """Base of bodies that ask for tokens. What one leaves unsaid, its model may say."""
+    """Base class of bodies that generate tokens. A model may have defaults for absent fields."""
 
     also_called: ClassVar[Mapping[str, str]] = {"repeat_penalty": "repetition_penalty"}
 
@@ -28,7 +28,7 @@ class SampledBody(Body):
         return frozenset(name for name in DEFAULTED if getattr(self, name) is None)
 
     def sampling(self, choice: int = 0) -> SamplingParams:
-        """Returns what the body says; each of several choices draws from a seed of its own."""
+        """Returns the sampling parameters of a choice. Each choice has a seed of its own."""
         said = {name: getattr(self, name) for name in DEFAULTED if name not in self.unsaid}
         said["top_k"] = max(0, self.top_k or 0)
         seed = secrets.randbits(63) if self.seed is None else self.seed

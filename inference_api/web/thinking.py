@@ -1,4 +1,4 @@
-"""How much a model is to think, as bodies say it and as chat templates read it."""
+"""Fields that control thinking, and the template options they set."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -8,7 +8,7 @@ from pydantic import Field
 from inference_api.web.fields import MAX_INTEGER, Body
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-# Templates that read an effort know low, medium and high.
+# Templates that read an effort support low, medium and high.
 _KNOWN = {"minimal": "low", "xhigh": "high", "max": "high"}
 
 Options = Mapping[str, Mapping[str, Any]]  # template options, by the body's field that sets them
@@ -21,12 +21,12 @@ def effort_options(field: str, effort: Effort | None) -> Options:
 
 
 def thinking_options(field: str, is_on: bool | None) -> Options:
-    """Returns the option under each name that templates have for it."""
+    """Returns the option under each name that templates use for it."""
     return {} if is_on is None else {field: {"enable_thinking": is_on, "thinking": is_on}}
 
 
 class Thinking(Body):
-    """`budget_tokens` is not held: the bound of the answer is that of its thoughts, too."""
+    """`budget_tokens` is ignored: thoughts are bounded only by the answer's limit."""
 
     advisory: ClassVar[frozenset[str]] = frozenset({"clear_thinking", "display"})
 

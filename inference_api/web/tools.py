@@ -1,4 +1,4 @@
-"""What all bodies with tools share: their bounds, and what may be called of them."""
+"""Fields about tools that all APIs share: their bounds, and which tools may be called."""
 
 import json
 from abc import abstractmethod
@@ -19,20 +19,20 @@ OBJECT = {"type": "object"}
 
 FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
 Description = Annotated[str, Field(max_length=16_384)]
-CalledName = Annotated[str, Field(min_length=1, max_length=256)]  # perhaps by another server
+CalledName = Annotated[str, Field(min_length=1, max_length=256)]  # another server may have called
 CallId = Annotated[str, Field(max_length=256)]
 
 
 class ChosenTools(NamedTuple):
-    """What a `tool_choice` says: whether to call, and which of the tools; no names: any of them."""
+    """The meaning of a `tool_choice`: whether to call, and which tools; no names means any."""
 
     mode: Mode = "auto"
     names: tuple[str, ...] = ()
-    is_named: bool = False  # the client chose the one function to call
+    is_named: bool = False  # the client chose a single function to call
 
 
 class ToolBody(Body):
-    """Base of bodies with tools, each in its own API's form."""
+    """Base class of bodies with tools, each in its API's format."""
 
     @property
     @abstractmethod
@@ -72,13 +72,13 @@ class ToolBody(Body):
 def tool_of(
     name: str, description: str | None, schema: dict[str, Any] | None, strict: bool | None
 ) -> Tool:
-    """Without a schema it has no arguments."""
+    """Returns a tool. Without a schema it takes no arguments."""
     parameters = Tool(name).parameters if schema is None else OBJECT | schema
     return Tool(name, description, parameters, bool(strict))
 
 
 def check_schema(field: str, schema: dict[str, Any] | None) -> None:
-    """Raises the fault of a tool's schema, which `field` has."""
+    """Raises an error about `field` if a tool's schema is out of bounds."""
     if schema is not None and schema.get("type", "object") != "object":
         raise fault(field, "are no object's; give a schema of type object")
     if schema is not None and (found := schema_fault(schema)):
@@ -86,7 +86,7 @@ def check_schema(field: str, schema: dict[str, Any] | None) -> None:
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Raises the fault of tools that are not told apart, or too large together."""
+    """Raises an error if two tools have the same name, or all are too large together."""
     if len(tools) > MAX_TOOLS:
         raise fault("tools", f"are {len(tools)} in all; give {MAX_TOOLS} or fewer")
     names = [tool.name for tool in tools]
@@ -101,7 +101,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 
 def check_choice(names: Sequence[str], chosen: Collection[str]) -> None:
-    """Raises the fault of a `tool_choice` that asks for calls of what is not there."""
+    """Raises an error if a `tool_choice` names tools that are not offered."""
     if not names:
         raise fault("tool_choice", "asks for calls, and there are no tools; give tools")
     for name in chosen:

@@ -1,4 +1,4 @@
-"""The body of a request, whole or refused, whatever server it comes through."""
+"""Reads the whole body of a request, or refuses it, under any WSGI server."""
 
 import zlib
 from io import BytesIO
@@ -16,11 +16,13 @@ GZIP_ONLY = zlib.MAX_WBITS | 16  # zlib's flag for a gzip header
 
 
 class WholeBodyRequest(Request):
-    """werkzeug ends a chunked body at MAX_CONTENT_LENGTH as if there were no more of it."""
+    """A request whose chunked body is refused above MAX_CONTENT_LENGTH; werkzeug would cut it
+    silently."""
 
     @cached_property
     def stream(self) -> IO[bytes]:
-        """The body, decompressed. Raises UnknownEncoding, RequestTooLarge, InvalidRequest."""
+        """Returns the body, decompressed. Raises UnknownEncoding, RequestTooLarge,
+        InvalidRequest."""
         limit, length = self.max_content_length, self.content_length or 0
         assert limit is not None, "the API always has MAX_CONTENT_LENGTH"
         encoding = self.headers.get("Content-Encoding", "").strip().lower() or "identity"
@@ -38,14 +40,15 @@ class WholeBodyRequest(Request):
             raise InvalidRequest(f"The body has {len(body)} bytes of {length}; send all of it.")
         if encoding in GZIP:
             body = decompressed(body, limit)
-            del self.environ["HTTP_CONTENT_ENCODING"]  # it is undone, for all that read on
+            del self.environ["HTTP_CONTENT_ENCODING"]  # the body is decompressed from here on
         return BytesIO(body)
 
 
 def decompressed(body: bytes, max_bytes: int) -> bytes:
-    """Returns what one member of gzip holds, having made no more than `max_bytes` and one of it.
+    """Returns the content of a gzip member, decompressing at most `max_bytes` + 1.
 
-    Raises RequestTooLarge above these, InvalidRequest for what is no gzip, cut, or goes on.
+    Raises RequestTooLarge above `max_bytes`, and InvalidRequest if it is no gzip, cut short, or
+    followed by more bytes.
     """
     decompressor = zlib.decompressobj(GZIP_ONLY)
     try:

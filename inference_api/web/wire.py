@@ -1,5 +1,5 @@
-"""The base of answers as typed dictionaries, which pydantic describes and the type checker holds;
-building one costs no more than the dictionary."""
+"""The base class of answers as typed dictionaries. pydantic makes schemas of them and the type
+checker checks them, yet building one costs no more than a plain dictionary."""
 
 from pydantic import with_config
 from typing_extensions import TypedDict

@@ -1,1 +1,1 @@
-"""Accelerators that each server could run on, sized and priced. Pure."""
+"""Sizes and prices the accelerators that each server could run on. Pure."""

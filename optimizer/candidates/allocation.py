@@ -1,7 +1,7 @@
-"""The candidates of every server: for each accelerator how many replicas, at what cost, how fast.
+"""The candidates of every server: for each accelerator, its replicas, cost and latencies.
 
 All pairs are computed together. Costs and values are float32, rounded step by step as in the
-reference, so that near ties fall as they do there. Pure: any thread.
+reference, so that near ties are decided in the same way. Pure: any thread.
 """
 
 from collections import defaultdict
@@ -34,10 +34,10 @@ NOTHING = Candidate("", "", 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0)  # scale
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The choices of the solvers, and the refusals of servers and pairs that are none."""
+    """The candidates for solvers, and refusals of servers and pairs that have none."""
 
     contenders: tuple[Contender, ...]
-    pairs: PairTable  # pairs of servers with traffic; `Candidate.row` is one of its rows
+    pairs: PairTable  # pairs of servers with traffic; `Candidate.row` is an index into it
     refused_servers: dict[str, Refusal] = field(default_factory=dict)
     refused_pairs: dict[str, dict[str, Refusal]] = field(default_factory=dict)
     load_faults: dict[str, LoadFault] = field(default_factory=dict)
@@ -102,7 +102,8 @@ def _contender(item: Eligible, candidates: list[Candidate]) -> Contender:
 
 
 def _no_candidate(server: ServerSpec, refused: dict[str, Refusal]) -> Refusal:
-    """Returns the refusal of a server without candidates: the nearest accelerator's."""
+    """Returns the refusal of a server without candidates: that of the accelerator that comes
+    nearest."""
     if not refused:
         if server.keep_accelerator and server.current_alloc.accelerator:
             kept = server.current_alloc.accelerator
@@ -119,10 +120,10 @@ def _overshoot(refusal: Refusal) -> float:
 
 
 def value_of(server: ServerSpec, accelerator: str, replicas: int, cost: float) -> float:
-    """Returns the cost of going from a server's current allocation to another; lower is better.
+    """Returns the value of changing a server's current allocation to another; lower is better.
 
-    Same accelerator: the cost difference, 0 for the same replicas. Another accelerator: the
-    difference and 0.1 of both costs, the price of moving. In float32, in this order.
+    On the same accelerator it is the cost difference. On another one, the price of moving is
+    added: 0.1 of both costs. Computed in float32, in this order.
     """
     current = server.current_alloc
     same = accelerator == current.accelerator
@@ -144,7 +145,7 @@ def _values(
 
 
 def _idle_candidates(item: Eligible, options: OptionTable) -> list[Candidate]:
-    """Returns the candidates of a server without load: its minimum of replicas, or nothing."""
+    """Returns the candidates of a server without load: its minimum of replicas, or none at all."""
     server, replicas = item.server, item.server.min_num_replicas
     if replicas == 0:
         return [NOTHING._replace(value=value_of(server, "", 0, 0.0))]
@@ -155,7 +156,8 @@ def _idle_candidates(item: Eligible, options: OptionTable) -> list[Candidate]:
 
 
 def idle_candidate(server: ServerSpec, option: Option, replicas: int) -> Candidate:
-    """Returns replicas without load: latencies of a lone request, and no target checked."""
+    """Returns replicas without load, with the latencies of a single request. Targets are not
+    checked."""
     perf, accelerator = option.perf, option.accelerator
     batch = min(server.max_batch_size or perf.max_batch_size, MAX_BATCH)
     if perf.service_curve is not None:

@@ -1,4 +1,4 @@
-"""Service curves as the model takes them, their names, and slower ones. Immutable: any thread."""
+"""Service curves for the model: their keys, and slower versions. Immutable: any thread."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -21,13 +21,13 @@ from optimizer.spec import (
     ServiceCurve,
 )
 
-DIGEST_BITS = 52  # a float holds so many exactly
+DIGEST_BITS = 52  # a float holds integers of so many bits exactly
 
 Curves = Mapping[float, StepCurve]
 
 
 def key_of(curve: ServiceCurve | None) -> float:
-    """Returns a number that only this curve has; 0 for none."""
+    """Returns a key that identifies the curve; 0 for no curve."""
     if curve is None:
         return 0.0
     digest = hashlib.sha256(curve.model_dump_json().encode()).digest()
@@ -44,7 +44,7 @@ def curves_of(perfs: Iterable[PerfData]) -> Curves:
 
 
 def scaled(perf: PerfData, decode: float, prefill: float) -> PerfData:
-    """Returns the data of a server whose steps take so many times as long."""
+    """Returns the data of a server whose steps take `slowness` times as long."""
     own, first, both = perf.decode_parms, perf.prefill_parms, perf.perf_parms
     return perf.model_copy(
         update={
@@ -91,7 +91,7 @@ def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> Service
 
 
 def step_curve(given: ServiceCurve) -> StepCurve:
-    """Returns a curve as it was measured, its speed corrected by departures where there are any."""
+    """Returns a measured curve, with its speed corrected by measured departures if any."""
     return _step_curve(given.model_dump_json())
 
 
@@ -116,8 +116,8 @@ def _points(points: Iterable[CurvePoint | OverheadPoint]) -> Points:
 
 
 def _corrected(curve: StepCurve, departures: Departures) -> StepCurve:
-    """Returns a curve whose departures are those measured: each time over the ratio of measured to
-    computed departures at its rows, on straight lines between them."""
+    """Returns a curve with the measured departures: each time is divided by the ratio of measured
+    to computed departures at its rows, interpolated linearly."""
     shape = Shape(departures.avg_in_tokens, departures.avg_out_tokens)
     rows = [float(point.rows) for point in departures.points]
     ratios = []

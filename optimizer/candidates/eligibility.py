@@ -1,4 +1,4 @@
-"""Servers that may be considered, and refusals of the others. Pure: any thread."""
+"""Finds the servers that can be considered, and refuses the others. Pure: any thread."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Eligible:
-    """A server that may be considered, with its target and the priority of its class."""
+    """A server that can be considered, with its target and the priority of its class."""
 
     server: ServerSpec
     target: ModelTarget
@@ -27,7 +27,7 @@ class Eligible:
 
     @property
     def is_idle(self) -> bool:
-        """True without arrivals. Arrivals without output tokens are work: a prefill each."""
+        """Whether nothing arrives. Arrivals without output tokens are work: each has a prefill."""
         return self.server.current_alloc.load.arrival_rate < LEAST_RATE
 
     @property
@@ -36,7 +36,7 @@ class Eligible:
 
     @property
     def demand_per_s(self) -> float:
-        """Requests per second: arrivals, or more if a throughput target asks for more."""
+        """Requests per second to plan for: arrivals, or a throughput target if that is higher."""
         arrivals_per_s = self.server.current_alloc.load.arrival_rate / 60
         return max(arrivals_per_s, self.target.slo_tps / self.out_tokens)
 

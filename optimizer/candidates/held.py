@@ -1,5 +1,5 @@
-"""Servers with a load that cannot be used: what they run stays, so that no gap in measurements
-stops a server that works. Pure: any thread.
+"""Keeps the replicas of servers whose load cannot be used, so that a gap in measurements does not
+stop a working server. Pure: any thread.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from optimizer.system import System
 
 @dataclass(frozen=True, slots=True)
 class LoadFault:
-    """What is wrong with a load, and what stays; nothing of a server that does not run."""
+    """The fault of a load, and the replicas that stay, if any run."""
 
     message: str
     stays: tuple[SolverChoice, ...]
@@ -36,7 +36,7 @@ def load_fault(system: System, server: ServerSpec) -> LoadFault | None:
 
 
 def _missing(load: LoadSpec) -> str | None:
-    """Returns what is not known and would be needed; without arrivals, tokens are not."""
+    """Returns the missing figures that are needed. Without arrivals, tokens are not needed."""
     if load.known_rate is None:
         return "arrivalRate"
     if load.known_rate < LEAST_RATE:
@@ -55,7 +55,7 @@ def _within_maximum(system: System, server: ServerSpec) -> Iterator[SolverChoice
 
 
 def _as_it_runs(system: System, model: str, part: AllocationPart, replicas: int) -> Candidate:
-    """Returns a part with the figures it came with, at the price of now."""
+    """Returns a part with its old figures, at the current price."""
     card_type, cards, unit_cost = system.unit(model, part.accelerator)
     if part.accelerator not in system.accelerators:
         unit_cost = part.cost / part.num_replicas

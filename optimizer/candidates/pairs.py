@@ -1,6 +1,6 @@
-"""Servers with traffic on the accelerators they may use: one table, from sizing to candidates.
+"""A table of all pairs of a server with traffic and an accelerator it may use.
 
-Built once by `size_pairs`, read by everything that follows. Immutable: any thread.
+`size_pairs` builds it; the candidates are made from it. Immutable: any thread.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from optimizer.spec import AcceleratorSpec, PerfData, ServerSpec
 from optimizer.system import System
 
 MAX_REPLICAS = 10**9  # more than this is a mistake in the data, not a plan
-MAX_PAIRS = 10**6  # sized together, at about a kilobyte each
+MAX_PAIRS = 10**6  # sized together; each takes about a kilobyte
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -48,7 +48,7 @@ class Option:
 
 
 class OptionTable:
-    """All options of a system, numbered; their data as columns. Immutable: any thread."""
+    """All options of a system, numbered, with their data as columns. Immutable: any thread."""
 
     def __init__(self, system: System) -> None:
         self.options: list[Option] = []
@@ -72,7 +72,8 @@ class OptionTable:
         return self._by_model.get(model, range(0))
 
     def of_server(self, server: ServerSpec) -> Sequence[int]:
-        """Returns the numbers of those that a server may use: its model's, or the one it keeps."""
+        """Returns the numbers of a server's options: all of its model's, or the one it must
+        keep."""
         numbers = self.of_model(server.model)
         if server.keep_accelerator and server.current_alloc.accelerator:
             keep = server.current_alloc.accelerator
@@ -90,11 +91,11 @@ class PairTable:
     option: IntArray
     demand_per_s: FloatArray  # the server's demand
     replica: ReplicaTable
-    is_valid: BoolArray  # the replica can be computed
-    sizing: Sizing  # zeros where it cannot
-    needed: FloatArray  # replicas for the demand
-    replicas: FloatArray  # replicas that are offered
-    is_capped: BoolArray  # they are fewer than needed, as maxNumReplicas has it
+    is_valid: BoolArray  # whether the replica can be computed
+    sizing: Sizing  # zeros if it cannot
+    needed: FloatArray  # replicas that the demand needs
+    replicas: FloatArray  # replicas that the candidate has
+    is_capped: BoolArray  # whether maxNumReplicas allows fewer than needed
     is_candidate: BoolArray
 
 
@@ -113,13 +114,13 @@ def size_pairs(servers: Sequence[Eligible], options: OptionTable, cache: SizingC
     demand_per_s, fewest, most = bounds.reshape(-1, 3)[server].T
     with np.errstate(divide="ignore"):
         needed = demand_per_s / (1000 * sizing.throughput_per_ms)
-    # 1e-9: a demand of exactly k replicas must not ask for k + 1 by rounding.
+    # 1e-9: rounding must not turn a demand of exactly k replicas into k + 1.
     needed = np.maximum(np.ceil(needed * (1 - 1e-9)), np.maximum(fewest, 1))
     is_sizable = sizing.feasible & (needed <= MAX_REPLICAS)
     is_within = is_sizable & (needed <= most)
     has_room = np.zeros(len(servers), dtype=np.bool_)
     has_room[server[is_within]] = True
-    # Where no accelerator does it within maxNumReplicas, offer that many, overloaded.
+    # If no accelerator suffices within maxNumReplicas, offer that many, overloaded.
     is_capped = is_sizable & ~has_room[server] & (most > 0)
     return PairTable(
         servers=servers,
@@ -138,7 +139,7 @@ def size_pairs(servers: Sequence[Eligible], options: OptionTable, cache: SizingC
 
 
 def check_pairs(servers: Iterable[Eligible], options: OptionTable) -> None:
-    """Raises InvalidRequest where there are more pairs than may be sized together."""
+    """Raises InvalidRequest for more pairs than may be sized together."""
     num_pairs = sum(len(options.of_model(item.server.model)) for item in servers)
     if num_pairs > MAX_PAIRS:
         message = (

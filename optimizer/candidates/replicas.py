@@ -1,6 +1,6 @@
-"""One replica of each pair: its queue, its highest rate, its latencies; sized once per parameters.
+"""Computes queue, highest rate and latencies of one replica of each pair, once per parameters.
 
-Tables are immutable; any thread may use them and the cache.
+Tables are immutable. Any thread may use them and the cache.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,10 +26,10 @@ from optimizer.model.queueing import MAX_BATCH, OwnChain, Performance, Replica, 
 from optimizer.model.sizing import Sizing, Targets, size
 from optimizer.spec import PerfData
 
-QUEUE_PER_BATCH = 10  # places to wait per place in service, where no maxQueueSize is given
+QUEUE_PER_BATCH = 10  # places to wait for each place in service, without maxQueueSize
 DEFAULT_QUEUE = np.nan  # as `RequestTable.max_queue`
-MAX_CACHED = 200_000  # distinct parameter sets remembered, some 300 bytes each
-GEOMETRIC = 1.0  # squared coefficient of variation of output lengths, where none is given
+MAX_CACHED = 200_000  # distinct parameter sets in the cache, about 300 bytes each
+GEOMETRIC = 1.0  # default squared coefficient of variation of output lengths
 
 
 class Kind(IntEnum):
@@ -44,14 +44,14 @@ class Kind(IntEnum):
 class Speeds(Columns):
     """Performance data as columns, an entry per model and accelerator."""
 
-    iterates: FloatArray  # 1 where the parameters are those of IterationModel, 0 of PhaseModel
+    iterates: FloatArray  # 1 for parameters of IterationModel, 0 for PhaseModel
     alpha_ms: FloatArray
     beta_ms: FloatArray
     gamma_ms: FloatArray
     delta_ms: FloatArray
     max_batch: FloatArray  # for requests of `at_tokens` output tokens
     at_tokens: FloatArray
-    curve: FloatArray  # its key in `curves`; 0: none, and the parameters hold
+    curve: FloatArray  # key in `curves`; 0: none, use the parameters
     curves: Curves = field(default_factory=dict, metadata=SHARED)
 
     @classmethod
@@ -60,7 +60,7 @@ class Speeds(Columns):
         return replace(cls.from_rows([_speed(perf) for perf in perfs]), curves=curves_of(perfs))
 
     def scaled_batch(self, out_tokens: FloatArray | int) -> FloatArray:
-        """Returns the batch sizes for requests of so many output tokens: the reference's rule."""
+        """Returns the batch sizes for this number of output tokens, by the reference's rule."""
         return self.max_batch * self.at_tokens // out_tokens
 
 
@@ -77,11 +77,11 @@ def _speed(perf: PerfData) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RequestTable(Columns):
-    """The requests that replicas serve, the limits set for them and their targets."""
+    """The requests that replicas serve, with limits and targets."""
 
     in_tokens: FloatArray
     out_tokens: FloatArray  # at least 1
-    max_batch: FloatArray  # 0: the speed's
+    max_batch: FloatArray  # 0: as in `Speeds`
     max_queue: FloatArray  # DEFAULT_QUEUE: the model's
     ttft_ms: FloatArray  # targets; 0: none
     itl_ms: FloatArray
@@ -136,7 +136,7 @@ class ReplicaTable(Columns):
 
     @classmethod
     def of(cls, speed: Speeds, work: RequestTable) -> "ReplicaTable":
-        """Joins the two, entry by entry, and fills in the default batch and queue sizes."""
+        """Joins the two tables, and fills in the default batch and queue sizes."""
         default_batch = np.maximum(speed.scaled_batch(work.out_tokens), 1)
         batch = np.where(work.max_batch > 0, work.max_batch, default_batch)
         batch = np.minimum(batch, MAX_BATCH)
@@ -151,14 +151,14 @@ class ReplicaTable(Columns):
         )  # fmt: skip
 
     def is_valid(self) -> BoolArray:
-        """Returns True where service takes time and the system has more than one place."""
+        """Returns whether service takes time and the system has more than one place."""
         valid = np.zeros(len(self), dtype=np.bool_)
         for rows, replica in self._by_model():
             valid[rows] = replica.model.is_valid() & (replica.max_batch + replica.max_queue > 1)
         return valid
 
     def analyze(self, rate_per_ms: FloatArray) -> Analysis:
-        """Returns the performance of every replica at its own rate. All must be valid."""
+        """Returns the performance of every replica at its rate. All must be valid."""
         found = Analysis.zeros(len(self))
         for rows, replica in self._by_model():
             found.put(rows, Analysis.of(analyze(replica, rate_per_ms[rows])))
@@ -173,7 +173,7 @@ class ReplicaTable(Columns):
         return found
 
     def curve_replica(self, row: int) -> CurveReplica | None:
-        """Returns the entry's chain, where it has a service curve."""
+        """Returns the entry's chain, if it has a service curve."""
         if not self.curve[row]:
             return None
         columns = (self.in_tokens, self.out_tokens, self.out_scv, self.max_batch, self.max_queue)
@@ -211,9 +211,12 @@ class ReplicaTable(Columns):
 
 
 class SizingCache:
-    """Sizings by parameters: servers of one model, class and shape of request share theirs, and
-    so do successive solves. Any thread: entries are immutable and written whole; two threads
-    may at worst compute the same one. Forgets everything when full."""
+    """Cached sizings by parameters. Servers with the same model, class and shape of requests share
+    entries, and so do successive solves.
+
+    Any thread: entries are immutable and written whole; at worst two threads compute the same one.
+    When full, the cache is emptied.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[bytes, FloatArray] = {}

@@ -1,1 +1,1 @@
-"""Which accelerators serve which models how fast, by what was published."""
+"""How fast accelerators serve models, from published facts and measurements."""

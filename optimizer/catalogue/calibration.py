@@ -1,8 +1,8 @@
-"""What the roofline's parts really take, and how far off it then is.
+"""Calibrates the roofline: how long its parts really take, and how large its errors are.
 
-`python -m lab.catalogue --write` fits `data/calibration.json` to published measurements. How far
-off an estimate is comes from leaving each pair of model and accelerator out in turn. A pair with
-measurements of its own has two factors, on steps and on prompts. Immutable: any thread.
+`python -m lab.catalogue --write` fits `data/calibration.json` to published measurements. Errors of
+estimates are found by leaving out each pair of model and accelerator in turn. A pair with its own
+measurements has two factors, for steps and for prompts. Immutable: any thread.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ PairKey = tuple[str, str, Precision]  # a model's shape, an accelerator, the wei
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """How the roofline predicts a pair that it was not calibrated on: predicted over measured."""
+    """How well the roofline predicts a pair without calibration on it: predicted over measured."""
 
     pair: tuple[str, str]  # model and accelerator
     num_points: int
@@ -29,27 +29,27 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class PairFit:
-    """What a pair's own measurements say of it, beside the calibrated roofline."""
+    """A pair's own measurements, relative to the calibrated roofline."""
 
     key: PairKey
-    steps: float  # factors, and their standard errors
+    steps: float  # factors, each with its standard error
     prompts: float
     steps_error: float
     prompts_error: float
     num_points: int
-    error: float  # root mean square of what the fit leaves, relative
+    error: float  # root mean square of the relative residuals
     sources: tuple[str, ...]
     engines: tuple[str, ...]
 
     def error_beside(self, estimated: float) -> float:
-        """Returns the relative error of steps as a whole, no more than an estimate's."""
+        """Returns the relative error of steps as a whole, at most that of an estimate."""
         return min(float(np.hypot(self.error, self.steps_error)), estimated)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """`efficiency`: by part, how long it really takes. The errors are those of estimates, standard
-    and relative: of models without and with experts."""
+    """`efficiency` says by part how many times as long it really takes. The errors are relative
+    standard errors of estimates, for models without and with experts."""
 
     efficiency: tuple[float, ...]
     left_out: tuple[LeftOut, ...]
@@ -70,5 +70,5 @@ CALIBRATION = TypeAdapter(Calibration)
 
 @lru_cache(maxsize=1)
 def shipped_calibration() -> Calibration:
-    """Returns the calibration that ships with Hearth; read once a process."""
+    """Returns the calibration that ships with Hearth. Read once per process."""
     return CALIBRATION.validate_json((files(__package__) / "data/calibration.json").read_bytes())

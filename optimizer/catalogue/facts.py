@@ -1,6 +1,6 @@
 """The facts that ship with Hearth: models and accelerators.
 
-Each has its source. They are read from `data/*.yaml` and checked as bodies are. Immutable.
+Each has a source. They are read from `data/*.yaml` and checked like request bodies. Immutable.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, read
 from optimizer.spec import Count, Name, Text
 
-NEAREST = 3  # names offered for one that is not known
+NEAREST = 3  # similar names suggested for an unknown one
 
 
 class Precision(StrEnum):
-    """Precision of weights. int4 has a scale for each 128; mxfp4 is gpt-oss' own, for experts."""
+    """Precision of weights. int4 has a scale for each 128; mxfp4 is gpt-oss's, for experts."""
 
     BF16 = "bf16"
     FP8 = "fp8"
@@ -39,7 +39,7 @@ Aliases = Annotated[list[Name], Field(max_length=50)]
 
 
 class Experts(Body):
-    """All parameters of all experts; experts of a layer, and those that a token goes through."""
+    """Parameters of all experts together; experts in a layer, and experts used by a token."""
 
     parameters: Positive
     count: Whole
@@ -47,13 +47,13 @@ class Experts(Body):
 
 
 class ModelFacts(Body):
-    """What decides how much a model weighs and computes. `twin_of`: a model of the same shape."""
+    """The sizes that decide a model's memory and work. `twin_of` is a model of the same shape."""
 
     name: Name
     aliases: Aliases = Field(default_factory=list)
     parameters: Positive
     vocabulary_parameters: Positive  # parameters of one matrix
-    tied: bool = False  # its input and output matrix are one
+    tied: bool = False  # whether input and output matrix are the same
     layers: Whole
     width: Whole
     kv_heads: Whole
@@ -62,8 +62,8 @@ class ModelFacts(Body):
     window_tokens: Count = 0
     window_kv_heads: Whole | None = None  # None: as in other layers
     window_head_size: Whole | None = None
-    state_layers: Count = 0  # recurrent ones, which keep the same of every row
-    state_bytes: Annotated[int, Field(ge=0, le=10**12)] = 0  # what each keeps of a row
+    state_layers: Count = 0  # recurrent layers, with a state of fixed size for each row
+    state_bytes: Annotated[int, Field(ge=0, le=10**12)] = 0  # size of this state in one layer
     context: Whole
     experts: Experts | None = None
     published: AnyPrecision
@@ -86,7 +86,8 @@ class Price(Body):
 
 
 class AcceleratorFacts(Body):
-    """One card, by its maker. `tflops`: dense, by precision; `link_gbs`: to its neighbours."""
+    """One card, as its maker specifies it. `tflops` are dense, by precision; `link_gbs` is the
+    bandwidth to its neighbours."""
 
     name: Name
     title: Name
@@ -119,12 +120,13 @@ class Facts:
     accelerators: Mapping[str, AcceleratorFacts]
 
     def model(self, name: str, path: str = "model") -> ModelFacts:
-        """Returns the model of a name or alias, which stands at `path` of a body. Raises
-        InvalidRequest with the nearest names."""
+        """Returns the model with this name or alias; `path` is its place in the body, for messages.
+        Raises InvalidRequest with similar names."""
         return _found(path, name, self.models)
 
     def accelerator(self, name: str, path: str) -> AcceleratorFacts:
-        """Returns the accelerator of a name or alias. Raises InvalidRequest as `model` does."""
+        """Returns the accelerator with this name or alias. Raises InvalidRequest as `model`
+        does."""
         return _found(path, name, self.accelerators)
 
 
@@ -143,7 +145,7 @@ def _found(path: str, name: str, entries: Mapping[str, Entry]) -> Entry:
 
 @lru_cache(maxsize=1)
 def shipped_facts() -> Facts:
-    """Returns what ships with Hearth; read once a process."""
+    """Returns the facts that ship with Hearth. Read once per process."""
     models = {each.name: each for each in _read("models", _Models).models}
     cards = {each.name: each for each in _read("accelerators", _Accelerators).accelerators}
     return Facts(models, cards)

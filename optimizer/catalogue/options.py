@@ -1,4 +1,4 @@
-"""What could be rented for a demand: cards of each type, one or several to a replica.
+"""Lists what could be rented for a demand: cards of each type, one or several for a replica.
 
 Pure: any thread.
 """
@@ -19,7 +19,7 @@ OPTIONS_EACH = 2  # numbers of cards per replica that are sized for one accelera
 
 @dataclass(frozen=True, slots=True)
 class RequestDemand:
-    """Requests per second of one shape, and their service levels; 0 ms: none."""
+    """Requests per second of one shape, and their service levels; 0 ms means none."""
 
     model: ModelFacts
     precision: Precision
@@ -36,7 +36,7 @@ class RequestDemand:
 
 @dataclass(frozen=True, slots=True)
 class CardMarket:
-    """What there is. `cents`: of a card and hour; `measured`: by accelerator and cards."""
+    """What is available. `cents` per card and hour; `measured` by accelerator and cards."""
 
     facts: Facts
     calibration: Calibration
@@ -59,7 +59,8 @@ class Option:
         return self.speed.machine
 
     def lowest_cost(self, demand: RequestDemand) -> float:
-        """Returns a bound of the cost, without a queue; infinite where ITL is missed even so."""
+        """Returns a lower bound of the cost, without queueing; infinite if even so ITL is
+        missed."""
         tokens = demand.in_tokens / demand.out_tokens
         rates = [
             1000 * rows / (demand.out_tokens * (step_ms + rows * tokens * token_ms))
@@ -72,7 +73,8 @@ class Option:
 
 
 def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], dict[str, str]]:
-    """Returns what is worth sizing, by accelerator and cost, and why others have nothing of it."""
+    """Returns the options worth sizing, by accelerator and cost, and why other accelerators have
+    none."""
     found: list[Option] = []
     refused: dict[str, str] = {}
     for accelerator in market.accelerators:
@@ -83,7 +85,7 @@ def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], di
         if not each:
             refused[accelerator.name] = _no_room(demand, market, accelerator)
         costs = {option.name: option.lowest_cost(demand) for option in each}
-        # Where none meets the ITL, the option with most cards comes nearest.
+        # If none meets the ITL, the option with most cards comes nearest.
         each.sort(
             key=lambda o: (
                 costs[o.name],
@@ -97,7 +99,7 @@ def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], di
 def _of(
     demand: RequestDemand, market: CardMarket, accelerator: AcceleratorFacts
 ) -> Iterator[Option]:
-    """What was measured of an accelerator stands in place of all that is published of it."""
+    """Returns the measured speeds of an accelerator, which replace all published ones."""
     is_measured = any(name == accelerator.name for name, _ in market.measured)
     for cards in CARDS_PER_REPLICA:
         if cards > demand.model.kv_heads or cards > (market.max_cards or cards):

@@ -1,10 +1,10 @@
-"""What a step of a model on cards would take if nothing but the datasheet held it up, in parts.
+"""The time of a model's step at the speeds of datasheets, in parts.
 
-A step of n rows reads the weights (of experts those that n tokens choose) and what the rows have
-in their caches, and computes 2 operations per parameter and token. Each part is a time at the
-datasheet's speed; the calibration says by how much each is really longer. Two parts are no
-bandwidth: what a layer takes whatever is in it (`layer`), and what cards that share a layer wait
-for each other (`sync`). Attention is charged as reading only: its operations are left out.
+A step of n rows reads the weights (of experts, those that n tokens choose) and the rows' caches,
+and computes 2 operations per parameter and token. Each part is a time at the datasheet's speed; the
+calibration says how many times as long it really takes. Two parts are not bandwidth: the fixed time
+of a layer (`layer`), and the time that cards sharing a layer wait for each other (`sync`).
+Attention counts as reading only; its operations are left out.
 
 Units: milliseconds and bytes. Pure: any thread.
 """
@@ -18,18 +18,18 @@ from optimizer.model.latency import FloatArray
 
 PARTS = (
     "layer",  # ms per layer and step
-    "sync",  # ms more per layer where cards share it
-    "weights",  # and all below: times the datasheet's time
+    "sync",  # additional ms per layer that cards share
+    "weights",  # from here on: factor on the datasheet's time
     "cache",
     "dense",  # products in 16 or 8 bits
     "fp4",
-    "experts",  # products of models with experts, at the speed of 16 bits whatever theirs are
+    "experts",  # products of models with experts, at the speed of 16 bits whatever their precision
     "request",  # ms per request, outside of steps
 )
-IN_MS = ("layer", "sync", "request")  # parts about which no datasheet says anything
+IN_MS = ("layer", "sync", "request")  # parts that no datasheet gives
 AT_LEAST_ONE = np.array([part not in IN_MS for part in PARTS])
 
-BITS = {  # bits of a matrix's parameter, its scales included
+BITS = {  # bits of a matrix's parameter, scales included
     Precision.BF16: 16.0,
     Precision.FP8: 8.0,
     Precision.INT4: 4.25,
@@ -38,8 +38,8 @@ BITS = {  # bits of a matrix's parameter, its scales included
 }
 EXPERT_BITS = BITS | {Precision.MXFP4: 4.25}
 VOCABULARY_BITS = 16.0
-USABLE = 0.9  # share of the memory that weights and caches may take
-REDUCTIONS = 2  # reductions of a layer where cards share it
+USABLE = 0.9  # share of memory for weights and caches
+REDUCTIONS = 2  # reductions in a layer that cards share
 ACTIVATION_BYTES = 2
 
 
@@ -55,16 +55,16 @@ class Machine:
 
     @property
     def weights_bytes(self) -> float:
-        """All weights, on all cards."""
+        """Bytes of all weights, on all cards together."""
         return self._matrices_bytes + self._experts_bytes + self._vocabulary_bytes
 
     @property
     def memory_bytes(self) -> float:
-        """The bytes that may be used on all cards."""
+        """Usable bytes of all cards together."""
         return USABLE * 1e9 * self.accelerator.memory_gb * self.cards
 
     def cache_bytes(self, tokens: float) -> float:
-        """Returns what a row of so many tokens keeps."""
+        """Returns the cache bytes of a row of `tokens` tokens."""
         model = self.model
         width = model.kv_heads * model.head_size
         near_kv_heads = model.window_kv_heads or model.kv_heads
@@ -74,12 +74,12 @@ class Machine:
         return 2 * kept * self.cache_bits / 8 + model.state_layers * model.state_bytes
 
     def rows_that_fit(self, tokens: float) -> int:
-        """Returns the rows of so many tokens that the memory has room for beside the weights."""
+        """Returns how many rows of `tokens` tokens fit into memory besides the weights."""
         left = self.memory_bytes - self.weights_bytes
         return max(int(left // max(self.cache_bytes(tokens), 1.0)), 0)
 
     def step(self, rows: float, context: float) -> FloatArray:
-        """Returns the parts of a step of rows that decode, each with so many tokens before it."""
+        """Returns the parts of a step in which `rows` rows decode, each after `context` tokens."""
         parts = self._computed(rows)
         parts[PARTS.index("layer")] = self.model.layers
         parts[PARTS.index("sync")] = self.model.layers * (self.cards > 1)
@@ -88,11 +88,11 @@ class Machine:
         return parts
 
     def prompt_token(self) -> FloatArray:
-        """Returns the parts of one prompt token more in a step."""
+        """Returns the parts of one additional prompt token in a step."""
         return self._computed(1.0)
 
     def link_ms(self, tokens: float) -> float:
-        """Returns what tokens take to go between the cards, at the datasheet's speed."""
+        """Returns the time to exchange tokens between the cards, at the datasheet's speed."""
         if self.cards == 1:
             return 0.0
         sent = REDUCTIONS * self.model.layers * self.model.width * ACTIVATION_BYTES
@@ -121,7 +121,7 @@ class Machine:
         return model.parameters - copies * model.vocabulary_parameters - experts
 
     def _read_bytes(self, rows: float) -> float:
-        """Returns the bytes a step reads: of the vocabulary only the whole output matrix."""
+        """Returns the bytes that a step reads. Of the vocabulary that is only the output matrix."""
         read = self._matrices_bytes + self.model.vocabulary_parameters * VOCABULARY_BITS / 8
         experts = self.model.experts
         if experts is None:
@@ -144,6 +144,6 @@ class Machine:
         return parts
 
     def _products(self) -> str:
-        """Returns the precision of products: weights that a card cannot multiply are widened."""
+        """Returns the precision of products. A card widens weights that it cannot multiply."""
         precision = self.precision.value
         return precision if precision in self.accelerator.tflops else "bf16"

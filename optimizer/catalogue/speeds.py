@@ -1,6 +1,7 @@
-"""How fast a model is on cards: measured by the caller, fitted to published figures, or estimated.
+"""Finds how fast a model is on cards: measured by the caller, fitted to published figures, or
+estimated.
 
-The answer is a service curve, which the optimizer's own model takes. Pure: any thread.
+The result is a service curve for the optimizer's model. Pure: any thread.
 """
 
 from collections.abc import Iterator
@@ -13,17 +14,18 @@ from optimizer.catalogue.calibration import Calibration, PairFit
 from optimizer.catalogue.roofline import PARTS, Machine
 from optimizer.spec import CurvePoint, OverheadPoint, PerfData, ServiceCurve
 
-MOST_ROWS = 256  # rows that engines take at once by default
-CHUNK_TOKENS = 2048  # prompt tokens in a step, as engines cut prompts by default
+MOST_ROWS = 256  # default number of rows of engines
+CHUNK_TOKENS = 2048  # default prompt tokens in a step of engines
 LEAST_MS = 1e-6  # the shortest step
-UNSEEN = 0.9  # share of the error of estimates; a factor with a larger error was not measured
+UNSEEN = 0.9  # a factor whose error exceeds this share of an estimate's counts as not measured
 
 Kind = Literal["measured", "fitted", "estimated"]
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """`error`: standard, relative, of all times. `sources` and `engines` of what was published."""
+    """`error` is the relative standard error of all times. `sources` and `engines` belong to the
+    published figures."""
 
     machine: Machine
     perf: PerfData
@@ -36,7 +38,7 @@ class Speed:
     prompts_are_estimated: bool = False
 
     def steps(self) -> Iterator[tuple[int, float, float]]:
-        """Yields rows, the time of a step of them and of a prompt token more in it."""
+        """Yields rows, the time of a step of them, and of an additional prompt token in it."""
         curve, rows = self.perf.service_curve, 1
         while True:
             rows = min(rows, self.rows)
@@ -57,8 +59,8 @@ class Speed:
 def published_speed(
     calibration: Calibration, machine: Machine, in_tokens: int, out_tokens: int, name: str
 ) -> Speed | None:
-    """Returns the speed for requests of a shape, `name` being the accelerator's in the answer;
-    None where not even one of them fits into the memory."""
+    """Returns the speed for requests of one shape; None if not even one of them fits into memory.
+    `name` is the accelerator's name in the answer."""
     rows = min(machine.rows_that_fit(in_tokens + out_tokens), MOST_ROWS)
     if rows < 1:
         return None
@@ -105,8 +107,8 @@ def _rows_up_to(rows: int) -> list[int]:
 def measured_speed(
     machine: Machine, perf: PerfData, in_tokens: int, out_tokens: int, name: str
 ) -> Speed:
-    """Returns the speed that a caller has measured, in place of what was published: of the batch
-    it says, else of no more rows than were measured and fit."""
+    """Returns the speed that the caller measured, instead of published ones: for the batch it
+    gives, else for as many rows as were measured and fit."""
     curve = perf.service_curve
     most = curve.decode_ms[-1].rows if curve else MOST_ROWS
     rows = perf.max_batch_size or min(machine.rows_that_fit(in_tokens + out_tokens), most)
@@ -116,7 +118,7 @@ def measured_speed(
 
 
 def _own_error(perf: PerfData) -> float:
-    """Returns the relative error that measured data says of itself; 0 where it says none."""
+    """Returns the relative error that measured data states; 0 if it states none."""
     if perf.service_curve is not None:
         first = perf.service_curve.decode_ms[0]
         return float(np.hypot(perf.service_curve.speed_error, first.standard_error / first.ms))

@@ -1,1 +1,1 @@
-"""One replica under load: its latencies, its queue, its highest rate. Pure."""
+"""Models one replica under load: latencies, queue, highest rate. Pure."""

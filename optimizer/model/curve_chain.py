@@ -1,17 +1,17 @@
 """The birth-death chain of a replica whose step times are a measured curve.
 
-The chain is that of `queueing`, its rates those of `curve_rates`, with three corrections that a
-token-level simulation of the same steps asked for (`make bench-simulator` judges them all):
+The chain is that of `queueing` with the rates of `curve_rates`, and three corrections found with a
+token-level simulation of the same steps (`make bench-simulator` compares them):
 
-- A prompt stops the rows that decode, and the newest goes first: the number in service varies more
-  than its rates say. With exponential times this is a chain in (n, stages of prompts left), which
-  leaves a level downwards only where no prompt is left, so that it is solved level by level. Work
-  that varies less, with the squared coefficient of variation v of output lengths, is found half
-  done, and n varies by 2 / (1 + v) times as much.
-- Answers wait for a row for less time where their lengths vary less. The queue is geometric with
-  the mean of two moments: Kimura's interpolation (Operations Research 34, 1986) between M/M/N and
-  Cosmetatos' M/D/N.
-- Prompts of which no two fit into a step wait for those before them, as in M/D/1.
+- A prompt stops the rows that decode, and the newest prompt goes first, so the number in service
+  varies more than the rates imply. With exponential times this is a chain in (n, stages of prompts
+  left). It leaves a level downwards only when no prompt is left, so it is solved level by level. If
+  output lengths vary less, with squared coefficient of variation v, arrivals find work half done,
+  and n varies by 2 / (1 + v) times as much.
+- Requests wait less for a row if output lengths vary less. The queue is geometric, with a mean from
+  two moments: Kimura's interpolation (Operations Research 34, 1986) between M/M/N and Cosmetatos'
+  M/D/N.
+- Prompts so long that no two fit into a step wait for those before them, as in M/D/1.
 
 Immutable: any thread.
 """
@@ -29,22 +29,23 @@ from optimizer.model.latency import BoolArray, FloatArray, IntArray, Latency, Oc
 from optimizer.model.queueing import Performance, queue_sums
 from optimizer.model.step_curve import StepCurve
 
-# Stages of a prompt, nearly as even as its true time, and prompts that are followed at once.
+# Stages of a prompt, whose sum varies nearly as little as its true time, and prompts tracked at
+# once.
 STAGES, MAX_PROMPTS = 3, 16
-MAX_LEVELS = 512  # states followed with prompts; in higher ones the last correction holds on
-NEGLIGIBLE = 1e-3  # correction of a ratio of weights that is not worth computing
-MAX_HANDLING = 0.99  # share of the time beyond which there is no mean wait
+MAX_LEVELS = 512  # states tracked with prompts; higher ones use the last correction
+NEGLIGIBLE = 1e-3  # smaller corrections of a ratio of weights are not computed
+MAX_HANDLING = 0.99  # share of busy time above which there is no mean wait
 
-# Where the chain keeps within 5 % of the simulation; see docs/optimizer.md.
+# Bounds within which the chain agrees with the simulation to 5 %; see docs/optimizer.md.
 MIN_BATCH, MIN_OUT_TOKENS = 8, 16
 MAX_PROMPT_SHARE, MAX_ROOM_SHARE, MAX_LONG_SHARE, MAX_PREFILL = 0.25, 0.4, 0.2, 0.5
-EVEN_PROMPT_SHARE = 0.175  # with answers of one length, where prompts do most to the variance
+EVEN_PROMPT_SHARE = 0.175  # for answers of equal length, when prompts cause most of the variance
 MAX_LOAD = 0.9
-MAX_FALL = 1.1  # highest rate over that of all rows: below it a crowd slows itself down
+MAX_FALL = 1.1  # highest rate over the rate with all rows; above it, more load means less output
 
 
 class Solved(NamedTuple):
-    """One replica at one arrival rate: the fields of `Performance` and its parts."""
+    """One replica at one arrival rate, with the fields of `Performance` and of its parts."""
 
     throughput_per_ms: float
     loss: float
@@ -61,9 +62,9 @@ class Solved(NamedTuple):
 
 class _Probabilities(NamedTuple):
     below: FloatArray  # probabilities of the states 0..N - 1
-    open: float  # probability that all rows are taken and a place to wait is free
+    open: float  # probability that all rows are taken and the queue has room
     full: float
-    queued: float  # mean number that waits
+    queued: float  # mean number waiting
 
     @property
     def admitted(self) -> float:
@@ -76,7 +77,7 @@ class CurveReplica:
     def __init__(
         self, curve: StepCurve, shape: Shape, out_scv: float, max_batch: int, max_queue: int
     ) -> None:
-        """`out_scv`: variance of output lengths over their mean squared."""
+        """`out_scv` is the variance of output lengths over their squared mean."""
         self.curve, self.shape, self.out_scv = curve, shape, out_scv
         self.max_batch, self.max_queue = max_batch, max_queue
 
@@ -93,7 +94,7 @@ class CurveReplica:
         return float(self.saturated.rate_per_ms[0])
 
     def doubts(self, rate_per_ms: float) -> list[str]:
-        """Returns why the chain may be off by more than 5 % at this rate; empty where it holds."""
+        """Returns why the chain may be off by more than 5 % at this rate; empty if it is not."""
         top, shape = self.saturated, self.shape
         is_long = top.steps[0] > 1
         claim_ms = max(top.claim_ms[0], top.step_ms[0] * min(top.steps[0], 1.0))
@@ -138,13 +139,14 @@ class CurveReplica:
         throughput = self._throughput(rate_per_ms, p)
         states = np.arange(rows)
         in_service = float(states @ p.below) + rows * (p.open + p.full)
-        # Who comes while a step runs waits for its end; who finds nobody does not.
+        # A request that comes during a step waits for its end; one that finds none running does
+        # not.
         residual_ms = float(self.rates.residual_ms[:-1] @ p.below[1:]) / p.admitted
         prefill_ms = float(self._prefill_ms(throughput) @ np.append(p.below, p.open)) / p.admitted
         service_ms = in_service / throughput
         if shape.out_tokens > 1:
             itl_ms = (service_ms - residual_ms - prefill_ms) / (shape.out_tokens - 1)
-            itl_ms = max(itl_ms, float(self.rates.decode_ms[0]))  # where the chain does not hold
+            itl_ms = max(itl_ms, float(self.rates.decode_ms[0]))  # if the chain does not hold
         else:
             itl_ms = float(self.rates.step_ms @ p.below + self.saturated.step_ms[0] * p.open)
         wait_ms = p.queued / throughput + residual_ms
@@ -167,15 +169,15 @@ class CurveReplica:
         )
 
     def _handling_wait_ms(self, rate_per_ms: float) -> float:
-        """Returns how much longer it takes to handle a request beside others, by the mean sojourn
+        """Returns how much longer handling a request takes beside others, by the mean sojourn time
         s / (1 - rate s) of processor sharing (Kleinrock, JACM 14, 1967)."""
         handling_ms = self.curve.handling_ms
         share = min(rate_per_ms * handling_ms, MAX_HANDLING)
         return handling_ms * share / (1 - share)
 
     def _throughput(self, rate_per_ms: float, p: _Probabilities) -> float:
-        """Returns what is admitted; in overload, where the queue is shaped to have the right length
-        and not the right loss, what departs."""
+        """Returns the admitted rate; in overload the departure rate, because there the queue's
+        shape gives the right length but not the right loss."""
         if rate_per_ms < self.max_rate_per_ms:
             return rate_per_ms * p.admitted
         departs = float(self.rates.rate_per_ms[:-1] @ p.below[1:])
@@ -186,7 +188,7 @@ class CurveReplica:
         log_weight = np.concatenate(([0.0], np.cumsum(self._log_ratios(rate_per_ms))))
         load = rate_per_ms / self.max_rate_per_ms
         thinner = self._queue_factor(load)
-        # As likely to wait as with exponential lengths, but not for as long.
+        # A wait is as likely as with exponential lengths, but shorter.
         thinned = thinner * load
         ratio = thinned / (1 - load + thinned) if load < 1 else load ** (1 / thinner)
         scale = (1 - ratio) / (1 - load) if abs(1 - load) > 1e-9 else 1 / thinner
@@ -201,9 +203,10 @@ class CurveReplica:
         return _Probabilities(below / total, open_ / total, full / total, queued / total)
 
     def _queue_factor(self, load: float) -> float:
-        """Returns the mean queue over that of exponential services: 0.5 for equal answers."""
+        """Returns the mean queue relative to exponential service: 0.5 for answers of equal
+        length."""
         top, rows = self.saturated, self.max_batch
-        # The answer decides only a part of a service, and of the server's work for it.
+        # The answer's length decides only a part of the service time, and of the server's work.
         of_work = 1 - float(top.prompt_ms[0] * top.rate_per_ms[0])
         held_ms = rows / self.max_rate_per_ms
         prefill_ms = float(self._prefill_ms(self.max_rate_per_ms)[-1])
@@ -217,11 +220,11 @@ class CurveReplica:
         return (1 + scv) / (2 * scv + (1 - scv) / constant)
 
     def _prefill_ms(self, rate_per_ms: float) -> FloatArray:
-        """Returns the time from the start of its first step to a request's first token, by the
-        requests it meets: 0..N - 1, and as many as have all rows.
+        """Returns the time from the start of a request's first step to its first token, by the
+        number of requests it meets: 0..N - 1, and N with all rows taken.
 
-        A prompt shares its step with those that came during the step before, some of them already
-        among the met and some after it; or, where no two fit, waits for those before it.
+        A prompt shares its step with the prompts that came during the step before, earlier or later
+        than itself; or, if no two fit into a step, waits for those before it.
         """
         rates, top = self.rates, self.saturated
         residual_ms = np.concatenate(([0.0], rates.residual_ms))  # per number of requests met
@@ -231,7 +234,7 @@ class CurveReplica:
         shared_ms = rates.prompt_ms * np.minimum(beside, fits) * (rates.turn_ms == 0)
         busy = np.minimum(rate_per_ms * np.append(rates.claim_ms, top.claim_ms), MOST_BUSY)
         waited_ms = np.append(rates.turn_ms, top.turn_ms) * busy / (2 * (1 - busy))
-        waited_ms[0] = 0.0  # who meets nobody
+        waited_ms[0] = 0.0  # a request that meets no other
         own_ms = np.append(rates.own_ms, top.own_ms)
         prefill_ms: FloatArray = own_ms + waited_ms + np.append(shared_ms, 0.0)
         return prefill_ms
@@ -248,7 +251,7 @@ class CurveReplica:
         shift = followed - plain[: followed.size]
         shift = np.concatenate((shift, np.full(plain.size - shift.size, shift[-1])))
         stopped = plain + shift
-        # Where both are off balance to the same side, more variance means less slope.
+        # If both are unbalanced in the same direction, more variance means less slope.
         is_flatter = (plain * stopped > 0) & (np.abs(stopped) < np.abs(plain))
         spread = np.where(is_flatter, plain / np.where(is_flatter, stopped, 1.0) - 1, 0.0)
         return np.where(
@@ -270,7 +273,7 @@ class CurveReplica:
         for _, (prompt_ms, answer_ms) in zip(range(MAX_LEVELS), levels, strict=False):
             stage_rate = STAGES / max(prompt_ms, 1e-300)
             leave = 1 / (rate_per_ms + stage_rate)
-            most = sum(prompts[: STAGES + 1])  # with more prompts than are followed
+            most = sum(prompts[: STAGES + 1])  # with more prompts than are tracked
             level, after = [], 0.0
             for came in (most, *prompts[STAGES + 1 :], free, *first):
                 after = (rate_per_ms * came + stage_rate * after) * leave
@@ -283,13 +286,13 @@ class CurveReplica:
 
 @dataclass(frozen=True, slots=True)
 class CurveModel:
-    """Replicas with curves as a model of `queueing`, one entry per pair."""
+    """Replicas with service curves, as a model for `queueing`; one entry per pair."""
 
     replicas: Sequence[CurveReplica]
 
     def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
-        """Returns the mean service time with so many in service, whole and at most the batch; with
-        all rows taken, that of requests which waited."""
+        """Returns the mean service time with `concurrency` in service, whole and at most the batch;
+        with all rows taken, the time of requests that waited."""
         asked = np.broadcast_to(np.asarray(concurrency), (len(self.replicas),))
         times = []
         for replica, rows in zip(self.replicas, asked, strict=True):

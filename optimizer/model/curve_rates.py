@@ -5,10 +5,10 @@ work and steps of the rows that decode, d of them: a departure takes
 
     1 / mu = c k + o a(d) / d,        s = d / (mu o) = a(d) + c k mu s
 
-with s the mean step. Rows that do not decode wait for a step to end or have prompts that take
-several: n = d + mu s (residual + steps - 1), which has one solution d for every n. This is a closed
-network of n requests; by Norton's theorem (Chandy, Herzog, Woo, IBM J. Res. Dev. 19, 1975) its
-throughput is the service rate of the open one in state n. Immutable: any thread.
+with s the mean step. Rows that do not decode wait for a step to end, or have prompts that take
+several steps: n = d + mu s (residual + steps - 1), which has one solution d for every n. This is a
+closed network of n requests; by Norton's theorem (Chandy, Herzog, Woo, IBM J. Res. Dev. 19, 1975)
+its throughput is the service rate of the open network in state n. Immutable: any thread.
 """
 
 from dataclasses import dataclass, fields
@@ -19,14 +19,14 @@ from optimizer.model.latency import FloatArray
 from optimizer.model.step_curve import StepCurve
 
 HALVINGS = 45
-EVERY_STATE = 512  # so many are solved for, and as many of the larger ones
-SHARED_STEP = 0.5  # largest share of a step that a prompt may fill for two to fit into it
-MOST_BUSY = 0.98  # share of time beyond which a formula for a stable queue is not used
+EVERY_STATE = 512  # the first states are all solved, and as many of the larger ones
+SHARED_STEP = 0.5  # a prompt that fills at most this share of a step can share it with another
+MOST_BUSY = 0.98  # share of busy time above which formulas for stable queues are not used
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Tokens of a request. `work_tokens`: those of a prompt but the last, which decodes."""
+    """Tokens of a request. `work_tokens` are the prompt's without its last, which decodes."""
 
     in_tokens: float
     out_tokens: float  # at least 1
@@ -38,18 +38,18 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class StateRates:
-    """Per state n: means of what happens with n requests in service, in ms."""
+    """Mean times in ms with n requests in service, by state n."""
 
     decoding: FloatArray  # rows that decode
     rate_per_ms: FloatArray  # departures: mu(n)
     step_ms: FloatArray  # a step, with the prompts in it
     decode_ms: FloatArray  # a(d)
-    prompt_ms: FloatArray  # c k, all of a prompt
-    steps: FloatArray  # steps that a prompt's tokens fill; 0.1: ten prompts fit into one step
-    residual_ms: FloatArray  # until the running step ends, for who comes meanwhile
-    own_ms: FloatArray  # from a step's start to the first token, no other prompt in the way
-    turn_ms: FloatArray  # a prompt's turn, where they take turns; 0 where they share steps
-    claim_ms: FloatArray  # time of the replica that one such prompt claims
+    prompt_ms: FloatArray  # c k, of a whole prompt
+    steps: FloatArray  # steps that a prompt fills; 0.1 means that ten prompts fit into one step
+    residual_ms: FloatArray  # until the running step ends, for a request that comes meanwhile
+    own_ms: FloatArray  # from a step's start to the first token, without other prompts
+    turn_ms: FloatArray  # a prompt's turn, if prompts take turns; 0 if they share steps
+    claim_ms: FloatArray  # time of the replica that such a prompt takes
 
     def at(self, known: FloatArray, states: FloatArray) -> "StateRates":
         """Returns the rates on straight lines between the known states."""
@@ -68,13 +68,13 @@ def state_rates(curve: StepCurve, shape: Shape, max_batch: int) -> StateRates:
 
 
 def saturated_rates(curve: StepCurve, shape: Shape, max_batch: int) -> StateRates:
-    """Returns the rates, one entry, with all rows taken and others waiting: who gets a row gets it
-    as a step ends, and has no residual."""
+    """Returns the rates (one entry) with all rows taken and requests waiting. A request then gets a
+    row when a step ends, so there is no residual."""
     return _solved(curve, shape, np.array([float(max_batch)]), meets_step=False)
 
 
 def _solved(curve: StepCurve, shape: Shape, rows: FloatArray, meets_step: bool) -> StateRates:
-    """Returns the rates with d found by halving: the rows it asks for grow with it."""
+    """Returns the rates, with d found by bisection."""
     low, high = np.full(rows.shape, 1e-6), rows.copy()
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -88,7 +88,7 @@ def _solved(curve: StepCurve, shape: Shape, rows: FloatArray, meets_step: bool) 
 def _rates_at(
     curve: StepCurve, shape: Shape, rows: FloatArray, decoding: FloatArray, meets_step: bool
 ) -> tuple[StateRates, FloatArray]:
-    """Returns the rates if `decoding` of the rows decode, and how many then do not."""
+    """Returns the rates if `decoding` rows decode, and the number of rows that then do not."""
     others = (rows - 1) / rows
     decode_ms = curve.decode.at(decoding)
     token_ms = curve.prompt_token.at(decoding)
@@ -97,17 +97,17 @@ def _rates_at(
     step_ms = decoding / (rate * shape.out_tokens)
 
     filled, taken, room_tokens = _steps_of_prompt(curve, shape, rows, decoding)
-    beside_ms = curve.decode.at(decoding * others)  # a step of the others alone
+    beside_ms = curve.decode.at(decoding * others)  # a step of the other rows alone
     own_ms = (taken - 1) * beside_ms + decode_ms + prompt_ms
     full_ms = beside_ms + token_ms * np.minimum(room_tokens, shape.work_tokens)
-    # Long prompts, no two of which fit into a step, are served in turn (M/D/1), each in one step or
-    # several. Short ones share the next step, which grows with the number that came during the
-    # last: a step's length feeds on itself.
+    # Long prompts, no two of which fit into a step, are served in turn (M/D/1), in one or several
+    # steps each. Short ones share the next step, which is longer the more of them came during the
+    # last: a long step makes the next one long.
     takes_turns, is_long = filled > SHARED_STEP, filled > 1
     long_ms = filled * beside_ms + prompt_ms
     turn_ms = np.where(takes_turns, np.where(is_long, long_ms, full_ms), 0.0)
     claim_ms = np.where(takes_turns, np.where(is_long, long_ms, step_ms), 0.0)
-    # Half a step, and more as long ones are more often met: E[s^2] / 2 E[s].
+    # Half a step, and more because long steps are met more often: E[s^2] / 2 E[s].
     fed = np.minimum(rate * prompt_ms * others, MOST_BUSY)
     spread_ms = prompt_ms * np.minimum(prompt_ms, full_ms) * rate / (1 - fed**2)
     met_ms = np.where(
@@ -134,9 +134,9 @@ def _waited_ms(rates: StateRates, others: FloatArray) -> FloatArray:
 def _steps_of_prompt(
     curve: StepCurve, shape: Shape, rows: FloatArray, decoding: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Returns the steps that a prompt's tokens fill, the whole steps it takes, and the room of one.
+    """Returns the steps that a prompt fills, the whole steps it takes, and the room of one step.
 
-    The room depends on whether any other row decodes: each does with the same share of time.
+    The room depends on whether another row decodes; each does so for the same share of time.
     """
     share = np.minimum(decoding / rows, 1.0)
     alone = np.where(rows > 1, (1 - share) ** (rows - 1), 1.0)
@@ -149,5 +149,5 @@ def _steps_of_prompt(
 
 
 def _whole(steps: FloatArray) -> FloatArray:
-    # 1e-9: a prompt that fills k steps exactly must not take k + 1 by rounding.
+    # 1e-9: rounding must not make a prompt that fills exactly k steps take k + 1.
     return np.maximum(np.ceil(steps - 1e-9), 1.0)

@@ -77,7 +77,7 @@ class Latency:
 
 
 class ServiceModel(Protocol):
-    """Service time against concurrency. Immutable: any thread."""
+    """Service time as a function of concurrency. Immutable: any thread."""
 
     def service_ms(self, concurrency: FloatArray | float) -> FloatArray:
         """Returns the mean service time beside `concurrency` in service, itself included."""
@@ -90,7 +90,7 @@ class ServiceModel(Protocol):
 
 
 class LatencyModel(ServiceModel, Protocol):
-    """One whose latencies follow from the means of a state."""
+    """A model whose latencies follow from the means of a state."""
 
     def latency(self, occupancy: Occupancy) -> Latency:
         """Returns the latencies of a replica in this state."""

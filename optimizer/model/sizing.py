@@ -28,7 +28,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Sizing(Columns):
-    """The highest rates per pair. Those of an infeasible pair are 0."""
+    """The highest rates per pair; 0 for an infeasible pair."""
 
     rate_per_ms: FloatArray  # arrival rate at which the tightest target is met exactly
     throughput_per_ms: FloatArray  # served at that rate: the `rateStar` of the reference
@@ -40,20 +40,21 @@ class Sizing(Columns):
 
     @property
     def feasible(self) -> BoolArray:
-        """True where some rate meets all targets."""
+        """Whether some rate meets all targets, per pair."""
         return self.rate_per_ms > 0
 
 
 def rate_range(replica: Replica) -> tuple[FloatArray, FloatArray]:
-    """Returns the arrival rates that bound the search: of an idle replica, and near saturation."""
+    """Returns the bounds of the search: the arrival rates of an idle replica and near
+    saturation."""
     return (LOWEST_RATE / replica.model.service_ms(1.0), HIGHEST_RATE * replica.max_rate_per_ms())
 
 
 def size(replica: Replica, targets: Targets) -> Sizing:
     """Returns the highest rates with TTFT <= and ITL <= their targets, both increasing in the rate.
 
-    A target that is met just below saturation bounds nothing; one that is missed by an idle
-    replica cannot be met at all. A throughput target bounds the load to 0.9 of the highest rate.
+    A target that is met just below saturation is no bound. A target that an idle replica misses
+    cannot be met. A throughput target bounds the load to 0.9 of the highest rate.
     """
     lowest, highest = rate_range(replica)
     pairs = np.arange(lowest.size)
@@ -81,7 +82,8 @@ def size(replica: Replica, targets: Targets) -> Sizing:
 
 
 def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) -> FloatArray:
-    """Returns the rate of each entry of `is_between` [2, pairs] at which its latency is as wanted.
+    """Returns for each entry of `is_between` [2, pairs] the rate at which its latency is the
+    target.
 
     Chandrupatla's method (Advances in Engineering Software 28, 1997) on the share of the highest
     rate: in the rate latencies are smoother than in its logarithm, which takes a third more steps.
@@ -98,14 +100,14 @@ def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) ->
         return relative
 
     bracket = lowest / highest, np.ones(pair.size)
-    # `scipy.optimize` does not import this part of it.
+    # `scipy.optimize` does not import this submodule.
     found = part_of_scipy("optimize.elementwise").find_root(
         excess,
         bracket,
         args=(np.arange(pair.size),),
         tolerances={"xatol": TOLERANCE, "xrtol": TOLERANCE, "fatol": 0.0},
     )
-    # Not `found.x`: a target of exactly an end's latency may be missed there by rounding.
+    # Not `found.x`: rounding may miss a target that equals the latency at an end.
     (left, right), (at_left, at_right) = found.bracket, found.f_bracket
     rates: FloatArray = highest * np.where(np.abs(at_left) <= np.abs(at_right), left, right)
     return rates

@@ -1,8 +1,8 @@
-"""What a step of a continuous-batching server takes, by what is in it; measured, not assumed.
+"""Measured step times of a continuous-batching server, by the contents of a step.
 
-A step of n rows that decode and p prompt tokens takes a(n) + c(n) p milliseconds. Both curves are
-points; between two of them a straight line, so monotone where the points are; below the first its
-value, beyond the last as the last two go on. Immutable: any thread.
+A step of n decoding rows and p prompt tokens takes a(n) + c(n) p milliseconds. Both curves are
+points with linear interpolation, so they are monotone if the points are. Below the first point its
+value holds; above the last, the line through the last two. Immutable: any thread.
 """
 
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ import numpy as np
 
 from optimizer.model.latency import FloatArray
 
-MIN_CHUNK_TOKENS = 8  # prompt tokens that a step takes whatever the budget, so that prompts get on
-NO_LIMIT = 1e12  # tokens; finite, so that work over room is 0 and not undefined
+MIN_CHUNK_TOKENS = 8  # prompt tokens that fit into a step whatever the budget
+NO_LIMIT = 1e12  # tokens; finite, so that work / room is 0 and not undefined
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Times measured at numbers of rows, ascending."""
+    """Times measured at ascending numbers of rows."""
 
     rows: tuple[float, ...]
     ms: tuple[float, ...]
-    errors_ms: tuple[float, ...]  # standard errors; 0 where unknown
+    errors_ms: tuple[float, ...]  # standard errors; 0 if unknown
 
     def at(self, rows: FloatArray) -> FloatArray:
         """Returns the times in ms at any numbers of rows, never below 0."""
@@ -39,26 +39,26 @@ NO_OVERHEAD = Points((1.0,), (0.0,), (0.0,))
 class StepCurve:
     """Step times, and how prompts are cut to fit into steps.
 
-    At most `chunk_tokens` of prompts are in a step. While rows decode, their tokens and the
-    prompts' are at most `budget_tokens` together, but `MIN_CHUNK_TOKENS` of prompts always fit.
+    A step has at most `chunk_tokens` prompt tokens. While rows decode, all its tokens together are
+    at most `budget_tokens`, but `MIN_CHUNK_TOKENS` of prompts always fit.
     """
 
     decode: Points  # a(n)
     prompt_token: Points  # c(n)
     chunk_tokens: float = NO_LIMIT
     budget_tokens: float = NO_LIMIT
-    overhead: Points = NO_OVERHEAD  # before the first token, outside of steps; by requests there
-    handling_ms: float = 0.0  # part of the overhead for which requests wait for each other
-    speed_error: float = 0.0  # standard error of the speed of all steps together, relative
+    overhead: Points = NO_OVERHEAD  # before the first token, outside of steps; by concurrency
+    handling_ms: float = 0.0  # part of the overhead in which requests wait for each other
+    speed_error: float = 0.0  # relative standard error of the speed of all steps together
 
     def room_tokens(self, rows: FloatArray) -> FloatArray:
-        """Returns the prompt tokens that fit into a step beside rows that decode."""
+        """Returns the prompt tokens that fit into a step besides the decoding rows."""
         left = np.maximum(self.budget_tokens - rows, MIN_CHUNK_TOKENS)
         return np.minimum(self.chunk_tokens, np.where(rows > 0, left, NO_LIMIT))
 
     @property
     def measured_rows(self) -> float:
-        """The most rows that steps were measured with."""
+        """The most rows with which steps were measured."""
         return self.decode.rows[-1]
 
     @property

@@ -1,24 +1,25 @@
 """How much slower a server is now than its parameters say: an extended Kalman filter.
 
-Parameters are fitted once; the machine's own speed moves, with its neighbours and its clock. Two
-factors follow it, of the time of decode steps and of the time of prefill, from what is observed
-while serving: mean TTFT and ITL at a known load and, where the server tells, the time of its steps.
+Parameters are fitted once, but a machine's speed changes with its neighbours and its clock. Two
+factors track it, one for decode steps and one for prefill. They are learned from observations: mean
+TTFT and ITL at a known load and, if the server reports it, the time of its steps.
 
-Factors and observations are taken as logarithms, so that factors stay positive and errors are
-relative. The factors walk at random; what they make the model predict is linearised by central
-differences, again around each corrected state (Welch and Bishop, An Introduction to the Kalman
+The filter uses logarithms of factors and observations, so that factors stay positive and errors are
+relative. Factors follow a random walk. The model's predictions are linearised by central
+differences, repeated around each corrected state (Welch and Bishop, An Introduction to the Kalman
 Filter, TR 95-041, 2006; Bell and Cathey, The iterated Kalman filter update as a Gauss-Newton
 method, 1993).
 
-Means over a short time also differ by chance: a queue that was long or short at first is so for a
-while. With Poisson arrivals the number present, N, has variance lambda dN/dlambda, and forgets in
-about dN/dlambda, so that its mean over n requests is off by E sqrt(2 / n), relative, where E is the
-elasticity of N to the load. So are TTFT and ITL, each with its own: as if the load were uncertain
-by sqrt(2 / n), which `load_error` says. Exact for many servers; for one, the variance is at most
-twice that (Whitt, Asymptotic formulas for Markov processes with applications to simulation, 1992).
+Means over a short time also differ by chance, because a long or short queue stays so for a while.
+With Poisson arrivals the number present, N, has variance lambda dN/dlambda and a correlation time
+of about dN/dlambda, so its mean over n requests has a relative error of E sqrt(2 / n), where E is
+the elasticity of N to the load. The same holds for TTFT and ITL, each with its own elasticity, as
+if the load had the relative error sqrt(2 / n), which is `load_error`. This is exact for many
+servers; for one, the variance is at most twice that (Whitt, Asymptotic formulas for Markov
+processes with applications to simulation, 1992).
 
-An observation too far from what was predicted is refused, as an accident; several in a row are no
-accident, and the filter begins anew from them. Pure: any thread; a `SpeedTuner` has one owner.
+An observation too far from the prediction is refused as an accident. After several in a row the
+filter starts again from them. Pure: any thread; a `SpeedTuner` has one owner.
 """
 
 import math
@@ -45,10 +46,10 @@ MAX_VARIANCE = 100.0  # variance of a factor's logarithm
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Means over some time at one load; a quantity that was not observed is None.
+    """Means over some time at one load; None for a quantity that was not observed.
 
-    `*_error` is the standard error of a mean, relative to it: about 1 / sqrt(requests) times the
-    spread of single ones. `load_error` is that of the load behind them: see the module.
+    `*_error` is the relative standard error of a mean: about the spread of single values over
+    sqrt(requests). `load_error` is that of the load: see the module.
     """
 
     at_s: float
@@ -61,7 +62,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """`decode` and `prefill` times are so many times the parameters'; `*_error`: relative."""
+    """Factors on the parameters' decode and prefill times, with relative errors."""
 
     decode: float = 1.0
     prefill: float = 1.0
@@ -70,13 +71,13 @@ class Factors:
 
 
 Predict = Callable[[float, float, float], tuple[float, float]]
-"""TTFT and ITL in milliseconds, by the factors of decode steps, of prefill, and of the load of an
-observation; infinite or NaN where the model has no answer."""
+"""Returns TTFT and ITL in milliseconds, given factors on decode steps, on prefill, and on the load
+of an observation; infinite or NaN if the model has no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunerState:
-    """All that a tuner knows, to go on from elsewhere: logarithms of the factors, their
+    """The state of a tuner, from which another can continue: logarithms of the factors, their
     covariance, when the last observation was accepted, and how many were refused since."""
 
     log: tuple[float, float] = (0.0, 0.0)
@@ -86,7 +87,7 @@ class TunerState:
 
 
 class SpeedTuner:
-    """Follows one server. `factors` are those of now."""
+    """Tracks one server. `factors` are the current ones."""
 
     def __init__(self, state: TunerState | None = None) -> None:
         state = state or TunerState()
@@ -106,14 +107,14 @@ class SpeedTuner:
 
     @property
     def factors(self) -> Factors:
-        # The logarithm of the largest is rounded.
+        # The logarithm of the largest value is rounded.
         decode, prefill = np.clip(np.exp(self._log), 1 / LARGEST_FACTOR, LARGEST_FACTOR)
         decode_error, prefill_error = np.sqrt(np.diag(self._covariance))
         return Factors(float(decode), float(prefill), float(decode_error), float(prefill_error))
 
     def observe(self, observation: Observation, predict: Predict) -> bool:
-        """Learns from an observation. Returns whether it was accepted; one of which the model can
-        say nothing is not, and leaves no trace."""
+        """Learn from an observation. Returns whether it was accepted. An observation for which the
+        model has no prediction is not, and changes nothing."""
         wanted = _observed(observation)
         if wanted is None:
             return False
@@ -147,20 +148,22 @@ class SpeedTuner:
             predicted, jacobian, by_load = found
             noise = own_noise + observation.load_error**2 * np.outer(by_load, by_load)
         kept = np.eye(FACTORS) - gain @ jacobian
-        # Joseph's form: symmetric and positive whatever is rounded.
+        # Joseph's form stays symmetric and positive despite rounding.
         covariance = kept @ covariance @ kept.T + gain @ noise @ gain.T
         excess = np.sqrt(np.maximum(np.diag(covariance) / MAX_VARIANCE, 1.0))
         self._covariance = covariance / np.outer(excess, excess)
         return True
 
     def _drift(self, at_s: float) -> FloatArray:
-        """What the factors may have moved by since the last accepted observation."""
+        """Returns the variance that the factors may have gained since the last accepted
+        observation."""
         passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
         return np.eye(FACTORS) * DRIFT_SIGMA**2 * passed_s / DRIFT_S
 
 
 def _observed(observation: Observation) -> tuple[FloatArray, FloatArray, list[int]] | None:
-    """Returns logarithms of what was observed, their errors, and which of a prediction they are."""
+    """Returns the logarithms of observed quantities, their errors, and their indices in a
+    prediction."""
     pairs = [
         (observation.ttft_ms, observation.ttft_error),
         (observation.itl_ms, observation.itl_error),
@@ -179,7 +182,7 @@ def _observed(observation: Observation) -> tuple[FloatArray, FloatArray, list[in
 def _linearised(
     predict: Predict, log: FloatArray, chosen: list[int]
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Returns the logarithms predicted there, and how they change with factors and load."""
+    """Returns the predicted logarithms, and their derivatives by factors and load."""
 
     def predicted(at: FloatArray) -> FloatArray:
         decode, prefill, load = np.exp(at)

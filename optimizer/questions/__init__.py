@@ -1,1 +1,1 @@
-"""Questions that change neither a system nor its answer: explanations, queries, plans, sweeps."""
+"""Questions that change no state: explanations, queries, plans, sweeps."""

@@ -1,4 +1,4 @@
-"""The catalogue as GET /catalogue shows it: facts, and what was fitted to them."""
+"""The answer of GET /catalogue: facts, and the calibration fitted to them."""
 
 from typing import Annotated, Any
 
@@ -17,7 +17,8 @@ AcceleratorJson = Annotated[
 
 
 class CataloguePart(JsonObject):
-    """One part of the time. `times`: the datasheet's time; `ms`: where that says nothing."""
+    """One part of the time: a factor on the datasheet's time (`times`), or `ms` if no datasheet
+    gives it."""
 
     part: str
     times: float | None
@@ -25,7 +26,7 @@ class CataloguePart(JsonObject):
 
 
 class LeftOutPair(JsonObject):
-    """A pair predicted by all others. `ratio`: predicted over measured; `error`: relative."""
+    """A pair predicted from all others. `ratio` is predicted over measured; `error` is relative."""
 
     model: str
     accelerator: str
@@ -35,8 +36,8 @@ class LeftOutPair(JsonObject):
 
 
 class FittedPair(JsonObject):
-    """`steps`, `prompts`: factors on the calibrated times, and their standard errors; `residual`:
-    relative, of what was published."""
+    """`steps` and `prompts` are factors on the calibrated times, with standard errors. `residual`
+    is the relative difference from published figures."""
 
     model: str
     accelerator: str
@@ -52,7 +53,8 @@ class FittedPair(JsonObject):
 
 
 class CalibrationAnswer(JsonObject):
-    """`denseError`, `expertsError`: standard, relative, of models without and with experts."""
+    """`denseError` and `expertsError` are relative standard errors for models without and with
+    experts."""
 
     parts: list[CataloguePart]
     denseError: float

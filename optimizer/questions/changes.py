@@ -1,4 +1,4 @@
-"""What would change the answer to "how many": prices, load, levels, precision.
+"""Finds what would change the answer to "how many": prices, load, levels, precision.
 
 Pure but for the sizing cache: any thread.
 """
@@ -23,7 +23,7 @@ BINDS = {
 
 
 class Change(JsonObject):
-    """`accelerator`, `cards` and `cost` of what would then be cheapest; null where nothing is."""
+    """`accelerator`, `cards` and `cost` of the option that would then be cheapest; null if none."""
 
     what: str
     text: str
@@ -35,7 +35,7 @@ class Change(JsonObject):
 def changes(
     demand: RequestDemand, market: CardMarket, best: Sequence[Sized], cache: SizingCache
 ) -> list[Change]:
-    """Returns what would change an answer whose choices are given, cheapest first."""
+    """Returns the changes, given the answer's choices, cheapest first."""
     return list(_changes(demand, market, best, cache)) if best else []
 
 
@@ -51,7 +51,7 @@ def _changes(
             yield _told("measure", close, best[1])
     yield _busier(demand, best)
     for what, asked in _other_demands(demand):
-        same = asked.precision is demand.precision  # for which alone it was measured
+        same = asked.precision is demand.precision  # measurements hold only for this precision
         yield _resized(what, asked, market if same else replace(market, measured={}), cache)
 
 
@@ -98,7 +98,7 @@ def _price(first: Sized, second: Sized) -> str:
 
 
 def _undecided(best: Sequence[Sized]) -> str | None:
-    """Returns a warning where the errors of speeds allow another order."""
+    """Returns a warning if the errors of speeds allow another order."""
     high = best[0].cents_bounds[1]
     names = [
         each.option.machine.accelerator.name for each in best[1:] if each.cents_bounds[0] < high

@@ -1,7 +1,7 @@
-"""Explains an allocation: every accelerator, feasible or with the bound that failed, and whether
-the other servers leave enough cards for it.
+"""Explains an allocation: for every accelerator, whether it is feasible or which bound fails, and
+whether the other servers leave enough cards.
 
-Pure but for the sizing cache: any thread.
+Pure, except for the sizing cache: any thread.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Refused(JsonObject):
 
 
 class Shortage(JsonObject):
-    """A lack of cards: what a candidate needs, and what the other servers leave of `count`."""
+    """A lack of cards: the number that a candidate needs, and how many of `count` are left."""
 
     type: str
     needed: int
@@ -43,7 +43,7 @@ class Shortage(JsonObject):
 
 
 class Verdict(JsonObject):
-    """Figures are there for candidates that could be sized."""
+    """An accelerator for a server. Only candidates that could be sized have figures."""
 
     feasible: bool
     reason: Refused | None
@@ -138,7 +138,7 @@ def _verdict(candidate: Candidate | None, refusal: Refusal) -> Verdict:
 def _shortage(
     system: System, candidate: Candidate | None, left: Mapping[str, int]
 ) -> Shortage | None:
-    """Returns the shortage of cards for all replicas of a candidate; None where they suffice."""
+    """Returns the shortage of cards for all replicas of a candidate; None if they suffice."""
     if candidate is None or system.optimizer.unlimited:
         return None
     card_type, needed = candidate.card_type, candidate.cards
@@ -151,7 +151,7 @@ def _shortage(
 
 
 def _missing(system: System, server: ServerSpec, accelerator: str) -> Refusal:
-    """Returns the reason why an accelerator was not even tried."""
+    """Returns why an accelerator was not considered."""
     if accelerator not in system.models.get(server.model, {}):
         return Refusal("perf", f"no performance data for model {server.model}")
     kept = server.current_alloc.accelerator

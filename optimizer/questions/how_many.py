@@ -1,7 +1,7 @@
-"""How many accelerators a demand needs, of the catalogue's, and what would change the answer.
+"""Computes how many accelerators of the catalogue a demand needs, and what would change the answer.
 
 Rates on the wire are requests per minute and costs cents per hour, as everywhere in the data.
-Pure but for the sizing cache: any thread.
+Pure, except for the sizing cache: any thread.
 """
 
 from collections.abc import Iterable
@@ -24,16 +24,16 @@ from optimizer.spec import LEAST_RATE, Level, Name, PerfData
 
 MOST_TOKENS = 10**7
 MOST_CENTS = 10**7  # highest price of one card for one hour
-ENDLESS = 1e35  # in place of an infinite bound, which JSON has not
+ENDLESS = 1e35  # stands for an infinite bound, which JSON cannot represent
 
 Cents = Annotated[float, Field(ge=0, le=MOST_CENTS)]
 Tokens = Annotated[MeanTokens, Field(le=MOST_TOKENS)]
 
 
 class HowManyQuery(Body):
-    """`prices`: cents per hour of one card, in place of the catalogue's. `measured`: performance
-    data, in place of the catalogue's; its `acc` is an accelerator of the catalogue and `accCount`
-    how many cards share a replica."""
+    """A demand. `prices` (cents per card and hour) and `measured` (performance data) replace the
+    catalogue's. In `measured`, `acc` is an accelerator of the catalogue, and `accCount` is the
+    number of cards of a replica."""
 
     model: Name
     arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e9)]
@@ -49,14 +49,14 @@ class HowManyQuery(Body):
 
 
 class Range(JsonObject):
-    """Bounds of 95 %. `high` is null where slower cards could not do it at all."""
+    """95 % bounds. `high` is null if slower cards could not meet the levels at all."""
 
     low: float
     high: float | None
 
 
 class Memory(JsonObject):
-    """In bytes, of one replica."""
+    """Memory of one replica, in bytes."""
 
     weights: float
     ofRequest: float
@@ -64,8 +64,8 @@ class Memory(JsonObject):
 
 
 class Said(JsonObject):
-    """Where a speed is from. `error`: standard, relative; `points`: measurements it is fitted to;
-    `promptsEstimated`: of prompts nothing was measured."""
+    """The origin of a speed. `error` is a relative standard error; `points` counts the measurements
+    it is fitted to; `promptsEstimated` says that no prompts were measured."""
 
     kind: Kind
     error: float
@@ -76,7 +76,8 @@ class Said(JsonObject):
 
 
 class Choice(JsonObject):
-    """`maxRPM`: what a replica takes within the levels; `binds`: what bounds it."""
+    """An accelerator with its replicas. `maxRPM` is a replica's highest rate within the levels;
+    `binds` is the level that limits it."""
 
     accelerator: str
     title: str
@@ -105,7 +106,7 @@ class NotChosen(JsonObject):
 
 
 class Nearest(JsonObject):
-    """Levels that an idle replica could meet, where those asked for cannot be met."""
+    """The levels that an idle replica can meet, if those requested cannot be met."""
 
     accelerator: str
     ttftAverage: float
@@ -113,7 +114,7 @@ class Nearest(JsonObject):
 
 
 class HowMany(JsonObject):
-    """`choices`: one per accelerator that meets the levels, cheapest first."""
+    """`choices` has one entry for each accelerator that meets the levels, cheapest first."""
 
     model: str
     precision: Precision
@@ -128,7 +129,7 @@ class HowMany(JsonObject):
 
 
 def how_many(query: HowManyQuery, cache: SizingCache) -> HowMany:
-    """Returns the answer of POST /howmany. That no accelerator does is an answer, not an error.
+    """Returns the answer of POST /howmany. If no accelerator suffices, that is an answer, too.
 
     Raises InvalidRequest for a name that the catalogue does not have.
     """
@@ -216,7 +217,7 @@ def _type_of(each: Sized | Unfit) -> str:
 def _cheapest_of_each(
     fit: Iterable[Sized], market: CardMarket, refused: dict[str, str]
 ) -> list[Sized]:
-    """Returns the first of each accelerator that has cards enough, in the order given."""
+    """Returns for each accelerator the first option with enough cards, in the order given."""
     best: dict[str, Sized] = {}
     for each in fit:
         if market.max_cards is not None and each.cards > market.max_cards:

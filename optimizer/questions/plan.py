@@ -1,4 +1,5 @@
-"""The way from what runs to what is desired: ordered steps, up before down, within the cards.
+"""Plans the way from current to desired allocations: ordered steps, starts before stops, within the
+cards.
 
 Pure: any thread.
 """
@@ -47,7 +48,7 @@ class PlanAnswer(JsonObject):
 
 @dataclass(slots=True)
 class _Change:
-    """Replicas of one server on one accelerator, on their way. Owned by one call of `plan`."""
+    """The change of one server's replicas on one accelerator. Owned by one call of `plan`."""
 
     server: str
     priority: int
@@ -66,9 +67,9 @@ class _Change:
 def plan(system: System, allocated: frozenset[str]) -> PlanAnswer:
     """Returns the answer of GET /plan.
 
-    A replica starts as soon as cards are free for it, high priorities first. If nothing can
-    start, something stops: first what servers no longer need whose new replicas all run; else,
-    marked `disruptive`, what stands in the way. Unlimited systems have cards for all.
+    A replica starts as soon as cards are free for it, high priorities first. If none can start, one
+    stops: first those no longer needed by servers whose new replicas all run; otherwise, marked
+    `disruptive`, one that holds the missing cards. Unlimited systems have cards for all.
     """
     planned = [
         server
@@ -118,7 +119,7 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
 
 
 def _start(change: _Change, free: dict[str, int] | None) -> Step | None:
-    """Starts as many of the missing replicas as there are cards for; None if there are none."""
+    """Starts as many missing replicas as there are cards for; None if there are no cards."""
     if change.missing <= 0:
         return None
     count = change.missing
@@ -128,7 +129,7 @@ def _start(change: _Change, free: dict[str, int] | None) -> Step | None:
 
 
 def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[Step]:
-    """Stops replicas that may stop, else one that stands in the way, else gives up a start."""
+    """Stops replicas that may stop, else one that holds missing cards, else gives up a start."""
     waiting = {change.server for change in pending if change.missing > 0}
     wanted = {change.card_type for change in pending if change.missing > 0}
     stoppable = [change for change in pending if change.missing < 0]

@@ -1,8 +1,8 @@
-"""The answer of POST /analyze: which method gives it, how sure it is, what to be warned of.
+"""The answer of POST /analyze: by which method, with which interval and warnings.
 
-The chain answers where it holds; where it would be off, and for bursts, mixed prompts and
-priorities, a service curve is simulated token by token. Intervals are of samples of the parameters
-within their standard errors, drawn with a fixed seed. Pure: any thread.
+The chain answers within its bounds of validity. Outside of them, and for bursts, mixed prompts and
+priorities, a service curve is simulated token by token. Intervals come from samples of the
+parameters within their standard errors, drawn with a fixed seed. Pure: any thread.
 """
 
 from collections.abc import Iterator
@@ -41,11 +41,11 @@ from optimizer.simulation.traffic import Requests, Traffic
 from optimizer.spec import PerfData
 from optimizer.system import System
 
-SAMPLES, SAMPLED_ROWS = 40, 1024  # samples of the parameters, and most rows of a sampled replica
+SAMPLES, SAMPLED_ROWS = 40, 1024  # samples of the parameters; most rows of a sampled replica
 IN_95 = 1.96  # standard deviations of a normal distribution
-WIDE = 0.3  # half an interval over its middle that is worth a warning
-OFTEN = 0.01  # share of time beyond what was measured that is worth a warning
-IDLE = 1e-9  # share of the highest rate below which simulated requests are alone anyway
+WIDE = 0.3  # half an interval over its middle, above which there is a warning
+OFTEN = 0.01  # share of time beyond measured rows, above which there is a warning
+IDLE = 1e-9  # share of the highest rate below which simulated requests never meet
 MOST_LOG = 50.0
 LEAST_SPEED = 0.05  # lowest ratio of a sampled time to the measured one
 
@@ -54,7 +54,7 @@ Triple = FloatArray  # throughput per ms, ITL and TTFT
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What a method said. `above`: share of time with more rows than steps were measured with."""
+    """The result of a method. `above` is the share of time with more rows than were measured."""
 
     method: Literal["chain", "simulation"]
     measures: Measures
@@ -64,8 +64,8 @@ class _Said:
 
 
 def analyze(query: AnalyzeQuery, system: System) -> Analyzed:
-    """Returns the answer of POST /analyze. Raises NotFound, and InvalidRequest where there is
-    nothing to compute or a simulation would take too long."""
+    """Returns the answer of POST /analyze. Raises NotFound, or InvalidRequest if there is nothing
+    to compute or a simulation would take too long."""
     perf = query.perf(system)
     table = query.table(system, (0.0, 0.0, 0.0))
     rate = query.arrival_rate / PER_MINUTE
@@ -130,7 +130,7 @@ def _by_chain(
 def _by_simulation(
     query: AnalyzeQuery, replica: CurveReplica, rate: float, factors: FloatArray | None
 ) -> _Said:
-    """The interval is of the simulation and the parameters together."""
+    """Simulates. The interval covers both the simulation and the parameters."""
     seen = _simulated(query, replica, rate)
     means = (seen.throughput_per_ms, seen.itl, seen.ttft)
     values = _triple(seen)
@@ -146,7 +146,8 @@ def _by_simulation(
 
 
 def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _Said:
-    """The interval is that of the parameters alone. Raises InvalidRequest as `_simulated` does."""
+    """Simulates a trace. The interval covers the parameters alone. Raises InvalidRequest as
+    `_simulated` does."""
     start_ms = query.trace[0].at_ms
     drawn = Requests(
         np.array([one.at_ms - start_ms for one in query.trace]),
@@ -194,7 +195,7 @@ def _of(seen: Estimate) -> Measures:
 
 
 def _simulated(query: AnalyzeQuery, replica: CurveReplica, rate: float) -> Estimate:
-    """Raises InvalidRequest where it would take too long, before any of it is done."""
+    """Raises InvalidRequest if a simulation would take too long, before it begins."""
     server = Server(replica.curve, replica.max_batch, replica.max_queue)
     traffic = Traffic(
         rate_per_ms=max(rate, IDLE * replica.max_rate_per_ms),
@@ -223,14 +224,14 @@ def _simulated(query: AnalyzeQuery, replica: CurveReplica, rate: float) -> Estim
 
 
 def _finite(value: float) -> float:
-    """Returns 0 for what nothing was measured of."""
+    """Returns the measures of an estimate; 0 for those without samples."""
     return value if np.isfinite(value) else 0.0
 
 
 def _factors(
     table: ReplicaTable, replica: CurveReplica | None, perf: PerfData, rate: float
 ) -> FloatArray | None:
-    """Returns lower and upper bounds over the value, [2, 3]; None where no error is known."""
+    """Returns lower and upper bounds relative to the value, [2, 3]; None if no error is known."""
     rng = np.random.default_rng(0)
     if replica is not None:
         if not replica.curve.has_errors:
@@ -249,8 +250,8 @@ def _factors(
 
 
 def _log_normal(values: FloatArray) -> FloatArray:
-    """Returns 95 % bounds over the first of the values, [2, 3], by the others: latencies near
-    capacity are skewed, and their logarithms far less."""
+    """Returns 95 % bounds relative to the first of the values, [2, 3], from the others. Uses
+    logarithms, because latencies near capacity are skewed."""
     logs = np.log(np.maximum(values[1:], 1e-300) / np.maximum(values[0], 1e-300))
     middle, half = logs.mean(axis=0), IN_95 * logs.std(axis=0, ddof=1)
     factors: FloatArray = np.exp(np.clip([middle - half, middle + half], -MOST_LOG, MOST_LOG))
@@ -259,13 +260,13 @@ def _log_normal(values: FloatArray) -> FloatArray:
 
 
 def _with(replica: CurveReplica, curve: StepCurve) -> CurveReplica:
-    """Returns a replica of another speed, with no more rows than it takes to see what that does."""
+    """Returns a replica of another speed, with at most SAMPLED_ROWS rows."""
     rows = min(replica.max_batch, SAMPLED_ROWS)
     return CurveReplica(curve, replica.shape, replica.out_scv, rows, replica.max_queue)
 
 
 def _sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
-    """Returns a curve drawn within the standard errors, as monotone as it was."""
+    """Returns a curve drawn within the standard errors, kept monotone."""
     speed = max(1 + curve.speed_error * rng.standard_normal(), LEAST_SPEED)
 
     def drawn(points: Points) -> FloatArray:
@@ -289,7 +290,8 @@ def _sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
 def _sampled_lines(
     table: ReplicaTable, perf: PerfData, rng: np.random.Generator
 ) -> ReplicaTable | None:
-    """Returns the replica with parameters as given and then drawn; None without errors of them."""
+    """Returns the replica with the given parameters, then with drawn ones; None if their errors
+    are not known."""
     decode, prefill = perf.decode_parms, perf.prefill_parms
     errors = {
         "alpha_ms": decode.alpha_error,

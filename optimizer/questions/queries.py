@@ -1,4 +1,4 @@
-"""Questions about one replica: its latencies at a rate, its highest rate for targets.
+"""Questions about one replica: latencies at a rate, and the highest rate for targets.
 
 Rates on the wire are requests per minute, as everywhere in the data. Pure: any thread.
 """
@@ -63,14 +63,14 @@ class ReplicaQuery(Body):
     max_queue_size: Count | None = None
     avg_in_tokens: MeanTokens = 0
     avg_out_tokens: Annotated[MeanTokens, Field(ge=1)] = 1
-    out_tokens_scv: Spread | None = None  # absent = 1, about geometric; asks for a service curve
+    out_tokens_scv: Spread | None = None  # absent = 1, about geometric; needs a service curve
 
     def table(self, system: System, targets: tuple[float, float, float]) -> ReplicaTable:
         """Returns the replica as a table of one. Raises NotFound, and InvalidRequest."""
         return self.table_of(self.perf(system), targets)
 
     def table_of(self, perf: PerfData, targets: tuple[float, float, float]) -> ReplicaTable:
-        """Returns `table` with this data in place of the query's own."""
+        """Returns `table` with this data instead of the query's own."""
         self.check_curve(perf)
         speed, tokens = Speeds.of([perf]), (self.avg_in_tokens, self.avg_out_tokens)
         if not self.max_batch_size and speed.scaled_batch(self.avg_out_tokens)[0] == 0:
@@ -85,7 +85,7 @@ class ReplicaQuery(Body):
         return table
 
     def check_curve(self, perf: PerfData) -> None:
-        """Raises InvalidRequest for what only a service curve can answer, where there is none."""
+        """Raises InvalidRequest for options that need a service curve, if there is none."""
         if perf.service_curve is None and (name := self._asks_for_curve()):
             message = (
                 "needs a serviceCurve, which this performance data has not: give one or leave "
@@ -110,7 +110,7 @@ class ReplicaQuery(Body):
 
 
 class Arrival(Body):
-    """One request of a trace: when it comes, in ms of any clock, and its tokens."""
+    """One request of a trace: its arrival, in ms of any clock, and its tokens."""
 
     at_ms: Annotated[float, Field(ge=0, le=1e12)]
     in_tokens: Annotated[int, Field(ge=0, le=MAX_TRACE_TOKENS)]
@@ -118,17 +118,18 @@ class Arrival(Body):
 
 
 class Slowness(Body):
-    """From this moment of a trace on everything takes so many times as long as the curve says."""
+    """From this moment of a trace on, everything takes `slowness` times as long as the curve
+    says."""
 
     at_ms: Annotated[float, Field(ge=0, le=1e12)]
     factor: Annotated[float, Field(ge=LEAST_SLOWNESS, le=MAX_SLOWNESS)]
 
 
 class AnalyzeQuery(ReplicaQuery):
-    """`method` auto: the chain, or where that would be off the simulation of a service curve.
+    """With `method` auto the chain answers, or, outside of its bounds, a simulation of the curve.
 
-    What follows `method` asks for the simulation: arrivals burstier than Poisson, prompts of mixed
-    lengths, and shares of requests by priority 0, 1, .... With a `trace` just those requests are
+    The fields after `method` need the simulation: arrivals burstier than Poisson, prompts of mixed
+    lengths, and shares of requests by priority 0, 1, .... With a `trace` exactly those requests are
     simulated, on a machine whose `slowness` may change; the first `warmup_requests` do not count.
     """
 
@@ -147,7 +148,7 @@ class AnalyzeQuery(ReplicaQuery):
 
     @property
     def is_simple(self) -> bool:
-        """True where all arrivals are alike and Poisson."""
+        """Whether all arrivals are alike and Poisson."""
         is_poisson = self.arrival_scv == 1 and not self.trace
         return is_poisson and self.in_tokens_scv == 0 and len(self.priority_shares) < 2
 
@@ -216,7 +217,7 @@ class Bounds(JsonObject):
 
 
 class Interval(JsonObject):
-    """Bounds of 95 %, from the standard errors of the parameters and of the simulation."""
+    """95 % bounds, from the standard errors of the parameters and of the simulation."""
 
     itlAverage: Bounds
     ttftAverage: Bounds
@@ -229,8 +230,8 @@ class OfPriority(JsonObject):
 
 
 class Analyzed(Measures):
-    """`method` is the one that answered, `why` its reason. `interval` is null where nothing is
-    known of the uncertainty, `byPriority` empty where all have the same."""
+    """`method` is the one that answered, and `why` the reason. `interval` is null if no errors are
+    known; `byPriority` is empty if all requests have the same priority."""
 
     arrivalRate: float
     maxRate: float
@@ -262,7 +263,7 @@ class Sized(Measures):
 
 
 def size(query: SizeQuery, system: System) -> Sized | NotSized:
-    """Returns the answer of POST /size. That a target cannot be met is an answer, not an error."""
+    """Returns the answer of POST /size. A target that cannot be met is no error."""
     table = query.table(system, (query.slo_ttft, query.slo_itl, query.slo_tps))
     sizing = table.size()
     max_rate_for = max_rates(sizing, 0)

@@ -1,7 +1,7 @@
-"""Options of a demand, sized: replicas, cost and latencies of each, and how sure they are.
+"""Sizes the options of a demand: replicas, cost and latencies of each, with bounds.
 
-The sizing is the optimizer's own: a system of one server that has every option to choose from.
-Pure but for the sizing cache: any thread.
+Uses the optimizer's own sizing, on a system of one server with all options. Pure, except for the
+sizing cache: any thread.
 """
 
 from collections.abc import Sequence
@@ -40,11 +40,11 @@ from optimizer.system import System
 SERVER = CLASS = "plan"
 IN_95 = 1.96  # standard deviations of a normal distribution
 ENDLESS = float("inf")
-AT_ONCE = 3  # options that are sized together while looking for the cheapest
-MOST_MORE = 64  # times the replicas; a bound beyond is no bound
-NEARLY_FULL = 0.97  # share of the highest rate; beyond it levels are missed as the queue explodes
+AT_ONCE = 3  # options that are sized together in the search for the cheapest
+MOST_MORE = 64  # upper bounds of more than so many times the replicas count as infinite
+NEARLY_FULL = 0.97  # share of the highest rate above which a missed level is due to queueing
 RESOLUTION = 0.01  # relative accuracy of bounds of many replicas
-MOST_LOST = 1e-3  # share of requests beyond which a replica does not carry its load
+MOST_LOST = 1e-3  # share of lost requests above which a replica is overloaded
 
 Bind = Literal["slo-ttft", "slo-itl", "capacity"]
 Bounds = tuple[float, float]
@@ -52,12 +52,12 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """An option with what the demand needs of it. `bind`: what bounds the rate of a replica."""
+    """An option that meets the levels. `bind` is the level that limits a replica's rate."""
 
     option: Option
     candidate: Candidate
     bind: Bind
-    replicas: Bounds = (0, 0)  # and those below: bounds of 95 %
+    replicas: Bounds = (0, 0)  # this and the following: 95 % bounds
     ttft_ms: Bounds = (0, 0)
     itl_ms: Bounds = (0, 0)
 
@@ -75,17 +75,17 @@ class Sized:
         return self.candidate.replicas * self.option.machine.cards
 
     def in_order(self) -> tuple[float, int, int, str]:
-        """Returns what sorts the cheapest first."""
+        """Returns the sort key for cheapest first."""
         return self.cents, self.cards, self.option.machine.cards, self.option.name
 
     def replicas_at(self, rate_per_s: float) -> int:
-        """Returns the replicas for another rate at the same levels."""
+        """Returns the number of replicas for another rate at the same levels."""
         return max(ceil(rate_per_s / self.candidate.max_rate_per_s - 1e-9), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """An option that misses a level even when idle, with the best it does."""
+    """An option that misses a level even when idle, with its best latencies."""
 
     option: Option
     refusal: Refusal
@@ -93,7 +93,7 @@ class Unfit:
     best_itl_ms: float
 
     def shortfall(self, demand: RequestDemand) -> float:
-        """Returns by how much it misses the levels, as a factor; at least 1."""
+        """Returns the factor by which it misses the levels; at least 1."""
         return max(
             self.best_ttft_ms / demand.ttft_ms if demand.ttft_ms else 1.0,
             self.best_itl_ms / demand.itl_ms if demand.itl_ms else 1.0,
@@ -104,7 +104,7 @@ class Unfit:
 def sized(
     demand: RequestDemand, options: Sequence[Option], cache: SizingCache
 ) -> tuple[list[Sized], list[Unfit]]:
-    """Returns the options that meet the levels, cheapest first, and those that cannot."""
+    """Returns the options that meet the levels, cheapest first, and those that do not."""
     by_name = {option.name: option for option in options}
     if not by_name:
         return [], []
@@ -126,8 +126,8 @@ def sized(
 def sized_in_turn(
     demand: RequestDemand, options: Sequence[Option], cache: SizingCache
 ) -> tuple[list[Sized], list[Unfit]]:
-    """Returns what `sized` does, but of each accelerator only as many options, in the order
-    given, as may be cheaper than those before."""
+    """Like `sized`, but skips options that cannot be cheaper than earlier ones of the same
+    accelerator."""
     fit: list[Sized] = []
     unfit: list[Unfit] = []
     by_type: dict[str, list[Option]] = {}
@@ -148,7 +148,7 @@ def sized_in_turn(
 def cheapest(
     demand: RequestDemand, options: Sequence[Option], max_cards: int | None, cache: SizingCache
 ) -> Sized | None:
-    """Returns the cheapest option that meets the levels; sizes only those that may be it."""
+    """Returns the cheapest option that meets the levels. Sizes only options that may be it."""
     best: Sized | None = None
     waiting = sorted((option.lowest_cost(demand), option.name, option) for option in options)
     while waiting and waiting[0][0] < (best.cents if best else ENDLESS):
@@ -160,8 +160,8 @@ def cheapest(
 
 
 def with_bounds(demand: RequestDemand, found: Sequence[Sized]) -> list[Sized]:
-    """Returns the same with bounds: what they would be if all times were as much shorter or
-    longer as their error allows. Latencies are those of the replicas that were found."""
+    """Returns the options with bounds: results if all times were as much shorter or longer as their
+    errors allow. Bounds of latencies are for the number of replicas found."""
     if not found:
         return []
     replicas = np.array([each.candidate.replicas for each in found], dtype=np.float64)
@@ -180,7 +180,7 @@ def with_bounds(demand: RequestDemand, found: Sequence[Sized]) -> list[Sized]:
 
 
 def _moved(demand: RequestDemand, found: Sequence[Sized], sign: int) -> ReplicaTable:
-    """Returns a replica of each, at the quickest or slowest that its error allows."""
+    """Returns a replica of each option, as fast or slow as its error allows."""
     speeds = [each.option.speed for each in found]
     factors = [exp(sign * IN_95 * speed.error) for speed in speeds]
     perfs = [scaled(speed.perf, of, of) for speed, of in zip(speeds, factors, strict=True)]
@@ -192,8 +192,8 @@ def _moved(demand: RequestDemand, found: Sequence[Sized], sign: int) -> ReplicaT
 def _seen(
     demand: RequestDemand, table: ReplicaTable, replicas: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns TTFT and ITL with so many replicas; an infinite TTFT where they lose requests, and
-    where the load is so far beyond them that nothing can be computed."""
+    """Returns TTFT and ITL with these replicas. TTFT is infinite if they lose requests, or if the
+    load is too far above them to compute anything."""
     with np.errstate(all="ignore"):
         seen = table.analyze(demand.rate_per_s / 1000 / replicas)
     ttft_ms = np.where(seen.loss <= MOST_LOST, seen.ttft_ms, np.inf)
@@ -203,7 +203,7 @@ def _seen(
 
 
 def _needed(demand: RequestDemand, table: ReplicaTable, start: FloatArray) -> FloatArray:
-    """Returns the least replicas that meet the levels; infinite beyond `MOST_MORE` times."""
+    """Returns the fewest replicas that meet the levels; infinite above `MOST_MORE` times."""
 
     def meets(replicas: FloatArray, of: IntArray) -> BoolArray:
         ttft_ms, itl_ms = _seen(demand, table.take(of), replicas[of])
@@ -226,13 +226,13 @@ def _needed(demand: RequestDemand, table: ReplicaTable, start: FloatArray) -> Fl
 
 
 def _close(replicas: FloatArray) -> FloatArray:
-    """Returns how near bounds of so many replicas are near enough."""
+    """Returns the accuracy needed for bounds around this number of replicas."""
     return np.maximum(1.0, np.floor(RESOLUTION * np.where(np.isfinite(replicas), replicas, 0.0)))
 
 
 def _bind(sizing: Sizing, row: int) -> Bind:
     for_ttft, for_itl = sizing.rate_for_ttft[row], sizing.rate_for_itl[row]
-    highest = sizing.rate_for_tps[row]  # without a target for it
+    highest = sizing.rate_for_tps[row]  # without a throughput target
     if min(for_ttft, for_itl) > NEARLY_FULL * highest:
         return "capacity"
     return "slo-itl" if for_itl < for_ttft else "slo-ttft"

@@ -1,11 +1,11 @@
-"""A trace of requests, and the windows of it in which they ask for most. A CSV file:
+"""Reads a trace of requests, and finds its windows with the highest load. A CSV file:
 
     arrival_s,input_tokens,output_tokens
     0.0,812,96
     0.4,35,410
 
-Published traces have other names for these columns, and dates for times: see COLUMNS. Other columns
-are left alone. The order of rows does not matter.
+Published traces use other names for these columns, and dates for times: see COLUMNS. Other columns
+are ignored. Rows may be in any order.
 """
 
 import csv
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 
 class Peak(JsonObject):
-    """A window of a trace: what it has most `of`, when it begins, in s, and its mean request."""
+    """A window with most `of` something: its beginning in s, and its mean request."""
 
     of: list[str]
     start: float
@@ -57,7 +57,8 @@ class Trace:
     output_tokens: Floats
 
     def peaks(self, window_s: float) -> list[Peak]:
-        """Returns the windows with most requests, prompt tokens and answer tokens, each once."""
+        """Returns the windows with most requests, prompt tokens and answer tokens, without
+        duplicates."""
         ends = np.searchsorted(self.arrival_s, self.arrival_s + window_s)
         found: dict[int, list[str]] = {}
         for name, of_each in (
@@ -81,7 +82,7 @@ class Trace:
 
 
 def read_trace(path: Path, window_s: float) -> Trace:
-    """The trace in a file, which lasts for a window at least. Raises InvalidRequest."""
+    """Returns the trace in a file, which must last for at least a window. Raises InvalidRequest."""
     with path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -100,7 +101,7 @@ def read_trace(path: Path, window_s: float) -> Trace:
 
 
 def _rows(path: Path, reader: Iterator[list[str]]) -> Floats:
-    """A row of values for each request, in the order of COLUMNS."""
+    """Returns a row of values for each request, in the order of COLUMNS."""
     names, indices = [name.strip().lower() for name in next(reader, [])], []
     for column, known in COLUMNS.items():
         index = next((names.index(name) for name in known if name in names), None)

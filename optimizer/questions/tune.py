@@ -1,6 +1,6 @@
-"""How much slower a replica is now than its parameters say, by what was observed of it.
+"""The answer of POST /tune: how much slower a replica is than its parameters, from observations.
 
-Nothing is kept here: the answer has the filter's state, which the next question brings along.
+No state is kept: the answer contains the filter's state, and the next question brings it back.
 """
 
 from typing import Annotated, Any
@@ -26,9 +26,9 @@ Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class Measurement(Body):
-    """Means over some time at one load. The tokens are the query's where they are not given;
-    errors are standard errors of the means, relative to them, without what a queue differs by from
-    time to time; `load_error` adds that: sqrt(2 / requests)."""
+    """Means over some time at one load. Tokens default to the query's. Errors are relative standard
+    errors of the means, without the variation of a queue over time; `load_error` adds that:
+    sqrt(2 / requests)."""
 
     at: Seconds
     arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e15)]
@@ -42,7 +42,7 @@ class Measurement(Body):
 
 
 class State(Body):
-    """What an earlier answer knew."""
+    """The filter's state from an earlier answer."""
 
     decode: Factor = 1.0
     prefill: Factor = 1.0
@@ -65,7 +65,7 @@ class State(Body):
 
 
 class TuneQuery(ReplicaQuery):
-    """A replica by the parameters it was fitted with, and what was observed since, in order."""
+    """A replica with its fitted parameters, and the observations since, in order."""
 
     observations: Annotated[list[Measurement], Field(min_length=1, max_length=MAX_OBSERVATIONS)]
     state: State | None = None
@@ -82,7 +82,7 @@ class TunedState(JsonObject):
 
 
 class FactorsNow(JsonObject):
-    """Times are so many times those of the parameters; errors are relative."""
+    """Factors on the parameters' times, with relative errors."""
 
     decode: float
     prefill: float
@@ -98,7 +98,7 @@ class TunedParms(TypedDict, total=False):
 
 
 class Tuned(JsonObject):
-    """`accepted`: of each observation; parameters are those of now."""
+    """`accepted` has an entry for each observation. Parameters are the current ones."""
 
     factors: FactorsNow
     accepted: list[bool]

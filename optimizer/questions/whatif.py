@@ -1,7 +1,4 @@
-"""Solves again with the load, the prices or the cards scaled.
-
-Pure but for the sizing cache: any thread.
-"""
+"""Solves again with scaled load, prices or cards. Pure, except for the sizing cache: any thread."""
 
 import math
 from collections.abc import Mapping

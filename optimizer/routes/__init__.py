@@ -1,7 +1,6 @@
-"""The optimizer over HTTP, as a blueprint. Paths, verbs and bodies are the reference's.
+"""The optimizer's HTTP routes. Paths, methods and bodies are the reference's.
 
-`create_blueprint` is what a composition root mounts. Views run on request threads; what they
-share is the service they are given.
+A composition root mounts `create_blueprint`. Views run on request threads and share the service.
 """
 
 from functools import partial
@@ -32,7 +31,8 @@ __all__ = ["add_not_found_pages", "create_blueprint"]
 
 
 def create_blueprint(service: StatelessService | StatefulService, settings: Settings) -> Blueprint:
-    """Returns all routes of the service's mode. Stateless: reads, questions and /optimizeOne."""
+    """Returns all routes of the service's mode. Stateless mode has reads, questions and
+    /optimizeOne."""
     blueprint = Blueprint("optimizer", __name__)
     reading = Reading.REFERENCE if settings.unknown_keys == "ignore" else Reading.OURS
     wire = Wire(
@@ -58,8 +58,8 @@ def create_blueprint(service: StatelessService | StatefulService, settings: Sett
 
 
 def add_not_found_pages(app: Flask) -> None:
-    """Adds the reference's answer to unknown paths and wrong verbs, for an application that serves
-    the optimizer alone."""
+    """Add the reference's answers for unknown paths and wrong methods, for an application that
+    serves the optimizer alone."""
     for status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
         app.register_error_handler(status, lambda _: no_route())
 

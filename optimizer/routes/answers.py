@@ -1,10 +1,10 @@
-"""The answers of the routes' failures. The other answers stand beside what computes them."""
+"""The answers of failures. Other answers are defined beside the code that computes them."""
 
 from typing import NotRequired
 
 from optimizer.inferno_json import JsonObject
 
-NO_ROUTE = "text/plain"  # for a path with one name where there should be two
+NO_ROUTE = "text/plain"  # for a path with one name instead of two
 
 
 class FaultAnswer(JsonObject):
@@ -13,12 +13,12 @@ class FaultAnswer(JsonObject):
 
 
 class Problem(JsonObject):
-    """Every error of the optimizer; `faults` come with status 400."""
+    """An error of the optimizer; `faults` come with status 400."""
 
     message: str
     faults: NotRequired[list[FaultAnswer]]
 
 
 def problems(*statuses: int) -> dict[int, type[Problem]]:
-    """Returns the answers of an operation's failures, by status."""
+    """Returns the descriptions of an operation's failures, by status."""
     return dict.fromkeys(statuses, Problem)

@@ -110,14 +110,14 @@ def _add_models(http: HttpRoutes, service: StatefulService) -> None:
     @http.get("/addModel/<path:name>")
     @_edit("Add a model without data.", str, problems(400))
     def add_model(name: str) -> str:
-        read(ModelName, {"name": name})  # what no other route would take cannot be kept
+        read(ModelName, {"name": name})  # refuses names that no other route accepts
         service.update(lambda system: system.with_model(name))
         return name
 
     @http.get("/removeModel/<path:name>")
     @_edit("Remove a model.", str, problems(404))
     def remove_model(name: str) -> str:
-        """Its servers stay; the next solve says for each that its model is not known."""
+        """Removes a model. Its servers stay; the next solve reports that their model is unknown."""
         service.update(lambda s: replace(s, models=without(s.models, "model", name)))
         return name
 
@@ -157,7 +157,7 @@ def _add_classes(http: HttpRoutes, service: StatefulService) -> None:
     @http.get("/addServiceClass/<path:names>")
     @_edit("Add class/priority.", ServiceClassSpec, {**problems(400), 404: NO_ROUTE})
     def add_class(names: str) -> ServiceClassSpec | Response:
-        """A class that exists keeps its targets."""
+        """Adds a class. An existing one keeps its targets."""
         name, _, priority = names.rstrip("/").rpartition("/")
         if not name:
             return no_route()

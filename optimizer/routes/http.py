@@ -1,4 +1,4 @@
-"""Answers as the reference writes them, and its two names in a path. Any thread."""
+"""Answers in the reference's format, and paths with two names. Any thread."""
 
 from collections.abc import Callable
 from urllib.parse import unquote
@@ -14,15 +14,15 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 def no_route() -> Response:
-    """Returns the answer to a path or verb that there is not."""
+    """Returns the answer for an unknown path or method."""
     return Response("404 page not found", 404, content_type="text/plain")
 
 
 def two_names(rest: str, is_known: Callable[[str], bool]) -> tuple[str, str] | None:
     """Splits `first/second`, where either may itself contain a slash.
 
-    An encoded slash (%2F) belongs to a name: the path as it was sent tells it from a separator.
-    If the sender did not encode, the longest first name that is known decides.
+    An encoded slash (%2F) belongs to a name; the path as it was sent shows that. If the sender did
+    not encode, the longest known first name decides.
     """
     sent = str(request.environ.get("RAW_URI") or request.environ.get("REQUEST_URI") or "")
     fixed = request.path.rstrip("/").count("/") - rest.rstrip("/").count("/")

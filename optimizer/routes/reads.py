@@ -126,7 +126,7 @@ def _add_servers(http: HttpRoutes, system: Callable[[], System]) -> None:
 
 
 def add_query_routes(http: HttpRoutes, service: OptimizerService) -> None:
-    """Hearth's own: why, how to get there, and the state itself."""
+    """Hearth's own routes: explanations, plans, and the state."""
     solve = service.options.solve
 
     @http.get("/explain/<path:name>", in_turn=True)
@@ -146,7 +146,7 @@ def add_query_routes(http: HttpRoutes, service: OptimizerService) -> None:
 
 
 def add_question_routes(http: HttpRoutes, service: OptimizerService) -> None:
-    """Hearth's own: one replica's latencies and rates, and what if."""
+    """Hearth's own routes: one replica's latencies and rates, and what-if questions."""
     solve = service.options.solve
 
     @http.post("/analyze", in_turn=True)
@@ -187,7 +187,7 @@ def add_question_routes(http: HttpRoutes, service: OptimizerService) -> None:
 
 
 def add_catalogue_routes(http: HttpRoutes, service: OptimizerService) -> None:
-    """Hearth's own: what ships with it of models and accelerators, and what of them to rent."""
+    """Hearth's own routes: the catalogue of models and accelerators, and what to rent."""
     solve = service.options.solve
 
     @http.get("/catalogue")
@@ -212,7 +212,7 @@ def add_catalogue_routes(http: HttpRoutes, service: OptimizerService) -> None:
 def with_two_names(
     names: str, known: Container[str], answer: Callable[[str, str], BodyT]
 ) -> BodyT | Response:
-    """Returns the answer about two names in a path; a path that has only one is no route."""
+    """Returns the answer about the two names in a path. A path with one name is no route."""
     split = two_names(names, lambda first: first in known)
     return no_route() if split is None else answer(*split)
 

@@ -1,4 +1,4 @@
-"""Routes that solve, and those that put a whole state in place."""
+"""Routes that solve, and routes that replace the whole state."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,8 @@ def add_stateful_solve_routes(http: HttpRoutes, service: StatefulService) -> Non
 
 
 def _flags(http: HttpRoutes) -> OptimizerSpec:
-    """Returns flags, bare as the reference takes them or under `optimizer` as its document says."""
+    """Returns the flags: bare, as the reference reads them, or under `optimizer`, as its
+    documentation says."""
     value, read = http.decoded(), http.wire.read
     is_document = isinstance(value, dict) and any(key.lower() == "optimizer" for key in value)
     flags: OptimizerSpec = (
@@ -65,7 +66,8 @@ def _flags(http: HttpRoutes) -> OptimizerSpec:
 
 
 def _expected_by_client() -> Callable[[SystemState], bool]:
-    """Returns the check of If-Match: the ETag last seen, `*`, or nothing, which is any."""
+    """Returns the check for If-Match, which has the last ETag, or `*`; without it, any state
+    matches."""
     wanted = request.if_match
     if not wanted or wanted.star_tag:
         return lambda _: True

@@ -1,1 +1,1 @@
-"""A replica simulated token by token: the judge of the analytic model. Pure and seeded."""
+"""Simulates a replica token by token, to check the analytic model. Pure and seeded."""

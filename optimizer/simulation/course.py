@@ -1,4 +1,4 @@
-"""How fast a machine is over time. Pure: any thread."""
+"""The speed of a machine over time. Pure: any thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from optimizer.model.latency import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """From each moment on everything takes `slowness` times as long as a curve says; before the
-    first as from there. `work_ms`: what is done until a moment, in ms at slowness 1."""
+    """From each moment on, everything takes `slowness` times as long as the curve says; the first
+    value also holds before. `work_ms` is the work done until a moment, in ms at slowness 1."""
 
     from_ms: FloatArray
     slowness: FloatArray
@@ -20,7 +20,7 @@ class Course:
 
     @classmethod
     def of(cls, changes: Sequence[tuple[float, float]]) -> Self:
-        """`changes`: moments, ascending, with the slowness from there; none: always 1."""
+        """`changes` are ascending moments with the slowness from there on; without any it is 1."""
         from_ms, slowness = np.array(changes or [(0.0, 1.0)]).T
         work_ms = np.cumulative_sum(np.diff(from_ms) / slowness[:-1], include_initial=True)
         return cls(from_ms, slowness, work_ms)
@@ -31,7 +31,7 @@ class Course:
         return self.work_ms[part] + (at_ms - self.from_ms[part]) / self.slowness[part]
 
     def when(self, work_ms: FloatArray) -> FloatArray:
-        """Returns the moments at which so much is done."""
+        """Returns the moments at which this much work is done."""
         part = np.maximum(np.searchsorted(self.work_ms, work_ms, "right") - 1, 0)
         return self.from_ms[part] + (work_ms - self.work_ms[part]) * self.slowness[part]
 

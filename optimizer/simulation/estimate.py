@@ -1,7 +1,8 @@
-"""Latencies and throughput of a simulated replica, with 95 % intervals. Pure: any thread.
+"""Estimates latencies and throughput of a simulated replica, with 95 % intervals. Pure: any thread.
 
-Requests that share a queue are not independent: a mean has Student's t over the means of blocks of
-neighbours (batch means, Conway, Management Science 10, 1963). The first tenth is not counted.
+Requests that share a queue are not independent, so intervals use Student's t over the means of
+blocks of neighbours (batch means, Conway, Management Science 10, 1963). The first tenth of requests
+does not count.
 """
 
 from collections.abc import Sequence
@@ -16,16 +17,16 @@ from optimizer.simulation.handling import waits_ms
 from optimizer.simulation.server import Served, Server, serve
 from optimizer.simulation.traffic import Requests, Traffic, draw
 
-MAX_EVENTS = 2_000_000  # some ten seconds
+MAX_EVENTS = 2_000_000  # about ten seconds of work
 LEAST_REQUESTS = 1_000
-BLOCKS, WARM_UP = 20, 10  # the tenth part
-LEAST_GAP_MS = 1e-6  # between arrivals, as rates count them: those of a trace may coincide
-EVENTS_OF_REQUEST = 3  # it comes, it begins, it ends
+BLOCKS, WARM_UP = 20, 10  # blocks; one in so many requests is warm-up
+LEAST_GAP_MS = 1e-6  # least mean gap for rates, because arrivals of a trace may coincide
+EVENTS_OF_REQUEST = 3  # arrival, start, end
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """With half the width of its 95 % interval; both NaN where there is nothing to average."""
+    """A mean, with half the width of its 95 % interval; both NaN without samples."""
 
     value: float
     half_width: float
@@ -37,9 +38,9 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Times in ms. `itl` is a mean over tokens, the wait that until a row was free."""
+    """Times in ms. `itl` is a mean over tokens; `wait` is the time until a row was free."""
 
-    offered_per_ms: float  # requests that came, by chance not quite as asked
+    offered_per_ms: float  # simulated arrivals, which differ from the given rate by chance
     throughput_per_ms: Mean
     loss: float
     ttft: Mean
@@ -51,13 +52,13 @@ class Estimate:
 
 
 def num_events(server: Server, traffic: Traffic, requests: int) -> int:
-    """Returns a bound, nearly, of the work of a simulation; exact lengths are not drawn yet."""
+    """Returns an approximate bound of a simulation's events, before lengths are drawn."""
     steps = server.max_steps_of(traffic.in_tokens * (1 + traffic.in_scv))
     return requests * (EVENTS_OF_REQUEST + steps)
 
 
 def estimate(server: Server, traffic: Traffic, requests: int, seed: int) -> Estimate:
-    """Returns what a replica does with so many requests; the same for the same seed."""
+    """Returns the estimate from `num_requests` random requests. Equal seeds give equal results."""
     drawn = draw(traffic, requests, seed)
     return measured(server, drawn, requests // WARM_UP, len(traffic.shares))
 
@@ -65,7 +66,7 @@ def estimate(server: Server, traffic: Traffic, requests: int, seed: int) -> Esti
 def measured(
     server: Server, drawn: Requests, warmup: int, priorities: int = 1, course: Course = STEADY
 ) -> Estimate:
-    """Returns what a replica does with these requests; the first `warmup` do not count."""
+    """Returns the estimate from these requests. The first `warmup` do not count."""
     served = _served(server, drawn, course)
     counted = np.arange(drawn.arrival_ms.size) >= warmup
     answered = counted & ~np.isnan(served.end_ms)
@@ -94,7 +95,8 @@ def measured(
 
 
 def _served(server: Server, drawn: Requests, course: Course) -> Served:
-    """A machine whose speed changes does at an even one what comes as much earlier or later."""
+    """Returns times on a machine with changing speed: requests are simulated at constant speed with
+    shifted arrivals, and results are shifted back."""
     come = course.done(drawn.arrival_ms)
     first = min(float(come[0]), 0.0)  # a simulation begins at 0
     handled = come - first + waits_ms(come, server.curve.handling_ms)
@@ -124,7 +126,7 @@ def _mean(values: FloatArray) -> Mean:
 
 
 def _ratio(values: FloatArray, weights: Sequence[float] | FloatArray) -> Mean:
-    """Returns the sum of `values` over that of `weights`, blocks of neighbours apart."""
+    """Returns the sum of `values` over the sum of `weights`, with an interval from blocks."""
     over = np.asarray(weights, dtype=np.float64)
     if values.size < BLOCKS:
         value = float(values.sum() / over.sum()) if values.size else float("nan")

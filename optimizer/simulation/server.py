@@ -1,10 +1,10 @@
-"""A continuous-batching server simulated token by token, without a clock.
+"""Simulates a continuous-batching server token by token.
 
-User rows, a bounded queue before them, and steps: each takes a(n) + c(n) p for n rows that decode
-and p prompt tokens. Prompts get what room the step has, the oldest first; with its prompt's last
-token a row decodes already, so that the step that ends a prompt yields the first token of the
-answer. Between two events (an arrival that finds a row free, a piece of a prompt, the end of an
-answer) all steps take the same time, and are taken at once. Pure: any thread.
+It has user rows, a bounded queue before them, and steps, which take a(n) + c(n) p for n decoding
+rows and p prompt tokens. Prompts get the room of a step, the oldest first. A row decodes with its
+prompt's last token, so the step that ends a prompt yields the first token of the answer. Between
+two events (an arrival that finds a free row, a chunk of a prompt, the end of an answer) all steps
+take the same time, and are simulated at once. Pure: any thread.
 """
 
 import math
@@ -22,22 +22,22 @@ PRIORITY_MS = 10_000.0  # waiting time that one step of priority is worth
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One replica: its steps, its user rows and the requests that may wait for one."""
+    """One replica: step times, user rows, and the number of requests that may wait."""
 
     curve: StepCurve
     max_batch: int
     max_queue: int
 
     def max_steps_of(self, prompt_tokens: float) -> int:
-        """Returns the most steps that a prompt of so many tokens can take."""
+        """Returns the most steps that a prompt of `tokens` tokens can take."""
         least = float(self.curve.room_tokens(np.array([float(self.max_batch)]))[0])
         return max(math.ceil(prompt_tokens / max(least, 1.0)), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Times of each request in ms; NaN of those that found the queue full. `rows`: taken when it
-    got one, its own among them."""
+    """Times of each request in ms; NaN for requests that found the queue full. `rows` is the number
+    of rows in use when it got one, its own included."""
 
     admitted_ms: FloatArray
     first_token_ms: FloatArray
@@ -46,13 +46,14 @@ class Served:
 
 
 def serve(server: Server, requests: Requests) -> Served:
-    """Returns the times of every request; runs until the last has ended."""
+    """Returns the times of all requests, simulating until the last has ended."""
     return _Run(server, requests).run()
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """Requests in their order. A priority lower counts as having come `PRIORITY_MS` earlier."""
+    """Waiting requests in order. Each step of priority counts as having come `PRIORITY_MS`
+    earlier."""
 
     places: list[float]
     heap: list[tuple[float, int]] = field(default_factory=list)
@@ -98,13 +99,13 @@ class _Run:
                 self._step_with_prompts()
             else:
                 self._steps_without()
-            self._receive()  # before rows are free: the queue they found was the fuller one
+            self._receive()  # before rows are freed: arrivals met the fuller queue
             while decoding and decoding[0][0] <= self._step:
                 self._end[heappop(decoding)[1]] = self._now_ms
         return Served(*map(np.array, (self._admitted, self._first, self._end, self._rows)))
 
     def _receive(self) -> None:
-        """Queue what has come by now; what finds no place is lost."""
+        """Queue the requests that have come by now. Without room they are lost."""
         while self._arrivals_ms[self._upcoming] <= self._now_ms:
             in_rows = len(self._prefilling) + len(self._decoding)
             if len(self._waiting.heap) + in_rows < self._max_in_system:
@@ -140,7 +141,7 @@ class _Run:
         self._step += 1
 
     def _steps_without(self) -> None:
-        """All steps up to an answer's end, or until somebody who has come can have a row."""
+        """Take all steps up to an answer's end, or until an arrival can get a row."""
         rows = len(self._decoding)
         step_ms = self._decode_ms[rows]
         steps = self._decoding[0][0] - self._step

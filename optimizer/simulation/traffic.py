@@ -1,4 +1,4 @@
-"""Requests drawn at random: when they come, how long they are, whom they go before. Seeded."""
+"""Draws random requests: arrivals, lengths and priorities. Seeded."""
 
 from dataclasses import dataclass
 
@@ -11,11 +11,12 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A stream of requests, by means and squared coefficients of variation (variance / mean²).
+    """A stream of requests, given by means and squared coefficients of variation (variance /
+    mean²).
 
-    Gaps between arrivals and lengths have gamma distributions: `arrival_scv` 1 is Poisson, more
-    is burstier; a length of scv 0 is always the same, of 1 about geometric. Of the priorities
-    0, 1, ... each has its share.
+    Gaps between arrivals and lengths have gamma distributions. `arrival_scv` 1 is Poisson; more is
+    burstier. Lengths with scv 0 are constant; with 1 about geometric. `shares` are those of
+    priorities 0, 1, ....
     """
 
     rate_per_ms: float
@@ -38,10 +39,10 @@ class Requests:
 
 
 def draw(traffic: Traffic, count: int, seed: int) -> Requests:
-    """Returns the same requests for the same seed; another rate only moves their arrivals."""
+    """Returns requests, the same for the same seed; another rate only scales their arrivals."""
     gap_rng, in_rng, out_rng, priority_rng = np.random.default_rng(seed).spawn(4)
     gaps = _gamma(gap_rng, 1.0, traffic.arrival_scv, count)
-    gaps /= gaps.mean()  # so many at this rate, not at the one that chance makes of it
+    gaps /= gaps.mean()  # so that the mean rate is exact
     shares = np.array(traffic.shares) / sum(traffic.shares)
     return Requests(
         arrival_ms=np.cumsum(gaps) / traffic.rate_per_ms,
@@ -63,5 +64,5 @@ def _lengths(rng: Rng, mean: float, scv: float, count: int) -> IntArray:
     above = mean - shortest
     scv_above = scv * (mean / above) ** 2 if above > 0 else 0.0
     drawn = shortest + _gamma(rng, above, scv_above, count)
-    # Rounded up as often as the fraction says: the mean stays.
+    # Rounded up with the probability of the fraction, which preserves the mean.
     return np.asarray(np.floor(drawn + rng.random(count)), dtype=np.int64)

@@ -14,7 +14,7 @@ MOVE_PENALTY = 0.1  # share of the costs before and after that a change of accel
 
 
 class Candidate(NamedTuple):
-    """One accelerator that would do for one server, with all the replicas the server needs."""
+    """One accelerator that suffices for one server, with all the replicas that the server needs."""
 
     accelerator: str  # "" = run nothing
     card_type: str
@@ -25,12 +25,12 @@ class Candidate(NamedTuple):
     itl_ms: float
     ttft_ms: float
     utilization: float
-    max_rate_per_s: float  # one replica's, at the service levels
+    max_rate_per_s: float  # one replica's, within the service levels
     cards_per_replica: int
     cost_per_replica: float
     capped: bool = False  # maxNumReplicas is below what the service levels need
     loss: float = 0.0  # fraction of requests that find the queue full
-    row: int = -1  # in the table of pairs it comes from; -1: without traffic there is none
+    row: int = -1  # index in the table of pairs; -1 without traffic
 
     @property
     def cards(self) -> int:
@@ -39,12 +39,12 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A server with at least one candidate; `candidates` by value, then cost, then name."""
+    """A server with at least one candidate. `candidates` are sorted by value, cost and name."""
 
     server: str
     priority: int  # 1 is served first
     candidates: tuple[Candidate, ...]
-    demand_per_s: float  # requests per second that all its replicas together must take
+    demand_per_s: float  # requests per second that all its replicas together must serve
     min_replicas: int = 0
     max_replicas: int | None = None
     current_accelerator: str = ""
@@ -58,14 +58,14 @@ class Problem:
 
 
 class SolverChoice(NamedTuple):
-    """`replicas` of a candidate: all it asks for, or fewer by best effort or as a part."""
+    """A candidate with `replicas`: all it needs, or fewer by best effort or as a part."""
 
     candidate: Candidate
     replicas: int
 
     @property
     def is_exact(self) -> bool:
-        """True for all replicas of the candidate and no more, so that its figures hold."""
+        """Whether these are exactly the candidate's replicas, so that its figures hold."""
         return self.replicas == self.candidate.replicas
 
     @property
@@ -82,15 +82,15 @@ class Solution:
     """Choices by server; more than one per server only from the heterogeneous solver."""
 
     choices: Mapping[str, tuple[SolverChoice, ...]]
-    unserved: Mapping[str, str] = field(default_factory=dict)  # server -> why
+    unserved: Mapping[str, str] = field(default_factory=dict)  # server -> reason
     solver: str = ""
-    notes: tuple[str, ...] = ()  # what a caller should know: fallbacks, limits hit
-    gap: float | None = None  # relative distance to the proven bound, where there is one
+    notes: tuple[str, ...] = ()  # for the caller: fallbacks, limits reached
+    gap: float | None = None  # relative distance to the proven bound, if there is one
 
 
 @dataclass(frozen=True, slots=True)
 class Scarcity:
-    """The treatment of servers that full capacity cannot hold, by limited solvers."""
+    """How solvers with limited cards treat servers that do not fit."""
 
     policy: SaturationPolicy = SaturationPolicy.NONE
     delayed: bool = False  # best effort after all priorities, not after each
@@ -98,4 +98,5 @@ class Scarcity:
 
 class Solver(Protocol):
     def solve(self, problem: Problem) -> Solution:
-        """Returns every contender in `choices` or, with a reason, in `unserved`. Never raises."""
+        """Returns a solution with every contender in `choices` or, with a reason, in `unserved`.
+        Never raises."""

@@ -1,9 +1,9 @@
-"""Improves a plan by moves of one server, and of others that make room for it. Owned by one search.
+"""Improves a plan by moving one server, and others that make room for it. Owned by one search.
 
-A server wishes for every candidate before the one it has, in its order of value, cost and name. It
-gets one if the cards are there, or if others make room and lose less than it gains. To
-be left out counts as more than all values together, and as more still for a higher priority: so
-a server comes in wherever that is possible, and never at the price of one of a higher priority.
+A server tries every candidate better than its own, in the order of value, cost and name. It gets
+one if there are cards, or if other servers make room and lose less than it gains. A server without
+a candidate counts as more than all values together, and more for a higher priority. So it is served
+whenever that is possible, and never at the expense of a server of higher priority.
 """
 
 from collections import defaultdict
@@ -12,14 +12,14 @@ from math import fsum, inf
 
 from optimizer.solver import Candidate, Contender, SolverChoice
 
-ROUNDS = 5  # through all wishes
-MOST_MOVES = 4  # moves of other servers for one wish
+ROUNDS = 5  # passes over all servers
+MOST_MOVES = 4  # moves of other servers to make room for one
 
 PRIORITY_STEP = 4.0  # factor by which a higher priority counts more than the next
 
 
 class Assignment:
-    """Which candidate every contender has, by index; the number of them where it is left out."""
+    """The index of each contender's candidate; the number of its candidates if it is left out."""
 
     def __init__(
         self, contenders: Sequence[Contender], cards: Mapping[str, int], taken: list[int]
@@ -36,14 +36,14 @@ class Assignment:
 
     @property
     def left_out(self) -> list[int]:
-        """Returns the priorities of those left out, the highest first."""
+        """Returns the priorities of servers left out, the highest first."""
         pairs = zip(self._contenders, self._taken, strict=True)
         return sorted(c.priority for c, index in pairs if index == len(c.candidates))
 
     @property
     def worth(self) -> tuple[tuple[int, ...], float]:
-        """Returns a key by which better plans come first: by the servers left out of the highest
-        priority, then of the next, and last by the total value."""
+        """Returns a sort key, better plans first: by servers left out of the highest priority, then
+        of the next, and so on; last by total value."""
         held = zip(self._options, self._taken, strict=True)
         values = [options[index].value for options, index in held if index < len(options)]
         return tuple(-priority for priority in self.left_out), fsum(values)
@@ -57,7 +57,8 @@ class Assignment:
         return choices
 
     def improve(self, looks: int) -> int:
-        """Returns how many looks at servers that might make room are left of so many."""
+        """Improve the plan, looking at most at `looks` servers that might make room. Returns the
+        looks that are left."""
         self._looks = looks
         for _ in range(ROUNDS):
             wishing = [i for i, index in enumerate(self._taken) if index]
@@ -67,7 +68,7 @@ class Assignment:
         return self._looks
 
     def _grant(self, server: int) -> bool:
-        """Gives a server the first candidate that it can have. Returns False if there is none."""
+        """Give a server the first better candidate it can have. Returns False if there is none."""
         held = self._held(server)
         own_type, own = ("", 0) if held is None else (held.card_type, _cards(held))
         for index, wish in enumerate(self._options[server][: self._taken[server]]):
@@ -76,7 +77,7 @@ class Assignment:
             if own and card_type == own_type:
                 free += own
                 others -= 1
-            # Without looks for all others `_make_room` would find out only after some moves.
+            # `_make_room` would notice only after some moves that there are too few looks.
             if _cards(wish) <= free or (
                 0 < others <= self._looks and self._make_room(server, wish)
             ):
@@ -85,11 +86,11 @@ class Assignment:
         return False
 
     def _make_room(self, server: int, wish: Candidate) -> bool:
-        """Moves others until there are cards for a wish, if they lose less than is gained by it.
-        Returns False, with all where they were, if they cannot."""
+        """Move other servers until there are cards for a candidate, if they lose less than it
+        gains. Returns False, with everything unchanged, if that fails."""
         gain = self._value(server) - wish.value
         moved = [(server, self._taken[server])]
-        self._take(server, len(self._options[server]))  # others may have what it holds
+        self._take(server, len(self._options[server]))  # others may take the cards it holds
         while (missing := _cards(wish) - self._left[wish.card_type]) > 0:
             more = MOST_MOVES + 1 - len(moved)
             found = self._cheapest_move(wish.card_type, missing, gain, more == 1) if more else None
@@ -106,8 +107,9 @@ class Assignment:
     def _cheapest_move(
         self, card_type: str, missing: int, gain: float, at_once: bool
     ) -> tuple[int, int, float] | None:
-        """Returns which server frees cards, all that are missing if `at_once`, at the least loss
-        for each, what it takes instead, and the loss. None if none loses less than is gained."""
+        """Returns the server that frees cards at the least loss per card, its new candidate, and
+        the loss; None if no loss is below the gain. With `at_once` it must free all missing
+        cards."""
         holders = self._holders[card_type]
         if self._looks < len(holders):
             return None
@@ -136,7 +138,7 @@ class Assignment:
         return found
 
     def _freed(self, now: Candidate, then: Candidate) -> int:
-        """Returns how many cards of its type a server frees by a move; 0 if it cannot move."""
+        """Returns how many cards a server frees by a move; 0 if it cannot move."""
         if then.card_type == now.card_type:
             return _cards(now) - _cards(then)
         return _cards(now) if _cards(then) <= self._left[then.card_type] else 0
@@ -165,12 +167,12 @@ class Assignment:
 
 
 def _cards(candidate: Candidate) -> int:
-    """As the property of that name, at half the price."""
+    """Like the property of the same name, but faster."""
     return candidate.replicas * candidate.cards_per_replica
 
 
 def _outside(contenders: Sequence[Contender]) -> list[float]:
-    """Returns what counts as the value of being left out, by server."""
+    """Returns by server the value that stands for being left out."""
     ends = [abs(c.candidates[0].value) + abs(c.candidates[-1].value) for c in contenders]
     total = 1 + 2 * sum(ends)
     lowest_first = sorted({contender.priority for contender in contenders}, reverse=True)

@@ -1,10 +1,9 @@
-"""The reference's greedy solver: the server that would lose most by waiting goes first. Pure: any
-thread.
+"""The reference's greedy solver: the server that would lose most by waiting goes first.
 
 Within a priority the server with the largest step to its next candidate (`delta`) is served
 first; one whose candidate no longer fits falls back to its next and re-queues. Values and deltas
 are float32 as in the reference, where their rounding decides between servers of one model;
-remaining ties go to the lower server name.
+remaining ties go to the lower server name. Pure: any thread.
 """
 
 from collections.abc import Iterable
@@ -67,7 +66,8 @@ class _Turn:
 def _allocate(
     turns: Iterable[_Turn], stock: Stock, choices: dict[str, SolverChoice]
 ) -> list[Contender]:
-    """Serves in order; returns those for whom no candidate fitted, in the order they gave up."""
+    """Serve in order. Returns the servers for which no candidate fitted, in the order of
+    failure."""
     waiting = [(turn.rank, turn) for turn in turns]
     heapify(waiting)
     leftovers = []

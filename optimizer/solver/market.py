@@ -1,10 +1,10 @@
-"""Plans from prices of cards: what each server takes where it pays for its cards, too. Pure.
+"""Makes plans from prices of cards (the Lagrangian relaxation of the card limits). Pure.
 
-Each type of card has a price, and every server takes the candidate of the least value and price
-(the Lagrangian relaxation of the card limits). Prices of types that are asked for too much rise,
-those of the others fall, by a power of what is asked over what there is. Whatever the prices, what
-the servers pay less the price of all cards bounds the total value from below, so the prices with
-the highest bounds tell most. What servers take at these is then cut to the cards there are.
+Each type of card has a price, and every server takes the candidate with the least sum of value and
+price. Prices of types in excess demand rise and the others fall, by a power of demand over supply.
+For any prices, the sum that servers pay minus the price of all cards is a lower bound of the total
+value, so the prices with the highest bounds are the best guide. The candidates taken at these
+prices are then cut to the available cards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,16 @@ from optimizer.solver import Contender
 
 ROUNDS = 16  # rounds of prices; by then most bounds are within 1 % of the highest
 
-UNASKED = 0.02  # first price of a type that suffices, as a share of the mean value per card
-MAX_MOVE = 1.6  # largest change of a price's logarithm in one round, before its step
-FASTER, SLOWER = 1.2, 0.5  # for the step of a price that goes on in its direction, or turns back
+UNASKED = 0.02  # initial price of a type without excess demand, as a share of the value per card
+MAX_MOVE = 1.6  # largest change of a price's logarithm in one round, before its step factor
+FASTER, SLOWER = 1.2, 0.5  # step factors of a price that keeps its direction, or reverses
 STEPS = 0.05, 2.0
-A_BIT = 0.1  # part of a card, added to cards asked for and cards there, so that neither is 0
+A_BIT = 0.1  # fraction of a card, added to demand and supply so that neither is 0
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices by type of card, and the total value that no plan for all servers can be below."""
+    """Prices by type of card, and a lower bound of the total value of a plan for all servers."""
 
     bound: float
     per_card: FloatArray
@@ -38,11 +38,11 @@ class Prices:
 @dataclass(frozen=True, slots=True)
 class Market:
     """The candidates of all contenders: a row per accelerator, a column per server. Prices and
-    plans are for markets without a hopeless server."""
+    plans need a market without hopeless servers."""
 
-    value: FloatArray  # [rows, servers], infinite where there is no candidate that fits alone
+    value: FloatArray  # [rows, servers], infinite without a candidate that fits alone
     need: FloatArray  # [rows, servers], cards
-    index: IntArray  # [rows, servers], of the candidate among its server's
+    index: IntArray  # [rows, servers], of the candidate in its server's list
     card_type: IntArray  # [rows]
     cards: FloatArray  # [types]
     counts: IntArray  # [servers], of candidates
@@ -51,7 +51,7 @@ class Market:
     @classmethod
     def of(cls, contenders: Sequence[Contender], cards: Mapping[str, int]) -> Self:
         every = list(chain.from_iterable(contender.candidates for contender in contenders))
-        # Not in Python's own loops: with hundreds of servers they would take most of a solve.
+        # Arrays, because with hundreds of servers Python loops would take most of a solve.
         accelerators, values, replicas, cards_each = (
             map(attrgetter(name), every)
             for name in ("accelerator", "value", "replicas", "cards_per_replica")
@@ -78,12 +78,12 @@ class Market:
 
     @property
     def is_hopeless(self) -> BoolArray:
-        """Returns True for each server with no candidate that fits, even alone."""
+        """For each server, whether no candidate fits even alone."""
         hopeless: BoolArray = np.isinf(self.value.min(axis=0))
         return hopeless
 
     def best_prices(self, count: int) -> list[Prices]:
-        """Returns prices at which different cards are asked for, the highest bound first."""
+        """Returns prices with different demands, the highest bound first."""
         offered = self.value < np.inf
         start = np.abs(self.value[offered]).sum() / max(self.need[offered].sum(), 1.0)
         price, before = np.zeros(len(self.cards)), np.zeros(len(self.cards))
@@ -107,8 +107,8 @@ class Market:
         return sorted(found.values(), key=lambda prices: -prices.bound)[:count]
 
     def plan(self, prices: Prices) -> list[int]:
-        """Returns what each server takes at these prices within the cards, as the index of its
-        candidate; the number of its candidates where it is left out."""
+        """Returns the index of the candidate that each server takes at these prices within the
+        cards; the number of its candidates if it is left out."""
         cut = _Cut(self, self._cost(prices.per_card))
         for card_type in np.argsort(cut.left, kind="stable").tolist():
             while cut.left[card_type] < 0:
@@ -121,13 +121,13 @@ class Market:
 
 
 def _within(least: float, values: FloatArray, most: float) -> FloatArray:
-    """As `clip`, which takes longer with a few values."""
+    """Like `clip`, which is slower for few values."""
     within: FloatArray = np.minimum(np.maximum(values, least), most)
     return within
 
 
 class _Cut:
-    """Servers leave types that they ask too much of. Owned by one plan."""
+    """Moves servers off types in excess demand. Owned by one plan."""
 
     def __init__(self, market: Market, cost: FloatArray) -> None:
         self._market, self._cost = market, cost
@@ -135,11 +135,11 @@ class _Cut:
         self._is_out = np.zeros(len(self._row), dtype=np.bool_)
         need = market.need[self._row, np.arange(len(self._row))]
         asked = np.bincount(market.card_type[self._row], need, len(market.cards))
-        self.left = market.cards - asked  # cards by type, below 0 where too many are asked for
+        self.left = market.cards - asked  # cards by type, negative with excess demand
 
     def move_away(self, card_type: int) -> bool:
-        """Moves servers off a type until it suffices, those first that lose least for each card
-        they free. Returns False if none could."""
+        """Move servers off a type until it suffices, the least loss per freed card first. Returns
+        False if none could be moved."""
         market, left = self._market, self.left
         members = self._members(card_type)
         row = self._row[members]
@@ -165,7 +165,7 @@ class _Cut:
         return moved
 
     def leave_out(self, card_type: int) -> None:
-        """Leaves out servers until the type suffices: lowest priority, most cards first."""
+        """Leave out servers until the type suffices: lowest priority first, then most cards."""
         members = self._members(card_type)
         held = self._market.need[self._row[members], members]
         for at in np.lexsort((-held, -self._market.priority[members])).tolist():

@@ -36,13 +36,13 @@ from optimizer.solver.saturation import Stock, best_effort
 
 NO_ROOM = "capacity: the cards do not suffice for it beside the servers that were kept"
 
-# A rate of n replicas may fall short of the demand by this fraction: the solver's own tolerance.
+# The rate of n replicas may fall short of the demand by this fraction, the solver's tolerance.
 RATE_SLACK = 1e-6
 
 EXACT_COLUMNS = 1_000  # problems up to this size are solved to the optimum, if time allows
 
-# The objective is scaled so that its largest term is OBJECTIVE_SCALE; a candidate further down
-# its server's order (value, cost, name) costs TIE_STEP more. That decides ties and nothing else.
+# The objective is scaled so that its largest term is OBJECTIVE_SCALE. Each place in a server's
+# order (value, cost, name) costs TIE_STEP more, which decides ties and nothing else.
 OBJECTIVE_SCALE, TIE_STEP = 1e6, 0.01
 
 
@@ -54,7 +54,8 @@ class MilpOptions:
 
 
 class MilpSolver:
-    """A `Solver` for limited cards; falls back to the greedy one, and says so, without a result."""
+    """A `Solver` for limited cards. Without a result it falls back to the greedy one, with a
+    note."""
 
     def __init__(self, options: MilpOptions, scarcity: Scarcity) -> None:
         self._options, self._scarcity = options, scarcity
@@ -140,8 +141,8 @@ class _Program:
         return _Outcome(self._choices(x), gap, tuple(notes))
 
     def _leave_out_as_few_as_possible(self) -> tuple[FloatArray, float] | None:
-        """Keeps the most servers, priority by priority; then, with those counts, the least value.
-        The gap is infinite where time did not suffice to prove the counts."""
+        """Keep the most servers, priority by priority; then, with those counts, the least value.
+        The gap is infinite if there was no time to prove the counts."""
         kept: list[LinearConstraint] = []
         best, is_proven = None, True
         priorities = sorted({c.priority for c in self._contenders})
@@ -169,7 +170,7 @@ class _Program:
         extra: Sequence[LinearConstraint] = (),
         turns: int = 1,
     ) -> tuple[FloatArray, float] | None:
-        """Returns (x, gap), or None if its share of the time, one of `turns`, was not enough."""
+        """Returns (x, gap), or None if its share of the time, one of `turns`, did not suffice."""
         remaining_s = self._deadline - time.monotonic()
         if remaining_s <= 0:
             return None
@@ -189,11 +190,12 @@ class _Program:
         return np.round(result.x), gap
 
     def _holds(self, x: FloatArray) -> bool:
-        """True if the rounded solution keeps within the cards; HiGHS's tolerance is per row."""
+        """Returns whether the rounded solution keeps within the cards; HiGHS's tolerance is per
+        row."""
         return not Stock(self._cards, chain.from_iterable(self._choices(x).values())).is_overdrawn
 
     def _choices(self, x: FloatArray) -> dict[str, tuple[SolverChoice, ...]]:
-        """Returns candidates with replicas by server, the one that carries most load first."""
+        """Returns candidates with replicas by server, the most load first."""
         parts: dict[str, list[SolverChoice]] = {}
         for (i, candidate), count in zip(self._columns, x[: self._first_y], strict=True):
             if count > 0:
@@ -206,7 +208,7 @@ class _Program:
         return {server: tuple(sorted(parts[server], key=_largest_first)) for server in servers}
 
     def _objective(self) -> FloatArray:
-        """Returns the value of every column, scaled, with ties told apart."""
+        """Returns the scaled value of every column, with ties broken."""
         value, rank = np.zeros(self._size), np.zeros(self._size)
         first = 0
         for contender in self._contenders:

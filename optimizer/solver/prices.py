@@ -1,10 +1,10 @@
-"""Nearly the least value under the card limits, in a small part of the MILP's time. Any thread.
+"""Finds nearly the least value under the card limits, in a fraction of the MILP's time. Any thread.
 
-Greedy's answer is where it starts, and what it falls back on. Where that gives every server its
-best candidate there is nothing to find. Otherwise prices of cards (`market`) make plans, exchanges
-between servers (`exchange`) improve them, and the best is the answer: the most servers served
-whole, priority by priority, then the least total value, as in the MILP. Work is bounded by counts,
-not by a clock, so equal problems give equal answers on any machine.
+It starts from the greedy answer, and falls back on it. If that gives every server its best
+candidate, it is optimal. Otherwise prices of cards (`market`) make plans, and exchanges between
+servers (`exchange`) improve them. The best plan serves the most servers whole, priority by
+priority, and then has the least total value, as in the MILP. Work is bounded by counts, not by a
+clock, so equal problems give equal answers on any machine.
 """
 
 from collections import defaultdict
@@ -22,15 +22,15 @@ from optimizer.solver.saturation import Stock, best_effort
 
 NAME = "prices"
 
-SMALL = 100  # servers; there whole servers weigh more than prices can tell, and tries cost little
-DEEPER = 4  # times at most that a search is repeated for the higher priorities alone
+SMALL = 100  # servers; below, prices are too coarse and more tries are cheap
+DEEPER = 4  # most repetitions of a search for the higher priorities alone
 
 
 class _Effort(NamedTuple):
-    """Work of a search."""
+    """Bounds on the work of a search."""
 
-    plans: int  # from prices
-    looks: int  # at servers that might make room for another, in all exchanges
+    plans: int  # plans made from prices
+    looks: int  # looks at servers that might make room for another, in all exchanges
 
 
 IN_SMALL, IN_LARGE = _Effort(plans=8, looks=100_000), _Effort(plans=1, looks=300)
@@ -39,7 +39,7 @@ _Choices = dict[str, SolverChoice]
 
 
 class PriceSolver:
-    """A `Solver` for limited cards: never worse than the greedy one, seldom far from the MILP."""
+    """A `Solver` for limited cards: never worse than the greedy one, rarely far from the MILP."""
 
     def __init__(self, scarcity: Scarcity) -> None:
         self._scarcity = scarcity
@@ -61,8 +61,8 @@ class PriceSolver:
     def _answers(
         self, contenders: Sequence[Contender], cards: Mapping[str, int], start: _Choices
     ) -> Iterator[_Choices]:
-        """Yields answers beside greedy's: best effort after everything else and, since that may be
-        against the order of priorities, everything else around greedy's best effort."""
+        """Yields other answers than greedy's: one with best effort last, and, because that may
+        violate the order of priorities, one that keeps greedy's best effort."""
         parts = {s: c for s, c in start.items() if c.replicas < c.candidate.replicas}
         whole = {s: c for s, c in start.items() if s not in parts} if parts else start
         found = _search(contenders, cards, whole)
@@ -81,8 +81,8 @@ class PriceSolver:
     def _shortfall(
         self, contenders: Iterable[Contender], choices: _Choices
     ) -> tuple[tuple[float, ...], float]:
-        """Returns a key by which better answers come first: by what priorities lack in whole
-        servers and, counting shares, in all, the highest first; and last by the total value."""
+        """Returns a sort key, better answers first: by servers not served whole, then by missing
+        shares, each by priority, the highest first; last by total value."""
         values = [choice.candidate.value for choice in choices.values()]
         lacking: dict[int, list[float]] = defaultdict(list)  # shares by priority
         for contender in contenders:
@@ -114,7 +114,7 @@ def _all_have_their_best(
 
 
 def _search(contenders: Sequence[Contender], cards: Mapping[str, int], start: _Choices) -> _Choices:
-    """Returns the best plan found that serves servers whole; `start` is one."""
+    """Returns the best plan found that serves servers whole, beginning with `start`."""
     if not contenders:
         return {}
     market = Market.of(contenders, cards)
@@ -146,8 +146,8 @@ def _search(contenders: Sequence[Contender], cards: Mapping[str, int], start: _C
 def _without_the_rest(
     contenders: Sequence[Contender], cards: Mapping[str, int], left_out: Sequence[int]
 ) -> Assignment | None:
-    """Returns a plan made for the priorities down to the highest that is left out, as if there were
-    no others; None if there are none."""
+    """Returns a plan for the priorities down to the highest with a server left out, ignoring lower
+    ones; None if there are no lower ones."""
     is_above = [bool(left_out) and c.priority <= left_out[0] for c in contenders]
     if not left_out or all(is_above):
         return None

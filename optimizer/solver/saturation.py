@@ -1,6 +1,6 @@
-"""Best effort: replicas for servers that full capacity could not hold. Pure: any thread.
+"""Best effort: gives servers that did not fit fewer replicas than they need. Pure: any thread.
 
-Each policy deals replicas, fewer than asked for, from the cards left over; see `SaturationPolicy`.
+Each policy distributes the cards that are left; see `SaturationPolicy`.
 """
 
 from collections import Counter
@@ -12,17 +12,17 @@ from optimizer.spec import SaturationPolicy
 
 
 class Stock:
-    """Cards by type while a solver hands them out. Owned by one solve."""
+    """The cards that are left, by type. Owned by one solve."""
 
     def __init__(self, cards: Mapping[str, int], taken: Iterable[SolverChoice] = ()) -> None:
-        """`cards`, less those of the choices that are `taken`."""
+        """Starts with `cards` minus those of the choices in `taken`."""
         self._cards = dict(cards)
         for choice in taken:
             self.take(choice.candidate, choice.replicas)
 
     @property
     def cards(self) -> Mapping[str, int]:
-        """Returns what is left, by type."""
+        """Returns the cards left, by type."""
         return self._cards
 
     @property
@@ -33,14 +33,14 @@ class Stock:
         return replicas * candidate.cards_per_replica <= self._cards.get(candidate.card_type, 0)
 
     def most_replicas(self, candidate: Candidate) -> int:
-        """Returns how many replicas the cards left hold, at most what the candidate asks for."""
+        """Returns how many replicas fit into the cards left, at most the candidate's."""
         if candidate.cards_per_replica == 0:
             return candidate.replicas
         left = self._cards.get(candidate.card_type, 0) // candidate.cards_per_replica
         return max(min(left, candidate.replicas), 0)
 
     def take(self, candidate: Candidate, replicas: int) -> None:
-        """Takes the cards of replicas, or gives them back where `replicas` is negative."""
+        """Take the cards of replicas; give them back if `replicas` is negative."""
         if cards := replicas * candidate.cards_per_replica:
             self._cards[candidate.card_type] = self._cards.get(candidate.card_type, 0) - cards
 
@@ -48,7 +48,7 @@ class Stock:
 def best_effort(
     policy: SaturationPolicy, leftovers: Iterable[Contender], stock: Stock
 ) -> dict[str, SolverChoice]:
-    """Deals what `stock` has left to `leftovers`, in their order. Takes it from the stock."""
+    """Distribute the cards left in `stock` to `leftovers`, in order."""
     match policy:
         case SaturationPolicy.NONE:
             return {}
@@ -73,9 +73,10 @@ def _exhaust(leftovers: Iterable[Contender], stock: Stock) -> Iterator[tuple[str
 
 
 def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, SolverChoice]:
-    """Deals one replica a turn. A server stays with the first candidate that had room on its first
-    turn, as in the reference, and leaves when that has none left or is complete. Turns in which
-    all get one are dealt at once, so that the work grows with servers and not with replicas."""
+    """Give one replica to each server in turn. A server keeps the first candidate that had room on
+    its first turn, as in the reference, and leaves when there is no room for it or it is complete.
+    Turns in which all get a replica are computed at once, so work grows with servers, not with
+    replicas."""
     choices: dict[str, SolverChoice] = {}
     playing = list(leftovers)
     while playing:
@@ -101,7 +102,7 @@ def _deal_in_turns(leftovers: Iterable[Contender], stock: Stock) -> dict[str, So
 def _whole_turns(
     playing: Iterable[Contender], choices: Mapping[str, SolverChoice], stock: Stock
 ) -> int:
-    """Returns how many turns there are, from the second on, in which all get a replica."""
+    """Returns the number of turns, from the second on, in which all servers get a replica."""
     asked: Counter[str] = Counter()
     turns = []
     for contender in playing:

@@ -1,4 +1,4 @@
-"""Without bounds on cards every server takes its best candidate. Pure: any thread."""
+"""The solver without card limits: every server takes its best candidate. Pure: any thread."""
 
 from optimizer.solver import Problem, Solution, SolverChoice
 

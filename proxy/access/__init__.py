@@ -1,1 +1,1 @@
-"""Access: tokens, roles, policies, limits, usage, the audit log."""
+"""Access control: tokens, roles, policies, limits and budgets."""

@@ -1,4 +1,4 @@
-"""Teams' requests let in and out again within their limits, aside where Redis may block.
+"""Admits requests within their teams' limits; in a thread if Redis may block.
 
 Event loop only.
 """
@@ -16,7 +16,8 @@ class Admissions:
         self._aside = aside
 
     async def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
-        """Raises LimitExceeded. A client that leaves meanwhile leaves nothing counted behind."""
+        """Admit a request. Raises LimitExceeded. If the client leaves meanwhile, nothing stays
+        counted."""
         if not self._limits.may_block:
             return self._limits.admit(team_id, policy)
         admitting = asyncio.ensure_future(self._aside.run(self._limits.admit, team_id, policy))
@@ -27,7 +28,7 @@ class Admissions:
             raise
 
     def leave(self, admission: Admission, num_tokens: int, cost_nanos: int = 0) -> None:
-        """The request has ended; what it took is charged to its team."""
+        """End a request, and charge its team for the tokens it took."""
 
         def leave() -> None:
             self._limits.leave(admission)

@@ -1,7 +1,7 @@
-"""Authentication: from an Authorization header to a Principal, or to Unauthorized.
+"""Authentication: turns an Authorization header into a Principal, or raises Unauthorized.
 
-The algorithm list comes from the settings, never from the token; each algorithm only ever meets
-keys of its own kind (`keys`). Any thread; nothing here is mutable.
+Allowed algorithms come from the settings, never from the token, and each algorithm is used only
+with keys of its own kind (`keys`). Any thread.
 """
 
 import re
@@ -19,17 +19,17 @@ from proxy.errors import Unauthorized
 from proxy.settings import SYMMETRIC_ALGORITHMS, Settings
 
 MAX_TOKEN_CHARS = 8192
-# Tokens whose signature has been checked: the next request of a client costs less than its first.
+# Tokens with a checked signature that are cached, so that later requests of a client are cheaper.
 MAX_KNOWN_TOKENS = 4096
 _COMPACT_TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
-# Both become header values upstream and labels in records, so: printable ASCII, no blanks.
+# Both become header values upstream and labels in records: printable ASCII without blanks.
 _CLAIM_ID = re.compile(r"[!-~]{1,128}")
 ROLE_CLAIM = "role"
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The team and token that a request is made in the name of."""
+    """The team and token on whose behalf a request is made."""
 
     team_id: str
     token_id: str
@@ -39,13 +39,13 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRules:
-    """Claims that a token must have beyond a good signature."""
+    """Claims that a token must have besides a valid signature."""
 
     issuer: str | None
     audience: str | None
     leeway_s: float
     must_expire: bool = False
-    role_claim: str | None = None  # None: ROLE_CLAIM, in tokens of a shared secret alone
+    role_claim: str | None = None  # None: ROLE_CLAIM, only in tokens of a shared secret
 
     @property
     def required(self) -> list[str]:
@@ -57,13 +57,13 @@ class ClaimRules:
         return [name for name, is_wanted in wanted.items() if is_wanted]
 
     def is_current(self, principal: Principal) -> bool:
-        """Whether a token that was good before still is."""
+        """Returns whether a token that was valid before still is."""
         expires_s = principal.expires_s
         return expires_s is None or time.time() < expires_s + self.leeway_s
 
     def role(self, claims: dict[str, Any], algorithm: str) -> Role:
-        """Returns the role that a token claims. An identity provider's claim of the same name may
-        mean something else, so it counts only once it has been named."""
+        """Returns the role that a token claims. A claim of an identity provider with the same name
+        may mean something else, so it counts only if the settings name it."""
         is_ours = algorithm in SYMMETRIC_ALGORITHMS
         name = self.role_claim or (ROLE_CLAIM if is_ours else None)
         return Role.named(claims.get(name)) if name else Role.TEAM
@@ -72,8 +72,8 @@ class ClaimRules:
 class Authenticator:
     """Checks tokens. Any thread.
 
-    A token of a shared secret is known once it has been checked; its end and its revocation are
-    looked at each time. Public keys come and go, so tokens of theirs are checked anew.
+    A token of a shared secret is cached once it has been checked; its expiry and revocation are
+    checked each time. Public keys change, so tokens signed with them are checked every time.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class Authenticator:
         self._key_sources = tuple(key_sources)
         self._rules = rules
         self._revoked_ids = revoked_ids
-        self._known: dict[str, Principal] = {}  # keys: the headers that brought the tokens
+        self._known: dict[str, Principal] = {}  # keyed by Authorization header
 
     @property
     def may_block(self) -> bool:
-        """Whether a check may wait for the network, so that it is no matter for an event loop."""
+        """Whether a check may wait for the network, and must not run in an event loop."""
         return any(source.may_block for source in self._key_sources)
 
     def authenticate(self, authorization: str | None) -> Principal:
-        """The caller behind an Authorization header; Unauthorized with the reason otherwise."""
+        """Returns the caller of an Authorization header. Raises Unauthorized with the reason."""
         principal = self._known.get(authorization or "")
         if principal is None or not self._rules.is_current(principal):
             principal = self._check(authorization)
@@ -109,8 +109,8 @@ class Authenticator:
             claims, algorithm = self._verify(token)
             expires_s = float(claims["exp"]) if "exp" in claims else None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
-            # ValueError and TypeError: odd header values reach into the library's own parsing.
-            # OverflowError: an end beyond any float.
+            # ValueError and TypeError: odd header values in the library's own parsing.
+            # OverflowError: an expiry beyond any float.
             raise Unauthorized(f"{type(error).__name__}: {error}") from error
         principal = Principal(
             _claim_id(claims, "team_id"),
@@ -125,7 +125,7 @@ class Authenticator:
         return principal
 
     def _verify(self, token: str) -> tuple[dict[str, Any], str]:
-        """The claims, and the algorithm that their signature is of."""
+        """Returns the claims, and the algorithm of their signature."""
         header = jwt.get_unverified_header(token)
         algorithm, key_id = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in self._algorithms:
@@ -136,7 +136,7 @@ class Authenticator:
                 try:
                     return self._decode(token, key, algorithm), algorithm
                 except jwt.InvalidSignatureError as error:
-                    failure = error  # the other secret may be the one
+                    failure = error  # the other secret may fit
         raise failure
 
     def _decode(self, token: str, key: Key, algorithm: str) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Authenticator:
             issuer=self._rules.issuer,
             audience=self._rules.audience,
             leeway=self._rules.leeway_s,
-            # An audience claim only means something to those who configured one.
+            # An audience claim matters only if an audience is configured.
             options={
                 **IGNORED_CLAIMS,
                 "require": self._rules.required,
@@ -167,16 +167,16 @@ def claim_rules(settings: Settings) -> ClaimRules:
 
 
 def parse_revoked(text: str) -> frozenset[str]:
-    """The revocation file: one token_id per line; blank lines and # comments are skipped.
+    """Parses the revocation file: one token_id per line; blank lines and # comments are skipped.
 
-    An id may have a # itself: behind one without a blank before it, both readings are revoked.
+    An id may contain a #. If a # has no blank before it, both readings are revoked.
     """
     words = [word for line in text.splitlines() for word in line.split(maxsplit=1)[:1]]
     return frozenset(words) | frozenset(word.partition("#")[0] for word in words) - {""}
 
 
 def bearer_token(authorization: str | None) -> str:
-    """The token of `Authorization: Bearer <token>`, the scheme in any case."""
+    """Returns the token of `Authorization: Bearer <token>`, with the scheme in any case."""
     if not authorization:
         raise Unauthorized("no Authorization header", is_token_present=False)
     scheme, _, token = authorization.partition(" ")
@@ -185,7 +185,7 @@ def bearer_token(authorization: str | None) -> str:
         raise Unauthorized("the scheme is not Bearer", is_token_present=False)
     if len(token) > MAX_TOKEN_CHARS:
         raise Unauthorized(f"the token has {len(token)} characters, at most {MAX_TOKEN_CHARS}")
-    # Two Authorization headers arrive joined by a comma, which no token contains.
+    # Two Authorization headers arrive joined by a comma, which tokens never contain.
     if not _COMPACT_TOKEN.fullmatch(token):
         raise Unauthorized("the token is not three base64url parts")
     return token

@@ -1,7 +1,7 @@
-"""A team's budgets for a day, which begins and ends at midnight UTC. Pure; `limits` counts.
+"""A team's budgets for a day, which ends at midnight UTC. Pure; `limits` does the counting.
 
-What is spent is counted under the day and the team, not under the bound: an edited budget knows
-what the day has cost so far.
+Spending is counted by day and team, not by bound, so that after an edit of the budget the day's
+spending so far still counts.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from proxy.access.policy import NANOS, TeamPolicy
 from proxy.errors import Headers
 
 DAY_S = 86_400
-# A day's count is kept for longer, as the proxies that share it may have different clocks.
+# A day's count is kept longer, because proxies that share it may have different clocks.
 KEPT_S = DAY_S + 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A day of UTC, and the seconds that are left of it."""
+    """A UTC day, and the seconds left of it."""
 
     number: int
     left_s: int
@@ -30,7 +30,8 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class DayBudget:
-    """`bound` is of the policy's field `{unit}_per_day`; a unit is counted in `num_parts` parts."""
+    """A budget. `bound` is from the policy's field `{unit}_per_day`; one unit is `num_parts`
+    counted parts."""
 
     unit: str
     bound: float
@@ -61,5 +62,5 @@ def budgets_of(policy: TeamPolicy) -> list[DayBudget]:
 
 
 def _plain(number: float) -> str:
-    """Without an exponent, however small a cost is."""
+    """Formats an amount without an exponent, however small it is."""
     return f"{number:.9f}".rstrip("0").rstrip(".")

@@ -1,7 +1,7 @@
-"""Counts a team's running requests: in this process, or in all proxies through Redis.
+"""Counts a team's running requests, in this process or, through Redis, in all proxies.
 
-Through Redis each running request holds a lease in its team's sorted set, scored by its end. The
-leases are renewed by the maintenance thread, so that those of a proxy that died run out.
+In Redis each running request holds a lease in its team's sorted set, scored by its expiry. The
+maintenance thread renews leases, so the leases of a dead proxy expire.
 """
 
 import threading
@@ -32,13 +32,13 @@ class Places(Protocol):
     """Any thread may call it."""
 
     def enter(self, team_id: str, place_id: str, max_places: int) -> int | None:
-        """Take a place; the number already taken when there is none left."""
+        """Take a place. Returns the number of places taken if none is left, else None."""
 
     def leave(self, team_id: str, place_id: str) -> None: ...
 
 
 class LocalPlaces:
-    """Counted in this process. Any thread."""
+    """Counts in this process. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,10 +60,10 @@ class LocalPlaces:
 
 
 class SharedPlaces:
-    """Leases in Redis. Any thread. Raises what the client raises."""
+    """Counts by leases in Redis. Any thread. Raises what the client raises."""
 
     def __init__(self, client: Any) -> None:
-        """`client` is a redis-py client; only its commands are used, not its module."""
+        """`client` is a redis-py client. Its module is not imported here."""
         self._client = client
         self._enter = client.register_script(_NOW_MS + _ENTER)
         self._renew = client.register_script(_NOW_MS + _RENEW)
@@ -84,7 +84,8 @@ class SharedPlaces:
         self._client.zrem(_key(team_id), place_id)
 
     def renew(self) -> None:
-        """More often than every LEASE_MS, or running requests stop counting."""
+        """Renew leases. Call it more often than every LEASE_MS, or running requests stop
+        counting."""
         with self._lock:
             held = sorted(self._held)
         for team_id in {team_id for team_id, _ in held}:

@@ -1,4 +1,4 @@
-"""The check of every request's caller: a token in a header, or a browser's in a cookie."""
+"""Identifies the caller of every request, by a token in a header or in a browser's cookie."""
 
 from collections.abc import Callable, Collection
 
@@ -26,7 +26,7 @@ class Gate:
         self._aside = aside
 
     async def identify(self, authorization: str | None) -> tuple[Principal, Role]:
-        """Returns the principal of an Authorization header, and the role the policy leaves it.
+        """Returns the principal of an Authorization header, and its role under the policy.
 
         Raises Unauthorized.
         """
@@ -65,8 +65,8 @@ class Gate:
 def origins_for(head: RequestHead, listed: Collection[str]) -> Collection[str]:
     """Returns the origins whose pages may send this request.
 
-    Pages of the browser's own machine may use only what every team may use. A token that opens more
-    is for programs, and for pages that are listed by name.
+    Pages on the browser's own machine may use only what every team may use. A token with more
+    rights is for programs, and for pages that are listed by name.
     """
     if LOCAL not in listed or "origin" not in head:
         return listed
@@ -79,7 +79,7 @@ def origins_for(head: RequestHead, listed: Collection[str]) -> Collection[str]:
 
 
 def cookie_token(head: RequestHead) -> str | None:
-    """The token of the login's cookie."""
+    """Returns the token in the login's cookie."""
     for part in head.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
         if name == COOKIE and value:
@@ -88,12 +88,12 @@ def cookie_token(head: RequestHead) -> str | None:
 
 
 def _api_key(head: RequestHead) -> str | None:
-    """A token as clients of Anthropic send it, in the form of an Authorization header."""
+    """Returns the token that Anthropic's clients send, as an Authorization header."""
     key = head.get("x-api-key")
     return f"Bearer {key}" if key else None
 
 
 def _wants_page(head: RequestHead) -> bool:
-    """Whether a browser asks for a page, which it cannot send a token with."""
+    """Returns whether a browser asks for a page, with which it cannot send a token."""
     accepted = head.get("accept", "").lower()
     return head.method in ("GET", "HEAD") and "text/html" in accepted

@@ -1,7 +1,7 @@
-"""Keys that tokens may be signed with: shared secrets, or public keys from a JWKS.
+"""Keys of tokens' signatures: shared secrets, or public keys from a JWKS.
 
-A key source is asked with the token's algorithm and key id and answers with candidates whose
-type fits that algorithm. So a public key is never tried as an HMAC secret, whatever a token says.
+Given a token's algorithm and key id, a key source returns candidates whose type fits the algorithm,
+so a public key is never tried as an HMAC secret.
 """
 
 import json
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 BOUNDS = FetchBounds(connect_s=5.0, read_s=5.0, max_bytes=1024 * 1024)
 MAX_AGE_S = 900.0
-# A key id that is unknown is looked for once in this time, and so are no more than a few of them.
+# An unknown key id causes one refetch in this time, and only a few key ids do.
 REFETCH_WINDOW_S = 30.0
 MAX_REFETCHES = 5
-# A token without a key id may be of any key; each one that is tried takes time.
+# A token without a key id may fit any key, and each try takes time.
 MAX_CANDIDATES = 16
 
 RSA_ALGORITHMS = sorted(name for name in ASYMMETRIC_ALGORITHMS if name.startswith(("RS", "PS")))
@@ -35,17 +35,17 @@ Key = str | PyJWK
 
 
 class KeySource(Protocol):
-    """Any thread may call it. `may_block`: it asks another machine for its keys at times."""
+    """A source of keys. Any thread. `may_block` says that it may ask another machine."""
 
     @property
     def may_block(self) -> bool: ...
 
     def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:
-        """The keys worth trying, best first; empty when none fits. Never raises."""
+        """Returns the keys to try, best first. Never raises."""
 
 
 class SharedSecrets:
-    """The current secret, and the previous one while clients change over. Immutable."""
+    """The current secret, and the previous one during a rotation. Immutable."""
 
     may_block = False
 
@@ -71,10 +71,10 @@ class JwksFile:
 class JwksUrl:
     """Public keys from an identity provider, kept MAX_AGE_S and refetched on an unknown key id.
 
-    At most MAX_REFETCHES per REFETCH_WINDOW_S, successful or not, and one for the same key id, so
-    that tokens with made-up key ids cannot make us hammer the provider, and those of a key that
-    has gone keep nobody from a new one. A failed fetch keeps the last good set. Any thread; the
-    lock is never held during a fetch, and other threads use the old set meanwhile.
+    There are at most MAX_REFETCHES per REFETCH_WINDOW_S, successful or not, and one for the same
+    key id, so that tokens with made-up key ids cannot overload the provider, and tokens of a
+    removed key cannot delay a new one. After a failed fetch the last good set stays. Any thread;
+    the lock is not held during a fetch, and other threads use the old set meanwhile.
     """
 
     may_block = True
@@ -91,7 +91,7 @@ class JwksUrl:
         self._lock = threading.Lock()
         self._keys: tuple[PyJWK, ...] = ()
         self._fetched_at: float | None = None  # when the last good set was fetched
-        self._refetches: deque[tuple[float, object]] = deque(maxlen=MAX_REFETCHES)  # when, why
+        self._refetches: deque[tuple[float, object]] = deque(maxlen=MAX_REFETCHES)  # time, reason
 
     def candidates(self, algorithm: str, key_id: str | None) -> Sequence[Key]:
         fetched_at = self._fetched_at
@@ -122,16 +122,17 @@ class JwksUrl:
 
 
 def fetch_jwks(url: str) -> str:
-    """One GET, without redirects. Raises FetchFailed, which is an OSError, and ValueError."""
+    """Fetch a URL without redirects. Raises FetchFailed, which is an OSError, and ValueError."""
     return str(fetch(url, BOUNDS), "utf-8")
 
 
 def parse_jwks(text: str) -> tuple[PyJWK, ...]:
-    """The usable public signing keys of a JWKS document; ValueError when there is none.
+    """Returns the usable public signing keys of a JWKS document. Raises ValueError if there is
+    none.
 
-    An RSA key that names no algorithm is one for each that such keys have (RFC 7517, section 4.4).
-    Keys of kinds we do not know are skipped, as RFC 7517, section 5, asks. A symmetric key
-    ("oct") in a published set would be a leaked secret: skipped as well.
+    An RSA key without an algorithm may be used with all RSA algorithms (RFC 7517, section 4.4).
+    Keys of unknown types are skipped (RFC 7517, section 5). So are symmetric keys ("oct"), which in
+    a published set would be leaked secrets.
     """
     document = json.loads(text)
     entries = document.get("keys") if isinstance(document, dict) else None
@@ -146,7 +147,7 @@ def parse_jwks(text: str) -> tuple[PyJWK, ...]:
             try:
                 key = PyJWK.from_dict(entry, algorithm)
             except (PyJWTError, KeyError, ValueError, TypeError):
-                break  # the last three: the library's own, for parts that are missing or odd
+                break  # the last three are the library's errors for missing or odd members
             if key.algorithm_name in ASYMMETRIC_ALGORITHMS:
                 keys.append(key)
     if not keys:
@@ -155,7 +156,7 @@ def parse_jwks(text: str) -> tuple[PyJWK, ...]:
 
 
 def select_keys(keys: Sequence[PyJWK], algorithm: str, key_id: str | None) -> tuple[PyJWK, ...]:
-    """The keys bound to `algorithm`; with a key id, only those that carry that id, or else none."""
+    """Returns the keys for `algorithm`; with a key id, only those that have that id."""
     fitting = [key for key in keys if key.algorithm_name == algorithm]
     if key_id is not None:
         named = [key for key in fitting if key.key_id == key_id]

@@ -1,9 +1,9 @@
-"""Keeps each team within its policy: requests and tokens per minute, requests at a time, and what
-it may spend in a day.
+"""Keeps each team within its policy: requests and tokens per minute, concurrent requests, and
+spending per day.
 
-Counting is the `limits` library's: a moving window for requests; for tokens a fixed one, which may
-be overdrawn (an answer's cost is known when it has ended, so a team is refused from the first
-request after its budget is spent). With Redis all proxies share the counts.
+The `limits` library counts: requests in a moving window, tokens in a fixed one. Tokens may be
+overdrawn, because an answer's cost is known only at its end; a team is refused from the first
+request after its budget is spent. With Redis all proxies share the counts.
 """
 
 import logging
@@ -27,7 +27,7 @@ from proxy.errors import Headers, LimitExceeded
 log = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 0.5
-# After a failure of Redis the counts are kept in memory this long before it is asked again.
+# After a failure of Redis, counts are kept in memory for so long before it is asked again.
 REDIS_RETRY_S = 5.0
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Counters of the limits: all in memory, or all in Redis. Any thread."""
+    """The counters of all limits, in memory or in Redis. Any thread."""
 
     requests: RateLimiter
     tokens: RateLimiter
@@ -45,12 +45,12 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Leave to run one request. `headers` tell the client what is left of its limits."""
+    """Permission to run one request. `headers` tell the client what is left of its limits."""
 
     team_id: str
     policy: TeamPolicy
     headers: Headers
-    place_id: str | None = None  # None: the team may run any number
+    place_id: str | None = None  # None: the team has no limit of concurrent requests
     places: Places | None = None
 
 
@@ -63,7 +63,7 @@ class TeamLimits:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Does not connect yet: Redis may come up after us. Days are those of `wall_clock`."""
+        """Does not connect yet, because Redis may start later. `wall_clock` decides the day."""
         self._clock, self._wall_clock = clock, wall_clock
         self._local = _counts(MemoryStorage(), LocalPlaces())
         self._shared: Counts | None = None
@@ -74,20 +74,20 @@ class TeamLimits:
             storage = RedisStorage(
                 redis_url, socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_TIMEOUT_S
             )
-            # Every error of the client's, as the library knows them: its module is not ours.
+            # All errors of the client, through the library, because we do not import its module.
             self._redis_errors = storage.base_exceptions
             self._shared_places = SharedPlaces(storage.storage)
             self._shared = _counts(storage, self._shared_places)
 
     @property
     def may_block(self) -> bool:
-        """Whether the counts are on another machine, so that asking is no matter for a loop."""
+        """Whether counts are on another machine, and must not be read in an event loop."""
         return self._shared is not None
 
     def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
-        """Count a request in, to be counted out with `leave`. LimitExceeded if it has to wait.
+        """Count a request in, until `leave`. Raises LimitExceeded if it has to wait.
 
-        What costs nothing to ask comes first, so that a refused request uses up no request.
+        Checks that count nothing come first, so that a refused request uses up no request.
         """
         headers = self._check_day(team_id, policy)
         if policy.tokens_per_minute is not None:
@@ -103,7 +103,7 @@ class TeamLimits:
         return admission
 
     def leave(self, admission: Admission) -> None:
-        """Give the place back, to those it was taken from. A lost lease runs out by itself."""
+        """Release the request's place. A lost lease expires by itself."""
         places, place_id = admission.places, admission.place_id
         if places is not None and place_id is not None:
             try:
@@ -112,7 +112,7 @@ class TeamLimits:
                 self._redis_failed(error)
 
     def charge(self, admission: Admission, num_tokens: int, cost_nanos: int = 0) -> None:
-        """Book what a finished answer took, in the minute and on the day in which it ended."""
+        """Count the tokens and cost of a finished answer, in the minute and day of its end."""
         team_id, policy = admission.team_id, admission.policy
         if policy.tokens_per_minute is not None and num_tokens > 0:
             item = _per_minute(policy.tokens_per_minute, "tokens")
@@ -124,7 +124,7 @@ class TeamLimits:
                 self._spend(budget.key(team_id, day), amount)
 
     def renew(self) -> None:
-        """Keep the places of running requests; called by the maintenance thread."""
+        """Renew the places of running requests. Called by the maintenance thread."""
         if self._shared_places is not None:
             try:
                 self._shared_places.renew()
@@ -170,7 +170,7 @@ class TeamLimits:
         self._ask(lambda counts: counts.days.incr(key, KEPT_S, amount))
 
     def _count(self, team_id: str, unit: str, limit: int, others: Headers) -> Headers:
-        """Counts a request, or only looks whether tokens are left; returns the limit's headers."""
+        """Count a request, or only check whether tokens are left. Returns the limit's headers."""
         item = _per_minute(limit, unit)
 
         def question(counts: Counts) -> tuple[bool, WindowStats]:
@@ -194,7 +194,7 @@ class TeamLimits:
         )
 
     def _ask(self, question: Callable[[Counts], T]) -> T:
-        """Redis's answer, or memory's while Redis is away: limits must not stop the service."""
+        """Returns Redis's result, or memory's while Redis is down, so that the service goes on."""
         if self._shared is not None and self._clock() >= self._shared_from_s:
             try:
                 return question(self._shared)
@@ -208,7 +208,7 @@ class TeamLimits:
 
 
 def _counts(storage: Storage, places: Places) -> Counts:
-    # The type stubs know a moving window only for storages that support one; both of ours do.
+    # The type stubs allow a moving window only for storages that support it; both of ours do.
     moving = MovingWindowRateLimiter(storage)
     return Counts(moving, FixedWindowRateLimiter(storage), storage, places)
 

@@ -1,8 +1,8 @@
-"""`/login` and `/logout`: a browser's way to the dashboard, whose page no token can be sent with.
+"""`/login` and `/logout`: give a browser access to the dashboard, whose page it cannot request with
+a token.
 
-The token comes in a form's body, never in a URL, is checked, and is kept by the browser in a
-cookie that no script can read and that pages of other sites cannot make it send. Nothing is kept
-here.
+The token comes in a form's body, never in a URL. After a check, the browser keeps it in a cookie
+that scripts cannot read and other sites cannot make it send. Nothing is stored here.
 """
 
 import time
@@ -24,7 +24,7 @@ from proxy.errors import BadMethod, Headers, NotAForm, Unauthorized
 LOGIN_PATH = "/login"
 LOGOUT_PATH = "/logout"
 MAX_FORM_BYTES = 8 * 1024
-# Browsers drop a cookie of more than 4096 bytes with its name and attributes.
+# Browsers drop cookies of more than 4096 bytes, including name and attributes.
 MAX_COOKIE_TOKEN_CHARS = 3900
 
 _FOLDER = Path(__file__).resolve().parent
@@ -47,7 +47,7 @@ PAGE_HEADERS: Headers = [
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer of the login's own. `reason` is for the audit line of a refusal."""
+    """An answer of the login. `reason` is for the audit line of a refusal."""
 
     status: int
     headers: Headers
@@ -62,7 +62,8 @@ class Login:
         self._gate = gate
 
     async def answer(self, head: RequestHead, body: RequestBody, path: str) -> Page:
-        """Raises BadMethod, OriginNotAllowed, NotAForm, and what reading a body raises."""
+        """Returns the answer. Raises BadMethod, OriginNotAllowed, NotAForm, and errors of reading
+        the body."""
         method = head.method
         if method in ("GET", "HEAD"):
             return Page(200, PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()
@@ -73,7 +74,7 @@ class Login:
         return await self._enter(head, body.prefix)
 
     async def _enter(self, head: RequestHead, form: bytes) -> Page:
-        """To the dashboard with a cookie, or back to the form with what is wrong."""
+        """Redirect to the dashboard with a cookie, or show the form with the fault."""
         content_type = head.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/x-www-form-urlencoded":
             raise NotAForm("The login takes application/x-www-form-urlencoded, a form's fields.")
@@ -93,7 +94,7 @@ class Login:
 
 
 def _leave() -> Page:
-    """Back to the form, without the cookie."""
+    """Redirect to the form, and delete the cookie."""
     cookie = _cookie("", False, 0)
     return Page(303, [("Location", LOGIN_PATH), ("Set-Cookie", cookie)])
 
@@ -114,13 +115,14 @@ def _cookie(token: str, is_secure: bool, max_age_s: int | None) -> str:
 
 
 def _is_secure(head: RequestHead) -> bool:
-    """Behind a TLS terminator only the browser's own word tells; forms always carry it."""
+    """Returns whether the browser uses https. Behind a TLS terminator only its Origin tells, which
+    forms always send."""
     origin = head.get("origin", "")
     return head.scheme == "https" or origin.startswith("https://")
 
 
 def _seconds_left(principal: Principal) -> int | None:
-    """None: the cookie ends with the browser, as its token has no end."""
+    """Returns the cookie's lifetime; None, until the browser closes, if the token has no expiry."""
     if principal.expires_s is None:
         return None
     return max(0, int(principal.expires_s - time.time()))

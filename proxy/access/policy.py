@@ -7,7 +7,7 @@
     prices:
       hearth-tiny: {prompt_per_million: 0.1, completion_per_million: 0.4}
 
-A team's entry adds to the defaults or replaces them key by key. `null` means no limit.
+A team's entry overrides the defaults key by key. `null` means no limit.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,7 +26,8 @@ ANY_MODEL = "*"
 
 
 class TeamPolicy(BaseModel):
-    """One team's rights. None: unlimited, any model, the role its tokens claim. Immutable."""
+    """A team's rights. None means unlimited, any model, or the role that its tokens claim.
+    Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,12 +40,12 @@ class TeamPolicy(BaseModel):
     role: Literal["team", "viewer", "operator"] | None = None
 
     def role_of(self, claimed: Role) -> Role:
-        """The file's word, which also takes away what tokens claim; else the token's."""
+        """Returns the role in the file, which overrides tokens, or else the token's."""
         return claimed if self.role is None else Role.named(self.role)
 
 
 class TokenPrice(BaseModel):
-    """What a model's tokens cost. Immutable."""
+    """The prices of a model's tokens. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -77,7 +78,7 @@ class Policy(BaseModel):
 
 
 def parse_policy(text: str) -> Policy:
-    """Raises ValueError that names every faulty entry."""
+    """Returns the policies in a file's content. Raises ValueError that names every faulty entry."""
     try:
         document = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -91,7 +92,7 @@ def parse_policy(text: str) -> Policy:
         raise ValueError("; ".join(places)) from error
     has_budget = any(each.cost_per_day for each in (policy.defaults, *policy.teams.values()))
     if has_budget and ANY_MODEL not in policy.prices:
-        # A name without a price would be a way around the budget.
+        # A name without a price would bypass the budget.
         raise ValueError("cost_per_day needs prices['*'], for models without a price of their own")
     return policy
 

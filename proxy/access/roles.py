@@ -1,9 +1,9 @@
-"""The one table of roles and the routes they open, and the form of a path it is asked with.
+"""The table of roles and the routes they may use, and the normal form of paths to look up.
 
-A role includes those before it. `team` is every good token's: it generates. `viewer` reads what is
-not its own: state, metrics, other teams' ids; and asks questions that change nothing, whatever
-their verb. `operator` changes something. A route without a line is the operator's, so that a new
-one is closed until somebody opens it; `tests/proxy/test_access.py` names those that have none.
+Each role includes the one before it. Every valid token has `team`, which may generate. `viewer` may
+also read state, metrics and other teams' ids, and ask questions that change nothing, whatever their
+method. `operator` may make changes. A route without a line is the operator's, so a new route is
+closed until a line opens it; `tests/proxy/test_access.py` names those without one.
 
 Pure functions; any thread.
 """
@@ -26,7 +26,7 @@ class Role(IntEnum):
 
     @classmethod
     def named(cls, name: object) -> "Role":
-        """The role of that name; TEAM for whatever else a token may claim."""
+        """Returns the role of this name; TEAM for any other claim."""
         return _ROLE_BY_NAME.get(name, cls.TEAM) if isinstance(name, str) else cls.TEAM
 
     def __str__(self) -> str:
@@ -35,8 +35,8 @@ class Role(IntEnum):
 
 _ROLE_BY_NAME = {str(role): role for role in Role}
 
-# As in the API's /openapi.json; `{...}` stands for any text, slashes included. Lines of TEAM that
-# the API does not have are vLLM's.
+# As in the API's /openapi.json; `{...}` stands for any text, including slashes. Lines of TEAM that
+# the API lacks are vLLM's.
 LINES: Mapping[Role, str] = {
     Role.TEAM: """
         POST /inference
@@ -152,12 +152,12 @@ _PATTERNS = [
 ]
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
-# Dot segments also as servers see them that cut off parameters: `/..;a/`.
+# Dot segments, also as seen by servers that cut off parameters: `/..;a/`.
 _ODD_PATH = re.compile(r"//|/\.{1,2}(?:;[^/]*)?(?:/|$)|[\\\x00-\x1f\x7f]")
 
 
 def plain_path(target: str) -> str:
-    """The path of a request target, decoded as the server behind us decodes it: once.
+    """Returns the path of a request target, decoded once, as the upstream decodes it.
 
     Raises BadRequest as `_decoded` does.
     """
@@ -166,10 +166,10 @@ def plain_path(target: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _decoded(raw: str) -> str:
-    """A path without its query, decoded, without a slash at its end: that is the same route.
+    """Returns a path, decoded, without query and final slash, which do not change the route.
 
-    Raises BadRequest for a path that servers may take for another one: dot segments, empty
-    segments, backslashes, control characters, and escapes that are broken, of no UTF-8, or hide
+    Raises BadRequest for a path that servers may understand differently: dot segments, empty
+    segments, backslashes, control characters, and escapes that are broken, not UTF-8, or hide
     further escapes.
     """
     try:
@@ -186,7 +186,7 @@ def _decoded(raw: str) -> str:
 
 @lru_cache(maxsize=4096)
 def needed_role(method: str, path: str) -> Role:
-    """The least role that may ask for a plain path; the highest of the lines that match it."""
+    """Returns the least role that may use a plain path: the highest of the lines that match it."""
     line = f"{method} {path}"
     if method == "HEAD" and line not in ROLE_BY_ROUTE:
         line = f"GET {path}"

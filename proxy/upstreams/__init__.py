@@ -1,1 +1,1 @@
-"""The side of replicas: discovery, health, balancing, retries, and the requests sent to them."""
+"""The replicas: discovery, health checks, balancing, retries, and requests to them."""

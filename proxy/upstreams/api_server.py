@@ -1,6 +1,6 @@
-"""What the proxy asks of a Kubernetes API server, by the service account of its own pod.
+"""Requests to a Kubernetes API server, with the service account of the proxy's pod.
 
-Plain GETs: one list and one watch do not need the hundreds of modules of the official client.
+Plain GETs, because one list and one watch do not need the official client's hundreds of modules.
 """
 
 import http.client
@@ -25,13 +25,13 @@ REMEDIES = {
 
 
 class ApiServer:
-    """One thread asks; `close`, from any thread, ends what it waits for.
+    """Used by one thread; `close`, from any thread, ends its waits.
 
-    Over https with the account's token and authority, over http (`kubectl proxy`) without.
+    Uses the account's token and certificate over https, and neither over http (`kubectl proxy`).
     """
 
     def __init__(self, url: str, account: Path) -> None:
-        """Raises ValueError or OSError for a URL or an account that cannot be used."""
+        """Raises ValueError or OSError for an unusable URL or account."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise ValueError(f"KUBERNETES_API={url!r}; expected http(s)://host[:port]")
@@ -49,9 +49,9 @@ class ApiServer:
     def get(
         self, path: str, silence_s: float = ANSWER_TIMEOUT_S
     ) -> Iterator[http.client.HTTPResponse]:
-        """An answer of status 200, whose body may be silent for so long at a time.
+        """Returns an answer with status 200, whose body may pause for at most `silence_s`.
 
-        Raises DiscoveryFailed for any other, and OSError or HTTPException.
+        Raises DiscoveryFailed for another status, and OSError or HTTPException.
         """
         connection = self._connected()
         try:
@@ -71,8 +71,8 @@ class ApiServer:
         with self._lock:
             self._is_closed = True
             if self._socket is not None:
-                with suppress(OSError):  # the other end may have gone
-                    # The plain socket's: the state of TLS is the reading thread's.
+                with suppress(OSError):  # the peer may have gone
+                    # Shuts down the plain socket, because TLS belongs to the reading thread.
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _connected(self) -> http.client.HTTPConnection:
@@ -97,7 +97,7 @@ class ApiServer:
     def _headers(self) -> dict[str, str]:
         if self._context is None:
             return {"Accept": "application/json"}
-        # Read anew each time: the kubelet renews it within the hour.
+        # Read each time, because the kubelet renews it within the hour.
         token = self._token_file.read_text("ascii").strip()
         return {"Accept": "application/json", "Authorization": f"Bearer {token}"}
 

@@ -1,4 +1,4 @@
-"""Discovery of replicas: a list that may change while the proxy serves."""
+"""Discovery of replicas, whose list may change while the proxy serves."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,8 +10,8 @@ Specs = tuple[UpstreamSpec, ...]
 
 
 class Discovery(Protocol):
-    """Asked by the maintenance thread. A replica that leaves the list gets no new requests; those
-    that it serves run on to their end.
+    """A source of replicas, used by the maintenance thread. A replica that leaves the list gets no
+    new requests; its running requests continue to their end.
     """
 
     @property
@@ -19,19 +19,20 @@ class Discovery(Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the list may be an old one, as where it comes from cannot be reached."""
+        """Whether the list may be out of date, because its source cannot be reached."""
 
     def start(self, on_change: Callable[[], object]) -> None:
-        """In the process that serves. `on_change`, from any thread: `changed` is worth asking."""
+        """Start in the serving process. `on_change` is called, on any thread, when `changed` may
+        have a new list."""
 
     def stop(self) -> None: ...
 
     def changed(self) -> Specs | None:
-        """The new list, once after each change."""
+        """Returns the new list, once after each change; else None."""
 
 
 class FixedReplicas:
-    """The replicas that the settings name."""
+    """The replicas in the settings."""
 
     is_stale = False
 
@@ -39,10 +40,10 @@ class FixedReplicas:
         self.current: Specs = specs
 
     def start(self, on_change: Callable[[], object]) -> None:
-        """There is nothing to start."""
+        """Does nothing."""
 
     def stop(self) -> None:
-        """Nor to stop."""
+        """Does nothing."""
 
     def changed(self) -> Specs | None:
         return None
@@ -61,10 +62,10 @@ class ReplicasFile:
         return self._file.value
 
     def start(self, on_change: Callable[[], object]) -> None:
-        """There is nothing to start."""
+        """Does nothing."""
 
     def stop(self) -> None:
-        """Nor to stop."""
+        """Does nothing."""
 
     def changed(self) -> Specs | None:
         return self._file.value if self._file.refresh() else None

@@ -1,7 +1,7 @@
 """Discovery by Kubernetes: the ready endpoints of Services, from their EndpointSlices.
 
-An endpoint whose pod is to end is `terminating` before the pod is told, so it leaves the list while
-the pod's preStop hook still sleeps, and nothing is sent to who drains.
+The endpoint of a pod to be stopped is marked `terminating` before the pod is told, so it leaves the
+list while the pod's preStop hook sleeps, and no request is sent to a draining pod.
 """
 
 import http.client
@@ -24,13 +24,13 @@ from proxy.upstreams.specs import UpstreamSpec
 
 log = logging.getLogger(__name__)
 
-# Length of each watch. It begins with a list, so that a lost event is missed no longer than this.
+# Length of each watch. It begins with a list, so a lost event is made up for after at most this.
 WATCH_S = 30
-SILENCE_S = WATCH_S + 10.0  # the server ends a watch itself; one that does not is dead
-MIN_TURN_S = 1.0  # least time from one list to the next
-MAX_PAUSE_S = 30.0  # between tries while the API server is away
+SILENCE_S = WATCH_S + 10.0  # the server ends watches itself; a longer one is dead
+MIN_TURN_S = 1.0  # least time between two lists
+MAX_PAUSE_S = 30.0  # longest pause between tries while the API server is down
 STOP_TIMEOUT_S = 5.0
-MAX_LIST_BYTES = 64 * 2**20  # some 100,000 endpoints
+MAX_LIST_BYTES = 64 * 2**20  # about 100,000 endpoints
 MAX_EVENT_BYTES = 4 * 2**20  # one slice has at most 1,000
 
 PORT_NAME = "http"
@@ -45,7 +45,7 @@ _SERVICES = re.compile(rf"({_NAME})/({_NAME}(?:,{_NAME}){{0,63}})")
 
 
 class Conditions(BaseModel):
-    """What is not said is true of readiness, and false of an end (the API's own rule)."""
+    """Conditions of an endpoint, with the API's defaults: ready, and not terminating."""
 
     ready: bool | None = None
     terminating: bool | None = None
@@ -120,15 +120,15 @@ class Services:
 
 
 class EndpointSlices:
-    """Follows the slices of Services, in a thread of its own between `start` and `stop`.
+    """Follows the slices of Services, in its own thread between `start` and `stop`.
 
-    While the API server is away the last list stays.
+    While the API server is down, the last list stays.
     """
 
     def __init__(self, api: ApiServer, services: Services) -> None:
         self._api = api
         self._services = services
-        self._slices: dict[str, EndpointSlice] = {}  # own thread only
+        self._slices: dict[str, EndpointSlice] = {}  # this object's thread only
         self._on_change: Callable[[], object] = lambda: None
         self._must_stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -141,7 +141,7 @@ class EndpointSlices:
         return bool(self._fault)
 
     def start(self, on_change: Callable[[], object]) -> None:
-        # Not earlier: a thread that is started before gunicorn forks has ended after it.
+        # Not earlier, because threads do not survive gunicorn's fork.
         self._on_change = on_change
         self._thread = threading.Thread(target=self._run, name="proxy-discovery", daemon=True)
         self._thread.start()
@@ -166,14 +166,14 @@ class EndpointSlices:
             try:
                 self._watch(self._list())
                 num_failures = 0
-            except Exception as error:  # whatever comes of one answer, the next may be good
+            except Exception as error:  # the next answer may be valid
                 num_failures += 1
                 self._note_fault(error)
             pause_s = min(MIN_TURN_S * 2 ** min(num_failures, 8), MAX_PAUSE_S)
             self._must_stop.wait(begun_s + pause_s - time.monotonic())
 
     def _list(self) -> str:
-        """Returns the version that a watch goes on from."""
+        """Returns the version from which a watch continues."""
         with self._api.get(self._services.path()) as response:
             body = response.read(MAX_LIST_BYTES + 1)
         if len(body) > MAX_LIST_BYTES:
@@ -187,13 +187,13 @@ class EndpointSlices:
         return listed.metadata.version
 
     def _watch(self, version: str) -> None:
-        """Returns when the watch is over; then it is time to list again."""
+        """Follow changes until the watch ends."""
         query = self._services.path(watch=1, resourceVersion=version, timeoutSeconds=WATCH_S)
         try:
             with self._api.get(query, SILENCE_S) as response:
                 for line in _lines(response):
                     kind = Event.model_validate_json(line).type
-                    if kind == "ERROR":  # mostly 410 Gone: the version is too old
+                    if kind == "ERROR":  # usually 410 Gone: the version is too old
                         return
                     if kind != "BOOKMARK":
                         self._apply(WatchedChange.model_validate_json(line))
@@ -225,8 +225,8 @@ class EndpointSlices:
 
 
 def specs_of(slices: Iterable[EndpointSlice]) -> Specs:
-    """Each replica once, in the order of their URLs. Raises ValueError for a faulty label."""
-    found: dict[str, UpstreamSpec] = {}  # keys: pods; two address families make two slices
+    """Returns each replica once, in the order of URLs. Raises ValueError for a faulty label."""
+    found: dict[str, UpstreamSpec] = {}  # keyed by pod, because each address family has a slice
     for each in sorted(slices, key=lambda each: (each.address_type, each.metadata.name)):
         port = _port(each.ports or ())
         if port is None or each.address_type not in ("IPv4", "IPv6"):
@@ -241,7 +241,7 @@ def specs_of(slices: Iterable[EndpointSlice]) -> Specs:
 
 
 def _port(ports: Iterable[SlicePort]) -> int | None:
-    """The one called http, or the only one."""
+    """Returns the port called http, or the only one."""
     numbers = {port.name: port.port for port in ports}
     return numbers.get(PORT_NAME) or (next(iter(numbers.values())) if len(numbers) == 1 else None)
 

@@ -1,6 +1,6 @@
-"""Health checks: every upstream is asked whether it is ready, and for its user rows.
+"""Health checks: asks every upstream whether it is ready, and for its user rows.
 
-Event loop only, but for what says otherwise.
+Event loop only, unless stated otherwise.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from proxy.upstreams.balancer import Balancer, Upstream, UpstreamHealth, Upstrea
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 2.0
-NONE_READY_INTERVAL_S = 0.2  # somebody waits for the first that is
+NONE_READY_INTERVAL_S = 0.2  # while none is ready, because requests may wait
 MAX_ANSWER_BYTES = 64 * 1024
-NOT_FOR_US = frozenset({401, 403, 404, 405})  # a path that wants a token, or does not exist
+NOT_FOR_US = frozenset({401, 403, 404, 405})  # the path needs a token, or does not exist
 
 
 class HealthChecks:
-    """Asks all upstreams at the same time, every `interval_s`, or at once after `request_run`; and
-    five times a second while none is ready. The silent ones are given their time.
+    """Asks all upstreams at the same time: every `interval_s`, at once after `request_run`, and
+    five times a second while none is ready. Silent ones get until the timeout.
 
     `on_checked` is called after each round. Owned by the app, which starts and stops it.
     """
@@ -73,15 +73,15 @@ class HealthChecks:
         try:
             self._balancer.report_health(upstream, *await health_of(upstream))
         except Exception:
-            # One odd answer must not end all the other checks.
+            # An error with one answer must not stop the other checks.
             log.exception("the health check of %s failed", upstream.name)
 
 
 async def health_of(upstream: Upstream) -> tuple[UpstreamHealth, UpstreamRows | None]:
-    """Ready if its health path answers 2xx, and what Hearth's says of its user rows.
+    """Returns whether an upstream is ready (its health path answers 2xx), and a Hearth's user rows.
 
-    Where that path is not there for us, /health is asked. An upstream without either counts as
-    ready: it speaks HTTP, and what is wrong with it will show in its answers.
+    If that path is not available, /health is asked. An upstream without either counts as ready,
+    because it speaks HTTP, and faults will show in its answers.
     """
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
@@ -98,7 +98,7 @@ async def health_of(upstream: Upstream) -> tuple[UpstreamHealth, UpstreamRows | 
 
 
 async def _ask(upstream: Upstream, path: str) -> tuple[int, bytes]:
-    """Status and body, on a connection of its own: whether it accepts any is part of the answer."""
+    """Returns status and body, over a new connection, because accepting one is part of health."""
     spec = upstream.spec
     connection = await upstream.pool.connect()
     try:
@@ -114,7 +114,7 @@ async def _ask(upstream: Upstream, path: str) -> tuple[int, bytes]:
 
 
 def parse_rows(answer: bytes) -> UpstreamRows | None:
-    """The rows in the answer of Hearth's /ready; None for what other servers say."""
+    """Returns the rows in the answer of Hearth's /ready; None for another server's."""
     try:
         state = json.loads(answer)
     except (ValueError, RecursionError):

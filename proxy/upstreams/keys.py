@@ -1,4 +1,4 @@
-"""The keys that upstreams of others want: a YAML file, never shown to clients or in a log.
+"""Reads the API keys for upstreams of other providers, a YAML file. They are in no answer or log.
 
 https://api.openai.com: sk-...
 https://api.anthropic.com: {x-api-key: sk-ant-...}
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import yaml
 
-# The header that holds an upstream's key, and the header's value, by the upstream's URL.
+# Keyed by the upstream's URL: the name of the header with the key, and its value.
 UpstreamKeys = Mapping[str, tuple[str, str]]
 
 _URL = re.compile(r"https?://[^\s?#]+")
@@ -18,7 +18,8 @@ _VALUE = re.compile(r"[!-~]{1,8192}")
 
 
 def parse_keys(text: str) -> UpstreamKeys:
-    """Raises ValueError, which says where the mistake is and never what stands there."""
+    """Returns the keys in a file's content. Raises ValueError that says where a mistake is, without
+    quoting it."""
     try:
         entries = yaml.safe_load(text) or {}
     except yaml.MarkedYAMLError as error:

@@ -1,4 +1,4 @@
-"""The thread that keeps up to date what takes blocking calls: watched files, leases in Redis."""
+"""The thread for periodic blocking work: watched files, and leases in Redis."""
 
 import logging
 import threading
@@ -24,7 +24,7 @@ class Maintenance:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        # Not earlier: a thread object made before gunicorn forks counts as ended after it.
+        # Not earlier, because threads do not survive gunicorn's fork.
         self._thread = threading.Thread(target=self._run, name="proxy-maintenance", daemon=True)
         self._thread.start()
 
@@ -38,7 +38,8 @@ class Maintenance:
         return self._thread is not None and self._thread.is_alive()
 
     def request_run(self) -> None:
-        """A plain assignment: called from a signal handler, where taking a lock may deadlock."""
+        """Request a run. Only an assignment, because a signal handler calls it, in which a lock
+        might deadlock."""
         self._is_run_requested = True
 
     def _run(self) -> None:
@@ -48,7 +49,7 @@ class Maintenance:
                 try:
                     task()
                 except Exception:
-                    # One odd file must not end all the other tasks.
+                    # An error with one file must not stop the other tasks.
                     log.exception("a maintenance task failed")
             next_run_s = time.monotonic() + self._interval_s
             while time.monotonic() < next_run_s and not self._is_run_requested:

@@ -1,11 +1,11 @@
-"""The budget of retries: a share of all requests, so that no outage doubles itself."""
+"""A budget of retries, as a share of all requests, so that retries do not double an outage."""
 
 RETRY_SHARE = 0.2
 MAX_SAVED_RETRIES = 100.0
 
 
 class RetryBudget:
-    """Each request saves up a share of a retry, each retry spends one. Event loop only."""
+    """Each request earns a share of a retry, and each retry spends one. Event loop only."""
 
     def __init__(self) -> None:
         self._saved = MAX_SAVED_RETRIES

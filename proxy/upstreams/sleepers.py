@@ -1,7 +1,7 @@
-"""Servers without replicas: the cluster's controller starts one, and requests wait for it.
+"""Lets requests to a server without replicas wait until the cluster's controller starts one.
 
-`CLUSTER_URL` names the controller, which is told of every server that is waited for, and says how
-soon it has a replica.
+`CLUSTER_URL` names the controller. It is told which servers are waited for, and says how soon each
+has a replica.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from proxy.upstreams.routes import servers_in_turn
 
 log = logging.getLogger(__name__)
 
-LEAST_S = 0.2  # between two questions, however many requests begin to wait
+LEAST_S = 0.2  # least time between two questions, however many requests begin to wait
 BOUNDS = FetchBounds(connect_s=2.0, read_s=5.0, max_bytes=2**20)
 
 
 class Sleeper(BaseModel):
-    """A server that may have no replicas. `models`: requests for these wake it; none: any do.
-    `ready_in_s`: seconds until it has a replica, once it is woken; None: not known."""
+    """A server that may have no replicas. Requests for `models` wake it; empty means any.
+    `ready_in_s` is how long until it has a replica, once woken; None if not known."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -42,8 +42,8 @@ class _Told(BaseModel):
 
 
 def told_by(url: str, wanted: Collection[str]) -> tuple[Sleeper, ...]:
-    """What the controller says, once it is told which servers are wanted. Blocking, within BOUNDS
-    each. Raises FetchFailed and ValueError."""
+    """Tell the controller which servers are wanted, and return its answer. Blocks, within BOUNDS
+    for each request. Raises FetchFailed and ValueError."""
     for server in sorted(wanted):
         ask(f"{url}/wake/{quote(server, safe='')}", BOUNDS, "POST")
     return _Told.model_validate_json(fetch(f"{url}/sleepers", BOUNDS)).servers
@@ -51,7 +51,7 @@ def told_by(url: str, wanted: Collection[str]) -> tuple[Sleeper, ...]:
 
 class Sleepers:
     """Asks the controller every `interval_s`, and at once when a request begins to wait. Event loop
-    only, but for `is_alive` and `has_any`. Owned by the app, which starts and stops it."""
+    only, except for `is_alive` and `has_any`. Owned by the app, which starts and stops it."""
 
     def __init__(
         self,
@@ -61,21 +61,21 @@ class Sleepers:
         interval_s: float,
         max_waiting: int,
     ) -> None:
-        """Without a `url` nobody sleeps."""
+        """Without a `url` no server sleeps."""
         self._url, self._aside = url, aside
         self._balancer = balancer
         self._interval_s, self._max_waiting = interval_s, max_waiting
         self._sleepers: tuple[Sleeper, ...] = ()
         self._waiting: Counter[str] = Counter()
-        self._wanted: set[str] = set()  # since the controller was told
-        self._told: set[str] = set()  # what was wanted then
+        self._wanted: set[str] = set()  # since the controller was last told
+        self._told: set[str] = set()  # what it was last told
         self._is_wanted = asyncio.Event()
         self._has_changed = asyncio.Event()
         self._fault = ""
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        """Requests that wait for a replica's start."""
+        """Number of requests that wait for a replica's start."""
         return self._waiting.total()
 
     @property
@@ -95,15 +95,15 @@ class Sleepers:
             self._task.cancel()
 
     def look_again(self) -> None:
-        """Called whenever a server may have got a replica."""
+        """Wake waiting requests, because a server may have got a replica."""
         self._has_changed.set()
         self._has_changed = asyncio.Event()
 
     async def wake(self, hints: RoutingHints, deadline_s: float) -> bool:
         """Have the server of a request started, and wait for its first replica until a time of the
-        loop's clock. Returns False for a request whose server does not sleep.
+        loop's clock. Returns False if the server does not sleep.
 
-        Raises AllRowsBusy when too many wait, and ServerStarting when the time is not enough.
+        Raises AllRowsBusy if too many wait, and ServerStarting if the time does not suffice.
         """
         if (sleeper := self._of(hints)) is None:
             return False
@@ -126,8 +126,8 @@ class Sleepers:
         return next(iter(by_name.values()), None)
 
     def note_fallback(self, hints: RoutingHints, server: str) -> None:
-        """A request goes to this server. Have those started that sleep, and whose turn came before;
-        nobody waits for them."""
+        """Note that a request goes to this server. Start sleeping servers that come before it in
+        the route, without waiting for them."""
         if not self._sleepers or not (backends := self._balancer.route_of(hints)):
             return
         last = min((each.priority for each in backends if each.server == server), default=-1)
@@ -135,7 +135,7 @@ class Sleepers:
         in_turn = servers_in_turn(before, {each.server for each in before}, hints.route_key)
         if absent := {sleeper.server for sleeper in self._sleepers} & set(in_turn) - {server}:
             absent -= {each.spec.server for each in self._balancer.upstreams}
-            # At once the first time; then as often as for those that are waited for.
+            # Immediately the first time; later as often as for servers that are waited for.
             if absent - self._wanted - self._told:
                 self._is_wanted.set()
             self._wanted |= absent
@@ -154,7 +154,7 @@ class Sleepers:
             self._waiting[server] -= 1
 
     def _check_time(self, sleeper: Sleeper, deadline_s: float) -> None:
-        """Raises ServerStarting where a replica is not expected in time."""
+        """Raises ServerStarting if no replica is expected in time."""
         left_s = deadline_s - asyncio.get_running_loop().time()
         if sleeper.ready_in_s is not None and sleeper.ready_in_s > left_s:
             raise ServerStarting(sleeper.ready_in_s)

@@ -1,4 +1,4 @@
-"""The upstreams that an operator lists, and the YAML file that lists them. Immutable."""
+"""The upstreams that an operator lists, and their YAML file. Immutable."""
 
 import math
 import re
@@ -12,9 +12,9 @@ MAX_ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class UpstreamSpec:
-    """One entry of the upstreams file. Without `models` it takes requests for any model. `rows` are
-    those of a server that does not say how many it has. Routes name its `server`.
-    `cents_per_hour`: what it costs, whether it has requests or not."""
+    """An entry of the upstreams file. Without `models` it takes requests for any model. `rows` is
+    for a server that does not report its user rows. Routes refer to its `server`. `cents_per_hour`
+    is its cost, whether or not it has requests."""
 
     url: str
     weight: float = 1.0
@@ -52,7 +52,8 @@ class UpstreamSpec:
 
 
 def parse_upstreams(text: str) -> tuple[UpstreamSpec, ...]:
-    """The upstreams file: a YAML list of urls or mappings. ValueError names the faulty entry."""
+    """Returns the entries of the file, a YAML list of URLs or mappings. Raises ValueError that
+    names the faulty entry."""
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -1,5 +1,5 @@
-"""Queue of requests while all user rows are busy: first come first served within a team, the
-teams by turns. Event loop only.
+"""The queue of requests while all user rows are busy: teams take turns, and within a team it is
+first come, first served. Event loop only.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from proxy.clients.inbound import InboundRequest
 from proxy.errors import AllRowsBusy, ProxyError
 from proxy.upstreams.balancer import Upstream
 
-# How far it is looked behind a team's first request, which may want a model that is busy.
+# How many further requests of a team are tried, because the first may need a busy model.
 MAX_LOOKED_AT = 16
 
 Choose = Callable[[InboundRequest, AbstractSet[Upstream]], Upstream]
@@ -28,7 +28,8 @@ class _Guest:
 
 
 class WaitingRoom:
-    """`choose` names an upstream with a free row and counts the request in, or raises."""
+    """A waiting request. `choose` returns an upstream with a free row and counts the request in, or
+    raises."""
 
     def __init__(
         self, choose: Choose, give_back: Callable[[Upstream], None], max_waiting: int
@@ -45,8 +46,8 @@ class WaitingRoom:
     async def enter(
         self, request: InboundRequest, tried: AbstractSet[Upstream], deadline_s: float
     ) -> Upstream:
-        """Wait for a row until a time of the loop's clock. Raises AllRowsBusy when none came free,
-        or too many wait, and whatever `choose` says once there is nothing to wait for.
+        """Wait for a row until a time of the loop's clock. Raises AllRowsBusy if none comes free or
+        too many wait, and errors of `choose` if waiting does not help.
         """
         if self._num_waiting >= self._max_waiting:
             raise AllRowsBusy(f"{self._num_waiting} requests wait; raise QUEUE_SIZE or add servers")
@@ -64,7 +65,8 @@ class WaitingRoom:
             raise
 
     def admit(self) -> None:
-        """Called whenever a row may have come free: the next of each team, while there are any."""
+        """Give free rows to the next request of each team in turn. Called when a row may be
+        free."""
         num_refused_lanes = 0
         while self._lanes and num_refused_lanes < len(self._lanes):
             team_id = next(iter(self._lanes))
@@ -73,9 +75,9 @@ class WaitingRoom:
                 self._lanes.move_to_end(team_id)
 
     def _admit_one(self, team_id: str) -> bool:
-        """Whether one of a team's first guests is done with waiting."""
+        """Returns whether one of a team's first requests got a row or an error."""
         for guest in list(self._lanes[team_id])[:MAX_LOOKED_AT]:
-            if guest.upstream.cancelled():  # it is about to leave
+            if guest.upstream.cancelled():  # the request is about to leave
                 continue
             try:
                 upstream = self._choose(guest.request, guest.tried)
@@ -90,7 +92,7 @@ class WaitingRoom:
         return False
 
     def _see_off(self, guest: _Guest) -> None:
-        """It does not wait any more, or its place came too late for it."""
+        """Remove a request that no longer waits, and release a row that came too late."""
         if not guest.upstream.done() or guest.upstream.cancelled():
             self._remove(guest)
         elif guest.upstream.exception() is None:

@@ -1,4 +1,4 @@
-"""Drivers of engines that run elsewhere: put a split in place, measure it, and say how it went."""
+"""Drivers of engines that run elsewhere: they apply a split and measure it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from weights.partition import Layers
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The nodes that a model is split over, in ring order, and the most layers each can hold."""
+    """The nodes of a split model, in ring order, with the most layers that each can hold."""
 
     nodes: tuple[str, ...]
     num_layers: int
@@ -17,14 +17,14 @@ class Ring:
 
 
 class Driver(Protocol):
-    """Making one raises EngineUnusable where the engine cannot be measured. One thread."""
+    """An engine. The constructor raises EngineUnusable if it cannot be measured. One thread."""
 
     @property
     def ring(self) -> Ring: ...
 
     def measure(self, layers: Layers) -> float:
-        """Returns tokens/s. Raises TrialFailed for this split, EngineUnusable for all."""
+        """Returns tokens/s. Raises TrialFailed if this split fails, EngineUnusable if all would."""
 
     def finish(self, layers: Sequence[int]) -> str:
-        """Leaves the engine with this split, where it goes on running, and returns what sets it for
-        good, as one reads it."""
+        """Leave the engine with this split, if it keeps running. Returns the setting that makes the
+        split permanent, as text."""

@@ -41,14 +41,14 @@ def main() -> None:
     drive vllm --model Qwen/Qwen3-8B --layers 36 --stages 3 --
         vllm serve Qwen/Qwen3-8B --pipeline-parallel-size 3
 
-    What is measured is told to the session, in the store of the weights service: another run goes
-    on where this one ended, and /weights/sessions shows it.
+    Measurements are kept in the session, in the store of the weights service: another run continues
+    where this one ended, and /weights/sessions shows them.
     """
 
 
 def searches(driver_of: Callable[..., Driver]) -> Callable[..., None]:
-    """Searches by the driver that is made of an engine's options, and adds those that all have.
-    The command exits with 0 where a split was found, else with 1 and the reason."""
+    """Returns a command that searches with the driver made from an engine's options, and adds the
+    common options. It exits with 0 if a split was found, else with 1 and the reason."""
 
     @click.option("--model", required=True)
     @click.option("--session", help="Default: ENGINE-MODEL.")
@@ -110,7 +110,7 @@ _url = _is(URL, "address such as http://10.0.0.1:8000")
 @click.option("--token", envvar="HEARTH_TOKEN", help="An operator's, else HEARTH_TOKEN.")
 @searches
 def pipeline(url: str, token: str | None, timeout_s: int, model: str) -> Driver:
-    """A server of ours whose model is split, between its requests."""
+    """A Hearth server with a split model, between its requests."""
     return PipelineDriver(Http(url, timeout_s, token), timeout_s)
 
 

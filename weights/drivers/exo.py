@@ -1,7 +1,7 @@
-"""An exo cluster: reads its state, builds and posts the instance of a split, and measures it.
+"""The driver of an exo cluster: reads its state, posts the instance of a split, and measures it.
 
-The order is that of exo's own `bench/exo_bench.py`: every instance is deleted and gone, the new one
-is posted, its runners are watched until all are ready, then it rests, warms up and is measured.
+The order is that of exo's own `bench/exo_bench.py`: all instances are deleted, the new one is
+posted, its runners are watched until all are ready, then it rests, warms up and is measured.
 """
 
 import time
@@ -29,7 +29,8 @@ READY, FAILED = "RunnerReady", "Failed"
 
 @dataclass(frozen=True, slots=True)
 class ExoPlan:
-    """`nodes`: ids of those to use; empty: all. `replaces`: instances that run may be deleted."""
+    """`nodes` are the ids of nodes to use; empty means all. `replaces` allows deleting running
+    instances."""
 
     model: str
     nodes: tuple[str, ...] = ()
@@ -41,7 +42,7 @@ class ExoPlan:
 
 
 class ExoDriver:
-    """A `Driver`. The instance measured last stays."""
+    """A `Driver`. The last measured instance stays."""
 
     def __init__(self, http: Http, plan: ExoPlan) -> None:
         self._http = http
@@ -65,7 +66,7 @@ class ExoDriver:
             raise TrialFailed(f"exo refuses the instance: {error}") from None
         self._wait_until_ready(placement)
         time.sleep(REST_S)
-        self._generate()  # the first is slower than the others
+        self._generate()  # warm-up: the first is slower than the others
         return median(self._generate() for _ in range(self._plan.repeats))
 
     def finish(self, layers: Sequence[int]) -> str:
@@ -76,7 +77,7 @@ class ExoDriver:
         return "\n".join(lines)
 
     def _previewed(self) -> Preview:
-        """Memory that was freed shows late: asked again until there is one."""
+        """Returns a preview. Retries, because freed memory is reported late."""
         nodes = self._plan.nodes or tuple(self._get("/state/topology").get("nodes", ()))
         query: dict[str, Any] = {"model_id": self._plan.model, "node_ids": list(nodes)}
         until_s = time.monotonic() + self._plan.load_timeout_s
@@ -90,7 +91,7 @@ class ExoDriver:
             time.sleep(self._plan.poll_s)
 
     def _delete_instances(self) -> None:
-        """Delete all there are, and wait until they are gone."""
+        """Delete all instances, and wait until they are gone."""
         until_s = time.monotonic() + self._plan.load_timeout_s
         while instances := self._get("/state").get("instances"):
             for instance_id in instances:
@@ -100,7 +101,8 @@ class ExoDriver:
             time.sleep(self._plan.poll_s)
 
     def _wait_until_ready(self, placement: Placement) -> None:
-        """Raises TrialFailed where a runner fails, vanishes or takes too long."""
+        """Wait until all runners are ready. Raises TrialFailed if one fails, vanishes or takes too
+        long."""
         until_s = time.monotonic() + self._plan.load_timeout_s
         seen: set[str] = set()
         while time.monotonic() < until_s:
@@ -118,7 +120,7 @@ class ExoDriver:
         raise TrialFailed(f"not ready within {self._plan.load_timeout_s:g} s")
 
     def _generate(self) -> float:
-        """Tokens/s of one stream, by exo's own clock. The bench route never stops early."""
+        """Returns tokens/s of one stream, by exo's own clock. The bench route never stops early."""
         body = {
             "model": self._plan.model,
             "messages": [{"role": "user", "content": PROMPT}],

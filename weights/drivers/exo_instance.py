@@ -1,7 +1,7 @@
-"""Instances of an exo cluster: from the preview it gives to the one a split needs. Pure.
+"""Turns exo's preview of an instance into the instance of a split. Pure.
 
-exo checks neither that ranges are contiguous nor that they cover the model or fit a node, and an
-empty one crashes its runner: all is checked here. JSON as in exo's src/exo/shared/types, 2026-06.
+exo does not check that ranges are contiguous, cover the model, and fit a node, and an empty range
+crashes its runner, so all this is checked here. JSON as in exo's src/exo/shared/types, 2026-06.
 """
 
 import copy
@@ -15,14 +15,14 @@ from weights.errors import EngineUnusable
 from weights.partition import Layers, ranges
 
 RING, SHARD = "MlxRingInstance", "PipelineShardMetadata"
-MEMORY_FOR_LAYERS = 0.9  # share of a node's free memory; its KV cache and workspace take the rest
+MEMORY_FOR_LAYERS = 0.9  # share of a node's free memory; the rest is for KV cache and workspace
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A placement of a model as a pipeline over nodes, by exo; nodes in the order of their rank."""
+    """exo's placement of a model as a pipeline over nodes, which are in the order of ranks."""
 
     instance: Json  # below RING
     nodes: tuple[str, ...]
@@ -65,7 +65,7 @@ def choose_preview(previews: Sequence[Any], num_nodes: int) -> Preview:
 
 
 def read_preview(instance: Any) -> Preview:
-    """Raises EngineUnusable where it is not what exo's API describes."""
+    """Raises EngineUnusable if it does not match exo's API."""
     try:
         assignments = instance["shardAssignments"]
         node_of = {runner: node for node, runner in assignments["nodeToRunner"].items()}
@@ -89,7 +89,7 @@ def read_preview(instance: Any) -> Preview:
 
 
 def placed(preview: Preview, layers: Layers) -> Placement:
-    """Returns the instance with these layers of each rank, under names of its own."""
+    """Returns the instance with these layers for each rank, with new names."""
     assert len(layers) == len(preview.nodes)
     assert sum(layers) == preview.num_layers
     assert min(layers) >= 1
@@ -107,7 +107,7 @@ def placed(preview: Preview, layers: Layers) -> Placement:
 
 
 def free_bytes_of(state: Any) -> dict[str, int]:
-    """Free memory by node, of exo's `/state`."""
+    """Returns free memory by node, from exo's `/state`."""
     memory = state.get("nodeMemory") if isinstance(state, dict) else None
     found = {}
     for node, each in memory.items() if isinstance(memory, dict) else ():
@@ -118,7 +118,7 @@ def free_bytes_of(state: Any) -> dict[str, int]:
 
 
 def runner_state(value: Any) -> tuple[str, str]:
-    """The tag of a runner's state, such as RunnerReady, and its error message."""
+    """Returns the tag of a runner's state, such as RunnerReady, and its error message."""
     if not isinstance(value, dict) or len(value) != 1:
         return "", ""
     ((tag, of_tag),) = value.items()

@@ -1,4 +1,4 @@
-"""JSON over HTTP to an engine: bounded in time and size. One thread."""
+"""Exchanges JSON with an engine over HTTP, bounded in time and size. One thread."""
 
 from typing import Any
 from urllib.parse import urlencode
@@ -12,7 +12,8 @@ _NO_DEFAULT = object()
 
 
 class HttpRefused(Exception):
-    """An answer of 400 or more; the message has its status and the beginning of its text."""
+    """An answer with status 400 or more. The message has the status and the beginning of the
+    text."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status} {text}")
@@ -20,7 +21,7 @@ class HttpRefused(Exception):
 
 
 class Http:
-    """`timeout_s`: for a whole answer. `token`: sent with each call."""
+    """`timeout_s` bounds a whole answer. `token` is sent with each call."""
 
     def __init__(self, url: str, timeout_s: float = 600.0, token: str | None = None) -> None:
         self._url = url.rstrip("/")
@@ -35,8 +36,8 @@ class Http:
         query: dict[str, Any] | None = None,
         missing: Any = _NO_DEFAULT,
     ) -> Any:
-        """Returns the answer's JSON, `missing` for a 404. Raises HttpRefused, and EngineUnusable
-        where there is no answer or one that is no JSON."""
+        """Returns the answer's JSON; `missing` for a 404. Raises HttpRefused, or EngineUnusable if
+        there is no answer, or one that is no JSON."""
         try:
             asked = f"?{urlencode(query, doseq=True)}" if query else ""
             answer = ask(self._url + path + asked, self._bounds, verb, body, self._headers)

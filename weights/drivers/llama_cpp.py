@@ -1,8 +1,8 @@
-"""llama.cpp over machines: RPC servers, and its own `llama-bench` with a tensor split.
+"""The driver of llama.cpp over several machines, with RPC servers and `llama-bench`.
 
-Devices come in the order of `--rpc`, then the local ones; each server has one device here. A share
-of its layers for each device, and one more for the last, which has the output too, is what
-llama.cpp turns into exactly these layers (src/llama-model.cpp).
+Devices are in the order of `--rpc`, then the local ones; each server has one device here. llama.cpp
+assigns exactly the wanted layers if a device's share is its number of layers, plus one for the last
+device, which also has the output (src/llama-model.cpp).
 """
 
 import json
@@ -17,19 +17,19 @@ from weights.drivers.gguf_layers import read_num_layers
 from weights.errors import EngineUnusable, TrialFailed
 from weights.partition import Layers
 
-NO_CPU = "999"  # layers to put on devices: all
+NO_CPU = "999"  # number of layers on devices: all
 MAX_REASON_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaBench:
-    """How it is measured. `program`: of the same build as the servers."""
+    """How to measure. `program` must be of the same build as the servers."""
 
     program: str
     model: Path
     rpc: tuple[str, ...]  # host:port
-    local: tuple[str, ...] = ()  # devices of this machine after them
-    prompt_tokens: int = 0  # 0: generation alone is measured
+    local: tuple[str, ...] = ()  # devices of this machine, after those of `rpc`
+    prompt_tokens: int = 0  # 0: measure generation alone
     generated_tokens: int = 128
     repeats: int = 3
     timeout_s: float = 1800.0
@@ -37,7 +37,7 @@ class LlamaBench:
 
 
 class LlamaCppDriver:
-    """A `Driver`. Servers are started by whoever owns the machines, and stay."""
+    """A `Driver`. The RPC servers are started by others, and keep running."""
 
     def __init__(self, bench: LlamaBench) -> None:
         self._bench = bench
@@ -65,7 +65,7 @@ class LlamaCppDriver:
         )
 
     def _whole_request(self, tests: list[dict[str, Any]], generated_per_s: float) -> float:
-        """Generated tokens/s of a request that has its prompt read first."""
+        """Returns generated tokens/s of a request, including the time for its prompt."""
         bench = self._bench
         prompts = [each.get("avg_ts") for each in tests if each.get("n_prompt")]
         if not prompts or not isinstance(prompts[0], int | float) or not prompts[0] > 0:

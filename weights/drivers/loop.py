@@ -1,6 +1,6 @@
-"""Ask, put in place, measure, tell: until further trials stop paying. One thread.
+"""The loop of a search: ask, apply, measure, tell, until further trials do not pay. One thread.
 
-Progress is told as lines of JSON: one for each trial, and a last one for the result.
+It prints progress as lines of JSON: one for each trial, and a last one for the result.
 """
 
 import json
@@ -15,7 +15,7 @@ from weights.partition import Layers, layers_of
 from weights.search import Observation, Problem
 from weights.service import WeightsService
 
-MAX_FAILURES = 3  # trials in a row; what fails as often has another cause than the split
+MAX_FAILURES = 3  # consecutive failed trials, after which the split is not the cause
 MAX_ASKS = 16
 
 Tell = Callable[[str], None]
@@ -40,7 +40,7 @@ class Search:
         )
 
     def check(self) -> None:
-        """Raises EngineUnusable where the nodes together cannot hold the model."""
+        """Raises EngineUnusable if the nodes together cannot hold the model."""
         ring, least = self.ring, self.min_layers
         if not 2 <= len(ring.nodes) <= ring.num_layers:
             raise EngineUnusable(
@@ -60,7 +60,8 @@ class Search:
             )
 
     def ask(self, failed: AbstractSet[Layers]) -> tuple[Layers, str] | None:
-        """Returns a split that has not failed, and what proposes it; None: it has no other."""
+        """Returns a split that has not failed, and the model that proposes it; None if there is no
+        other."""
         for _ in range(MAX_ASKS):
             (proposal,) = self.service.ask(self.session_id, self.problem, count=1, seed=None)
             layers = layers_of(proposal.shares, self.problem)
@@ -73,7 +74,7 @@ class Search:
         self.service.tell(self.session_id, self.problem, [Observation(shares, tokens_per_s)])
 
     def is_over(self) -> bool:
-        """Whether more trials are not worthwhile."""
+        """Returns whether more trials are not worthwhile."""
         try:
             return self.service.overview(self.session_id).assessment.convergence.converged
         except SessionNotFound:
@@ -81,13 +82,13 @@ class Search:
 
 
 def drive(driver: Driver, search: Search, max_trials: int, tell: Tell) -> Layers:
-    """Returns the best split when noise is accounted for, which the engine is left with. Raises
-    EngineUnusable, and TrialFailed after several in a row."""
+    """Search, and leave the engine with the best split. Returns that split, with noise accounted
+    for. Raises EngineUnusable, and TrialFailed after several failures in a row."""
     search.check()
     num_failed = 0
     failed: set[Layers] = set()
     for trial in range(1, max_trials + 1):
-        asked = search.ask(failed)  # which also checks that the session is this ring's
+        asked = search.ask(failed)  # also checks that the session belongs to this ring
         if asked is None or search.is_over():
             break
         layers, model = asked
@@ -108,7 +109,7 @@ def drive(driver: Driver, search: Search, max_trials: int, tell: Tell) -> Layers
 
 
 def _finish(driver: Driver, search: Search, tell: Tell) -> Layers:
-    """Tells the best split, how sure that is, and what sets it. Returns it."""
+    """Print the best split, its interval, and the setting for it. Returns the split."""
     assessment = search.service.overview(search.session_id).assessment
     best, convergence = assessment.best, assessment.convergence
     layers = layers_of(best.shares, search.problem)

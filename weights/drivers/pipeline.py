@@ -1,4 +1,4 @@
-"""Hearth's own pipeline, which moves layers and measures between requests, by two routes."""
+"""The driver of Hearth's own pipeline, which moves layers and measures between requests."""
 
 import time
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ UNAVAILABLE = 503  # there was no pause between requests
 
 
 class PipelineDriver:
-    """A `Driver`. Requests that come during a measurement wait for its end."""
+    """A `Driver`. Requests that come during a measurement wait until it ends."""
 
     def __init__(self, http: Http, timeout_s: float) -> None:
-        """`timeout_s`: for each pause between requests."""
+        """`timeout_s` bounds the wait for a pause between requests."""
         self._http, self._timeout_s = http, timeout_s
         layers, _ = self._measured()
         nodes = tuple(f"rank {number}" for number in range(len(layers)))

@@ -1,6 +1,6 @@
-"""An engine that takes its split from the environment when it starts: vLLM, SGLang, our own.
+"""The driver of engines that read their split from the environment at start: vLLM, SGLang, Hearth.
 
-For each split the server is started, measured by concurrent completions over HTTP, and ended.
+For each split the server is started, measured by concurrent completions over HTTP, and stopped.
 """
 
 import os
@@ -28,7 +28,8 @@ PROMPT = "The history of bridges begins with "
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """`variable` is set to the layers of each stage, as `12,10,10`. `url` ends in /v1."""
+    """The environment variable `variable` gets the layers of each stage, such as `12,10,10`. `url`
+    ends in /v1."""
 
     command: tuple[str, ...]
     variable: str
@@ -39,7 +40,7 @@ class ServerPlan:
     environment: Mapping[str, str]
     users: int = 8
     generated_tokens: int = 128
-    rounds: int = 2  # rounds of requests of every user, once warmed up
+    rounds: int = 2  # measured requests of every user, after the warm-up
     start_timeout_s: float = 900.0
 
 
@@ -102,7 +103,8 @@ class ServerDriver:
         return answers_ok(f"{self._plan.url}/models")
 
     def _round(self, repeats: int) -> int:
-        """Generated tokens of all users, each of whom asks `repeats` times in turn."""
+        """Returns the generated tokens of all users, each of whom sends `repeats` requests in
+        turn."""
         with ThreadPoolExecutor(self._plan.users) as pool:
             asked = [pool.submit(self._ask, user, repeats) for user in range(self._plan.users)]
             return sum(each.result() for each in asked)
@@ -112,7 +114,7 @@ class ServerDriver:
         for number in range(repeats):
             body = {
                 "model": plan.model,
-                "prompt": f"{user}.{number} {PROMPT}",  # none is another's prefix
+                "prompt": f"{user}.{number} {PROMPT}",  # no prompt is a prefix of another
                 "max_tokens": plan.generated_tokens,
                 "ignore_eos": True,
                 "temperature": 0,
@@ -134,7 +136,7 @@ def _joined(layers: Sequence[int]) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the server, and what it has left behind."""
+    """Stop the server and all its processes."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):

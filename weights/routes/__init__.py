@@ -1,6 +1,6 @@
-"""The weights service over HTTP, as a blueprint that a composition root mounts.
+"""The HTTP routes of the weights service, as a blueprint that a composition root mounts.
 
-Views run on request threads; what they share is the service they are given.
+Views run on request threads and share the service.
 """
 
 from flask import Blueprint, Response

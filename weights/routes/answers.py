@@ -1,4 +1,4 @@
-"""The answers of the routes. Fields that were not set are left out."""
+"""The answers of the routes. Unset fields are left out."""
 
 import math
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ class LoggedAnswer(Said):
 
 
 class ToldAnswer(Said):
-    """The best single measurement, of how many."""
+    """The best single measurement, and the number of measurements."""
 
     best_perf_metric: float
     best_weights: Shares
@@ -67,7 +67,7 @@ class ProposalAnswer(WireModel):
 
 
 class GeneratedAnswer(Said, ProposalAnswer):
-    """The first proposal, and all of them."""
+    """The first proposal, and all proposals."""
 
     proposals: list[ProposalAnswer]
 
@@ -116,7 +116,7 @@ class SessionsAnswer(WireModel):
 
 
 class NoiseAwareAnswer(ObservationAnswer):
-    """An end of the interval is null where nothing bounds it: one measurement says little."""
+    """An end of the interval is null if it is unbounded, as with a single measurement."""
 
     interval_90: tuple[float | None, float | None]
 
@@ -165,7 +165,7 @@ class OverviewAnswer(SessionAnswer):
         )
 
 
-# [first, beyond the last]; without prefixItems, which readers of OpenAPI trip over.
+# [first, beyond the last]; without prefixItems, which many OpenAPI readers do not support.
 LayerRange = Annotated[
     tuple[int, int],
     WithJsonSchema({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
@@ -204,7 +204,7 @@ class ErrorDetail(WireModel):
 
 
 class Problem(WireModel):
-    """Every error of the weights service; `detail` comes with status 422."""
+    """An error of the weights service; `detail` comes with status 422."""
 
     status_code: int
     message: str
@@ -226,12 +226,12 @@ class Problem(WireModel):
 
 
 def problems(*statuses: int) -> dict[int, type[Problem]]:
-    """Returns the answers of an operation's failures, by status."""
+    """Returns the descriptions of an operation's failures, by status."""
     return dict.fromkeys(statuses, Problem)
 
 
 def _fields(proposal: Proposal) -> dict[str, object]:
-    """Returns the fields that the model gave."""
+    """Returns the fields that were set."""
     fields = {
         "weights": proposal.shares,
         "model": proposal.model,

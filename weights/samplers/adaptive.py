@@ -1,7 +1,7 @@
-"""The default: fit every model of the cost, trust the one that predicts best, and ask it.
+"""The default sampler: fits all models of the cost, and asks the one that predicts best.
 
-Two of three trials explore, where the trusted model would learn most about the optimum; one in
-three takes the best shares in expectation, so that good ones are measured whenever it is stopped.
+Two of three trials explore where the chosen model would learn most about the optimum. One in three
+takes the best shares in expectation, so that good shares are measured whenever the search stops.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,7 +20,7 @@ from weights.simplex import FloatArray, sample_uniform
 
 EXPLOIT_EVERY = 3
 MAX_REDRAWS = 16  # redraws of shares that have failed
-QUIET = 1e-3  # noise under which a repeat tells nothing
+QUIET = 1e-3  # noise below which a repeat is useless
 
 
 class AdaptiveSampler:
@@ -36,7 +36,7 @@ class AdaptiveSampler:
         if len({observation.shares for observation in told}) < MIN_POINTS:
             return RandomSampler().propose(problem, observations, pending, count, rng)
         failed = {one.shares for one in observations} - {one.shares for one in told}
-        # Trials that run now are taken to give what the model expects of them.
+        # Running trials are assumed to give the results that the model expects.
         for shares in pending:
             told.append(_Step(problem, told, rng).expected(shares))
         proposals = []
@@ -48,7 +48,7 @@ class AdaptiveSampler:
 
 
 class _Step:
-    """One choice, given all that was told. One thread."""
+    """One choice, given the history. One thread."""
 
     def __init__(
         self, problem: Problem, told: Sequence[Observation], rng: np.random.Generator
@@ -81,7 +81,8 @@ class _Step:
         explored = self._snapped(self._fit.explore(self._bounds, self._rng))
         if self._problem.num_layers is None or not self._is_known(explored):
             return explored
-        # Layers leave few splits: rather than the same again, the best of its unknown neighbours.
+        # There are few whole-layer splits, so instead of a repeat take the best unmeasured
+        # neighbour.
         return self._best_of(neighbours(explored, self._problem), or_else=explored)
 
     def _best_in_expectation(self) -> Shares:
@@ -98,7 +99,7 @@ class _Step:
         return best
 
     def _best_of(self, splits: Sequence[Shares], or_else: Shares) -> Shares:
-        """Returns the best in expectation of the splits that were never measured."""
+        """Returns the unmeasured split that is best in expectation."""
         unknown = [shares for shares in splits if not self._is_known(shares)]
         if not unknown:
             return or_else

@@ -1,4 +1,4 @@
-"""Best, convergence and concentration, as the trusted model sees them."""
+"""Assesses a history with the chosen model: best shares, convergence and concentration."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from weights.samplers.trials import Trials, succeeded, trials_from
 from weights.search import Assessment, Best, Convergence, Observation, Problem
 from weights.simplex import FloatArray
 
-SEED = 0  # the same history gets the same answer
-MIN_POINTS = 3  # different shares measured, before any model is fitted
-EQUAL = 1e-6  # difference up to which costs count as the same
-WORTHWHILE = 0.01  # gain in cost below which further trials do not pay
-UNKNOWN_PER_NODE = 2  # a speed and a latency; so many trials contradict no model
+SEED = 0  # fixed, so that the same history gets the same answer
+MIN_POINTS = 3  # distinct measured shares needed to fit a model
+EQUAL = 1e-6  # costs with a smaller difference count as equal
+WORTHWHILE = 0.01  # further trials pay above this gain in cost
+UNKNOWN_PER_NODE = 2  # a speed and a latency; so many trials cannot contradict a model
 INTERVAL = (0.05, 0.95)
 
 
@@ -40,7 +40,7 @@ def assess(problem: Problem, observations: Sequence[Observation]) -> Assessment:
 
 
 def _without_model(trials: Trials, bounds: Bounds) -> Assessment:
-    """Returns the best mean as told, with Student's t over all repeats; infinite without any."""
+    """Returns the best measured mean, with Student's t over its repeats; infinite without any."""
     means = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
     worse = trials.scale.slope_sign * means
     best = int(np.where(bounds.hold(trials.points), worse, np.inf).argmin())
@@ -61,14 +61,14 @@ def _without_model(trials: Trials, bounds: Bounds) -> Assessment:
 
 
 def _best_point(trials: Trials, expected: FloatArray) -> int:
-    """Returns the point of least expected cost; of equals, as exact metrics have, the best told."""
+    """Returns the point of least expected cost; among equals the best measured one."""
     told = np.bincount(trials.point_of, trials.metrics) / np.bincount(trials.point_of)
     equal = np.flatnonzero(expected <= expected.min() + EQUAL)
     return int(equal[(trials.scale.slope_sign * told[equal]).argmin()])
 
 
 def _best(trials: Trials, point: int, costs: FloatArray) -> Best:
-    """Returns the estimate at a point; `costs` are draws of the noise-free cost there."""
+    """Returns the estimate at a point, from draws of the noise-free cost there."""
     ends = np.quantile(costs, INTERVAL)
     mean, *interval = trials.scale.metrics(np.array([costs.mean(), *ends]))
     low, high = sorted(float(end) for end in interval)
@@ -76,8 +76,8 @@ def _best(trials: Trials, point: int, costs: FloatArray) -> Best:
 
 
 def _convergence(best: FloatArray, costs: FloatArray, fit: Fit, trials: Trials) -> Convergence:
-    """Returns whether trials still pay: in each possible truth the best measured is worse than the
-    optimum by some part of its time, and the mean of it is what perfect knowledge would gain."""
+    """Returns whether further trials pay, by the mean gain of perfect knowledge: how much worse the
+    best measured shares are than the optimum, over all possible truths."""
     gain = float(-np.expm1(np.minimum(costs.min(axis=1) - best, 0.0)).mean()) + 0.0  # no -0.0
     said = f"the {fit.name} model expects {gain:.1%} more from the optimum"
     if gain > WORTHWHILE:

@@ -1,7 +1,7 @@
-"""Partitions as a Dirichlet distribution: the concentration that matches or most likely made them.
+"""Fits a Dirichlet distribution to partitions, by moments or maximum likelihood.
 
-Maximum likelihood by Newton's method (Minka, Estimating a Dirichlet distribution, 2000). Equal
-partitions or zeros have no maximum: shares are kept off zero, and the concentration has a ceiling.
+Maximum likelihood uses Newton's method (Minka, Estimating a Dirichlet distribution, 2000). Equal
+partitions or zeros have no maximum, so shares are kept above zero and the concentration is bounded.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from common.numerics import scipy
 from weights.simplex import FloatArray
 
 SMALLEST_SHARE = 1e-6
-MAX_TOTAL = 1e9  # a spread of some 1e-5
+MAX_TOTAL = 1e9  # a spread of about 1e-5
 MIN_OF_A_NODE = 1e-2
 STEPS, ENOUGH = 1000, 1e-6
 

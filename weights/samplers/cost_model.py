@@ -1,4 +1,4 @@
-"""The protocol of all models of the cost: draws from their posteriors."""
+"""The protocol of models of the cost, which give draws from their posteriors."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +9,7 @@ from common.numerics import scipy
 from weights.search import ROUNDING, Problem
 from weights.simplex import BoolArray, FloatArray, nearest_point
 
-RESOLUTION = 0.01  # least deviation of costs; smaller ones count as this
+RESOLUTION = 0.01  # least deviation of costs; smaller ones are raised to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Bounds:
         return cls(np.array(problem.min_weightings), np.array(problem.max_weightings))
 
     def hold(self, points: FloatArray) -> BoolArray:
-        """Returns which points [points, n] are within; all where none is, by older bounds."""
+        """Returns which points [points, n] are within the bounds; all if none is, because they are
+        from older bounds."""
         above, below = points >= self.lower - ROUNDING, points <= self.upper + ROUNDING
         held: BoolArray = np.asarray((above & below).all(axis=1))
         return held if held.any() else ~held
@@ -32,19 +33,19 @@ class Bounds:
 
 
 class Fit(Protocol):
-    """A model given some trials. Costs are logs of times (`trials.Scale`)."""
+    """A model fitted to trials. Costs are logarithms of times (`trials.Scale`)."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def noise(self) -> float:
-        """Standard deviation of one measured cost."""
+        """The standard deviation of one measured cost."""
 
     @property
     def evidence(self) -> FloatArray:
-        """Log density per trial given the others (leave one out), by which models are compared
-        (Vehtari, Gelman & Gabry, Statistics and Computing 27, 2017)."""
+        """The log density of each trial given the others (leave one out), by which models are
+        compared (Vehtari, Gelman & Gabry, Statistics and Computing 27, 2017)."""
 
     def costs(self, points: FloatArray) -> FloatArray:
         """Returns noise-free costs [draws, points]: each row is one possible truth."""
@@ -53,15 +54,16 @@ class Fit(Protocol):
         """Returns the optimum of each possible truth, [draws, n]."""
 
     def safest(self, bounds: Bounds) -> FloatArray:
-        """Returns optima [some, n] that take all that is not known together."""
+        """Returns optima [some, n] that account for all uncertainty together."""
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        """Returns shares [n] whose measurement would tell much about the optimum."""
+        """Returns shares [n] whose measurement would be informative about the optimum."""
 
 
 def log_density(residuals: FloatArray, deviation: FloatArray | float) -> FloatArray:
-    """Returns the log density of a normal distribution. Deviations under RESOLUTION count as that:
-    to predict to a part in a million is no more trusted than to a part in a hundred."""
+    """Returns the log density of a normal distribution. Deviations below RESOLUTION are raised to
+    it, because a prediction to a part in a million deserves no more trust than to one in a
+    hundred."""
     coarse = np.hypot(deviation, RESOLUTION)
     density: FloatArray = (
         -0.5 * (residuals / coarse) ** 2 - np.log(coarse) - 0.5 * np.log(2.0 * np.pi)
@@ -70,7 +72,7 @@ def log_density(residuals: FloatArray, deviation: FloatArray | float) -> FloatAr
 
 
 def leave_one_out(log_likelihood: FloatArray) -> FloatArray:
-    """Returns log p(trial | the others) per trial, from draws that saw all: [draws, trials].
+    """Returns log p(trial | other trials) per trial, from draws given all trials [draws, trials].
 
     Importance sampling with weights 1 / likelihood, truncated at sqrt(draws) times their mean
     (Ionides, Journal of Computational and Graphical Statistics 17, 2008).

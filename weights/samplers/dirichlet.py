@@ -1,4 +1,4 @@
-"""The classic search: a Dirichlet distribution fitted to the best partitions, and drawn from.
+"""The classic sampler: draws from a Dirichlet distribution fitted to the best partitions.
 
 Maximum likelihood on the best 20 of more than 50 trials; uniform draws before.
 """
@@ -27,7 +27,7 @@ class DirichletSampler:
         count: int,
         rng: np.random.Generator,
     ) -> list[Proposal]:
-        """Returns independent draws: parallel trials need no thought."""
+        """Returns independent draws, so pending trials do not matter."""
         bounds = Bounds.of(problem)
         if len(observations) <= MIN_TRIALS:
             model, drawn = "random", sample_uniform(bounds.lower, bounds.upper, count, rng)

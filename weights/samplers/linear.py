@@ -1,4 +1,4 @@
-"""Models that are linear in their parameters, fitted to times by weighted least squares:
+"""Models that are linear in their parameters, fitted to times by weighted least squares.
 
 - single stream: time = sum_i b_i w_i (a latency is in every b_i, as the shares sum to 1);
 - a bowl: time = c + k |w - optimum|^2, whatever the reason.

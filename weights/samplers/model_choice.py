@@ -10,11 +10,11 @@ from weights.samplers.stages import fit_slowest_stage
 from weights.samplers.surrogate import Surrogate, fit_surrogate
 from weights.samplers.trials import Trials
 
-MARGIN = 3.0  # in log evidence: twenty to one
-# Trials that models are fitted to: the cheapest and the newest. The cheapest of noisy trials are
-# the lucky ones, so a few of them alone mislead.
+MARGIN = 3.0  # difference of log evidence: twenty to one
+# Trials that models are fitted to: the cheapest and the newest. The cheapest alone would mislead,
+# because with noise they are the lucky ones.
 MAX_TRIALS = 256
-NEAR_TRIALS = 128  # trials that a surrogate is fitted to when it proposes
+NEAR_TRIALS = 128  # trials to which a surrogate is fitted for proposals
 
 STRUCTURES: Sequence[Callable[[Trials, np.random.Generator], Fit]] = (
     fit_slowest_stage,
@@ -24,8 +24,8 @@ STRUCTURES: Sequence[Callable[[Trials, np.random.Generator], Fit]] = (
 
 
 def most_trusted(trials: Trials, rng: np.random.Generator) -> Fit:
-    """Returns the first fit that no other clearly beats. Metrics of both signs are no times: then
-    no structure is tried."""
+    """Returns the first fit that no other clearly beats. Metrics of both signs are no times, so no
+    structured model is tried for them."""
     told = trials.most_telling(MAX_TRIALS)
     fits: list[Fit] = [fit(told, rng) for fit in STRUCTURES] if trials.scale.is_log else []
     fits.append(fit_surrogate(told, rng))
@@ -33,9 +33,10 @@ def most_trusted(trials: Trials, rng: np.random.Generator) -> Fit:
 
 
 def guide(trials: Trials, rng: np.random.Generator) -> Fit:
-    """Returns the model that proposes: the trusted one. A surrogate is equally smooth everywhere,
-    so bad shares blur what it sees among the good ones: it is fitted again without most of the bad.
-    This favours lucky trials, which costs a trial at most: the best is judged by all of them."""
+    """Returns the model for proposals, which is the chosen one. A surrogate is fitted again without
+    most of the bad trials, because it is equally smooth everywhere and they would blur differences
+    among good shares. That favours lucky trials, at the cost of at most a trial: the best shares
+    are judged by all trials."""
     fit = most_trusted(trials, rng)
     if isinstance(fit, Surrogate) and len(trials) > NEAR_TRIALS:
         return fit_surrogate(trials.most_telling(NEAR_TRIALS), rng)
@@ -43,7 +44,7 @@ def guide(trials: Trials, rng: np.random.Generator) -> Fit:
 
 
 def clearly_beats(other: Fit, fit: Fit) -> bool:
-    """Returns True if evidence differs by over MARGIN and two standard errors."""
+    """Returns whether evidence differs by more than MARGIN and two standard errors."""
     difference = other.evidence - fit.evidence
     error = np.sqrt(len(difference)) * float(difference.std())
     return bool(difference.sum() > max(MARGIN, 2.0 * error))

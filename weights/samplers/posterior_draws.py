@@ -1,15 +1,15 @@
 """Draws from the posterior of the slowest-stage model, many chains at once.
 
-A trial says what the slowest stage took and not which stage that was, so there are many modes and
-ridges. Every chain starts at the mode for perturbed data and a perturbed prior, which is nearly a
-draw already (randomize-then-optimize: Bardsley et al., SIAM Journal on Scientific Computing 36,
-2014). The climb to it begins with a soft maximum, in which a trial moves all stages that may have
-been its slowest, and hardens it step by step: otherwise the first guess of the slowest stage is
-never taken back. Metropolis steps within Gibbs, one node at a time, do the rest.
+A trial gives the time of the slowest stage, but not which stage that was, so the posterior has many
+modes and ridges. Every chain starts at the mode for perturbed data and a perturbed prior, which is
+nearly a draw already (randomize-then-optimize: Bardsley et al., SIAM Journal on Scientific
+Computing 36, 2014). The climb to the mode begins with a soft maximum, in which a trial moves all
+stages that may have been its slowest, and hardens it step by step; otherwise the first guess of the
+slowest stage would never be revised. Metropolis-within-Gibbs steps, one node at a time, follow.
 
 Two numbers describe a node: `log_stage_time`, the log time of its stage at its reference share,
 where a trial bounds it most tightly, and `latency_share`, the part of that time that is latency. At
-g times the reference share its stage takes exp(log_stage_time) (latency_share + (1 - latency_share)
+g times the reference share the stage takes exp(log_stage_time) (latency_share + (1 - latency_share)
 g).
 """
 
@@ -23,8 +23,8 @@ from weights.simplex import FloatArray, IntArray
 
 CHAINS = 16
 SLOPE_DEVIATION = 0.7  # spread of the log slopes about their mean: a factor of 4 apart is common
-PART_SHAPE = 6.0  # latency is Beta(1, 6) of a stage's time: a seventh, more is possible
-ODDS_MEAN, ODDS_DEVIATION = -2.2, 1.2  # the same on the logit scale, as a normal
+PART_SHAPE = 6.0  # the share of latency in a stage's time is Beta(1, 6): a seventh on average
+ODDS_MEAN, ODDS_DEVIATION = -2.2, 1.2  # its logit, as a normal distribution
 NOISE, NOISE_TRIALS = 0.02, 2.0  # prior of the noise: inverse gamma, worth two trials
 START_NOISE = 0.05
 SOFTNESS = np.geomspace(0.1, 0.02, 20)  # softness of the maximum, for each step of the climb
@@ -32,7 +32,7 @@ SOFTNESS = np.geomspace(0.1, 0.02, 20)  # softness of the maximum, for each step
 
 @dataclass(slots=True)
 class Chains:
-    """The state of all chains. One thread, for the length of one fit."""
+    """The state of all chains during one fit. One thread."""
 
     trial_costs: FloatArray  # [trials]
     growth: FloatArray  # [n, trials], shares over reference shares
@@ -54,7 +54,7 @@ class Chains:
         """Updates every node once, then the noise."""
         chains, n = self.log_stage_time.shape
         stages = np.moveaxis(_stages(self.log_stage_time, self.latency_share, self.growth), 1, 0)
-        later = np.full((n + 1, *stages.shape[1:]), -np.inf)  # slowest of the nodes from here on
+        later = np.full((n + 1, *stages.shape[1:]), -np.inf)  # slowest of this and later nodes
         later[:-1] = np.maximum.accumulate(stages[::-1])[::-1]
         new_log_time, new_share = self._moved((stages >= later[0]).sum(axis=2).T, rng)
         new_stages = np.moveaxis(_stages(new_log_time, new_share, self.growth), 1, 0)
@@ -70,7 +70,7 @@ class Chains:
         )
         threshold = np.log(rng.random((chains, n))) + (new - old) / (2.0 * SLOPE_DEVIATION**2)
         is_taken = np.zeros((chains, n), dtype=bool)
-        passed = np.full(stages.shape[1:], -np.inf)  # slowest of the nodes before this one
+        passed = np.full(stages.shape[1:], -np.inf)  # slowest of the earlier nodes
         squares = self._squares(later[0])
         for node in range(n):
             others = np.maximum(passed, later[node + 1])
@@ -91,8 +91,8 @@ class Chains:
     ) -> tuple[FloatArray, FloatArray]:
         """Returns one proposal per chain and node: (log_stage_time, latency_share).
 
-        Half of them move the stage's time a little (by what as many trials as show this node can
-        tell), a quarter by far, and a quarter draw the latency's share anew from its prior.
+        Half of them change the stage's time a little (by the precision of the trials that show this
+        node), a quarter change it much, and a quarter redraw the latency's share from its prior.
         """
         shape = self.log_stage_time.shape
         kind = rng.integers(4, size=shape)
@@ -108,8 +108,8 @@ class Chains:
 
 
 def start(trials: Trials, rng: np.random.Generator) -> Chains:
-    """Returns chains that climbed to a peak. No stage is slower than a trial was: they begin a
-    little below the tightest of these bounds."""
+    """Returns chains that have climbed to a mode. They start a little below the tightest bound of
+    each stage, because no stage is slower than any trial."""
     with np.errstate(divide="ignore"):
         bounds = trials.costs[:, None] - np.log(trials.shares)  # [trials, n], of the log slope
     tightest, nodes = bounds.argmin(axis=0), np.arange(bounds.shape[1])
@@ -130,7 +130,7 @@ def start(trials: Trials, rng: np.random.Generator) -> Chains:
 
 @dataclass(frozen=True, slots=True)
 class _Misses:
-    """Residuals in standard deviations, and how the soft maximum shares each trial out."""
+    """Residuals in standard deviations, and how the soft maximum distributes each trial."""
 
     of_trials: FloatArray  # [chains, trials]
     of_slopes: FloatArray  # [chains, n]

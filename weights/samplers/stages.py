@@ -1,4 +1,4 @@
-"""Pipelined: the slowest stage decides, time = max_i(a_i w_i + c_i)."""
+"""The model of a pipeline: the slowest stage decides, time = max_i(a_i w_i + c_i)."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class SlowestStage:
         return fastest_shares(self.slopes, self.latencies, bounds)
 
     def safest(self, bounds: Bounds) -> FloatArray:
-        """Returns optima for the mean node, and with more caution about less known nodes."""
+        """Returns the optima for mean slopes, and for slopes raised where nodes are less known."""
         logs = np.log(self.slopes)
         pessimism = np.array(PESSIMISM)[:, None]
         slopes = np.exp(logs.mean(axis=0) + pessimism * logs.std(axis=0))
@@ -40,9 +40,9 @@ class SlowestStage:
         return fastest_shares(slopes, latencies, bounds)
 
     def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        """Returns, half of the times, the optimum of one possible truth (Thompson). Else, from safe
-        shares, the least known node gets so much more that it is the slowest: the trial measures
-        that node alone. One that its bound keeps from being the slowest teaches nothing."""
+        """Returns half of the time the optimum of one possible truth (Thompson sampling). Otherwise
+        it gives the least known node so much more than safe shares that it is the slowest, and the
+        trial measures that node alone. A node whose bound prevents that is not chosen."""
         if rng.random() < 0.5:
             drawn: FloatArray = rng.choice(self.optima(bounds))
             return drawn
@@ -62,9 +62,10 @@ class SlowestStage:
 
 
 def fastest_shares(slopes: FloatArray, latencies: FloatArray, bounds: Bounds) -> FloatArray:
-    """Returns per row of `slopes` [rows, n] the shares whose slowest stage is fastest.
+    """Returns for each row of `slopes` [rows, n] the shares with the fastest slowest stage.
 
-    Within t s node i can take (t - c_i) / a_i, cut to its bounds: bisect for the t that takes all.
+    Within t s node i can take (t - c_i) / a_i, clipped to its bounds. Bisects for the t at which
+    the shares sum to 1.
     """
 
     def shares(seconds: FloatArray) -> FloatArray:

@@ -1,9 +1,9 @@
-"""A Gaussian process over the shares: for costs that no structure explains.
+"""The model for costs without known structure: a Gaussian process over the shares.
 
-Matern 5/2 on square roots of the shares (Hellinger distance: a share of 0.01 more matters most to
-a small share). Per length scale one eigendecomposition serves all noise levels; both are chosen by
-marginal likelihood (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, ch. 5),
-the amplitude in closed form.
+Matern 5/2 on square roots of the shares (Hellinger distance, because 0.01 more matters most to a
+small share). For each length scale one eigendecomposition serves all noise levels. Both are chosen
+by marginal likelihood (Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, ch. 5),
+and the amplitude in closed form.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from weights.samplers.trials import Trials
 from weights.simplex import FloatArray, sample_uniform
 
 LENGTHS = np.geomspace(0.1, 3.0, 5)
-NOISES = np.geomspace(1e-4, 1.0, 9)  # standard deviations, of the amplitude
+NOISES = np.geomspace(1e-4, 1.0, 9)  # standard deviations relative to the amplitude
 DRAWS = 48
 CANDIDATES = 128  # candidates of each kind
-LIKELY = 64  # candidates that may be optima; drawing their costs jointly is slow
+LIKELY = 64  # candidates that may be optima; limited, because joint draws are slow
 STEPS = np.geomspace(0.003, 0.3, 4)  # lengths of steps from the best points
 
 
@@ -84,8 +84,8 @@ class Surrogate:
         return improvement
 
     def _candidates(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        """Returns points anywhere, and steps of all lengths from the best: along random directions,
-        and from one node to another."""
+        """Returns random points, and points at steps of all lengths from the best: in random
+        directions, and from one node to another."""
         anywhere = sample_uniform(bounds.lower, bounds.upper, CANDIDATES, rng)
         n = anywhere.shape[1]
         starts = self.best[rng.integers(len(self.best), size=2 * CANDIDATES)]
@@ -107,7 +107,7 @@ def fit_surrogate(trials: Trials, rng: np.random.Generator) -> Surrogate:
         along = (vectors.T @ centered) ** 2
         spectrum = np.maximum(values, 0.0) + NOISES[:, None] ** 2  # [noises, trials]
         variances = (along / spectrum).sum(axis=1) / count + 1e-12
-        # A mild prior for lengths about half of the simplex and against no noise at all.
+        # A mild prior: lengths of about half of the simplex, and some noise.
         prior = -0.5 * (np.log(tried_length / 0.5) / 1.0) ** 2
         scores = -0.5 * (count * np.log(variances) + np.log(spectrum).sum(axis=1)) + prior
         if scores.max() > best_score:

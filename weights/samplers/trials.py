@@ -1,4 +1,4 @@
-"""The history as arrays: the cost of every trial, and which trials repeat the same shares."""
+"""The history as arrays: costs of trials, and which trials repeat the same shares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from weights.search import Observation, Problem
 from weights.simplex import FloatArray, IntArray
 
 ROUNDING = 1e-12
-SAME = 1e-9  # points that agree to this in every share are the same
+SAME = 1e-9  # points whose shares all differ by less count as the same
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Between a metric and its cost, of order 1, to be minimised, with about equal noise.
+    """Converts between a metric and its cost, which is of order 1, minimised, and has even noise.
 
-    Metrics of one sign are times or rates; their cost is the log of the time (a rate's is the
-    inverse), and noise in proportion becomes even. Of others the cost is the metric itself.
+    Metrics of one sign are times or rates. Their cost is the log of the time (the inverse of a
+    rate), which makes proportional noise even. For other metrics the cost is the metric itself.
     """
 
     is_log: bool
-    metric_sign: float  # sign of the metrics, where they have one
+    metric_sign: float  # sign of the metrics, if they all have the same
     sign: float  # sign of the cost's slope over the log of a metric's size, or over the metric
     origin: float
     unit: float
@@ -31,7 +31,7 @@ class Scale:
     def of(cls, metrics: FloatArray, problem: Problem) -> "Scale":
         sign = -1.0 if problem.direction == "maximize" else 1.0
         if (metrics > 0.0).all() or (metrics < 0.0).all():
-            # -tokens/s to minimise, or -seconds to maximise: their size has the other direction.
+            # For -tokens/s to minimise, or -seconds to maximise, size has the other direction.
             metric_sign = float(np.sign(metrics[0]))
             origin = float(np.median(np.log(np.abs(metrics))))
             return cls(True, metric_sign, sign * metric_sign, origin, 1.0)
@@ -40,13 +40,13 @@ class Scale:
 
     @property
     def slope_sign(self) -> float:
-        """1 where a larger metric costs more, -1 where it costs less."""
+        """1 if a larger metric costs more, -1 if it costs less."""
         return self.sign * self.metric_sign
 
     def costs(self, metrics: FloatArray) -> FloatArray:
         raw = np.log(np.abs(metrics)) if self.is_log else metrics
         costs: FloatArray = self.sign * (raw - self.origin) / self.unit
-        # Below this part of the longest time, times are rounding: 1 / error^2 near an optimum.
+        # Smaller shares of the longest time are rounding errors: 1 / error^2 near an optimum.
         return np.maximum(costs, costs.max() + np.log(ROUNDING)) if self.is_log else costs
 
     def metrics(self, costs: FloatArray) -> FloatArray:
@@ -61,12 +61,12 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """All trials in the order told, and to which distinct point each belongs."""
+    """All trials in the order told, and the distinct point of each."""
 
     scale: Scale
     metrics: FloatArray  # [trials]
     costs: FloatArray  # [trials], lower is better
-    shares: FloatArray  # [trials, n]; with whole layers, of the layers that they stand for
+    shares: FloatArray  # [trials, n]; rounded to whole layers, if there are any
     points: FloatArray  # [points, n], distinct
     point_of: IntArray  # [trials]
 
@@ -74,7 +74,7 @@ class Trials:
         return len(self.costs)
 
     def most_telling(self, count: int) -> "Trials":
-        """Returns at most `count` of them: the cheapest half and the newest half."""
+        """Returns at most `count` trials: half the cheapest, half the newest."""
         if len(self) <= count:
             return self
         cheapest = np.argsort(self.costs, kind="stable")[: count // 2]
@@ -91,8 +91,8 @@ def trials_from(observations: Sequence[Observation], problem: Problem) -> Trials
 
 
 def succeeded(observations: Sequence[Observation], problem: Problem) -> Sequence[Observation]:
-    """Returns the observations without failed trials: rates of 0, which say nothing of speeds. All
-    where every one failed, and where metrics are no rates."""
+    """Returns the observations without failed trials, whose rate is 0. Returns all if every one
+    failed, or metrics are no rates."""
     if problem.direction == "minimize" or any(one.metric < 0 for one in observations):
         return observations
     return [one for one in observations if one.metric] or observations

@@ -1,4 +1,4 @@
-"""Shares drawn uniformly from all that the bounds allow: the search that learns nothing."""
+"""The sampler without learning: draws shares uniformly within the bounds."""
 
 from collections.abc import Sequence
 

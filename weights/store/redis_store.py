@@ -25,7 +25,7 @@ FIELDS = ("problem", "best")
 
 # KEYS session, observations, index.
 # ARGV id, kind, problem, best of the new observations, its metric, direction, the observations.
-# Answers what the session was before; writes nothing if it is of another kind.
+# Returns the session before the update; writes nothing if it is of another kind.
 APPEND = """
 local old = redis.call('HMGET', KEYS[1], 'problem', 'best', 'kind', 'metric')
 local count = redis.call('LLEN', KEYS[2])

@@ -15,7 +15,7 @@ from weights.session import (
     told,
 )
 
-TIMEOUT_S = 20.0  # for the other writers to finish
+TIMEOUT_S = 20.0  # wait for other writers
 SCHEMA = """
     CREATE TABLE IF NOT EXISTS sessions (
         session_id TEXT PRIMARY KEY, problem TEXT NOT NULL, num_observations INTEGER NOT NULL,
@@ -29,8 +29,8 @@ SCHEMA = """
 
 
 class SqliteStore:
-    """A commit takes some milliseconds, which is nothing beside a measurement. The file is opened
-    when it is first used: a process that only mounts the service makes none."""
+    """The store in SQLite. A commit takes a few milliseconds, which is little beside a measurement.
+    The file is opened at the first use, so a process that only mounts the service creates none."""
 
     def __init__(self, path: Path) -> None:
         self._file = SqliteFile(path, SCHEMA, TIMEOUT_S)

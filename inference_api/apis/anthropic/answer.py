@@ -1,4 +1,4 @@
-"""The answers of `/v1/messages`, whole or as events: Anthropic's shapes."""
+"""Writes the answers of `/v1/messages`, whole or as events, in Anthropic's format."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class Text(WireDict):
 
 
 class Thinking(WireDict):
-    """`signature` is empty: thoughts are taken back unsigned."""
+    """A thought. `signature` is empty, because thoughts need none when clients send them back."""
 
     type: Literal["thinking"]
     thinking: str
@@ -42,7 +42,7 @@ Block = Text | Thinking | ToolUse
 
 
 class Usage(WireDict):
-    """`input_tokens` are all of the prompt's, those that were kept from before among them."""
+    """Token counts. `input_tokens` counts the whole prompt, cached tokens included."""
 
     input_tokens: int
     output_tokens: int
@@ -79,7 +79,7 @@ class MessageWriter:
         return message
 
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
-        """Yields the events. An error is one."""
+        """Yields the events. An error is one of them."""
         (answer,) = answers
         message = self._message(_usage(answer, 0))
         yield named_event({"type": "message_start", "message": message})
@@ -96,7 +96,7 @@ class MessageWriter:
         yield named_event({"type": "message_stop"})
 
     def _message(self, usage: Usage) -> MessageAnswer:
-        """Without its content."""
+        """Returns the message without its content."""
         return {
             "id": f"msg_{self.request_id}",
             "type": "message",
@@ -160,8 +160,11 @@ def _block(part: AnswerPart) -> Block:
 
 
 def _input(arguments: str) -> Json:
-    """Returns the object that arguments are, or were about to be when they were cut. What is none
-    is put into one, by the key that Anthropic's documentation of streamed inputs proposes."""
+    """Returns a call's arguments as an object, completed if the answer was cut inside them.
+
+    Arguments that are no object are wrapped in one, under the key that Anthropic's documentation of
+    streamed inputs proposes.
+    """
     try:
         given = from_json(arguments, allow_partial="trailing-strings", allow_inf_nan=False)
         json.dumps(given)  # which integers of thousands of digits fail

@@ -37,8 +37,8 @@ MAX_STOP_SEQUENCES = 8
 
 
 class ToolDefinition(Body):
-    """A tool that the client runs. With `defer_loading` it is not offered until a search of the
-    client's has found it."""
+    """A tool that the client runs. With `defer_loading` it is offered only after a tool search by
+    the client has found it."""
 
     advisory: ClassVar[frozenset[str]] = CACHED | {
         *("allowed_callers", "eager_input_streaming", "input_examples", "max_characters")
@@ -91,7 +91,7 @@ class OutputConfig(Body):
 
 
 def _run_by_clients(tools: Any, info: ValidationInfo) -> Any:
-    """Leaves out the tools that only Anthropic's servers run."""
+    """Returns the tools without those that only Anthropic's servers can run."""
     if not isinstance(tools, list):
         return tools
     kept = []
@@ -104,7 +104,7 @@ def _run_by_clients(tools: Any, info: ValidationInfo) -> Any:
 
 
 class CountBody(ToolBody):
-    """What makes a prompt."""
+    """The fields that make the prompt, which `count_tokens` takes too."""
 
     advisory: ClassVar[frozenset[str]] = CACHED | {
         *("betas", "container", "context_management", "diagnostics", "fallbacks", "inference_geo"),
@@ -129,7 +129,7 @@ class CountBody(ToolBody):
     @model_validator(mode="before")
     @classmethod
     def _no_thread(cls, body: Any) -> Any:
-        """Raises ThreadUnserved: answered without it, a client would leave out its history."""
+        """Raises ThreadUnserved: if a thread were ignored, the client would omit its history."""
         if isinstance(body, dict) and body.get("thread") is not None:
             raise ThreadUnserved
         return body
@@ -152,7 +152,7 @@ class CountBody(ToolBody):
         return [t.as_tool() for t in tools if not t.defer_loading or t.name in found]
 
     def _found_tools(self) -> set[str]:
-        """Returns the names that a search has found so far, that were called, or have to be."""
+        """Returns the names of tools that a search has found, that were called, or must be."""
         names = {self.tool_choice.name or ""} if self.tool_choice else set[str]()
         for block in (block for message in self.messages for block in message.blocks):
             if isinstance(block, ToolResultBlock):

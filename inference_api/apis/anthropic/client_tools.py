@@ -1,5 +1,6 @@
-"""Tools that Anthropic's API knows by a type alone and that clients run themselves, as the plain
-functions they are. Source of names and arguments: Anthropic's documentation of each tool.
+"""Describes as plain functions the tools that clients run but name in requests by type alone.
+
+Source of names and arguments: Anthropic's documentation of each tool.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from inference_api.web.entries import type_of
 
 Json = dict[str, Any]
 
-SEARCH = "tool_search_tool_"  # a search that Anthropic's servers do
+SEARCH = "tool_search_tool_"  # prefix of the searches that Anthropic's servers run
 
 _TEXT: Json = {"type": "string"}
 _LINES: Json = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
@@ -51,8 +52,11 @@ FUNCTIONS: Mapping[str, Json] = {
 
 
 def plain_tools(tools: list[Any]) -> Iterator[tuple[Any, str]]:
-    """Yields each tool as a plain one or, where only Anthropic's servers could run it, None; and
-    its type. Where these would have searched for tools, all are offered from the start."""
+    """Yields for each tool its plain definition and its type.
+
+    The definition is None if only Anthropic's servers could run the tool. If they were to search
+    for tools, all tools are offered from the start.
+    """
     searches = any(type_of(tool).startswith(SEARCH) for tool in tools)
     for tool in tools:
         type_ = type_of(tool)

@@ -1,4 +1,4 @@
-"""Messages of `/v1/messages`, as clients write them and as they keep answers in their history."""
+"""The messages in a body of `/v1/messages`: new ones, and earlier answers sent back by clients."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from inference_api.web.entries import ENCRYPTED, read_parts, text_or, type_of
 from inference_api.web.fields import Body, fault
 from inference_api.web.tools import CalledName, CallId
 
-# Says what to keep, and changes no answer: prefixes are kept anyway.
+# Accepted without effect: prefixes are cached anyway.
 CACHED = frozenset({"cache_control"})
-# What Anthropic's servers have run, or keep, of an answer in the history.
+# Blocks of earlier answers about work of Anthropic's servers: tools they ran, content they keep.
 FOREIGN = ENCRYPTED | {
     *("code_execution_tool_result", "bash_code_execution_tool_result", "container_upload"),
     *("fallback", "mcp_tool_result", "mcp_tool_use", "server_tool_use", "tool_search_tool_result"),
@@ -37,7 +37,7 @@ Text = Annotated[
 
 
 class ToolReference(Body):
-    """What a search has found: a tool of `defer_loading`, which may be called from here on."""
+    """A tool with `defer_loading` that a search has found. It may be called from here on."""
 
     advisory: ClassVar[frozenset[str]] = CACHED
 
@@ -61,7 +61,7 @@ Result = Annotated[
 
 
 class ThinkingBlock(Body):
-    """Nobody checks the signature, as nobody else's thoughts are told by it."""
+    """A thought. Its signature is not checked, because nothing depends on who wrote the thought."""
 
     advisory: ClassVar[frozenset[str]] = CACHED
     of_answers: ClassVar[frozenset[str]] = frozenset({"signature"})
@@ -133,7 +133,8 @@ Content = Annotated[
 
 
 class InputMessage(Body):
-    """If it is an answer that was kept whole, only role and content say something to a model."""
+    """A message of the history. Of an earlier answer sent back whole, only role and content are
+    used."""
 
     of_answers: ClassVar[frozenset[str]] = frozenset(
         {"container", "diagnostics", "id", "model", "stop_details", "stop_reason", "stop_sequence"}
@@ -165,7 +166,7 @@ class InputMessage(Body):
         return bool(blocks) and isinstance(blocks[-1], TextBlock) and not is_called
 
     def turns(self) -> Iterator[Message]:
-        """Yields a turn for each result of a call, and one for the texts between."""
+        """Yields a message for each result of a call, and one for each run of texts."""
         if self.role == "assistant":
             yield self._own_turn()
             return

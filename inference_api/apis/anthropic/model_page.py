@@ -1,4 +1,4 @@
-"""The models served, as Anthropic's clients read them in `/v1/models`."""
+"""The list of models of `/v1/models` in Anthropic's format."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ class ModelPage(WireDict):
 
 
 def info_of(card: Mapping[str, Any]) -> ModelInfo:
-    """From OpenAI's form."""
+    """Returns a model's description, from its card in OpenAI's format."""
     name, created_at = card["id"], datetime.fromtimestamp(card["created"], UTC)
     info = ModelInfo(
         type="model",

@@ -46,7 +46,7 @@ def create_blueprint(chats: Chats) -> Blueprint:
     @blueprint.post("/api/event_logging/<path:name>")
     @operation("What clients of Anthropic tell of themselves; it is not read.", {404: Error})
     def event_logging(name: str) -> tuple[Response, int]:
-        """No failure: nothing is logged or counted."""
+        """Accepts clients' telemetry and drops it, so that they report no failure."""
         return jsonify(error_body(404, f"{name}: nothing is kept here.", "not_found")), 404
 
     return blueprint

@@ -20,7 +20,7 @@ from inference_api.web.fields import MAX_INTEGER, Unserved
 from inference_api.web.wire import WireDict
 
 MAX_INPUTS = 2048  # OpenAI's
-MAX_NUMBERS = 2**21  # in an answer in figures: each takes ten times what base64 does
+MAX_NUMBERS = 2**21  # in an answer as JSON numbers, which take ten times the bytes of base64
 
 EncodingFormat = Literal["float", "base64"]
 Inputs = Annotated[
@@ -33,7 +33,8 @@ Inputs = Annotated[
 
 
 class EmbeddingsBody(RequestBody):
-    """`dimensions`: the vector's first ones; `pooling`: of all tokens' states, or the last one."""
+    """`dimensions` keeps that many first numbers of a vector; `pooling` makes it from the states of
+    all tokens, or of the last one."""
 
     unserved: ClassVar[Unserved] = UNSERVED_OF_EMBEDDINGS
 
@@ -48,7 +49,7 @@ class EmbeddingsBody(RequestBody):
         return prompts_of(self.input)
 
     def params(self) -> GenerationParams:
-        """Returns parameters of a generation that ends with its first token, which nobody sees."""
+        """Returns parameters of a generation that ends with its first token, which is not shown."""
         return GenerationParams(
             max_tokens=1,
             pooling=self.pooling or "mean",
@@ -58,7 +59,7 @@ class EmbeddingsBody(RequestBody):
         )
 
     def shown(self, embedding: bytes) -> list[float] | str:
-        """Returns a vector in the form asked for, cut to `dimensions` and again of unit length."""
+        """Returns a vector in the requested encoding, cut to `dimensions` and renormalised."""
         if self.dimensions is not None:
             vector = np.frombuffer(embedding, "<f4")[: self.dimensions]
             length = np.linalg.norm(vector)

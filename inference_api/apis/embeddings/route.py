@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: a vector for each text, of the served model's hidden states."""
+"""`/v1/embeddings`: a vector for each text, made from the served model's hidden states."""
 
 from contextlib import ExitStack
 
@@ -60,7 +60,7 @@ def create_blueprint(
 
 
 def check_dimensions(dimensions: int | None, model: ServedModel) -> None:
-    """Raises InvalidRequest above the model's own, or where it has none."""
+    """Raises InvalidRequest if the model has fewer dimensions, or no hidden states."""
     if not model.hidden_size:
         raise InvalidRequest(
             f"model: {model.name} has no hidden states, as it is a mock; ask a server of a model.",
@@ -75,7 +75,7 @@ def check_dimensions(dimensions: int | None, model: ServedModel) -> None:
 
 
 def check_numbers(body: EmbeddingsBody, num_numbers: int) -> None:
-    """Raises InvalidRequest for figures that would take gigabytes."""
+    """Raises InvalidRequest for an answer with more than MAX_NUMBERS JSON numbers."""
     if body.encoding_format != "base64" and num_numbers > MAX_NUMBERS:
         raise InvalidRequest(
             f"input: its vectors are {num_numbers} numbers, above {MAX_NUMBERS}; give fewer texts, "

@@ -25,8 +25,8 @@ NUMBER_TEXT = re.compile(
 )
 TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
-NO_TEXT = ("missing", "string_too_short")  # pydantic's types of error, of `text`
-# Its types of error where a value is not of the type that the field has.
+NO_TEXT = ("missing", "string_too_short")  # pydantic's error types for an absent `text`
+# Pydantic's error types for a value of the wrong type.
 EXPECTED = {
     "string_type": "string",
     "float_type": "number",
@@ -53,7 +53,8 @@ def _boolean(value: Any) -> Any:
 
 
 def _stop_strings(value: Any) -> Any:
-    """A single string is a list of one; empty strings are left out."""
+    """Returns the stop strings as a list, without empty ones. A single string makes a list of
+    one."""
     strings = [value] if isinstance(value, str) else value
     return [item for item in strings if item != ""] if isinstance(strings, list) else value
 
@@ -63,7 +64,7 @@ def _zero_or_within(value: Any, within_bounds: Callable[[Any], float]) -> float:
 
 
 def _or(*forms: Json) -> Any:
-    """Adds to a field's JSON schema what it is read from besides its own type, and null."""
+    """Adds to a field's JSON schema the other forms that are accepted, and null."""
 
     def add_forms(schema: Json) -> None:
         default = schema.pop("default", None)
@@ -126,7 +127,7 @@ class NativeBody(Body):
 
 
 class StrictNativeBody(NativeBody):
-    """With the bounds of the reference, whose temperature is never 0."""
+    """The body with the reference's bounds, in which temperature is never 0."""
 
     temperature: Number = Field(1.0, ge=0.01, le=100)
 
@@ -149,7 +150,8 @@ def _rank(detail: ErrorDetails) -> int:
 
 
 def _kind(detail: ErrorDetails) -> str:
-    """Returns pydantic's type of error; of what is no text where one of several is wanted, that."""
+    """Returns pydantic's error type; for a value that should be one of several texts and is no
+    text, the type of that error."""
     is_other_type = detail["type"] == "literal_error" and not isinstance(detail["input"], str)
     return "string_type" if is_other_type else detail["type"]
 
@@ -182,7 +184,7 @@ def _refusal(body: type[NativeBody], detail: ErrorDetails, given: Json) -> Inval
 
 
 def _bounds(body: type[NativeBody], name: str) -> str:
-    """Returns the least and the greatest number as they are written at the field."""
+    """Returns a message's text for the bounds declared at the field."""
     metadata = body.model_fields[name].metadata
     bounds = {key: getattr(m, key) for m in metadata for key in ("ge", "le") if hasattr(m, key)}
     or_zero = ", or 0" if any(isinstance(each, WrapValidator) for each in metadata) else ""

@@ -30,7 +30,7 @@ def create_blueprint(
 ) -> Blueprint:
     blueprint = Blueprint("generate", __name__)
 
-    # Not by the rule's `defaults`: with those, Werkzeug redirects who names the default.
+    # The rule has no `defaults`: with them, Werkzeug redirects requests that name the default.
     @blueprint.post("/inference")
     @blueprint.post("/inference/<path:model>")
     @operation(
@@ -65,7 +65,7 @@ def create_blueprint(
         return streamed(generation, _chat_events(body, generation), EVENT_STREAM, headers)
 
     def begin(model: str, encode: Encode) -> tuple[NativeBody, TextGeneration, Mapping[str, str]]:
-        """Returns the headers that say who was chosen, too."""
+        """Returns the generation, and headers that name the chosen model."""
         choice.check(model)
         body = parse_native_body(
             json_body(), settings.has_strict_bounds(model), current_app.config[RULES]
@@ -91,14 +91,15 @@ def encode_turn(prompts: PromptEncoder, text: str) -> Sequence[int]:
 def streamed(
     generation: TextGeneration, chunks: Iterator[bytes], mimetype: str, headers: Mapping[str, str]
 ) -> Response:
-    """Returns a chunked response that closes its generation when it ends, in whatever way."""
+    """Returns a chunked response that closes its generation when the response ends for any
+    reason."""
     with ExitStack() as stack:
         stack.callback(generation.close)
         response = Response(chunks, content_type=mimetype)
         response.headers.update(STREAM_HEADERS)
         response.headers.update(headers)
         response.headers["X-Session-Id"] = generation.session_id
-        # Raw text has no usage; limits by tokens need to know.
+        # Raw text has no place for usage, which the proxy's token limits need.
         response.headers["X-Prompt-Tokens"] = str(len(generation.prompt_tokens))
         response.headers.update(switch_headers([generation]))
         response.call_on_close(stack.pop_all().close)
@@ -124,7 +125,7 @@ def _chat_events(body: NativeBody, generation: TextGeneration) -> Iterator[bytes
             yield _event("answer", {"message": message})
     except HearthError as error:
         yield _event("error", error.body())
-        raise  # so that the connection breaks instead of ending well
+        raise  # break the connection, so that no client takes the answer for complete
     yield _event("close", {"message": "Connection closed"})
 
 

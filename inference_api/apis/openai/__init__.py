@@ -1,1 +1,1 @@
-"""OpenAI's `/v1/completions` and `/v1/chat/completions`, and vLLM's fields beside them."""
+"""OpenAI's `/v1/completions` and `/v1/chat/completions`, with vLLM's extra fields."""

@@ -1,4 +1,4 @@
-"""The bodies of the `/v1` routes as pydantic models: OpenAI's fields, and vLLM's beside them."""
+"""The bodies of the `/v1` routes as pydantic models: OpenAI's fields, and vLLM's extra ones."""
 
 import re
 from dataclasses import replace
@@ -29,7 +29,7 @@ MAX_GENERATIONS = 256  # prompts times choices of one call
 MAX_STOP_STRINGS = 8
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
-MAX_SCORES = 1024  # at each place of prompts and answers
+MAX_SCORES = 1024  # log probabilities for each token of prompts and answers
 MAX_PRIORITY = 1000
 MAX_SALT_CHARS = 256
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
@@ -42,7 +42,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 def _form_of_prompt(prompt: Any) -> str | None:
-    """Returns the form of the first element: a refusal names the first that differs."""
+    """Returns the kind of the first element, so that a refusal names the first that differs."""
     if isinstance(prompt, str):
         return "<text>"
     if not isinstance(prompt, list) or not prompt:
@@ -94,7 +94,7 @@ class StreamOptions(Body):
 
 
 class GenerationBody(Constrained, SampledBody, RequestBody):
-    """The fields that completions and chat share."""
+    """Fields that completions and chat share."""
 
     advisory: ClassVar[frozenset[str]] = ADVISORY - {"cache_salt"}
 
@@ -148,7 +148,8 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
         return self.asked_limit[1]
 
     def _num_prompt_logprobs(self, choice: int) -> int | None:
-        """Every choice echoes the prompt, and the first one also tells of it for the others."""
+        """Returns how many log probabilities of the prompt a choice needs. All choices echo them,
+        or else only the first one reports them."""
         of_echo = self.num_logprobs if self.wants_echo else None
         asked = (of_echo, self.prompt_logprobs if choice == 0 else None)
         return max((each for each in asked if each is not None), default=None)

@@ -1,4 +1,4 @@
-"""The answers of OpenAI's two generation routes, whole or streamed."""
+"""Writes the answers of OpenAI's two generation routes, whole or streamed."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ _dumped = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Choice:
-    """One of the answer's choices: a generation, its echo and its log probabilities."""
+    """One choice: a generation, its echo and its log probabilities."""
 
     def __init__(
         self, index: int, answer: ChatAnswer, body: GenerationBody, tokenizer: Tokenizer
@@ -35,7 +35,7 @@ class Choice:
         self._echo = tokenizer.decode(prompt_tokens) if body.wants_echo else ""
         self._is_named_call = body.is_named_call
         self._logprobs: Logprobs | None = None
-        self._ahead: list[ScoredToken] = []  # scored prompt tokens, which precede the generation's
+        self._ahead: list[ScoredToken] = []  # scored prompt tokens, which come before the answer's
         if body.num_logprobs is not None:
             scored = answer.generation.scored_prompt if body.wants_echo else ()
             self._ahead = first_of(scored, body.num_logprobs)
@@ -46,13 +46,13 @@ class Choice:
 
     @property
     def finish_reason(self) -> str:
-        """Why the whole answer ended, once it has."""
+        """Why the choice ended, once it has."""
         reason = self.answer.generation.record().finish_reason
         calls = reason == FinishReason.STOP and self.answer.has_calls
         return "tool_calls" if calls and not self._is_named_call else reason
 
     def pieces(self) -> Iterator[tuple[Event | None, LogprobsAnswer | None]]:
-        """Yields events and log probabilities as they come; the last may be without an event.
+        """Yields events with log probabilities as they come. The last pair may lack an event.
 
         Raises HearthError.
         """
@@ -66,7 +66,7 @@ class Choice:
             yield None, self._shaped(rest)
 
     def whole(self, form: AnswerForm) -> Json:
-        """Returns the choice in one piece, once its generation has ended."""
+        """Returns the whole choice, once its generation has ended."""
         events = [event for found in self._counted() for event in found]
         return {
             "index": self.index,
@@ -76,7 +76,7 @@ class Choice:
         }
 
     def _counted(self) -> Iterator[list[Event]]:
-        """Yields the answer's events, and counts the characters of the texts they are of."""
+        """Yields the answer's events, and counts the characters of their texts."""
         self._num_chars = len(self._echo)
         for piece, events in self.answer.pieces():
             self._num_chars += len(piece)
@@ -96,8 +96,11 @@ class Choice:
 
 
 class ChoicesWriter:
-    """Writes the choices of one request. `model` is the name to show, `route` how it was chosen if
-    not by name; `created_at` is in seconds since 1970."""
+    """Writes the choices of one request.
+
+    `model` is the name to show; `route` says how a router chose it, if one did; `created_at` is in
+    seconds since 1970.
+    """
 
     def __init__(
         self,
@@ -116,12 +119,12 @@ class ChoicesWriter:
         self._identity: Json = {"id": request_id, "created": created_at, "model": model}
 
     def whole(self, answers: Sequence[ChatAnswer]) -> Json:
-        """A prompt counts once, however many choices it has."""
+        """Returns the whole answer. Its usage counts a prompt once, however many choices it has."""
         choices = self._choices(answers)
         shapes = [choice.whole(self._form) for choice in choices]
         of_prompts = [self._prompt_logprobs(answers, choice.index) for choice in choices]
         whole_answer = {**self._identity, "object": self._form.object, "choices": shapes}
-        if not self._form.is_chat:  # vLLM has them in the choice; of a chat, beside the choices
+        if not self._form.is_chat:  # as in vLLM: in the choice; for a chat, beside the choices
             whole_answer["choices"] = [
                 shape | about for shape, about in zip(shapes, of_prompts, strict=True)
             ]
@@ -129,10 +132,11 @@ class ChoicesWriter:
         return {**whole_answer, "usage": self._usage(answers), **beside}
 
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
-        """Yields server-sent events: pieces, each choice's finish, usage if asked, `[DONE]`."""
+        """Yields server-sent events: pieces, the finish of each choice, usage if requested, and
+        `[DONE]`."""
         choices, options = self._choices(answers), self._body.stream_options or StreamOptions()
         head = {**self._identity, "object": self._form.chunk_object}
-        # Everything but the choice is the same in every event, and not worth encoding again.
+        # Only the choice differs between events, so the rest is encoded once.
         prefix = f'data: {_dumped(head)[:-1]},"choices":['
         suffix = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
         try:
@@ -167,7 +171,7 @@ class ChoicesWriter:
         ]
 
     def _prompt_logprobs(self, answers: Sequence[ChatAnswer], index: int) -> Json:
-        """The first choice of a prompt has scored it for the others."""
+        """Returns the prompt's log probabilities, which its first choice has computed."""
         shown = self._body.prompt_logprobs
         if shown is None:
             return {}
@@ -189,10 +193,10 @@ class ChoicesWriter:
 def _in_turn(
     choices: Sequence[Choice],
 ) -> Iterator[tuple[Choice, tuple[Event | None, LogprobsAnswer | None] | None]]:
-    """Yields a piece of each choice in turn, None at its end.
+    """Yields a piece of each choice in turn, and None at its end.
 
-    Those that have paused hold up no other. Where none has news the first one is waited for, which
-    pauses last: a step brings each of the others a token, too.
+    A choice without news is passed over, so a paused one delays no other. If none has news, this
+    waits for the first one, which pauses last; the same step brings the others a token, too.
     """
     running = [(choice, choice.pieces()) for choice in choices]
     while running:
@@ -206,7 +210,7 @@ def _in_turn(
 
 
 def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRecord]) -> Usage:
-    """Returns OpenAI's counts; for a single generation also the server's own times, in seconds."""
+    """Returns OpenAI's counts, and for a single generation the server's own times in seconds."""
     prompt_tokens = sum(record.prompt_tokens for record in of_prompts)
     completion_tokens = sum(record.completion_tokens for record in records)
     total_tokens = prompt_tokens + completion_tokens

@@ -1,4 +1,4 @@
-"""What a body may say of how its messages become a prompt."""
+"""Fields that control how messages become a prompt."""
 
 from pydantic import model_validator
 
@@ -9,7 +9,7 @@ from inference_api.web.fields import fault
 
 
 class ConversationFields(ToolFields):
-    """`continue_final_message` goes on with the last message, without `add_generation_prompt`."""
+    """`continue_final_message` continues the last message; it excludes `add_generation_prompt`."""
 
     chat_template_kwargs: TemplateOptions | None = None
     add_generation_prompt: bool | None = None
@@ -31,7 +31,7 @@ class ConversationFields(ToolFields):
 
 
 def check_open(message: ChatMessage) -> None:
-    """Raises the fault of a last message that has no text to go on with."""
+    """Raises an error if the last message has no text to continue."""
     if message.content is None or message.tool_calls or message.role == "tool":
         raise fault(
             "continue_final_message",

@@ -1,5 +1,7 @@
-"""Fields of `/v1` bodies that are left aside or not served: see `bodies.fields`. Sources: OpenAI's
-API reference, and vLLM's `ChatCompletionRequest`, `CompletionRequest` and `TokenizeChatRequest`.
+"""Fields of `/v1` bodies that are left aside or not served: see `web.fields`.
+
+Sources: OpenAI's API reference, and vLLM's `ChatCompletionRequest`, `CompletionRequest` and
+`TokenizeChatRequest`.
 """
 
 from inference_api.web.fields import Unserved
@@ -37,7 +39,7 @@ ADVISORY = frozenset(
         "web_search_options",
     }
 )
-# OpenAI's and vLLM's fields that are not served, with the values that ask for nothing.
+# OpenAI's and vLLM's fields that are not served, with the values that request nothing.
 UNSERVED: Unserved = {
     "allowed_token_ids": (),
     "audio": (),
@@ -58,7 +60,7 @@ UNSERVED: Unserved = {
     "truncation_side": (),
     "use_beam_search": (False,),
 }
-# vLLM's of its embedding requests.
+# Fields of vLLM's embedding requests.
 UNSERVED_OF_EMBEDDINGS: Unserved = {
     "add_special_tokens": (True,),
     "chat_template": (),

@@ -1,4 +1,4 @@
-"""Constraints on an answer in requests: OpenAI's `response_format`, vLLM's `structured_outputs`."""
+"""Fields that constrain an answer: OpenAI's `response_format`, vLLM's `structured_outputs`."""
 
 import json
 from dataclasses import replace
@@ -27,8 +27,8 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """`json_schema` needs a schema; `json_object` is any object, or one of the `schema` that some
-    clients put beside it."""
+    """`json_schema` needs a schema. `json_object` is any object, or one that matches the `schema`
+    which some clients send with it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -51,7 +51,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """One of the four; vLLM's field."""
+    """vLLM's field: exactly one of the four."""
 
     model_config = ConfigDict(protected_namespaces=())
     advisory: ClassVar[frozenset[str]] = frozenset(
@@ -90,7 +90,8 @@ class StructuredOutputs(Body):
 
 
 class Constrained(Body):
-    """What a body may say of its answer's form: one of these, the last four by vLLM's old names."""
+    """Fields that constrain the answer, of which a body may use one. The last four are vLLM's old
+    names."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -100,7 +101,7 @@ class Constrained(Body):
     guided_grammar: ClientGrammar | None = None
 
     def constraint(self) -> ConstraintSpec | None:
-        """Raises InvalidRequest where several are given."""
+        """Raises InvalidRequest if several are given."""
         form, outputs = self.response_format, self.structured_outputs
         asked = {
             "response_format": None if form is None else form.as_constraint(),

@@ -1,7 +1,8 @@
-"""Log probabilities in the shapes of OpenAI's two routes.
+"""Writes log probabilities in the formats of OpenAI's two routes.
 
-`bytes` are a token's own, so that those of all tokens together are the text's: a part of a
-character has some of the character's, a special token, which adds nothing to a text, has none.
+`bytes` are the token's own, so that the bytes of all tokens joined are the text's. A token that is
+part of a character has some of the character's bytes; a special token, which adds no text, has
+none.
 """
 
 from collections.abc import Sequence
@@ -29,8 +30,8 @@ class TokenTexts:
         self._known: dict[int, tuple[str, bytes]] = {}
 
     def of(self, token_id: int) -> tuple[str, bytes]:
-        """Returns a token's text and bytes. A special token's text is its name; a part of a
-        character reads as the replacement character."""
+        """Returns a token's text and bytes. The text of a special token is its name, and the text
+        of an incomplete character is the replacement character."""
         if token_id not in self._known:
             own = self._tokenizer.token_bytes(token_id)
             name = self._tokenizer.special_token(token_id)
@@ -39,14 +40,15 @@ class TokenTexts:
 
 
 def first_of(tokens: Sequence[ScoredToken], num_top: int) -> list[ScoredToken]:
-    """The tokens with no more than so many of the likeliest."""
+    """Returns the tokens with at most `num_top` of the likeliest tokens each."""
     return [
         ScoredToken(id_, found and replace(found, top=found.top[:num_top])) for id_, found in tokens
     ]
 
 
 def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> PromptLogprobs:
-    """Returns a prompt's tokens, each with the likeliest in its place, in vLLM's shape."""
+    """Returns the log probabilities of a prompt's tokens and the likeliest ones, in vLLM's
+    format."""
     texts = TokenTexts(tokenizer)
     shown: PromptLogprobs = []
     for token_id, found in tokens:
@@ -72,11 +74,11 @@ class TextOffsets:
         self._kept = kept
         self._text = TextStream(tokenizer, kept)
         self._num_chars = 0  # characters that later tokens cannot change
-        self._held = b""  # bytes of the tokens after them: the beginning of a character
+        self._held = b""  # bytes of later tokens: the beginning of a character
 
     def push(self, token_id: int, own: bytes) -> int:
-        """Returns the next token's offset; inside a character, where that character begins."""
-        # The last character of this is the one that the token's first byte is in.
+        """Returns the next token's offset. Inside a character it is that character's offset."""
+        # The last character of this text contains the token's first byte.
         begun = (self._held + own[:1]).decode(errors="replace")
         offset = self._num_chars + max(0, len(begun) - 1)
         piece = self._text.push([token_id])
@@ -85,7 +87,7 @@ class TextOffsets:
         return offset
 
     def begin_answer(self) -> None:
-        """The tokens from here on are decoded by themselves."""
+        """Decode the tokens from here on separately from those before."""
         self._num_chars += len(self._text.finish())
         self._text, self._held = TextStream(self._tokenizer, self._kept), b""
 
@@ -108,7 +110,8 @@ class Logprobs:
         self._prompt_tokens_left = num_prompt_tokens
 
     def shape(self, tokens: Sequence[ScoredToken], end: int | None = None) -> LogprobsAnswer:
-        """Returns those of the next tokens; with `end`, of the ones that begin before it."""
+        """Returns the log probabilities of the next tokens; with `end`, only of tokens that begin
+        before that offset."""
         kept: list[ScoredToken] = []
         offsets: list[int] = []
         for token in tokens:
@@ -133,8 +136,8 @@ class Logprobs:
         )
 
     def _likeliest(self, token: ScoredToken) -> dict[str, float] | None:
-        """Returns the likeliest tokens and the token itself, as OpenAI has it; of several tokens
-        with the same text the likeliest."""
+        """Returns the likeliest tokens and the token itself, by text, as OpenAI does. Of tokens
+        with the same text only the likeliest counts."""
         if token.logprobs is None:
             return None
         pairs = [(token.token_id, token.logprobs.logprob), *reversed(token.logprobs.top)]

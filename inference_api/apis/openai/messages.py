@@ -1,4 +1,4 @@
-"""Chat messages, as clients write them and as they keep answers in their history."""
+"""The messages of a chat body: new ones, and earlier answers sent back by clients."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from inference_api.web.tools import MAX_CALLS_OF_A_TURN, CalledName, CallId
 
 
 class TextPart(Body):
-    """A part of a content."""
+    """One part of a message's content."""
 
     advisory: ClassVar[frozenset[str]] = frozenset({"cache_control", "prompt_cache_breakpoint"})
     of_answers: ClassVar[frozenset[str]] = frozenset({"annotations", "provider_specific_fields"})
@@ -23,7 +23,7 @@ class TextPart(Body):
 
 
 def as_text(arguments: Any) -> Any:
-    """Returns the arguments of a call, which some clients keep as the object they are."""
+    """Returns a call's arguments as text; some clients send them back as an object."""
     return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
@@ -55,9 +55,12 @@ class ToolCall(Body):
 
 
 class ChatMessage(Body):
-    """Fields that clients add to an answer in their history are accepted. So is an answer without
-    any text, as they put one together of a stream that had none, and a list of no parts, which is
-    how LangChain and MCP write a call, or a tool's result, that has no text."""
+    """A message of any role.
+
+    Fields that clients add to earlier answers are accepted. So is an answer without text, which
+    clients assemble from a stream that had none, and an empty list of parts, which LangChain and
+    MCP send for a call or a tool's result without text.
+    """
 
     advisory: ClassVar[frozenset[str]] = frozenset(
         {"audio", "cache_control", "images", "metadata", "reasoning_details", "thinking_blocks"}
@@ -100,7 +103,8 @@ class ChatMessage(Body):
         return self
 
     def as_turn(self) -> Message:
-        """Returns the message as chat templates take it: one text; a developer is a system."""
+        """Returns the message as chat templates take it: with one text, and with role `system` for
+        `developer`."""
         content = self.content or self.refusal or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)

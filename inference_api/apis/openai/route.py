@@ -1,6 +1,6 @@
 """OpenAI's generation routes under `/v1`, for clients of OpenAI and vLLM.
 
-A completion is one or several generations; the answer is made of their texts.
+A call runs one or several generations, whose texts make the answer.
 """
 
 import time

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """The shape of one route's answers."""
+    """The format of one route's answers."""
 
     id_prefix: str
     object: str
@@ -31,7 +31,7 @@ class AnswerForm:
         return {"text": answer.text}
 
     def delta(self, event: Event | None, is_first: bool) -> Json:
-        """Returns a chunk's part of the answer; no event: it brings something else."""
+        """Returns the part of the answer that a chunk brings; None if it brings something else."""
         if not self.is_chat:
             return {"text": event.text if isinstance(event, TextDelta) else ""}
         role = {"role": "assistant"} if is_first else {}
@@ -60,7 +60,8 @@ def _message(answer: WholeAnswer) -> AssistantMessage:
 
 
 def _delta(event: Event | None) -> Json:
-    """Clients add up every text of a delta but `type`: role, id and name come once."""
+    """Returns an event's delta. Clients concatenate all its texts except `type`, so role, id and
+    name are sent once."""
     match event:
         case TextDelta(text):
             return {"content": text}

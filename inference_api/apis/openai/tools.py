@@ -1,4 +1,4 @@
-"""Tools in requests: what may be called, and what has to be."""
+"""Fields about tools: which may be called, and which must be."""
 
 import re
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -21,7 +21,7 @@ from inference_api.web.tools import (
 
 MAX_OPTIONS = 32
 
-# What is the server's to say when it renders.
+# Template options that only the server may set.
 RESERVED_OPTIONS = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "conversation"}
     | {"documents", "max_length", "messages", "padding", "return_assistant_tokens_mask"}
@@ -118,12 +118,12 @@ class SaysChoice(Protocol):
 
 
 def choice_of(given: Mode | SaysChoice | None) -> ChosenTools:
-    """Returns what a `tool_choice` says, in whatever form."""
+    """Returns the meaning of a `tool_choice`, in any of its forms."""
     return ChosenTools(given or "auto") if given is None or isinstance(given, str) else given.said()
 
 
 class ToolFields(ToolBody):
-    """What a body of a chat may say of tools."""
+    """The fields of a chat body about tools."""
 
     tools: (
         Annotated[

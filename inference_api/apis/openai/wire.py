@@ -1,7 +1,7 @@
-"""The answers of the `/v1` routes: OpenAI's shapes, and ours beside them.
+"""The answers of the `/v1` routes as typed dictionaries: OpenAI's fields, and ours.
 
-Typed dictionaries, which pydantic describes and the type checker holds; building one costs no
-more than the dictionary, also for every token's log probabilities.
+pydantic makes schemas of them and the type checker checks them, yet building one costs no more
+than a plain dictionary, which matters for the log probabilities of every token.
 """
 
 from typing import Literal, NotRequired
@@ -23,7 +23,8 @@ Switch = TypedDict(  # in this form, as `from` is Python's own word
 
 
 class Routed(WireDict):
-    """Who answers a request to `auto`, by which method: `fallback` where nothing was likely."""
+    """The member that answers a request to `auto`, and the method that chose it. The method is
+    `fallback` if no member was likely."""
 
     expert: str
     confidence: float
@@ -31,7 +32,7 @@ class Routed(WireDict):
 
 
 class Usage(WireDict):
-    """The server's own times, in seconds, are there with a single choice only."""
+    """Token counts. The server's own times, in seconds, are given for a single choice only."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -82,8 +83,8 @@ class PromptLogprob(WireDict):
     decoded_token: str
 
 
-# For each place in a prompt, its own token and the likeliest ones, by token id; null for the first
-# place, which follows nothing.
+# For each token of a prompt, its own log probability and those of the likeliest tokens, by token
+# id; null for the first token, which follows nothing.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
@@ -107,7 +108,7 @@ class ToolCall(WireDict):
 
 
 class AssistantMessage(WireDict):
-    """`content` is null where the answer is calls only."""
+    """`content` is null if the answer consists of calls only."""
 
     role: Literal["assistant"]
     content: str | None

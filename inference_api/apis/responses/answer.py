@@ -1,4 +1,4 @@
-"""The answers of `/v1/responses`, whole or as events."""
+"""Writes the answers of `/v1/responses`, whole or as events."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +119,8 @@ class IncompleteDetails(WireDict):
 
 
 class ResponseAnswer(WireDict):
-    """What was asked, and `output`. `usage` is last: who counts tokens reads it at the end."""
+    """The request's fields and the `output`. `usage` comes last, where token counters look for
+    it."""
 
     id: str
     object: Literal["response"]
@@ -165,7 +166,7 @@ class ResponseWriter:
         return self._ended(answer, items or [self._nothing(answer)])
 
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
-        """Yields the events. An error is an event and the end of the response."""
+        """Yields the events. An error is an event, and ends the response."""
         (answer,) = answers
         numbers = count()
 
@@ -188,7 +189,7 @@ class ResponseWriter:
         yield event({"type": f"response.{ended['status']}", "response": ended})
 
     def _events(self, event: PartEvent, answer: ChatAnswer, items: list[Item]) -> Iterator[Json]:
-        """Yields what a stream tells of a part; what has ended is added to the items."""
+        """Yields the stream's events about a part, and adds an ended part to `items`."""
         part = event.part
         place = {"output_index": part.index}
         match event:
@@ -220,7 +221,7 @@ class ResponseWriter:
             yield self._told(part, f"{kind}.done", arguments=part.text)
 
     def _told(self, part: AnswerPart, kind: str, /, **more: Any) -> Json:
-        """Returns an event of a part."""
+        """Returns an event about a part."""
         of_item = {"item_id": self._item_id(part), "output_index": part.index}
         of_part = of_item if part.kind == "call" else {**of_item, "content_index": 0}
         return {"type": f"response.{kind}", **of_part, **more}
@@ -229,7 +230,7 @@ class ResponseWriter:
         return _KINDS[self._called(part).kind if part.kind == "call" else part.kind]
 
     def _streams(self, part: AnswerPart) -> bool:
-        """Whether what the model writes is what is shown."""
+        """Returns whether the part is shown as the model writes it."""
         called = self._called(part)
         return called.kind == "function" or called.is_raw
 
@@ -241,7 +242,7 @@ class ResponseWriter:
         return f"{prefix}{self.response_id.removeprefix('resp_')}-{part.index}"
 
     def _item(self, part: AnswerPart, status: Status) -> Item:
-        """A part that has just begun has no content yet."""
+        """Returns a part's item. A part that has just begun has no content yet."""
         item_id = self._item_id(part)
         has_content = status != "in_progress"
         if part.kind == "text":
@@ -277,7 +278,7 @@ class ResponseWriter:
         return item
 
     def _nothing(self, answer: ChatAnswer) -> Item:
-        """What an answer without a token of text consists of."""
+        """Returns the item of an answer without any text."""
         part = AnswerPart(0, "text")
         return self._item(part, "incomplete" if answer.is_cut else "completed")
 
@@ -342,7 +343,7 @@ _KINDS = {
     "thought": "reasoning_text",
     "function": "function_call_arguments",
     "custom": "custom_tool_call_input",
-    **dict.fromkeys(("shell", "search"), ""),  # no event tells of them before they are whole
+    **dict.fromkeys(("shell", "search"), ""),  # sent whole: no event announces pieces of them
 }
 
 
@@ -361,5 +362,5 @@ def _content(part: AnswerPart) -> OutputText | ReasoningText:
 
 
 def _more(part: AnswerPart) -> Json:
-    """What clients want of a text beside it."""
+    """Returns the fields that clients expect beside a text."""
     return {"logprobs": []} if part.kind == "text" else {}

@@ -1,6 +1,7 @@
-"""The body of `/v1/responses`: OpenAI's fields, `seed` and `top_k` beside them.
+"""The body of `/v1/responses`: OpenAI's fields, `seed` and `top_k`.
 
-It keeps nothing: a conversation is sent whole each time, the items of answers among it as they are.
+The server keeps no conversation: a client sends it whole each time, with the items of earlier
+answers unchanged.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -60,7 +61,7 @@ class TextOptions(Body):
 
 
 class Reasoning(Body):
-    """Thoughts come whole, so that there is no need for a summary."""
+    """Reasoning options. Thoughts are sent whole, so a summary is not needed."""
 
     advisory: ClassVar[frozenset[str]] = frozenset(
         {"context", "generate_summary", "mode", "summary"}
@@ -75,7 +76,7 @@ MetadataText = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
 class ResponsesBody(ToolBody, SampledBody):
     advisory: ClassVar[frozenset[str]] = (ADVISORY - {"metadata", "reasoning"}) | {
         *("context_management", "include", "moderation", "stream_options", "truncation"),
-        "max_tool_calls",  # limits calls of tools that the server itself would run
+        "max_tool_calls",  # limits calls of tools that the server itself runs; Hearth runs none
     }
     unserved: ClassVar[Unserved] = UNSERVED
 
@@ -99,7 +100,7 @@ class ResponsesBody(ToolBody, SampledBody):
         return [*own, *(tool for name, tool in found.items() if name not in names)]
 
     def called_tools(self) -> dict[str, Called]:
-        """Returns how calls are shown, by the names in the prompt."""
+        """Returns how calls are shown, by the tools' names in the prompt."""
         tools = [*tools_of(self.input), *(self.tools or ())]
         return {tool.name: called for tool, called in flattened(tools)}
 

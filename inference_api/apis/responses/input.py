@@ -1,4 +1,4 @@
-"""The `input` of `/v1/responses`: a text, or items, those of earlier answers among them."""
+"""The `input` of `/v1/responses`: a text, or items, including the items of earlier answers."""
 
 import json
 from abc import abstractmethod
@@ -13,11 +13,11 @@ from inference_api.web.entries import ENCRYPTED, read_parts, text_or, type_of
 from inference_api.web.fields import Body
 from inference_api.web.tools import CalledName, CallId
 
-# Fields that items of earlier answers carry and that say nothing to a model.
+# Fields of earlier answers' items that mean nothing to a model.
 KEPT = frozenset({"created_by", "id", "phase", "status"})
 
 
-# What other servers have run, or keep, of an answer in the history.
+# Items of earlier answers about work of other servers: tools they ran, content they keep.
 FOREIGN = ENCRYPTED | {
     *("code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
     *("image_generation_call", "mcp_approval_request", "mcp_approval_response", "mcp_call"),
@@ -26,7 +26,7 @@ FOREIGN = ENCRYPTED | {
 
 
 class InputPart(Body):
-    """A part of a content."""
+    """One part of a message's content."""
 
     advisory: ClassVar[frozenset[str]] = frozenset({"prompt_cache_breakpoint"})
     of_answers: ClassVar[frozenset[str]] = frozenset({"annotations", "logprobs", "parsed"})
@@ -66,7 +66,7 @@ class InputMessage(Body):
 
 
 class InputCall(Body):
-    """A call of a tool, whatever its type: a function's for a model."""
+    """A call of a tool. For the model it is a function call, whatever the tool's type."""
 
     advisory: ClassVar[frozenset[str]] = frozenset({"async", "caller"})
     of_answers: ClassVar[frozenset[str]] = KEPT | {"parsed_arguments"}
@@ -119,7 +119,7 @@ class ToolSearchCall(InputCall):
 
 
 class AdditionalTools(Body):
-    """Tools that may be called from here on."""
+    """Further tools, which may be called from here on."""
 
     advisory: ClassVar[frozenset[str]] = frozenset({"execution", "role"})
     of_answers: ClassVar[frozenset[str]] = KEPT
@@ -148,7 +148,7 @@ class CallOutput(Body):
 
 
 class ReasoningItem(Body):
-    """Thoughts of an answer, or where they were not told, their summary."""
+    """An answer's thoughts, or their summary if they were not sent."""
 
     advisory: ClassVar[frozenset[str]] = frozenset({"encrypted_content"})
     of_answers: ClassVar[frozenset[str]] = KEPT
@@ -204,13 +204,14 @@ Input = Annotated[
 
 
 def tools_of(given: str | Sequence[Item]) -> list[AnyTool]:
-    """Returns the tools that items bring."""
+    """Returns the tools that items add."""
     items = () if isinstance(given, str) else given
     return [tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools]
 
 
 def turns_of(given: str | Sequence[Item]) -> list[Message]:
-    """Returns templates' turns; an assistant's thoughts, texts and calls in a row are one."""
+    """Returns messages for a template. Consecutive thoughts, texts and calls of the assistant
+    become one message."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     return list(_turns(given))

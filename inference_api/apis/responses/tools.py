@@ -1,5 +1,7 @@
-"""The tools of `/v1/responses`, which are functions for a model whatever their type: what they are
-called in a prompt, and how a call of each is shown."""
+"""The tools of `/v1/responses`: their names in a prompt, and how their calls are shown.
+
+For the model every tool is a function, whatever its type.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,7 @@ SHELL = "local_shell"
 SEARCH = "tool_search"
 _TEXT = {"type": "string"}
 _INPUT = {"type": "object", "properties": {"input": _TEXT}, "required": ["input"]}
-_COMMAND = {  # as OpenAI documents the action of a `local_shell_call`
+_COMMAND = {  # the action of a `local_shell_call`, as OpenAI documents it
     "type": "object",
     "properties": {
         "command": {"type": "array", "items": _TEXT},
@@ -36,14 +38,17 @@ Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Returns what a tool of a namespace is called in a prompt."""
+    """Returns the name in the prompt of a tool in a namespace."""
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """How calls of a tool are shown. The input of a custom tool with a grammar is what the model
-    writes; without one it is a text in JSON, `{"input": ...}`."""
+    """How calls of a tool are shown.
+
+    For a custom tool with a grammar, the model writes the input itself. Without a grammar it writes
+    JSON: `{"input": ...}`.
+    """
 
     name: str
     kind: Literal["function", "custom", "shell", "search"] = "function"
@@ -79,7 +84,7 @@ class CustomFormat(Body):
         return self
 
     def rule(self) -> str | None:
-        """Returns the rule of an input; None where any text is one."""
+        """Returns the grammar of the input; None if the input may be any text."""
         if self.type == "text" or self.definition is None:
             return None
         if self.syntax == "lark":
@@ -88,7 +93,7 @@ class CustomFormat(Body):
 
 
 class CustomTool(Body):
-    """A tool whose input is a text: any, or one that a grammar allows."""
+    """A tool whose input is any text, or a text that matches a grammar."""
 
     advisory: ClassVar[frozenset[str]] = frozenset({"defer_loading"})
 
@@ -110,7 +115,7 @@ class ShellTool(Body):
 
 
 class SearchTool(Body):
-    """A search for further tools that the client does; its output has those that it has found."""
+    """A search for further tools, which the client runs. Its output has the tools found."""
 
     type: Literal["tool_search"]
     execution: Literal["client"]
@@ -128,7 +133,7 @@ PlainTool = Annotated[
 
 
 class Namespace(Body):
-    """Tools of one origin, such as an MCP server."""
+    """Tools from one source, such as an MCP server."""
 
     type: Literal["namespace"]
     name: Name
@@ -156,7 +161,7 @@ Tools = Annotated[
 
 
 def flattened(tools: Sequence[AnyTool]) -> Iterator[tuple[Tool, Called]]:
-    """Yields each tool as the model is told of it, and how its calls are shown."""
+    """Yields each tool as the model sees it, with how its calls are shown."""
     for tool in tools:
         if isinstance(tool, Namespace):
             for each in tool.tools:
@@ -202,7 +207,7 @@ ToolChoice = Annotated[
 
 
 def object_of(written: str) -> dict[str, Any]:
-    """Returns the arguments that a model wrote, where these are shown as an object."""
+    """Returns the arguments that the model wrote, for calls that show them as an object."""
     try:
         said = json.loads(written)
     except (ValueError, RecursionError):

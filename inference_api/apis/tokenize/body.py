@@ -13,7 +13,7 @@ from inference_api.web.fields import Unserved, fault
 
 
 class TokenizeBody(ConversationFields, RequestBody):
-    """One of prompt and messages."""
+    """Has either `prompt` or `messages`."""
 
     unserved: ClassVar[Unserved] = {
         **UNSERVED,

@@ -1,1 +1,1 @@
-"""What rows remember: pages, who holds them, and which beginnings of prompts they are."""
+"""Paged KV cache: which pages rows hold, and which cached prompt beginnings may be reused."""

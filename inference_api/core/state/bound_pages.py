@@ -1,6 +1,6 @@
-"""Rows' pages where each row has its own: a runner without tables.
+"""Page tables for a runner without them: each page belongs to one row.
 
-Decode thread only, but for the counts of pages.
+Decode thread only, except for the counts of pages.
 """
 
 from collections import Counter
@@ -13,14 +13,16 @@ from inference_api.runner import ModelRunner, PageLayout
 
 
 class BoundRowPages(RowPages):
-    """Page `row * (num_pages // max_rows) + i` can only be the i-th of that row.
+    """Page `row * (num_pages // max_rows) + i` can only be the i-th page of that row.
 
-    So a page is not shared but copied, and a row that begins takes over what the tree has in its
-    pages. A node may be in the page of a row that is free, while others hold it as copies.
+    Pages are therefore copied instead of shared. A row that begins reuses nodes of the prefix tree
+    that lie in its own pages without a copy. A node may lie in a page of a free row while other
+    rows hold copies of it.
     """
 
     def best_row(self, free_rows: Sequence[int], root: Hashable, prompt: Sequence[int]) -> int:
-        """Returns the row where the fewest pages are copied and lost, or the longest free one."""
+        """Returns the row that needs the fewest copies and loses the fewest cached pages; among
+        equals, the longest free one."""
         match = self._match(root, encode(prompt))
         nodes = match.nodes if match.tail is None else (*match.nodes, match.tail)
         kept = Counter(page // self._row_pages for page in self._tree.nodes)
@@ -42,7 +44,7 @@ class BoundRowPages(RowPages):
         return page
 
     def _give_up(self, node: Node, index: int) -> None:
-        """Leave the node to a row that has a copy, or have it evicted."""
+        """Move the node to a row that holds a copy, or evict it if none does."""
         rows = self._rows.values()
         holder = next((held for held in rows if node in held.nodes[index : index + 1]), None)
         if holder is None:
@@ -63,7 +65,7 @@ class BoundRowPages(RowPages):
         held.nodes.append(node)
 
     def _evict(self) -> bool:
-        """What rows hold as copies stays."""
+        """Evict a cached page, but no node of which a row holds a copy."""
         held = {node for each in self._rows.values() for node in each.nodes}
         node = next((each for each in self._tree.nodes.values() if each not in held), None)
         if node is not None:
@@ -72,14 +74,14 @@ class BoundRowPages(RowPages):
 
 
 class ChunkMemory:
-    """A runner's bound pages, taken together: a page here is as long as the chunks that prompts are
-    computed in, since only whole ones are computed alike."""
+    """Groups a runner's pages so that one page here is as long as a chunk of a prompt, because only
+    whole chunks are computed with the same bits."""
 
     def __init__(self, runner: ModelRunner, chunk_tokens: int) -> None:
         small = runner.layout
         assert small.is_bound
         self._runner = runner
-        self._row_pages = small.num_pages // runner.max_rows  # the runner's, of a row
+        self._row_pages = small.num_pages // runner.max_rows  # pages of the runner for each row
         self._together = lcm(chunk_tokens, small.page_tokens) // small.page_tokens
         self._row_chunks = -(-self._row_pages // self._together)
         self.layout = PageLayout(
@@ -90,17 +92,17 @@ class ChunkMemory:
         )
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
-        """They are there already."""
+        """Does nothing: bound pages are in place."""
 
     def copy_page(self, source: int, target: int) -> None:
         for from_page, to_page in zip(self._pages(source), self._pages(target), strict=True):
             self._runner.copy_page(from_page, to_page)
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Rows keep theirs."""
+        """Does nothing: rows keep their memory."""
 
     def _pages(self, page: int) -> range:
-        """Returns the runner's pages that this one is made of."""
+        """Returns the runner's pages that make up this page."""
         row, chunk = divmod(page, self._row_chunks)
         first = chunk * self._together
         end = min(first + self._together, self._row_pages)

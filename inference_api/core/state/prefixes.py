@@ -1,4 +1,4 @@
-"""The prefix tree: the pages of tokens that were computed, each behind those it follows.
+"""The prefix tree: pages of computed tokens, each a child of the page before it.
 
 Decode thread only.
 """
@@ -12,50 +12,51 @@ from typing import NamedTuple
 from inference_api.core.state.pool import PagePool
 from inference_api.runner import PageLayout
 
-MIN_REUSED_TOKENS = 8  # fewer are as soon computed as copied
+MIN_REUSED_TOKENS = 8  # computing fewer takes no longer than copying them
 TOKEN_BYTES = array("i").itemsize
 BEGINNING_BYTES = MIN_REUSED_TOKENS * TOKEN_BYTES
-GONE = -1  # in place of a page that nobody has any more
+GONE = -1  # stands for a page that is no longer held
 
 
 def encode(tokens: Sequence[int]) -> bytes:
-    """Returns the tokens as the tree has them, TOKEN_BYTES for each."""
+    """Returns tokens as the tree's bytes, TOKEN_BYTES for each."""
     return array("i", tokens).tobytes()
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """The tokens of a page and, for each group of layers, the page; a root has none of them.
+    """The tokens of one page, and the page of each group of layers. A root has neither.
 
-    With fewer tokens than a page has room for it is a *tail*: the end of a request. Nothing follows
-    a tail, and no row holds it: who goes on from there copies its pages.
+    A node with fewer tokens than fit into a page is a *tail*: the end of a request. A tail has no
+    children and no row holds it; a row that continues from it copies its pages.
 
-    Where layers are recurrent, one goes on only where `state` has the pages of what they remembered
-    there, and a tail only at its end.
+    In a model with recurrent layers, a row can continue only after a node whose `state` has pages
+    with their state there; in a tail, only at its end.
     """
 
     tokens: bytes = b""
-    pages: list[int] = field(default_factory=list)  # GONE, where the window of a group has passed
+    pages: list[int] = field(default_factory=list)  # for each group; GONE if its window has passed
     parent: "Node | None" = None
     name: Hashable = None  # a root's key
     children: dict[bytes, "Node"] = field(default_factory=dict)
     similar: dict[bytes, "Node"] = field(default_factory=dict)
     """The child used last of those that begin with the same MIN_REUSED_TOKENS tokens."""
     state: list[int] = field(default_factory=list)
-    tail_bytes: set[int] = field(default_factory=set)  # lengths of children that had a state
+    tail_bytes: set[int] = field(default_factory=set)  # lengths of tails that had a state
 
 
 class PrefixMatch(NamedTuple):
-    """Whole pages, and a node after them that begins like the rest, with how many tokens."""
+    """What the tree has of a prompt: nodes of whole pages, then a node that begins like the rest,
+    and how many of its tokens are the same."""
 
     nodes: Sequence[Node] = ()
     tail: Node | None = None
     tail_tokens: int = 0
-    num_alike: int = 0  # whole pages that there are, also where nobody can go on behind them
+    num_alike: int = 0  # whole pages in the tree, even if no row can continue after them
 
     @property
     def state(self) -> Sequence[int]:
-        """Pages of what recurrent layers remember there."""
+        """Pages with the state of recurrent layers at the end of the match."""
         last = self.tail or (self.nodes[-1] if self.nodes else None)
         return () if last is None else last.state
 
@@ -74,12 +75,14 @@ class PrefixTree:
         self._roots: dict[Hashable, Node] = {}
 
     def root(self, name: Hashable) -> Node:
-        """Returns the root to `seal` first pages under. It is gone with the last of them."""
+        """Returns the root under which first pages are sealed. It is removed with the last page."""
         return self._roots.setdefault(name, Node(name=name))
 
     def match(self, name: Hashable, tokens: bytes) -> PrefixMatch:
-        """Returns what the tree has of the beginning of `tokens`, up to where all groups of layers
-        can go on: windows may have lost what they see from further on."""
+        """Returns the longest beginning of `tokens` after which a row can continue.
+
+        A longer one may be in the tree, without pages that a layer's window would need there.
+        """
         root, size = self._roots.get(name), self._page_bytes
         if root is None:
             return PrefixMatch()
@@ -102,8 +105,8 @@ class PrefixTree:
         return PrefixMatch(nodes, tail, _num_common(rest, tail.tokens))
 
     def num_held(self, name: Hashable, pages: Iterable[bytes]) -> int:
-        """Returns how many of the first of these whole pages rows hold, of layers without a
-        window."""
+        """Returns how many of these whole pages, from the first on, rows hold already. Counts the
+        layers without a window."""
         node, count = self._roots.get(name), 0
         group = self._layout.windows.index(None)
         for tokens in pages:
@@ -114,11 +117,10 @@ class PrefixTree:
         return count
 
     def seal(self, parent: Node, tokens: bytes, pages: Sequence[int]) -> Node:
-        """Returns the node of these tokens after `parent`, which a row holds or is a root.
+        """Returns the node for `tokens` after `parent`, which is a root or held by a row.
 
-        Where there is none, a new one keeps `pages`; one that is there keeps those that it lacks. A
-        tail may be there already as the beginning of another node, and takes the place of one that
-        is shorter.
+        A new node keeps `pages`; an existing one keeps those that it lacks. A tail that an existing
+        node begins with is not added, and a tail replaces a shorter one that it begins with.
         """
         node = parent.children.get(tokens)
         if node is None:
@@ -136,7 +138,7 @@ class PrefixTree:
         return node
 
     def keep_state(self, node: Node, pages: Sequence[int]) -> None:
-        """Have the pages, which a row holds, as the state behind a node that has none."""
+        """Keep pages, which a row holds, as the recurrent state after a node without one."""
         node.state = [*pages]
         for page in pages:
             self.nodes[page] = node
@@ -145,21 +147,22 @@ class PrefixTree:
             node.parent.tail_bytes.add(len(node.tokens))
 
     def touch(self, node: Node) -> None:
-        """The node is the one used last of those that begin alike."""
+        """Mark the node as the last used of those that begin alike."""
         assert node.parent is not None, "nobody uses a root"
         node.parent.similar[node.tokens[:BEGINNING_BYTES]] = node
 
     def move(self, node: Node, page: int) -> None:
-        """The node's tokens are in `page` too, which a row holds: keep that one instead."""
+        """Keep `page`, a copy of the node's page that a row holds, instead of the old one."""
         if [page] != node.pages:
             self._forget(node, 0)
             self._keep(node, 0, page)
 
     def evict(self) -> bool:
-        """Have one page less that no row holds, or some; False where rows hold all there is.
+        """Evict the cached page that was dropped first, and nodes that need it. Returns False if
+        rows hold all pages.
 
-        The page that was dropped first goes. A row drops its last pages before its first ones, so
-        that an idle conversation goes from its end, and before a fresher one.
+        Rows drop their last pages first, so an idle conversation is evicted from its end, and
+        before a fresher one.
         """
         page = self._pool.oldest_cached
         if page is None:
@@ -177,7 +180,7 @@ class PrefixTree:
         return True
 
     def cut(self, node: Node) -> None:
-        """Remove a node that no row holds, and all that follows it."""
+        """Remove a node that no row holds, and all its descendants."""
         nodes = [node]
         for each in nodes:
             nodes.extend(each.children.values())
@@ -189,7 +192,7 @@ class PrefixTree:
             self._prune(each)
 
     def _with_state(self, root: Node, nodes: list[Node], tokens: bytes) -> PrefixMatch:
-        """Returns the longest beginning behind which there is a state."""
+        """Returns the longest beginning that has a state at its end."""
         num_alike = len(nodes)
         while True:
             node, first = nodes[-1] if nodes else root, len(nodes) * self._page_bytes
@@ -203,7 +206,7 @@ class PrefixTree:
             nodes.pop()
 
     def _num_whole(self, nodes: Sequence[Node]) -> int:
-        """Returns behind how many of these nodes no page is lacking that who goes on there sees."""
+        """Returns the longest run of first nodes after which no window lacks a page."""
         best, lengths = 0, [0] * len(self._layout.windows)  # lengths of runs of pages
         for count, node in enumerate(nodes, 1):
             lengths = [
@@ -232,7 +235,7 @@ class PrefixTree:
             self._pool.forget(page)
 
     def _prune(self, node: Node) -> None:
-        """Remove a node that has neither pages nor children, and those before it likewise."""
+        """Remove a node that has neither pages nor children, and then its parents likewise."""
         while node.parent is not None and not node.children and {*node.pages} == {GONE}:
             parent, beginning = node.parent, node.tokens[:BEGINNING_BYTES]
             del parent.children[node.tokens]
@@ -244,6 +247,6 @@ class PrefixTree:
 
 
 def _num_common(first: bytes, second: bytes) -> int:
-    """Returns how many leading tokens are the same."""
+    """Returns how many leading tokens are equal."""
     pairs = zip(memoryview(first).cast("i"), memoryview(second).cast("i"), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

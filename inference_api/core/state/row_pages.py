@@ -1,6 +1,6 @@
-"""The tables of a model's rows: which page holds which of a row's positions.
+"""The page tables of a model's rows: which page holds which positions.
 
-Decode thread only, but for the three counts of pages.
+Decode thread only, except for the three counts of pages.
 """
 
 from collections.abc import Hashable, Sequence
@@ -19,15 +19,15 @@ from inference_api.core.state.prefixes import (
 )
 from inference_api.runner import PageLayout, RowMemory
 
-MIN_KEPT_TOKENS = 64  # behind fewer that are new a prompt's state is not kept
+MIN_KEPT_TOKENS = 64  # recurrent state is kept only if at least so many tokens were new
 
 Reuse: TypeAlias = Literal["all", "prompts", "nothing"]
-"""What later requests find: prompts and answers, to the token; whole pages of prompts, where a
-runner is not batch invariant and computed only these alike; or nothing."""
+"""What later requests may reuse: prompts and answers to the token; only whole pages of prompts, if
+the runner is not batch invariant; or nothing."""
 
 
 class PageCounts(NamedTuple):
-    """Pages that rows hold; that no row holds, kept for prompts that begin alike; and others."""
+    """Numbers of pages: held by rows, cached for prompts that begin alike, and free."""
 
     held: int = 0
     cached: int = 0
@@ -43,25 +43,25 @@ NO_PAGES = PageCounts()
 
 @dataclass(slots=True)
 class HeldPages:
-    """What one row holds: `tables[group][i]` for its i-th `page_tokens` positions.
+    """The pages of one row: `tables[group][i]` holds the i-th `page_tokens` positions.
 
-    The first ones are sealed, and those of `nodes`; the others are open: the row alone has them.
-    Those that a group's window has passed are GONE.
+    The first pages are sealed: they are the pages of `nodes` and may be shared. The others are
+    open, and belong to the row alone. Pages that a group's window has passed are GONE.
     """
 
     row: int
     root: Hashable
-    prompt: bytes  # as the tree has it
+    prompt: bytes  # as `encode` returns it
     num_prompt: int
     tables: Sequence[list[int]]
-    num_passed: list[int]  # the first ones of each table
+    num_passed: list[int]  # for each group, the leading pages that its window has passed
     nodes: list[Node] = field(default_factory=list)
     reused_tokens: int = 0
     borders: Sequence[int] = ()  # see `RowPages.borders`
 
     @property
     def num_places(self) -> int:
-        """How many times `page_tokens` positions there is room for."""
+        """How many pages of positions the row has room for."""
         return len(self.tables[0])
 
     def pages_at(self, index: int) -> list[int]:
@@ -69,10 +69,10 @@ class HeldPages:
 
 
 class RowPages:
-    """Pages for the rows that run, and what ended rows leave for prompts that begin alike.
+    """Pages of running rows, and pages that ended rows leave for prompts that begin alike.
 
-    A row begins, has pages reserved before each step that writes new positions, is sealed after
-    it, and ends. Which tokens were written is said as how many of `prompt` and `generated`.
+    Call `begin` for a row, `reserve` before each step that writes new positions, `seal` after it,
+    and `end` at last. `num_tokens` counts the tokens of prompt and `generated` that are written.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RowPages:
         reuse: Reuse = "all",
         max_seq_len: int | None = None,
     ) -> None:
-        """`max_seq_len`: the most tokens of a row; default: as many as there are pages for."""
+        """`max_seq_len` bounds the tokens of a row; by default only the number of pages does."""
         self.page_tokens = layout.page_tokens
         self._memory, self._layout = memory, layout
         most_pages = layout.num_pages // (max_rows if layout.is_bound else 1)
@@ -98,7 +98,7 @@ class RowPages:
 
     @property
     def tokens_per_page(self) -> float:
-        """How many tokens there is room for with each page, before windows give any back."""
+        """Tokens that fit into each page, before windows free any."""
         return self.page_tokens / self._layout.num_groups
 
     @property
@@ -107,7 +107,7 @@ class RowPages:
 
     @property
     def num_cached(self) -> int:
-        """Pages that no row holds, kept for prompts to come: they are had like free ones."""
+        """Pages kept for later prompts that no row holds. They can be taken like free ones."""
         return self._pool.num_cached
 
     @property
@@ -116,18 +116,18 @@ class RowPages:
 
     @property
     def counts(self) -> PageCounts:
-        free, cached = self.num_free, self.num_cached  # each read once: rows move on meanwhile
+        free, cached = self.num_free, self.num_cached  # each read once: they change meanwhile
         return PageCounts(self._pool.num_pages - free - cached, cached, free)
 
     def can_reserve(self, num_pages: int) -> bool:
-        """Returns whether so many more pages can be had, free or cached."""
+        """Returns whether `num_pages` more pages can be taken, free or cached."""
         return num_pages <= self._pool.num_free + self._pool.num_cached
 
     def can_begin(self, root: Hashable, tokens: Sequence[int], num_spare: int) -> bool:
-        """Returns whether there are pages for all of these tokens that no row has, and so many of
-        each group to spare; always, where all rows have pages for all that they may hold.
+        """Returns whether there are pages for those of `tokens` that no row holds, and `num_spare`
+        pages of each group besides. Always True if all rows together could be full.
 
-        Where rows hold a window's pages now, they may have passed them by the time.
+        Pages of a window that rows hold now do not count, because they may be gone by then.
         """
         layout, size = self._layout, self.page_tokens
         missing = layout.row_pages(len(tokens)) + num_spare * layout.num_groups
@@ -137,21 +137,21 @@ class RowPages:
         num_full = layout.windows.count(None)
         if not num_full or layout.state_pages:
             return False
-        # Asked in every turn while a request waits: no more is encoded than is looked for.
+        # Called in every turn while a request waits, so it encodes no more than it looks up.
         missing = -(-missing // num_full)
         ends = range(size, min(len(tokens), missing * size + 1), size)
         pages = (encode(tokens[end - size : end]) for end in ends)
         return self._tree.num_held(root, pages) >= missing
 
     def best_row(self, free_rows: Sequence[int], root: Hashable, prompt: Sequence[int]) -> int:
-        """Returns the one of `free_rows`, the longest free first, where `prompt` best begins."""
+        """Returns the best of `free_rows` (the longest free first) for `prompt` to begin in."""
         return free_rows[0]
 
     def begin(self, row: int, root: Hashable, prompt: Sequence[int], *, reuses: bool = True) -> int:
-        """Returns how many tokens of the prompt need not be computed, never the last.
+        """Returns how many tokens of the prompt are cached and need not be computed; never all.
 
-        To be called again while the row has written nothing: others may have sealed more by then.
-        Only what was computed under an equal `root` is reused.
+        Only tokens that were computed under an equal `root` are reused. May be called again while
+        the row has written nothing, because others may have sealed more by then.
         """
         held = self._rows.get(row)
         if held is None:
@@ -165,14 +165,14 @@ class RowPages:
         return held.reused_tokens
 
     def borders(self, row: int) -> Sequence[int]:
-        """Returns behind how many tokens of the prompt, ascending, a chunk has to end: what
-        recurrent layers remember is kept there, once the row is sealed."""
+        """Returns the positions in the prompt, ascending, where a chunk has to end, because the
+        state of recurrent layers is kept there when the row is sealed."""
         return self._rows[row].borders
 
     def reserve(self, row: int, num_tokens: int) -> bool:
-        """Returns whether the row has pages for its first `num_tokens` positions now.
+        """Take pages for the row's first `num_tokens` positions, evicting cached ones if needed.
 
-        What is cached makes room. Where that is not enough either, nothing changes.
+        Returns whether there were enough. If not, the row's pages do not change.
         """
         held = self._rows[row]
         first, end = held.num_places, -(-num_tokens // self.page_tokens)
@@ -187,8 +187,8 @@ class RowPages:
         return True
 
     def seal(self, row: int, num_tokens: int, generated: Sequence[int] = ()) -> None:
-        """The first `num_tokens` of the row's tokens are written and stay: others may have them,
-        and the row forgets what its windows have passed."""
+        """Note that the row's first `num_tokens` tokens are written and final. Others may share
+        their pages, and pages that windows have passed are dropped."""
         held = self._rows[row]
         self._seal(held, num_tokens, generated)
         if num_tokens in held.borders:
@@ -197,7 +197,7 @@ class RowPages:
             self._pass(held, num_tokens)
 
     def end(self, row: int, num_tokens: int, generated: Sequence[int] = ()) -> None:
-        """The row holds nothing any more; the first `num_tokens` of its tokens were written."""
+        """Drop all pages of the row, of whose tokens the first `num_tokens` were written."""
         held = self._rows.pop(row)
         self._seal(held, num_tokens, generated)
         reusable_tokens = self._reusable_tokens(held, num_tokens, generated)
@@ -208,26 +208,26 @@ class RowPages:
             self._leave_tail(held, reusable_tokens, generated)
         for node in held.nodes:
             self._tree.touch(node)
-        for index in reversed(range(held.num_places)):  # the first are needed most
+        for index in reversed(range(held.num_places)):  # the first pages are evicted last
             self._drop(held.pages_at(index))
             for node in held.nodes[index : index + 1]:
                 self._drop(self._share(node.state))
 
     def forget_cached(self) -> None:
-        """Forget what no row holds: all there is, while none runs."""
+        """Evict all cached pages."""
         while self._evict():
             pass
 
     def trim(self, num_pages: int) -> None:
-        """Give memory back until so many pages have any, if rows do not hold more. What is cached
-        goes, least recently used first."""
+        """Release memory until at most `num_pages` pages have any, or only those that rows hold.
+        Cached pages go, least recently used first."""
         while self.num_held + self.num_cached > num_pages and self._evict():
             pass
         if given_back := self._pool.give_back(self._pool.num_touched - num_pages):
             self._memory.give_back(given_back)
 
     def _reuse_longer(self, held: HeldPages) -> None:
-        """Take over what there is of the prompt, if that is more than the row has."""
+        """Take over what is cached of the prompt, if that is more than the row has."""
         match = self._match(held.root, held.prompt)
         whole_tokens = len(match.nodes) * self.page_tokens
         num_tokens = whole_tokens + match.tail_tokens
@@ -246,8 +246,8 @@ class RowPages:
             self._drop(state)
 
     def _borders(self, held: HeldPages, num_alike: int, num_tokens: int) -> Sequence[int]:
-        """Where prompts that begin alike may go on: where this one left the tree, and its last
-        border, if that is so far that it is worth a step. Its last token but one comes later."""
+        """Returns where prompts that begin alike may continue: where this prompt left the tree, and
+        its last border, if it is far enough to be worth a step."""
         if self._reuse == "nothing":
             return ()
         size = self.page_tokens
@@ -256,14 +256,14 @@ class RowPages:
         return sorted(each for each in wanted if num_tokens < each <= last)
 
     def _share(self, pages: Sequence[int]) -> Sequence[int]:
-        """Hold pages of the tree, so that they are not evicted, until they are dropped."""
+        """Hold pages of the tree, so that they are not evicted until `_drop`."""
         there = [page for page in pages if page != GONE]
         for page in there:
             self._pool.share(page)
         return there
 
     def _keep_state(self, held: HeldPages, node: Node) -> None:
-        """Keep what the row's recurrent layers remember, behind this node, where there is room."""
+        """Keep the row's recurrent state after this node, if there is room."""
         count, of_node = self._layout.state_pages, self._share(node.pages)
         if not node.state and self.can_reserve(count):
             pages = [self._take(held, 0) for _ in range(count)]
@@ -274,7 +274,7 @@ class RowPages:
         self._drop(of_node)
 
     def _leave_state(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> None:
-        """Keep what the row remembers in its end, behind all of its tokens."""
+        """Keep the row's recurrent state at its end, after all its tokens."""
         first = len(held.nodes) * self.page_tokens
         if num_tokens > first:
             tokens = _tokens(held, first, num_tokens, generated)
@@ -284,12 +284,12 @@ class RowPages:
             self._keep_state(held, held.nodes[-1])
 
     def _match(self, root: Hashable, prompt: bytes) -> PrefixMatch:
-        """Returns what there is of a prompt, but for its last token."""
+        """Returns what the tree has of a prompt without its last token."""
         match = self._tree.match(root, prompt[:-TOKEN_BYTES])
         return match if self._reuse == "all" else PrefixMatch(match.nodes)
 
     def _copy(self, held: HeldPages, tail: Node) -> bool:
-        """Copy pages to the first open ones of the row; False where none can be had."""
+        """Copy a tail's pages to the row's first open ones. Returns False if pages run out."""
         sources, index = self._share(tail.pages), len(held.nodes)
         has_pages = self.reserve(held.row, (index + 1) * self.page_tokens)
         if has_pages:
@@ -300,7 +300,7 @@ class RowPages:
         return has_pages
 
     def _take(self, held: HeldPages, index: int) -> int:
-        """Returns a page that was free or cached, to be the `index`-th of the row."""
+        """Take a free or cached page as the row's `index`-th."""
         while (page := self._pool.take()) is None:
             has_evicted = self._evict()
             assert has_evicted, "a cached page can be evicted"
@@ -322,7 +322,7 @@ class RowPages:
             self._join(held, self._tree.seal(self._parent(held), tokens, held.pages_at(index)))
 
     def _pass(self, held: HeldPages, num_tokens: int) -> None:
-        """Drop what no later token sees."""
+        """Drop the pages that no later token attends to."""
         seen = self._layout.first_seen(num_tokens)
         for table, begin, end in zip(held.tables, held.num_passed, seen, strict=True):
             self._drop(table[begin:end])
@@ -330,7 +330,7 @@ class RowPages:
         held.num_passed = seen
 
     def _adopt(self, held: HeldPages, nodes: Sequence[Node]) -> None:
-        """Hold the pages of the nodes that follow the row's, in place of any it has there."""
+        """Hold the pages of the nodes after the row's last one, instead of the row's own there."""
         first = len(held.nodes)
         held.nodes += nodes
         end = len(held.nodes)
@@ -342,11 +342,11 @@ class RowPages:
                 self._pool.share(page)
             self._drop(table[first:end])
             table[first:end] = [GONE] * num_passed + pages
-            # Nobody reads what is passed: any page may stand there.
+            # Passed positions are never read, so any page may stand there.
             self._memory.place(held.row, group, first, pages[-1:] * num_passed + pages)
 
     def _join(self, held: HeldPages, node: Node) -> None:
-        """Hold the node whose tokens the row has written."""
+        """Hold the node of tokens that the row itself has written."""
         self._adopt(held, (node,))
 
     def _parent(self, held: HeldPages) -> Node:
@@ -360,14 +360,14 @@ class RowPages:
             self._tree.touch(self._tree.seal(self._parent(held), tokens, pages))
 
     def _reusable_tokens(self, held: HeldPages, num_tokens: int, generated: Sequence[int]) -> int:
-        """Returns how many of the written tokens others may have."""
-        if self._reuse == "all":  # behind an answer's end there may be more, drafted
+        """Returns how many of the written tokens others may reuse."""
+        if self._reuse == "all":  # drafted tokens may lie beyond the answer's end
             return min(num_tokens, held.num_prompt + len(generated))
         return min(num_tokens, held.num_prompt - 1) if self._reuse == "prompts" else 0
 
 
 def _tokens(held: HeldPages, first: int, end: int, generated: Sequence[int]) -> bytes:
-    """Returns the tokens at positions `first` to `end` of prompt and answer."""
+    """Returns the tokens at positions `first` to `end` of prompt and answer, encoded."""
     num_prompt = held.num_prompt
     answer = generated[max(first - num_prompt, 0) : max(end - num_prompt, 0)]
     return held.prompt[first * TOKEN_BYTES : end * TOKEN_BYTES] + encode(answer)

@@ -1,1 +1,1 @@
-"""Steps by the kernels."""
+"""Model steps on the CPU, by the C++ kernels."""

@@ -1,7 +1,8 @@
-"""Medusa heads by the kernels: guesses of a model's next tokens from its last hidden state.
+"""Medusa heads on the CPU: they guess a model's next tokens from its last hidden state.
 
-Cai et al. 2024, arXiv 2401.10774: head k is `W_k (h + SiLU(A_k h + b_k))`, where `h` is what the
-model's own output head takes, and guesses the token k + 1 places after the one that `h` drew.
+Cai et al. 2024, arXiv 2401.10774: head k computes `W_k (h + SiLU(A_k h + b_k))`, where `h` is the
+input of the model's own output head, and guesses the token k + 1 positions after the one that `h`
+drew.
 """
 
 from collections.abc import Sequence
@@ -21,14 +22,14 @@ from inference_api.loading.weights import Parameters
 from inference_api.runner import HeadGuesses, Hidden
 
 LAYER_BITS, OUTPUT_BITS = BITS["int8"], BITS["int4"]
-UNPACKED_ROWS = 64 * PANEL  # at a time, of the model's own head
+UNPACKED_ROWS = 64 * PANEL  # rows of the model's own head that are unpacked at a time
 
 
 class MedusaHeads:
-    """`DraftHeads` of a model that the kernels decode. Decode thread only.
+    """`DraftHeads` for a model on the CPU. Decode thread only.
 
-    Guesses change no answer, only how often they are right: layers are packed to 8 bits, and output
-    matrices, which are most of what has to be read, to 4.
+    A wrong guess costs time but changes no answer, so the heads are rounded: layers to 8 bits, and
+    output matrices, which are most of the bytes to read, to 4.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class MedusaHeads:
         parameters: Parameters,
         packer: Kernels | None = None,
     ) -> None:
-        """`parameters` are the model's, packed. `packer`: packs the heads, instead of the model's
-        kernels, whose thread may be another one."""
+        """`parameters` are the model's packed weights. `packer` packs the heads; it is not the
+        model's kernels if these belong to another thread."""
         self._kernels = parameters.packing.kernels
         kernels = packer or self._kernels
         self.paths = tree_paths(file, config)
-        self._num_heads = num_heads = max(map(len, self.paths))  # others would guess for nobody
+        self._num_heads = num_heads = max(map(len, self.paths))  # no path uses further heads
         self._num_ranks = 1 + max(map(max, self.paths))
         self._token_ids = file.token_ids
         weights, biases = file.weights[:num_heads], file.biases[:num_heads]
@@ -87,7 +88,7 @@ def _packed(kernels: Kernels, weights: Floats, bits: Bits) -> PackedWeight:
 
 
 def _empty(bits: Bits, outputs: int, inputs: int) -> PackedWeight:
-    """In pages of its own, which the system has back with the heads."""
+    """Returns an empty weight in pages of its own, which are freed with the heads."""
     pages = anonymous(packed_bytes(bits, outputs, inputs))
     return PackedWeight.empty(bits, outputs, inputs, np.frombuffer(pages, np.uint8))
 
@@ -95,7 +96,7 @@ def _empty(bits: Bits, outputs: int, inputs: int) -> PackedWeight:
 def _rows_of(
     kernels: Kernels, weight: PackedWeight, rows: NDArray[np.int64] | None
 ) -> PackedWeight:
-    """Some outputs of a packed matrix, in 4 bits; bounded in what is unpacked at a time."""
+    """Returns some outputs of a packed matrix, in 4 bits. Unpacks UNPACKED_ROWS at a time."""
     if rows is None:
         rows = np.arange(weight.outputs)
         if weight.bits in BITS.values():

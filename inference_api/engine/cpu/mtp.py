@@ -1,9 +1,10 @@
-"""The layer by which a model guesses further tokens, by the kernels: multi-token prediction.
+"""Multi-token prediction on the CPU: a layer with which a model guesses further tokens.
 
-Gloeckle et al. 2024, arXiv 2404.19737; in this form DeepSeek-AI 2024, arXiv 2412.19437. What the
-model's output head takes at a position, and the embedding of the token behind it, are normalised
-and projected to the residual of one more layer. Of its results the same head makes the token after
-that one. To guess on, they take the place of what the model made.
+Gloeckle et al. 2024, arXiv 2404.19737; in this form DeepSeek-AI 2024, arXiv 2412.19437. The
+layer's input at a position is a projection of two normalised vectors: the model's final hidden
+state there, and the embedding of the next token. The model's output head turns the layer's result
+into a guess of the token after that one. For a further guess, the result takes the place of the
+model's hidden state.
 """
 
 from collections.abc import Sequence
@@ -21,20 +22,21 @@ from inference_api.loading.weights import Parameters
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Guess, Hidden, RowStep, RowToken
 
-# A guess is among the first tokens of the vocabulary: nearly all of its time would be the output
-# head's. Tokenizers have their tokens in the order in which they were found, the frequent ones
-# first; a quarter of them loses few guesses (Zhao et al. 2025, arXiv 2502.14856).
+# Guesses are limited to the first tokens of the vocabulary, because the output head would take
+# nearly all of their time. Tokenizers list tokens in the order of their training, frequent ones
+# first, so a quarter of them loses few guesses (Zhao et al. 2025, arXiv 2502.14856).
 GUESSED_SHARE, LEAST_GUESSED = 4, 32_768
-MOST_UNREAD = 32  # tokens of a row that wait to be read together
-DRAW = Draw(SamplingParams(), (0,), ())  # asks for logits; nothing is drawn by it
+MOST_UNREAD = 32  # a row's tokens that may wait to be processed together
+DRAW = Draw(SamplingParams(), (0,), ())  # requests logits; nothing is drawn
 
 
 @dataclass(slots=True)
 class _Unread:
-    """The last tokens of a row, from position `start` on, and their states: [tokens, hidden size].
+    """A row's last tokens from position `start` on, and their states [tokens, hidden size], which
+    this layer has not processed yet.
 
-    A state is read with the token behind its own. `tried`: the states of the row's last step, until
-    it is known which of its guesses are kept.
+    A state is processed together with the token after it. `tried` has the states of the row's last
+    step until `keep` says which of its guesses were accepted.
     """
 
     start: int
@@ -52,18 +54,18 @@ class _Unread:
 
 
 class MtpLayer:
-    """`DraftLayer` of a model that the kernels decode.
+    """`DraftLayer` for a model on the CPU.
 
-    The state at position i is read to slot i, in the place that this layer has in the row's pages.
-    So whoever takes over pages has what was read of them. Not so the last slot before what a row
-    computes itself, whose state it does not know: it has what another row's next token made of it,
-    or nothing. Whatever is missing costs guesses, and changes no text.
+    The state at position i is written to slot i of this layer's part of the row's pages, so a row
+    that reuses pages gets it, too. The exception is the last slot before the row's own tokens: its
+    state depends on the next token, so it is another row's, or empty. A missing state makes guesses
+    worse, but changes no text.
     """
 
     def __init__(
         self, config: ModelConfig, parameters: Parameters, cache: PagedCache, max_seq_len: int
     ) -> None:
-        """All are the model's."""
+        """All arguments are the model's own."""
         num_guessed = max(config.vocab_size // GUESSED_SHARE // PANEL * PANEL, LEAST_GUESSED)
         shape = replace(config.mtp, vocab_size=min(num_guessed, config.vocab_size))
         own = parameters.of_mtp(shape.vocab_size)
@@ -75,8 +77,8 @@ class MtpLayer:
         self._unread: dict[int, _Unread] = {}  # keys are rows
 
     def follow(self, steps: Sequence[RowStep], hidden: Sequence[Hidden | None]) -> None:
-        """The model has made `hidden` of these. A row's states are read once they are more than
-        MOST_UNREAD, so those of a prompt at once."""
+        """Take the hidden states of a model's step. A row's states are processed once there are
+        more than MOST_UNREAD, so the states of a prompt are processed together."""
         reads: list[RowStep] = []
         read_states: list[Floats] = []
         for step, states in zip(steps, hidden, strict=True):
@@ -105,7 +107,7 @@ class MtpLayer:
             unread.tried = None
 
     def forget(self, row: int) -> None:
-        """Another request begins in a row."""
+        """Forget a row's states, because another request begins in it."""
         self._unread.pop(row, None)
 
     def knows(self, row: int, position: int) -> bool:
@@ -121,8 +123,8 @@ class MtpLayer:
         return list(map(Guess, best.tolist(), probabilities.tolist()))
 
     def logits_behind(self, tokens: Sequence[RowToken]) -> Floats:
-        """What guesses are made of, [tokens, guessed ones], in memory that the next call writes
-        again."""
+        """Returns the logits of guesses, [tokens, guessed vocabulary]. The next call overwrites
+        them."""
         reads: list[RowStep] = []
         states: list[Floats] = []
         for row, _, token_id in tokens:
@@ -137,7 +139,7 @@ class MtpLayer:
         return logits
 
     def _run(self, rows: Sequence[RowStep], states: Sequence[Floats]) -> Outputs:
-        """Read states with the tokens behind them, those of `rows`."""
+        """Process states together with the tokens after them, which `rows` have."""
         token_ids = [token_id for each in rows for token_id in each.token_ids]
         sources = self._decoder.embedded(token_ids), np.concatenate(states)
         parts = [self._normed(*each) for each in zip(sources, self._norms, strict=True)]

@@ -1,1 +1,1 @@
-"""Families of models: how each names its fields and tensors."""
+"""Model families: how each one's config.json is read, and how it names its tensors."""

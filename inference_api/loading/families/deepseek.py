@@ -1,5 +1,5 @@
-"""Reads the config.json of DeepSeek, and of others with its latent attention or its experts: GLM
-4.5 to 4.7 and Mistral 4."""
+"""Reads the config.json of DeepSeek, and of families with its latent attention or experts: GLM 4.5
+to 4.7 and Mistral 4."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,8 +22,8 @@ def _read_v3(fields: ConfigFields) -> ModelConfig:
 
 
 def read_mistral4(fields: ConfigFields) -> ModelConfig:
-    """Shares by softmax, of groups that are as good as their best two, and queries that grow with
-    their position."""
+    """Softmax shares, groups scored by their best two experts, and queries that grow with their
+    position."""
     fields = fields.or_else({"n_shared_experts": 1})
     return _read_v3(fields.under({**fields.raw, "topk_method": TOP_TWO}))
 
@@ -36,7 +36,7 @@ def _read_latents(fields: ConfigFields) -> ModelConfig:
         fields.refuse("qk_rope_head_dim", rotary_dim, "an even one")
     if fields.flag("mlp_bias"):
         fields.refuse("mlp_bias", True, "mlp_bias=false")
-    # There `head_dim` is what of a head is turned, and a share of it says nothing.
+    # Here `head_dim` counts only a head's turned dimensions, so a rotary share would be wrong.
     own = {"head_dim": head_dim, "num_key_value_heads": fields.raw.get("num_attention_heads")}
     for name in ("rope_scaling", "rope_parameters"):
         own[name] = {**fields.mapping(name), PARTIAL: None}
@@ -58,8 +58,8 @@ def _read_latents(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
-    """Llama with DeepSeek's mixture of experts, and rope of a part of each head. What is left out
-    has the values of transformers' Glm4MoeConfig."""
+    """Llama with DeepSeek's mixture of experts, and rope on part of each head. Missing fields have
+    the values of transformers' Glm4MoeConfig."""
     fields = fields.or_else(_GLM4_MOE_DEFAULTS)
     config = read_llama_like(
         fields,
@@ -71,7 +71,7 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_glm4_moe_lite(fields: ConfigFields) -> ModelConfig:
-    """GLM-4.7-Flash: DeepSeek's latent attention and mixture. What is left out has the values of
+    """GLM-4.7-Flash: DeepSeek's latent attention and mixture. Missing fields have the values of
     transformers' Glm4MoeLiteConfig."""
     return _read_v3(fields.or_else(_GLM4_MOE_DEFAULTS | {"routed_scaling_factor": 1.8}))
 

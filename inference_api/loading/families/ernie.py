@@ -1,4 +1,4 @@
-"""Reads the config.json of ERNIE 4.5: Llama, whose rotary pairs are side by side."""
+"""Reads the config.json of ERNIE 4.5: Llama with rotary pairs side by side."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,7 +9,7 @@ from inference_api.loading.families.mixtures import MAX_EXPERTS, num_experts_of
 
 
 def _read_dense(fields: ConfigFields) -> ModelConfig:
-    """All biases or none."""
+    """Either all projections have biases, or none."""
     has_bias = fields.flag("use_bias")
     biases = {"attention_bias": has_bias, "mlp_bias": has_bias}
     fields = fields.or_else(_DEFAULTS | {"head_dim": 128})
@@ -17,7 +17,7 @@ def _read_dense(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_moe(fields: ConfigFields) -> ModelConfig:
-    """What is left out has the values of transformers' Ernie4_5_MoeConfig."""
+    """Missing fields have the values of transformers' Ernie4_5_MoeConfig."""
     if fields.flag("use_bias"):
         fields.refuse("use_bias", True, "use_bias=false, as the published ones")
     fields = fields.or_else(_DEFAULTS | {"num_key_value_heads": 4})
@@ -25,7 +25,7 @@ def _read_moe(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Probabilities of all experts, in some layers; biases have a part in the choice alone."""
+    """Experts in some layers, scored by softmax over all; biases only affect the choice."""
     fields = fields.or_else({"moe_num_experts": 64})
     num_experts = num_experts_of(fields, "moe_num_experts", num_layers)
     ffn_size = fields.count("moe_intermediate_size", 1536)

@@ -1,4 +1,4 @@
-"""Reads the config.json of Falcon-H1: attention and Mamba-2 read the same in every layer."""
+"""Reads the config.json of Falcon-H1: in every layer, attention and Mamba-2 read the same input."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,7 +11,7 @@ from inference_api.loading.families.recurrence import RecurrentConfig
 
 
 def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
-    """Multipliers of linear maps become their weights' (GGUF has them so). What is left out has the
+    """Multipliers of linear maps are applied to their weights, as in GGUF. Missing fields have the
     values of transformers' FalconH1Config."""
     for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         if fields.flag(name):
@@ -50,7 +50,7 @@ _DEFAULTS = {
 def _weight_factors(
     fields: ConfigFields, recurrent: RecurrentConfig
 ) -> Mapping[str, tuple[RowFactor, ...]]:
-    """Returns the factors other than 1."""
+    """Returns the factors that are not 1."""
     attention_in, key, attention_out, ssm_in, ssm_out = (
         fields.number(f"{name}_multiplier", 1.0)
         for name in ("attention_in", "key", "attention_out", "ssm_in", "ssm_out")

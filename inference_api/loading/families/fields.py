@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from inference_api.loading.config import ACTIVATIONS
 
-# Beyond every published model, and small enough to plan with: there are objects for every layer.
+# Above every published model, and small enough to plan with: there are objects for every layer.
 MAX_LAYERS = 1024
 MAX_COUNT = 2**30
 MAX_CONV_WIDTH = 16  # as `src/kernels.h` has it
@@ -17,27 +17,27 @@ ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_ta
 
 
 class ConfigFields:
-    """Typed access to a config.json; what is wrong with it gathers in `faults`."""
+    """Typed access to a config.json. Faults found are collected in `faults`."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = raw
         self.faults: list[str] = []
 
     def under(self, raw: Mapping[str, Any]) -> Self:
-        """Access to an object inside it; `faults` are the same."""
+        """Returns access to an object inside it, with the same `faults`."""
         inner = type(self)(raw)
         inner.faults = self.faults
         return inner
 
     def or_else(self, defaults: Mapping[str, Any]) -> Self:
-        """With these values for keys that are absent or null."""
+        """Returns access with these values for keys that are absent or null."""
         given = {name: value for name, value in self.raw.items() if value is not None}
         return self.under({**defaults, **given})
 
     def count(
         self, name: str, default: int | None = None, most: int = MAX_COUNT, least: int = 1
     ) -> int:
-        """An integer from `least` to `most`. Without a default the key must be there."""
+        """Returns an integer from `least` to `most`. Without a default the key must be present."""
         value = self.raw.get(name)
         value = default if value is None else value
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
@@ -61,7 +61,7 @@ class ConfigFields:
         return 1.0
 
     def numbers(self, name: str, length: int) -> tuple[float, ...]:
-        """A list of `length` numbers."""
+        """Returns a list of `length` numbers."""
         values = self.raw.get(name)
         if isinstance(values, list) and len(values) == length:
             return tuple(self.under({name: value}).number(name, math.nan) for value in values)
@@ -106,7 +106,7 @@ class ConfigFields:
 
 
 def token_ids(value: object) -> frozenset[int]:
-    """The ids in an `eos_token_id`, which may be absent, one id or a list of them."""
+    """Returns the ids in an `eos_token_id`, which may be absent, an id, or a list of ids."""
     values = value if isinstance(value, list) else [value]
     return frozenset(
         item
@@ -116,7 +116,7 @@ def token_ids(value: object) -> frozenset[int]:
 
 
 def text_fields(fields: ConfigFields) -> ConfigFields:
-    """Returns the fields of the text model of one that sees too."""
+    """Returns the fields of the text model inside a multimodal one."""
     text = {"tie_word_embeddings": fields.raw.get("tie_word_embeddings")}
     text |= fields.mapping("text_config")
     if fields.raw.get("eos_token_id"):  # ids from all its files: see `checkpoint.load_config`

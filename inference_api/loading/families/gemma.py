@@ -1,4 +1,4 @@
-"""Reads the config.json of Gemma 3 and 4: of those that see and hear too, the text model."""
+"""Reads the config.json of Gemma 3 and 4; of multimodal ones, only the text model."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +25,14 @@ from inference_api.loading.families.windows import (
 
 
 def read_gemma3(fields: ConfigFields) -> ModelConfig:
-    """The text model of one that sees too."""
+    """The text model of a multimodal Gemma 3."""
     return read_gemma3_text(text_fields(fields))
 
 
 def read_gemma3_text(fields: ConfigFields) -> ModelConfig:
-    """Norms before and after attention and MLP; most layers have a window, and rope of their own.
+    """Norms before and after attention and MLP. Most layers have a window, and another rope.
 
-    What is left out has the values of transformers' Gemma3TextConfig.
+    Missing fields have the values of transformers' Gemma3TextConfig.
     """
     fields = fields.under({"sliding_window": 4096, **fields.raw}).or_else(_GEMMA3_DEFAULTS)
     for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
@@ -76,25 +76,25 @@ def _logits_softcap(fields: ConfigFields) -> float | None:
 
 
 def read_gemma4(fields: ConfigFields) -> ModelConfig:
-    """The text model of one that sees too."""
+    """The text model of a multimodal Gemma 4."""
     return read_gemma4_text(text_fields(fields))
 
 
 def read_gemma4_unified(fields: ConfigFields) -> ModelConfig:
-    """The text model of one that has no encoders to see with."""
+    """The text model of a multimodal Gemma 4 without encoders."""
     return read_gemma4_unified_text(text_fields(fields))
 
 
 def read_gemma4_unified_text(fields: ConfigFields) -> ModelConfig:
-    """Gemma 4 without embeddings per layer. What is left out has the values of transformers'
+    """Gemma 4 without embeddings per layer. Missing fields have the values of transformers'
     Gemma4UnifiedTextConfig."""
     fields = fields.or_else({"max_position_embeddings": 262_144, "sliding_window": 1024})
     return read_gemma4_text(fields.under({**fields.raw, "hidden_size_per_layer_input": None}))
 
 
 def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
-    """Norms before and after attention and MLP, of values too; most layers have a window, and the
-    others heads of their own, of which they turn a part. What is left out has the values of
+    """Norms before and after attention and MLP, and on values. Most layers have a window; the
+    others have heads of another size, with rope on part of each. Missing fields have the values of
     transformers' Gemma4TextConfig."""
     input_size = fields.raw.get("hidden_size_per_layer_input", 256) or 0
     fields = fields.or_else(_GEMMA4_DEFAULTS | {"hidden_size_per_layer_input": input_size})
@@ -108,7 +108,7 @@ def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
         mixture=_read_gemma4_mixture if fields.flag("enable_moe_block") else no_mixture,
     )
     are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
-    are_local = [*are_local[:-1], False]  # as transformers has it, whatever the file says
+    are_local = [*are_local[:-1], False]  # as in transformers, whatever the file says
     shapes = _gemma4_shapes(fields, config, are_local)
     window = fields.count("sliding_window")
     return replace(
@@ -135,7 +135,7 @@ def _layer_input_size(fields: ConfigFields, vocab_size: int) -> int:
 
 
 def _read_gemma4_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Experts in every layer, beside the MLP that others have alone."""
+    """Experts in every layer, besides an MLP."""
     num_experts = num_experts_of(fields, "num_experts", num_layers)
     return MixtureConfig(
         num_experts,
@@ -188,7 +188,7 @@ def _gemma4_ropes(
 def _gemma4_shapes(
     fields: ConfigFields, config: ModelConfig, are_local: Sequence[bool]
 ) -> tuple[LayerShape, ...]:
-    """The last layers may see keys and values of earlier ones, and have a wider MLP then."""
+    """The last layers may use the keys and values of earlier ones, and then have a wider MLP."""
     own_sizes = _own_sizes(fields, config, are_local)
     has_one_projection = fields.flag("attention_k_eq_v")
     num_shared = fields.count("num_kv_shared_layers", 0, most=config.num_layers - 1, least=0)
@@ -221,8 +221,8 @@ def _gemma4_shapes(
 def _own_sizes(
     fields: ConfigFields, config: ModelConfig, are_local: Sequence[bool]
 ) -> ConfigFields:
-    """Returns the sizes of layers that have others than most, by their numbers. Files have them, or
-    those of all layers that see everything."""
+    """Returns the sizes of layers that differ from most, by layer number. Files give them singly,
+    or once for all layers without a window."""
     if fields.raw.get("per_layer_config") is not None:
         given = fields.mapping("per_layer_config")  # keys are as wide as the last one
         return fields.under({str(key).lstrip("0") or "0": value for key, value in given.items()})
@@ -234,7 +234,7 @@ def _own_sizes(
 
 
 def _last_alike(fields: ConfigFields, are_local: Sequence[bool], is_local: bool) -> int:
-    """Returns the last of these layers that has a window as well, or has none."""
+    """Returns the last of these layers whose attention is local, or not, as `is_local` says."""
     alike = [layer for layer, each in enumerate(are_local) if each == is_local]
     if not alike:
         number = fields.raw["num_kv_shared_layers"]

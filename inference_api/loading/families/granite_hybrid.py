@@ -1,4 +1,4 @@
-"""Reads the config.json of Granite 4: most layers have Mamba-2, the others attention, most of them
+"""Reads the config.json of Granite 4: most layers have Mamba-2, the others attention, mostly
 without rope."""
 
 from dataclasses import replace
@@ -15,8 +15,8 @@ _KINDS = {MAMBA: True, LINEAR: True, "attention": False, GLOBAL: False}
 
 
 def read_granite_hybrid(fields: ConfigFields) -> ModelConfig:
-    """Without experts all tokens pass the MLP that is beside them elsewhere. What is left out has
-    the values of transformers' GraniteMoeHybridConfig."""
+    """A model without experts has only the MLP that other models have besides them. Missing fields
+    have the values of transformers' GraniteMoeHybridConfig."""
     fields = fields.or_else(_DEFAULTS)
     names: TensorNames = "granite_hybrid_split" if fields.flag(IS_SPLIT) else "granite_hybrid"
     has_experts = fields.count("num_local_experts", least=0) > 0

@@ -1,5 +1,4 @@
-"""Reads the config.json of Hunyuan: Llama, whose queries and keys are normalised once they are
-turned."""
+"""Reads the config.json of Hunyuan: Llama with queries and keys normalised after rope."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,8 +15,8 @@ def _read_dense(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_moe(fields: ConfigFields) -> ModelConfig:
-    """Experts in all layers, and an MLP beside them that is as wide as one. What differs from layer
-    to layer is refused."""
+    """Experts in all layers, and an MLP as wide as one expert. Sizes that differ between layers are
+    refused."""
     own = {name: _same(fields, name) for name in ("moe_topk", "num_experts")}
     only = {"moe_intermediate_size": fields.raw.get("intermediate_size"), "num_shared_expert": 1}
     for name, wanted in only.items():
@@ -47,7 +46,7 @@ def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
 
 
 def _same(fields: ConfigFields, name: str) -> object:
-    """Returns what a field says once, or the same for each layer."""
+    """Returns a field's value, given once or alike for each layer."""
     value = fields.raw.get(name)
     if not isinstance(value, list):
         return value
@@ -58,7 +57,8 @@ def _same(fields: ConfigFields, name: str) -> object:
 
 
 def _with_plain_rope(fields: ConfigFields) -> ConfigFields:
-    """Rope called dynamic is none here: an `alpha` changes theta once and for all."""
+    """Returns fields with plain rope: what is called dynamic here is an `alpha` that changes theta
+    once."""
     given = {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
     scaling = fields.under(given)
     kind = scaling.raw.get("rope_type") or scaling.raw.get("type")

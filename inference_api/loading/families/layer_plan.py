@@ -15,24 +15,23 @@ from inference_api.loading.families.recurrence import RecurrentConfig
 from inference_api.loading.families.row_orders import delta_order, part_by_part, rotary_order
 from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, Names
 
-LAYER_INPUTS = "layer_inputs"  # the embedding of what layers read besides the residual
+LAYER_INPUTS = "layer_inputs"  # the embedding that layers read besides the residual
 ROUTER = ".router"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """One tensor of a checkpoint, and how its rows map to ours. Only tensors of safetensors need
-    mapping."""
+    """One tensor of a checkpoint, and how its rows map to ours. Only safetensors need mapping."""
 
     name: str
     shape: tuple[int, ...]
     head_order: Sequence[int] = ()
-    """For each of our rows of a head, or of all, the index of its row there; see `rotary_order` and
-    `row_orders`."""
+    """For each of our rows, of a head or of the whole tensor, its index in the checkpoint; see
+    `rotary_order` and `row_orders`."""
     offset: float = 0.0
     """Added to each value."""
     factors: tuple[RowFactor, ...] = ()
-    """What rows are multiplied by, one after another."""
+    """Factors of rows, applied one after another."""
 
     @property
     def row_factors(self) -> NDArray[np.float32]:
@@ -127,7 +126,7 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSourc
     return plan
 
 
-_MIXTURE_NORMS = {  # as Gemma 4 has them
+_MIXTURE_NORMS = {  # Gemma 4's
     "experts_norm": "pre_feedforward_layernorm_2",
     "experts_output_norm": "post_feedforward_layernorm_2",
     "shared_output_norm": "post_feedforward_layernorm_1",
@@ -135,7 +134,8 @@ _MIXTURE_NORMS = {  # as Gemma 4 has them
 
 
 def input_plan(config: ModelConfig) -> ParameterSources:
-    """What makes the parts of a token that layers read besides the residual."""
+    """Returns the sources of the parameters for the vectors that layers read besides the
+    residual."""
     size = config.layer_inputs_size
     projection = ("per_layer_model_projection",)
     norm = SourceTensor("model.per_layer_projection_norm.weight", (config.layer_input_size,))
@@ -150,8 +150,8 @@ def input_plan(config: ModelConfig) -> ParameterSources:
 def _mixture_plan(
     config: ModelConfig, mixture: MixtureConfig, names: Names, ours: str, theirs: str
 ) -> ParameterSources:
-    """Experts follow each other, each as an MLP has it: gates, then what passes them; then all
-    their ways down. So do their biases. The shared ones are an MLP of their own."""
+    """Returns the sources of a mixture. The experts' gate and up projections are stacked, expert by
+    expert, and so are their down projections and biases. Shared experts form a separate MLP."""
     count, ffn, hidden = mixture.num_experts, mixture.ffn_size, config.hidden_size
     experts = [f"{names.experts}.{expert}" for expert in range(count)]
     ups = tuple(f"{expert}.{name}" for expert in experts for name in names.expert_up)
@@ -216,8 +216,8 @@ def _recurrent_plan(
 
 
 def _with_values_apart(config: ModelConfig, ours: str, qkv: ParameterSources) -> ParameterSources:
-    """Values have a parameter of their own where they have a form of their own: files of K-quants
-    often have them in more bits."""
+    """Returns the plan with a separate parameter for values if these have another form: files with
+    K-quants often have values in more bits."""
     *others, values = (config.kept_bits.get(part.name) for part in qkv[f"{ours}.qkv.weight"])
     if len(set(others)) != 1 or values in others:
         return qkv
@@ -226,8 +226,9 @@ def _with_values_apart(config: ModelConfig, ours: str, qkv: ParameterSources) ->
 
 
 def _qkv_part(config: ModelConfig, names: Names, part: SourceTensor) -> SourceTensor:
-    """Fused ones have for each key-value head its queries, key and value in turn: all of Falcon's
-    layouts are this one, with 1, some or all heads. Queries may have their gates in turn."""
+    """Returns how the rows of queries, keys or values map to ours. A fused tensor has for each
+    key-value head its queries, key and value, which covers Falcon's layouts with 1, some or all
+    heads. Queries may alternate with their gates."""
     head = config.head_dim
     order: tuple[int, ...] = ()
     if names.is_qkv_grouped:
@@ -242,7 +243,8 @@ def _qkv_part(config: ModelConfig, names: Names, part: SourceTensor) -> SourceTe
 def _latent_plan(
     config: ModelConfig, latent: LatentConfig, ours: str, theirs: str
 ) -> ParameterSources:
-    """Heads of queries, and what makes keys, end with what is turned; ours begin with it."""
+    """Returns the sources of latent attention. In the checkpoint, the turned dimensions are at the
+    end of each head; here they are at the beginning."""
     hidden, heads, kv_rank = config.hidden_size, config.num_heads, latent.kv_rank
     unturned = config.head_dim - config.rotary_dim
 

@@ -9,12 +9,12 @@ from inference_api.loading.families.mixtures import ReadMixture, no_mixture, num
 from inference_api.loading.families.recurrence import RecurrentConfig
 from inference_api.loading.families.windows import GLOBAL
 
-CONV = "conv"  # as `layer_types` calls layers without attention
+CONV = "conv"  # the name of a layer without attention in `layer_types`
 LEAST_SUM = 1e-6
 
 
 def read_lfm2(fields: ConfigFields) -> ModelConfig:
-    """The MLP may be narrower than `intermediate_size` says."""
+    """LFM2 without experts. The MLP may be narrower than `intermediate_size` says."""
     size = "block_ff_dim" if fields.raw.get("block_ff_dim") is not None else "intermediate_size"
     ffn_size = fields.count(size)
     if fields.flag("block_auto_adjust_ff_dim", True):
@@ -58,7 +58,8 @@ _DEFAULTS = {
 
 
 def _conv_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
-    """Returns what `layer_types` names, or what older files do not name in `full_attn_idxs`."""
+    """Returns the layers with a convolution: named in `layer_types`, or in older files missing from
+    `full_attn_idxs`."""
     kinds, attending = fields.raw.get("layer_types"), fields.raw.get("full_attn_idxs")
     if kinds is None and isinstance(attending, list):
         kinds = [GLOBAL if layer in attending else CONV for layer in range(num_layers)]
@@ -73,7 +74,7 @@ def _conv_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
 
 
 def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Experts behind the first few layers."""
+    """Experts in all but the first few layers."""
     fields = fields.or_else({"num_dense_layers": 2, "use_expert_bias": True})
     num_experts = num_experts_of(fields, "num_experts", num_layers)
     return MixtureConfig(

@@ -1,4 +1,4 @@
-"""Reads the config.json of Llama, and what other families share with it."""
+"""Reads the config.json of Llama and of families that differ little from it."""
 
 from collections.abc import Mapping
 
@@ -19,10 +19,10 @@ def read_llama_like(
     rope_kinds: Mapping[str, RopeKind] = KINDS,
     usual_rotary_share: float | None = None,
 ) -> ModelConfig:
-    """Llama and the families that differ from it in biases, query norms, windows, multipliers,
-    experts and rope.
+    """Llama, and families that differ from it in biases, query norms, windows, multipliers, experts
+    or rope.
 
-    `has_qkv_bias` None means that the config's `attention_bias` decides; `usual_rotary_share`:
+    `has_qkv_bias` None means that the config's `attention_bias` decides. For `usual_rotary_share`
     see `read_rotary_dim`.
     """
     hidden_size = fields.count("hidden_size")

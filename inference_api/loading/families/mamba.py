@@ -1,4 +1,4 @@
-"""Reads what a config.json says of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060)."""
+"""Reads the fields of a config.json about Mamba-2 (Dao and Gu 2024, arXiv 2405.21060)."""
 
 import math
 
@@ -12,7 +12,7 @@ from inference_api.loading.families.qwen3_next import (
 )
 from inference_api.loading.families.recurrence import RecurrentConfig
 
-MAMBA = "mamba"  # as published files call layers with Mamba-2
+MAMBA = "mamba"  # the name of a layer with Mamba-2 in published files
 MAMBA_DEFAULTS = {
     "mamba_conv_bias": True,
     "mamba_d_conv": 4,
@@ -26,7 +26,7 @@ MAMBA_DEFAULTS = {
 def read_mamba(
     fields: ConfigFields, layers: frozenset[int], inner: int, has_norm: bool = True
 ) -> RecurrentConfig:
-    """`inner`: size of what the mixer makes."""
+    """`inner` is the size of the mixer's output."""
     heads = fields.count("mamba_n_heads", most=MAX_HEADS)
     groups = fields.count("mamba_n_groups", most=MAX_HEADS)
     given = fields.raw.get("mamba_d_head")
@@ -57,5 +57,5 @@ def read_mamba(
     )
 
 
-# Files have one or the other.
+# Files use one name or the other.
 _NO_LIMITS: tuple[list[object], ...] = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])

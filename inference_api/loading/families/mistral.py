@@ -1,4 +1,4 @@
-"""Reads the config.json of Mistral, of Ministral 3, and of Mistral's models that see too."""
+"""Reads the config.json of Mistral, Ministral 3, and Mistral's multimodal models."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,7 +11,7 @@ from inference_api.loading.families.windows import same_window
 
 
 def _read_mistral3(fields: ConfigFields) -> ModelConfig:
-    """The text model of one that sees too."""
+    """The text model of a multimodal one."""
     text = text_fields(fields)
     family = text.raw.get("model_type")
     reader = _OF_TEXT.get(family) if isinstance(family, str) else None
@@ -20,7 +20,7 @@ def _read_mistral3(fields: ConfigFields) -> ModelConfig:
     return (reader or _read_mistral)(text)
 
 
-# Queries of Ministral 3 grow with their position: its rope says so.
+# Queries of Ministral 3 grow with their position, as its rope fields say.
 _read_mistral = partial(read_llama_like, windows=same_window)
 _OF_TEXT: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {
     "ministral3": _read_mistral,

@@ -1,4 +1,4 @@
-"""Reads what a config.json says of a mixture of experts."""
+"""Reads the fields of a config.json about a mixture of experts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -7,11 +7,11 @@ from inference_api.loading.config import ExpertGroups, MixtureConfig, Scoring
 from inference_api.loading.families.fields import ConfigFields
 
 MAX_EXPERTS = 1024  # in one layer
-# In all layers together: every expert takes objects. Published models have some 20,000.
+# In all layers together, because every expert takes objects. Published models have up to 20,000.
 MAX_ALL_EXPERTS = 65_536
 
-TOP_TWO = "group_limited_top_two"  # Mistral 4's, which has no word for it
-# Keys are values of `topk_method`; values are the scores that experts are chosen by.
+TOP_TWO = "group_limited_top_two"  # our name for Mistral 4's method; its files give none
+# Keys are values of `topk_method`; values say by which scores experts are chosen.
 _SCORINGS: Mapping[str, Scoring] = {
     "greedy": "softmax",
     "group_limited_greedy": "softmax",
@@ -26,7 +26,7 @@ def no_mixture(fields: ConfigFields, num_layers: int) -> None:
 
 
 def read_mixtral(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Experts in every layer; their size is that of an MLP elsewhere."""
+    """Experts in every layer, of the size of another model's MLP."""
     num_experts = num_experts_of(fields, "num_local_experts", num_layers)
     return MixtureConfig(
         num_experts,
@@ -38,12 +38,12 @@ def read_mixtral(fields: ConfigFields, num_layers: int) -> MixtureConfig:
 
 
 def read_gpt_oss_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Mixtral's, with biases."""
+    """Like Mixtral's, with biases."""
     return replace(read_mixtral(fields, num_layers), has_biases=True)
 
 
 def read_qwen3_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Experts in every `decoder_sparse_step`th layer that `mlp_only_layers` does not name."""
+    """Experts in every `decoder_sparse_step`th layer, except for `mlp_only_layers`."""
     name = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
     num_experts = num_experts_of(fields, name, num_layers)
     step = fields.count("decoder_sparse_step", 1)
@@ -63,7 +63,7 @@ def read_qwen3_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
 
 
 def read_deepseek_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """DeepSeek and GLM-4.5: experts from some layer on, beside others that all tokens share."""
+    """DeepSeek and GLM-4.5: experts from some layer on, and experts that all tokens share."""
     num_experts = num_experts_of(fields, "n_routed_experts", num_layers)
     experts_per_token = fields.count("num_experts_per_tok", most=num_experts)
     ffn_size = fields.count("moe_intermediate_size")
@@ -101,7 +101,7 @@ def _dense_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
 
 
 def _groups(fields: ConfigFields, num_experts: int, experts_per_token: int) -> ExpertGroups | None:
-    """None where there is one group."""
+    """Returns the groups of experts; None if there is only one."""
     num_groups = fields.count("n_group", 1, most=num_experts)
     groups_per_token = fields.count("topk_group", 1, most=num_groups)
     if num_groups == 1:
@@ -117,5 +117,5 @@ def _groups(fields: ConfigFields, num_experts: int, experts_per_token: int) -> E
 
 
 def num_experts_of(fields: ConfigFields, name: str, num_layers: int) -> int:
-    """Returns a layer's experts by the field of this name, bounded."""
+    """Returns a layer's number of experts from the field `name`, bounded."""
     return fields.count(name, most=min(MAX_EXPERTS, MAX_ALL_EXPERTS // num_layers))

@@ -1,5 +1,5 @@
-"""Reads the config.json of Nemotron-H and Nemotron 3: a layer is attention, Mamba-2, an MLP or
-experts, and nothing else."""
+"""Reads the config.json of Nemotron-H and Nemotron 3: each layer is attention, Mamba-2, an MLP or
+experts alone."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +12,10 @@ from inference_api.loading.families.mixtures import no_mixture, read_deepseek_mi
 from inference_api.loading.families.qwen3_next import LINEAR
 from inference_api.loading.families.windows import GLOBAL
 
-EXPERTS, MLP = "moe", "mlp"  # as `layers_block_type` calls layers of these
+EXPERTS, MLP = "moe", "mlp"  # names of such layers in `layers_block_type`
 _LETTERS = {"M": LINEAR, "*": GLOBAL, "E": EXPERTS, "-": MLP}
 _OLDER = {MAMBA: LINEAR, "attention": GLOBAL}
-_NAMES = {  # ours, which newer files may have too, by what most files have
+_NAMES = {  # the names of some newer files, which we use, by those of most files
     "conv_kernel": "mamba_d_conv",
     "mamba_head_dim": "mamba_d_head",
     "mamba_num_heads": "mamba_n_heads",
@@ -27,8 +27,8 @@ _ONLY = {"mamba_hidden_act": "silu", "moe_latent_size": None, "sliding_window": 
 
 
 def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
-    """Without rope, biases of attention and gates. What is left out has the values of transformers'
-    NemotronHConfig."""
+    """Has no rope, no attention biases and no gates. Missing fields have the values of
+    transformers' NemotronHConfig."""
     fields = fields.or_else(_DEFAULTS)
     for name, value in _ONLY.items():
         if fields.raw.get(name) not in (None, value):
@@ -90,7 +90,7 @@ _DEFAULTS = {
 
 
 def _kinds(fields: ConfigFields) -> Sequence[str]:
-    """Returns what each layer is, as a list of words says or a word of letters."""
+    """Returns the kind of each layer, from a list of words or a string of letters."""
     names = ("layers_block_type", "layer_types", "hybrid_override_pattern")
     name = next((each for each in names if fields.raw.get(each) is not None), names[0])
     given = fields.raw.get(name)

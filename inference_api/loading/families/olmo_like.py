@@ -1,4 +1,4 @@
-"""Reads the config.json of families with norms behind attention and MLP alone: OLMo and EXAONE."""
+"""Reads the config.json of families with norms only after attention and MLP: OLMo and EXAONE."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def read_olmo2(fields: ConfigFields) -> ModelConfig:
 
 
 def read_olmo3(fields: ConfigFields) -> ModelConfig:
-    """OLMo 2, with a window in three of four layers, which have plain rope."""
+    """OLMo 2 with a window in three of four layers, and plain rope there."""
     fields = fields.or_else({"sliding_window": 4096, "sliding_window_pattern": 4})
     config = replace(_read(fields), is_qk_norm_whole=True)
     are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
@@ -29,7 +29,7 @@ def read_olmo3(fields: ConfigFields) -> ModelConfig:
 
 
 def read_exaone4(fields: ConfigFields) -> ModelConfig:
-    """Each head is normalised. Where most layers have a window, the others turn nothing."""
+    """Each head is normalised. If most layers have a window, the others have no rope."""
     config = _read(fields)
     [window, *_] = same_window(fields, config.num_layers)
     if window is None:

@@ -1,5 +1,5 @@
 """Reads the config.json of Qwen3-Next, Qwen3.5 and Qwen3.6: most layers have a gated delta rule,
-the others attention whose outputs are gated."""
+the others attention with gated outputs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,15 +11,15 @@ from inference_api.loading.families.mixtures import ReadMixture, no_mixture, rea
 from inference_api.loading.families.recurrence import RecurrentConfig
 from inference_api.loading.families.windows import GLOBAL
 
-LINEAR = "linear_attention"  # as `layer_types` calls layers with a delta rule
-# How GGUF has them: see `gguf.config`.
+LINEAR = "linear_attention"  # the name of a layer with a delta rule in `layer_types`
+# Fields of GGUF files: see `gguf.config`.
 IS_SPLIT, IS_TILED, HAS_DECAYS = "has_split_projections", "is_tiled", "has_decays"
 MAX_DELTA_DIM, MAX_HEADS = 256, 1024
-DELTA_LANES = 16  # most of a vector, which divides both sizes of a head
+DELTA_LANES = 16  # lanes of the widest vector; must divide both sizes of a head
 
 
 def _read_qwen3_next(fields: ConfigFields) -> ModelConfig:
-    """What is left out has the values of transformers' Qwen3NextConfig."""
+    """Missing fields have the values of transformers' Qwen3NextConfig."""
     own = {"intermediate_size": 5632, "norm_topk_prob": True, "num_experts_per_tok": 10}
     fields = fields.or_else(_DEFAULTS | own)
     names: TensorNames = "qwen3_next_split" if fields.flag(IS_SPLIT) else "qwen3_next"
@@ -27,14 +27,14 @@ def _read_qwen3_next(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_qwen3_5_text(fields: ConfigFields) -> ModelConfig:
-    """What is left out has the values of transformers' Qwen3_5TextConfig."""
+    """Missing fields have the values of transformers' Qwen3_5TextConfig."""
     own = {"intermediate_size": 12_288, "num_key_value_heads": 4}
     return _read(fields.or_else(_DEFAULTS | own), "qwen3_5", no_mixture)
 
 
 def _read_qwen3_5_moe_text(fields: ConfigFields) -> ModelConfig:
-    """Experts in all layers, whose shares always sum to one; there is no other MLP. What is left
-    out has the values of transformers' Qwen3_5MoeTextConfig."""
+    """Experts in all layers, with shares that sum to one, and no other MLP. Missing fields have the
+    values of transformers' Qwen3_5MoeTextConfig."""
     fields = fields.or_else(_DEFAULTS | {"num_experts_per_tok": 8, "num_experts": 256})
     if fields.raw.get("mlp_only_layers"):
         fields.refuse("mlp_only_layers", fields.raw["mlp_only_layers"], "experts in all layers")
@@ -44,12 +44,12 @@ def _read_qwen3_5_moe_text(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_qwen3_5(fields: ConfigFields) -> ModelConfig:
-    """The text model of one that sees too."""
+    """The text model of a multimodal one."""
     return _read_qwen3_5_text(text_fields(fields))
 
 
 def _read_qwen3_5_moe(fields: ConfigFields) -> ModelConfig:
-    """The text model of one that sees too."""
+    """The text model of a multimodal one."""
     return _read_qwen3_5_moe_text(text_fields(fields))
 
 
@@ -73,7 +73,7 @@ _DEFAULTS = {
     "num_key_value_heads": 2,
     "shared_expert_intermediate_size": 512,
 }
-_ONLY = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}  # what there is
+_ONLY = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}  # supported values
 
 
 def _read(fields: ConfigFields, names: TensorNames, mixture: ReadMixture) -> ModelConfig:

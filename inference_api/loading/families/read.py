@@ -1,7 +1,6 @@
-"""Reads a Hugging Face config.json: all differences between the supported families end here.
+"""Reads a Hugging Face config.json. Only this package distinguishes between families.
 
-The rest of the engine asks a `ModelConfig` only for properties ("is the MLP gated?"), never for a
-family.
+The rest of the engine reads properties of a `ModelConfig` ("is the MLP gated?"), never its family.
 """
 
 import reprlib
@@ -51,9 +50,9 @@ from inference_api.loading.quantised.formats import read_quantisation
 
 
 def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Understand the contents of a config.json.
+    """Read the contents of a config.json.
 
-    Raises StartupError naming every value that cannot be served.
+    Raises StartupError that names every value which cannot be served.
     """
     family = raw.get("model_type")
     reader = READERS.get(family) if isinstance(family, str) else None
@@ -134,7 +133,7 @@ def _read_falcon(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_smollm3(fields: ConfigFields) -> ModelConfig:
-    """Llama, but every few layers turn nothing; unless it is said, these alone have the window."""
+    """Llama, but every few layers have no rope; by default only these have the window."""
     fields = fields.or_else(
         {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True}
     )
@@ -147,7 +146,7 @@ def _read_smollm3(fields: ConfigFields) -> ModelConfig:
 
 
 def _are_turned(fields: ConfigFields, num_layers: int) -> Sequence[bool]:
-    """Whether each layer has rope."""
+    """Returns whether each layer has rope."""
     interval = fields.count("no_rope_layer_interval", 4)
     usual = [(layer + 1) % interval != 0 for layer in range(num_layers)]
     named = fields.raw.get("no_rope_layers")
@@ -164,8 +163,8 @@ def _are_turned(fields: ConfigFields, num_layers: int) -> Sequence[bool]:
 
 
 def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
-    """Experts behind clamped gates, biases everywhere, attention sinks, and a window in every other
-    layer. What is left out has the values of transformers' GptOssConfig."""
+    """Experts with clamped gates, biases everywhere, attention sinks, and a window in every other
+    layer. Missing fields have the values of transformers' GptOssConfig."""
     fields = fields.under({"sliding_window": 128, **fields.raw}).or_else(_GPT_OSS_DEFAULTS)
     if not any(map(fields.mapping, ("rope_scaling", "rope_parameters"))):
         fields = fields.under({**fields.raw, "rope_scaling": _GPT_OSS_ROPE})
@@ -199,7 +198,7 @@ _GPT_OSS_ROPE = {
 
 
 def _read_phi3(fields: ConfigFields) -> ModelConfig:
-    """Llama, with a window in all layers if any, and rope of a part of each head, or of long
+    """Llama, with one window for all layers if any, and rope on part of each head, or for long
     contexts."""
     return read_llama_like(
         fields.or_else({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
@@ -211,14 +210,14 @@ def _read_phi3(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_glm4(fields: ConfigFields) -> ModelConfig:
-    """Norms before and after attention and MLP, and rope of a part of each head."""
+    """Norms before and after attention and MLP, and rope on part of each head."""
     fields = fields.or_else({"attention_bias": True, "rms_norm_eps": 1.5625e-7})
     config = read_llama_like(fields, tensor_names="glm4", usual_rotary_share=0.5)
     return replace(config, has_out_bias=False, has_output_norms=True)
 
 
 def _read_seed_oss(fields: ConfigFields) -> ModelConfig:
-    """Llama, with biases of queries, keys and values alone."""
+    """Llama, with biases on queries, keys and values only."""
     fields = fields.or_else({"attention_bias": True})
     config = read_llama_like(fields)
     return replace(config, has_out_bias=fields.flag("attention_out_bias"))

@@ -1,4 +1,4 @@
-"""`RecurrentConfig`: what layers have that remember one state of a row."""
+"""`RecurrentConfig`: layers that keep one state of fixed size for each row."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,53 +8,54 @@ MixerKind = Literal["short_conv", "delta", "mamba2"]
 
 @dataclass(frozen=True, slots=True)
 class RecurrentConfig:
-    """Layers that remember of all tokens one state of a fixed size, instead of attention or beside
-    it.
+    """Layers with a recurrent mixer, which keeps one state of fixed size for all tokens of a row,
+    instead of attention or besides it.
 
-    A causal convolution, each channel by itself, sees a token and the `conv_width - 1` before it.
-    `short_conv` (LFM2) multiplies its inputs by one part of what it is made of, and its results by
-    another. `delta` makes queries, keys and values of its results, of which each head of values
-    keeps a matrix by the gated delta rule, `mamba2` without its correction: see `src/delta.h`.
+    A causal convolution, separate for each channel, covers a token and the `conv_width - 1` tokens
+    before it. `short_conv` (LFM2) projects its input to three vectors: one gates the convolution's
+    input, another its result. `delta` takes the convolution's results as queries, keys and values;
+    each value head keeps a matrix, updated by the gated delta rule. `mamba2` does the same without
+    the rule's correction: see `src/delta.h`.
     """
 
     kind: MixerKind
-    layers: frozenset[int]  # numbers of the checkpoint
+    layers: frozenset[int]  # layer numbers in the checkpoint
     conv_dim: int
     conv_width: int
     has_bias: bool = False  # the projections around it have biases
     has_conv_bias: bool = False
-    # Not of `short_conv`. Heads of values that follow each other share those of queries and keys.
+    # Not for `short_conv`. Neighbouring value heads share a head of queries and keys.
     heads: int = 0
     key_heads: int = 0
     key_dim: int = 0
     value_dim: int = 0
-    is_tiled: bool = False  # heads of values that share take turns instead
+    is_tiled: bool = False  # value heads that share are interleaved instead
     has_log_decays: bool = True  # the checkpoint has logarithms of how fast heads forget
-    has_norm: bool = True  # what `mamba2` makes is normalised
-    is_beside_attention: bool = False  # which reads the same, and what both make is added
+    has_norm: bool = True  # the output of `mamba2` is normalised
+    is_beside_attention: bool = False  # attention reads the same input, and the outputs are added
 
     @property
     def in_rows(self) -> int:
-        """Rows of what makes the mixer's inputs."""
+        """Rows of the projection to the mixer's inputs."""
         rows = {"short_conv": 2 * self.conv_dim, "delta": 0, "mamba2": self.heads}
         return self.conv_dim + self.heads * self.value_dim + rows[self.kind]
 
     @property
     def out_columns(self) -> int:
-        """Size of what the mixer makes of a token."""
+        """Size of the mixer's output for a token."""
         return self.conv_dim if self.kind == "short_conv" else self.heads * self.value_dim
 
     @property
     def tail_floats(self) -> int:
-        """Size of the inputs that the next token's convolution sees."""
+        """Floats of the earlier inputs that the next token's convolution reads."""
         return (self.conv_width - 1) * self.conv_dim
 
     @property
     def log_floats(self) -> int:
-        """Size of what a layer's mixer reads of a token: all that is noted of a guess."""
+        """Floats that a layer's mixer reads for a token; these are logged for a guess."""
         return self.in_rows + (2 * self.heads if self.kind == "delta" else 0)
 
     @property
     def layer_floats(self) -> int:
-        """Size of a layer's state: these inputs, and the heads' matrices."""
+        """Floats of a layer's state: earlier inputs, and the heads' matrices."""
         return self.tail_floats + self.heads * self.key_dim * self.value_dim

@@ -1,7 +1,7 @@
 """Reads the rotary embedding of a config.json, in both spellings.
 
-`rope_parameters` is transformers' word since its version 5; `rope_theta`, `rope_scaling` and
-`partial_rotary_factor` are the ones before. What is wrong gathers in the fields' faults.
+transformers writes `rope_parameters` since version 5, and wrote `rope_theta`, `rope_scaling` and
+`partial_rotary_factor` before. Faults are added to the fields' `faults`.
 """
 
 import math
@@ -19,7 +19,7 @@ KINDS: Mapping[str, RopeKind] = {
     "llama3": "llama3",
     "yarn": "yarn",
 }
-PHI_KINDS: Mapping[str, RopeKind] = {  # two of them are older names of the third
+PHI_KINDS: Mapping[str, RopeKind] = {  # two are older names of the third
     "default": "default",
     "longrope": "longrope",
     "su": "longrope",
@@ -30,7 +30,7 @@ ALL_DIMENSIONS = "mscale_all_dim"
 ORIGINAL_POSITIONS = "original_max_position_embeddings"
 DEFAULT_THETA = 10_000.0
 QUERY_GROWTH = "llama_4_scaling_beta"
-ROUNDING = 1e-6  # more than there is in a share of dimensions
+ROUNDING = 1e-6  # above the rounding error of a share of dimensions
 
 
 def read_rotary_dim(fields: ConfigFields, head_dim: int, usual_share: float | None) -> int:
@@ -56,7 +56,7 @@ def read_rope(
     rotary_dim: int,
     kinds: Mapping[str, RopeKind] = KINDS,
 ) -> RopeConfig:
-    """The one rotary embedding of a model."""
+    """Returns the rotary embedding that all layers share."""
     context = fields.raw.get(ORIGINAL_POSITIONS)
     given = _given(fields) | ({} if context is None else {ORIGINAL_POSITIONS: context})
     theta = fields.number("rope_theta", DEFAULT_THETA)
@@ -88,7 +88,7 @@ def rope_of(
     rotary_dim: int,
     kinds: Mapping[str, RopeKind] = KINDS,
 ) -> RopeConfig:
-    """What an object of `rope_parameters` says; `theta` where it names none."""
+    """Returns the rope that an object of `rope_parameters` describes; `theta` is the default."""
     given_kind = scaling.raw.get("rope_type") or scaling.raw.get("type") or "default"
     kind = kinds.get(str(given_kind))
     if kind is None:
@@ -109,7 +109,7 @@ def rope_of(
 
 
 def read_score_magnitude(fields: ConfigFields, rope: RopeConfig) -> float:
-    """Returns the factor by which DeepSeek's yarn multiplies scores, besides the effect of turned
+    """Returns the factor of attention scores with DeepSeek's yarn, besides the magnitude of turned
     queries and keys."""
     scaling = fields.under(_given(fields))
     if rope.kind != "yarn" or not scaling.raw.get(ALL_DIMENSIONS):

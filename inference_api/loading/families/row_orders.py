@@ -1,4 +1,4 @@
-"""Orders of rows that checkpoints have otherwise than the kernels; see `SourceTensor`."""
+"""Row orders of checkpoints that differ from the kernels' order; see `SourceTensor`."""
 
 from functools import cache
 
@@ -10,17 +10,17 @@ from inference_api.loading.families.recurrence import RecurrentConfig
 
 @cache
 def part_by_part(num_heads: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the order of rows that hold so many of each part in turn for every head: all of the
-    first part, then all of the second, and so on."""
+    """Returns an order for rows that are grouped by head, with `sizes` rows of each part: first all
+    heads' rows of the first part, then of the second, and so on."""
     rows = np.arange(num_heads * sum(sizes)).reshape(num_heads, -1)
     parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
     return tuple(np.concatenate([part.ravel() for part in parts]).tolist())
 
 
 def rotary_order(config: ModelConfig, begin: int = 0, end: int | None = None) -> tuple[int, ...]:
-    """Returns where each dimension of our heads is in a head whose rotary pairs lie side by side.
+    """Returns for each dimension of our heads its index in a head with rotary pairs side by side.
 
-    Those pairs begin at `begin`; the head, or other rows that are ordered so, ends at `end`.
+    The pairs begin at `begin`. `end` is the size of the head, or of other rows in this order.
     """
     after = begin + config.rotary_dim
     pairs = (*range(begin, after, 2), *range(begin + 1, after, 2))
@@ -28,8 +28,7 @@ def rotary_order(config: ModelConfig, begin: int = 0, end: int | None = None) ->
 
 
 def delta_order(recurrent: RecurrentConfig, name: str) -> tuple[int, ...]:
-    """Returns the order of rows of a delta rule's tensor: fused ones have for each key head what
-    belongs to it in turn."""
+    """Returns the row order of a delta rule's tensor; fused ones are grouped by key head."""
     shared = recurrent.heads // recurrent.key_heads
     keys, values = recurrent.key_dim, shared * recurrent.value_dim
     if ".in_proj_qkvz." in name:

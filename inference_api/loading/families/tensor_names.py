@@ -1,4 +1,4 @@
-"""What checkpoints call their tensors, by naming scheme."""
+"""Names of tensors in checkpoints, by naming scheme."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -7,8 +7,8 @@ from inference_api.loading.config import TensorNames
 
 
 class MtpNames(NamedTuple):
-    """What the layer that guesses further tokens is called, and what is around it. `{}` is the
-    number of the model's layers."""
+    """Names of the layer that guesses further tokens, and of the tensors around it. `{}` stands for
+    the model's number of layers."""
 
     layer: str
     projection: str
@@ -22,8 +22,8 @@ class MtpNames(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A naming scheme: prefix of everything, what modules are called below it, and what their
-    tensors hold where that is not the same for all: see `SourceTensor` in `layout`."""
+    """A naming scheme: a common prefix, the modules' names below it, and the tensors' layouts where
+    these differ between schemes: see `SourceTensor`."""
 
     embedding: str
     final_norm: str
@@ -39,12 +39,12 @@ class Names:
     is_qkv_grouped: bool = False
     is_interleaved: bool = False
     norm_offset: float = 0.0
-    router: str = ""  # only in a mixture
+    router: str = ""  # from here to `expert_down`: only in a mixture
     selection_bias: str = ""
     router_scale: str = ""
     expert_scales: str = ""
-    shared: str = ""  # below it the names of an expert's
-    experts: str = ""  # below it their numbers, and below these the two that follow
+    shared: str = ""  # prefix of the shared experts' modules
+    experts: str = ""  # prefix of an expert's number, which the next two names follow
     expert_up: tuple[str, ...] = ()
     expert_down: str = ""
     sinks: str = ""
@@ -58,7 +58,7 @@ class Names:
     step_bias: str = ""
     head_norm: str = ""
     skip: str = ""  # only in Mamba-2
-    shared_up: tuple[str, ...] = ()  # where they differ from an expert's
+    shared_up: tuple[str, ...] = ()  # if they differ from an expert's
     shared_down: str = ""
     shared_gate: str = ""
     mtp: MtpNames | None = None
@@ -225,7 +225,7 @@ SCHEMES: dict[TensorNames, Names] = {
         shared_up=("input_linear",),
         shared_down="output_linear",
     ),
-    "granite_hybrid_split": _GRANITE_HYBRID,  # as GGUF has it
+    "granite_hybrid_split": _GRANITE_HYBRID,  # GGUF's layout
     "hunyuan": replace(
         _LLAMA,
         qk_norm=("self_attn.query_layernorm", "self_attn.key_layernorm"),
@@ -243,7 +243,7 @@ SCHEMES: dict[TensorNames, Names] = {
     ),
     "qwen3_5": _QWEN3_5,
     "qwen3_next": replace(_QWEN3_NEXT, mixer_in=("linear_attn.in_proj_qkvz",)),
-    "qwen3_next_split": _QWEN3_NEXT,  # as GGUF has it
+    "qwen3_next_split": _QWEN3_NEXT,  # GGUF's layout
     "phi3": replace(_LLAMA, qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
 }
-FALCON_PARALLEL_NORMS = ("ln_attn", "ln_mlp")  # when a parallel layer has two
+FALCON_PARALLEL_NORMS = ("ln_attn", "ln_mlp")  # for a parallel layer with two norms

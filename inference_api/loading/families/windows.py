@@ -1,6 +1,6 @@
 """Reads the sliding windows of a config.json's layers.
 
-What is wrong gathers in the fields' faults.
+Faults are added to the fields' `faults`.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from dataclasses import replace
 from inference_api.loading.config import ModelConfig, RopeConfig
 from inference_api.loading.families.fields import ConfigFields
 
-GLOBAL, LOCAL = "full_attention", "sliding_attention"  # as `layer_types` calls a layer's attention
+GLOBAL, LOCAL = "full_attention", "sliding_attention"  # names in `layer_types`
 
 ReadWindows = Callable[[ConfigFields, int], tuple[int | None, ...]]
 
@@ -52,8 +52,9 @@ def alternating_windows(fields: ConfigFields, num_layers: int) -> tuple[int | No
 
 
 def are_local_but_every(fields: ConfigFields, name: str, num_layers: int) -> Sequence[bool]:
-    """Whether each layer's attention is local, as `layer_types` says or else the field `name`:
-    every so manieth is not, or as letters of a pattern say, G for those."""
+    """Returns whether each layer's attention is local, by `layer_types`, or else by the field
+    `name`: a number n means that every nth layer is global, and letters give a pattern in which G
+    is global."""
     kinds, pattern = fields.raw.get("layer_types"), fields.raw.get(name)
     if kinds is None and isinstance(pattern, str) and pattern:
         letters = [pattern[layer % len(pattern)] for layer in range(num_layers)]
@@ -70,8 +71,8 @@ def with_windows(
     window: int | None,
     ropes: tuple[RopeConfig | None, RopeConfig | None],
 ) -> ModelConfig:
-    """Returns a config whose local layers have this window. `ropes`: of layers that see everything,
-    and of local ones."""
+    """Returns a config whose local layers have this window. `ropes` are those of global and of
+    local layers."""
     return replace(
         config,
         windows=tuple(window if is_local else None for is_local in are_local),
@@ -80,7 +81,7 @@ def with_windows(
 
 
 def are_local_layers(fields: ConfigFields, kinds: object, num_layers: int) -> Sequence[bool]:
-    """Whether the attention of each layer is local; `kinds` are its `layer_types`."""
+    """Returns whether each layer's attention is local; `kinds` is the value of `layer_types`."""
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         fields.refuse("layer_types", kinds, f"one layer type for each of its {num_layers} layers")
         return [False] * num_layers

@@ -1,8 +1,8 @@
-"""Tensors of GGUF files: to numbers, and where the formats allow, straight to the kernels' blocks.
+"""Converts tensors of GGUF files to floats, or without rounding to the kernels' blocks.
 
-Q8_0, Q4_0, IQ4_NL and MXFP4 are groups of 32 with one scale, which is what the kernels have too:
-such weights move without being rounded again, to int4 those of Q4_0 alone. Types of which the
-kernels have the form stay as they are, if wanted: see `panels`.
+Q8_0, Q4_0, IQ4_NL and MXFP4 have groups of 32 with one scale, like the kernels' blocks, so these
+weights are not rounded again: all four fit int8, and Q4_0 also fits int4. Types whose form the
+kernels support can stay as they are: see `panels`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,19 +28,19 @@ from inference_api.loading.packing.blocks import (
     Values,
 )
 
-ROWS_AT_A_TIME = 2048  # bounds the memory that conversion takes
+ROWS_AT_A_TIME = 2048  # bounds the memory of a conversion
 _Q8_0 = STORED[GGMLQuantizationType.Q8_0]
 _Q4_0 = STORED[GGMLQuantizationType.Q4_0]  # the low halves of all bytes come before the high ones
 _MXFP4 = STORED[GGMLQuantizationType.MXFP4]
 _IQ4_NL_VALUES = np.array(gguf.quants.IQ4_NL.kvalues, np.int8)
 MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be integers
-MXFP4_BIAS = 128  # bias of exponents; the format's 127 and 1, as values are doubled
+MXFP4_BIAS = 128  # bias of exponents: the format's 127, and 1 because values are doubled
 _HALF_EXPONENTS = (-24, 15)  # least and largest power of two in half precision
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor(BlockTensor):
-    """One tensor as it lies in the file. `data` is [rows, …] in the package's own form."""
+    """One tensor as it is in the file. `data` is [rows, …] in the gguf package's own form."""
 
     kind: GGMLQuantizationType
     data: NDArray[Any]
@@ -51,7 +51,7 @@ class GgufTensor(BlockTensor):
 
     @staticmethod
     def read(file: Path, tensor: ReaderTensor) -> "GgufTensor":
-        """A copy, which is there whatever becomes of the file. Raises OSError or ValueError."""
+        """Returns a copy, which does not depend on the file. Raises OSError or ValueError."""
         view = tensor.data
         data = np.fromfile(file, view.dtype, view.size, offset=int(tensor.data_offset))
         return GgufTensor(tensor.tensor_type, data.reshape(view.shape))
@@ -62,7 +62,8 @@ class GgufTensor(BlockTensor):
         return GgufTensor(self.kind, heads[:, order].reshape(self.data.shape))
 
     def numbers(self) -> Floats:
-        """Returns [rows of all it stacks, columns]. Raises UnusableWeight."""
+        """Returns floats, [rows, columns], with stacked matrices one after another. Raises
+        UnusableWeight."""
         whole = GgufTensor(self.kind, self.data.reshape(-1, self.data.shape[-1]))
         return np.concatenate([numbers for _, numbers in whole.rows()])
 
@@ -104,7 +105,8 @@ class GgufTensor(BlockTensor):
 
 
 def joined(keys: GgufTensor, values: GgufTensor) -> Numbers:
-    """Returns [heads (unturned + value_dim), rank]: see `Halves`. Raises UnusableWeight."""
+    """Returns one matrix, [heads * (unturned + value_dim), rank]: see `Halves`. Raises
+    UnusableWeight."""
     num_heads, value_dim = values.data.shape[:2]
     of_keys = keys.numbers().reshape(num_heads, keys.data.shape[1], -1).transpose(0, 2, 1)
     of_values = values.numbers().reshape(num_heads, value_dim, -1)
@@ -118,7 +120,7 @@ def _check_finite(numbers: NDArray[Any]) -> None:
 
 
 def _groups(kind: GGMLQuantizationType, data: NDArray[np.uint8]) -> tuple[Values, Scales]:
-    """Values [rows, groups, 32] and scales [rows, groups]."""
+    """Returns values [rows, groups, 32] and scales [rows, groups]."""
     data = np.ascontiguousarray(data)
     if kind == GGMLQuantizationType.Q8_0:
         groups = data.view(_Q8_0)
@@ -136,5 +138,5 @@ def _groups(kind: GGMLQuantizationType, data: NDArray[np.uint8]) -> tuple[Values
 
 
 def _halves(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Returns the 32 halves of bytes [..., 16], all low ones first."""
+    """Returns the 32 half bytes of bytes [..., 16], all low halves first."""
     return np.concatenate((pairs & 0x0F, pairs >> 4), axis=-1)

@@ -17,16 +17,16 @@ Factors = Mapping[str, NDArray[np.float64]]
 ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS = (
     f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short")
 )
-_LAYERS_OF_27B = 62  # Gemma 3's only size whose queries have a scale of their own
+_LAYERS_OF_27B = 62  # layers of the only Gemma 3 size with another scale of queries
 
 
 def raw_config(
     architecture: str, metadata: Metadata, shapes: Shapes, factors: Factors
 ) -> dict[str, Any]:
-    """The keys that `read_config` asks for. `factors`: by how much each rotary pair is slowed, in
-    tensors of these names.
+    """Returns the fields that `read_config` reads. `factors` has, by tensor name, the factors that
+    slow each rotary pair.
 
-    Raises StartupError when the rotary embedding is none that we have.
+    Raises StartupError if the rotary embedding is not supported.
     """
 
     def value(key: str) -> Any:
@@ -67,7 +67,7 @@ def raw_config(
         "num_local_experts": value("expert_count"),
         "num_experts_per_tok": value("expert_used_count"),
         "moe_intermediate_size": value("expert_feed_forward_length"),
-        "norm_topk_prob": True,  # as qwen3moe has it; there is no key for it
+        "norm_topk_prob": True,  # as for qwen3moe; GGUF has no key for it
         **_own_fields(architecture, value, shapes),
     }
 
@@ -97,7 +97,7 @@ _MODEL_TYPES = {
 
 
 def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]:
-    """What some families have besides."""
+    """Returns further fields of some families."""
     if architecture == "gemma3":
         return _gemma3(value)
     if architecture == "gpt-oss":
@@ -166,8 +166,8 @@ def _gemma3(value: Any) -> dict[str, Any]:
 
 
 def _gemma4(value: Any, shapes: Shapes, scaling: dict[str, Any]) -> dict[str, Any]:
-    """Layers with a window have heads of other sizes. Where keys are made of what values are, there
-    is one tensor. `scaling`: of layers without a window."""
+    """Layers with a window have heads of other sizes. If keys and values share a projection, the
+    file has one tensor. `scaling` belongs to layers without a window."""
     kinds = _windows(value)
     num_layers, num_shared = value("block_count"), value("attention.shared_kv_layers") or 0
     kv_heads = by_layer(value, "attention.head_count_kv")
@@ -211,9 +211,9 @@ def _gpt_oss(value: Any) -> dict[str, Any]:
 
 
 def _deepseek(value: Any, vocab_size: int) -> dict[str, Any]:
-    """Returns the fields of latent attention. Keys that end in _mla, where files have them, are the
-    lengths of heads; keys without it are then the lengths of what llama.cpp caches. Files of
-    GLM-4.7-Flash do not say how they choose experts."""
+    """Returns the fields of latent attention. Keys that end in _mla give the sizes of heads; if a
+    file has them, the keys without _mla give the sizes that llama.cpp caches. Files of
+    GLM-4.7-Flash do not say how experts are chosen."""
     rotary_dim = value("rope.dimension_count")
     head_dim = value("attention.key_length_mla") or value("attention.key_length")
     is_glm = value("block_count") in _GLM_FLASH_LAYERS and vocab_size == _GLM_FLASH_VOCABULARY
@@ -230,7 +230,7 @@ def _deepseek(value: Any, vocab_size: int) -> dict[str, Any]:
 
 
 def _ernie_moe(value: Any, shapes: Shapes) -> dict[str, Any]:
-    """What files say of how wide the shared experts are is not to be trusted."""
+    """The size of shared experts comes from the tensors' shapes, because files give wrong ones."""
     width = value("expert_feed_forward_length")
     shared = [shape[0] for name, shape in shapes.items() if name.endswith(".ffn_up_shexp.weight")]
     return {
@@ -247,7 +247,7 @@ _SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
 
 
 def _deepseek_mixture(value: Any, usual_gating: int) -> dict[str, Any]:
-    """`usual_gating`: where files do not say it, as older ones do not."""
+    """`usual_gating` is for older files, which do not give it."""
     num_groups = value("expert_group_count") or 1
     gating = value("expert_gating_func") or usual_gating
     of_softmax = "greedy" if num_groups == 1 else "group_limited_greedy"
@@ -265,7 +265,7 @@ def _deepseek_mixture(value: Any, usual_gating: int) -> dict[str, Any]:
 
 
 def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
-    """`is_truncated`: whether yarn's bounds are in whole pairs; there is no key for it."""
+    """`is_truncated`: whether yarn's bounds are whole pairs; GGUF has no key for it."""
     theta = value("rope.freq_base")
     turned, head_dim = value("rope.dimension_count"), value("attention.key_length")
     if head_dim is None and value("attention.head_count"):
@@ -302,6 +302,6 @@ def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
 
 
 def _magnitudes(log_multiplier: float | None) -> dict[str, Any]:
-    """Returns DeepSeek's yarn magnitudes: turned dimensions keep their size, scores do not."""
+    """Returns DeepSeek's yarn magnitudes: scores are scaled, and not the turned dimensions."""
     share = 10 * (log_multiplier or 0)
     return {"mscale": share, "mscale_all_dim": share} if share else {}

@@ -1,7 +1,7 @@
-"""A GGUF file: its configuration, its tokenizer's metadata and where its tensors lie.
+"""Reads a GGUF file: configuration, tokenizer metadata, and the places of its tensors.
 
-The `gguf` package reads the container through a memory map. Everything it says is checked before it
-is believed: what is damaged, or not understood to the last tensor, is refused.
+The `gguf` package reads the container through a memory map, and its results are checked. A file
+that is damaged, or has a tensor with no known use, is refused.
 """
 
 import re
@@ -35,20 +35,20 @@ from inference_api.loading.numbers import FLOATS
 from inference_api.loading.stacks import of_expert
 
 SUFFIX = ".gguf"
-MAX_VALUES = 4_000_000  # in all lists of metadata; vocabularies and merges have some 100,000
+MAX_VALUES = 4_000_000  # in all lists of metadata; vocabularies and merges have about 100,000
 MAX_TEXT_BYTES = 64 * 1024**2  # size of one text of metadata
 MAX_ENTRIES = 100_000  # entries of metadata, and as many tensors
 ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 EMBEDDINGS = {"token_embd.weight": EMBEDDING, "per_layer_token_embd.weight": LAYER_INPUTS}
-# Bits of the kernels' blocks that hold what these types store, unchanged; see `gguf.blocks`.
+# Bits of the kernels' blocks that hold values of these types unchanged; see `gguf.blocks`.
 KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
 BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, **KEPT_BITS}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
-GROUPED_NORM = ".ssm_norm."  # Mamba-2 has a row for each group
+GROUPED_NORM = ".ssm_norm."  # Mamba-2's has a row for each group
 PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
-MAX_PARTS = 65_535  # parts of a model; their number has 16 bits
+MAX_PARTS = 65_535  # files of a split model; the count has 16 bits
 
-# What the package turns back into numbers.
+# Types that the package converts to floats.
 TYPES = frozenset(
     GGMLQuantizationType[name]
     for name in (
@@ -60,15 +60,15 @@ TYPES = frozenset(
 
 
 class Halves(NamedTuple):
-    """What makes keys and values of DeepSeek's latents, in the two tensors of newer files."""
+    """The two tensors with which newer files project DeepSeek's latents to keys and values."""
 
-    keys: ReaderTensor  # [heads, rank, what is not turned of a key]
+    keys: ReaderTensor  # [heads, rank, unturned dimensions of a key]
     values: ReaderTensor  # [heads, value_dim, rank]
 
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """The contents of a file. `tensors` are views of it, by the names of `weight_plan`."""
+    """The contents of a file. `tensors` are views of it, keyed by the names of `weight_plan`."""
 
     architecture: str
     config: ModelConfig
@@ -90,9 +90,10 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> GgufModel:
-    """Raises StartupError when the file is damaged or no model that can be served.
+    """Returns the contents of a file. Raises StartupError if it is damaged, or its model cannot be
+    served.
 
-    Kept for as long as the file stays as it is: some of its lists take a second to read.
+    The result is cached until the file changes, because some lists take a second to read.
     """
     try:
         state = path.stat()
@@ -138,13 +139,13 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
 
 
 class _Unreadable(Exception):
-    """A fault of a file, in words of our own."""
+    """A fault of a file, in our own words."""
 
 
 class _Reader(GGUFReader):
-    """The package's reader, which trusts what it reads a little less."""
+    """The package's reader with bounds on the sizes that a file claims."""
 
-    _num_values = 0  # in all lists read so far
+    _num_values = 0  # elements of all lists read so far
 
     def _get_str(self, offset: int) -> Any:
         num_bytes = int(self._get(offset, np.uint64)[0])
@@ -186,7 +187,7 @@ class _Reader(GGUFReader):
 
 
 def _check_extent(reader: GGUFReader, size: int) -> None:
-    """Tensors must follow each other to the end of the file, without gaps and overlaps."""
+    """Check that tensors follow each other to the file's end, without gaps or overlaps."""
     expected = reader.data_offset
     end = expected
     for tensor in reader.tensors:
@@ -204,9 +205,9 @@ def _check_extent(reader: GGUFReader, size: int) -> None:
 
 
 def _check_whole(path: Path, metadata: Mapping[str, Any]) -> None:
-    """Refuses a part of a model that was split over several files, and says what is to be done."""
+    """Refuse one file of a split model, with the remedy."""
     index, count = metadata.get("split.no", 0), metadata.get("split.count", 1)
-    if count in (0, 1):  # 0: of parts that were merged
+    if count in (0, 1):  # 0: the files were merged
         return
     if not (isinstance(count, int) and isinstance(index, int) and 0 <= index < count <= MAX_PARTS):
         raise _Unreadable(f"it says split.no={index!r} and split.count={count!r}; get it again")
@@ -259,7 +260,7 @@ def _config(
 
 
 def _has_mtp(architecture: str, config: ModelConfig, tensors: Mapping[str, ReaderTensor]) -> bool:
-    """Whether the file has all of a layer that guesses further tokens."""
+    """Returns whether the file has the whole layer that guesses further tokens."""
     if f"blk.{config.num_layers}.nextn.eh_proj.weight" not in tensors or not mtp_plan(config):
         return False
     names = gguf_names(architecture, replace(config, has_mtp=True), tensors)
@@ -269,7 +270,7 @@ def _has_mtp(architecture: str, config: ModelConfig, tensors: Mapping[str, Reade
 
 
 def _halves(names: Mapping[str, str], tensors: Mapping[str, ReaderTensor]) -> dict[str, Halves]:
-    """What the file has in two tensors, by our name of the one."""
+    """Returns the parameters that the file stores as two tensors, by our name."""
     split = {ours: halves_of(theirs) for ours, theirs in names.items() if theirs not in tensors}
     return {
         ours: Halves(*(tensors[name] for name in theirs))
@@ -281,7 +282,7 @@ def _halves(names: Mapping[str, str], tensors: Mapping[str, ReaderTensor]) -> di
 def _wanted(
     config: ModelConfig, names: Mapping[str, str], halves: Mapping[str, Halves]
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of all that the decoder needs, by the file's names."""
+    """Returns the shapes of all tensors that the decoder needs, by the file's names."""
     stack = () if config.mixture is None else (config.mixture.num_experts,)
     wanted: dict[str, tuple[int, ...]] = {}
     for part in (part for parts in weight_plan(config).values() for part in parts):
@@ -304,9 +305,9 @@ def _check_tensors(
     wanted: Mapping[str, tuple[int, ...]],
     tensors: Mapping[str, ReaderTensor],
 ) -> None:
-    """All that is wanted, in its shape, and nothing else: a tensor that would not be used means a
-    model that is not understood. Layers after the last guess further tokens: see `_has_mtp`.
-    Projections of layers that see another's keys and values are left out."""
+    """Check that the file has every wanted tensor in its shape, and no others: an unused tensor
+    means that we do not understand the model. Layers after the last one guess further tokens: see
+    `_has_mtp`. Layers that use another layer's keys and values need no projections."""
     missing = [name for name in wanted if name not in tensors]
 
     def fits(name: str, shape: tuple[int, ...]) -> bool:
@@ -342,14 +343,13 @@ def _check_tensors(
 
 
 def layer_of(name: str) -> int:
-    """The layer of a tensor, -1 when it is of none."""
+    """Returns the layer of a tensor; -1 if it belongs to none."""
     found = LAYER.match(name)
     return int(found[1]) if found else -1
 
 
 def _single(part: SourceTensor, tensor: ReaderTensor) -> ReaderTensor:
-    """Returns the part of a stack of experts that has our name, or a single tensor, in our shape:
-    see `squeezed`."""
+    """Returns a single tensor, or one expert's part of a stack, in our shape: see `squeezed`."""
     found = of_expert(part.name)
     if found is None:
         data = tensor.data
@@ -374,7 +374,7 @@ def _stored(halves: Halves) -> StoredTensor:
     num_heads, value_dim, rank = _shape(halves.values)
     unturned = int(halves.keys.shape[0])
     kind = halves.values.tensor_type.name
-    dtype = kind if kind in FLOATS else f"{kind} in halves"  # their groups are not its groups
+    dtype = kind if kind in FLOATS else f"{kind} in halves"  # groups differ from the joined one's
     return StoredTensor((num_heads * (unturned + value_dim), rank), dtype)
 
 

@@ -1,4 +1,4 @@
-"""Converts what GGUF files say of models with recurrent layers to the fields of a config.json."""
+"""Converts GGUF metadata of models with recurrent layers to the fields of a config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,13 +12,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def by_layer(value: Any, key: str) -> list[Any]:
-    """Returns what files say once for all layers, or for each."""
+    """Returns a value for each layer, from one for all layers or a list."""
     found = value(key)
     return found if isinstance(found, list) else [found] * value("block_count")
 
 
 def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:
-    """Layers without key-value heads have a short convolution; the width of an MLP is its own."""
+    """Layers without key-value heads have a short convolution. MLP sizes are exact here."""
     kv_heads = by_layer(value, "attention.head_count_kv")
     return {
         "num_key_value_heads": max(kv_heads),
@@ -35,8 +35,8 @@ def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:
 
 
 def _granite_hybrid(value: Any, shapes: Shapes) -> dict[str, Any]:
-    """Layers without key-value heads have Mamba-2. Without experts, the width of the MLP is not
-    that of one beside them."""
+    """Layers without key-value heads have Mamba-2. The key of the MLP's size depends on whether the
+    model has experts."""
     kv_heads = by_layer(value, "attention.head_count_kv")
     experts = value("expert_count") or 0
     shared = value("expert_shared_feed_forward_length") if experts else value("feed_forward_length")
@@ -54,7 +54,7 @@ def _granite_hybrid(value: Any, shapes: Shapes) -> dict[str, Any]:
 
 
 def _falcon_h1(value: Any, shapes: Shapes) -> dict[str, Any]:
-    """Multipliers are in the weights already."""
+    """Multipliers are already applied to the weights."""
     return {
         **_mamba(value),
         "mamba_d_ssm": value("ssm.inner_size"),
@@ -64,7 +64,7 @@ def _falcon_h1(value: Any, shapes: Shapes) -> dict[str, Any]:
 
 
 def _nemotron_h(value: Any, shapes: Shapes) -> dict[str, Any]:
-    """Layers without key-value heads that are no MLP either have Mamba-2."""
+    """Layers with neither key-value heads nor an MLP have Mamba-2."""
     num_layers = value("block_count") - (value("nextn_predict_layers") or 0)
     kv_heads = by_layer(value, "attention.head_count_kv")[:num_layers]
     ffn_sizes = by_layer(value, "feed_forward_length")[:num_layers]
@@ -89,7 +89,7 @@ def _nemotron_h(value: Any, shapes: Shapes) -> dict[str, Any]:
 
 
 def _mamba(value: Any) -> dict[str, Any]:
-    """Files have rates of decay, not their logarithms."""
+    """Files have the rates of decay themselves, not their logarithms."""
     heads = value("ssm.time_step_rank")
     return {
         "mamba_d_conv": value("ssm.conv_kernel"),
@@ -106,8 +106,8 @@ def _qwen3_next(value: Any, shapes: Shapes) -> dict[str, Any]:
 
 
 def _delta(value: Any, shapes: Shapes) -> dict[str, Any]:
-    """Layers that make queries, keys and values at once have a delta rule. Files have rates of
-    decay, not their logarithms, and those of Qwen3.5 heads of values in turn."""
+    """Layers with a fused projection of queries, keys and values have a delta rule. Files have the
+    rates of decay, not their logarithms; in Qwen3.5's files the value heads are interleaved."""
     num_layers = value("block_count") - (value("nextn_predict_layers") or 0)
     heads = value("ssm.time_step_rank")
     are_delta = [f"blk.{layer}.ssm_out.weight" in shapes for layer in range(num_layers)]
@@ -126,7 +126,8 @@ def _delta(value: Any, shapes: Shapes) -> dict[str, Any]:
     }
 
 
-# Keys are architectures; a reader is given what a key of the metadata says, and shapes by name.
+# Keys are architectures. A reader gets a function from metadata keys to values, and the tensors'
+# shapes by name.
 HYBRIDS: Mapping[str, Callable[[Any, Shapes], dict[str, Any]]] = {
     "falcon-h1": _falcon_h1,
     "granitehybrid": _granite_hybrid,

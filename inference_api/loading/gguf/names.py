@@ -1,4 +1,4 @@
-"""GGUF's names of architectures and tensors, by Hugging Face's."""
+"""Maps Hugging Face's names of architectures and tensors to GGUF's."""
 
 from collections.abc import Container, Sequence
 
@@ -11,7 +11,7 @@ from inference_api.loading.families.tensor_names import SCHEMES
 from inference_api.loading.layout import weight_plan
 from inference_api.loading.stacks import of_expert
 
-# Keys are config.json's `model_type`. GGUF has no word for Mistral: its tensors are Llama's.
+# Keys are values of `model_type` in config.json. GGUF calls Mistral llama.
 ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
@@ -57,14 +57,14 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
 }
-ALSO_NAMED = {"nemotron_h": "nemotron_h_moe"}  # files of these have one of two words
+ALSO_NAMED = {"nemotron_h": "nemotron_h_moe"}  # architectures with a second name
 KNOWN_ARCHITECTURES = frozenset({*ARCHITECTURES.values(), *ALSO_NAMED.values()})
 _INTERLEAVED = (
     *("ernie4_5", "ernie4_5-moe", "glm4", "granite", "granitehybrid", "llama", "mistral3"),
     "smollm3",
 )
 _SUFFIXES, _SCALE = (".weight", ".bias"), ".scale"
-_KNOWN_ENDS = {  # the package's, by those of safetensors
+_KNOWN_ENDS = {  # ends of names that the package knows, by ends in safetensors
     ".mixer.dt_bias": ".mixer.dt.bias",
     "e_score_correction_bias": "e_score_correction.bias",
     ".dt_bias": ".dt_proj.bias",
@@ -74,9 +74,9 @@ _KNOWN_ENDS = {  # the package's, by those of safetensors
     ".feed_forward.experts.w3.weight": ".feed_forward.experts.up_proj.weight",
 }
 _SCALES = {".router.scale": ".router.proj", ".router.per_expert_scale": ".experts.down_proj"}
-FUSED = ".ffn_gate_up_exps."  # experts' gates and what passes them
+FUSED = ".ffn_gate_up_exps."  # the experts' gate and up projections in one stack
 _WITHOUT_SUFFIX = (".ffn_norm", ".ssm_a", ".ssm_d")
-# Rows are as in safetensors.
+# Architectures with the row order of safetensors.
 _ORDERED = ("deepseek2", "mistral4", "qwen3next", "qwen35", "qwen35moe")
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 
@@ -84,9 +84,9 @@ _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 def gguf_names(
     architecture: str, config: ModelConfig, tensors: Container[str] = ()
 ) -> dict[str, str]:
-    """Returns GGUF's names of the tensors of `weight_plan`, by their names there. Those of all
-    experts of a layer share one: see `stacks`. `tensors`: names in a file, which may have `FUSED`
-    stacks or others."""
+    """Returns GGUF's names of the tensors of `weight_plan`, by their names there. All experts of a
+    layer share a name: see `stacks`. `tensors` are the names in a file, which show whether it has
+    `FUSED` stacks."""
     num_layers = config.num_layers + config.has_mtp
     known = gguf.get_tensor_name_map(_BY_VALUE[architecture], num_layers)
     nextn = _nextn(config) if config.has_mtp else {}
@@ -118,8 +118,8 @@ def gguf_names(
 
 
 def _nextn(config: ModelConfig) -> dict[str, str]:
-    """Returns what names of the layer that guesses further tokens begin with, by what ours do: as
-    of one more layer, and around it as GGUF has them, which the package knows of few families."""
+    """Returns GGUF's prefixes of the layer that guesses further tokens, by ours. It counts as one
+    more layer; the tensors around it have names that the package knows for few families."""
     mtp = SCHEMES[config.tensor_names].mtp
     assert mtp is not None
     layer, *around = mtp.behind(config.num_layers)
@@ -139,19 +139,20 @@ def _of_fused(known: gguf.TensorNameMap, name: str, tensors: Container[str]) -> 
 
 
 def rows_of_fused(name: str, num_rows: int) -> tuple[int, int]:
-    """Where the rows of a tensor of `weight_plan` are in a `FUSED` stack's: gates come first."""
+    """Returns the range of a tensor's rows in a `FUSED` stack, where gates come first."""
     half = num_rows // 2
     return (0, half) if ".gate_proj." in name else (half, num_rows)
 
 
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Without dimensions of one, of which files leave out some and have others more: that each
-    channel of a convolution sees a single one, they do not say."""
+    """Returns the shape without dimensions of size 1, because files leave out or add some, as for
+    convolutions of single channels."""
     return tuple(size for size in shape if size != 1)
 
 
 def halves_of(name: str) -> tuple[str, ...]:
-    """The two names of what newer files have instead of this tensor of GGUF's; none for most."""
+    """Returns the names of the two tensors that newer files have instead of this one; empty for
+    most."""
     keys_and_values = ".attn_kv_b."
     if keys_and_values not in name:
         return ()
@@ -159,10 +160,10 @@ def halves_of(name: str) -> tuple[str, ...]:
 
 
 def row_order(architecture: str, part: SourceTensor, config: ModelConfig) -> Sequence[int]:
-    """Returns the row of a head in GGUF that each of our rows is; empty where they are the same.
+    """Returns for each of our rows of a head its index in GGUF; empty if the orders are the same.
 
-    Our rotary pairs are half a head apart, as Hugging Face mostly stores them (see `rope`), and
-    those of some architectures lie side by side.
+    Our rotary pairs are half a head apart, as in most Hugging Face checkpoints (see `rope`). In
+    some architectures of GGUF they are side by side.
     """
     if architecture in _ORDERED:
         return part.head_order

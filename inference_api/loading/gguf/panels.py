@@ -1,8 +1,8 @@
-"""Types of GGUF files that the kernels multiply by as they are: the same integers in another order.
+"""Reorders the integers of GGUF's types for the kernels, which then use them unrounded.
 
-Files have the values of a block in planes of some bits each: bit fields of a byte that lie one
-above the other belong to inputs as many apart as the plane has bytes. The kernels' panels have the
-quads of a group one above the other. `kernels/src/layout.h` says how they look.
+A file stores a block's values in planes of a few bits each: the bit fields within a byte belong to
+inputs that are as many apart as the plane has bytes. In the kernels' panels, the bit fields within
+a byte belong to successive quads of a group: see `kernels/src/layout.h`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from inference_api.kernels.packing import FILE_BITS, GROUP, PANEL, SUPER_GROUP, 
 
 QUAD = 4
 FOUR, TWO_BITS = np.uint8(4), np.uint8(3)
-MINIMUM_SIGN = np.array([0, 0x8000], np.uint16)  # turns the second of two halves round
+MINIMUM_SIGN = np.array([0, 0x8000], np.uint16)  # negates the second of two half floats
 GROUPS, SMALL_GROUPS = SUPER_GROUP // GROUP, SUPER_GROUP // 16  # small ones: of Q2_K, Q3_K, Q6_K
-MAX_EXPONENT = 252  # largest of MXFP4 by which all values are floats
-ROWS_AT_A_TIME = 256  # bounds the memory that conversion takes
+MAX_EXPONENT = 252  # largest MXFP4 exponent at which all values are finite floats
+ROWS_AT_A_TIME = 256  # bounds the memory of a conversion
 
 Bytes = NDArray[np.uint8]
 
@@ -64,14 +64,14 @@ _FIELDS: Mapping[str, list[Any]] = {
     ],
     "MXFP4": [("exponents", np.uint8, (1,)), _HALVES],
 }
-STORED = {  # blocks of files
+STORED = {  # dtypes of blocks in files
     GGMLQuantizationType[name]: np.dtype(fields) for name, fields in _FIELDS.items()
 }
 
 
 class _Form(NamedTuple):
-    """What a block of the kernels has of one output: fields of its scales, each a name, type and
-    count, then so many groups of the planes of its values, each a name and bits."""
+    """The part of a kernel block for one output: fields for scales (name, type, count), then
+    `groups` times the planes of values (name, bits)."""
 
     scales: Sequence[tuple[str, Any, int]]
     num_groups: int
@@ -110,7 +110,7 @@ _FORMS = {
 def write_panels(
     kind: GGMLQuantizationType, data: Bytes, packed: PackedWeight, first_output: int
 ) -> None:
-    """Outputs `first_output`… of `packed`: `data` [rows, bytes] of a file. Raises
+    """Write `data` [rows, bytes] of a file to outputs `first_output`, … of `packed`. Raises
     UnusableWeight."""
     if FILE_BITS.get(kind.name) != packed.bits:
         raise UnusableWeight(f"it is {kind.name} by now")
@@ -129,7 +129,7 @@ def write_panels(
 
 
 def _scales(kind: str, stored: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
-    """What the kernels have beside the values, where it is other than in the file, by name."""
+    """Returns by name the kernels' fields besides values that differ from the file's."""
     if kind == "MXFP4":
         is_finite = stored["exponents"] <= MAX_EXPONENT
     else:
@@ -137,7 +137,7 @@ def _scales(kind: str, stored: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
     if not is_finite.all():
         raise UnusableWeight("it has weights that are not finite")
     match kind:
-        case "Q4_1" | "Q5_1":  # minima are added in files, and taken off here
+        case "Q4_1" | "Q5_1":  # minima are added in files, and subtracted here
             return {"units": stored["units"] ^ MINIMUM_SIGN}
         case "Q4_K" | "Q5_K":
             return {"units": stored["units"], **_six_bits(stored["scales"])}
@@ -145,15 +145,16 @@ def _scales(kind: str, stored: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
 
 
 def _six_bits(stored: Bytes) -> dict[str, Bytes]:
-    """Returns the low four bits of eight scales, above them those of minima, and the high two of
-    both, two groups in a byte.
+    """Returns eight 6-bit scales and minima in two fields: bytes with a scale's low four bits below
+    a minimum's, and bytes with the high two bits of both, for two groups each.
 
-    Files have the first four scales, then the first four minima, in the low six bits of bytes whose
-    high two bits are those of the last four; then the low bits of these.
+    In files, the first four scales and then the first four minima are in the low six bits of eight
+    bytes. The high two bits of these bytes are the high bits of the last four scales and minima,
+    whose low bits follow.
     """
     scales, minima, last = stored[..., 0, :], stored[..., 1, :], stored[..., 2, :]
     first: Bytes = scales & np.uint8(0x0F) | minima << FOUR
-    shifts = np.array([[4], [6]], np.uint8)  # where high bits are: first groups', last ones'
+    shifts = np.array([[4], [6]], np.uint8)  # to the high bits of the first, last groups
     both = scales[..., None, :] >> shifts & TWO_BITS
     both |= (minima[..., None, :] >> shifts & TWO_BITS) << np.uint8(2)
     high = (both[..., 0::2] | both[..., 1::2] << FOUR).reshape(*last.shape[:-1], -1)
@@ -161,17 +162,17 @@ def _six_bits(stored: Bytes) -> dict[str, Bytes]:
 
 
 def _shifts(bits: int) -> Bytes:
-    """Where the fields of a byte are, [fields, 1]."""
+    """Returns the shifts of a byte's fields, [fields, 1]."""
     return np.arange(0, 8, bits, dtype=np.uint8)[:, None]
 
 
 def _fields(plane: Bytes, bits: int) -> Bytes:
-    """[…, fields, bytes] of a plane's bytes, in the order of the inputs."""
+    """Returns the fields of a plane's bytes in the order of inputs, […, fields, bytes]."""
     return plane[..., None, :] >> _shifts(bits) & np.uint8(2**bits - 1)
 
 
 def _joined(quads: Bytes, bits: int) -> Bytes:
-    """Bytes [groups, bytes, 4] of fields [groups, quads, 4], those of the first quad lowest."""
+    """Returns bytes [groups, bytes, 4] from fields [groups, quads, 4], the first quad lowest."""
     fields = quads.reshape(*quads.shape[:-2], -1, 8 // bits, QUAD)
     joined: Bytes = np.bitwise_or.reduce(fields << _shifts(bits), -2)
     return joined

@@ -1,4 +1,4 @@
-"""The rotary embedding that a GGUF file's factors came of: by how much each pair is slowed."""
+"""Recovers the rotary scaling from the factors in a GGUF file, which slow each pair."""
 
 import math
 from typing import Any
@@ -10,11 +10,11 @@ from inference_api.errors import StartupError
 
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # llama3's rope has these; GGUF files do not
 FACTOR_TOLERANCE = 1e-3
-_STILL_FACTOR = 1e29  # files have 1e30 for pairs that do not turn
+_STILL_FACTOR = 1e29  # files have 1e30 for pairs that do not turn; above this a pair is still
 
 
 def rope_of_factors(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:
-    """The scaling that these factors came of: some make pairs stand still."""
+    """Returns the scaling that gives these factors. Some pairs may not turn at all."""
     turned = factors < _STILL_FACTOR
     if turned.all():
         return llama3_rope(factors, theta)
@@ -26,11 +26,11 @@ def rope_of_factors(factors: NDArray[np.float64], theta: float) -> dict[str, Any
 
 
 def llama3_rope(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:
-    """The llama3 scaling that these factors came of. Raises StartupError when none did.
+    """Returns the llama3 scaling that gives these factors. Raises StartupError if none does.
 
-    Between the pairs that keep their frequency and those that are slowed by the whole factor, the
-    share that is kept grows linearly with the turns over the original context (see `rope`): one
-    such pair gives the context away, and all the others then have to fit.
+    Between the pairs that keep their frequency and the pairs slowed by the whole factor, the kept
+    share grows linearly with the turns over the original context (see `rope`). One such pair
+    determines the context; all others must then agree.
     """
     factor = float(factors.max())
     base = theta ** -(np.arange(len(factors)) / len(factors))

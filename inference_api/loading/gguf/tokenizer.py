@@ -1,8 +1,8 @@
-"""The tokenizer in a GGUF file's metadata, as the tokenizers library describes one in JSON.
+"""Converts the tokenizer in a GGUF file's metadata to the JSON of the tokenizers library.
 
-Three kinds are read: byte-level BPE ("gpt2"), whose way of cutting text into words GGUF gives a
-name, SentencePiece's BPE ("llama"), whose merges follow from the scores of its pieces, and the same
-with merges of its own ("gemma4"). Pure data: no torch, no transformers.
+Three kinds are supported: byte-level BPE ("gpt2"), whose pre-tokenizer GGUF names; SentencePiece's
+BPE ("llama"), whose merges follow from the scores of its pieces; and the same with explicit merges
+("gemma4"). Uses neither torch nor transformers.
 """
 
 import re
@@ -18,7 +18,7 @@ Metadata = Mapping[str, Any]
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # GGUF's types of tokens
 KINDS = ("gpt2", "llama", "gemma4")  # values of tokenizer.ggml.model
 SPACE = "▁"  # what SentencePiece writes for a space
-MAX_PIECE_CHARACTERS = 256  # SentencePiece learns up to 16; each piece is cut everywhere
+MAX_PIECE_CHARACTERS = 256  # SentencePiece learns up to 16; merges try every cut of a piece
 
 _BYTES: Json = {
     "type": "ByteLevel",
@@ -46,8 +46,8 @@ def _sequence(*steps: Json) -> Json:
 
 
 def _words_and_numbers(digits: str, marks: str = "") -> Json:
-    """The pattern of GPT-4 and its descendants, which differ in how many digits stay together, and
-    in whether marks are letters."""
+    """Returns the pattern of GPT-4 and its descendants. They differ in how many digits stay
+    together, and in whether marks count as letters."""
     letter = rf"[\p{{L}}{marks}]" if marks else r"\p{L}"
     pattern = (
         rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{letter}+|\p{{N}}{digits}"
@@ -61,7 +61,7 @@ _UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}]" for kinds in (r"\p{Lu}\p{
 
 
 def _cased_words(contractions: str, digits: str) -> Json:
-    """The pattern of GPT-4o and its descendants: a word ends where capitals begin."""
+    """Returns the pattern of GPT-4o and its descendants: a word ends where capitals begin."""
     pattern = (
         rf"{_MARK}{_UPPER}*{_LOWER}+{contractions}|{_MARK}{_UPPER}+{_LOWER}*{contractions}"
         rf"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACE}"
@@ -69,7 +69,7 @@ def _cased_words(contractions: str, digits: str) -> Json:
     return _sequence(_split(pattern), _BYTES_OF_PIECES)
 
 
-# The first DeepSeeks' capital and small letters, as Unicode had them then.
+# Upper- and lower-case letters of the Unicode version that the first DeepSeek models used.
 _CASED = (
     "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 "
     "388-38a 38c 38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba "
@@ -86,7 +86,7 @@ _CHINESE_AND_JAPANESE = "4e00-9fa5 3040-309f 30a0-30ff"
 
 
 def _class(ranges: str) -> str:
-    """A class of characters, from hexadecimal code points."""
+    """Returns a character class, from hexadecimal code points."""
     return (
         "["
         + re.sub(r"[0-9a-f]+", lambda found: rf"\x{{{found[0]}}}", ranges).replace(" ", "")
@@ -104,7 +104,7 @@ _DEEPSEEK_V3 = _sequence(
     _BYTES_OF_PIECES,
 )
 _LIKE_LLAMA = ("falcon-h1", "falcon3", "lfm2", "llama-v3", "llama3", "pixtral")
-# Keys are values of tokenizer.ggml.pre; that some mean the same is as llama-vocab.cpp has it.
+# Keys are values of tokenizer.ggml.pre. Which of them mean the same follows llama-vocab.cpp.
 PRE_TOKENIZERS: dict[str, Json] = {
     "gpt-2": _BYTES,
     "smollm": _sequence(_DIGITS, _BYTES),
@@ -145,14 +145,14 @@ _COMPOSED = ("qwen2", "qwen35")  # characters are composed (NFC) first
 
 
 def vocabulary(metadata: Metadata) -> dict[str, int]:
-    """Ids by token. Raises StartupError when the file has no tokenizer that we can read."""
+    """Returns ids by token. Raises StartupError if the file has no supported tokenizer."""
     _check(metadata)
     return {token: number for number, token in enumerate(metadata["tokenizer.ggml.tokens"])}
 
 
 def eos_token_ids(metadata: Metadata) -> list[int]:
-    """Every token that the file says an answer, a turn or a message ends with, and the control
-    tokens that are known to. Raises TypeError when the vocabulary is none."""
+    """Returns the tokens that end an answer, a turn or a message, by the file or by their text.
+    Raises TypeError for an invalid vocabulary."""
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     named = [metadata[key] for key in keys if isinstance(metadata.get(key), int)]
     lists = (metadata.get(f"tokenizer.ggml.{name}") or () for name in ("tokens", "token_type"))
@@ -162,7 +162,7 @@ def eos_token_ids(metadata: Metadata) -> list[int]:
 
 
 def special_token(metadata: Metadata, name: str) -> str | None:
-    """The text of the token called "bos", "eos" or "unknown", if the file has one."""
+    """Returns the text of the "bos", "eos" or "unknown" token, if the file has one."""
     number = metadata.get(f"tokenizer.ggml.{name}_token_id")
     tokens = metadata["tokenizer.ggml.tokens"]
     return tokens[number] if isinstance(number, int) and 0 <= number < len(tokens) else None
@@ -269,7 +269,7 @@ def _sentence_pieces(metadata: Metadata, vocab: dict[str, int]) -> Json:
 
 
 def _text_pieces(metadata: Metadata, vocab: dict[str, int]) -> dict[str, int]:
-    """Without the tokens that SentencePiece never makes of text, whatever the text says."""
+    """Returns the vocabulary without tokens that SentencePiece never produces from text."""
     types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(vocab)
     return {
         token: number for token, number in vocab.items() if types[number] in (NORMAL, USER_DEFINED)
@@ -277,8 +277,8 @@ def _text_pieces(metadata: Metadata, vocab: dict[str, int]) -> dict[str, int]:
 
 
 def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> Iterator[list[str]]:
-    """SentencePiece joins the two neighbours whose union has the best score, so the merges are all
-    ways to cut a piece into two others, the best pieces first."""
+    """Yields the merges: all ways to cut a piece into two others, the best pieces first, because
+    SentencePiece joins the two neighbours whose union has the best score."""
     pieces = sorted(vocab, key=lambda piece: (-scores[vocab[piece]], vocab[piece]))
     for piece in pieces:
         cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
@@ -304,7 +304,8 @@ def _added(token: str, number: int, is_special: bool) -> Json:
 
 
 def _post_processor(metadata: Metadata, is_byte_level: bool) -> Json | None:
-    """Puts BOS before a prompt; SentencePiece models expect it unless they say otherwise."""
+    """Returns the step that puts BOS before a prompt. SentencePiece models need it unless their
+    metadata says otherwise."""
     bos = special_token(metadata, "bos")
     if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", not is_byte_level):
         return None

@@ -1,1 +1,1 @@
-"""Weights as the kernels want them, packed once into files."""
+"""Files of weights packed for the kernels, which are written once and then mapped."""

@@ -1,6 +1,6 @@
-"""Weights that are quantised already, written to the kernels' blocks without being rounded again.
+"""Writes quantised weights to the kernels' blocks without rounding them again.
 
-`kernels/src/layout.h` says how a block looks.
+`kernels/src/layout.h` describes a block.
 """
 
 from abc import ABC, abstractmethod
@@ -15,9 +15,9 @@ from inference_api.kernels.packing import GROUP, PANEL
 from inference_api.loading.numbers import Pack
 
 QUAD = 4
-HALVES = 2  # halves of a byte; two quads of int4 share their bytes
+HALVES = 2  # half bytes in a byte; two quads of int4 share bytes
 INT8_OFFSET, INT4_OFFSET = 128, 8
-INT8_VALUES, INT4_VALUES = (-127, 127), (-8, 7)  # least and largest that a block has
+INT8_VALUES, INT4_VALUES = (-127, 127), (-8, 7)  # least and greatest value in a block
 
 _INT8_BLOCK = np.dtype(
     [("values", np.uint8, (GROUP // QUAD, PANEL, QUAD)), ("scales", np.uint16, (PANEL,))]
@@ -31,18 +31,18 @@ Scales = NDArray[np.uint16]  # bits of half precision
 
 
 class BlockTensor(ABC):
-    """A quantised matrix of a checkpoint. Conversions take some rows after the other, which bounds
-    their memory, each time with the number of the first."""
+    """A quantised matrix of a checkpoint. It is converted a few rows at a time, to bound memory;
+    iterators yield the index of the first row with them."""
 
     __slots__ = ()
 
     @abstractmethod
     def rows(self) -> Iterator[tuple[int, Floats]]:
-        """Yields the numbers, [rows, columns]. Raises UnusableWeight."""
+        """Yields the weights as floats, [rows, columns]. Raises UnusableWeight."""
 
     def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
-        """Write outputs `first_output`… of `packed`: unchanged where it has room for the values
-        as they are, otherwise by `pack`, which rounds the numbers again. Raises UnusableWeight."""
+        """Write outputs `first_output`, … of `packed`: unchanged if its form can hold the values,
+        otherwise by `pack`, which rounds again. Raises UnusableWeight."""
         if not self._fits(packed):
             for first, numbers in self.rows():
                 pack(numbers, packed, first_output + first)
@@ -52,16 +52,16 @@ class BlockTensor(ABC):
 
     @abstractmethod
     def _fits(self, packed: PackedWeight) -> bool:
-        """Whether `packed` has room for the values as they are."""
+        """Returns whether the form of `packed` can hold the values unchanged."""
 
     @abstractmethod
     def _groups(self) -> Iterator[tuple[int, Values, Scales]]:
-        """Yields a fitting matrix's groups as `write_groups` takes them. Raises UnusableWeight."""
+        """Yields the groups of a matrix that fits, for `write_groups`. Raises UnusableWeight."""
 
 
 def write_groups(values: Values, scales: Scales, packed: PackedWeight, first_output: int) -> None:
-    """Outputs `first_output`… of `packed`, of 8 or 4 bits: `values` [rows, groups, 32] in its range
-    and `scales` [rows, groups], bits of half precision."""
+    """Write outputs `first_output`, … of `packed`, in 8 or 4 bits, from `values` [rows, groups, 32]
+    within its range and `scales` [rows, groups] as bits of half precision."""
     rows, num_groups, _ = values.shape
     outputs = np.arange(first_output, first_output + rows)
     panels, lanes = outputs // PANEL, outputs % PANEL

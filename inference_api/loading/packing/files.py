@@ -1,4 +1,4 @@
-"""A packed file: a model's weights as they lie in memory, written once, then mapped."""
+"""A packed file: a model's weights in the form of memory, written once, then mapped."""
 
 import mmap
 import os
@@ -29,7 +29,7 @@ Identity = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A model that the kernels decode, and the form of its weights."""
+    """A model for the kernels, and the form of its weights."""
 
     name: str
     files: Sequence[Path]
@@ -43,7 +43,7 @@ class PackedModel:
 
     @cached_property
     def form(self) -> bytes:
-        """All that decides what is made of the files' bytes."""
+        """All options that decide how the source files are packed, as bytes to hash."""
         config = self.config
         # The order of rows depends on these.
         heads = (config.num_kv_heads, config.num_groups, config.head_dim)
@@ -51,13 +51,13 @@ class PackedModel:
         return self.layout.head() + repr(made_of).encode()
 
     def parameters(self, memory: mmap.mmap, packing: Packing) -> Parameters:
-        """Returns the parameters in a packed file's memory, which stays as long as any of them."""
+        """Returns the parameters as views of a packed file's memory, which they keep alive."""
         return empty_parameters(self.config, self.dtype, packing, self._views(memory))
 
     def pack_into(self, memory: mmap.mmap, pause: Pause) -> None:
         """Read the model's weights into memory of zeros. Raises StartupError.
 
-        Kernels of one thread do it: the server's kernels belong to its decode thread.
+        Uses kernels with one thread of its own, because the server's belong to the decode thread.
         """
         packing = Packing(Kernels(1), self.bits)
         views = self._views(memory)
@@ -71,11 +71,11 @@ class PackedModel:
 
 
 def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> Identity:
-    """Pack a model into a new file, in memory that is the file's own: that of the process holds no
-    more than the tensor being read. Returns which file that is.
+    """Pack a model into a new file through a memory map, so that the process itself holds only the
+    tensor being read. Returns the file's identity.
 
-    Raises StartupError, and OSError where there is no room for the file: it is made sure of first,
-    since a mapped page without any ends the process.
+    Raises StartupError, or OSError if the disk has no room. Room is reserved first, because writing
+    to a mapped page without disk space kills the process.
     """
     layout = model.layout
     with path.open("w+b", buffering=0) as file:
@@ -98,10 +98,10 @@ def read_packed(
     checked: set[Identity],
     pause: Pause,
 ) -> mmap.mmap:
-    """Bring a packed file into memory, to the last page.
+    """Read all of a packed file into memory, and return the map.
 
-    Its checksums are compared the first time, and its identity added to `checked`. Raises OSError,
-    MemoryError, and UnusablePackedFile when it is not what `layout` says.
+    Checksums are compared the first time; then the file's identity is added to `checked`. Raises
+    OSError, MemoryError, or UnusablePackedFile if the file does not match `layout`.
     """
     with path.open("rb", buffering=0) as file:
         crcs = layout.read_crcs(file.fileno(), key)
@@ -127,7 +127,7 @@ def _compare(layout: PackedLayout, found: Iterable[int], crcs: Mapping[str, int]
 
 
 def _crcs(layout: PackedLayout, memory: mmap.mmap, pause: Pause) -> Iterator[int]:
-    """Yields the checksum of each tensor. Other threads run meanwhile."""
+    """Yields the checksum of each tensor, with pauses for other threads."""
     view = memoryview(memory)
     num_bytes = 0  # since the last pause
     for each in layout.tensors:

@@ -1,7 +1,7 @@
-"""The folder of packed weights, which later loads map instead of packing again.
+"""The folder of packed files, which later loads map instead of packing again.
 
-A file's name, `<key>.hearth`, is a hash of the model's bytes and of the options that decide how
-they are packed, so a file never changes.
+The key in a file's name, `<key>.hearth`, is a hash of the model's bytes and of the options of
+packing, so a file never changes.
 """
 
 import fcntl
@@ -26,36 +26,36 @@ from inference_api.loading.weights import Packing, Parameters
 logger = logging.getLogger(__name__)
 
 SUFFIX, LOCK_SUFFIX, TEMPORARY_SUFFIX = ".hearth", ".lock", ".tmp"
-LOCK_TIMEOUT_S = 600.0  # for another process to have packed the same model
+LOCK_TIMEOUT_S = 600.0  # wait for another process that packs the same model
 LOCK_POLL_S = 0.05
 
 
 class PackedFolder:
-    """Any thread, any process: a file is made under its key's lock.
+    """May be used by any thread of any process: a file is made under its key's lock.
 
-    Checksums are compared when this object first brings a file into memory that it has not made.
-    One that is unusable is named in the log and made anew.
+    Checksums are compared when this object first reads a file that it has not made. An unusable
+    file is logged and made again.
     """
 
     def __init__(self, folder: Path, pause: Pause = lambda: None) -> None:
-        """`pause` is called after every few milliseconds of work, and may wait."""
+        """`pause` is called after every few milliseconds of work. It may wait."""
         self._folder = folder
         self._pause = pause
         self._sources = SourceHashes(folder, pause)
         self._checked: set[Identity] = set()
-        # Keys are those of files: see `_key`.
+        # Keyed like files: see `_key`.
         self._memories: WeakValueDictionary[str, mmap.mmap] = WeakValueDictionary()
 
     def has(self, model: PackedModel) -> bool:
-        """Whether the weights, as they are now, are packed. Raises StartupError."""
+        """Returns whether the weights in their present state are packed. Raises StartupError."""
         key = self._known_key(model)
         return key is not None and self._path(key).exists()
 
     def load(self, model: PackedModel, packing: Packing) -> Parameters:
-        """Bring the weights into memory, packed first if they are not yet.
+        """Load the weights, after packing them if needed.
 
-        Those of one key share it for as long as any of them is held, then it is given back.
-        `packing` is held and not used. Raises StartupError and MemoryError.
+        Parameters of the same key share memory, which is freed with the last of them. `packing` is
+        only stored in them. Raises StartupError and MemoryError.
         """
         with _faults_named(model, self._folder):
             key = self._key(model)
@@ -68,7 +68,7 @@ class PackedFolder:
         return _key(model, [self._sources.of(file) for file in model.files])
 
     def _known_key(self, model: PackedModel) -> str | None:
-        """Returns None where the sources have not been hashed as they are now."""
+        """Returns the key; None if the sources in their present state have not been hashed."""
         hashes = [self._sources.known(file) for file in model.files]
         known = [each for each in hashes if each is not None]
         return _key(model, known) if len(known) == len(hashes) else None
@@ -91,7 +91,7 @@ class PackedFolder:
         return read_packed(self._path(key), key, model.layout, self._checked, self._pause)
 
     def _pack(self, model: PackedModel, key: str) -> None:
-        """Make the file, unless somebody has made it meanwhile."""
+        """Make the file, unless another process has made it meanwhile."""
         path = self._path(key)
         temporary = path.with_suffix(TEMPORARY_SUFFIX)
         self._remove_leftovers()
@@ -111,7 +111,7 @@ class PackedFolder:
         logger.info("packed %s in %.1f s: %s", model.name, time.monotonic() - started_s, path)
 
     def _remove_leftovers(self) -> None:
-        """Remove files of processes that have died: nobody holds their keys' locks."""
+        """Remove unfinished files of dead processes, whose keys' locks are free."""
         for temporary in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
             with temporary.with_suffix(LOCK_SUFFIX).open("w") as lock:
                 if _is_locked(lock):
@@ -139,7 +139,7 @@ def _key(model: PackedModel, source_hashes: Sequence[str]) -> str:
 
 
 def _is_locked(lock: IO[str]) -> bool:
-    """Whether the lock is ours now; it is until the file is closed."""
+    """Try to take the lock, and return whether it succeeded. Closing the file releases it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -148,7 +148,7 @@ def _is_locked(lock: IO[str]) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Make names in a folder outlast a crash."""
+    """Make the names in a folder survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""SHA-256 of files of weights, kept for as long as the files stay as they are."""
+"""SHA-256 of weight files, stored until the files change."""
 
 import hashlib
 import os
@@ -10,24 +10,25 @@ from pathlib import Path
 from common.files import write_whole
 from inference_api.errors import StartupError
 
-SUFFIX = ".source"  # ends the name of a file that keeps a hash; the stamp comes before it
+SUFFIX = ".source"  # ends the name of a file that stores a hash; its name is the stamp
 SLICE_BYTES = 16 * 1024**2
-STAMPED_BYTES = 1024**2  # at the beginning of a file, where its header is
-SETTLED_NS = 2 * 10**9  # a change after this has another time, however coarse the clock is
+STAMPED_BYTES = 1024**2  # bytes of a file's beginning, with its header, in the stamp
+SETTLED_NS = 2 * 10**9  # a file unchanged for so long gets another time when it changes
 HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class SourceHashes:
-    """Any thread, any process. A file's stamp is its inode, size, time and beginning."""
+    """May be used by any thread of any process. A file's stamp covers its inode, size, time and
+    beginning."""
 
     def __init__(self, folder: Path, pause: Callable[[], None]) -> None:
-        """`pause`: called between slices of files that are hashed."""
+        """`pause` is called between slices of a file that is hashed."""
         self._folder = folder
         self._pause = pause
-        self._stamps: dict[tuple[int, ...], str] = {}  # only unchanging files'
+        self._stamps: dict[tuple[int, ...], str] = {}  # settled files only
 
     def known(self, file: Path) -> str | None:
-        """Returns the hash if the file was hashed as it is now. Raises StartupError."""
+        """Returns the hash if the file was hashed in its present state. Raises StartupError."""
         try:
             found = (self._folder / (self._stamp(file) + SUFFIX)).read_text()
         except OSError:
@@ -35,8 +36,8 @@ class SourceHashes:
         return found if HASH.fullmatch(found) else None
 
     def of(self, file: Path) -> str:
-        """Raises StartupError when the file cannot be read, or changes meanwhile; OSError when the
-        hash cannot be kept."""
+        """Returns the hash. Raises StartupError if the file cannot be read or changes meanwhile,
+        and OSError if the hash cannot be stored."""
         known = self.known(file)
         if known is not None:
             return known

@@ -1,8 +1,8 @@
-"""The layout of packed files: a model's parameters as they lie in memory.
+"""The layout of packed files: a model's parameters as they are in memory.
 
-A file is a preamble, a header of JSON, zeros up to a page, and the parameters' bytes, each at a
-multiple of 64. A configuration and a form decide all of it but the checksums, so that a file's size
-is known before there is one, and a file whose header says anything else is refused.
+A file is a preamble, a JSON header, zeros up to a page, and the parameters' bytes, each at a
+multiple of 64. Configuration and form determine everything except the checksums, so a file's size
+is known in advance, and a file with any other header is refused.
 """
 
 import json
@@ -20,8 +20,8 @@ from inference_api.loading.layout import TensorForm, parameter_forms
 
 MAGIC = b"\x93HEARTH\n"
 VERSION = 1
-PREAMBLE = Struct("<8sIIQQ")  # magic, version, CRC-32 of what follows, header's and file's bytes
-CHECKED_FROM = 16  # where in the preamble that begins
+PREAMBLE = Struct("<8sIIQQ")  # magic, version, CRC-32 of the rest, bytes of header and of file
+CHECKED_FROM = 16  # byte of the preamble where the CRC-32 begins
 ALIGNMENT_BYTES = 64
 PAGE_BYTES = 4096
 DTYPES: dict[int, str] = {bits: name for name, bits in (BITS | FLOAT_BITS | FILE_BITS).items()}
@@ -29,14 +29,14 @@ NO_KEY, NO_CRC = "0" * 64, "0" * 8
 
 
 class UnusablePackedFile(Exception):
-    """A fault of a packed file, and the byte where it was found."""
+    """A packed file is unusable; says why, and at which byte."""
 
     def __init__(self, fault: str, at_byte: int) -> None:
         super().__init__(f"{fault}, at byte {at_byte}")
 
 
 class PackedTensor(NamedTuple):
-    """A parameter's place in a file."""
+    """A parameter's form, and its place in a file."""
 
     name: str
     form: TensorForm
@@ -49,25 +49,25 @@ class PackedTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Places in ascending order."""
+    """The tensors of a file, in ascending order."""
 
     tensors: Sequence[PackedTensor]
-    begin: int  # where the first tensor is
+    begin: int  # byte of the first tensor
     file_bytes: int
 
     @classmethod
     def of(cls, config: ModelConfig, dtype_bytes: int, bits: Bits) -> Self:
         forms = parameter_forms(config, dtype_bytes, bits)
-        # The header's length depends on the places' digits and these on its length: they are
-        # counted from the first tensor on.
+        # The header's length depends on the digits of the places, so places count from the first
+        # tensor and not from the header's end.
         places = list(_places(forms))
         begin = _aligned(PREAMBLE.size + len(_json(places, NO_KEY, {})), PAGE_BYTES)
         tensors = [place._replace(begin=begin + place.begin) for place in places]
         return cls(tensors, begin, tensors[-1].end)
 
     def head(self, key: str = NO_KEY, crcs: Mapping[str, int] = MappingProxyType({})) -> bytes:
-        """The file's beginning, up to the first tensor. `crcs`: CRC-32 of tensors, by name; `key`:
-        what the file is made of, a hash of 64 characters."""
+        """Returns the file's bytes before the first tensor. `crcs` has the CRC-32 of each tensor by
+        name; `key` is the hash of the file's sources, in 64 characters."""
         header = _json(self._relative, key, crcs)
         checked = PREAMBLE.pack(MAGIC, VERSION, 0, len(header), self.file_bytes)[CHECKED_FROM:]
         crc = crc32(header, crc32(checked))
@@ -75,10 +75,9 @@ class PackedLayout:
         return (preamble + header).ljust(self.begin, b"\0")
 
     def read_crcs(self, file: int, key: str) -> Mapping[str, int]:
-        """What `head` was given, of an open file, whose tensors are not looked at.
+        """Returns the checksums in an open file's header. Does not read the tensors.
 
-        Raises UnusablePackedFile when it is no packed file of this layout, size and key, and
-        OSError.
+        Raises OSError, or UnusablePackedFile if the file has another layout, size or key.
         """
         size = os.fstat(file).st_size
         head = os.pread(file, self.begin, 0)
@@ -121,7 +120,7 @@ def _places(forms: Mapping[str, TensorForm]) -> Iterator[PackedTensor]:
 
 
 def _json(tensors: Sequence[PackedTensor], key: str, crcs: Mapping[str, int]) -> bytes:
-    """As long whatever the key and the checksums are."""
+    """Returns the header. Its length does not depend on key and checksums."""
     entries = [
         {
             "name": name,

@@ -1,7 +1,5 @@
-"""Memory by pages: a file's, or without one.
-
-It is given back at once when the last view of it is dropped, whatever the allocator keeps.
-"""
+"""Memory maps, of a file or anonymous. The system gets the memory back as soon as the last view is
+dropped, which is not so with the allocator's memory."""
 
 import errno
 import mmap
@@ -10,15 +8,15 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
-# Linux's MAP_NORESERVE, which Python 3.13 names: what is never written counts for nothing.
+# Linux's MAP_NORESERVE, which Python names from 3.13 on: pages that are never written do not count.
 NO_RESERVE = 0x4000
 ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
-SLICE_BYTES = 16 * 1024**2  # brought into memory between two pauses
+SLICE_BYTES = 16 * 1024**2  # read into memory between two pauses
 Pause = Callable[[], None]
 
 
 def anonymous(num_bytes: int, advice: int | None = None) -> mmap.mmap:
-    """Returns zeros that take memory page by page, as they are written. Raises MemoryError."""
+    """Returns zeros, whose pages take memory only when they are written. Raises MemoryError."""
     with _memory_errors():
         memory = mmap.mmap(-1, num_bytes, flags=ANONYMOUS)
     if advice is not None:
@@ -27,24 +25,25 @@ def anonymous(num_bytes: int, advice: int | None = None) -> mmap.mmap:
 
 
 def advise(memory: mmap.mmap, advice: int) -> None:
-    """`advice`: of madvise(2), about huge pages; a kernel without any does not follow it."""
+    """Give the system advice of madvise(2) about huge pages. Ignored by kernels without them."""
     with suppress(OSError):
         memory.madvise(advice)
 
 
 def mapped(file: int, num_bytes: int) -> mmap.mmap:
-    """Returns the first bytes of an open file; they take memory that the system can have back.
+    """Returns a read-only map of an open file's first bytes. The system may drop its pages.
 
-    They are read-only. The file has to keep its length: see `touch`. Raises MemoryError.
+    The file must not become shorter: see `touch`. Raises MemoryError.
     """
     with _memory_errors():
         return mmap.mmap(file, num_bytes, access=mmap.ACCESS_READ)
 
 
 def touch(memory: mmap.mmap, pause: Pause) -> None:
-    """Bring every page of a mapped file into memory, so that no step waits for the disk.
+    """Read every page of a mapped file into memory, so that no step waits for the disk. Pauses for
+    other threads.
 
-    Other threads run meanwhile. A file that is cut short ends the process here, or later.
+    If the file has become shorter, the process dies here, or later.
     """
     pages = np.frombuffer(memory, np.uint8)
     for begin, end in slices(0, len(pages)):

@@ -1,1 +1,1 @@
-"""Checkpoints that come quantised."""
+"""Quantised safetensors checkpoints."""

@@ -1,8 +1,7 @@
-"""Quantised safetensors: what their config.json says, and the tensors that make up a matrix.
+"""Reads the quantisation in a config.json, and lists the tensors that make up a matrix.
 
-Formats: FP8 as Qwen and DeepSeek publish it, compressed-tensors (float, int and packed), AWQ's gemm
-layout, GPTQ and GPTQv2, and MXFP4 as gpt-oss has it. `quantised_weights` turns the tensors into
-numbers.
+Formats: FP8 as published by Qwen and DeepSeek, compressed-tensors (float, int and packed), AWQ's
+gemm layout, GPTQ and GPTQv2, and gpt-oss's MXFP4. `quantised.weights` converts the tensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,9 +16,9 @@ WORD_BITS = 32
 FLOATS = ("F32", "F16", "BF16")
 WORDS = ("I32",)
 BYTES = ("U8",)
-MXFP4_BLOCK = 32  # inputs that share a scale; half as many bytes hold them
+MXFP4_BLOCK = 32  # inputs that share a scale, in 16 bytes
 WEIGHT = ".weight"
-WHOLE = 0  # size of a block with all outputs, or all inputs
+WHOLE = 0  # as a block's size: all outputs, or all inputs
 MAX_NAME = 64  # characters of a group's name in messages
 MAX_GROUPS = 16  # in a compressed-tensors config; published ones have one or two
 
@@ -28,15 +27,15 @@ Choice = TypeVar("Choice", str, int, bool)
 
 
 class Wanted(NamedTuple):
-    """A tensor that has to be in the files, in the first of these shapes or another one."""
+    """A tensor that must be in the files, in one of these shapes; the first is the usual one."""
 
     name: str
     shapes: tuple[Shape, ...]
-    dtypes: tuple[str, ...] = ()  # empty: whatever can be read
+    dtypes: tuple[str, ...] = ()  # empty: any that can be read
 
 
 class Wants(NamedTuple):
-    """The tensors of one matrix: those that a form has not are None."""
+    """The tensors of one matrix; None for those that its format does not have."""
 
     weight: Wanted
     scale: Wanted | None = None
@@ -45,8 +44,8 @@ class Wants(NamedTuple):
 
 
 def wants(part: SourceTensor, quantisation: Quantisation | None, tensors: Tensors) -> Wants:
-    """The tensors that make up `part`: the one of its name where the file left it as it was."""
-    is_vector = len(part.shape) == 1  # which some have as a matrix of one row
+    """Returns the tensors that make up `part`: just one if it is not quantised in the file."""
+    is_vector = len(part.shape) == 1  # some files have it as a matrix of one row
     shapes = (part.shape, (1, *part.shape)) if is_vector else (part.shape,)
     plain = Wants(Wanted(part.name, shapes))
     if quantisation is None or len(part.shape) != 2 or not part.name.endswith(WEIGHT):
@@ -57,13 +56,13 @@ def wants(part: SourceTensor, quantisation: Quantisation | None, tensors: Tensor
     if is_plain and quantised.scale.name not in tensors:
         return plain
     has_order = quantised.order is not None and quantised.order.name in tensors
-    if not (quantisation.has_order or has_order):  # some files have one that changes nothing
+    if not (quantisation.has_order or has_order):  # some files have an order without effect
         quantised = quantised._replace(order=None)
     return quantised
 
 
 def read_quantisation(fields: ConfigFields) -> Quantisation | None:
-    """What `quantization_config` says. What is not understood is among the faults of `fields`."""
+    """Returns the quantisation of `quantization_config`, if any. Adds faults to `fields`."""
     raw = fields.mapping("quantization_config")
     if not raw:
         return None
@@ -79,7 +78,7 @@ def read_quantisation(fields: ConfigFields) -> Quantisation | None:
 
 
 class _Description:
-    """An object of a quantization_config; faults go to those of the whole config.json."""
+    """An object of a quantization_config. Faults are added to those of the config.json."""
 
     def __init__(self, fields: ConfigFields, name: str, raw: Mapping[str, Any]) -> None:
         self._fields = fields
@@ -90,7 +89,7 @@ class _Description:
         self._fields.refuse(f"{self._name}: {field}", self.raw.get(field), supported)
 
     def choice(self, field: str, *allowed: Choice) -> Choice:
-        """The first one where the field is absent."""
+        """Returns the field's value, by default the first of `allowed`."""
         value = self.raw.get(field)
         for each in allowed:
             if value is None or (value == each and type(value) is type(each)):
@@ -99,7 +98,7 @@ class _Description:
         return allowed[0]
 
     def group_size(self, field: str) -> int:
-        """Inputs of a group: WHOLE where the file says -1, or nothing."""
+        """Returns the inputs of a group; WHOLE if the field is -1 or absent."""
         value = self.raw.get(field)
         if value in (None, -1):
             return WHOLE
@@ -128,7 +127,7 @@ def _is_count(value: object) -> bool:
 
 
 def _read_fp8(given: _Description) -> Quantisation:
-    """Activations stay as they are here, so what says how to round those is not asked for."""
+    """Activations are not quantised here, so fields about them are not read."""
     given.choice("fmt", "e4m3")
     if given.raw.get("weight_block_size") is None:
         return Quantisation("float8", 8, (WHOLE, WHOLE), "weight_scale")
@@ -143,7 +142,7 @@ def _read_gptq(given: _Description) -> Quantisation:
         "gptq",
         given.choice("bits", 4, 8),
         (1, given.group_size("group_size")),
-        has_zeros=given.raw.get("sym") is False,  # else all of them are the middle
+        has_zeros=given.raw.get("sym") is False,  # otherwise every zero is the middle
         zero_offset=1 if form == "gptq" else 0,
         has_order=given.choice("desc_act", False, True),
     )
@@ -157,7 +156,7 @@ def _read_awq(given: _Description) -> Quantisation:
 
 
 def _read_mxfp4(given: _Description) -> Quantisation:
-    """Covers the experts of gpt-oss only; its other tensors are not quantised."""
+    """Covers only the experts of gpt-oss; its other tensors are not quantised."""
     return Quantisation("mxfp4", 4, (1, MXFP4_BLOCK))
 
 
@@ -216,7 +215,7 @@ _READERS: dict[str, Callable[[_Description], Quantisation | None]] = {
 
 
 def num_blocks(part: SourceTensor, quantisation: Quantisation) -> tuple[int, int]:
-    """Blocks over the outputs and over the inputs of a matrix."""
+    """Returns the number of blocks over a matrix's outputs, and over its inputs."""
     rows, columns = (
         -(-size // (block or size))
         for size, block in zip(part.shape, quantisation.block, strict=True)
@@ -229,13 +228,13 @@ def _words(num_values: int, quantisation: Quantisation) -> int:
 
 
 def _bytes(part: SourceTensor, quantisation: Quantisation) -> Wants:
-    """A byte for each value: FP8 and int8."""
+    """FP8 and int8: one byte for each value."""
     dtype = "F8_E4M3" if quantisation.form == "float8" else "I8"
     return Wants(Wanted(part.name, (part.shape,), (dtype,)), _scale(part, quantisation))
 
 
 def _scale(part: SourceTensor, quantisation: Quantisation) -> Wanted:
-    """Where there is one scale to an output, or to the whole, files leave out dimensions of 1."""
+    """Returns the tensor of scales. Files leave out dimensions of size 1."""
     rows, columns = num_blocks(part, quantisation)
     shapes: list[Shape] = [(rows, columns)]
     if columns == 1:
@@ -246,7 +245,7 @@ def _scale(part: SourceTensor, quantisation: Quantisation) -> Wanted:
 
 
 def _mxfp4(part: SourceTensor, quantisation: Quantisation) -> Wants:
-    """Returns the tensors by the names that `stacks` gives them."""
+    """Returns the tensors of a single expert, under the names that `stacks` gives them."""
     outputs, blocks = num_blocks(part, quantisation)
     stem = _stem(part)
     return Wants(

@@ -1,8 +1,8 @@
-"""Matrices of quantised safetensors: to numbers, or where values fit, to the kernels' blocks.
+"""Converts matrices of quantised safetensors to floats, or directly to the kernels' blocks.
 
-Integers of 4 and 8 bits whose groups are multiples of the kernels' 32 inputs move as they are, and
-their scales are rounded to half precision, which most of them have. All others go by way of their
-numbers, a few rows at a time.
+Integers of 4 and 8 bits in groups of a multiple of 32 inputs are moved unchanged; their scales are
+rounded to half precision, which most have already. Other formats are converted to floats and packed
+again, a few rows at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,16 +32,16 @@ from inference_api.loading.packing.blocks import (
 from inference_api.loading.quantised.formats import WORD_BITS, Wanted, num_blocks, wants
 from inference_api.loading.safetensors import opened, read_numbers
 
-ROWS_AT_A_TIME = 256  # bounds the memory that conversion takes; whole words of any bits
+ROWS_AT_A_TIME = 256  # bounds the memory of a conversion; a multiple of any word's values
 MAX_HALF = np.finfo(np.float16).max
-AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # places of eight outputs in a word
+AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of eight outputs in a word
 
-Reorder = Callable[[NDArray[Any]], NDArray[Any]]  # what follows the first dimension
+Reorder = Callable[[NDArray[Any]], NDArray[Any]]  # reorders the first dimension
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedTensor(BlockTensor):
-    """`values` times the scale of the block that their row and column belong to."""
+    """A matrix of `values`, each times the scale of its block."""
 
     values: Numbers  # [rows, columns], I8, I16 or F8_E4M3
     scales: Floats  # [row blocks, column blocks]
@@ -55,7 +55,7 @@ class QuantisedTensor(BlockTensor):
         return QuantisedTensor(values, self.scales, row_blocks, self.column_blocks)
 
     def multiplied(self, factors: Floats) -> "QuantisedTensor":
-        """Returns the tensor with its rows multiplied: each has scales of its own then."""
+        """Returns the tensor with its rows multiplied. Each row then has its own scales."""
         scales = self.scales[self.row_blocks] * factors[:, None]
         return replace(self, scales=scales, row_blocks=np.arange(len(factors)))
 
@@ -83,7 +83,7 @@ class QuantisedTensor(BlockTensor):
             yield first, groups, scales.astype(np.float16).view(np.uint16)
 
     def _parts(self, columns: NDArray[np.int64]) -> Iterator[tuple[int, Numbers, Floats]]:
-        """Yields some rows after others, and their scales in the blocks of `columns`."""
+        """Yields a few rows at a time, with their scales for each of `columns`."""
         for first in range(0, len(self.row_blocks), ROWS_AT_A_TIME):
             rows = slice(first, first + ROWS_AT_A_TIME)
             scales = self.scales[self.row_blocks[rows]].take(columns, axis=1)
@@ -96,8 +96,10 @@ def read_quantised(
     quantisation: Quantisation,
     names: TensorNames,
 ) -> Iterator[tuple[str, Numbers | QuantisedTensor]]:
-    """`parts` by name, in the order of the files. Memory: that of one part, a byte or two a value,
-    and of its tensors in the file. Raises StartupError."""
+    """Yields `parts` by name, in the order of the files. Raises StartupError.
+
+    Takes the memory of one part, with a byte or two for each value, and of its tensors in the file.
+    """
     places = {name: (file, at) for file in files for name, at in tensor_places(file, names).items()}
     stored = {name: place.stored for name, (_, place) in places.items()}
     wanted = [(part, wants(part, quantisation, stored)) for part in parts.values()]
@@ -164,8 +166,8 @@ def _quantised(
 
 
 def _powers() -> Floats:
-    """The scales of MXFP4, for values that are doubled: 255 stands for no number (OCP Microscaling
-    Formats 1.0, section 5.4.1)."""
+    """Returns the scales of MXFP4 for doubled values. 255 stands for NaN (OCP Microscaling Formats
+    1.0, section 5.4.1)."""
     powers = np.ldexp(np.float32(1), np.arange(256) - MXFP4_BIAS)
     powers[255] = np.nan
     return powers
@@ -175,13 +177,13 @@ _POWERS = _powers()
 
 
 def _doubled(pairs: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """The values of MXFP4, doubled to be integers: bytes [outputs, blocks, 16], whose low halves
-    come before their high ones, to [outputs, blocks, 32]."""
+    """Returns the values of MXFP4, doubled to be integers, [outputs, blocks, 32]. In `pairs`
+    [outputs, blocks, 16], a byte's low half is the first value."""
     return MXFP4_VALUES[_halves(pairs)]
 
 
 def _halves(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """[..., n] to [..., 2 n], of each byte its low half and then its high one."""
+    """Returns the halves of bytes [..., n] as [..., 2 n], each byte's low half first."""
     return np.stack((pairs & 0x0F, pairs >> 4), -1).reshape(*pairs.shape[:-1], -1)
 
 
@@ -192,7 +194,7 @@ def _integers(
     packed_zeros: NDArray[np.int32] | None,
     column_blocks: NDArray[np.int64],
 ) -> Numbers:
-    """Values with their zeros taken off, [outputs, inputs], from words of either order."""
+    """Returns values minus their zeros, [outputs, inputs], from words of either order."""
     outputs, inputs = part.shape
     bits = quantisation.bits
     zeros = np.full((outputs, 1), 2 ** (bits - 1), np.int16)
@@ -201,7 +203,7 @@ def _integers(
         by_group = packed_zeros.T if quantisation.form == "packed" else packed_zeros
         zeros = _unpacked(by_group, quantisation).T[:outputs] + np.int16(quantisation.zero_offset)
         blocks = column_blocks
-    # Without zeros of their own, values of 8 bits end at -128 and 127.
+    # Without zeros in the file, values of 8 bits range from -128 to 127.
     kind = "I8" if bits == 4 or packed_zeros is None else "I16"
     values = np.empty((outputs, inputs), DTYPES[kind])
     for first in range(0, outputs, ROWS_AT_A_TIME):
@@ -218,7 +220,7 @@ def _integers(
 
 
 def _unpacked(words: NDArray[np.int32], quantisation: Quantisation) -> NDArray[np.uint8]:
-    """int32 [n, words] to the values in their bits, the lowest first, [n, values]."""
+    """Returns the values in words [n, words], lowest bits first, as [n, values]."""
     values = np.ascontiguousarray(words, "<i4").view(np.uint8)
     if quantisation.bits == 4:
         values = _halves(values)
