@@ -20,12 +20,12 @@ from pydantic_settings import BaseSettings
 from inference_api.settings import Settings as ApiSettings
 from optimizer.settings import Settings as OptimizerSettings
 from tests.ports import free_port
-from tests.workers import pytest_addoption, pytest_runtestloop
+from tests.workers import pytest_addoption, pytest_runtestloop, unit_of
 from weights.settings import Settings as WeightsSettings
 
 __all__ = ["pytest_addoption", "pytest_runtestloop"]
 
-pytest.register_assert_rewrite("tests.e2e.pages")  # its asserts show what they compared
+pytest.register_assert_rewrite("tests.e2e.browser.pages")  # its asserts show what they compared
 
 SETTINGS: tuple[type[BaseSettings], ...] = (ApiSettings, OptimizerSettings, WeightsSettings)
 for settings in SETTINGS:
@@ -148,13 +148,13 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         if is_slow(item.path) or "redis_url" in item.fixturenames or "redis" in given:
             item.add_marker(pytest.mark.slow)
-    slow = [path for path in dict.fromkeys(item.path for item in items) if is_slow(path)]
+    slow = [path for path in dict.fromkeys(map(unit_of, items)) if is_slow(path)]
     waits = {path: listed(path, WITH_PROCESSES) for path in slow}
     sizes, seen, places = Counter(waits.values()), Counter[bool](), dict[Path, float]()
     for path, is_waiting in waits.items():
         places[path] = seen[is_waiting] / sizes[is_waiting]
         seen[is_waiting] += 1
-    items.sort(key=lambda item: places.get(item.path, 1.0))
+    items.sort(key=lambda item: places.get(unit_of(item), 1.0))
 
 
 @pytest.fixture(scope="session")

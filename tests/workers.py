@@ -2,8 +2,8 @@
 
 Workers that pytest-xdist starts import and collect everything again: ten seconds of a processor for
 each, whatever it runs then. Forked ones share what was read once, so that there may be more of them
-than cores, which tests that wait for servers need. A worker takes one file after another; what
-shares a server stays together.
+than cores, which tests that wait for servers need. A worker takes one file after another, and of
+a package all files: what shares a server, or a browser, stays together.
 """
 
 import os
@@ -11,7 +11,6 @@ import signal
 import struct
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -53,7 +52,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     options = session.config.option
     if options.workers == 1 or options.collectonly or session.testsfailed:
         return None  # pytest's own loop
-    files = [tuple(items) for _, items in groupby(session.items, lambda item: item.path)]
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in session.items:
+        files.setdefault(unit_of(item), []).append(item)
     if len(list(TASKS.iterdir())) > 1:
         raise pytest.UsageError(
             "--workers forks, but there are threads: a module of tests starts some at import, "
@@ -68,7 +69,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         if (pid := os.fork()) == 0:
             receiving.close()
             become_worker(session, number, sending)
-            run(session, files, queue)
+            run(session, [*files.values()], queue)
             return True
         sending.close()
         workers.append(Worker(pid, receiving))
@@ -79,6 +80,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         for worker in workers:
             end(worker)
     return True
+
+
+def unit_of(item: pytest.Item) -> Path:
+    """What one worker runs as a whole: the package that the test is in, if any, or its file."""
+    package = item.getparent(pytest.Package)
+    return package.path if package else item.path
 
 
 def numbers(count: int) -> int:
@@ -104,7 +111,7 @@ def become_worker(session: pytest.Session, number: int, messages: Connection) ->
 
 
 def run(session: pytest.Session, files: Sequence[Sequence[pytest.Item]], queue: int) -> None:
-    """The tests of the files whose numbers come next in the queue."""
+    """The tests of the files, or packages, whose numbers come next in the queue."""
 
     def items() -> Iterator[pytest.Item]:
         while number := os.read(queue, NUMBER.size):

@@ -1,14 +1,12 @@
-"""Servers and a browser for several modules, and a server whose streams wait for the test."""
+"""Servers for several modules, and a server whose streams wait for the test."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
 
 from lab.kit.servers import MOCK_APP, ROOT, ServedApi, eventually
 from lab.models.random_model import SHAPES, make_random_model
-from tests.e2e.pages import ARGUMENTS, CHROMIUM, opened
 from tests.forked import served
 
 SLOW = {"MOCK_TOKENS_PER_SECOND": 20}  # an answer of 900 tokens outlasts what a test does meanwhile
@@ -88,21 +86,6 @@ def tools_api(_tools_api: ServedApi) -> Iterator[ServedApi]:
     """A tiny model of random weights with a template that knows tools, called `random`."""
     yield _tools_api
     eventually(_tools_api.is_idle)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(api: ServedApi, browser: Browser) -> Iterator[Page]:
-    """The dashboard of the module's `api`."""
-    with opened(browser, api.url) as page:
-        yield page
 
 
 @pytest.fixture

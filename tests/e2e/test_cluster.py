@@ -19,11 +19,9 @@ import psutil
 import pytest
 import requests
 import yaml
-from playwright.sync_api import Browser, expect
 
 from lab.kit.servers import environment, eventually
 from tests.cluster.foreign_engine import command_of
-from tests.e2e.pages import opened
 from tests.ports import free_port, free_ports
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 from tests.service import ROOT
@@ -277,20 +275,3 @@ def test_a_controller_that_is_started_again_finds_its_replicas(
 
 def ready_names(cluster: Cluster) -> list[str]:
     return [each["name"] for each in cluster.state()["replicas"] if each["state"] == "ready"]
-
-
-def test_the_page_shows_servers_and_replicas_and_has_a_plan_made(
-    cluster: tuple[Cluster, ProxyProcess], browser: Browser
-) -> None:
-    found, _ = cluster
-    eventually(lambda: found.state().get("cycle"), DEADLINE_S)
-    with opened(browser, found.url) as page:
-        server = page.locator("#servers tr")
-        expect(server).to_contain_text("chat")
-        expect(server).to_contain_text("× core (4 rows)")
-        expect(server).to_contain_text("ready")
-        expect(page.locator("#replicas tr").first).to_contain_text("http://127.0.0.1:")
-        before = len(found.journal())
-        page.get_by_role("button", name="Plan now").click()
-        eventually(lambda: len(found.journal()) > before, DEADLINE_S)
-        expect(page.locator("#fault")).to_be_hidden()

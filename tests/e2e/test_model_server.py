@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from lab.kit.servers import ServedApi, eventually
-from tests.e2e.pages import busy
+from tests.e2e.browser.pages import busy
 from tests.e2e.test_mock_server import AUSTIN, NUMBER, PARIS
 
 SOAK_REQUESTS = 800

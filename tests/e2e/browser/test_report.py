@@ -7,7 +7,7 @@ from playwright.sync_api import Browser
 from benchmarking.analysis.goodput import Slo
 from benchmarking.report.page import report_html
 from tests.benchmarking.report.test_page import full_run
-from tests.e2e.pages import check_accessibility, opened
+from tests.e2e.browser.pages import check_accessibility, opened
 
 
 def test_it_is_accessible_and_fits(browser: Browser, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from lab.kit.servers import ServedApi
-from tests.e2e.pages import (
+from tests.e2e.browser.pages import (
     VIEWS,
     answer_of,
     busy,

@@ -16,7 +16,7 @@ import requests
 from playwright.sync_api import Browser, Page, expect
 
 from lab.kit.servers import MOCK_APP, ServedApi
-from tests.e2e.pages import answer_of, ask, check_accessibility, opened, show
+from tests.e2e.browser.pages import answer_of, ask, check_accessibility, opened, show
 from tests.forked import served
 from tests.ports import free_port
 from tests.proxy.support import ProxyProcess, bearer, make_token, running_proxy, until

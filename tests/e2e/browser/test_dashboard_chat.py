@@ -12,7 +12,7 @@ import requests
 from playwright.sync_api import Browser, Page, Route, expect
 
 from lab.kit.servers import ServedApi, eventually
-from tests.e2e.pages import NARROW, answer_of, ask, check_accessibility, opened, tab_to
+from tests.e2e.browser.pages import NARROW, answer_of, ask, check_accessibility, opened, tab_to
 
 EXAMPLES = {  # of the embedded model: what its answers are about
     "Have you been to Paris, France?": "I am a language model, so I have never been to Paris",

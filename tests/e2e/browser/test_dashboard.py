@@ -15,9 +15,9 @@ import requests
 from playwright.sync_api import Browser, FloatRect, Page, Route, expect
 
 from lab.kit.servers import ServedApi, eventually
-from tests.e2e.pages import TEAMS, answer_of, ask, busy, opened, show, solve_example
+from tests.e2e.browser.pages import TEAMS, answer_of, ask, busy, opened, show, solve_example
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "inference_api" / "watch" / "dashboard" / "example_system.json"
 TIMEOUT_S = 60
 # Down to the rows and the conversation: what a page of the documentation has room for.

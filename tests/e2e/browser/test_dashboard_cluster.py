@@ -1,4 +1,5 @@
-"""The cluster on the dashboard: a real controller, over replicas that only count, read by a server.
+"""The cluster on the dashboard: a real controller, over replicas that only count, read by a server;
+and on the page of its own.
 
 The optimizer it asks is that server's own.
 """
@@ -18,7 +19,7 @@ from cluster.controller.loop import Controller
 from cluster.controller.optimizer import OptimizerClient
 from lab.kit.servers import MOCK_APP, ServedApi, eventually
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
-from tests.e2e.pages import check_accessibility, opened, show
+from tests.e2e.browser.pages import check_accessibility, opened, show
 from tests.forked import served
 from tests.ports import free_port
 
@@ -33,6 +34,7 @@ class Fleet:
 
     def __init__(self, optimizer_url: str, journal: Path) -> None:
         self.document = system(system_json(rate=RATE))
+        self.journal = journal
         self.actuator, self.reader, self.at_s = MemoryActuator(), CountingReader(), 0.0
         keys = config(self.document, period_s=0, rollout_s=0.1, journal=journal)
         parts = ControllerParts(keys, self.document, OptimizerClient(optimizer_url), self.reader)
@@ -126,6 +128,22 @@ def test_it_is_accessible_and_fits(api: ServedApi, browser: Browser, fleet: Flee
         page.keyboard.press("Enter")
         expect(page.locator("#cluster-servers tbody tr")).to_have_count(1)
         check_accessibility(page)
+
+
+def test_the_controllers_own_page_shows_servers_and_replicas_and_has_a_plan_made(
+    controller_port: int, browser: Browser, fleet: Fleet
+) -> None:
+    fleet.cycle()
+    fleet.cycle()
+    with opened(browser, f"http://127.0.0.1:{controller_port}") as page:
+        server = page.locator("#servers tr")
+        expect(server).to_contain_text("4 × A (16 rows)")
+        expect(server).to_contain_text("4 ready")
+        expect(page.locator("#replicas tr").first).to_contain_text("http://r0001")
+        before = len(fleet.journal.read_text().splitlines())
+        page.get_by_role("button", name="Plan now").click()
+        eventually(lambda: len(fleet.journal.read_text().splitlines()) > before)
+        expect(page.locator("#fault")).to_be_hidden()
 
 
 def test_a_controller_that_is_away_is_told(api: ServedApi, browser: Browser) -> None:

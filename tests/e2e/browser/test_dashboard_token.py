@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from lab.kit.servers import MOCK_APP, ServedApi
-from tests.e2e.pages import answer_of, ask, check_accessibility, opened, solve_example
+from tests.e2e.browser.pages import answer_of, ask, check_accessibility, opened, solve_example
 from tests.forked import served
 
 SECRET = "a secret that is long enough for HS256"

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from lab.kit.servers import ServedApi
-from tests.e2e.pages import check_accessibility, opened, show
+from tests.e2e.browser.pages import check_accessibility, opened, show
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from lab.kit.servers import MOCK_APP, ServedApi, eventually
-from tests.e2e.pages import check_accessibility, opened
+from tests.e2e.browser.pages import check_accessibility, opened
 from tests.forked import served
 
 LONG_NAME = "a-model-with-a-name-as-long-as-anybody-has-ever-given-to-one-of-theirs"

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from lab.kit.servers import MOCK_APP, ServedApi, eventually
+from tests.e2e.browser.pages import NARROW, WIDE, answer_of, ask, check_accessibility, opened
 from tests.e2e.bundles import bundle_file, expert
-from tests.e2e.pages import NARROW, WIDE, answer_of, ask, check_accessibility, opened
 from tests.forked import served
 
 LONG_NAME = "sums-" + "with-a-name-as-long-as-anybody-has-ever-given-to-one-of-theirs" * 2

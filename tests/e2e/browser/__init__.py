@@ -1,0 +1,1 @@
+"""Pages in real Chromium. It starts once for all of them: a package is run by one worker."""
