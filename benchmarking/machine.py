@@ -4,7 +4,6 @@ import os
 import platform
 import subprocess
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 STEAL = 8  # field of the first line of /proc/stat, after its name
@@ -12,6 +11,8 @@ STEAL = 8  # field of the first line of /proc/stat, after its name
 
 def describe_machine(*packages: str) -> str:
     """One line: processor, cores, memory, GPU, Python, the versions of `packages`, and the date."""
+    from importlib.metadata import version  # not where a load is sent: its process starts for each row
+
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     parts = [
         f"{_processor_name()}, {len(os.sched_getaffinity(0))} cores, {memory_gib:.0f} GiB",

@@ -1,4 +1,4 @@
-"""The nouns of a measurement and the raw files they are kept in.
+"""The nouns of a measurement. `run_files` keeps them.
 
 A `Run` is a list of rows, each one group of requests of one shape to one model, and one
 `RequestRecord` per request with every time that was read. No figure is stored that these do not
@@ -8,20 +8,12 @@ All fields in `_s` are seconds on one monotonic clock that starts with the run; 
 says when that was. Everything here is immutable.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
-
-from benchmarking.errors import InvalidResults
-from common.files import write_whole
-
 SCHEMA_VERSION = 1
-RUN_FILE = "run.json"
-RAW_FILE = "raw.jsonl"
 INTERRUPTED = "interrupted"  # the code of a request that the user's Ctrl-C cut off
 
 BROKEN_OFF = ("error", "abort", "cancelled")  # finish reasons of answers that are not whole
@@ -201,29 +193,3 @@ class Run:
         """The measured requests of a row in the order of their schedule."""
         of_row = [record for record in self.records if record.row == row and record.is_measured]
         return sorted(of_row, key=lambda record: record.index)
-
-
-_RUN = TypeAdapter(Run)
-_RECORD = TypeAdapter(RequestRecord)
-
-
-def write_run(folder: Path, run: Run) -> None:
-    """`run.json`: all but the records, which `append_records` has written."""
-    write_whole(folder / RUN_FILE, _RUN.dump_json(replace(run, records=()), indent=1))
-
-
-def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
-    """Add to `raw.jsonl`, so that a row is kept whatever happens to the next."""
-    with (folder / RAW_FILE).open("ab") as file:
-        file.writelines(_RECORD.dump_json(record) + b"\n" for record in records)
-
-
-def read_run(folder: Path) -> Run:
-    """Raises InvalidResults."""
-    try:
-        run = _RUN.validate_json((folder / RUN_FILE).read_bytes())
-        with (folder / RAW_FILE).open("rb") as file:
-            whole = (line for line in file if line.endswith(b"\n"))  # the last may be cut short
-            return replace(run, records=tuple(map(_RECORD.validate_json, whole)))
-    except (OSError, ValidationError) as error:
-        raise InvalidResults(f"{folder} holds no run: {error}") from error

@@ -15,8 +15,9 @@ import click
 from click.core import ParameterSource
 
 from benchmarking.analysis.goodput import Slo
-from benchmarking.records import RUN_FILE, Run, read_run
+from benchmarking.records import Run
 from benchmarking.results.documented_runs import imported_run
+from benchmarking.run_files import RUN_FILE, read_run
 from benchmarking.settings import checked_base, checked_header
 
 OK, FAILURES, UNUSABLE, INTERRUPTED = 0, 1, 2, 130

@@ -15,7 +15,6 @@ from pydantic import TypeAdapter
 
 from benchmarking.errors import InvalidResults
 from benchmarking.records import (
-    RUN_FILE,
     Environment,
     RequestError,
     RequestRecord,
@@ -26,6 +25,7 @@ from benchmarking.records import (
 )
 from benchmarking.results.responses import CLOCK_FORMAT, SERVER_KEYS, Response
 from benchmarking.results.result_files import SUMMARY, RowResult, read_rows
+from benchmarking.run_files import RUN_FILE
 
 DAY_S = timedelta(days=1).total_seconds()
 _LOAD = TypeAdapter(Workload)

@@ -17,21 +17,14 @@ from benchmarking.analysis.bursts import burst_fault
 from benchmarking.errors import writing
 from benchmarking.load.preflight import user_rows
 from benchmarking.machine import describe_machine
-from benchmarking.records import (
-    Environment,
-    RowRecord,
-    Run,
-    Workload,
-    append_records,
-    read_run,
-    write_run,
-)
+from benchmarking.records import Environment, RowRecord, Run, Workload
 from benchmarking.results.responses import responses
 from benchmarking.results.result_files import file_stem, read_rows, write_row, write_texts
 from benchmarking.results.row_metrics import Metrics, run_metrics
 from benchmarking.results.summary import summarise
 from benchmarking.results.workbook import write_workbook
 from benchmarking.rows.row_runner import RowOutcome, RowRunner
+from benchmarking.run_files import append_records, read_run, write_run
 from common.files import write_whole
 
 PACKAGES = ("httptools", "uvloop", "tokenizers")

@@ -10,9 +10,10 @@ import openpyxl
 import pytest
 import requests
 
-from benchmarking.records import Run, read_run
+from benchmarking.records import Run
 from benchmarking.results.result_files import RowResult, read_rows
 from benchmarking.results.workbook import COLUMNS
+from benchmarking.run_files import read_run
 from lab.kit.servers import ROOT, ServedApi, environment
 from tests.benchmarking.results.test_responses import KEYS
 from tests.forked import served

@@ -9,8 +9,6 @@ import pytest
 
 from benchmarking.errors import InvalidResults
 from benchmarking.records import (
-    RAW_FILE,
-    RUN_FILE,
     ClientOverhead,
     Environment,
     RequestError,
@@ -19,10 +17,8 @@ from benchmarking.records import (
     Run,
     ServerUsage,
     Workload,
-    append_records,
-    read_run,
-    write_run,
 )
+from benchmarking.run_files import RAW_FILE, RUN_FILE, append_records, read_run, write_run
 
 ENVIRONMENT = Environment("a machine", {"hearth": "1"}, ("run", "c.yaml"), "openai http://x", "y")
 

@@ -16,10 +16,11 @@ from benchmarking.analysis.search import Shape
 from benchmarking.analysis.switching import switching_matrix
 from benchmarking.commands import load_commands, measure_command
 from benchmarking.commands.cli import main
-from benchmarking.records import RUN_FILE, Run, append_records, read_run, write_run
+from benchmarking.records import Run
 from benchmarking.report.fit_files import read_fit
 from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import read_rows
+from benchmarking.run_files import RUN_FILE, append_records, read_run, write_run
 from lab.kit import scripted_server
 from lab.kit.scripted_server import Script, ScriptedServer, scripted
 from lab.kit.servers import ROOT

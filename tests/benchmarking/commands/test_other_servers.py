@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from benchmarking.analysis.remarks import remarks
 from benchmarking.commands import measure_command
 from benchmarking.commands.cli import main
-from benchmarking.records import Run, read_run
+from benchmarking.records import Run
 from benchmarking.results.result_files import read_rows
+from benchmarking.run_files import read_run
 from lab.kit import scripted_server
 from lab.kit.scripted_server import Script, ScriptedServer, scripted
 

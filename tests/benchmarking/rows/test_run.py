@@ -19,9 +19,10 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarking.commands.cli import main
-from benchmarking.records import Run, read_run
+from benchmarking.records import Run
 from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import RowResult, read_rows
+from benchmarking.run_files import read_run
 from lab.kit.scripted_server import Script, Stall, scripted
 from lab.kit.servers import ROOT, eventually, free_port
 from tests.benchmarking.rows.test_config import HEADER

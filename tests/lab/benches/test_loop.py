@@ -17,8 +17,9 @@ from benchmarking.analysis.search import Shape
 from benchmarking.analysis.service_curve import Speed
 from benchmarking.errors import TargetUnusable
 from benchmarking.load.targets import Endpoint
-from benchmarking.records import RequestRecord, RowRecord, Workload, read_run
+from benchmarking.records import RequestRecord, RowRecord, Workload
 from benchmarking.report.fit_files import PERF_FILE, PICTURE_FILE, read_fit
+from benchmarking.run_files import read_run
 from lab.benches.loop import bench as bench_loop
 from lab.benches.loop.bench import READINGS, SPEEDS_FILE, run_loop
 from lab.benches.loop.figures import Compared, LoopResult, result_lines

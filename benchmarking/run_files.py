@@ -1,0 +1,42 @@
+"""The raw files of a run: `run.json`, and `raw.jsonl` with a line for each request.
+
+Apart from the nouns they hold, so that the process that sends the load starts without pydantic.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from benchmarking.errors import InvalidResults
+from benchmarking.records import RequestRecord, Run
+from common.files import write_whole
+
+RUN_FILE = "run.json"
+RAW_FILE = "raw.jsonl"
+
+_RUN = TypeAdapter(Run)
+_RECORD = TypeAdapter(RequestRecord)
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """`run.json`: all but the records, which `append_records` has written."""
+    write_whole(folder / RUN_FILE, _RUN.dump_json(replace(run, records=()), indent=1))
+
+
+def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
+    """Add to `raw.jsonl`, so that a row is kept whatever happens to the next."""
+    with (folder / RAW_FILE).open("ab") as file:
+        file.writelines(_RECORD.dump_json(record) + b"\n" for record in records)
+
+
+def read_run(folder: Path) -> Run:
+    """Raises InvalidResults."""
+    try:
+        run = _RUN.validate_json((folder / RUN_FILE).read_bytes())
+        with (folder / RAW_FILE).open("rb") as file:
+            whole = (line for line in file if line.endswith(b"\n"))  # the last may be cut short
+            return replace(run, records=tuple(map(_RECORD.validate_json, whole)))
+    except (OSError, ValidationError) as error:
+        raise InvalidResults(f"{folder} holds no run: {error}") from error
