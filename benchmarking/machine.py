@@ -11,7 +11,7 @@ STEAL = 8  # field of the first line of /proc/stat, after its name
 
 def describe_machine(*packages: str) -> str:
     """One line: processor, cores, memory, GPU, Python, the versions of `packages`, and the date."""
-    from importlib.metadata import version  # not where a load is sent: its process starts for each row
+    from importlib.metadata import version  # which takes long, and the load process needs none
 
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     parts = [

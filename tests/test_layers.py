@@ -13,17 +13,16 @@ NUMERICS = {"numpy.f2py", "scipy.linalg", "scipy.optimize", "scipy.special", "sc
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("inference_api", ENGINE),
         ("inference_api.inference_api_server", ENGINE | NUMERICS | {"jwt", "redis", "requests"}),
-        ("inference_api._mock_inference_api_server", ENGINE),
-        ("inference_api.preflight", ENGINE),
-        ("inference_api.model_loading, inference_api.engine.devices", ENGINE),
-        ("inference_api.loading.packing.folder", ENGINE),
-        ("inference_api.loading.heads", ENGINE),
+        (
+            "inference_api._mock_inference_api_server, inference_api.preflight,"
+            "inference_api.model_loading, inference_api.engine.devices,"
+            "inference_api.loading.packing.folder, inference_api.loading.heads",
+            ENGINE,
+        ),
         ("scripts.serve", {"gguf", "numpy"}),
         ("proxy.proxy", {"kubernetes", "numpy", "flask", "redis", "requests"}),
-        ("optimizer.app", {"redis"}),
-        ("weights.app", {"redis"}),
+        ("optimizer.app, weights.app", {"redis"}),
         ("benchmarking.commands.cli", {"matplotlib", "flask", "torch"}),
         ("cluster.actuators.ray_actors", {"ray", "inference_api"}),
         ("common.errors", {"gunicorn", "pydantic", "redis", "sqlite3"}),

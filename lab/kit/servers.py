@@ -21,6 +21,7 @@ from common.fetch import PROBE, FetchFailed, ask
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+MAX_PAUSE_S = 0.1  # between two looks
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
 GUNICORN = ("gunicorn", "--config", "gunicorn.conf.py")  # for the API
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"
@@ -59,14 +60,20 @@ def is_free(port: int) -> bool:
     return True
 
 
-def eventually(holds: Callable[[], Any], timeout_s: float = 20.0, every_s: float = 0.01) -> Any:
-    """The first true value of `holds()`; fails when none comes in time."""
+def eventually(
+    holds: Callable[[], Any], timeout_s: float = 20.0, every_s: float = 0.01, what: str = "it"
+) -> Any:
+    """The first true value of `holds()`; fails when none comes in time.
+
+    What takes longer is looked at less often: looking takes the processor from what is waited for.
+    """
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         if value := holds():
             return value
         time.sleep(every_s)
-    raise AssertionError(f"still false after {timeout_s} s")
+        every_s = max(every_s, min(1.25 * every_s, MAX_PAUSE_S))
+    raise AssertionError(f"{what} is still false after {timeout_s} s")
 
 
 class Process(Protocol):

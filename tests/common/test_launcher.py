@@ -42,7 +42,7 @@ def test_clients_that_do_not_go_on_sending_take_no_thread(
     module: str, variable: str, tmp_path: Path
 ) -> None:
     """More of them than there are threads, each with half a head or half a body."""
-    service = running_service(tmp_path, ["-m", module], variable)
+    service = running_service(tmp_path, [module], variable)
     with service as (url, _), ExitStack() as sockets:
         port = int(url.rsplit(":", 1)[1])
         for begun in (b"POST /x HTTP/1.1\r\nHost: te", post_bytes("/x", b"{}")[:-1]) * NUM_CLIENTS:

@@ -36,7 +36,7 @@ def follow(shown: str, port_variable: str, folder: Path) -> Iterator[str]:
     command = words.index("hearth")
     given = dict(word.split("=") for word in words[:command])
     assert f":{given.pop(port_variable, '8080')}" in shown
-    arguments = ["-m", "scripts.hearth", *words[command + 1 :]]
+    arguments = ["scripts.hearth", *words[command + 1 :]]
     with running_service(folder, arguments, port_variable, **given) as (url, _):
         for block in asked:
             yield Reader(folder, {shown: url}).run(block)

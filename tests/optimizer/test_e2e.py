@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from lab.kit.servers import Process
 from tests.optimizer.support import server, system_data
 from tests.service import ROOT, kill_nine, running_service
 
 
 def running(
     folder: Path, *arguments: str, **environment: str
-) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
+) -> AbstractContextManager[tuple[str, Process]]:
     return running_service(
         folder, arguments, "INFERNO_PORT", INFERNO_HOST="127.0.0.1", **environment
     )
@@ -35,7 +36,7 @@ def call(url: str, body: object = None) -> tuple[int, Any]:
 
 
 def test_state_in_memory_is_the_state_on_disk_after_kill_nine(tmp_path: Path) -> None:
-    with running(tmp_path, "-m", "optimizer", "-F") as (url, process):
+    with running(tmp_path, "optimizer", "-F") as (url, process):
         assert call(f"{url}/optimizeOne", system_data([server("a/b")]))[0] == 200
 
         def edit(number: int) -> int:
@@ -48,12 +49,12 @@ def test_state_in_memory_is_the_state_on_disk_after_kill_nine(tmp_path: Path) ->
         assert call(f"{url}/getServer/a%2Fb")[1]["desiredAlloc"]["numReplicas"] == 2
         before = call(f"{url}/state")[1]
         kill_nine(process)
-    with running(tmp_path, "-m", "optimizer", "-F") as (url, _):
+    with running(tmp_path, "optimizer", "-F") as (url, _):
         assert call(f"{url}/state")[1] == before
 
 
 def test_under_gunicorn_by_its_own_command(tmp_path: Path) -> None:
-    arguments = ("-m", "gunicorn", "-c", str(ROOT / "optimizer" / "gunicorn.conf.py"),
+    arguments = ("gunicorn", "-c", str(ROOT / "optimizer" / "gunicorn.conf.py"),
                  "optimizer.app:create_app()")  # fmt: skip
     with running(tmp_path, *arguments) as (url, _):
         status, answer = call(f"{url}/optimizeOne", system_data([server()]))
@@ -80,7 +81,7 @@ def test_store_is_redis_if_a_url_is_set(
 ) -> None:
     url_of_redis = request.getfixturevalue("clean_redis_url") if store == "redis" else ""
     for _ in range(2):
-        with running(tmp_path, "-m", "optimizer", "-F", REDIS_URL=url_of_redis) as (url, _):
+        with running(tmp_path, "optimizer", "-F", REDIS_URL=url_of_redis) as (url, _):
             call(f"{url}/addModel/m")
             assert call(f"{url}/getModels")[1] == ["m"]
     assert (tmp_path / "var" / "optimizer.db").exists() == (store == "sqlite")

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import jwt
 import psutil
 import requests
 
-from lab.kit.servers import Process
+from lab.kit.servers import Process, eventually
 from tests.forked import fork_server
 from tests.ports import free_ports
 
@@ -57,10 +56,7 @@ def receive(sock: socket.socket) -> bytes:
 
 def until(condition: Callable[[], object], what: str = "condition") -> None:
     """Wait for something another process does, with a deadline far beyond what it takes."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come about in {DEADLINE_S} s"
-        time.sleep(0.01)
+    eventually(condition, DEADLINE_S, what=what)
 
 
 @dataclass

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
+from lab.kit.servers import Process
 from tests.service import ROOT, kill_nine, running_service
 from tests.weights.support import update
 
 
 def running(
     folder: Path, *arguments: str, **environment: str
-) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
-    return running_service(folder, arguments or ("-m", "weights"), "WEIGHTS_PORT", **environment)
+) -> AbstractContextManager[tuple[str, Process]]:
+    return running_service(folder, arguments or ("weights",), "WEIGHTS_PORT", **environment)
 
 
 def call(url: str, body: object = None) -> tuple[int, Any]:
@@ -62,7 +63,7 @@ def test_what_was_acknowledged_is_there_after_kill_nine(
 
 
 def test_under_gunicorn_by_its_own_command(tmp_path: Path) -> None:
-    arguments = ("-m", "gunicorn", "-c", str(ROOT / "weights" / "gunicorn.conf.py"),
+    arguments = ("gunicorn", "-c", str(ROOT / "weights" / "gunicorn.conf.py"),
                  "weights.app:create_app()")  # fmt: skip
     with running(tmp_path, *arguments) as (url, _):
         assert call(f"{url}/health") == (200, {"status": "ok"})
