@@ -1,8 +1,8 @@
 # An image for each process: docker build --target proxy --tag hearth-proxy . ; without --target it is
-# the API's. Stages that end up in no image install and compile: no image has a compiler, and none but
-# the API's, if it is asked for, has torch. Nothing is written below /hearth but var.
+# the API's. Stages that end up in no image install and compile: no image has a compiler and torch but
+# the API's, if it is asked for. Nothing is written below /hearth but var.
 
-# Not empty: the API has torch with CUDA, and serves on GPUs (docs/install.md).
+# Not empty: the API has torch with CUDA and what its kernels need, and serves on GPUs (docs/install.md).
 ARG CUDA=
 
 FROM python:3.11-slim-bookworm AS python
@@ -105,6 +105,15 @@ HEALTHCHECK --interval=5s --timeout=5s --start-period=1m \
 CMD ["python", "-m", "cluster", "/etc/hearth/cluster.yaml"]
 
 FROM python AS api
+ARG CUDA
+# Triton compiles what launches its kernels, and keeps it.
+ENV TRITON_CACHE_DIR=/hearth/var/triton
+# hadolint ignore=DL3008
+RUN if [ -n "$CUDA" ]; then \
+      apt-get update \
+   && apt-get install --yes --no-install-recommends gcc libc6-dev \
+   && rm -rf /var/lib/apt/lists/*; \
+    fi
 COPY --from=serve-packages /opt/hearth /opt/hearth
 COPY --from=source /hearth /hearth
 COPY --from=kernels /hearth/inference_api/kernels/built inference_api/kernels/built

@@ -17,6 +17,7 @@ import redis
 from pydantic import AliasChoices
 from pydantic_settings import BaseSettings
 
+from inference_api.loading import hardware
 from inference_api.settings import Settings as ApiSettings
 from optimizer.settings import Settings as OptimizerSettings
 from tests.ports import free_port
@@ -24,6 +25,9 @@ from tests.workers import pytest_addoption, pytest_runtestloop, unit_of
 from weights.settings import Settings as WeightsSettings
 
 __all__ = ["pytest_addoption", "pytest_runtestloop"]
+
+if not hardware.has_nvidia_driver():  # then Triton's kernels run too, step by step in Python
+    os.environ["TRITON_INTERPRET"] = "1"
 
 pytest.register_assert_rewrite("tests.e2e.browser.pages")  # its asserts show what they compared
 

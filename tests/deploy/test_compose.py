@@ -119,7 +119,11 @@ def test_volumes_are_there_and_the_user_may_write_them(name: str) -> None:
         else:
             assert source in COMPOSE["volumes"]
             if name in OURS:
-                (made,) = (line for line in stage_of(SERVICES[name]).of("RUN") if "install" in line)
+                (made,) = (
+                    line
+                    for line in stage_of(SERVICES[name]).of("RUN")
+                    if "install --directory" in line
+                )
                 assert f" {target} " in made
     if name in OURS:
         assert SERVICES[name]["read_only"] is True
@@ -136,11 +140,13 @@ images = pytest.mark.parametrize(
 
 
 @images
-def test_no_image_has_a_compiler_and_torch_is_only_where_it_is_asked_for(stage: Stage) -> None:
+def test_no_image_has_a_compiler_and_torch_but_where_it_is_asked_for(stage: Stage) -> None:
     serves = stage.name in ("api", "ray", "default")
     assert "g++" not in "".join(stage.of("RUN"))
     (*_, packages) = (STAGES[name] for name in brought(stage, "/opt/hearth"))
     assert "g++" not in "".join(packages.of("RUN"))
+    with_gcc = [each for each in stage.of("RUN") if "gcc" in each]
+    assert [each.startswith('if [ -n "$CUDA" ]') for each in with_gcc] == [True] * serves
     installed = "".join(packages.of("RUN"))
     assert ("requirements-serve.txt" in installed) == serves
     assert ("${CUDA:+-r requirements-cuda.txt}" in installed) == serves

@@ -41,6 +41,10 @@ class Rope:
         }
         self._keys = [id(turns) for turns in layers]
 
+    def of_layer(self, layer: int) -> TensorTurns | None:
+        """One layer's turns for every position."""
+        return self._tables.get(self._keys[layer])
+
     def at(self, positions: Tensor) -> list[TensorTurns | None]:
         """Each layer's turns for `positions` [n]; layers that turn alike have the same tensors."""
         turns = {

@@ -1,7 +1,7 @@
 """`ModelRunner` by torch: on CUDA and, to be compared with the kernels, on the CPU."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from inference_api.engine.cuda.decoder import PROMPT_SIZES, Decoder
 from inference_api.engine.cuda.graphs import capturing
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
+from inference_api.engine.cuda.ops import Operations
 from inference_api.engine.cuda.parameters import load_torch_parameters
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.sampler import sample, takes_likeliest
@@ -19,9 +20,12 @@ from inference_api.engine.local_runner import LocalRunner
 from inference_api.loading import hardware
 from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.loading.options import EngineOptions
+from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, Hidden, PageLayout, RowStep, RunnerFacts
 
 logger = logging.getLogger(__name__)
+
+ANY_STEP = RowStep(0, 0, (0,), (Draw(SamplingParams(), (), ()),))
 
 
 def has_cuda() -> bool:
@@ -65,12 +69,30 @@ class CudaRunner(LocalRunner):
         self._cache = TorchCache(config, self.max_rows, self.max_seq_len, self._device, dtype)
         parameters = load_torch_parameters(self.files, config, self._device, dtype)
         rope = Rope(config, self.max_seq_len, self._device, dtype)
-        ops = TorchOps(config, self._cache, rope)
-        self.decoder = Decoder(config, parameters, self._cache, ops, self._options.num_guesses)
+        num_guesses = self._options.num_guesses
+        self.decoder = self._decoder(
+            lambda ops: Decoder(config, parameters, self._cache, ops, num_guesses), rope
+        )
         heads = self._read_heads()
         if heads is not None:
             self.medusa = TorchMedusaHeads(heads, config, parameters)
         logger.info("loaded %s by torch: %s, %s", self._folder.name, self.device, dtype)
+
+    def _decoder(self, make: Callable[[Operations], Decoder], rope: Rope) -> Decoder:
+        """With operations by kernels of our own on CUDA, and by torch where those do not run."""
+        if self.device == "cuda":
+            try:
+                from inference_api.engine.cuda.triton_ops import TritonOps
+
+                decoder = make(TritonOps(self._config, self._cache, rope))
+                decoder.forward([ANY_STEP])  # compiles them
+                return decoder
+            except Exception as error:  # Triton's, a compiler's, the driver's
+                logger.warning(
+                    "Triton does not run here, and operations by torch serve, in more launches: %s",
+                    error,
+                )
+        return make(TorchOps(self._config, self._cache, rope))
 
     def warm_up(self) -> None:
         """See `LocalRunner`. Steps are recorded after a prompt has been run."""

@@ -59,8 +59,8 @@ def made(shape: tuple[int, int, int] = (8, 2, 3), **changed: Any) -> Made:
         rotary_dim=head_dim,
         ropes=(RopeConfig(), RopeConfig()),
         attention_scale=head_dim**-0.5,
-        **changed,
     )
+    config = replace(config, **changed)
     assert config.windows == (5, None)
     cache = TorchCache(config, ROWS, CONTEXT, CPU, torch.float32)
     cache.entries.copy_(random(*cache.entries.shape, seed=head_dim))

@@ -1,0 +1,286 @@
+"""Kernels in Triton's language, which `triton_ops` launches.
+
+All but the products of a step are here. A program belongs to one token, and to a head or a part of
+it, and nobody else writes where it writes: so none waits for another, and a token's bits are the
+same whatever else a step has. Memory is in the model's precision, sums are float32. Every size that
+is a `constexpr` is the model's or the cache's: no step compiles anew for its tokens.
+"""
+
+import triton
+import triton.language as tl
+
+# What depends on a step's number of tokens decides nothing about how a kernel is compiled.
+of_tokens = triton.jit(
+    do_not_specialize=["num_tokens"],
+    do_not_specialize_on_alignment=["positions", "rows", "slots"],
+)
+
+
+@triton.jit
+def normed(x, at, is_in, weight, bias, eps, size: tl.constexpr, is_rms: tl.constexpr):
+    """`x` [block], zeros where not `is_in`, by its mean square or also by its mean."""
+    if not is_rms:
+        x = tl.where(is_in, x - tl.sum(x, 0) / size, 0.0)
+    x *= tl.rsqrt(tl.sum(x * x, 0) / size + eps)
+    x *= tl.load(weight + at, is_in, 0.0).to(tl.float32)
+    if bias is not None:
+        x += tl.load(bias + at, is_in, 0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def norm_add(
+    x,  # [n, size]
+    made,  # [n, size] or None
+    made_weight,  # [size] or None, and so are all weights and biases
+    made_bias,
+    weight,
+    bias,
+    total,  # [n, size], written if anything was made
+    out,  # [n, size], written if there is a weight
+    multiplier,
+    eps,
+    size: tl.constexpr,
+    block: tl.constexpr,
+    is_rms: tl.constexpr,
+):
+    """A program for each token: see `Operations.norm_add`."""
+    at = tl.arange(0, block)
+    is_in = at < size
+    places = tl.program_id(0).to(tl.int64) * size + at
+    value = tl.load(x + places, is_in, 0.0).to(tl.float32)
+    if made is not None:
+        more = tl.load(made + places, is_in, 0.0).to(tl.float32)
+        if made_weight is not None:
+            more = normed(more, at, is_in, made_weight, made_bias, eps, size, is_rms)
+        rounded = (value + multiplier * more).to(total.dtype.element_ty)
+        tl.store(total + places, rounded, is_in)
+        value = rounded.to(tl.float32)  # what the next layer reads is what was normalised
+    if weight is not None:
+        value = normed(value, at, is_in, weight, bias, eps, size, is_rms)
+        tl.store(out + places, value.to(out.dtype.element_ty), is_in)
+
+
+@triton.jit
+def gate(
+    up,  # [n, width]
+    out,  # [n, size]
+    limit,  # None: gates are not clamped
+    alpha,
+    width: tl.constexpr,  # `size`, or 2 `size`: the first half lets the second pass
+    size: tl.constexpr,
+    activation: tl.constexpr,
+    block: tl.constexpr,
+):
+    """A program for each token and `block` of its outputs: see `Operations.gate`."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    is_in = at < size
+    x = tl.load(up + token * width + at, is_in, 0.0).to(tl.float32)
+    if limit is not None:
+        x = tl.minimum(x, limit)
+        x *= tl.sigmoid(alpha * x)
+    elif activation == "silu":
+        x *= tl.sigmoid(x)
+    elif activation == "gelu":
+        x *= 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+    elif activation == "gelu_tanh":  # (1 + tanh y) / 2 is the sigmoid of 2 y
+        x *= tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif activation == "relu":
+        x = tl.maximum(x, 0.0)
+    else:
+        tl.static_assert(activation == "relu2")
+        x = tl.maximum(x, 0.0)
+        x *= x
+    if width > size:
+        passed = tl.load(up + token * width + size + at, is_in, 0.0).to(tl.float32)
+        if limit is not None:
+            passed = tl.minimum(tl.maximum(passed, -limit), limit) + 1.0
+        x *= passed
+    tl.store(out + token * size + at, x.to(out.dtype.element_ty), is_in)
+
+
+@of_tokens
+def place_heads(
+    qkv,  # [n or more, heads + 2 kv_heads, head_dim]
+    positions,  # [n], below 0: absent
+    rows,  # [n]
+    slots,  # [1 or more, n], own ones first
+    qk_norm,  # [heads + kv_heads, head_dim] or None
+    cosines,  # [positions, rotary_dim] or None
+    sines,  # like cosines
+    query_scales,  # [positions] or None
+    queries,  # [n or more, heads, head_dim]
+    entries,  # [rows, 2, kv_heads, capacity, head_dim]
+    eps,
+    capacity,
+    num_heads: tl.constexpr,
+    num_kv_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    rotary_dim: tl.constexpr,  # 0: nothing is turned
+    is_norm_last: tl.constexpr,
+    whole_block: tl.constexpr,  # room for all heads, which are normalised as one; 0: each alone
+    block: tl.constexpr,
+):
+    """A program for each token and head, of queries, then of keys, then of values: see
+    `TokenOperations.place_heads`."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    position, row, slot = tl.load(positions + token), tl.load(rows + token), tl.load(slots + token)
+    num_normed: tl.constexpr = num_heads + num_kv_heads
+    num_all: tl.constexpr = num_normed + num_kv_heads
+    at = tl.arange(0, block)
+    is_in = at < head_dim
+    is_value = head >= num_normed
+    is_norm_in = is_in & (head < num_normed)
+    own = qkv + (token * num_all + head) * head_dim
+    held = tl.load(own + at, is_in, 0.0)
+    x = held.to(tl.float32)
+    is_turned = at < rotary_dim
+    other_at = tl.where(at < rotary_dim // 2, at + rotary_dim // 2, at - rotary_dim // 2)
+    other = tl.load(own + other_at, is_turned, 0.0).to(tl.float32)
+    if qk_norm is not None and not is_norm_last:
+        if whole_block > 0:
+            first = tl.where(head < num_heads, 0, num_heads)
+            size = tl.where(head < num_heads, num_heads, num_kv_heads) * head_dim
+            places = tl.arange(0, whole_block)
+            all_heads = qkv + (token * num_all + first) * head_dim + places
+            all_x = tl.load(all_heads, places < size, 0.0).to(tl.float32)
+            factor = tl.rsqrt(tl.sum(all_x * all_x, 0) / size + eps)
+        else:
+            factor = tl.rsqrt(tl.sum(x * x, 0) / head_dim + eps)
+        weights = qk_norm + head * head_dim
+        x *= factor * tl.load(weights + at, is_norm_in, 0.0).to(tl.float32)
+        is_other_in = is_turned & (head < num_normed)
+        other *= factor * tl.load(weights + other_at, is_other_in, 0.0).to(tl.float32)
+    if rotary_dim > 0:
+        turns = tl.maximum(position, 0) * rotary_dim + at
+        turned = x * tl.load(cosines + turns, is_turned, 0.0).to(tl.float32)
+        turned += other * tl.load(sines + turns, is_turned, 0.0).to(tl.float32)
+        x = tl.where(is_turned, turned, x)
+    if qk_norm is not None and is_norm_last:
+        weight = tl.load(qk_norm + head * head_dim + at, is_norm_in, 0.0).to(tl.float32)
+        x *= tl.rsqrt(tl.sum(x * x, 0) / head_dim + eps) * weight
+    if query_scales is not None:
+        scale = tl.load(query_scales + tl.maximum(position, 0)).to(tl.float32)
+        x *= tl.where(head < num_heads, scale, 1.0)
+    x = tl.where(is_value, held, x.to(held.dtype))
+    tl.store(queries + (token * num_heads + head) * head_dim + at, x, is_in & (head < num_heads))
+    place = (row * (2 * num_kv_heads) + head - num_heads) * capacity + slot
+    is_written = (head >= num_heads) & (position >= 0)
+    tl.store(entries + place * head_dim + at, x, is_in & is_written)
+
+
+@of_tokens
+def attend(
+    queries,  # [n or more, heads, head_dim]
+    positions,  # [n], below 0: absent
+    rows,  # [n]
+    slots,  # [num_late, n], of the last positions, the own one first
+    entries,  # [rows, 2, kv_heads, capacity, head_dim]
+    sums,  # [n, heads, splits, head_dim] float32: values by their exponentials, added
+    totals,  # [n, heads, splits] float32: exponentials, added
+    largests,  # [n, heads, splits] float32: of the scores, which exponentials are relative to
+    num_tokens,
+    capacity,
+    window,  # positions that a token sees
+    scale,
+    num_heads: tl.constexpr,
+    num_kv_heads: tl.constexpr,
+    head_dim: tl.constexpr,
+    num_late: tl.constexpr,
+    split: tl.constexpr,  # positions, a multiple of `block_places`
+    block_groups: tl.constexpr,
+    block_dims: tl.constexpr,
+    block_places: tl.constexpr,
+):
+    """A program for each token, key-value head and split of the positions, counted from 0: what
+    the heads that share the keys see there. Splits that a token sees nothing of are not written."""
+    token = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    position = tl.load(positions + token).to(tl.int32)
+    row = tl.load(rows + token)
+    first = tl.maximum(position - window + 1, 0)
+    begin = tl.maximum(part * split, first // block_places * block_places)
+    end = tl.minimum(part * split + split, position + 1)
+    group = tl.arange(0, block_groups)
+    dim = tl.arange(0, block_dims)
+    place = tl.arange(0, block_places)
+    is_group = group < num_heads // num_kv_heads
+    is_dim = dim < head_dim
+    heads = token * num_heads + kv_head * (num_heads // num_kv_heads) + group
+    is_query = is_group[:, None] & is_dim[None, :]
+    query = tl.load(queries + heads[:, None] * head_dim + dim[None, :], is_query, 0.0)
+    keys = entries + (row * (2 * num_kv_heads) + kv_head) * capacity * head_dim
+    values = entries + (row * (2 * num_kv_heads) + num_kv_heads + kv_head) * capacity * head_dim
+    largest = tl.full([block_groups], float("-inf"), tl.float32)
+    total = tl.zeros([block_groups], tl.float32)
+    summed = tl.zeros([block_groups, block_dims], tl.float32)
+    for start in range(begin, end, block_places):  # each block has a place that is seen
+        at = start + place
+        is_seen = (at >= first) & (at < end)
+        back = position - at
+        is_late = back < num_late
+        slot = tl.load(slots + back * num_tokens + token, is_seen & is_late, 0).to(tl.int32)
+        slot = tl.where(is_late, slot, at)
+        of_places = slot[:, None] * head_dim + dim[None, :]
+        is_held = is_seen[:, None] & is_dim[None, :]
+        key = tl.load(keys + of_places, is_held, 0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+        scores = tl.where(is_seen[None, :], scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        kept = tl.exp(largest - new_largest)
+        shares = tl.exp(scores - new_largest[:, None])
+        total = total * kept + tl.sum(shares, 1)
+        value = tl.load(values + of_places, is_held, 0.0)
+        made = tl.dot(shares.to(value.dtype), value, input_precision="ieee")
+        summed = summed * kept[:, None] + made
+        largest = new_largest
+    places = heads * tl.num_programs(2) + part
+    is_written = is_group & (begin < end)
+    tl.store(totals + places, total, is_written)
+    tl.store(largests + places, largest, is_written)
+    where = places[:, None] * head_dim + dim[None, :]
+    tl.store(sums + where, summed, is_written[:, None] & is_dim[None, :])
+
+
+@of_tokens
+def combine(
+    sums,  # as `attend` has written them, and so are totals and largests
+    totals,
+    largests,
+    positions,  # [n], below 0: absent
+    sinks,  # [heads] or None: scores without values
+    out,  # [n or more, heads, head_dim], 0 for what is absent
+    num_tokens,
+    window,
+    head_dim: tl.constexpr,
+    num_splits: tl.constexpr,
+    split: tl.constexpr,
+    block_splits: tl.constexpr,
+    block_dims: tl.constexpr,
+):
+    """A program for each token that `out` has room for, and head: what all splits make together."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    position = tl.load(positions + token, token < num_tokens, -1).to(tl.int32)
+    first = tl.maximum(position - window + 1, 0)
+    part = tl.arange(0, block_splits)
+    dim = tl.arange(0, block_dims)
+    is_dim = dim < head_dim
+    is_seen = (part >= first // split) & (part * split <= position)
+    token_head = token * tl.num_programs(1) + head
+    places = token_head * num_splits + part
+    largest = tl.load(largests + places, is_seen, float("-inf"))
+    top = tl.max(largest, 0)
+    if sinks is not None:
+        sink = tl.load(sinks + head).to(tl.float32)
+        top = tl.maximum(top, sink)
+    factors = tl.where(is_seen, tl.exp(largest - top), 0.0)
+    total = tl.sum(factors * tl.load(totals + places, is_seen, 0.0), 0)
+    if sinks is not None:
+        total += tl.exp(sink - top)
+    where = places[:, None] * head_dim + dim[None, :]
+    summed = tl.load(sums + where, is_seen[:, None] & is_dim[None, :], 0.0)
+    made = tl.sum(factors[:, None] * summed, 0) / total
+    made = tl.where(position >= 0, made, 0.0)
+    tl.store(out + token_head * head_dim + dim, made.to(out.dtype.element_ty), is_dim)
