@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from inference_api.kernels.build import MACHINES, VARIANT
+from inference_api.kernels.build import MACHINES, variant_of
 
 MB = 1e6
 # Of AVX and later: their registers, and that mnemonics begin with a v.
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def is_shared(unit: Path) -> bool:
-    return not unit.name.startswith(VARIANT) or unit.stem == f"{VARIANT}portable"
+    return variant_of(unit.stem) in (None, "portable")
 
 
 def has_avx(unit: Path) -> bool:

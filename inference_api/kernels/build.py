@@ -1,11 +1,12 @@
 """Compiles `src/` into one shared library, once for each state of sources, flags and compiler.
 
-Each variant (one instruction set) is a translation unit with flags of its own; which of them runs
-is decided when the library is used. A library compiled here has the best variant that this
-processor can run; for tests, all that it can. A shipped one, in a wheel or an image, has all of its
-kind of processor, its "machine". `python -m inference_api.kernels.build` compiles the best variant;
-with `--variants` all that this processor can run; with `--beside` all of its kind, beside the
-sources, where an image keeps them; with `--release FOLDER` all of every kind, as wheels ship them.
+Each variant (one instruction set) is two translation units with flags of their own, which take as
+long to compile as each other; which variant runs is decided when the library is used. A library
+compiled here has the best variant that this processor can run; for tests, all that it can. A
+shipped one, in a wheel or an image, has all of its kind of processor, its "machine".
+`python -m inference_api.kernels.build` compiles the best variant; with `--variants` all that this
+processor can run; with `--beside` all of its kind, beside the sources, where an image keeps them;
+with `--release FOLDER` all of every kind, as wheels ship them.
 Loads no packages in a clone, so that `make serve` compiles while it installs them.
 """
 
@@ -47,6 +48,18 @@ FLAGS = (
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 AVX512BF16 = (*AVX512, "-mavx512bf16")
+VARIANT = "variant_"  # what the names of their units begin with
+FORMS = "_forms"  # what the name of the second ends with: products of forms that only files have
+USES = {"amx": "avx512bf16"}  # variants that leave some products to another one, such as FORMS
+
+
+def _variants(flags: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Returns the units of variants, best last, and the flags of each."""
+    first = {f"{VARIANT}{name}": each for name, each in flags.items()}
+    forms = {f"{VARIANT}{name}{FORMS}": each for name, each in flags.items() if name not in USES}
+    return first | forms
+
+
 UNITS: Mapping[str, Sequence[str]] = {
     "draw": (),
     "experts": (),
@@ -56,30 +69,29 @@ UNITS: Mapping[str, Sequence[str]] = {
     "pool": (),
     "recurrent": (),
     "step": (),
-    "unpack": ("-O2",),  # is called for single rows, and has much to unroll
+    "unpack": ("-O2",),  # is called for single rows, of many forms
     "workers": (),
-    "variant_portable": (),
+    **_variants({"portable": ()}),
 }
-X86_UNITS: Mapping[str, Sequence[str]] = {
-    "variant_avx2": AVX2,
-    "variant_avxvnni": (*AVX2, "-mavxvnni"),
-    "variant_avx512vnni": AVX512,
-    "variant_avx512bf16": AVX512BF16,
-    "variant_amx": (*AVX512BF16, "-mamx-tile", "-mamx-int8"),
-}
+X86_UNITS = _variants(
+    {
+        "avx2": AVX2,
+        "avxvnni": (*AVX2, "-mavxvnni"),
+        "avx512vnni": AVX512,
+        "avx512bf16": AVX512BF16,
+        "amx": (*AVX512BF16, "-mamx-tile", "-mamx-int8"),
+    }
+)
 ARM = "-march=armv8.2-a"
 ZIG_ARM = "-mcpu=generic+v8_2a"  # ARM by zig's names
-ARM_UNITS: Mapping[str, Sequence[str]] = {
-    "variant_neon": (),
-    "variant_dotprod": (f"{ARM}+dotprod",),
-    "variant_i8mm": (f"{ARM}+dotprod+i8mm",),
-}
+ARM_UNITS = _variants(
+    {"neon": (), "dotprod": (f"{ARM}+dotprod",), "i8mm": (f"{ARM}+dotprod+i8mm",)}
+)
 MACHINES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "x86_64": {**UNITS, **X86_UNITS},
     "aarch64": {**UNITS, **ARM_UNITS},
 }
 MACHINE = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
-VARIANT = "variant_"  # what the names of their units begin with
 TILES = ("variant_amx", "variant_i8mm")  # variants that multiply whole tiles
 PROCESSOR = Path("/proc/cpuinfo")
 
@@ -139,9 +151,16 @@ def units(left_out: Sequence[str] = ()) -> dict[str, Sequence[str]]:
     """The translation units for this kind of processor, and the flags that each adds to the common
     ones. Variants `left_out` have none, and the interface does not offer them."""
     every = MACHINES.get(MACHINE, UNITS)
-    kept = {unit: every[unit] for unit in every if unit.removeprefix(VARIANT) not in left_out}
+    kept = {unit: every[unit] for unit in every if variant_of(unit) not in left_out}
     lacks = [f"-DHEARTH_WITHOUT_{name.upper()}" for name in left_out]
     return kept | {"interface": [*every["interface"], *lacks]} if lacks else kept
+
+
+def variant_of(unit: str) -> str | None:
+    """Returns the variant that a unit belongs to, or None for what all variants share."""
+    if not unit.startswith(VARIANT):
+        return None
+    return unit.removeprefix(VARIANT).removesuffix(FORMS)
 
 
 def variants_left_out() -> list[str]:
@@ -152,20 +171,21 @@ def variants_left_out() -> list[str]:
         return []
     said = [line for line in lines if line.startswith(("flags", "Features"))]
     has = set(said[0].replace("_", "").split()) if said else set()
-    needed = {
-        unit.removeprefix(VARIANT): _instructions(flags)
-        for unit, flags in units().items()
-        if unit.startswith(VARIANT)
-    }
-    return [name for name, instructions in needed.items() if has and not instructions <= has]
+    return [name for name, flags in _every().items() if has and not _instructions(flags) <= has]
 
 
 def variants_unused() -> list[str]:
-    """Returns all variants but the best that this processor can run, as far as Linux tells."""
-    every = [unit.removeprefix(VARIANT) for unit in units() if unit.startswith(VARIANT)]
+    """Returns all variants but the best that this processor can run, as far as Linux tells, and
+    the one that the best uses."""
     left_out = variants_left_out()
-    best = [name for name in every if name not in left_out][-1]
-    return [name for name in every if name != best]
+    best = [name for name in _every() if name not in left_out][-1]
+    return [name for name in _every() if name not in (best, USES.get(best))]
+
+
+def _every() -> dict[str, Sequence[str]]:
+    """Returns the variants for this kind of processor, best last, and the flags of each."""
+    every = {variant_of(unit): flags for unit, flags in units().items()}
+    return {name: flags for name, flags in every.items() if name is not None}
 
 
 def multiplies_tiles() -> bool:
@@ -184,7 +204,7 @@ def compile_units(
 ) -> list[Path]:
     """Compile all `units`, into object files in `folder`. Raises BuildFailed."""
     arm = ZIG_ARM if "ziglang" in compiler else ARM
-    longest_first = sorted(units, key=lambda unit: not unit.startswith(VARIANT))
+    longest_first = sorted(units, key=lambda unit: variant_of(unit) is None)
     commands = {
         folder / f"{unit}.o": [
             *(*compiler, *flags, *(flag.replace(ARM, arm) for flag in units[unit])),

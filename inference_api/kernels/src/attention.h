@@ -207,11 +207,10 @@ constexpr CacheType kCacheType = std::is_same_v<Element, float>      ? CacheType
                                  : std::is_same_v<Element, uint16_t> ? CacheType::kFloat16
                                                                      : CacheType::kInt8;
 
-// `count` positions of a key-value head.
-template <class Element>
+// `count` positions of a key-value head, of what the cache holds.
 struct Block {
-  const Element* keys;
-  const Element* values;
+  const char* keys;
+  const char* values;
   int64_t first;
   int count;
 };
@@ -242,9 +241,12 @@ struct Queries {
 };
 
 // While it works on one block it fetches the next one.
+using AttendBlock = void (*)(const Block& block, const Block& next, int head_dim,
+                             const Queries& queries, AttentionState& state);
+
 template <class Simd, class Element>
-void attend_block(const Block<Element>& block, const Block<Element>& next, int head_dim,
-                  const Queries& queries, AttentionState& state) {
+void attend_block(const Block& block, const Block& next, int head_dim, const Queries& queries,
+                  AttentionState& state) {
   const float* vectors = state.queries + queries.first * head_dim;
   float* outputs = state.outputs + queries.first * head_dim;
   const int slot = static_cast<int>(slot_elements(kCacheType<Element>, head_dim));
@@ -253,7 +255,9 @@ void attend_block(const Block<Element>& block, const Block<Element>& next, int h
   Prefetch next_values(next.values, next_size, block.count);
   constexpr int kMaxSlot = static_cast<int>(slot_elements(kCacheType<Element>, kMaxHeadDim));
   alignas(64) Element space[kMaxSlot * kPositions];
-  const Element* keys = whole_block(block.keys, slot, block.count, space);
+  const Element* keys =
+      whole_block(reinterpret_cast<const Element*>(block.keys), slot, block.count, space);
+  const auto* block_values = reinterpret_cast<const Element*>(block.values);
   if (queries.count == 1) {
     score<typename Simd::Square>(vectors, keys, slot, head_dim, state.scores, next_keys);
   } else {
@@ -274,18 +278,18 @@ void attend_block(const Block<Element>& block, const Block<Element>& next, int h
                          outputs + i * head_dim);
   }
   if constexpr (kIsScaled<Element>) {
-    apply_scales(block.values, slot, head_dim, block.count, queries.count, state.scores);
+    apply_scales(block_values, slot, head_dim, block.count, queries.count, state.scores);
   }
   const auto add_values = [&](const auto* values) {
     product<Simd>(queries.count, head_dim, state.scores, kPositions, values, slot, block.count,
                   outputs, head_dim, next_values);
   };
   if constexpr (Simd::kLanes > 1) {
-    add_values(block.values);
+    add_values(block_values);
   } else {  // without an instruction for it, values become floats once and not with every query
     float values[kMaxSlot * kPositions];
     for (int i = 0; i < block.count * slot; ++i) {
-      values[i] = load_element<Simd>(block.values + i);
+      values[i] = load_element<Simd>(block_values + i);
     }
     add_values(values);
   }
@@ -318,53 +322,51 @@ inline int64_t shared_end(const AttentionCall& call, const AttentionTask& task, 
 }
 
 // A block of a branch, as if its positions were in their own slots: `block` says where that is.
-template <class Element>
 struct BranchBlock {
-  static constexpr int kSize = static_cast<int>(slot_elements(kCacheType<Element>, kMaxHeadDim));
-  alignas(64) Element keys[kSize * kPositions];
-  alignas(64) Element values[kSize * kPositions];
+  static constexpr int64_t kSize = key_bytes(CacheType::kFloat32, kMaxHeadDim);
+  alignas(64) char keys[kSize];
+  alignas(64) char values[kSize];
 
-  // `block_of(slot)` is the block that has a slot.
+  // `block_of(slot)` is the block that has a slot, which is of so many bytes.
   template <class BlockOf>
-  Block<Element> gather(const Block<Element>& block, const Branch& branch, int64_t slot,
-                        const BlockOf& block_of) {
+  Block gather(const Block& block, const Branch& branch, int64_t bytes, const BlockOf& block_of) {
     for (int i = 0; i < block.count; ++i) {
       const int64_t position = block.first + i;
       const int64_t at = position < branch.first ? position : branch.slots[position - branch.first];
-      const Block<Element> own = block_of(at);
-      const int64_t from = at % kPositions * slot;
-      const auto size = static_cast<size_t>(slot) * sizeof(Element);
-      std::memcpy(keys + i * slot, own.keys + from, size);
-      std::memcpy(values + i * slot, own.values + from, size);
+      const Block own = block_of(at);
+      const int64_t from = at % kPositions * bytes;
+      std::memcpy(keys + i * bytes, own.keys + from, static_cast<size_t>(bytes));
+      std::memcpy(values + i * bytes, own.values + from, static_cast<size_t>(bytes));
     }
     return {keys, values, block.first, block.count};
   }
 };
 
 // The blocks from `begin` on, token by token: what is there is of each token's own branch.
-template <class Simd, class Element, class BlockAt>
+template <class BlockAt>
 void attend_branches(const AttentionCall& call, const AttentionTask& task, int64_t kv_head,
-                     int64_t begin, const BlockAt& block_at, AttentionState& state) {
-  const int64_t slot = slot_elements(call.type, call.head_dim);
+                     int64_t begin, const BlockAt& block_at, AttendBlock attend_block,
+                     AttentionState& state) {
+  const int64_t slot = slot_bytes(call.type, call.head_dim);
   const auto num_groups = static_cast<int>(task.num_groups);
-  BranchBlock<Element> space;
+  BranchBlock space;
   for (int64_t i = 0; i < task.num_tokens; ++i) {
     const int64_t token = task.first_token + i;
     for (int64_t first = begin; first < call.lengths[token]; first += kPositions) {
-      Block<Element> block = block_at(kv_head, first, call.lengths[token]);
+      Block block = block_at(kv_head, first, call.lengths[token]);
       if (first + block.count > call.branches[token].first) {
         block = space.gather(block, call.branches[token], slot, [&](int64_t at) {
           return block_at(kv_head, at / kPositions * kPositions, at + 1);
         });
       }
-      attend_block<Simd>(block, Block<Element>{}, static_cast<int>(call.head_dim),
-                         {static_cast<int>(i) * num_groups, num_groups}, state);
+      attend_block(block, {}, static_cast<int>(call.head_dim),
+                   {static_cast<int>(i) * num_groups, num_groups}, state);
     }
   }
 }
 
-template <class Simd, class Element>
-void attend_over(const AttentionCall& call, const AttentionTask& task) {
+inline void attend_over(const AttentionCall& call, const AttentionTask& task,
+                        AttendBlock attend_block) {
   AttentionState state;
   set_seen(call, task, state);
   int64_t begin = state.begins[0];
@@ -381,27 +383,25 @@ void attend_over(const AttentionCall& call, const AttentionTask& task) {
     const char* const keys =
         page_of(call.pages, row, first) + call.page_offset + 2 * kv_head * of_keys;
     const int64_t rest = before - first;
-    return Block<Element>{reinterpret_cast<const Element*>(keys),
-                          reinterpret_cast<const Element*>(keys + of_keys), first,
-                          rest < kPositions ? static_cast<int>(rest) : kPositions};
+    return Block{keys, keys + of_keys, first,
+                 rest < kPositions ? static_cast<int>(rest) : kPositions};
   };
   const int64_t end_head = task.first_head + task.num_heads;
   for (int64_t kv_head = task.first_head; kv_head < end_head; ++kv_head) {
     gather_queries(call, task, kv_head, state);
     for (int64_t first = begin; first < shared; first += kPositions) {
-      const Block<Element> block = block_at(kv_head, first, shared);
-      Block<Element> next = {};
+      const Block block = block_at(kv_head, first, shared);
+      Block next = {};
       if (first + kPositions < shared) {
         next = block_at(kv_head, first + kPositions, shared);
       } else if (kv_head + 1 < end_head) {
         next = block_at(kv_head + 1, begin, shared);
       }
-      attend_block<Simd>(block, next, static_cast<int>(call.head_dim), {0, state.num_queries},
-                         state);
+      attend_block(block, next, static_cast<int>(call.head_dim), {0, state.num_queries}, state);
     }
     if (shared < end) {
-      attend_branches<Simd, Element>(call, task, kv_head, begin > shared ? begin : shared, block_at,
-                                     state);
+      attend_branches(call, task, kv_head, begin > shared ? begin : shared, block_at, attend_block,
+                      state);
     }
     scatter_outputs(call, task, kv_head, state);
   }
@@ -411,13 +411,13 @@ template <class Simd>
 void attend(const AttentionCall& call, const AttentionTask& task) {
   switch (call.type) {
     case CacheType::kFloat32:
-      attend_over<Simd, float>(call, task);
+      attend_over(call, task, attend_block<Simd, float>);
       break;
     case CacheType::kFloat16:
-      attend_over<Simd, uint16_t>(call, task);
+      attend_over(call, task, attend_block<Simd, uint16_t>);
       break;
     default:
-      attend_over<Simd, int8_t>(call, task);
+      attend_over(call, task, attend_block<Simd, int8_t>);
   }
 }
 

@@ -181,13 +181,15 @@ ReadColumns<Simd, kVectors> move_columns(const float* from, float* to, int64_t k
   return read;
 }
 
-// All of `tokens` over kVectors of columns, of which values are at `column`. Moves on `state`,
-// or where these are drafts, a copy. What is read has `skip` times the value on it.
-template <class Simd, int kVectors, bool kCorrects>
-void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, int64_t key_dim, float skip,
-                     int64_t column, float* state) {
-  float* const to = are_drafts ? tokens.drafted : state;
-  const float* from = state;
+// All of `tokens` over kVectors of columns of a head's state, of which values are at `column`.
+// Moves on `state`, or where these are drafts, a copy. Where tokens do not correct, what is read
+// has `skip` times the value on it.
+template <class Simd, int kVectors>
+void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, const HearthRecurrent& layer,
+                     int64_t head, int64_t column, float* state) {
+  const int64_t key_dim = layer.key_dim;
+  const float* from = state + column * key_dim;
+  float* const to = are_drafts ? tokens.drafted : state + column * key_dim;
   ReadColumns<Simd, kVectors> read =
       read_columns<Simd, kVectors>(from, key_dim, tokens.keys[0], tokens.queries[0]);
   for (int token = 0; token < count; ++token) {
@@ -198,8 +200,13 @@ void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, int64_t ke
       float* const place = tokens.values[token] + column + v * Simd::kLanes;
       const auto value = Simd::load(place);
       const auto decayed = Simd::multiply(decay, read.queried[v]);
-      const auto kept = kCorrects ? decayed : Simd::multiply_add(Simd::set(skip), value, decayed);
-      const auto wanted = kCorrects ? Simd::multiply_add(minus_decay, read.keyed[v], value) : value;
+      auto kept = decayed;
+      auto wanted = value;
+      if (layer.skip == nullptr) {
+        wanted = Simd::multiply_add(minus_decay, read.keyed[v], value);
+      } else {
+        kept = Simd::multiply_add(Simd::set(layer.skip[head]), value, decayed);
+      }
       update[v] = Simd::multiply(Simd::set(tokens.betas[token]), wanted);
       const auto overlap = Simd::set(tokens.overlaps[token]);
       Simd::store(place, Simd::multiply_add(overlap, update[v], kept));
@@ -208,20 +215,6 @@ void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, int64_t ke
     read = move_columns<Simd, kVectors>(from, to, key_dim, tokens.decays[token], tokens.keys[token],
                                         update, tokens.keys[next], tokens.queries[next]);
     from = to;
-  }
-}
-
-// The same, of a head's `state`.
-template <class Simd, int kVectors>
-void go_over_head(DeltaTokens& tokens, int count, bool are_drafts, const HearthRecurrent& layer,
-                  int64_t head, int64_t column, float* state) {
-  float* const columns = state + column * layer.key_dim;
-  if (layer.skip == nullptr) {
-    go_over_columns<Simd, kVectors, true>(tokens, count, are_drafts, layer.key_dim, 0.0f, column,
-                                          columns);
-  } else {
-    go_over_columns<Simd, kVectors, false>(tokens, count, are_drafts, layer.key_dim,
-                                           layer.skip[head], column, columns);
   }
 }
 
@@ -260,10 +253,10 @@ void delta_head(const DeltaCall& call, int64_t head) {
     int64_t column = 0;
     for (; column + kColumns<Simd, kDeltaVectors> <= layer.value_dim;
          column += kColumns<Simd, kDeltaVectors>) {
-      go_over_head<Simd, kDeltaVectors>(tokens, count, are_drafts, layer, head, column, state);
+      go_over_columns<Simd, kDeltaVectors>(tokens, count, are_drafts, layer, head, column, state);
     }
     for (; column < layer.value_dim; column += Simd::kLanes) {
-      go_over_head<Simd, 1>(tokens, count, are_drafts, layer, head, column, state);
+      go_over_columns<Simd, 1>(tokens, count, are_drafts, layer, head, column, state);
     }
     for (int token = 0; token < count && call.out != nullptr; ++token) {
       write_delta<Simd>(call, head, first + token, tokens.values[token]);

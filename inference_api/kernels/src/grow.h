@@ -1,6 +1,7 @@
 // Memory that is kept from call to call.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -79,7 +79,6 @@ struct Avx2 : Registers256 {
   // Of formats with runs: registers hold their weights, too.
   static constexpr int kVectorsOfRuns = 2;
   static constexpr int kMaxRowsOfRuns = 4;
-  static constexpr bool kFetches = true;
 
   // Left alone, GCC turns the chain of additions into a tree, whose leaves outnumber the registers.
   static Sums kept(Sums sums) {
@@ -165,7 +164,6 @@ struct AvxVnni : Registers256 {
   static constexpr int kVectors = 2;
   static constexpr int kVectorsOfOneRow = 2;
   static constexpr int kMaxRows = 5;
-  static constexpr bool kFetches = true;
 
   // Weights with an offset: the sum starts at minus the offset times the activations' sum.
   template <int kOffset>
@@ -179,6 +177,7 @@ struct AvxVnni : Registers256 {
       return _mm256_dpbusd_avx_epi32(sums, weights, quads);
     }
     static Floats finish(Sums sums, int32_t) { return _mm256_cvtepi32_ps(sums); }
+    static Weights taken(__m256i values) { return values; }
   };
 
   struct Int8 : Offset<kInt8Offset> {
@@ -197,11 +196,9 @@ struct AvxVnni : Registers256 {
     }
   };
 
-  // Values of so many bits with an offset, as registers have them.
+  // Values of so many bits with an offset.
   template <int kBits, int kOffset>
-  struct Small : Offset<kOffset> {
-    static __m256i taken(__m256i values) { return values; }
-  };
+  using Small = Offset<kOffset>;
 };
 #endif
 

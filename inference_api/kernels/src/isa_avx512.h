@@ -18,7 +18,6 @@ struct Avx512Vnni {
   static constexpr int kVectors = 2;
   static constexpr int kVectorsOfOneRow = 2;
   static constexpr int kMaxRows = 6;  // 12 sums and 12 totals leave 8 registers for the rest
-  static constexpr bool kFetches = true;
   static constexpr int kFloatVectors = 2;
   static constexpr int kMaxFloatRows = 8;
 
@@ -82,6 +81,7 @@ struct Avx512Vnni {
       return _mm512_dpbusd_epi32(sums, weights, quads);
     }
     static Floats finish(Sums sums, int32_t) { return _mm512_cvtepi32_ps(sums); }
+    static Weights taken(__m512i values) { return values; }
   };
 
   struct Int8 : Offset<kInt8Offset> {
@@ -100,11 +100,9 @@ struct Avx512Vnni {
     }
   };
 
-  // Values of so many bits with an offset, as registers have them.
+  // Values of so many bits with an offset.
   template <int kBits, int kOffset>
-  struct Small : Offset<kOffset> {
-    static __m512i taken(__m512i values) { return values; }
-  };
+  using Small = Offset<kOffset>;
 };
 
 #if defined(__AVX512BF16__)

@@ -19,7 +19,6 @@ struct Registers128 {
   static constexpr int kVectors = 2;
   static constexpr int kVectorsOfOneRow = 4;
   static constexpr int kMaxRows = 4;
-  static constexpr bool kFetches = true;
   static constexpr int kFloatVectors = 4;
   static constexpr int kMaxFloatRows = 6;
 
@@ -111,13 +110,15 @@ struct SignedFormats : Registers128 {
   using Int8 = Signed<Int8Block>;
   using Int4 = Signed<Int4Block>;
 
-  // Values of so many bits with an offset, which they lose.
-  template <int kBits, int kOffset>
-  struct Small : SignedWeights {
+  // Values with an offset, which they lose.
+  template <int kOffset>
+  struct Offset : SignedWeights {
     static int8x16_t taken(uint8x16_t values) {
       return vreinterpretq_s8_u8(vsubq_u8(values, vdupq_n_u8(kOffset)));
     }
   };
+  template <int kBits, int kOffset>
+  using Small = Offset<kOffset>;
 };
 
 // Two products of bytes add up in 16 bits: 2 * 127 * 127 is below 2^15. Sums are of half a quad.
@@ -163,6 +164,7 @@ struct I8mm : Registers128 {
       return vusdotq_s32(sums, weights, quads);
     }
     static Floats finish(Sums sums, int32_t) { return vcvtq_f32_s32(sums); }
+    static Weights taken(uint8x16_t values) { return values; }
   };
 
   struct Int8 : Offset<kInt8Offset> {
@@ -181,11 +183,9 @@ struct I8mm : Registers128 {
     }
   };
 
-  // Values of so many bits with an offset, as registers have them.
+  // Values of so many bits with an offset.
   template <int kBits, int kOffset>
-  struct Small : Offset<kOffset> {
-    static uint8x16_t taken(uint8x16_t values) { return values; }
-  };
+  using Small = Offset<kOffset>;
 };
 #endif
 

@@ -10,12 +10,59 @@
 namespace hearth {
 namespace {
 
-struct Portable {
+// Quads of so many outputs.
+template <int kCount>
+struct PortableBytes {
+  struct Bytes {
+    uint8_t lanes[kCount][kQuad];
+  };
+
+  static Bytes load(const uint8_t (*quads)[kQuad], int vector) {
+    Bytes bytes;
+    std::memcpy(bytes.lanes, quads + vector * kCount, sizeof bytes.lanes);
+    return bytes;
+  }
+
+  static void store(uint8_t (*quads)[kQuad], int vector, const Bytes& bytes) {
+    std::memcpy(quads + vector * kCount, bytes.lanes, sizeof bytes.lanes);
+  }
+
+  static Bytes joined(Bytes a, const Bytes& b) {
+    for (int lane = 0; lane < kCount; ++lane) {
+      for (int i = 0; i < kQuad; ++i) {
+        a.lanes[lane][i] |= b.lanes[lane][i];
+      }
+    }
+    return a;
+  }
+
+  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
+  static Bytes field(Bytes bytes, int shift, int mask) {
+    for (auto& lane : bytes.lanes) {
+      for (uint8_t& byte : lane) {
+        byte = static_cast<uint8_t>((shift < 0 ? byte << -shift : byte >> shift) & mask);
+      }
+    }
+    return bytes;
+  }
+
+  static Bytes looked_up(Bytes places, const uint8_t (&table)[16]) {
+    for (auto& lane : places.lanes) {
+      for (uint8_t& byte : lane) {
+        byte = table[byte];
+      }
+    }
+    return places;
+  }
+};
+
+struct Portable : PortableBytes<8> {
+  using PortableBytes::load;
+  using PortableBytes::store;
   static constexpr int kLanes = 8;
   static constexpr int kVectors = 1;
   static constexpr int kVectorsOfOneRow = 1;
   static constexpr int kMaxRows = 2;
-  static constexpr bool kFetches = false;  // it hardly waits for memory, and compiles for long
   static constexpr int kFloatVectors = 1;
   static constexpr int kMaxFloatRows = 2;
 
@@ -85,48 +132,6 @@ struct Portable {
     return floats;
   }
 
-  struct Bytes {
-    uint8_t lanes[kLanes][kQuad];
-  };
-
-  static Bytes load(const uint8_t (*quads)[kQuad], int vector) {
-    Bytes bytes;
-    std::memcpy(bytes.lanes, quads + vector * kLanes, sizeof bytes.lanes);
-    return bytes;
-  }
-
-  static void store(uint8_t (*quads)[kQuad], int vector, const Bytes& bytes) {
-    std::memcpy(quads + vector * kLanes, bytes.lanes, sizeof bytes.lanes);
-  }
-
-  static Bytes joined(Bytes a, const Bytes& b) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      for (int i = 0; i < kQuad; ++i) {
-        a.lanes[lane][i] |= b.lanes[lane][i];
-      }
-    }
-    return a;
-  }
-
-  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
-  static Bytes field(Bytes bytes, int shift, int mask) {
-    for (auto& lane : bytes.lanes) {
-      for (uint8_t& byte : lane) {
-        byte = static_cast<uint8_t>((shift < 0 ? byte << -shift : byte >> shift) & mask);
-      }
-    }
-    return bytes;
-  }
-
-  static Bytes looked_up(Bytes places, const uint8_t (&table)[16]) {
-    for (auto& lane : places.lanes) {
-      for (uint8_t& byte : lane) {
-        byte = table[byte];
-      }
-    }
-    return places;
-  }
-
   static Quad broadcast(const int8_t* quad) { return {{quad[0], quad[1], quad[2], quad[3]}}; }
 
   // Weights lose their offset when they are loaded, so that no sum has to be corrected.
@@ -180,11 +185,13 @@ struct Portable {
     }
   };
 
-  // Values of so many bits with an offset, which they lose.
-  template <int kBits, int kOffset>
-  struct Small : Signed {
+  // Values with an offset, which they lose.
+  template <int kOffset>
+  struct Offset : Signed {
     static Weights taken(const Bytes& values) { return without_offset(values, kOffset); }
   };
+  template <int kBits, int kOffset>
+  using Small = Offset<kOffset>;
 };
 
 }  // namespace

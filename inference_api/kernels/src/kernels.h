@@ -1,6 +1,6 @@
 // What a variant (one instruction set) offers, as a table of functions.
 //
-// Each variant is one translation unit, variant_*.cpp, compiled with flags of its own. Code that
+// Each variant is two translation units, variant_*.cpp, compiled with flags of their own. Code that
 // variants share is in headers and inside an anonymous namespace: with external linkage the linker
 // would keep one copy of each function, compiled perhaps for instructions this processor lacks. For
 // the same reason these headers call no function templates of the standard library.
@@ -276,6 +276,9 @@ inline int64_t num_panels(const LinearCall& call) {
 
 }  // namespace
 
+// All rows times the panels [first, end); of gated outputs, those of the gates and their others.
+using LinearPanels = void (*)(const LinearCall& call, int64_t first, int64_t end);
+
 struct Kernels {
   // The groups of a row of activations in the form that meets such weights.
   void (*prepare_row)(Bits bits, const float* x, int64_t num_groups, void* row);
@@ -290,8 +293,7 @@ struct Kernels {
   void (*fill_tiles)(const ActivationGroup* rows, int64_t num_rows, int64_t num_groups,
                      ActivationTile* tiles);
   int64_t min_tile_rows;
-  // All rows times the panels [first, end); of gated outputs, those of the gates and their others.
-  void (*linear_panels)(const LinearCall& call, int64_t first, int64_t end);
+  LinearPanels linear_panels;
   void (*attend)(const AttentionCall& call, const AttentionTask& task);
   // Of the channels [first, end), at most kChannels.
   void (*short_conv)(const ShortConvCall& call, int64_t first, int64_t end);
@@ -305,17 +307,26 @@ struct Kernels {
                 float* weights);
 };
 
+// Of each variant, and of the forms of weights that only files have.
 extern const Kernels kPortable;
+extern const LinearPanels kPortableForms;
 #if defined(__x86_64__)
 extern const Kernels kAvx2;
+extern const LinearPanels kAvx2Forms;
 extern const Kernels kAvxVnni;
+extern const LinearPanels kAvxVnniForms;
 extern const Kernels kAvx512Vnni;
+extern const LinearPanels kAvx512VnniForms;
 extern const Kernels kAvx512Bf16;
+extern const LinearPanels kAvx512Bf16Forms;
 extern const Kernels kAmx;
 #elif defined(__aarch64__)
 extern const Kernels kNeon;
+extern const LinearPanels kNeonForms;
 extern const Kernels kDotProd;
+extern const LinearPanels kDotProdForms;
 extern const Kernels kI8mm;
+extern const LinearPanels kI8mmForms;
 #endif
 
 }  // namespace hearth

@@ -1,6 +1,6 @@
 // The matrix product, for any instruction set. `Isa` brings registers, and formats Isa::Int8 and
-// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed; weights of other forms
-// are taken apart first, see unpacked.h, and formats of weights that are not quantised are below.
+// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed. Formats of weights
+// that are not quantised are below, and those that only files have in linear_forms.h.
 //
 // A row's result depends on that row alone: the sums of a group are integers, exact in any order,
 // and groups are added in their order whatever the number of rows in the tile. Products of floats
@@ -8,7 +8,6 @@
 // variant has the same bits. Only what is below 2^-126 differs: vdpbf16ps takes it for zero.
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
 #include "activation.h"
@@ -19,13 +18,23 @@
 namespace hearth {
 namespace {
 
-template <int kLines>
-void prefetch(const char* bytes) {
-#pragma GCC unroll 32
-  for (int line = 0; line < kLines; ++line) {
-    __builtin_prefetch(bytes + line * kCacheLine, 0, 2);  // to be read, into the second level cache
+// What a tile fetches while it multiplies: so many lines in every step of its loop.
+struct Fetched {
+  const char* bytes;
+  int64_t lines;
+
+  // A step's lines, kAtOnce of them in a turn: what that is too many by, the next step has too.
+  template <int kAtOnce>
+  __attribute__((always_inline)) void step() {
+    for (int64_t line = 0; line < lines; line += kAtOnce) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kAtOnce; ++i) {  // to be read, into the second level cache
+        __builtin_prefetch(bytes + (line + i) * kCacheLine, 0, 2);
+      }
+    }
+    bytes += lines * kCacheLine;
   }
-}
+};
 
 // Formats of floats: a step multiplies so many inputs, by what a group of activations is taken as.
 template <class Isa>
@@ -205,12 +214,11 @@ struct Rows {
   int64_t stride;
 };
 
-// Adds to `out` `kRows` rows of activations times blocks of one panel; with every group, kLines
-// lines are fetched. The loops over rows and vectors must be unrolled, or the sums would not stay
-// in registers; check the disassembly after any change. kLines is a template parameter, because a
-// test inside the loop costs GCC the registers.
-template <class Isa, class Format, int kRows, int kLines>
-void multiply_tile(const typename Format::Block* blocks, const char* fetched,
+// Adds to `out` `kRows` rows of activations times blocks of one panel, and fetches with every group
+// of weights. The loops over rows and vectors must be unrolled, or the sums would not stay in
+// registers; check the disassembly after any change.
+template <class Isa, class Format, int kRows>
+void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
                    const Rows<ActivationGroup>& rows, float (*out)[kPanel]) {
   using Block = typename Format::Block;
   const int64_t num_groups = rows.stride;
@@ -230,7 +238,7 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched,
     for (int group = 0; group < num_scales; ++group) {
       const ActivationGroup* x = rows.first + begin + group / kParts<Block>;
       const int part = group % kParts<Block>;
-      prefetch<kLines>(fetched + (begin * kParts<Block> + group) * kLines * kCacheLine);
+      fetched.step<3>();
 #pragma GCC unroll 1  // registers suffice for one turn only…
       for (int first = 0; first < kPanelVectors; first += kVectors) {
         if (kVectors < kPanelVectors) {  // …and not for keeping activations from turn to turn
@@ -281,14 +289,13 @@ class TakenRows<Format, kRows, FloatGroup> {
   int64_t stride_;
 };
 
-// The same for weights that are not quantised.
-template <class Isa, class Format, int kRows, int kLines>
-void multiply_tile(const typename Format::Block* blocks, const char* fetched,
+// The same for weights that are not quantised: a step of fetching is a quad.
+template <class Isa, class Format, int kRows>
+void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
                    const Rows<FloatGroup>& rows, float (*out)[kPanel]) {
   const int64_t num_groups = rows.stride;
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
   constexpr int kVectors = Isa::kFloatVectors;  // of the panel that are worked on together
-  constexpr int kQuadLines = kLines / kQuads;
   for (int first = 0; first < kPanelVectors; first += kVectors) {
     typename Isa::Floats totals[kVectors][kRows];
     for (auto& vector : totals) {
@@ -302,7 +309,7 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched,
 #pragma GCC unroll 1
       for (int quad = 0; quad < kQuads; ++quad) {
         if (first == 0) {
-          prefetch<kQuadLines>(fetched + (group * kQuads + quad) * kQuadLines * kCacheLine);
+          fetched.step<2>();
         }
 #pragma GCC unroll 4
         for (int input = quad * kQuad; input < (quad + 1) * kQuad; input += Format::kInputs) {
@@ -332,24 +339,18 @@ void multiply_tile(const typename Format::Block* blocks, const char* fetched,
 }
 
 template <class Format>
-using Tile = void (*)(const typename Format::Block* blocks, const char* fetched,
+using Tile = void (*)(const typename Format::Block* blocks, Fetched fetched,
                       const Rows<Group<Format>>& rows, float (*out)[kPanel]);
 
-template <class Isa, class Format, int kLines>
+// A tile of `num_rows` rows, which are kRows to kMax.
+template <class Isa, class Format, int kRows, int kMax>
 Tile<Format> tile_for(int64_t num_rows) {
-  constexpr int kMax = max_rows<Isa, Format>();
-  static_assert(kMax <= 8);
-  constexpr Tile<Format> kTiles[] = {
-      multiply_tile<Isa, Format, 1, kLines>,
-      multiply_tile<Isa, Format, std::min(kMax, 2), kLines>,
-      multiply_tile<Isa, Format, std::min(kMax, 3), kLines>,
-      multiply_tile<Isa, Format, std::min(kMax, 4), kLines>,
-      multiply_tile<Isa, Format, std::min(kMax, 5), kLines>,
-      multiply_tile<Isa, Format, std::min(kMax, 6), kLines>,
-      multiply_tile<Isa, Format, std::min(kMax, 7), kLines>,
-      multiply_tile<Isa, Format, std::min(kMax, 8), kLines>,
-  };
-  return kTiles[num_rows - 1];
+  if constexpr (kRows < kMax) {
+    if (num_rows > kRows) {
+      return tile_for<Isa, Format, kRows + 1, kMax>(num_rows);
+    }
+  }
+  return multiply_tile<Isa, Format, kRows>;
 }
 
 // The blocks of a panel; part 1 is the panel that the gates of `panel` let pass.
@@ -413,28 +414,12 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
 template <class Format>
 constexpr int kAheadBytes = std::is_same_v<Group<Format>, FloatGroup> ? 8192 : 2304;
 
-constexpr int share_lines(size_t group_bytes, int64_t shares) {
-  const auto lines = static_cast<int64_t>((group_bytes + kCacheLine - 1) / kCacheLine);
-  return static_cast<int>((lines + shares - 1) / shares);
-}
-
-// A tile for `num_rows` rows that fetches one of so many shares of a panel, or nothing for 0.
-template <class Isa, class Format>
-Tile<Format> tile_for(int64_t num_rows, int64_t shares) {
-  constexpr size_t kBytes = kGroupBytes<typename Format::Block>;
-  if constexpr (Isa::kFetches) {
-    switch (shares) {
-      case 0:
-        break;
-      case 1:
-        return tile_for<Isa, Format, share_lines(kBytes, 1)>(num_rows);
-      case 2:
-        return tile_for<Isa, Format, share_lines(kBytes, 2)>(num_rows);
-      default:
-        return tile_for<Isa, Format, share_lines(kBytes, 4)>(num_rows);
-    }
-  }
-  return tile_for<Isa, Format, 0>(num_rows);
+// Lines of a group, and of one of so many shares of them.
+template <class Block>
+constexpr int64_t kGroupLines = (kGroupBytes<Block> + kCacheLine - 1) / kCacheLine;
+template <class Block>
+constexpr int64_t share_lines(int64_t shares) {
+  return (kGroupLines<Block> + shares - 1) / shares;
 }
 
 // All rows times one panel, in tiles of nearly equal size.
@@ -442,11 +427,12 @@ template <class Isa, class Simd, class Format>
 void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
   using Block = typename Format::Block;
   constexpr int kMax = max_rows<Isa, Format>();
+  constexpr int64_t kSteps = std::is_same_v<Group<Format>, FloatGroup> ? kQuads : 1;
   const int num_parts = call.is_gated ? 2 : 1;
   const int64_t num_tiles = (call.num_rows + kMax - 1) / kMax;
   const int64_t shares = num_tiles < 2 ? 1 : num_tiles < 4 ? 2 : 4;
-  const int64_t share_bytes =
-      call.num_groups * kParts<Block> * share_lines(kGroupBytes<Block>, shares) * kCacheLine;
+  const int64_t lines = share_lines<Block>(shares);
+  const int64_t share_bytes = call.num_groups * kParts<Block> * lines * kCacheLine;
   alignas(kCacheLine) float results[2][kMax][kPanel];
   for (int64_t tile = 0; tile < num_tiles; ++tile) {
     const int64_t first = call.num_rows * tile / num_tiles;
@@ -454,13 +440,14 @@ void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
     const auto* rows = static_cast<const Group<Format>*>(call.rows) + first * call.num_groups;
     const bool is_single = num_tiles == 1;
     const bool fetches = is_single || (tile < shares && !is_last);
-    const auto multiply = tile_for<Isa, Format>(count, fetches ? shares : 0);
+    const auto multiply = tile_for<Isa, Format, 1, kMax>(count);
     std::memset(results, 0, sizeof results);
     for (int part = 0; part < num_parts; ++part) {
       const auto* blocks = panel_blocks<Block>(call, panel, part);
       const Block* later = is_single ? blocks : blocks + call.num_groups / kBlockGroups<Block>;
       const int64_t offset = is_single ? kAheadBytes<Format> : tile * share_bytes;
-      multiply(blocks, reinterpret_cast<const char*>(later) + offset,
+      multiply(blocks,
+               {reinterpret_cast<const char*>(later) + offset, fetches ? lines / kSteps : 0},
                {rows, call.num_groups, call.num_groups}, results[part]);
     }
     for (int64_t row = 0; row < count; ++row) {
@@ -469,78 +456,32 @@ void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
   }
 }
 
-constexpr int kApartRows = 128;  // that are multiplied by what was taken apart: bounds the results
-
-// All rows times one panel of blocks of few bits. A single tile takes them as they are; for several
-// they are taken apart, and the first tile fetches what is taken apart next.
-template <class Isa, class Simd, class Packed>
-void multiply_apart(const LinearCall& call, int64_t panel) {
-  using Format = ApartOf<Isa, Packed>;
-  using Block = typename Format::Block;
-  constexpr int kMax = max_rows<Isa, Format>();
-  constexpr int kLines = Isa::kFetches ? share_lines(kGroupBytes<Packed>, 1) : 0;
-  const int num_parts = call.is_gated ? 2 : 1;
-  Block unpacked;
-  alignas(kCacheLine) float results[2][kApartRows][kPanel];
-  for (int64_t first = 0; first < call.num_rows; first += kApartRows) {
-    const int64_t rest = call.num_rows - first;
-    const int64_t count = rest < kApartRows ? rest : kApartRows;
-    const int64_t num_tiles = (count + kMax - 1) / kMax;
-    const auto* rows = static_cast<const ActivationGroup*>(call.rows) + first * call.num_groups;
-    for (int part = 0; part < num_parts; ++part) {
-      std::memset(results[part], 0, static_cast<size_t>(count) * sizeof results[part][0]);
-      const auto* blocks = panel_blocks<Packed>(call, panel, part);
-      if (num_tiles == 1) {
-        const auto multiply = tile_for<Isa, Whole<Isa, Packed>, kLines>(count);
-        multiply(blocks, reinterpret_cast<const char*>(blocks) + kAheadBytes<Format>,
-                 {rows, call.num_groups, call.num_groups}, results[part]);
-        continue;
-      }
-      for (int64_t group = 0; group < call.num_groups; group += kSuperGroups) {
-        const int64_t groups_left = call.num_groups - group;
-        const int64_t groups = groups_left < kSuperGroups ? groups_left : kSuperGroups;
-        for (int index = 0; index * kBlockGroups<Packed> < groups; ++index) {
-          unpack<Isa>(*blocks++, index, unpacked);
-        }
-        for (int64_t tile = 0; tile < num_tiles; ++tile) {
-          const int64_t begin = count * tile / num_tiles;
-          const int64_t size = count * (tile + 1) / num_tiles - begin;
-          const auto multiply =
-              tile == 0 ? tile_for<Isa, Format, kLines>(size) : tile_for<Isa, Format, 0>(size);
-          multiply(&unpacked, reinterpret_cast<const char*>(blocks),
-                   {rows + begin * call.num_groups + group, groups, call.num_groups},
-                   results[part] + begin);
-        }
-      }
-    }
-    for (int64_t row = 0; row < count; ++row) {
-      finish_row<Simd>(call, first + row, panel, results[0][row], results[1][row]);
-    }
+template <class Isa, class Simd, class Format>
+void multiply_panels(const LinearCall& call, int64_t first, int64_t end) {
+  for (int64_t panel = first; panel < end; ++panel) {
+    multiply_panel<Isa, Simd, Format>(call, panel, panel == end - 1);
   }
 }
 
-template <class Isa, class Simd, class Block>
-void multiply_blocks(const LinearCall& call, int64_t panel, bool is_last) {
-  if constexpr (std::is_same_v<Block, Float32Block>) {
-    multiply_panel<Isa, Simd, Float32<Isa>>(call, panel, is_last);
-  } else if constexpr (std::is_same_v<Block, BFloat16Block>) {
-    multiply_panel<Isa, Simd, BFloat16<Isa>>(call, panel, is_last);
-  } else if constexpr (std::is_same_v<Block, Int8Block>) {
-    multiply_panel<Isa, Simd, typename Isa::Int8>(call, panel, is_last);
-  } else if constexpr (std::is_same_v<Block, Int4Block>) {
-    multiply_panel<Isa, Simd, typename Isa::Int4>(call, panel, is_last);
-  } else {
-    multiply_apart<Isa, Simd, Block>(call, panel);
-  }
-}
-
-template <class Isa, class Simd>
+// `kForms`: the same for the forms that only files have.
+template <class Isa, class Simd, const LinearPanels& kForms>
 void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
-  with_block(call.bits, [&](auto type) {
-    for (int64_t panel = first; panel < end; ++panel) {
-      multiply_blocks<Isa, Simd, typename decltype(type)::Block>(call, panel, panel == end - 1);
-    }
-  });
+  switch (call.bits) {
+    case Bits::kFloat32:
+      multiply_panels<Isa, Simd, Float32<Isa>>(call, first, end);
+      break;
+    case Bits::kBFloat16:
+      multiply_panels<Isa, Simd, BFloat16<Isa>>(call, first, end);
+      break;
+    case Bits::kInt8:
+      multiply_panels<Isa, Simd, typename Isa::Int8>(call, first, end);
+      break;
+    case Bits::kInt4:
+      multiply_panels<Isa, Simd, typename Isa::Int4>(call, first, end);
+      break;
+    default:
+      kForms(call, first, end);
+  }
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 #include "pool.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 namespace hearth {
 namespace {
@@ -15,7 +16,7 @@ bool is_task(uint64_t ticket) { return (ticket & kTaskMask) < ticket >> kTaskBit
 
 void pause() {
 #if defined(__x86_64__)
-  _mm_pause();
+  __builtin_ia32_pause();
 #elif defined(__aarch64__)
   __asm__ volatile("yield");
 #endif
@@ -23,25 +24,39 @@ void pause() {
 
 }  // namespace
 
-Pool::Pool(int num_threads) {
-  for (int i = 1; i < num_threads; ++i) {
-    threads_.emplace_back([this] { serve(); });
+struct Pool::Threads {
+  std::mutex mutex;  // for going to sleep and waking up
+  std::condition_variable wake;
+  std::vector<std::thread> threads;
+};
+
+Pool::Pool(int num_threads) : threads_(new Threads) {
+  try {
+    for (int i = 1; i < num_threads; ++i) {
+      threads_->threads.emplace_back([this] { serve(); });
+    }
+  } catch (...) {  // there may be some of them
+    end();
+    throw;
   }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { end(); }
+
+void Pool::end() {
   {
-    const std::scoped_lock lock(mutex_);
+    const std::scoped_lock lock(threads_->mutex);
     is_ending_ = true;
   }
-  wake_.notify_all();
-  for (std::thread& thread : threads_) {
+  threads_->wake.notify_all();
+  for (std::thread& thread : threads_->threads) {
     thread.join();
   }
+  delete threads_;
 }
 
 void Pool::run(int64_t num_tasks, Function call, const void* context) {
-  if (num_tasks == 1 || threads_.empty()) {
+  if (num_tasks == 1 || threads_->threads.empty()) {
     for (int64_t i = 0; i < num_tasks; ++i) {
       call(context, i);
     }
@@ -55,9 +70,9 @@ void Pool::run(int64_t num_tasks, Function call, const void* context) {
   // sequentially consistent.
   if (num_sleeping_.load() > 0) {
     {
-      const std::scoped_lock lock(mutex_);
+      const std::scoped_lock lock(threads_->mutex);
     }
-    wake_.notify_all();
+    threads_->wake.notify_all();
   }
   work();
   for (int spins = 0; unfinished_.load(std::memory_order_acquire) > 0; ++spins) {
@@ -89,9 +104,9 @@ void Pool::serve() {
       pause();
     }
     if (!has_tasks()) {
-      std::unique_lock lock(mutex_);
+      std::unique_lock lock(threads_->mutex);
       ++num_sleeping_;
-      wake_.wait(lock, [this] { return has_tasks() || is_ending_.load(); });
+      threads_->wake.wait(lock, [this] { return has_tasks() || is_ending_.load(); });
       --num_sleeping_;
     }
     work();

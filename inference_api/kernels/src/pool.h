@@ -2,11 +2,7 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
-#include <thread>
-#include <vector>
 
 namespace hearth {
 
@@ -34,22 +30,22 @@ class Pool {
 
  private:
   using Function = void (*)(const void* context, int64_t index);
+  struct Threads;  // and what they sleep by: all units but one compile without their headers
 
   void run(int64_t num_tasks, Function call, const void* context);
   bool has_tasks() const;
   void work();
   void serve();
+  void end();
 
   Function call_ = nullptr;
   const void* context_ = nullptr;
   std::atomic<uint64_t> ticket_{0};
   std::atomic<int64_t> unfinished_{0};
 
-  std::mutex mutex_;  // for going to sleep and waking up
-  std::condition_variable wake_;
   std::atomic<int> num_sleeping_{0};
   std::atomic<bool> is_ending_{false};
-  std::vector<std::thread> threads_;
+  Threads* const threads_;
 };
 
 }  // namespace hearth

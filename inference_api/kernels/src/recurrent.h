@@ -1,6 +1,7 @@
 // Layers that remember one state of a row instead of keys and values of all its tokens.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -1,7 +1,6 @@
 // The cap that some models put on their logits.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "activation.h"
@@ -15,7 +14,7 @@ inline void soften(float* logits, int64_t count, float softcap) {
   for (int64_t i = 0; i < count; ++i) {
     const float x = logits[i] / softcap;
     const float tanh = 2.0f * sigmoid<Scalar>(2.0f * x) - 1.0f;
-    logits[i] = std::isnan(x) ? x : softcap * tanh;
+    logits[i] = __builtin_isnan(x) ? x : softcap * tanh;
   }
 }
 

@@ -37,19 +37,22 @@ void unpack_block(const Int4Block& block, int64_t lane, float* weights) {
   }
 }
 
-// Blocks that are taken apart: the whole panel is, which takes no longer than one lane would.
+// Blocks that are taken apart: the scales of the whole panel are.
 template <class Block>
 void unpack_block(const Block& block, int64_t lane, float* weights) {
   constexpr int kInputs = Block::kInputs / Block::kScales;  // of a group
-  UnpackedOf<Block> unpacked;
-  unpack<Portable>(block, 0, unpacked);
-  for (int i = 0; i < Block::kInputs; ++i) {
+  decltype(UnpackedOf<Block>::floats) floats;
+  unpack_scales<Portable>(block, 0, floats);
+  for (int i = 0; i < Block::kInputs; i += kQuad) {
     const int group = i / kInputs;
-    const int quad = i % kInputs / kQuad;
-    const int value = unpacked.groups[group].quads[quad][lane][i % kQuad] - Block::kOffset;
-    weights[i] = static_cast<float>(value) * unpacked.floats.scales[group][lane];
-    if (Block::kHasMinima) {
-      weights[i] -= unpacked.floats.minima[group][lane];
+    const auto quad = bytes_of<PortableBytes<1>, Block>(
+        values_of(block, group), i % kInputs / kQuad, static_cast<int>(lane));
+    for (int j = 0; j < kQuad; ++j) {
+      const int value = quad.lanes[0][j] - Block::kOffset;
+      weights[i + j] = static_cast<float>(value) * floats.scales[group][lane];
+      if (Block::kHasMinima) {
+        weights[i + j] -= floats.minima[group][lane];
+      }
     }
   }
 }

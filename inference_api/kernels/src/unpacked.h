@@ -13,6 +13,11 @@ namespace {
 constexpr int kLowBits = 4;
 constexpr int kLowMask = 0xf;
 
+template <class Block, class = void>
+constexpr bool kIsTakenApart = false;
+template <class Block>
+constexpr bool kIsTakenApart<Block, std::void_t<decltype(Block::kBits)>> = true;
+
 template <class Packed, class = void>
 constexpr bool kHasTable = false;
 template <class Packed>
@@ -86,7 +91,8 @@ struct GroupFloats {
 
 // Two to the power of `exponent` - 128, of which the first two are subnormal.
 inline float power_of_two(uint8_t exponent) {
-  return float_from_bits(exponent < 2 ? 0x00200000u << exponent : (exponent - 1u) << 23);
+  const uint32_t subnormal = 0x00200000u << (exponent & 1);
+  return float_from_bits(exponent < 2 ? subnormal : (exponent - 1u) << 23);
 }
 
 // Scales of a vector of a block that has them as they are.
@@ -257,8 +263,8 @@ struct Whole : Isa::template Small<Packed::kBits, Packed::kOffset> {
   }
 };
 
-template <class Isa, class To, int kBits, int kOffset, bool kMinima>
-struct Apart : Isa::template Small<kBits, kOffset> {
+template <class Isa, class Small, class To, bool kMinima>
+struct Apart : Small {
   using Block = To;
   static constexpr bool kHasMinima = kMinima;
 
@@ -268,7 +274,8 @@ struct Apart : Isa::template Small<kBits, kOffset> {
 };
 
 template <class Isa, class Packed>
-using ApartOf = Apart<Isa, UnpackedOf<Packed>, Packed::kBits, Packed::kOffset, Packed::kHasMinima>;
+using ApartOf = Apart<Isa, typename Isa::template Small<Packed::kBits, Packed::kOffset>,
+                      UnpackedOf<Packed>, Packed::kHasMinima>;
 
 // Scales and minima of a block as `Isa` reads them.
 template <class Isa, class Block>
