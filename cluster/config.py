@@ -271,14 +271,14 @@ def _from_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
             ),
             "proxy": proxy,
             "servers": {
-                name: each.model_copy(update={"model": _found(each.model, folder)})
+                name: each.model_copy(update={"model": _path_or_id(each.model, folder)})
                 for name, each in config.servers.items()
             },
         }
     )
 
 
-def _found(model: str | None, folder: Path) -> str | None:
+def _path_or_id(model: str | None, folder: Path) -> str | None:
     """Returns the path if it exists in this folder; otherwise the model unchanged, because it may
     be a hub id."""
     try:

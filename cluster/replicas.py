@@ -59,7 +59,7 @@ class Recipes:
     def engine(self, server: str) -> Engine:
         return self.engines.get(server, HEARTH)
 
-    def of(self, group: Group) -> Recipe:
+    def recipe(self, group: Group) -> Recipe:
         """Returns a group's recipe, with its rows in USER_ROWS and in the command line. Raises
         ConfigFaulty for unknown names."""
         for name, known, kind in (

@@ -68,7 +68,7 @@ class SystemDocument:
 def read_system(content: bytes) -> SystemDocument:
     """Returns the document in this content. Raises ConfigFaulty."""
     try:
-        parts = _named(json.loads(content))["system"]
+        parts = _with_known_keys(json.loads(content))["system"]
         return SystemDocument(
             parts,
             _by_name(parts, "serverData", "servers"),
@@ -95,7 +95,7 @@ def _by_name(parts: Json, group: str, kind: str) -> dict[str, Json]:
     return {str(each["name"]): each for each in _listed(parts, group, kind)}
 
 
-def _named(value: Any) -> Any:
+def _with_known_keys(value: Any) -> Any:
     if isinstance(value, dict):
-        return {_NAMES.get(key.lower(), key): _named(each) for key, each in value.items()}
-    return [_named(each) for each in value] if isinstance(value, list) else value
+        return {_NAMES.get(key.lower(), key): _with_known_keys(each) for key, each in value.items()}
+    return [_with_known_keys(each) for each in value] if isinstance(value, list) else value

@@ -23,7 +23,7 @@ class PendingAsks:
         self._lock = threading.Lock()
         self._asks: OrderedDict[str, list[tuple[float, Shares]]] = OrderedDict()
 
-    def of(self, session_id: str, number_of_nodes: int) -> list[Shares]:
+    def shares_of(self, session_id: str, number_of_nodes: int) -> list[Shares]:
         """Returns the pending shares for this number of nodes, which may change before the first
         result is told."""
         now = self._clock()

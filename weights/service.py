@@ -60,7 +60,9 @@ class WeightsService:
         if session is not None:
             check_same(session, problem)
             observations = self.recent(replace(session, problem=problem))
-        pending = [] if seed is not None else self._pending.of(session_id, problem.number_of_nodes)
+        pending = (
+            [] if seed is not None else self._pending.shares_of(session_id, problem.number_of_nodes)
+        )
         rng = np.random.default_rng(None if seed is None else [seed, len(observations)])
         proposals = [
             replace(proposal, shares=snapped(proposal.shares, problem))

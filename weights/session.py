@@ -30,7 +30,7 @@ class Told:
     is_better: bool
 
 
-def told(
+def apply_update(
     session: Session | None, session_id: str, problem: Problem, observations: Sequence[Observation]
 ) -> Told:
     """Returns the session after `observations`, at least one. Raises SessionMismatch."""

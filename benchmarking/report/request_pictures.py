@@ -115,7 +115,7 @@ def batch_bars(records: Sequence[RequestRecord]) -> Figure | None:
             _bars(ax, groups, offset, color, who)
         ax.set(xlabel="batch size", ylabel=label)
     total = [
-        size * float(np.mean(_known([_client_rate(r) for r in by_batch[size]]) or [0]))
+        size * float(np.mean(_not_none([_client_rate(r) for r in by_batch[size]]) or [0]))
         for size in sizes
     ]
     axes[3].bar(range(len(sizes)), total, color=COLORS[2])
@@ -130,7 +130,7 @@ def batch_bars(records: Sequence[RequestRecord]) -> Figure | None:
 def _bars(
     ax: Axes, groups: Sequence[Sequence[float | None]], offset: float, color: str, who: str
 ) -> None:
-    for i, values in enumerate(_known(group) for group in groups):
+    for i, values in enumerate(_not_none(group) for group in groups):
         if values:
             low, middle, high = np.percentile(values, (5, 50, 95))
             label = who if i == 0 else None
@@ -138,7 +138,7 @@ def _bars(
             ax.bar(i + offset, middle, 0.38, yerr=error, capsize=2, color=color, label=label)
 
 
-def _known(values: Sequence[float | None]) -> list[float]:
+def _not_none(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 

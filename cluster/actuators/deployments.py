@@ -135,7 +135,7 @@ class Deployments:
         """Returns the result of `change` on the Deployment. Retries if others changed it."""
         for _ in range(MAX_TRIES):
             try:
-                return change(self._found(group))
+                return change(self._deployment(group))
             except CallRefused as error:
                 if error.status != CONFLICT:
                     raise
@@ -143,7 +143,7 @@ class Deployments:
             f"the Deployment of {group} was changed by others {MAX_TRIES} times in a row"
         )
 
-    def _found(self, group: Group) -> Deployment:
+    def _deployment(self, group: Group) -> Deployment:
         found = [each for each in self._calls.deployments() if each.is_of(group)]
         exact = [each for each in found if each.user_rows == group.user_rows]
         if len(exact) == 1 or len(found) == 1:

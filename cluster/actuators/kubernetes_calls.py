@@ -62,36 +62,36 @@ class Calls:
     def autoscalers(self) -> tuple[Autoscaler, ...]:
         """Raises Refused if the service account may not list them."""
         call = self._autoscaling.list_namespaced_horizontal_pod_autoscaler
-        return AutoscalerList.model_validate_json(self._asked(call, self.namespace)).items
+        return AutoscalerList.model_validate_json(self._call(call, self.namespace)).items
 
     def patch_scale(self, deployment: Deployment, replicas: int) -> None:
         """Raises Refused: 409 if the Deployment has changed since it was read."""
         body = {**_unchanged(deployment), "spec": {"replicas": replicas}}
         call = self._apps.patch_namespaced_deployment_scale
-        self._asked(call, deployment.name, self.namespace, body)
+        self._call(call, deployment.name, self.namespace, body)
 
     def patch(self, deployment: Deployment, spec: dict[str, Any]) -> None:
         """Raises Refused, as `patch_scale`."""
         body = {**_unchanged(deployment), "spec": spec}
-        self._asked(self._apps.patch_namespaced_deployment, deployment.name, self.namespace, body)
+        self._call(self._apps.patch_namespaced_deployment, deployment.name, self.namespace, body)
 
     def patch_annotations(self, pod: str, annotations: dict[str, str]) -> None:
         """Raises Refused."""
         body = {"metadata": {"annotations": annotations}}
-        self._asked(self._core.patch_namespaced_pod, pod, self.namespace, body)
+        self._call(self._core.patch_namespaced_pod, pod, self.namespace, body)
 
     def close(self) -> None:
         self._client.close()
 
     def _listed(self, call: Callable[..., Any], kind: type[T], **query: str) -> T:
         try:
-            return kind.model_validate_json(self._asked(call, self.namespace, **query))
+            return kind.model_validate_json(self._call(call, self.namespace, **query))
         except CallRefused as error:
             raise ActuatorUnusable(str(error)) from error
         except ValueError as error:
             raise ActuatorUnusable(f"The answer of Kubernetes is not a {kind.__name__}.") from error
 
-    def _asked(self, call: Callable[..., Any], *args: object, **query: str) -> bytes:
+    def _call(self, call: Callable[..., Any], *args: object, **query: str) -> bytes:
         """Returns the body of a 2xx answer. Raises Refused and ActuatorUnusable."""
         try:
             response = call(*args, **query, _request_timeout=TIMEOUT_S, _preload_content=False)

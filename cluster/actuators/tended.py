@@ -290,7 +290,7 @@ class TendedReplicas:
         return self._notes.pop(name, _Note())
 
     def _recipe(self, group: Group) -> Recipe:
-        recipe = self._recipes.of(group)
+        recipe = self._recipes.recipe(group)
         drain = {"DRAIN_TIMEOUT": str(self._times.drain_s)}
         return replace(recipe, settings={**recipe.settings, **drain})
 

@@ -64,7 +64,7 @@ class Chats:
 
     def model_of(self, chat: Chat) -> tuple[Chosen, ServedModel]:
         """Raises UnknownModel, NotReady, Draining and BackendFailed."""
-        chosen = self._choice.of(chat.model, chat.user_texts)
+        chosen = self._choice.choose(chat.model, chat.user_texts)
         self._backend.check_admission()
         return chosen, self._backend.served[chosen.name]
 

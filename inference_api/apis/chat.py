@@ -86,7 +86,7 @@ def chat_params(params: GenerationParams, use: ToolUse, tokenizer: Tokenizer) ->
     return replace(
         params,
         constraint=constraint,
-        kept_token_ids=tokenizer.special_ids(_kept(dialect, use)),
+        kept_token_ids=tokenizer.special_ids(_kept_names(dialect, use)),
         stop_token_ids=(*params.stop_token_ids, *stops),
     )
 
@@ -152,7 +152,7 @@ class ChatAnswer:
         yield "", self._reader.finish()
 
 
-def _kept(dialect: Dialect, use: ToolUse) -> Iterator[str]:
+def _kept_names(dialect: Dialect, use: ToolUse) -> Iterator[str]:
     if dialect.thought is not None:
         yield from (dialect.thought.begin, dialect.thought.end)
     if use.callable_tools or dialect.name == "harmony":

@@ -36,7 +36,7 @@ class ModelChoice:
         self._router = router
 
     def check(self, asked: str) -> None:
-        """Raises the errors of `of` that do not depend on the text."""
+        """Raises the errors of `choose` that do not depend on the text."""
         if asked != ROUTED or self._settings.bundle is None:
             self._settings.name_of(asked)
         elif self._router is None:
@@ -46,7 +46,7 @@ class ModelChoice:
                 "model",
             )
 
-    def of(self, asked: str | None, messages: Sequence[str]) -> Chosen:
+    def choose(self, asked: str | None, messages: Sequence[str]) -> Chosen:
         """Returns the model of this name; None means the default model.
 
         `messages` are the user's, oldest first. Raises UnknownModel, or InvalidRequest for `auto`

@@ -177,7 +177,7 @@ class _Check:
         heads = self._heads(member, model)
         if any(each.level == "ERROR" for each in self.found[before:]):
             return None
-        return _taken(member, settings, model, draft, heads)
+        return _needs(member, settings, model, draft, heads)
 
     def rows(self, bundle: Bundle) -> None:
         faults = bundle.row_faults(self._settings.user_rows)
@@ -275,7 +275,7 @@ def _look_at(source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
     return _Model(described.folder, described.config, described.tensors), []
 
 
-def _taken(
+def _needs(
     member: BundleMember,
     settings: ModelSettings,
     model: _Model,

@@ -315,7 +315,7 @@ class DecodeBackend:
             totals.steps += 1
             totals.model_s += model_s
             totals.loop_s += loop_s / len(stepped)
-            model.took(step, model_s, loop_s / len(stepped))
+            model.learn_turn(step, model_s, loop_s / len(stepped))
         for each in self.models.values():
             each.served.costs.publish(time.time())
         self._publish(now_s)

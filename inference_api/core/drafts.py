@@ -43,7 +43,7 @@ class DraftSource(Protocol):
 class Drafting(DraftSource, Protocol):
     """The draft source that a model's rows ask. It may combine several others."""
 
-    def took(self, step: "PlannedStep", model_s: float, loop_s: float) -> None:
+    def learn_turn(self, step: "PlannedStep", model_s: float, loop_s: float) -> None:
         """Learn how many seconds a turn took inside the model, and outside it."""
 
 
@@ -54,7 +54,7 @@ class RowStates(Generic[State]):
         self._start = start
         self._held: dict[int, tuple[UserRow, State]] = {}  # keyed by row index
 
-    def of(self, rows: Sequence[UserRow]) -> list[State]:
+    def for_rows(self, rows: Sequence[UserRow]) -> list[State]:
         """Returns the states of `rows`, in their order, and drops the states of all other rows."""
         held, self._held = self._held, {}
         for row in rows:
@@ -77,7 +77,7 @@ class Accepted(NamedTuple):
     drawn: Sequence[Drawn]  # along that branch: the drafted tokens that were drawn, then one more
 
 
-def accepted(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
+def accepted_branch(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
     """Returns the branch of a draft on which each token is what the token before it drew.
 
     A draw depends only on its branch and position, so the text is the same as without drafts.

@@ -66,13 +66,13 @@ class LoadedModel:
         if self.runner.idle():
             self.rows.pages.forget_cached()
 
-    def took(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
+    def learn_turn(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
         """Learn how many seconds a turn took inside the model, and outside it."""
         self.served.step_times.add(len(step.decoding), model_s + loop_s)
         if self.speculation is not None:
-            self.speculation.took(step, model_s, loop_s)
+            self.speculation.learn_turn(step, model_s, loop_s)
         else:
-            self.served.costs.took(step.contents, model_s, loop_s)
+            self.served.costs.learn_turn(step.contents, model_s, loop_s)
 
 
 def snapshot_of(served: ServedModel, models: Mapping[str, LoadedModel]) -> ModelSnapshot:

@@ -6,7 +6,7 @@ Decode thread only.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inference_api.core.drafts import DraftSource, Outcome, accepted
+from inference_api.core.drafts import DraftSource, Outcome, accepted_branch
 from inference_api.core.rows import NO_DRAFT, Draft, RowTable, UserRow
 from inference_api.core.served_model import ServedModel
 from inference_api.core.step_costs import Contents, StepCosts
@@ -69,7 +69,7 @@ class PlannedStep:
                 row.pooled.add(result.hidden[:1])
             if len(drawn) > 1:
                 drafted_tokens = max(step.positions) - step.start  # for a tree, its depth
-                tokens, drawn = accepted(step, drawn)
+                tokens, drawn = accepted_branch(step, drawn)
                 self.kept.append((step, tokens))
                 last = tokens[-1]
             hidden = None if result.hidden is None else result.hidden[last]

@@ -59,13 +59,13 @@ class PromptCosts:
 
     def learn(self, rows: int, tokens: int, seconds: float) -> None:
         """Learn that `tokens` prompt tokens added `seconds` to a step in which `rows` decoded."""
-        expected_s = (self.of(rows) or 0.0) * tokens
+        expected_s = (self.token_s(rows) or 0.0) * tokens
         if expected_s:
             seconds = min(seconds, MAX_RATIO * expected_s)
         self._fits.setdefault(rows.bit_length(), _Fit()).learn(rows, tokens, seconds)
         self._all.learn(rows, tokens, seconds)
 
-    def of(self, rows: int) -> float | None:
+    def token_s(self, rows: int) -> float | None:
         """Returns the seconds of one prompt token; None before the first prompt."""
         fit = self._fits[rows.bit_length()] if self.knows(rows) else self._all
         return fit.slope if fit.steps else None

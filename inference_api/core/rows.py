@@ -144,8 +144,7 @@ class UserRow:
         return len(self.tokens) - 1 - self.num_cached
 
     def take_prompt(self, num_tokens: int) -> RowStep:
-        """Returns a step with the next prompt tokens. If prompt log probabilities were requested,
-        each of them also scores the token after it."""
+        """Returns a step with the next prompt tokens, which score what follows if requested."""
         start = self.num_cached
         self.num_cached += num_tokens
         tokens = self.tokens
@@ -185,8 +184,7 @@ class UserRow:
     def accept(
         self, drawn: Sequence[Drawn], batch_size: int, drafted_tokens: int = 0
     ) -> TokenEvent:
-        """Take the tokens drawn along the accepted branch, up to the answer's end. Returns the
-        event for the session."""
+        """Take the drawn tokens of the accepted branch. Returns the event for the session."""
         generated, num_before = self.generated, len(self.generated)
         logprobs: list[TokenLogprobs] = []
         error: HearthError | None = None
@@ -315,15 +313,13 @@ class RowTable:
         return num_pauses
 
     def reuse(self, row: UserRow) -> None:
-        """Take over what is cached of a row's prompt, before the row prefills any of it. There may
-        be more by now than at its admission."""
+        """Take over cached pages of a row's prompt, of which there may be more by now."""
         salt, is_reused = row.request.cache_salt, not row.is_whole_needed
         row.reuse(self.pages.begin(row.index, salt, row.tokens, reuses=is_reused))
         row.borders = self.pages.borders(row.index)
 
     def reserve(self, row: UserRow, num_tokens: int) -> bool:
-        """Reserve pages for `num_tokens` more tokens of a row; returns whether there were
-        enough."""
+        """Reserve pages for more tokens of a row. Returns whether there were enough."""
         end = row.num_cached + num_tokens
         if end <= row.room_tokens:  # the usual case, for every row in every turn
             return True

@@ -167,9 +167,9 @@ class StepCosts:
             started_s = clock()
             runner.step([RowStep(0, 0, [0] * num_tokens)])
             times.append(clock() - started_s)
-        self.prompts.learn(0, num_tokens, (min(times) - self.of(1)) / self._scale)
+        self.prompts.learn(0, num_tokens, (min(times) - self.step_s(1)) / self._scale)
 
-    def of(self, num_tokens: int) -> float:
+    def step_s(self, num_tokens: int) -> float:
         """Returns the seconds of a step of `num_tokens` tokens."""
         learned = self._learned
         return self._scale * (learned[num_tokens] if num_tokens < len(learned) else learned[-1])
@@ -186,14 +186,14 @@ class StepCosts:
     def turn_s(self, rows: int) -> float:
         """Returns the mean seconds of a turn in which so many rows decode, interruptions
         included."""
-        return self._held_up * self.of(max(rows, 1)) + _nearest(self._whole_loop, rows)
+        return self._held_up * self.step_s(max(rows, 1)) + _nearest(self._whole_loop, rows)
 
     def prompt_token_s(self, rows: int) -> float | None:
         """Returns the seconds that a prompt token adds to a step; None before the first prompt."""
-        relative_s = self.prompts.of(rows)
+        relative_s = self.prompts.token_s(rows)
         return None if relative_s is None else self._scale * relative_s
 
-    def took(self, contents: Contents, model_s: float, loop_s: float) -> None:
+    def learn_turn(self, contents: Contents, model_s: float, loop_s: float) -> None:
         """Learn how many seconds a turn took inside the model, and outside it."""
         rows, tokens, prompt_tokens = contents
         self._num_steps += 1
@@ -284,7 +284,7 @@ class StepCosts:
     def _learn_prompt(self, contents: Contents, turn_s: float) -> None:
         """Learn from a turn with prompts: their cost, and, once that is known, the common speed."""
         rows, tokens, prompt_tokens = contents
-        own_s = self.of(max(tokens, 1)) + self.loop_s(rows)
+        own_s = self.step_s(max(tokens, 1)) + self.loop_s(rows)
         if self.prompts.knows(rows):
             expected_s = own_s + prompt_tokens * (self.prompt_token_s(rows) or 0.0)
             ratio = min(max(turn_s / expected_s, 1 / MAX_RATIO), MAX_RATIO)
@@ -298,7 +298,7 @@ class StepCosts:
         weights = SCALE_RATE / (2 - SCALE_RATE) + 1 / (1 + min(self._counts[place], SIZE_STEPS))
         loop = self._whole_loop[size.bit_length()]
         loop_error_s = loop.error if loop.count > 1 else self.loop_s(size)
-        return math.hypot(self.of(size) * math.sqrt(self._noise[place] * weights), loop_error_s)
+        return math.hypot(self.step_s(size) * math.sqrt(self._noise[place] * weights), loop_error_s)
 
     def _time(self, place: int, num_tokens: int, seconds: float) -> None:
         """Learn from one of the first steps of a size that was not measured."""

@@ -63,7 +63,7 @@ class KernelRunner(LocalRunner):
             raise StartupError(faults)
         self.bits = checkpoint.weight_bits(self._options)
         self._threads = _num_threads(self._config)
-        self._packing = Packing(_made(kernels_of, self._threads), self.bits)
+        self._packing = Packing(_make_kernels(kernels_of, self._threads), self.bits)
         self.share_pages(None if packed is not None else self._pages_that_fit())
 
     def _context(self, config: ModelConfig, asked: int | None) -> int:
@@ -222,7 +222,7 @@ def _num_threads(config: ModelConfig) -> int:
     return hardware.physical_cores() if num_parameters(config) >= MIN_PARAMETERS_TO_SHARE else 1
 
 
-def _made(kernels_of: Callable[[int], Kernels], num_threads: int) -> Kernels:
+def _make_kernels(kernels_of: Callable[[int], Kernels], num_threads: int) -> Kernels:
     try:
         return kernels_of(num_threads)
     except KernelsUnavailable as error:

@@ -29,7 +29,7 @@ def sample(
     }
     apply_penalties(logits, draws)
     _forbid(logits, draws)
-    ways = [_way(draw.sampling, at) for draw, at in zip(draws, positions, strict=True)]
+    ways = [_how_to_draw(draw.sampling, at) for draw, at in zip(draws, positions, strict=True)]
     token_ids = [
         token if draw.known_id is None else draw.known_id
         for token, draw in zip(kernels.draw(logits, ways), draws, strict=True)
@@ -40,7 +40,7 @@ def sample(
     return list(map(Drawn, token_ids, logprobs))
 
 
-def _way(params: SamplingParams, position: int) -> HowToDraw:
+def _how_to_draw(params: SamplingParams, position: int) -> HowToDraw:
     temperature = 0.0 if params.is_greedy else params.temperature
     seed = params.seed & MASK_64
     return temperature, params.top_k, params.top_p, params.min_p, seed, position

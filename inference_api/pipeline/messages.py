@@ -75,7 +75,7 @@ def read_step(numbers: Sequence[int], max_rows: int, max_seq_len: int) -> StepPa
     returned: list[int] = []
     num_tokens, rest = 0, iter(numbers)
     for row in rest:
-        start, count, first, is_tree = _taken(rest, ROW_NUMBERS - 1)
+        start, count, first, is_tree = _next_numbers(rest, ROW_NUMBERS - 1)
         if not (0 <= row < max_rows and start >= 0 and 1 <= count <= max_seq_len - start):
             raise BadMessage(f"{count} tokens at {start} of row {row}")
         if not 0 <= first <= count:
@@ -90,13 +90,13 @@ def read_step(numbers: Sequence[int], max_rows: int, max_seq_len: int) -> StepPa
 
 
 def _parents(numbers: Iterator[int], count: int) -> Sequence[int]:
-    parents = _taken(numbers, count)
+    parents = _next_numbers(numbers, count)
     if any(not -1 <= parent < token for token, parent in enumerate(parents)):
         raise BadMessage("a tree whose tokens follow later ones")
     return parents
 
 
-def _taken(numbers: Iterator[int], count: int) -> Sequence[int]:
+def _next_numbers(numbers: Iterator[int], count: int) -> Sequence[int]:
     taken = [number for _, number in zip(range(count), numbers, strict=False)]
     if len(taken) != count:
         raise BadMessage("a step that is cut short")

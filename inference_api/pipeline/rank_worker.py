@@ -82,9 +82,9 @@ class RankWorker:
     def _fitting(self, numbers: Sequence[int]) -> Sequence[int]:
         """Returns the numbers of FIT, with fewer pages if this rank has room for fewer."""
         pages, *split = numbers
-        return (min(pages, self._part(split).layout.num_pages), *split)
+        return (min(pages, self._make_runner_for(split).layout.num_pages), *split)
 
-    def _part(self, split: Sequence[int]) -> KernelRunner:
+    def _make_runner_for(self, split: Sequence[int]) -> KernelRunner:
         if len(split) != self._ring.num_ranks:
             raise BadMessage(f"a split of {len(split)} for {self._ring.num_ranks} ranks")
         return self._make_runner(layers_of(split, self._ring.rank))
@@ -95,7 +95,7 @@ class RankWorker:
         agreement, pages, *split = numbers
         if self._runner is not None:
             self._runner.unload()
-        self._runner = self._part(split)
+        self._runner = self._make_runner_for(split)
         if self._runner.agreement != agreement:
             raise StartupError(
                 [

@@ -40,7 +40,7 @@ class RingDecoder:
             logits.append(outputs.logits.copy())  # the next part overwrites this memory
             hidden += outputs.hidden
         pieces = [piece for part in parts for piece in part]
-        return Outputs(np.concatenate(logits), _joined(rows, pieces, hidden))
+        return Outputs(np.concatenate(logits), _states_by_row(rows, pieces, hidden))
 
     def _hear(self, part: Sequence[RowStep]) -> Hidden:
         """Returns the states after all layers of the part's tokens that draw or are wanted."""
@@ -57,7 +57,7 @@ def _returned(row: RowStep) -> RowStep:
     return replace(row, token_ids=returned_tokens(row), parents=None)
 
 
-def _joined(
+def _states_by_row(
     rows: Sequence[RowStep], pieces: Sequence[RowStep], hidden: Sequence[Hidden | None]
 ) -> Sequence[Hidden | None]:
     """Returns the states of each row, joined from its consecutive pieces."""

@@ -92,7 +92,7 @@ class PipelineRunner:
         self._own.share_pages(pages)
         self.split = split
         # Draft sources keep the first heads, which do not depend on the split.
-        self._load(self._joined)
+        self._load(self._current_ring)
         self.choose_parts()
 
     def warm_up(self) -> None:
@@ -130,7 +130,7 @@ class PipelineRunner:
     def keep(self, row: RowStep, accepted: Sequence[int]) -> None:
         self._own.keep(row, accepted)
         if any(token != place for place, token in enumerate(accepted)):
-            self._joined.tell(Message(Kind.KEEP, (row.row, row.start, *accepted)))
+            self._current_ring.tell(Message(Kind.KEEP, (row.row, row.start, *accepted)))
 
     @property
     def layout(self) -> PageLayout:
@@ -140,18 +140,18 @@ class PipelineRunner:
         self._own.place(row, group, first, pages)
         for at in range(0, len(pages), PLACED_PAGES):
             told = (row, group, first + at, *pages[at : at + PLACED_PAGES])
-            self._joined.tell(Message(Kind.PLACE, told))
+            self._current_ring.tell(Message(Kind.PLACE, told))
 
     def copy_page(self, source: int, target: int) -> None:
         self._own.copy_page(source, target)
-        self._joined.tell(Message(Kind.COPY_PAGE, (source, target)))
+        self._current_ring.tell(Message(Kind.COPY_PAGE, (source, target)))
 
     def give_back(self, pages: Sequence[int]) -> None:
         """Does nothing: ranks keep their memory."""
 
     def idle(self) -> bool:
         """Exchange a ping with the other ranks, and do operators' work. Raises RingBroken."""
-        ring = self._joined
+        ring = self._current_ring
         if time.monotonic() - ring.told_at_s > ring.timeout_s / SILENCES_PER_TIMEOUT:
             self._ping(ring.timeout_s)
         return self.pauses.turn()
@@ -165,7 +165,7 @@ class PipelineRunner:
                 ring.settle()
 
     @property
-    def _joined(self) -> Ring:
+    def _current_ring(self) -> Ring:
         assert self._ring is not None, "load comes first"
         return self._ring
 
@@ -194,8 +194,8 @@ class PipelineRunner:
 
     def _ping(self, timeout_s: float) -> None:
         """Wait until all ranks have handled all messages."""
-        self._joined.tell(Message(Kind.PING))
-        if self._joined.hear(timeout_s).kind is not Kind.PING:
+        self._current_ring.tell(Message(Kind.PING))
+        if self._current_ring.hear(timeout_s).kind is not Kind.PING:
             raise BadMessage("no ping came back")
 
     def _seconds_of(self, num_rows: int) -> float:

@@ -37,7 +37,7 @@ class Calibration:
         self._expected = [PRIOR_TRIALS] * num_kinds * NUM_BINS
         self._proposed: Mapping[int, Proposed] = {}  # for the next step, by row index
 
-    def of(self, kind: int, probability: float) -> tuple[int, float]:
+    def calibrated(self, kind: int, probability: float) -> tuple[int, float]:
         """Returns a guess's kind and bin as one number, and its corrected likelihood, given that
         the guess before it is right."""
         likely = max(LEAST, probability)  # NaN becomes LEAST

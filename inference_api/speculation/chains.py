@@ -58,7 +58,7 @@ class Growth:
                 continue
             depth = min(len(chain.token_ids), self._num_depths - 1)
             kind = 2 * depth + (not request.sampling.is_greedy)
-            chain.add(guess, *self._calibration.of(kind, guess.probability))
+            chain.add(guess, *self._calibration.calibrated(kind, guess.probability))
         return [chain for chain in chains if chain.room > 0]
 
     def drafts(self, chains: Iterable[Chain]) -> Mapping[int, Draft]:

@@ -95,7 +95,7 @@ class _Tree:
 
         def consider(node: int, parent: int, of_parent: float, most: float) -> None:
             probability = probabilities[self._head[node]][self._rank[node]]
-            each, likelihood = calibration.of(self._head[node], probability)
+            each, likelihood = calibration.calibrated(self._head[node], probability)
             likelihood = min(of_parent * likelihood, most)
             heappush(waiting, (-likelihood, node, parent, of_parent, each, probability))
 

@@ -53,7 +53,7 @@ class NgramDrafts:
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
         proposed = []
-        for row, lookup in zip(rows, self._lookups.of(rows), strict=True):
+        for row, lookup in zip(rows, self._lookups.for_rows(rows), strict=True):
             match = lookup.index.match(self._max_tokens)
             if match.size:
                 proposed.append(self._chain(row, match, lookup.share))
@@ -67,7 +67,7 @@ class NgramDrafts:
     def _chain(self, row: UserRow, match: Match, share: float) -> Proposed:
         kind, num_later = 2 * (match.size - 2), len(match.token_ids) - 1
         (first, likely), (later, likely_later) = (
-            self._calibration.of(each, share) for each in (kind, kind + 1)
+            self._calibration.calibrated(each, share) for each in (kind, kind + 1)
         )
         likelihoods = accumulate(repeat(likely_later, num_later), mul, initial=likely)
         draft = Draft(match.token_ids, None, [*likelihoods])

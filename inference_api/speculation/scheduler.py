@@ -88,7 +88,7 @@ class DraftScheduler:
         if asked.num_sources:
             self._num_drawn = sum([len(each.drawn) for each in outcomes])
 
-    def took(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
+    def learn_turn(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
         """Learn how many seconds a turn took inside the model and outside it. The time to guess for
         the next step counts to the next turn."""
         loop_s = max(loop_s - self._asked.propose_s, 0.0)
@@ -100,11 +100,11 @@ class DraftScheduler:
             else:
                 self._learn_pace(ways, step.contents, model_s + loop_s)
                 self._num_to_ask = ways.next()
-        self.costs.took(step.contents, model_s, loop_s)
+        self.costs.learn_turn(step.contents, model_s, loop_s)
 
     def _learn_pace(self, ways: Ways, contents: Contents, seconds: float) -> None:
         rows, asked = contents.rows, self._stepped
-        plain_s = self.costs.of(rows) + self.costs.loop_s(rows)
+        plain_s = self.costs.step_s(rows) + self.costs.loop_s(rows)
         relative_tokens = self._num_drawn / rows if asked.num_sources else 1.0
         if contents.prompt_tokens:
             prompt_s = contents.prompt_tokens * (self.costs.prompt_token_s(rows) or 0.0)

@@ -82,7 +82,7 @@ class _Values:
         firsts, is_empty = [], True
         for number, name in enumerate(names):
             member, rest = f"{rule}_m{number}", f"{rule}_r{number + 1}"
-            self.rules.append(f"{member}: {write(f'{name}:')} {self.of(named[name])}")
+            self.rules.append(f"{member}: {write(f'{name}:')} {self.rule_of(named[name])}")
             if is_empty:
                 firsts.append(f"{member} {rest}")
             is_required = name in (required or ())
@@ -93,7 +93,7 @@ class _Values:
         inside = f"({' | '.join(firsts)}){'?' if is_empty else ''}" if firsts else ""
         self.rules.append(f"{rule}: {write('{')} {inside} {write('}')}")
 
-    def of(self, about: object) -> str:
+    def rule_of(self, about: object) -> str:
         """Returns the name of the rule for this kind of value."""
         if not isinstance(about, Mapping):
             return _ANY
@@ -102,7 +102,7 @@ class _Values:
             if reference not in self._by_reference:
                 name = self._by_reference[reference] = self._new_name()
                 found = self._referred(reference)
-                self.rules.append(f"{name}: {_ANY if found is None else self.of(found)}")
+                self.rules.append(f"{name}: {_ANY if found is None else self.rule_of(found)}")
             return self._by_reference[reference]
         return self._of_plain(dict(about))
 
@@ -113,16 +113,16 @@ class _Values:
         if isinstance(options, list) and options:
             written = " | ".join(self._write(_literal(each)) for each in options)
         elif isinstance(choices, list) and choices:
-            written = " | ".join(self.of(each) for each in choices)
+            written = " | ".join(self.rule_of(each) for each in choices)
         elif isinstance(kind, list) and kind:
-            written = " | ".join(self.of({**about, "type": each}) for each in kind)
+            written = " | ".join(self.rule_of({**about, "type": each}) for each in kind)
         elif kind == "string":
             written = f"{self._write(QUOTE)} {self._text(name, about.get('maxLength'))}"
         elif kind in _SCALARS:
             written = self._of_schema(about)
         elif kind == "array":
             bounds = (_count(about, "minItems") or 0, _count(about, "maxItems"))
-            items = _list_of(self.of(about.get("items")), self._write, *bounds)
+            items = _list_of(self.rule_of(about.get("items")), self._write, *bounds)
             written = f"{self._write('[')} {items} {self._write(']')}"
         elif kind == "object":
             self.add_object(name, about)

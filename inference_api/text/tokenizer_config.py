@@ -79,7 +79,7 @@ def _of_folder(folder: Path) -> "tuple[Backend, TokenizerConfig]":
         if file.is_file()
         else Backend.from_str(json.dumps(tokenizer_json(folder)))
     )
-    named = {name: _special(value) for name, value in _named(described).items()}
+    named = {name: _special(value) for name, value in _named_special_tokens(described).items()}
     others = described.get("extra_special_tokens") or described.get("additional_special_tokens")
     added = sorted(described.get(ADDED, {}).items(), key=lambda each: int(each[0]))
     unnamed = map(_special, others if isinstance(others, list) else ())
@@ -95,7 +95,7 @@ def _of_folder(folder: Path) -> "tuple[Backend, TokenizerConfig]":
     )
 
 
-def _named(described: Json) -> Json:
+def _named_special_tokens(described: Json) -> Json:
     """Returns the named special tokens; the usual names come first."""
     others = described.get("extra_special_tokens")
     given = described | (others if isinstance(others, dict) else {})

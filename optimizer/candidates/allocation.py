@@ -52,7 +52,9 @@ def offers(system: System, cache: SizingCache) -> Offers:
         if (fault := load_fault(system, server))
     }
     items = {
-        name: eligible(system, _held(server) if name in faults else server, targets)
+        name: eligible(
+            system, _with_current_replicas(server) if name in faults else server, targets
+        )
         for name, server in system.servers.items()
         if name not in faults or not faults[name].stays
     }
@@ -83,7 +85,7 @@ def offers(system: System, cache: SizingCache) -> Offers:
     )
 
 
-def _held(server: ServerSpec) -> ServerSpec:
+def _with_current_replicas(server: ServerSpec) -> ServerSpec:
     return server.model_copy(update={"keep_accelerator": True})
 
 

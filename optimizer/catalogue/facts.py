@@ -122,15 +122,15 @@ class Facts:
     def model(self, name: str, path: str = "model") -> ModelFacts:
         """Returns the model with this name or alias; `path` is its place in the body, for messages.
         Raises InvalidRequest with similar names."""
-        return _found(path, name, self.models)
+        return _entry(path, name, self.models)
 
     def accelerator(self, name: str, path: str) -> AcceleratorFacts:
         """Returns the accelerator with this name or alias. Raises InvalidRequest as `model`
         does."""
-        return _found(path, name, self.accelerators)
+        return _entry(path, name, self.accelerators)
 
 
-def _found(path: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+def _entry(path: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     names = {entry.name.lower(): entry for entry in entries.values()}
     names |= {alias.lower(): entry for entry in entries.values() for alias in entry.aliases}
     wanted = name.strip().lower()

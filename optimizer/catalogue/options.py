@@ -81,7 +81,7 @@ def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], di
         if accelerator.name not in market.cents:
             refused[accelerator.name] = "it has no price in the catalogue; give one"
             continue
-        each = list(_of(demand, market, accelerator))
+        each = list(_options_with(demand, market, accelerator))
         if not each:
             refused[accelerator.name] = _no_room(demand, market, accelerator)
         costs = {option.name: option.lowest_cost(demand) for option in each}
@@ -96,7 +96,7 @@ def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], di
     return found, refused
 
 
-def _of(
+def _options_with(
     demand: RequestDemand, market: CardMarket, accelerator: AcceleratorFacts
 ) -> Iterator[Option]:
     """Returns the measured speeds of an accelerator, which replace all published ones."""

@@ -144,10 +144,10 @@ def _steps_of_prompt(
     filled_alone = shape.work_tokens / curve.room_tokens(np.zeros(1))
     filled_beside = shape.work_tokens / curve.room_tokens(beside)
     filled = alone * filled_alone + (1 - alone) * filled_beside
-    taken = alone * _whole(filled_alone) + (1 - alone) * _whole(filled_beside)
+    taken = alone * _whole_steps(filled_alone) + (1 - alone) * _whole_steps(filled_beside)
     return filled, taken, shape.work_tokens / np.maximum(filled, 1e-30)
 
 
-def _whole(steps: FloatArray) -> FloatArray:
+def _whole_steps(steps: FloatArray) -> FloatArray:
     # 1e-9: rounding must not make a prompt that fills exactly k steps take k + 1.
     return np.maximum(np.ceil(steps - 1e-9), 1.0)

@@ -43,19 +43,19 @@ def _changes(
     demand: RequestDemand, market: CardMarket, best: Sequence[Sized], cache: SizingCache
 ) -> Iterator[Change]:
     first = best[0]
-    yield _told("binds", _binding(demand, first), first)
-    yield _told("replica", _next_replica(demand, first), first)
+    yield _change("binds", _binding(demand, first), first)
+    yield _change("replica", _next_replica(demand, first), first)
     if len(best) > 1:
-        yield _told("price", _price(first, best[1]), best[1])
+        yield _change("price", _price(first, best[1]), best[1])
         if close := _undecided(best):
-            yield _told("measure", close, best[1])
+            yield _change("measure", close, best[1])
     yield _busier(demand, best)
     for what, asked in _other_demands(demand):
         same = asked.precision is demand.precision  # measurements hold only for this precision
         yield _resized(what, asked, market if same else replace(market, measured={}), cache)
 
 
-def _told(what: str, text: str, of: Sized | None, cards: int | None = None) -> Change:
+def _change(what: str, text: str, of: Sized | None, cards: int | None = None) -> Change:
     if of is None:
         return {"what": what, "text": text, "accelerator": None, "cards": None, "cost": None}
     cards = of.cards if cards is None else cards
@@ -121,7 +121,7 @@ def _busier(demand: RequestDemand, best: Sequence[Sized]) -> Change:
         f"At twice the load, {rate:.3g} requests/s: {_counted(replicas)} of {each.option.name} "
         f"for ${cents / 100:.4g} an hour."
     )
-    return _told("rate", text, each, replicas * each.option.machine.cards)
+    return _change("rate", text, each, replicas * each.option.machine.cards)
 
 
 def _other_demands(demand: RequestDemand) -> Iterator[tuple[str, RequestDemand]]:
@@ -141,12 +141,12 @@ def _resized(what: str, demand: RequestDemand, market: CardMarket, cache: Sizing
     }[what]
     first = cheapest(demand, options(demand, market)[0], market.max_cards, cache)
     if first is None:
-        return _told(what, f"{asked}: none of them would do.", None)
+        return _change(what, f"{asked}: none of them would do.", None)
     text = (
         f"{asked}: {_counted(first.candidate.replicas)} of {first.option.name} "
         f"for ${first.cents / 100:.4g} an hour."
     )
-    return _told(what, text, first)
+    return _change(what, text, first)
 
 
 def _counted(replicas: int) -> str:

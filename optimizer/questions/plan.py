@@ -142,7 +142,7 @@ def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[Step
         return [_step(victim, victim.missing, free, disruptive=True)]
     stuck = pending[0]
     goal, stuck.goal = stuck.goal, stuck.now
-    return [_told(stuck, "blocked", stuck.now, goal, disruptive=False)]
+    return [_as_step(stuck, "blocked", stuck.now, goal, disruptive=False)]
 
 
 def _step(
@@ -154,10 +154,10 @@ def _step(
     if free is not None:
         free[change.card_type] = free.get(change.card_type, 0) - count * change.cards_per_replica
     action: Action = "scale-up" if count > 0 else "scale-down"
-    return _told(change, action, before, change.now, disruptive)
+    return _as_step(change, action, before, change.now, disruptive)
 
 
-def _told(change: _Change, action: Action, before: int, after: int, disruptive: bool) -> Step:
+def _as_step(change: _Change, action: Action, before: int, after: int, disruptive: bool) -> Step:
     count = after - before
     return {
         "action": action,

@@ -53,7 +53,7 @@ Triple = FloatArray  # throughput per ms, ITL and TTFT
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _MethodResult:
     """The result of a method. `above` is the share of time with more rows than were measured."""
 
     method: Literal["chain", "simulation"]
@@ -119,17 +119,17 @@ def _choice(query: AnalyzeQuery, replica: CurveReplica | None, rate: float) -> t
 
 def _by_chain(
     table: ReplicaTable, replica: CurveReplica | None, rate: float, factors: FloatArray | None
-) -> _Said:
+) -> _MethodResult:
     found = table.analyze(np.array([rate]))
     values = np.array([found.throughput_per_ms[0], found.itl_ms[0], found.ttft_ms[0]])
     bounds = None if factors is None else (values * factors[0], values * factors[1])
     above = 0.0 if replica is None else replica.solve(rate).above_measured
-    return _Said("chain", measures(found), bounds, above)
+    return _MethodResult("chain", measures(found), bounds, above)
 
 
 def _by_simulation(
     query: AnalyzeQuery, replica: CurveReplica, rate: float, factors: FloatArray | None
-) -> _Said:
+) -> _MethodResult:
     """Simulates. The interval covers both the simulation and the parameters."""
     seen = _simulated(query, replica, rate)
     means = (seen.throughput_per_ms, seen.itl, seen.ttft)
@@ -142,10 +142,10 @@ def _by_simulation(
     )
     is_mixed = len(seen.ttft_by_priority) > 1
     by_priority = tuple(_finite(mean.value) for mean in seen.ttft_by_priority if is_mixed)
-    return _Said("simulation", _of(seen), bounds, seen.above_measured, by_priority)
+    return _MethodResult("simulation", _measures(seen), bounds, seen.above_measured, by_priority)
 
 
-def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _Said:
+def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _MethodResult:
     """Simulates a trace. The interval covers the parameters alone. Raises InvalidRequest as
     `_simulated` does."""
     start_ms = query.trace[0].at_ms
@@ -168,13 +168,13 @@ def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _Said:
     if not np.isfinite(seen.ttft.value):
         raise InvalidRequest([Fault("trace", "none of these requests is answered; give others")])
     if not samples:
-        return _Said("simulation", _of(seen), None, seen.above_measured)
+        return _MethodResult("simulation", _measures(seen), None, seen.above_measured)
     servers = [replace(server, curve=_sampled(replica.curve, rng)) for _ in range(samples)]
     others = [measured(each, drawn, query.warmup_requests, course=course) for each in servers]
     values = np.array([_triple(one) for one in (seen, *others)])
     factors = _log_normal(values)
     bounds = (values[0] * factors[0], values[0] * factors[1])
-    return _Said("simulation", _of(seen), bounds, seen.above_measured)
+    return _MethodResult("simulation", _measures(seen), bounds, seen.above_measured)
 
 
 def _triple(seen: Estimate) -> Triple:
@@ -182,7 +182,7 @@ def _triple(seen: Estimate) -> Triple:
     return np.array([_finite(mean.value) for mean in means])
 
 
-def _of(seen: Estimate) -> Measures:
+def _measures(seen: Estimate) -> Measures:
     throughput_per_ms, itl_ms, ttft_ms = _triple(seen)
     return Measures(
         throughput=per_minute(throughput_per_ms),
@@ -320,7 +320,7 @@ def _interval(low: Triple, high: Triple) -> Interval:
 
 
 def _doubts(
-    query: AnalyzeQuery, replica: CurveReplica | None, rate: float, said: _Said
+    query: AnalyzeQuery, replica: CurveReplica | None, rate: float, said: _MethodResult
 ) -> Iterator[str]:
     if replica is not None and said.method == "chain":
         for doubt in replica.doubts(rate):
@@ -329,7 +329,7 @@ def _doubts(
             yield "the chain takes arrivals for Poisson, and prompts and priorities for equal"
 
 
-def _beyond(replica: CurveReplica | None, said: _Said) -> Iterator[str]:
+def _beyond(replica: CurveReplica | None, said: _MethodResult) -> Iterator[str]:
     if replica is not None and said.above > OFTEN:
         yield (
             f"steps were measured with up to {replica.curve.measured_rows:g} rows, and "
@@ -337,7 +337,7 @@ def _beyond(replica: CurveReplica | None, said: _Said) -> Iterator[str]:
         )
 
 
-def _wide(interval: Interval | None, said: _Said, load: float) -> Iterator[str]:
+def _wide(interval: Interval | None, said: _MethodResult, load: float) -> Iterator[str]:
     if interval is None:
         return
     for name, bounds, value in (

@@ -167,7 +167,7 @@ def with_bounds(demand: RequestDemand, found: Sequence[Sized]) -> list[Sized]:
     replicas = np.array([each.candidate.replicas for each in found], dtype=np.float64)
     quick, slow = (_moved(demand, found, sign) for sign in (-1, 1))
     fewest, most = (_needed(demand, table, replicas) for table in (quick, slow))
-    at_quick, at_slow = (_seen(demand, table, replicas) for table in (quick, slow))
+    at_quick, at_slow = (_latencies(demand, table, replicas) for table in (quick, slow))
     return [
         replace(
             each,
@@ -189,7 +189,7 @@ def _moved(demand: RequestDemand, found: Sequence[Sized], sign: int) -> ReplicaT
     return ReplicaTable.of(Speeds.of(perfs), RequestTable.from_rows(rows))
 
 
-def _seen(
+def _latencies(
     demand: RequestDemand, table: ReplicaTable, replicas: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Returns TTFT and ITL with these replicas. TTFT is infinite if they lose requests, or if the
@@ -206,7 +206,7 @@ def _needed(demand: RequestDemand, table: ReplicaTable, start: FloatArray) -> Fl
     """Returns the fewest replicas that meet the levels; infinite above `MOST_MORE` times."""
 
     def meets(replicas: FloatArray, of: IntArray) -> BoolArray:
-        ttft_ms, itl_ms = _seen(demand, table.take(of), replicas[of])
+        ttft_ms, itl_ms = _latencies(demand, table.take(of), replicas[of])
         has_room = np.isfinite(ttft_ms)
         in_time = (ttft_ms <= (demand.ttft_ms or ENDLESS)) & (itl_ms <= (demand.itl_ms or ENDLESS))
         return has_room & in_time

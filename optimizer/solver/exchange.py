@@ -69,7 +69,7 @@ class Assignment:
 
     def _grant(self, server: int) -> bool:
         """Give a server the first better candidate it can have. Returns False if there is none."""
-        held = self._held(server)
+        held = self._current_candidate(server)
         own_type, own = ("", 0) if held is None else (held.card_type, _cards(held))
         for index, wish in enumerate(self._options[server][: self._taken[server]]):
             card_type, free = wish.card_type, self._left[wish.card_type]
@@ -143,16 +143,16 @@ class Assignment:
             return _cards(now) - _cards(then)
         return _cards(now) if _cards(then) <= self._left[then.card_type] else 0
 
-    def _held(self, server: int) -> Candidate | None:
+    def _current_candidate(self, server: int) -> Candidate | None:
         options, index = self._options[server], self._taken[server]
         return options[index] if index < len(options) else None
 
     def _value(self, server: int) -> float:
-        held = self._held(server)
+        held = self._current_candidate(server)
         return self._outside[server] if held is None else held.value
 
     def _take(self, server: int, index: int) -> None:
-        held, options = self._held(server), self._options[server]
+        held, options = self._current_candidate(server), self._options[server]
         if held is not None:
             self._left[held.card_type] += _cards(held)
             self._holders[held.card_type].discard(server)

@@ -29,13 +29,13 @@ def stored(grid: Grid, values: Floats) -> Bytes:
             quarters = offset.reshape(-1, 2, 4, 32)  # four in each half
             low = _pairs(quarters[:, :, :2], quarters[:, :, 2:])
             blocks["low"] = low.reshape(blocks["low"].shape)
-            blocks["high"] = _joined(quarters >> FOUR, bits=2)
+            blocks["high"] = _packed_bits(quarters >> FOUR, bits=2)
         case GGMLQuantizationType.Q4_K | GGMLQuantizationType.Q5_K:
             blocks["scales"] = _six_bits(grid.scales, grid.minima)
             groups = offset.reshape(-1, form.num_groups, 32)
             blocks["low"] = _pairs(groups[:, 0::2], groups[:, 1::2])
             if form.kind == GGMLQuantizationType.Q5_K:
-                blocks["high"] = _joined(groups >> FOUR, bits=1)
+                blocks["high"] = _packed_bits(groups >> FOUR, bits=1)
         case _:
             blocks["low"] = _pairs(offset[:, :16], offset[:, 16:])
             if form.kind == GGMLQuantizationType.Q5_0:
@@ -47,7 +47,7 @@ def _pairs(low: Bytes, high: Bytes) -> Bytes:
     return low & FOUR_BITS | high << FOUR
 
 
-def _joined(parts: Bytes, bits: int) -> Bytes:
+def _packed_bits(parts: Bytes, bits: int) -> Bytes:
     """The bits of [..., parts, n] in one byte each, the first part's lowest."""
     shifts = np.arange(0, bits * parts.shape[-2], bits, dtype=np.uint8)[:, None]
     joined: Bytes = np.bitwise_or.reduce(parts << shifts, -2)

@@ -50,7 +50,7 @@ class _Watch(TorchFunctionMode):
             self.sums[place] = self.sums[place] + moments if place in self.sums else moments
         return func(*args, **(kwargs or {}))
 
-    def of(self, weights: Mapping[str, Tensor]) -> Moments:
+    def moments_of(self, weights: Mapping[str, Tensor]) -> Moments:
         """What `weights`, matrices or parts of them, are given: the same for parts of one. Those
         that were never used are left out."""
         arrays = {place: moments.numpy() for place, moments in self.sums.items()}
@@ -89,7 +89,7 @@ class Calibration:
         watch = _Watch()
         with watch:
             self._run(self._part, self._tensors)
-        return watch.of(self._parts)
+        return watch.moments_of(self._parts)
 
     def put(self, name: str, numbers: Floats) -> None:
         """The rounded numbers of a part of the layer, its rows in our order."""

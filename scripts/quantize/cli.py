@@ -46,7 +46,7 @@ def main(model: Path, target: Path, calibrate: Path | None) -> None:
     except OSError as error:
         click.echo(f"{target} was not written: {error}", err=True)
         sys.exit(FAILED)
-    click.echo(_told(model, target, made))
+    click.echo(_summary(model, target, made))
 
 
 def _check(model: Path, target: Path) -> None:
@@ -78,7 +78,7 @@ def _start(text: str, source: Path, model: GgufModel) -> "Calibration":
     return begin(text, source, model)
 
 
-def _told(model: Path, target: Path, made: Made) -> str:
+def _summary(model: Path, target: Path, made: Made) -> str:
     before, after = (file.stat().st_size for file in (model, target))
     total = made.weights.total()
     shares = ", ".join(f"{100 * n / total:.1f} % {name}" for name, n in made.weights.most_common())

@@ -141,7 +141,7 @@ def test_other_engines_have_their_own_command_lines_paths_and_metrics(tmp_path: 
     )
     text = LEAST.replace("s: {}", keys) + BOTH
     config, system = read_config(written(tmp_path, text))
-    engine = config.recipes(system).of(Group("s", "A", 8)).engine
+    engine = config.recipes(system).recipe(Group("s", "A", 8)).engine
     assert filled(engine.command, port=81, devices="0,1") == (
         "vllm", "serve", "org/m", "--port", "81", "--max-num-seqs", "8", "--overrides",
         '{"a": 1}', "--gpus", "0,1",
@@ -166,7 +166,7 @@ def test_a_replica_costs_what_all_of_its_cards_do(tmp_path: Path) -> None:
 def test_every_known_engine_has_all_that_it_needs_but_a_model(tmp_path: Path, name: str) -> None:
     text = LEAST.replace("s: {}", f"s: {{engine: {name}, model: m}}") + BOTH
     config, system = read_config(written(tmp_path, text))
-    recipe = config.recipes(system).of(Group("s", "A", 8))
+    recipe = config.recipes(system).recipe(Group("s", "A", 8))
     words = " ".join(filled(recipe.engine.command, host="h", port=1, devices=""))
     assert "{" not in words
     assert (recipe.engine.command == ()) == (name == "hearth")

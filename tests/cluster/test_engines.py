@@ -153,7 +153,7 @@ def test_a_plan_is_made_of_what_is_measured_of_another_engine(
     group, count = plan
     assert (group.accelerator, group.user_rows) == ("A", 4)
     assert count >= 1
-    assert "--max-num-seqs 4" in " ".join(config.recipes(system).of(group).engine.command)
+    assert "--max-num-seqs 4" in " ".join(config.recipes(system).recipe(group).engine.command)
 
 
 def bench(*arguments: str | Path, **variables: str) -> None:

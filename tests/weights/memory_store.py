@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from weights.search import Observation, Problem
-from weights.session import Session, Told, told
+from weights.session import Session, Told, apply_update
 
 
 class MemoryStore:
@@ -19,7 +19,7 @@ class MemoryStore:
         self, session_id: str, problem: Problem, observations: Sequence[Observation]
     ) -> Told:
         with self._lock:
-            result = told(self._sessions.get(session_id), session_id, problem, observations)
+            result = apply_update(self._sessions.get(session_id), session_id, problem, observations)
             self._sessions[session_id] = result.session
             self._observations.setdefault(session_id, []).extend(observations)
         return result

@@ -100,18 +100,18 @@ def test_asks_about_another_number_of_nodes_do_not_count() -> None:
     pending = PendingAsks(lambda: 0.0)
     pending.add("s", [(0.5, 0.5, 0.0)])  # whole layers may leave a node without any
     pending.remove("s", [HALF])
-    assert pending.of("s", 2) == []
-    assert pending.of("s", 3) == [(0.5, 0.5, 0.0)]
+    assert pending.shares_of("s", 2) == []
+    assert pending.shares_of("s", 3) == [(0.5, 0.5, 0.0)]
 
 
 def test_pending_asks_are_few_and_expire() -> None:
     now_s = 0.0
     pending = PendingAsks(lambda: now_s)
     pending.add("s", [HALF] * (MAX_PER_SESSION + 5))
-    assert len(pending.of("s", 2)) == MAX_PER_SESSION
+    assert len(pending.shares_of("s", 2)) == MAX_PER_SESSION
     now_s = EXPIRY_S
-    assert pending.of("s", 2) == []
+    assert pending.shares_of("s", 2) == []
     for number in range(MAX_SESSIONS + 1):
         pending.add(str(number), [MOST])
-    assert pending.of("0", 2) == []
-    assert pending.of("1", 2) == [MOST]
+    assert pending.shares_of("0", 2) == []
+    assert pending.shares_of("1", 2) == [MOST]

@@ -11,12 +11,12 @@ from weights.search import Observation, Problem
 from weights.session import (
     Session,
     Told,
+    apply_update,
     best_of,
     dump_observation,
     dump_problem,
     load_observation,
     load_problem,
-    told,
 )
 
 FAILED = "the Redis store failed"
@@ -65,7 +65,7 @@ class RedisStore:
                     *map(dump_observation, observations),
                 ],
             )
-        return told(_session(session_id, *reply), session_id, problem, observations)
+        return apply_update(_session(session_id, *reply), session_id, problem, observations)
 
     def find(self, session_id: str) -> Session | None:
         return self._find([session_id])[0]

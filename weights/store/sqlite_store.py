@@ -8,11 +8,11 @@ from weights.search import Observation, Problem
 from weights.session import (
     Session,
     Told,
+    apply_update,
     dump_observation,
     dump_problem,
     load_observation,
     load_problem,
-    told,
 )
 
 TIMEOUT_S = 20.0  # wait for other writers
@@ -41,7 +41,7 @@ class SqliteStore:
     ) -> Told:
         with self._file.transaction(self._failed) as connection:
             before = _find(connection, session_id)
-            result = told(before, session_id, problem, observations)
+            result = apply_update(before, session_id, problem, observations)
             session = result.session
             connection.execute(
                 "INSERT INTO sessions VALUES (?, ?, ?, ?) ON CONFLICT (session_id) DO UPDATE SET "

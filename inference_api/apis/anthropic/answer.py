@@ -129,7 +129,7 @@ def _events(event: PartEvent) -> Iterator[Json]:
             yield {
                 "type": "content_block_start",
                 "index": part.index,
-                "content_block": _begun(part),
+                "content_block": _empty_block(part),
             }
         case PartDelta(_, text):
             yield {"type": "content_block_delta", "index": part.index, "delta": _delta(part, text)}
@@ -137,7 +137,7 @@ def _events(event: PartEvent) -> Iterator[Json]:
             yield {"type": "content_block_stop", "index": part.index}
 
 
-def _begun(part: AnswerPart) -> Block:
+def _empty_block(part: AnswerPart) -> Block:
     if part.kind == "call":
         return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
     return _block(part)

@@ -71,7 +71,7 @@ class ToolChoice(Body):
             raise fault("name", "comes with type tool; give both or neither")
         return self
 
-    def said(self) -> ChosenTools:
+    def chosen_tools(self) -> ChosenTools:
         if self.type in ("none", "auto"):
             return ChosenTools(self.type)
         names = () if self.name is None else (self.name,)
@@ -163,7 +163,7 @@ class CountBody(ToolBody):
 
     @property
     def choice(self) -> ChosenTools:
-        return ChosenTools() if self.tool_choice is None else self.tool_choice.said()
+        return ChosenTools() if self.tool_choice is None else self.tool_choice.chosen_tools()
 
     @property
     def allows_several(self) -> bool:

@@ -37,7 +37,7 @@ def create_blueprint(
     def embeddings() -> Response:
         body = read(EmbeddingsBody)
         inputs = body.inputs()
-        chosen = choice.of(body.model, [each for each in inputs[:1] if isinstance(each, str)])
+        chosen = choice.choose(body.model, [each for each in inputs[:1] if isinstance(each, str)])
         backend.check_admission()
         model = backend.served[chosen.name]
         check_dimensions(body.dimensions, model)

@@ -71,7 +71,7 @@ def create_blueprint(
             json_body(), settings.has_strict_bounds(model), current_app.config[RULES]
         )
         leave_aside(body.left_aside)
-        chosen = choice.of(model, [body.text])
+        chosen = choice.choose(model, [body.text])
         with generations.admitted(chosen.name, caller_of_request()) as admitted:
             prompt = encode(admitted.model.prompt_encoder, body.text)
             generation = generations.begin(admitted, prompt, body.params())

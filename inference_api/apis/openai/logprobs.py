@@ -29,7 +29,7 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._known: dict[int, tuple[str, bytes]] = {}
 
-    def of(self, token_id: int) -> tuple[str, bytes]:
+    def text_and_bytes(self, token_id: int) -> tuple[str, bytes]:
         """Returns a token's text and bytes. The text of a special token is its name, and the text
         of an incomplete character is the replacement character."""
         if token_id not in self._known:
@@ -59,7 +59,9 @@ def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> Prom
         best = [(rank, id_, logprob) for rank, (id_, logprob) in enumerate(found.top, 1)]
         shown.append(
             {
-                str(id_): PromptLogprob(logprob=logprob, rank=rank, decoded_token=texts.of(id_)[0])
+                str(id_): PromptLogprob(
+                    logprob=logprob, rank=rank, decoded_token=texts.text_and_bytes(id_)[0]
+                )
                 for rank, id_, logprob in [own, *(each for each in best if each[1] != token_id)]
             }
         )
@@ -118,7 +120,9 @@ class Logprobs:
             if self._prompt_tokens_left == 0:
                 self._offsets.begin_answer()
             self._prompt_tokens_left -= 1
-            offset = self._offsets.push(token.token_id, self._texts.of(token.token_id)[1])
+            offset = self._offsets.push(
+                token.token_id, self._texts.text_and_bytes(token.token_id)[1]
+            )
             if end is not None and offset >= end:
                 break
             kept.append(token)
@@ -129,7 +133,7 @@ class Logprobs:
         self, tokens: Sequence[ScoredToken], offsets: list[int]
     ) -> CompletionLogprobs:
         return CompletionLogprobs(
-            tokens=[self._texts.of(token.token_id)[0] for token in tokens],
+            tokens=[self._texts.text_and_bytes(token.token_id)[0] for token in tokens],
             token_logprobs=[token.logprobs.logprob if token.logprobs else None for token in tokens],
             top_logprobs=[self._likeliest(token) for token in tokens],
             text_offset=offsets,
@@ -141,7 +145,7 @@ class Logprobs:
         if token.logprobs is None:
             return None
         pairs = [(token.token_id, token.logprobs.logprob), *reversed(token.logprobs.top)]
-        return {self._texts.of(token_id)[0]: logprob for token_id, logprob in pairs}
+        return {self._texts.text_and_bytes(token_id)[0]: logprob for token_id, logprob in pairs}
 
     def _of_chat(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs:
         content: list[ChatLogprob] = []
@@ -152,5 +156,5 @@ class Logprobs:
         return ChatLogprobs(content=content, refusal=None)
 
     def _entry(self, token_id: int, logprob: float) -> ScoredText:
-        text, own = self._texts.of(token_id)
+        text, own = self._texts.text_and_bytes(token_id)
         return ScoredText(token=text, logprob=logprob, bytes=list(own) or None)

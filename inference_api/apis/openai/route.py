@@ -51,7 +51,7 @@ def create_blueprint(
     def completions() -> Response:
         body = read(CompletionBody)
         prompts, params = body.prompts(), body.params()
-        chosen = choice.of(body.model, [each for each in prompts[:1] if isinstance(each, str)])
+        chosen = choice.choose(body.model, [each for each in prompts[:1] if isinstance(each, str)])
         backend.check_admission()
         model = backend.served[chosen.name]
         writer = _writer(body, chosen, model, int(time.time()))

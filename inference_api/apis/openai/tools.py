@@ -73,7 +73,7 @@ class NamedTool(Body):
     type: Literal["function"]
     function: NamedFunction
 
-    def said(self) -> ChosenTools:
+    def chosen_tools(self) -> ChosenTools:
         return ChosenTools("required", (self.function.name,), is_named=True)
 
 
@@ -86,7 +86,7 @@ class AllowedToolsChoice(Body):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
-    def said(self) -> ChosenTools:
+    def chosen_tools(self) -> ChosenTools:
         names = tuple(tool.function.name for tool in self.allowed_tools.tools)
         return ChosenTools(self.allowed_tools.mode, names)
 
@@ -114,12 +114,16 @@ ToolChoice = Annotated[
 
 
 class SaysChoice(Protocol):
-    def said(self) -> ChosenTools: ...
+    def chosen_tools(self) -> ChosenTools: ...
 
 
 def choice_of(given: Mode | SaysChoice | None) -> ChosenTools:
     """Returns the meaning of a `tool_choice`, in any of its forms."""
-    return ChosenTools(given or "auto") if given is None or isinstance(given, str) else given.said()
+    return (
+        ChosenTools(given or "auto")
+        if given is None or isinstance(given, str)
+        else given.chosen_tools()
+    )
 
 
 class ToolFields(ToolBody):

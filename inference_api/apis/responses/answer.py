@@ -163,7 +163,7 @@ class ResponseWriter:
         (answer,) = answers
         ends = [each for each in parts_of(answer.events()) if isinstance(each, PartEnd)]
         items = [self._item(end.part, _status(end, answer)) for end in ends]
-        return self._ended(answer, items or [self._nothing(answer)])
+        return self._complete(answer, items or [self._empty_message(answer)])
 
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
         """Yields the events. An error is an event, and ends the response."""
@@ -185,7 +185,7 @@ class ResponseWriter:
             failed = self._response("failed", items) | {"error": told}
             yield event({"type": "response.failed", "response": failed})
             raise
-        ended = self._ended(answer, items or [self._nothing(answer)])
+        ended = self._complete(answer, items or [self._empty_message(answer)])
         yield event({"type": f"response.{ended['status']}", "response": ended})
 
     def _events(self, event: PartEvent, answer: ChatAnswer, items: list[Item]) -> Iterator[Json]:
@@ -197,10 +197,12 @@ class ResponseWriter:
                 item: Item = self._item(part, "in_progress")
                 yield {"type": "response.output_item.added", **place, "item": item}
                 if part.kind != "call":
-                    yield self._told(part, "content_part.added", part=_content(part))
+                    yield self._part_event(part, "content_part.added", part=_content(part))
             case PartDelta(_, text):
                 if self._streams(part):
-                    yield self._told(part, f"{self._kind(part)}.delta", delta=text, **_more(part))
+                    yield self._part_event(
+                        part, f"{self._kind(part)}.delta", delta=text, **_text_fields(part)
+                    )
             case PartEnd():
                 yield from self._ends(part)
                 item = self._item(part, _status(event, answer))
@@ -210,17 +212,17 @@ class ResponseWriter:
     def _ends(self, part: AnswerPart) -> Iterator[Json]:
         kind, called = self._kind(part), self._called(part)
         if part.kind != "call":
-            yield self._told(part, f"{kind}.done", text=part.text, **_more(part))
-            yield self._told(part, "content_part.done", part=_content(part))
+            yield self._part_event(part, f"{kind}.done", text=part.text, **_text_fields(part))
+            yield self._part_event(part, "content_part.done", part=_content(part))
         elif called.kind == "custom":
             said = called.input_of(part.text)
             if not called.is_raw:
-                yield self._told(part, f"{kind}.delta", delta=said)
-            yield self._told(part, f"{kind}.done", input=said)
+                yield self._part_event(part, f"{kind}.delta", delta=said)
+            yield self._part_event(part, f"{kind}.done", input=said)
         elif called.kind == "function":
-            yield self._told(part, f"{kind}.done", arguments=part.text)
+            yield self._part_event(part, f"{kind}.done", arguments=part.text)
 
-    def _told(self, part: AnswerPart, kind: str, /, **more: Any) -> Json:
+    def _part_event(self, part: AnswerPart, kind: str, /, **more: Any) -> Json:
         """Returns an event about a part."""
         of_item = {"item_id": self._item_id(part), "output_index": part.index}
         of_part = of_item if part.kind == "call" else {**of_item, "content_index": 0}
@@ -277,12 +279,12 @@ class ResponseWriter:
             item["namespace"] = called.namespace
         return item
 
-    def _nothing(self, answer: ChatAnswer) -> Item:
+    def _empty_message(self, answer: ChatAnswer) -> Item:
         """Returns the item of an answer without any text."""
         part = AnswerPart(0, "text")
         return self._item(part, "incomplete" if answer.is_cut else "completed")
 
-    def _ended(self, answer: ChatAnswer, items: list[Item]) -> ResponseAnswer:
+    def _complete(self, answer: ChatAnswer, items: list[Item]) -> ResponseAnswer:
         response = self._response("incomplete" if answer.is_cut else "completed", items)
         if answer.is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
@@ -361,6 +363,6 @@ def _content(part: AnswerPart) -> OutputText | ReasoningText:
     return {"type": "reasoning_text", "text": part.text}
 
 
-def _more(part: AnswerPart) -> Json:
+def _text_fields(part: AnswerPart) -> Json:
     """Returns the fields that clients expect beside a text."""
     return {"logprobs": []} if part.kind == "text" else {}

@@ -165,16 +165,16 @@ def flattened(tools: Sequence[AnyTool]) -> Iterator[tuple[Tool, Called]]:
     for tool in tools:
         if isinstance(tool, Namespace):
             for each in tool.tools:
-                yield _named(each, tool.name)
+                yield _flat_tool(each, tool.name)
         elif isinstance(tool, ShellTool):
             yield tool.as_tool(), Called(SHELL, "shell")
         elif isinstance(tool, SearchTool):
             yield tool.as_tool(), Called(SEARCH, "search")
         else:
-            yield _named(tool, None)
+            yield _flat_tool(tool, None)
 
 
-def _named(tool: FlatTool | CustomTool, namespace: str | None) -> tuple[Tool, Called]:
+def _flat_tool(tool: FlatTool | CustomTool, namespace: str | None) -> tuple[Tool, Called]:
     plain = tool.as_tool(flat_name(namespace, tool.name))
     kind: Literal["function", "custom"] = "custom" if tool.type == "custom" else "function"
     return plain, Called(tool.name, kind, namespace, is_raw=plain.input_rule is not None)
@@ -185,7 +185,7 @@ class NamedTool(Body):
     name: str
     namespace: str | None = None
 
-    def said(self) -> ChosenTools:
+    def chosen_tools(self) -> ChosenTools:
         return ChosenTools("required", (flat_name(self.namespace, self.name),), is_named=True)
 
 
@@ -194,9 +194,9 @@ class AllowedTools(Body):
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
-    def said(self) -> ChosenTools:
+    def chosen_tools(self) -> ChosenTools:
         return ChosenTools(
-            self.mode, tuple(name for tool in self.tools for name in tool.said().names)
+            self.mode, tuple(name for tool in self.tools for name in tool.chosen_tools().names)
         )
 
 

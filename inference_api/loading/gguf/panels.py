@@ -125,7 +125,7 @@ def write_panels(
             blocks[name][panels, ..., lanes] = scales[name]
         for name, bits in form.planes.items():
             values = _fields(stored[name], bits).reshape(*stored.shape, form.num_groups, -1, QUAD)
-            blocks["groups"][name][panels, ..., lanes, :] = _joined(values, bits)
+            blocks["groups"][name][panels, ..., lanes, :] = _packed_fields(values, bits)
 
 
 def _scales(kind: str, stored: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
@@ -171,7 +171,7 @@ def _fields(plane: Bytes, bits: int) -> Bytes:
     return plane[..., None, :] >> _shifts(bits) & np.uint8(2**bits - 1)
 
 
-def _joined(quads: Bytes, bits: int) -> Bytes:
+def _packed_fields(quads: Bytes, bits: int) -> Bytes:
     """Returns bytes [groups, bytes, 4] from fields [groups, quads, 4], the first quad lowest."""
     fields = quads.reshape(*quads.shape[:-2], -1, 8 // bits, QUAD)
     joined: Bytes = np.bitwise_or.reduce(fields << _shifts(bits), -2)

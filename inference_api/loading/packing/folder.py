@@ -65,11 +65,11 @@ class PackedFolder:
 
     def _key(self, model: PackedModel) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
-        return _key(model, [self._sources.of(file) for file in model.files])
+        return _key(model, [self._sources.file_hash(file) for file in model.files])
 
     def _known_key(self, model: PackedModel) -> str | None:
         """Returns the key; None if the sources in their present state have not been hashed."""
-        hashes = [self._sources.known(file) for file in model.files]
+        hashes = [self._sources.known_hash(file) for file in model.files]
         known = [each for each in hashes if each is not None]
         return _key(model, known) if len(known) == len(hashes) else None
 

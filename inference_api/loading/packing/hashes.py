@@ -27,7 +27,7 @@ class SourceHashes:
         self._pause = pause
         self._stamps: dict[tuple[int, ...], str] = {}  # settled files only
 
-    def known(self, file: Path) -> str | None:
+    def known_hash(self, file: Path) -> str | None:
         """Returns the hash if the file was hashed in its present state. Raises StartupError."""
         try:
             found = (self._folder / (self._stamp(file) + SUFFIX)).read_text()
@@ -35,10 +35,10 @@ class SourceHashes:
             return None
         return found if HASH.fullmatch(found) else None
 
-    def of(self, file: Path) -> str:
+    def file_hash(self, file: Path) -> str:
         """Returns the hash. Raises StartupError if the file cannot be read or changes meanwhile,
         and OSError if the hash cannot be stored."""
-        known = self.known(file)
+        known = self.known_hash(file)
         if known is not None:
             return known
         stamp = self._stamp(file)

@@ -67,7 +67,7 @@ def line(model: LoadedModel, num_rows: int, prompt_tokens: int, num_steps: int) 
         times.append(step_s := time.perf_counter() - began_s)
         began_s = time.perf_counter()
         for _ in range(LEARNED):
-            model.took(step, step_s, 0.0)
+            model.learn_turn(step, step_s, 0.0)
         learning_s.append((time.perf_counter() - began_s) / LEARNED)
     share = median(learning_s) / median(times)
     return (

@@ -25,7 +25,7 @@ def test_warm_up_tells_what_steps_take(speculation: str) -> None:
     model = loaded_with(speculation=speculation)
     model.warm_up()
     costs = model.served.costs
-    assert 0 < costs.of(1) <= costs.of(4) < 1
+    assert 0 < costs.step_s(1) <= costs.step_s(4) < 1
     assert costs.prompt_token_s(0) is not None
     costs.publish(1.0)
     assert [point.rows for point in costs.speed.decode] == [1, 2, 3, 4]
@@ -35,7 +35,7 @@ def test_warm_up_tells_what_steps_take(speculation: str) -> None:
 def test_every_step_is_learned_from_once(speculation: str) -> None:
     model = loaded_with(speculation=speculation)
     (row,) = rows_of([1, 2, 3])
-    model.took(PlannedStep(decoding=[(row, row.take_step())]), 0.5, 0.1)
+    model.learn_turn(PlannedStep(decoding=[(row, row.take_step())]), 0.5, 0.1)
     model.served.costs.publish(1.0)
     assert model.served.costs.speed.steps == 1
     ((_, counts, sum_s),) = model.served.step_times.by_batch_size()
@@ -48,8 +48,8 @@ def test_what_was_learned_is_there_when_it_is_loaded_again() -> None:
     first = loaded_alone(NAME, EchoRunner(4, 64), ByteTokenizer(), settings)
     served: ServedModel = first.served
     for _ in range(3):
-        served.costs.took(Contents(2, 2, 0), 0.25, 0.0)
+        served.costs.learn_turn(Contents(2, 2, 0), 0.25, 0.0)
     again = loaded(served, EchoRunner(4, 64), settings)
     assert isinstance(again.speculation, DraftScheduler)
     assert again.speculation is not first.speculation
-    assert again.speculation.costs.of(2) == 0.25
+    assert again.speculation.costs.step_s(2) == 0.25

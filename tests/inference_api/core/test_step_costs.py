@@ -74,33 +74,33 @@ def test_measured_costs_are_those_of_the_runner_at_every_size() -> None:
     runner = TimedRunner(max_rows=4, max_seq_len=100)
     costs = measured(runner, 36)
     for num_tokens in range(1, 37):
-        assert costs.of(num_tokens) * 1000 == pytest.approx(step_s(num_tokens))
+        assert costs.step_s(num_tokens) * 1000 == pytest.approx(step_s(num_tokens))
 
 
 def test_size_that_was_held_up_while_measured_makes_no_larger_one_look_free() -> None:
     runner = HeldUpRunner(max_rows=4, max_seq_len=100)
     costs = measured(runner, 36)
     for num_tokens in (5, 7, 8, 12):
-        assert costs.of(num_tokens) * 1000 == pytest.approx(step_s(num_tokens))
+        assert costs.step_s(num_tokens) * 1000 == pytest.approx(step_s(num_tokens))
 
 
 def test_rows_of_a_short_context_are_measured_as_far_as_it_goes() -> None:
     runner = TimedRunner(max_rows=1, max_seq_len=6)
     costs = measured(runner, 9)
-    assert costs.of(9) * 1000 == pytest.approx(step_s(9))
+    assert costs.step_s(9) * 1000 == pytest.approx(step_s(9))
 
 
 def test_costs_are_never_less_for_more_tokens() -> None:
     costs = StepCosts({1: 5.0, 2: 4.0, 3: 6.0}, 6)
-    assert [costs.of(n) for n in range(1, 7)] == [5.0, 5.0, 6.0, 8.0, 10.0, 12.0]
+    assert [costs.step_s(n) for n in range(1, 7)] == [5.0, 5.0, 6.0, 8.0, 10.0, 12.0]
 
 
 def test_all_steps_getting_slower_changes_all_costs_alike() -> None:
     costs = StepCosts({1: 1.0, 2: 1.2, 3: 1.4}, 8)
     for _ in range(300):
         costs.learn(2, 1.9 * 1.2)
-    assert costs.of(2) == pytest.approx(1.9 * 1.2, rel=0.01)
-    assert costs.of(8) / costs.of(1) == pytest.approx(2.4, rel=0.05)
+    assert costs.step_s(2) == pytest.approx(1.9 * 1.2, rel=0.01)
+    assert costs.step_s(8) / costs.step_s(1) == pytest.approx(2.4, rel=0.05)
 
 
 def test_one_size_being_dearer_than_measured_is_learned() -> None:
@@ -108,7 +108,7 @@ def test_one_size_being_dearer_than_measured_is_learned() -> None:
     for _ in range(500):
         costs.learn(1, 1.0)
         costs.learn(5, 1.5)
-    assert costs.of(5) / costs.of(1) == pytest.approx(1.5, rel=0.1)
+    assert costs.step_s(5) / costs.step_s(1) == pytest.approx(1.5, rel=0.1)
 
 
 def test_what_was_learned_of_a_size_is_forgotten() -> None:
@@ -118,7 +118,7 @@ def test_what_was_learned_of_a_size_is_forgotten() -> None:
         costs.learn(5, 1.9)
     for _ in range(3000):
         costs.learn(1, 1.0)
-    assert costs.of(5) / costs.of(1) == pytest.approx(1.0, rel=0.1)
+    assert costs.step_s(5) / costs.step_s(1) == pytest.approx(1.0, rel=0.1)
 
 
 def test_step_that_was_held_up_says_little() -> None:
@@ -126,10 +126,10 @@ def test_step_that_was_held_up_says_little() -> None:
     for _ in range(100):
         costs.learn(1, 1.0)
     costs.learn(2, 500.0)
-    assert costs.of(2) / costs.of(1) == pytest.approx(1.2)
+    assert costs.step_s(2) / costs.step_s(1) == pytest.approx(1.2)
     costs.learn(2, 0.0)
     costs.learn(1000, 1.0)
-    assert costs.of(1) < 1.2
+    assert costs.step_s(1) < 1.2
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 8, 9, 36, 288, 8448])
@@ -148,8 +148,8 @@ def taught(costs: StepCosts, seconds: Callable[[Contents], float], times: int = 
     """Steps of 1 to 8 rows in turn, every other one with prompt tokens."""
     for number in range(times):
         rows = 1 + number % 8
-        costs.took(contents := decoded(rows), seconds(contents), 0.0)
-        costs.took(contents := Contents(rows, rows, 4 + number % 16), seconds(contents), 0.0)
+        costs.learn_turn(contents := decoded(rows), seconds(contents), 0.0)
+        costs.learn_turn(contents := Contents(rows, rows, 4 + number % 16), seconds(contents), 0.0)
     return costs
 
 
@@ -167,19 +167,19 @@ def test_prompts_teach_what_a_token_of_theirs_adds() -> None:
 def test_where_all_steps_have_prompts_they_tell_the_speed_too() -> None:
     costs = taught(StepCosts({1: 2.5, 8: 6.0}, 8), linear_s)
     for _ in range(300):
-        costs.took(contents := Contents(4, 4, 10), 2 * linear_s(contents), 0.0)
-    assert costs.of(4) == pytest.approx(2 * 4.0, rel=0.15)
+        costs.learn_turn(contents := Contents(4, 4, 10), 2 * linear_s(contents), 0.0)
+    assert costs.step_s(4) == pytest.approx(2 * 4.0, rel=0.15)
     assert costs.turn_s(4) + 10 * (costs.prompt_token_s(4) or 0) == pytest.approx(14.0, rel=0.01)
 
 
 def test_sizes_that_were_not_measured_are_by_their_first_steps() -> None:
     """The very first one is slow: weights come from the disk."""
     costs = StepCosts({}, 16)
-    costs.took(decoded(3), 900.0, 0.0)
+    costs.learn_turn(decoded(3), 900.0, 0.0)
     taught(costs, linear_s, 100)
     for rows in range(1, 9):
-        assert costs.of(rows) == pytest.approx(2.0 + 0.5 * rows, rel=0.03)
-    assert costs.of(16) == pytest.approx(2.0 + 0.5 * 16, rel=0.1)  # as the last two go on
+        assert costs.step_s(rows) == pytest.approx(2.0 + 0.5 * rows, rel=0.03)
+    assert costs.step_s(16) == pytest.approx(2.0 + 0.5 * 16, rel=0.1)  # as the last two go on
     costs.publish(1.0)
     assert [point.rows for point in costs.speed.decode] == list(range(1, 9))
 
@@ -187,7 +187,7 @@ def test_sizes_that_were_not_measured_are_by_their_first_steps() -> None:
 def test_what_held_a_step_of_the_warm_up_back_does_not_count() -> None:
     costs = StepCosts({}, 4)
     costs.warmed_up({1: 90.0, 2: 1.0, 3: 70.0, 4: 2.0})
-    assert [costs.of(n) for n in range(1, 5)] == [1.0, 1.0, 2.0, 2.0]
+    assert [costs.step_s(n) for n in range(1, 5)] == [1.0, 1.0, 2.0, 2.0]
 
 
 def test_large_sizes_are_known_also_where_there_is_no_time_for_all() -> None:
@@ -195,7 +195,7 @@ def test_large_sizes_are_known_also_where_there_is_no_time_for_all() -> None:
     costs = measured(runner, 32)
     assert runner.now_s < MEASURING_S + slow_step_s(16)
     for num_tokens in (1, 8, 12, 16, 24, 32):
-        assert costs.of(num_tokens) == pytest.approx(slow_step_s(num_tokens), rel=0.1)
+        assert costs.step_s(num_tokens) == pytest.approx(slow_step_s(num_tokens), rel=0.1)
 
 
 def test_prompt_is_timed_at_warm_up() -> None:
@@ -210,9 +210,9 @@ def test_time_outside_of_steps_is_part_of_turns() -> None:
     costs = StepCosts({1: 1.0, 8: 1.0}, 8)
     assert costs.loop_s(8) == 0.0
     for _ in range(100):
-        costs.took(decoded(1), 1.0, 0.1)
-        costs.took(decoded(8), 1.0, 0.4)
-    costs.took(decoded(8), 1.0, 60.0)  # something took the core
+        costs.learn_turn(decoded(1), 1.0, 0.1)
+        costs.learn_turn(decoded(8), 1.0, 0.4)
+    costs.learn_turn(decoded(8), 1.0, 60.0)  # something took the core
     assert costs.turn_s(1) == pytest.approx(1.1)
     assert costs.loop_s(2) == pytest.approx(0.1)  # none of 2 and 3 was seen
     assert costs.loop_s(8) == pytest.approx(0.4, rel=0.2)
@@ -223,8 +223,8 @@ def test_turns_are_as_long_on_average_as_they_were_also_where_some_are_held_up()
     """One in ten takes eight times as long: that says nothing of its size, but it is there."""
     costs = StepCosts({1: 1.0, 2: 1.0}, 2)
     for number in range(3000):
-        costs.took(decoded(2), 8.0 if number % 10 == 5 else 1.0, 0.0)
-    assert costs.of(2) < 1.2
+        costs.learn_turn(decoded(2), 8.0 if number % 10 == 5 else 1.0, 0.0)
+    assert costs.step_s(2) < 1.2
     assert costs.turn_s(2) == pytest.approx(1.7, rel=0.05)
 
 
@@ -232,7 +232,7 @@ def test_turns_that_are_held_up_outside_of_their_steps_count_as_well() -> None:
     """As where another thread has the interpreter for some milliseconds after every tenth."""
     costs = StepCosts({1: 1.0, 2: 1.0}, 2)
     for number in range(3000):
-        costs.took(decoded(2), 1.0, 5.1 if number % 10 == 5 else 0.1)
+        costs.learn_turn(decoded(2), 1.0, 5.1 if number % 10 == 5 else 0.1)
     assert costs.loop_s(2) < 0.2
     assert costs.turn_s(2) == pytest.approx(1.6, rel=0.05)
 
@@ -240,11 +240,11 @@ def test_turns_that_are_held_up_outside_of_their_steps_count_as_well() -> None:
 def test_a_few_quiet_steps_at_the_end_do_not_make_a_load_look_cheap() -> None:
     costs = StepCosts({1: 0.001, 2: 0.001}, 2)
     for _ in range(5000):
-        costs.took(decoded(2), 0.002, 0.0)
+        costs.learn_turn(decoded(2), 0.002, 0.0)
     for _ in range(50):
-        costs.took(decoded(1), 0.001, 0.0)
+        costs.learn_turn(decoded(1), 0.001, 0.0)
     costs.publish(5.0)
-    assert costs.of(1) == pytest.approx(0.001, rel=0.1)
+    assert costs.step_s(1) == pytest.approx(0.001, rel=0.1)
     assert costs.speed.decode[1].seconds == pytest.approx(0.002, rel=0.1)
     assert costs.speed.speed == pytest.approx(0.5, rel=0.1)
 
@@ -254,7 +254,7 @@ def test_what_is_published_is_of_now_and_says_how_fast_that_is() -> None:
     costs.publish(5.0)
     assert (costs.speed.steps, costs.speed.speed, costs.speed.measured_at_s) == (0, 1.0, 5.0)
     for _ in range(200):
-        costs.took(decoded(2), 3.0, 0.0)
+        costs.learn_turn(decoded(2), 3.0, 0.0)
     before = costs.speed
     costs.publish(6.0)
     assert before.steps == 0
@@ -268,7 +268,7 @@ def test_what_is_published_is_of_now_and_says_how_fast_that_is() -> None:
 def test_it_is_published_now_and_then_only() -> None:
     costs = StepCosts({1: 1.0}, 1)
     costs.publish(5.0)
-    costs.took(decoded(1), 1.0, 0.0)
+    costs.learn_turn(decoded(1), 1.0, 0.0)
     costs.publish(5.0 + 0.9 * PUBLISH_PERIOD_S)
     assert costs.speed.steps == 0
     costs.publish(5.0 + 1.1 * PUBLISH_PERIOD_S)
@@ -282,7 +282,7 @@ def test_errors_are_those_of_the_steps() -> None:
     for _ in range(40):
         costs = StepCosts({1: 1.0, 2: 2.0}, 2)
         for _ in range(400):
-            costs.took(decoded(2), 2.0 * draws.uniform(0.8, 1.2), 0.0)
+            costs.learn_turn(decoded(2), 2.0 * draws.uniform(0.8, 1.2), 0.0)
         costs.publish(1.0)
         unseen, seen = costs.speed.decode
         misses.append((seen.seconds - 2.0) / seen.error_s)

@@ -19,7 +19,7 @@ def planner_of(prompt_token_s: float | None, **settings: object) -> StepPlanner:
     costs = loop.backend.served[NAME].costs
     costs.warmed_up({rows: (5 + rows) / 1000 for rows in range(1, 17)})
     if prompt_token_s is not None:
-        costs.took(Contents(0, 0, 10), costs.of(1) + 10 * prompt_token_s, 0.0)
+        costs.learn_turn(Contents(0, 0, 10), costs.step_s(1) + 10 * prompt_token_s, 0.0)
     return loop.backend.models[NAME].planner
 
 
@@ -58,7 +58,7 @@ def test_prompt_beside_running_rows_is_cut_to_the_budget() -> None:
     loop = Loop(rows=16, context=200, chunk=CHUNK, settings={"itl_budget_ms": 30.1})
     costs = loop.backend.served[NAME].costs
     costs.warmed_up({rows: (5 + rows) / 1000 for rows in range(1, 17)})
-    costs.took(Contents(0, 0, 10), costs.of(1) + 10 * 0.0005, 0.0)
+    costs.learn_turn(Contents(0, 0, 10), costs.step_s(1) + 10 * 0.0005, 0.0)
     loop.submit("x" * 20)
     loop.step()
     before = loop.backend.snapshot.totals.prefilled_tokens

@@ -58,7 +58,7 @@ class Guesses:
         num_tokens, chance = len(row.generated), self.chances[row.index]
         following = range(num_tokens, num_tokens + MAX_TOKENS)
         guesses = [each if self._random.random() < chance else WRONG for each in following]
-        own_bin, likelihood = self._calibration.of(0, self._shares[row.index])
+        own_bin, likelihood = self._calibration.calibrated(0, self._shares[row.index])
         likelihoods = accumulate(repeat(likelihood, MAX_TOKENS), mul)
         draft = Draft(guesses, None, [*likelihoods])
         return Proposed(row, draft, [own_bin] * MAX_TOKENS, [self._shares[row.index]] * MAX_TOKENS)
@@ -71,8 +71,8 @@ class Fixed(DraftScheduler):
         self._num_to_ask = num_sources
         return self
 
-    def took(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
-        self.costs.took(step.contents, model_s, max(loop_s - self._asked.propose_s, 0.0))
+    def learn_turn(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
+        self.costs.learn_turn(step.contents, model_s, max(loop_s - self._asked.propose_s, 0.0))
 
 
 class Simulation:
@@ -144,7 +144,7 @@ class Simulation:
         self.scheduler.learn(step.outcomes)
         self._drafts = self.scheduler.propose(self.rows)
         self._pass(PLAIN_LOOP + (self._hidden_s if drafts else 0.0))
-        self.scheduler.took(step, model_s, self.elapsed_s - looped_s)
+        self.scheduler.learn_turn(step, model_s, self.elapsed_s - looped_s)
         self.lengths.append({row: len(each.token_ids) for row, each in drafts.items()})
 
     def _pass(self, seconds: float) -> float:

@@ -21,7 +21,7 @@ def learned(
     probability: float = 0.5,
 ) -> list[bool]:
     guesses = range(len(draft.token_ids))
-    bins = [calibration.of(kinds[at], probability)[0] for at in guesses]
+    bins = [calibration.calibrated(kinds[at], probability)[0] for at in guesses]
     calibration.drafts([Proposed(ROW, draft, bins, [probability for _ in guesses])])
     outcome = Outcome(ROW, [Drawn(token_id) for token_id in drawn])
     return [is_right for _, is_right in calibration.learn([outcome])]
@@ -46,8 +46,8 @@ def test_guesses_that_follow_right_ones_are_found_right_or_wrong(
 
 def test_own_probabilities_are_believed_until_more_is_known() -> None:
     for probability in (0.9, 0.3, 0.01):
-        assert Calibration(1).of(0, probability)[1] == probability
-    assert Calibration(1).of(0, 1.0)[1] < 1.0
+        assert Calibration(1).calibrated(0, probability)[1] == probability
+    assert Calibration(1).calibrated(0, 1.0)[1] < 1.0
 
 
 @pytest.mark.parametrize("drawn", [5, 9])
@@ -55,17 +55,17 @@ def test_what_is_no_probability_is_unlikely(drawn: int) -> None:
     calibration, nothing = Calibration(1), float("nan")
     for _ in range(50):
         learned(calibration, Draft([5]), [drawn], probability=nothing)
-    assert 0.0 < calibration.of(0, nothing)[1] < 1e-6
-    assert calibration.of(0, 0.5)[1] == 0.5
+    assert 0.0 < calibration.calibrated(0, nothing)[1] < 1e-6
+    assert calibration.calibrated(0, 0.5)[1] == 0.5
 
 
 def test_kinds_and_probabilities_are_told_apart() -> None:
     calibration = Calibration(2)
     for _ in range(400):
         learned(calibration, Draft([5, 6], None), [5, 9], kinds=[0, 1])
-    assert calibration.of(0, 0.5)[1] > 0.95
-    assert calibration.of(1, 0.5)[1] < 0.05
-    assert calibration.of(1, 0.9)[1] == 0.9
+    assert calibration.calibrated(0, 0.5)[1] > 0.95
+    assert calibration.calibrated(1, 0.5)[1] < 0.05
+    assert calibration.calibrated(1, 0.9)[1] == 0.9
 
 
 def test_newer_guesses_count_more() -> None:
@@ -74,7 +74,7 @@ def test_newer_guesses_count_more() -> None:
         learned(calibration, Draft([5]), [9])
     for _ in range(1500):
         learned(calibration, Draft([5]), [5])
-    assert calibration.of(0, 0.5)[1] > 0.9
+    assert calibration.calibrated(0, 0.5)[1] > 0.9
 
 
 def test_only_the_next_outcome_of_the_same_request_is_learned_from() -> None:

@@ -17,7 +17,7 @@ from inference_api._mock_inference_api_server import (
     EchoRunner,
     create_test_server,
 )
-from inference_api.core.drafts import Outcome, accepted
+from inference_api.core.drafts import Outcome, accepted_branch
 from inference_api.core.plan import StepPlanner
 from inference_api.core.rows import Draft, UserRow
 from inference_api.inference_api_server import server_of
@@ -286,7 +286,7 @@ def test_what_was_kept_is_in_the_cache_and_what_was_not_is_written_again() -> No
     row = row_of([7, 8])
     row.take_prompt(1)
     step = row.take_step(Draft((1, 2, 9)))
-    found = accepted(step, [Drawn(token) for token in (1, 2, 3, 4)])
+    found = accepted_branch(step, [Drawn(token) for token in (1, 2, 3, 4)])
     assert tuple(found) == ([0, 1, 2], [Drawn(1), Drawn(2), Drawn(3)])
     assert row.accept(found.drawn, batch_size=1).token_ids == (1, 2, 3)
     assert (row.take_step().start, row.num_cached) == (4, 5)
@@ -302,7 +302,7 @@ def test_accepted_branch_is_the_one_that_single_steps_would_go(data: st.DataObje
     children = [[i for i in range(1, size) if parents[i] == at] for at in range(size)]
     drawn = [data.draw(st.sampled_from([0, *(tokens[c] for c in own)])) for own in children]
     draw = Draw(row_of([1]).request.sampling, (), ())
-    found = accepted(RowStep(0, 5, tokens, [draw] * size, parents), [*map(Drawn, drawn)])
+    found = accepted_branch(RowStep(0, 5, tokens, [draw] * size, parents), [*map(Drawn, drawn)])
     path, texts = [0], [drawn[0]]
     while texts[-1] in [tokens[child] for child in children[path[-1]]]:
         path.append(tokens.index(texts[-1]))

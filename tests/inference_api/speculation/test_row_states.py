@@ -14,8 +14,8 @@ def test_state_stays_while_its_request_decodes_and_is_dropped_then() -> None:
 
     states = RowStates(start)
     first, second = rows_of([1], [2])
-    [kept] = states.of([second])
-    assert states.of([first, second])[1] is kept
-    assert states.of([]) == []
-    assert states.of([second])[0] is not kept
+    [kept] = states.for_rows([second])
+    assert states.for_rows([first, second])[1] is kept
+    assert states.for_rows([]) == []
+    assert states.for_rows([second])[0] is not kept
     assert begun == ["1", "0", "1"]

@@ -81,12 +81,12 @@ def test_rows_that_copy_are_drafted_for_and_the_others_are_not() -> None:
 def test_step_with_prompts_says_nothing_about_costs() -> None:
     adaptive = DraftScheduler([Guesses([0.5])], MAX_TOKENS, 1)
     [row] = rows_of([1, 2, 3])
-    before = adaptive.costs.of(1)
+    before = adaptive.costs.step_s(1)
     prompt, decoded = RowStep(0, 0, [1, 2]), RowStep(0, 2, [3], [DRAW])
-    adaptive.took(PlannedStep(prompts=[(row, prompt)], decoding=[(row, decoded)]), 77.0, 0.0)
-    assert adaptive.costs.of(1) == before
-    adaptive.took(PlannedStep(decoding=[(row, decoded)]), 77.0, 0.0)
-    assert adaptive.costs.of(1) == pytest.approx(77.0)
+    adaptive.learn_turn(PlannedStep(prompts=[(row, prompt)], decoding=[(row, decoded)]), 77.0, 0.0)
+    assert adaptive.costs.step_s(1) == before
+    adaptive.learn_turn(PlannedStep(decoding=[(row, decoded)]), 77.0, 0.0)
+    assert adaptive.costs.step_s(1) == pytest.approx(77.0)
 
 
 @pytest.mark.parametrize("num_rows", [1, 12])

@@ -26,8 +26,8 @@ def test_times_are_of_the_moment_with_their_errors() -> None:
     costs = backend.served[NAME].costs
     costs.warmed_up({1: 0.001, 4: 0.004})
     for _ in range(500):
-        costs.took(Contents(2, 2, 0), 0.004, 0.001)
-        costs.took(Contents(2, 2, 10), 0.009, 0.001)
+        costs.learn_turn(Contents(2, 2, 0), 0.004, 0.001)
+        costs.learn_turn(Contents(2, 2, 10), 0.009, 0.001)
     costs.publish(datetime(2027, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp())
     known = client.get("/speed").get_json()[NAME]
     assert (known["steps"], known["measured_at"]) == (1000, "2027-01-02T03:04:05Z")
