@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python scripts/install.py
+INSTALL := $(BIN)/python lab/install.py
 unexport PYTHONDONTWRITEBYTECODE
 
 # On a machine with a driver of NVIDIA's, `make serve` adds torch. Tests need torch everywhere; as pip finds

@@ -3,10 +3,10 @@
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from flask import Flask
+from flask import Blueprint, Flask
 
 from common.disconnects import DisconnectWatcher
 from common.web_pages import PageRules, register_page_check
@@ -137,29 +137,12 @@ def create_server(
         backend, input_queue, output_queues, watcher, observers, metrics.token_gap
     )
 
-    choice = ModelChoice(settings, _router(settings))
-
     app = _bare_app(settings, metrics)
-    app.extensions[EXTENSION] = Server(
-        settings, backend, input_queue, output_queues, watcher, tracing
-    )
-    app.register_blueprint(generate.create_blueprint(generations, settings, choice))
-    chats = Chats(generations, backend, choice)
-    app.register_blueprint(openai.create_blueprint(generations, backend, choice, chats))
-    app.register_blueprint(models.create_blueprint(backend, settings))
-    app.register_blueprint(responses.create_blueprint(chats))
-    app.register_blueprint(messages.create_blueprint(chats))
-    app.register_blueprint(bundle.create_blueprint(backend, input_queue, settings))
-    app.register_blueprint(bundle_validation.create_blueprint(settings))
-    if settings.split is not None and not settings.mock_model:
-        app.register_blueprint(pipeline.create_blueprint(backend))
-    app.register_blueprint(embeddings.create_blueprint(generations, backend, choice))
-    app.register_blueprint(tokenize.create_blueprint(backend, settings))
-    app.register_blueprint(
-        health.create_blueprint(backend, input_queue, output_queues, settings, _end_arbiter)
-    )
+    server = Server(settings, backend, input_queue, output_queues, watcher, tracing)
+    app.extensions[EXTENSION] = server
+    for blueprint in (*_inference_routes(server, generations), *_operator_routes(server)):
+        app.register_blueprint(blueprint)
     app.register_blueprint(metrics_routes.create_blueprint(metrics.registry))
-    app.register_blueprint(speed.create_blueprint(backend))
     live_state = LiveState(backend, input_queue, metrics.registry, settings)
     cluster = ClusterState(settings.cluster_url) if settings.cluster_url else None
     optimizer_mode = "stateful" if optimizer_settings.stateful else "stateless"
@@ -171,6 +154,31 @@ def create_server(
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
     register_openapi(app, lambda rule: needs_token(rule, settings))
     return app
+
+
+def _inference_routes(server: Server, generations: Generations) -> Iterator[Blueprint]:
+    settings, backend = server.settings, server.backend
+    choice = ModelChoice(settings, _router(settings))
+    chats = Chats(generations, backend, choice)
+    yield generate.create_blueprint(generations, settings, choice)
+    yield openai.create_blueprint(generations, backend, choice, chats)
+    yield models.create_blueprint(backend, settings)
+    yield responses.create_blueprint(chats)
+    yield messages.create_blueprint(chats)
+    yield embeddings.create_blueprint(generations, backend, choice)
+    yield tokenize.create_blueprint(backend, settings)
+
+
+def _operator_routes(server: Server) -> Iterator[Blueprint]:
+    settings, backend, input_queue = server.settings, server.backend, server.input_queue
+    yield bundle.create_blueprint(backend, input_queue, settings)
+    yield bundle_validation.create_blueprint(settings)
+    if settings.split is not None and not settings.mock_model:
+        yield pipeline.create_blueprint(backend)
+    yield health.create_blueprint(
+        backend, input_queue, server.output_queues, settings, _end_arbiter
+    )
+    yield speed.create_blueprint(backend)
 
 
 def _bare_app(settings: Settings, metrics: ServerMetrics) -> Flask:

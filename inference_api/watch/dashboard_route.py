@@ -98,11 +98,7 @@ def create_blueprint(
     def asset(version: str, name: str) -> Response:
         if version != page.version or name not in page.files:
             raise NotFound
-        content_type = mimetypes.guess_type(name)[0]
-        response = Response(page.files[name], content_type=f"{content_type}; charset=utf-8")
-        response.headers.update(SECURITY_HEADERS)
-        response.headers["Cache-Control"] = IMMUTABLE
-        return response
+        return _asset(page, name)
 
     @blueprint.get("/dashboard/state")
     @operation(
@@ -144,6 +140,14 @@ def create_blueprint(
 def _fresh(answer: Any) -> Response:
     response = jsonify(answer)
     response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+def _asset(page: Page, name: str) -> Response:
+    content_type = f"{mimetypes.guess_type(name)[0]}; charset=utf-8"
+    response = Response(page.files[name], content_type=content_type)
+    response.headers.update(SECURITY_HEADERS)
+    response.headers["Cache-Control"] = IMMUTABLE
     return response
 
 

@@ -74,23 +74,9 @@ def create_blueprint(
         "Readiness, and how the decode loop has fared so far.", {200: Readiness, 503: Readiness}
     )
     def ready() -> tuple[Response, int]:
-        snapshot, phase = backend.snapshot, backend.phase
-        served = backend.served.get(settings.default_model.name)
-        state = Readiness(
-            status=phase,
-            model=settings.default_model.name,
-            user_rows=backend.max_users,
-            busy_rows=snapshot.busy_rows,
-            queued=len(input_queue) + snapshot.paused,
-            paused=snapshot.paused,
-            context_tokens=None if served is None else served.max_seq_len,
-            pages=snapshot.pages.total,
-            cached_pages=snapshot.pages.cached,
-            free_pages=snapshot.pages.free,
-            sessions=len(output_queues),
-            totals=snapshot.totals,
-        )
-        return jsonify(state.model_dump()), 200 if phase is Phase.READY else 503
+        model = settings.default_model.name
+        state = _readiness(backend, model, len(input_queue), len(output_queues))
+        return jsonify(state.model_dump()), 200 if state.status is Phase.READY else 503
 
     @blueprint.post("/drain")
     @operation(
@@ -105,6 +91,24 @@ def create_blueprint(
         return jsonify(Draining(status=backend.phase).model_dump()), 202
 
     return blueprint
+
+
+def _readiness(backend: DecodeBackend, model: str, num_queued: int, num_sessions: int) -> Readiness:
+    snapshot, served = backend.snapshot, backend.served.get(model)
+    return Readiness(
+        status=backend.phase,
+        model=model,
+        user_rows=backend.max_users,
+        busy_rows=snapshot.busy_rows,
+        queued=num_queued + snapshot.paused,
+        paused=snapshot.paused,
+        context_tokens=None if served is None else served.max_seq_len,
+        pages=snapshot.pages.total,
+        cached_pages=snapshot.pages.cached,
+        free_pages=snapshot.pages.free,
+        sessions=num_sessions,
+        totals=snapshot.totals,
+    )
 
 
 def liveness(backend: DecodeBackend) -> Response:

@@ -373,7 +373,8 @@ def test_models_that_the_file_names_need_not_be_listed(
     recipes = Recipes({"chat": {}, "code": {}}, {"core": {}}, models={"code": ("c",)})
     with closing(TendedReplicas(machines, recipes, UpstreamsFile(path), TIMES, clock)) as replicas:
         replicas.start(CODE, 1)
-        eventually(lambda: listed(path) == (chat_at(machines.url, models=("c",), server="code"),))
+        eventually(lambda: listed(path))
+        assert listed(path) == (chat_at(machines.url, models=("c",), server="code"),)
 
 
 def test_replicas_drain_as_long_as_the_actuator_waits(

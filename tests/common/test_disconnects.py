@@ -85,13 +85,16 @@ def test_one_socket_may_be_watched_twice(watcher: DisconnectWatcher) -> None:
 
 def test_watch_may_end_twice_and_after_its_socket_was_closed(watcher: DisconnectWatcher) -> None:
     ours, peer = socket.socketpair()
-    unwatch, unwatch_too = watcher.watch(ours, Event().set), watcher.watch(ours, Event().set)
+    first, second = Event(), Event()
+    unwatch, unwatch_too = watcher.watch(ours, first.set), watcher.watch(ours, second.set)
     unwatch()
     ours.close()
     unwatch()
     unwatch_too()
     unwatch_too()
     peer.close()
+    assert not first.is_set()
+    assert not second.is_set()
 
 
 def test_socket_that_was_closed_unwatched_leaves_its_number_to_the_next(

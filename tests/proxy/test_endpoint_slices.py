@@ -295,6 +295,7 @@ def test_an_api_server_that_comes_back_is_followed_again(api: KubernetesApi) -> 
         again.put("endpointslices", slice_of(endpoint("10.0.0.2")))
         followed.until(TWO)
         until(lambda: not followed.discovery.is_stale)
+        assert again.requests
     again.stop()
     api.stop = lambda: None  # type: ignore[method-assign]
 

@@ -256,3 +256,4 @@ def test_edited_keys_are_taken_without_a_restart(tmp_path: Path, engine: Scripte
     with running_proxy(tmp_path, engine.url, UPSTREAM_KEYS=str(path)) as proxy:
         path.write_text(f"{engine.url}: {{x-api-key: sk-new}}")
         until(is_sent, "the new key")
+    assert "authorization" not in engine.seen("/edited")[-1].headers

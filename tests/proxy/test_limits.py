@@ -151,7 +151,8 @@ def test_restarted_proxy_knows_what_the_day_has_cost_by_redis(
     policy = TeamPolicy(tokens_per_day=10)
     before, after = (TeamLimits(redis_url, wall_clock=wall_clock) for _ in range(2))
     before.charge(before.admit("restarted", policy), 10)
-    refusal(after, "restarted", policy)
+    error = refusal(after, "restarted", policy)
+    assert header(error, "X-RateLimit-Remaining-Tokens-Day") == "0"
 
 
 def test_refused_by_its_day_a_request_uses_up_no_minute(
@@ -164,7 +165,8 @@ def test_refused_by_its_day_a_request_uses_up_no_minute(
     limits.leave(admission)
     for _ in range(3):
         refusal(limits, team, policy)
-    limits.leave(limits.admit(team, TeamPolicy(requests_per_minute=2, max_concurrent=1)))
+    admission = limits.admit(team, TeamPolicy(requests_per_minute=2, max_concurrent=1))
+    assert ("X-RateLimit-Remaining-Requests", "0") in admission.headers
 
 
 def test_requests_at_a_time(limits: TeamLimits, request: pytest.FixtureRequest) -> None:

@@ -6,6 +6,7 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from flask import Blueprint, Response, current_app
 
@@ -29,6 +30,7 @@ def create_blueprint(
     generations: Generations, settings: Settings, choice: ModelChoice
 ) -> Blueprint:
     blueprint = Blueprint("generate", __name__)
+    starter = _Starter(generations, settings, choice)
 
     # The rule has no `defaults`: with them, Werkzeug redirects requests that name the default.
     @blueprint.post("/inference")
@@ -39,7 +41,7 @@ def create_blueprint(
         NativeBody,
     )
     def infer(model: str = settings.default_model.name) -> Response:
-        body, generation, headers = begin(model, encode_plain)
+        body, generation, headers = starter.begin(model, encode_plain)
         chunks = _raw_chunks(body, generation, settings)
         return streamed(generation, chunks, RAW_TEXT, headers)
 
@@ -50,7 +52,7 @@ def create_blueprint(
         NativeBody,
     )
     def predict(model: str) -> Response:
-        body, generation, headers = begin(model, encode_turn)
+        body, generation, headers = starter.begin(model, encode_turn)
         chunks = _raw_chunks(body, generation, settings)
         return streamed(generation, chunks, RAW_TEXT, headers)
 
@@ -61,23 +63,33 @@ def create_blueprint(
         NativeBody,
     )
     def chat(model: str) -> Response:
-        body, generation, headers = begin(model, encode_turn)
+        body, generation, headers = starter.begin(model, encode_turn)
         return streamed(generation, _chat_events(body, generation), EVENT_STREAM, headers)
 
-    def begin(model: str, encode: Encode) -> tuple[NativeBody, TextGeneration, Mapping[str, str]]:
-        """Returns the generation, and headers that name the chosen model."""
-        choice.check(model)
-        body = parse_native_body(
-            json_body(), settings.has_strict_bounds(model), current_app.config[RULES]
-        )
-        leave_aside(body.left_aside)
-        chosen = choice.choose(model, [body.text])
-        with generations.admitted(chosen.name, caller_of_request()) as admitted:
-            prompt = encode(admitted.model.prompt_encoder, body.text)
-            generation = generations.begin(admitted, prompt, body.params())
-        return body, generation, chosen.headers
-
     return blueprint
+
+
+@dataclass(frozen=True, slots=True)
+class _Starter:
+    """Begins the generations of the routes. Any request thread."""
+
+    generations: Generations
+    settings: Settings
+    choice: ModelChoice
+
+    def begin(
+        self, model: str, encode: Encode
+    ) -> tuple[NativeBody, TextGeneration, Mapping[str, str]]:
+        """Returns the body, the generation, and headers that name the chosen model."""
+        self.choice.check(model)
+        has_strict_bounds = self.settings.has_strict_bounds(model)
+        body = parse_native_body(json_body(), has_strict_bounds, current_app.config[RULES])
+        leave_aside(body.left_aside)
+        chosen = self.choice.choose(model, [body.text])
+        with self.generations.admitted(chosen.name, caller_of_request()) as admitted:
+            prompt = encode(admitted.model.prompt_encoder, body.text)
+            generation = self.generations.begin(admitted, prompt, body.params())
+        return body, generation, chosen.headers
 
 
 def encode_plain(prompts: PromptEncoder, text: str) -> Sequence[int]:

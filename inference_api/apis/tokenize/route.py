@@ -25,22 +25,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
     )
     def tokenize() -> Response:
         body = read(TokenizeBody)
-        model = served(body.model)
-        prompts, tokenizer = model.prompt_encoder, model.tokenizer
-        if body.messages is not None:
-            with prompt_is_called("messages"):
-                token_ids = prompts.encode_chat(turns_of(body.messages), body.extras())
-        else:
-            add_special_tokens = body.add_special_tokens is not False
-            with prompt_is_called("prompt"):
-                token_ids = prompts.encode(body.prompt or "", add_special_tokens)
-        answer = Tokens(
-            count=len(token_ids),
-            max_model_len=model.max_seq_len,
-            tokens=token_ids,
-            token_strs=tokenizer.token_strings(token_ids) if body.return_token_strs else None,
-        )
-        return jsonify(answer)
+        return jsonify(_tokens(body, served(body.model)))
 
     @blueprint.post("/detokenize")
     @blueprint.post("/v1/detokenize")
@@ -71,3 +56,20 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
         return backend.served[name]
 
     return blueprint
+
+
+def _tokens(body: TokenizeBody, model: ServedModel) -> Tokens:
+    prompts = model.prompt_encoder
+    if body.messages is not None:
+        with prompt_is_called("messages"):
+            token_ids = prompts.encode_chat(turns_of(body.messages), body.extras())
+    else:
+        add_special_tokens = body.add_special_tokens is not False
+        with prompt_is_called("prompt"):
+            token_ids = prompts.encode(body.prompt or "", add_special_tokens)
+    return Tokens(
+        count=len(token_ids),
+        max_model_len=model.max_seq_len,
+        tokens=token_ids,
+        token_strs=model.tokenizer.token_strings(token_ids) if body.return_token_strs else None,
+    )

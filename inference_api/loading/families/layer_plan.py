@@ -53,25 +53,30 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
 
 def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSources:
     theirs, ours = f"{names.layer}.{config.first_layer + index}", f"layers.{index}"
+    plan = _mixer_plan(config, names, index, ours, theirs)
+    if config.has_layer_scalars:
+        plan[f"{ours}.output_scale"] = (SourceTensor(f"{theirs}.{names.layer_scalar}", (1,)),)
+    if config.has_mlp(index):
+        plan |= _mlp_plan(config, names, index, ours, theirs)
+    return plan
+
+
+def _mixer_plan(
+    config: ModelConfig, names: Names, index: int, ours: str, theirs: str
+) -> ParameterSources:
+    """Returns the sources of a layer's attention and recurrent mixer, as far as it has them."""
     shape = config.shape_of(index)
-    hidden, ffn, head = config.hidden_size, shape.ffn_size, shape.head_dim
+    hidden, head = config.hidden_size, shape.head_dim
     kv = shape.num_kv_heads * head
     queries, values = config.num_heads * head, config.num_heads * shape.value_dim
     asking = queries * (1 + config.has_output_gates)
     qkv_rows = (asking, kv, kv) if len(names.qkv) == 3 else (asking + 2 * kv,)
     num_kinds = 1 if shape.kv_source is not None else 2 + shape.has_values
-    attention_norm, mlp_norm = names.attention_norm, names.mlp_norm
-    if config.is_parallel and config.has_mlp_norm:
-        attention_norm, mlp_norm = FALCON_PARALLEL_NORMS
-
     plan: ParameterSources = {}
-
-    def norm(name: str, its_name: str) -> ParameterSources:
-        return norm_plan(config, names, f"{ours}.{name}", f"{theirs}.{its_name}")
-
     attends, recurrent = config.attends(index), config.recurrent_of(index)
     if config.has_attention_norm and (attends or recurrent is not None):
-        plan.update(norm("attention_norm", attention_norm))
+        its_norm = f"{theirs}.{_norm_names(config, names)[0]}"
+        plan.update(norm_plan(config, names, f"{ours}.attention_norm", its_norm))
     if recurrent is not None:
         plan.update(_recurrent_plan(recurrent, names, ours, theirs, hidden))
     if attends and config.latent is None:
@@ -94,13 +99,30 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSourc
     if config.has_sinks:
         plan[f"{ours}.sinks"] = (SourceTensor(f"{theirs}.{names.sinks}", (config.num_heads,)),)
     if config.has_output_norms:
-        plan.update(norm("attention_output_norm", names.attention_output_norm))
-    if config.has_layer_scalars:
-        plan[f"{ours}.output_scale"] = (SourceTensor(f"{theirs}.{names.layer_scalar}", (1,)),)
-    if not config.has_mlp(index):
-        return plan
+        its_norm = f"{theirs}.{names.attention_output_norm}"
+        plan.update(norm_plan(config, names, f"{ours}.attention_output_norm", its_norm))
+    return plan
+
+
+def _norm_names(config: ModelConfig, names: Names) -> tuple[str, str]:
+    """Returns the names of the norms before attention and before the MLP."""
+    if config.is_parallel and config.has_mlp_norm:
+        return FALCON_PARALLEL_NORMS
+    return names.attention_norm, names.mlp_norm
+
+
+def _mlp_plan(
+    config: ModelConfig, names: Names, index: int, ours: str, theirs: str
+) -> ParameterSources:
+    """Returns the sources of a layer's MLP or experts, with the norms around them."""
+    hidden, ffn = config.hidden_size, config.shape_of(index).ffn_size
+    plan: ParameterSources = {}
+
+    def norm(name: str, its_name: str) -> ParameterSources:
+        return norm_plan(config, names, f"{ours}.{name}", f"{theirs}.{its_name}")
+
     if config.has_mlp_norm:
-        plan.update(norm("mlp_norm", mlp_norm))
+        plan.update(norm("mlp_norm", _norm_names(config, names)[1]))
     if config.has_output_norms:
         plan.update(norm("mlp_output_norm", names.mlp_output_norm))
     if config.layer_input_size:

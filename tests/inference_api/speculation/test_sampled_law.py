@@ -166,6 +166,6 @@ def test_wrong_rule_is_seen(
     law: Law,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(step_plan, "accepted", leniently_accepted)
+    monkeypatch.setattr(step_plan, "accepted_branch", leniently_accepted)
     found = p_values(drafted(model, plain, "adversary"), law)
     assert min(found.values()) < LEAST_P_VALUE**2, found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.install import uv_variables
+from lab.install import uv_variables
 
 LISTED = """\
 :env:.disable-pip-version-check='1'
