@@ -86,6 +86,8 @@ WITH_MUCH_TO_COMPUTE = (
     "inference_api/pipeline/test_routes.py",
     "inference_api/pipeline/test_same_answers.py",
     "inference_api/engine/test_sampler.py",
+    "inference_api/engine/test_triton_ops.py",
+    "inference_api/engine/test_triton_steps.py",
     "inference_api/kernels/test_models.py",
     "inference_api/speculation/test_ends_of_branches.py",
     "inference_api/speculation/test_greedy_identity.py",

@@ -1,21 +1,28 @@
 """What a step launches: operations a layer, kernels, the longest of them, and the time between.
 
 A step of one row is profiled as it is recorded or, on the CPU, as it is launched. Operations are
-counted on the CPU, which runs the same ones: what only views memory is none.
+counted on the CPU, which runs the same ones, those by Triton where TRITON_INTERPRET=1: what only
+views or allocates memory is none.
 """
 
 import argparse
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.ops import Operations
+from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
@@ -27,7 +34,7 @@ DRAW = Draw(SamplingParams(), (), ())
 STEPS_OF = {
     "one token": RowStep(0, CONTEXT_TOKENS - 1, (7,), (DRAW,)),
     "a draft": RowStep(0, CONTEXT_TOKENS - 1, (7, 7), (DRAW, DRAW)),
-    "a prompt": RowStep(0, 0, (7,) * CONTEXT_TOKENS),
+    "a prompt": RowStep(0, 0, (7,) * (CONTEXT_TOKENS // 2)),
 }
 KINDS = {  # by a part of a kernel's name; what has none of them is small
     "product": ("gemm", "gemv", "cutlass", "nvjet", "cublas", "::mm", "addmm", "linear"),
@@ -54,27 +61,41 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args()
-    for kind, count in operations_a_layer().items():
-        print(f"{count} operations a layer in a step of {kind}")
+    for kind in (CudaRunner, TritonRunner) if given.device == "cpu" else (CudaRunner,):
+        for step, count in operations_a_layer(kind).items():
+            print(f"{kind.__name__}: {count} operations a layer in a step of {step}")
     runner = loaded(SHAPES[given.shape], given.device)
     runner.warm_up()
     print(report(launches(runner, given.device), SHAPES[given.shape].layers))
 
 
+class TritonRunner(CudaRunner):
+    """With operations by Triton on the CPU too, where its interpreter runs."""
+
+    def _decoder(self, make: Callable[[Operations], Decoder], rope: Rope) -> Decoder:
+        from inference_api.engine.cuda.triton_ops import TritonOps
+
+        return make(TritonOps(self._config, self._cache, rope))
+
+
 def loaded(
-    shape: Shape, device: str, max_seq_len: int = 2 * CONTEXT_TOKENS, dtype: str = "auto"
+    shape: Shape,
+    device: str,
+    max_seq_len: int = 2 * CONTEXT_TOKENS,
+    dtype: str = "auto",
+    kind: type[CudaRunner] = CudaRunner,
 ) -> CudaRunner:
     """A model of random weights."""
     with TemporaryDirectory() as folder:
         make_random_model(shape, Path(folder))
         options = EngineOptions(device=device, dtype=dtype, max_rows=32, max_seq_len=max_seq_len)
-        runner = CudaRunner(Path(folder), options)
+        runner = kind(Path(folder), options)
         runner.load()
     return runner
 
 
 class _Operations(TorchDispatchMode):
-    """Counts those that write something."""
+    """Counts those that write something, and launches by Triton."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -84,21 +105,39 @@ class _Operations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         made = [each.alias_info for each in func._schema.returns]
-        self.count += all(alias is None or alias.is_write for alias in made)
+        is_work = "empty" not in func._schema.name
+        self.count += is_work and all(alias is None or alias.is_write for alias in made)
         return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def of_triton(self) -> Iterator[None]:
+        """Counts launches, and nothing that its interpreter does for one."""
+        from inference_api.engine.cuda.triton_kernels import gate
+
+        run = type(gate).run
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            with _disable_current_modes(), np.errstate(all="ignore"):
+                return run(*args, **kwargs)
+
+        with patch.object(type(gate), "run", counted):
+            yield
 
 
 @torch.inference_mode()
-def operations_a_layer() -> dict[str, int]:
+def operations_a_layer(kind: type[CudaRunner] = CudaRunner) -> dict[str, int]:
     """What one layer more adds to a step, by what the step has."""
-    counts: dict[str, list[int]] = {kind: [] for kind in STEPS_OF}
+    counts: dict[str, list[int]] = {step: [] for step in STEPS_OF}
     for layers in (1, 2):
-        decoder = loaded(replace(SHAPES["tiny"], layers=layers), "cpu").decoder
-        for kind, row in STEPS_OF.items():
-            with _Operations() as operations:
-                decoder.forward([row])
-            counts[kind].append(operations.count)
-    return {kind: two - one for kind, (one, two) in counts.items()}
+        runner = loaded(replace(SHAPES["tiny"], layers=layers), "cpu", dtype="float32", kind=kind)
+        for step, row in STEPS_OF.items():
+            with _Operations() as operations, ExitStack() as stack:
+                if kind is TritonRunner:
+                    stack.enter_context(operations.of_triton())
+                runner.decoder.forward([row])
+            counts[step].append(operations.count)
+    return {step: two - one for step, (one, two) in counts.items()}
 
 
 @torch.inference_mode()

@@ -17,7 +17,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.cuda.graphs import Capture, FixedStep, LengthForward, step_lengths
+from inference_api.engine.cuda.graphs import (
+    Capture,
+    FixedStep,
+    LengthForward,
+    step_lengths,
+    token_sizes,
+)
 from inference_api.engine.cuda.inputs import Lines, absent, prompt_inputs, token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.latent import LatentOut, latent_qkv
@@ -113,17 +119,26 @@ class Decoder:
         """Have steps that read the cache up to each of `lengths`, which ascend: the last holds the
         longest sequence."""
 
-        def step(forward: LengthForward, num_lines: int, num_tokens: int, least: int) -> FixedStep:
+        def step(
+            forward: LengthForward, num_lines: int, num_tokens: int, lengths: Sequence[int]
+        ) -> FixedStep:
             inputs = torch.from_numpy(absent(num_lines, num_tokens, self._spare_slot))
-            longer = [length for length in lengths if length >= least]
-            return FixedStep(forward, inputs.to(self._embedding.device), longer)
+            return FixedStep(forward, inputs.to(self._embedding.device), lengths)
 
-        self._of_rows, self._of_tokens = (
-            step(partial(self._token_outputs, is_in_order), NUM_LINES, self._num_tokens, 1)
-            for is_in_order in (True, False)
-        )
+        of_rows, of_tokens = (partial(self._token_outputs, each) for each in (True, False))
+        most = self._num_tokens
+        if self._ops.is_of_any_size:
+            self._of_rows: FixedStep | None = None
+            self._of_tokens = [
+                step(of_tokens, NUM_LINES, size, lengths[-1:]) for size in token_sizes(most)
+            ]
+        else:
+            self._of_rows = step(of_rows, NUM_LINES, most, lengths)
+            self._of_tokens = [step(of_tokens, NUM_LINES, most, lengths)]
         self._of_prompts = {
-            size: step(self.prompt_states, PROMPT_LINES, size, least)
+            size: step(
+                self.prompt_states, PROMPT_LINES, size, [each for each in lengths if each >= least]
+            )
             for size, least in PROMPT_SIZES.items()
             if least <= lengths[-1]
         }
@@ -133,7 +148,8 @@ class Decoder:
         if self._config.mixture is not None:  # see `Mixture`
             return
         try:
-            for step in (self._of_rows, self._of_tokens, *self._of_prompts.values()):
+            every = self._of_rows, *self._of_tokens, *self._of_prompts.values()
+            for step in filter(None, every):
                 step.record(capture)
         except RuntimeError as error:
             logger.warning(
@@ -196,40 +212,51 @@ class Decoder:
     def _tokens(self, inputs: Lines, wanted: Sequence[int]) -> Sequence[Tensor]:
         """The outputs of as many tokens as there are, to keep."""
         rows, most = inputs[ROWS].tolist(), self._num_tokens
-        if len({*rows}) == len(rows):
+        if self._of_rows is not None and len({*rows}) == len(rows):
             return self._run(self._of_rows, inputs, rows, wanted)
         parts = [
-            self._run(self._of_tokens, part, range(part.shape[1]), wanted)
+            self._run(self._fitting(part), part, slice(part.shape[1]), wanted)
             for part in np.split(inputs, range(most, len(rows), most), axis=1)
         ]
         return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
 
+    def _fitting(self, tokens: Lines) -> FixedStep:
+        """The smallest step that has room for them."""
+        return next(step for step in self._of_tokens if tokens.shape[1] <= step.num_tokens)
+
     def _run(
-        self, step: FixedStep, tokens: Lines, columns: Sequence[int], wanted: Sequence[int]
+        self, step: FixedStep, tokens: Lines, columns: Sequence[int] | slice, wanted: Sequence[int]
     ) -> Sequence[Tensor]:
         """Run a step that has `tokens` in `columns`, and no others."""
-        inputs = absent(NUM_LINES, self._num_tokens, self._spare_slot)
+        inputs = absent(NUM_LINES, step.num_tokens, self._spare_slot)
         inputs[:, columns] = tokens
         outputs = step.run(inputs)
-        return [outputs[each][[*columns]] for each in wanted]
+        found = [outputs[each][columns] for each in wanted]
+        return [each.clone() for each in found] if isinstance(columns, slice) else found
 
     def _token_outputs(
         self, is_in_order: bool, lengths: Sequence[int], inputs: Tensor
     ) -> Sequence[Tensor]:
         """Logits [n, vocab] float32, states [n, hidden] and the likeliest tokens [n]; see
-        `Operations.tokens`."""
-        states = self._states(inputs, self._ops.tokens(inputs, lengths, is_in_order))
-        logits = capped(self._head(states), self._config)
-        return logits, states, logits.argmax(-1)
+        `Operations.tokens`. Products are of as many tokens in every step: their order of summation
+        depends on it."""
+        tokens = self._ops.tokens(inputs, lengths, is_in_order)
+        states = self._states(inputs, tokens, self._num_tokens)
+        num_tokens = inputs.shape[1]
+        logits = capped(self._head(states)[:num_tokens], self._config)
+        return logits, states[:num_tokens], logits.argmax(-1)
 
     def prompt_states(self, lengths: Sequence[int], inputs: Tensor) -> Sequence[Tensor]:
         """States [n, hidden] of a prompt's tokens, at positions below the last of `lengths`."""
-        return [self._states(inputs, self._ops.prompt(inputs, lengths[-1]))]
+        tokens = self._ops.prompt(inputs, lengths[-1])
+        return [self._states(inputs, tokens, inputs.shape[1])]
 
-    def _states(self, inputs: Tensor, tokens: TokenOperations) -> Tensor:
-        """What the output head takes, [n, hidden]."""
+    def _states(self, inputs: Tensor, tokens: TokenOperations, num_given: int) -> Tensor:
+        """What the output head takes, [num_given, hidden], of n tokens or more."""
         ops, config = self._ops, self._config
         x = F.embedding(inputs[IDS], self._embedding) * self._embedding_multiplier
+        if len(x) < num_given:
+            x = F.pad(x, (0, 0, 0, num_given - len(x)))
         made, made_norm = None, None  # not yet in x
         for layer in self._layers:
             x, normed = ops.norm_add(x, made, made_norm, layer.attention_norm)

@@ -38,6 +38,10 @@ class FixedStep:
             length: partial(forward, inputs) for length, forward in self._forwards.items()
         }
 
+    @property
+    def num_tokens(self) -> int:
+        return self._inputs.shape[1]
+
     def record(self, capture: Capture) -> None:
         for length, forward in self._forwards.items():
             self._steps[length] = capture(forward, self._inputs)
@@ -48,6 +52,11 @@ class FixedStep:
         furthest = int(inputs[POSITIONS].max())
         self._inputs.copy_(torch.from_numpy(inputs))
         return next(step for length, step in self._steps.items() if furthest < length)()
+
+
+def token_sizes(most: int) -> list[int]:
+    """Returns how many tokens steps of any size have: `most`, and the powers of two below."""
+    return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
 def step_lengths(max_seq_len: int) -> list[int]:

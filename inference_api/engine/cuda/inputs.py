@@ -58,5 +58,6 @@ def prompt_inputs(row: RowStep, begin: int, end: int, size: int, spare_slot: int
 def absent(num_lines: int, num_tokens: int, spare_slot: int) -> Lines:
     """Returns those of tokens without a meaning, which write where nobody reads."""
     inputs = np.zeros((num_lines, num_tokens), np.int64)
+    inputs[POSITIONS] = -1
     inputs[SLOTS] = spare_slot
     return inputs

@@ -50,7 +50,13 @@ class TokenOperations(Protocol):
 
 class Operations(Protocol):
     """What the layers of one model do over one cache. A token's bits depend on that token, what its
-    row holds, and how many tokens the step has, whether they have a meaning or not."""
+    row holds and, unless steps are of any size, how many tokens the step has, whether they have a
+    meaning or not. One without has a position below 0; what is computed of it nobody reads."""
+
+    @property
+    def is_of_any_size(self) -> bool:
+        """Whether steps may have any number of tokens, and one length: each token attends as far
+        as itself. What is given to them may have more, whose outputs have no meaning."""
 
     def norm_add(
         self, x: Tensor, made: Tensor | None, made_norm: Affine | None, norm: Affine | None

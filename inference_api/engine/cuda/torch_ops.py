@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
@@ -36,6 +37,8 @@ class TorchOps:
     config: ModelConfig
     cache: TorchCache
     rope: Rope
+
+    is_of_any_size: ClassVar[bool] = False
 
     def norm_add(
         self, x: Tensor, made: Tensor | None, made_norm: Affine | None, norm: Affine | None
@@ -81,7 +84,10 @@ class _RowTokens:
         """See `Operations.tokens`."""
         self._config = ops.config
         self._entries = ops.cache.entries
-        self._positions, self._rows, self._slots = inputs[POSITIONS:PROMPT_LINES]
+        positions, self._rows, self._slots = inputs[POSITIONS:PROMPT_LINES]
+        self._positions = positions.clamp(
+            min=0
+        )  # absent ones see something: sums of nothing spread
         self._turns = ops.rope.at(self._positions)
         *self._shorter, self._longest = lengths
         self._biases = {window: self._bias(window) for window in {*ops.config.windows}}

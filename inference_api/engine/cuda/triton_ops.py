@@ -6,6 +6,7 @@ interpreter runs (TRITON_INTERPRET=1), so do these, on the CPU.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import triton
@@ -40,6 +41,8 @@ class TritonOps:
     cache: TorchCache
     rope: Rope
     least_split: int = LEAST_SPLIT
+
+    is_of_any_size: ClassVar[bool] = True
 
     def norm_add(
         self, x: Tensor, made: Tensor | None, made_norm: Affine | None, norm: Affine | None

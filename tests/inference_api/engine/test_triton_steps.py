@@ -1,0 +1,128 @@
+"""Steps of any number of tokens, with operations by Triton, against torch's and against themselves.
+
+`test_triton_ops` says what runs where there is no CUDA.
+"""
+
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+
+import numpy as np
+import pytest
+import torch
+
+from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.graphs import token_sizes
+from inference_api.engine.cuda.ops import Operations
+from inference_api.engine.cuda.rope import Rope
+from inference_api.engine.cuda.runner import CudaRunner
+from inference_api.engine.cuda.torch_ops import TorchOps
+from inference_api.loading.options import EngineOptions
+from inference_api.runner import RowStep
+from lab.device.launches import TritonRunner
+from tests.inference_api.conftest import TinyModel
+from tests.inference_api.engine.test_graphs import TREES, draft, of_only, one_token
+from tests.inference_api.engine.tiny_models import CONTEXT
+
+pytest.importorskip("triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROWS, NUM_GUESSES = 3, 1
+# Models whose norms, heads, windows, sinks, turns and layers differ.
+NAMES = ("llama", "gemma3-capped", "gpt-oss", "olmo3", "falcon-7b")
+
+
+@pytest.fixture(autouse=True)
+def _inference_mode() -> Iterator[None]:
+    with torch.inference_mode(), np.errstate(all="ignore"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def loaded(
+    tiny_model: Callable[[str], TinyModel],
+) -> Callable[[type[CudaRunner], str], CudaRunner]:
+    """A runner over a cache of random numbers, the same for both kinds."""
+
+    def load(kind: type[CudaRunner], name: str) -> CudaRunner:
+        options = EngineOptions(
+            device=DEVICE,
+            dtype="float32",
+            max_rows=ROWS,
+            max_seq_len=CONTEXT,
+            num_guesses=NUM_GUESSES,
+        )
+        runner = kind(tiny_model(name)[0], options)
+        runner.load()
+        entries = runner._cache.entries
+        entries.copy_(torch.randn(entries.shape, generator=torch.Generator().manual_seed(1)))
+        return runner
+
+    return load
+
+
+def steps_of_rows() -> Sequence[RowStep]:
+    rng = random.Random(3)
+    return [draft(rng, 2, 40, TREES[0][: 1 + NUM_GUESSES]), one_token(0, CONTEXT - 1, 7)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_caches_equal_those_by_torch(
+    name: str, loaded: Callable[[type[CudaRunner], str], CudaRunner]
+) -> None:
+    ours, theirs = (loaded(kind, name) for kind in (TritonRunner, CudaRunner))
+    actual, expected = (each.decoder.forward(steps_of_rows()) for each in (ours, theirs))
+    torch.testing.assert_close(actual.logits, expected.logits, atol=3e-5, rtol=1e-5)
+    held, others = (each._cache.entries[..., :CONTEXT, :] for each in (ours, theirs))
+    torch.testing.assert_close(held, others, atol=3e-5, rtol=1e-5)
+
+
+def test_tokens_have_the_same_bits_in_steps_of_every_size(
+    loaded: Callable[[type[CudaRunner], str], CudaRunner],
+) -> None:
+    """A drafted one, alone and beside others, and a row's only one."""
+    decoder = loaded(TritonRunner, "llama").decoder
+    rows = steps_of_rows()
+    expected, (states, others) = decoder.forward(rows)
+    assert states is not None
+    last = one_token(2, 41, rows[0].token_ids[1])
+    assert decoder._num_tokens == ROWS * (1 + NUM_GUESSES)
+    for step in decoder._of_tokens:
+        of_one_size = copy(decoder)
+        of_one_size._of_tokens = [step]
+        logits, hidden = of_one_size.forward([last])
+        assert torch.equal(logits[0], expected[1])
+        assert torch.equal(of_only(hidden)[0], states[1])
+    logits, hidden = decoder.forward(rows[1:])
+    assert torch.equal(logits[0], expected[-1])
+    assert others is not None
+    assert torch.equal(of_only(hidden), others)
+
+
+def test_sizes_double_up_to_the_most() -> None:
+    assert token_sizes(32) == [1, 2, 4, 8, 16, 32]
+    assert token_sizes(18) == [1, 2, 4, 8, 16, 18]
+    assert token_sizes(1) == [1]
+
+
+def test_where_triton_does_not_run_torchs_operations_serve(
+    loaded: Callable[[type[CudaRunner], str], CudaRunner],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, "inference_api.engine.cuda.triton_ops", None)
+    runner = loaded(CudaRunner, "llama")
+    runner.device = "cuda"
+    tried: list[Operations] = []
+
+    def make(ops: Operations) -> Decoder:
+        tried.append(ops)
+        return runner.decoder
+
+    rope = Rope(runner._config, CONTEXT, torch.device("cpu"), torch.float32)
+    with caplog.at_level(logging.WARNING):
+        assert runner._decoder(make, rope) is runner.decoder
+    assert [type(each) for each in tried] == [TorchOps]
+    assert "Triton does not run here" in caplog.text
