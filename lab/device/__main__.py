@@ -6,6 +6,7 @@ all of it on the CPU and tiny shapes, to find typing errors where time is cheap.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -39,6 +40,12 @@ CHECKS = (
         ("pytest", "-q", "--collect-only", "-k", "cuda", CUDA_TESTS[0]),
     ),
     Check(
+        "kernels",
+        40,
+        ("lab.device.kernels", "8b"),
+        ("lab.device.kernels", "tiny", "--device", "cpu"),
+    ),
+    Check(
         "launches",
         80,
         ("lab.device.launches", "1.1b"),
@@ -50,8 +57,8 @@ CHECKS = (
         ("lab.device.bits", "1.1b"),
         ("lab.device.bits", "tiny", "--device", "cpu", "--steps", "1"),
     ),
-    Check("steps", 170, ("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.4")),
-    Check("draws", 60, ("lab.benches", "draw", "--times", "5")),
+    Check("steps", 150, ("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.4")),
+    Check("draws", 40, ("lab.benches", "draw", "--times", "5")),
 )
 
 
@@ -69,14 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words is None or (given.only and check.name not in given.only):
             continue
         limit_s = check.limit_s * (REHEARSAL_FACTOR if given.rehearse else 1)
-        lines.append(_run(check.name, words, limit_s, folder / f"{check.name}.txt"))
+        log_path = folder / f"{check.name}.txt"
+        lines.append(_run(check.name, words, limit_s, log_path, given.rehearse))
     print("\n".join(["", "| check | result | seconds |", "|---|---|---|", *lines]))
     return 0 if all("| ok |" in line for line in lines) else 1
 
 
-def _run(name: str, words: Sequence[str], limit_s: float, log_path: Path) -> str:
+def _run(name: str, words: Sequence[str], limit_s: float, log_path: Path, on_cpu: bool) -> str:
     """Returns the line of the table."""
     print(f"== {name}: at most {limit_s:.0f} s", flush=True)
+    interpreter = {"TRITON_INTERPRET": "1"} if on_cpu else {}
     began_s = time.monotonic()
     with log_path.open("w+") as log:
         try:
@@ -87,6 +96,7 @@ def _run(name: str, words: Sequence[str], limit_s: float, log_path: Path) -> str
                 stderr=subprocess.STDOUT,
                 timeout=limit_s,
                 check=False,
+                env=os.environ | interpreter,
             )
             result = "ok" if ended.returncode == 0 else f"exit status {ended.returncode}"
         except subprocess.TimeoutExpired:

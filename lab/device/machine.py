@@ -25,14 +25,14 @@ def main() -> None:
     num_bytes = COPIED_BYTES if has_card else COPIED_BYTES // 64
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copy_s = _seconds(lambda: target.copy_(source))
+    copy_s = seconds(lambda: target.copy_(source))
     print(f"copies read and write {2 * num_bytes / copy_s / 1e9:.0f} GB/s")
     square = torch.randn(side, side, device=device, dtype=torch.bfloat16)
-    product_s = _seconds(lambda: square @ square)
+    product_s = seconds(lambda: square @ square)
     print(f"a product of {side} x {side} in bfloat16: {2 * side**3 / product_s / 1e12:.2f} TFLOP/s")
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[[], object]) -> float:
     """Of one time; the first is not counted."""
     work()
     _wait()

@@ -59,7 +59,7 @@ def main() -> None:
 def make_random_model(shape: Shape, folder: Path, chat_template: str | None = None) -> None:
     """Write config, tokenizer and bfloat16 weights; the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "config.json", json.dumps(_config(shape), indent=1))
+    write_whole(folder / "config.json", json.dumps(config_of(shape), indent=1))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
     write_whole(folder / "tokenizer_config.json", json.dumps(names))
     if chat_template is not None:
@@ -69,7 +69,7 @@ def make_random_model(shape: Shape, folder: Path, chat_template: str | None = No
         save_file(_weights(shape), draft, metadata={"format": "pt"})
 
 
-def _config(shape: Shape) -> dict[str, object]:
+def config_of(shape: Shape) -> dict[str, object]:
     mixture: dict[str, object] = {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",
