@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 
 from cluster.config import ClusterConfig
 from cluster.controller.demand import Demand, OfferedLoad
-from cluster.controller.forecasts import ARRIVALS, Forecast, Forecasts, Score
+from cluster.controller.forecasts import (
+    ARRIVALS,
+    Forecast,
+    Forecasts,
+    JudgedForecast,
+    JudgedForecasts,
+    Score,
+)
 from cluster.controller.loads import ServerTraffic, traffic_of, with_door
 from cluster.controller.optimizer import Optimizer, OptimizerReply
 from cluster.controller.pages import Reader, Readings
@@ -52,8 +59,10 @@ class ServerCycle:
     missed: tuple[str, ...] = ()
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
     """Figures of the next period, from what is known now."""
+    judged: Mapping[str, JudgedForecast] = field(default_factory=dict)
+    """The forecasts of the cycle before, by figure."""
     scores: Mapping[str, Score] = field(default_factory=dict)
-    """How the forecasts of the cycles before did, by figure."""
+    """How the forecasts of all cycles before did, by figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +94,16 @@ class ControllerParts:
 class Planner:
     """Controller thread only. `plan` is the plan in force."""
 
-    def __init__(self, parts: ControllerParts, replicas: Sequence[Replica]) -> None:
-        """The first plan is what runs already."""
+    def __init__(
+        self,
+        parts: ControllerParts,
+        replicas: Sequence[Replica],
+        past: Iterable[JudgedForecasts] = (),
+    ) -> None:
+        """The first plan is what runs already. `past`: of forecasts before, oldest first."""
         self._parts = parts
         self._speeds = Speeds(parts.system, parts.optimizer)
-        self._forecasts = Forecasts()
+        self._forecasts = Forecasts(past)
         self._demands = {
             name: Demand(_expected(parts.system.load(name)), parts.config.scale_down_s)
             for name in parts.system.servers
@@ -130,8 +144,9 @@ class Planner:
         traffic = self._collect(replicas, at_s, starts)
         predicted = self._predict(traffic, steady)
         learned = Learned()
+        judged: JudgedForecasts = {}
         if is_read := self._before_s == at_s:
-            self._judge(traffic, steady)
+            judged = self._judge(traffic, steady)
             if self._parts.config.tune:
                 learned = self._speeds.learn(traffic, steady, at_s)
         self._note_who_asks(traffic, at_s)
@@ -156,7 +171,9 @@ class Planner:
         self.plan = {g: n for each in servers.values() for g, n in each.plan.items()}
         told = {
             name: _told(each, traffic.get(name), predicted.get(name, Latencies()))
-            for name, each in self._with_forecasts(servers, traffic if is_read else {}).items()
+            for name, each in self._with_forecasts(
+                servers, traffic if is_read else {}, judged
+            ).items()
         }
         seconds = time.perf_counter() - start_s
         return Cycle(self._number, at_s, seconds, told, self.plan, learned, asked, answer, fault)
@@ -225,9 +242,12 @@ class Planner:
             for name, each in answer.allocations.items()
         }
 
-    def _judge(self, traffic: Mapping[str, ServerTraffic], steady: Mapping[Group, int]) -> None:
+    def _judge(
+        self, traffic: Mapping[str, ServerTraffic], steady: Mapping[Group, int]
+    ) -> JudgedForecasts:
         """Compares the forecasts of the last cycle with what came: latencies only of servers whose
         replicas stayed as they were, and nothing of a cycle that was made before its time."""
+        judged = {}
         for name in self._demands:
             seen = traffic.get(name, ServerTraffic(unread="it has no replicas"))
             measured: dict[str, float | None] = {}
@@ -235,10 +255,14 @@ class Planner:
                 measured[ARRIVALS] = seen.all.per_minute
                 if seen.all.ended >= LEAST_ENDED and any(g.server == name for g in steady):
                     measured |= {"ttft_ms": seen.all.ttft_ms, "itl_ms": seen.all.itl_ms}
-            self._forecasts.judge(name, measured)
+            judged[name] = self._forecasts.judge(name, measured)
+        return judged
 
     def _with_forecasts(
-        self, servers: Mapping[str, ServerCycle], traffic: Mapping[str, ServerTraffic]
+        self,
+        servers: Mapping[str, ServerCycle],
+        traffic: Mapping[str, ServerTraffic],
+        judged: JudgedForecasts,
     ) -> dict[str, ServerCycle]:
         """With what the next period is to bring to the replicas that are ready, of the servers with
         traffic; and how such forecasts did."""
@@ -250,7 +274,7 @@ class Planner:
             if name in traffic and not traffic[name].unread:
                 figures = {ARRIVALS: coming[name].per_minute, **asdict(said.get(name, Latencies()))}
             made, scores = self._forecasts.make(name, figures), self._forecasts.scores(name)
-            told[name] = replace(each, forecasts=made, scores=scores)
+            told[name] = replace(each, forecasts=made, judged=judged.get(name, {}), scores=scores)
         return told
 
     def _note_who_asks(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> None:

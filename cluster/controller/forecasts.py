@@ -3,17 +3,22 @@
 An interval is as wide as earlier forecasts were off. Of n distances between forecast and
 measurement, it takes the k-th smallest, with k = 0.9 (n + 1) rounded up (split conformal
 prediction): it holds nine times in ten, however they are distributed, while they go on as before.
+Where they do not, k grows with each that did not hold (adaptive conformal inference, Gibbs and
+Candès, 2021), and falls with those that did.
 Rates of arrivals are compared by their roots and latencies by their logarithms, so that
 distances do not grow with the load.
 """
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from pydantic import FiniteFloat
+
 SHARE = 0.9  # intervals that are to hold, of all
+SHARE_STEP = 0.02  # for one that is missing from them
 KEPT = 200  # forecasts of a figure that are judged together
 ANSCOMBE = 3 / 8  # added before a root is taken
 LEAST_MS = 1e-3
@@ -27,6 +32,18 @@ class Forecast:
     value: float
     low: float | None = None
     high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedForecast:
+    """A forecast beside what came. `distance`: as intervals are made of it; the rest is known of
+    one that had an interval. Both ratios are as in `Score`."""
+
+    distance: FiniteFloat
+    has_interval: bool = False
+    has_held: bool = False
+    error_ratio: FiniteFloat = 0.0
+    half_width_ratio: FiniteFloat = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +62,48 @@ class _Record:
 
     def __init__(self, is_rate: bool) -> None:
         self._is_rate = is_rate
-        self._distances: deque[float] = deque(maxlen=KEPT)
-        self._judged: deque[tuple[bool, float, float]] = deque(maxlen=KEPT)
+        self.judged: deque[JudgedForecast] = deque(maxlen=KEPT)
         self._open: tuple[Forecast, float] | None = None
         """What is not compared yet, and how far off it may be for its interval to hold."""
 
     def make(self, value: float) -> Forecast:
-        rank = math.ceil(SHARE * (len(self._distances) + 1))
         made, reach = Forecast(value), math.inf
-        if rank <= len(self._distances):
-            reach, middle = sorted(self._distances)[rank - 1], self._scaled(value)
+        num = len(self.judged)
+        if math.ceil(SHARE * (num + 1)) <= num:
+            num_missing = sum(SHARE - each.has_held for each in self.judged if each.has_interval)
+            rank = math.ceil((SHARE + SHARE_STEP * num_missing) * (num + 1))
+            distances = sorted(each.distance for each in self.judged)
+            reach, middle = distances[min(rank, num) - 1], self._scaled(value)
             made = Forecast(value, self._back(middle - reach), self._back(middle + reach))
         self._open = made, reach
         return made
 
-    def judge(self, measured: float | None) -> None:
+    def judge(self, measured: float | None) -> JudgedForecast | None:
         """Compare the open forecast with what came; with nothing, if that is not known."""
         made, self._open = self._open, None
         if made is None or measured is None:
-            return
+            return None
         said, reach = made
         distance = abs(self._scaled(said.value) - self._scaled(measured))
-        self._distances.append(distance)
+        judgement = JudgedForecast(distance)
         if said.low is not None and said.high is not None:
             error = abs(said.value - measured) / (measured or 1.0)
             half_width = (said.high - said.low) / 2 / (said.value or 1.0)
-            self._judged.append((distance <= reach, error, half_width))
+            judgement = JudgedForecast(distance, True, distance <= reach, error, half_width)
+        self.judged.append(judgement)
+        return judgement
 
     @property
     def score(self) -> Score | None:
-        if not self._judged:
+        judged = [each for each in self.judged if each.has_interval]
+        if not judged:
             return None
-        held, errors, half_widths = zip(*self._judged, strict=True)
-        return Score(len(held), sum(held), median(errors), median(half_widths))
+        return Score(
+            len(judged),
+            sum(each.has_held for each in judged),
+            median(each.error_ratio for each in judged),
+            median(each.half_width_ratio for each in judged),
+        )
 
     def _scaled(self, value: float) -> float:
         if self._is_rate:
@@ -92,6 +118,8 @@ class _Record:
 
 Figures = Mapping[str, float | None]
 """Values by name: ARRIVALS, `ttft_ms` and `itl_ms`; None where one is not known."""
+JudgedForecasts = Mapping[str, Mapping[str, JudgedForecast]]
+"""Keys: servers, then figures."""
 
 
 def _records() -> dict[str, _Record]:
@@ -101,18 +129,24 @@ def _records() -> dict[str, _Record]:
 class Forecasts:
     """Every figure of every server."""
 
-    def __init__(self) -> None:
+    def __init__(self, past: Iterable[JudgedForecasts] = ()) -> None:
+        """`past`: what was judged before, oldest first."""
         self._records: defaultdict[str, dict[str, _Record]] = defaultdict(_records)
+        for judgements in past:
+            for server, judged in judgements.items():
+                for name, record in self._records[server].items():
+                    record.judged.extend([judged[name]] if name in judged else [])
 
     def make(self, server: str, figures: Figures) -> dict[str, Forecast]:
         """The forecasts of the next period. Those of figures that are not known are left out."""
         known = {name: value for name, value in figures.items() if value is not None}
         return {name: self._records[server][name].make(value) for name, value in known.items()}
 
-    def judge(self, server: str, measured: Figures) -> None:
+    def judge(self, server: str, measured: Figures) -> dict[str, JudgedForecast]:
         """Compare the open forecasts of a server with what came."""
-        for name, record in self._records[server].items():
-            record.judge(measured.get(name))
+        records = self._records[server].items()
+        judged = {name: record.judge(measured.get(name)) for name, record in records}
+        return {name: each for name, each in judged.items() if each is not None}
 
     def scores(self, server: str) -> dict[str, Score]:
         """How the forecasts of each figure did that were judged."""

@@ -1,17 +1,23 @@
 """One line of JSON per cycle, in files of bounded size. Controller thread only."""
 
 import json
+import logging
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
+
 KEPT = 3  # old files: .1 is the youngest
+READ_BACK_BYTES = 32 * 1024 * 1024
 
 
 class Journal:
     def __init__(self, path: Path, max_bytes: int) -> None:
         """Raises OSError if the file cannot be written."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._paths = [path, *(Path(f"{path}.{n}") for n in range(1, KEPT + 1))]
         self._path, self._max_bytes = path, max_bytes
         with path.open("a"):
             pass
@@ -26,11 +32,27 @@ class Journal:
             if stream.write(line) != len(line):
                 raise OSError(f"{self._path}: only part of a line was written; is the disk full?")
 
+    def read_back(self, num_bytes: int = READ_BACK_BYTES) -> list[bytes]:
+        """The lines in the last bytes, oldest first; the first may lack its beginning. What cannot
+        be read is left out: a controller does without."""
+        lines: list[bytes] = []
+        try:
+            for path in self._paths:
+                if num_bytes <= 0 or not path.exists():
+                    break
+                with path.open("rb") as stream:
+                    size = stream.seek(0, os.SEEK_END)
+                    stream.seek(max(0, size - num_bytes))
+                    lines = stream.read(num_bytes).splitlines() + lines
+                num_bytes -= size
+        except OSError as error:
+            log.warning("the journal is not read back: %s", error)
+        return lines
+
     def _size(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0
 
     def _rotate(self) -> None:
-        paths = [self._path, *(Path(f"{self._path}.{n}") for n in range(1, KEPT + 1))]
-        for older, newer in zip(reversed(paths), list(reversed(paths))[1:], strict=False):
+        for newer, older in reversed([*pairwise(self._paths)]):
             if newer.exists():
                 newer.replace(older)

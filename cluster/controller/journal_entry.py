@@ -1,14 +1,16 @@
-"""A cycle as JSON: whole for the journal, without question and answer, and in short."""
+"""A cycle as JSON: whole for the journal, without question and answer, and in short; and what a
+controller that starts reads of it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, cast
 
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
 from cluster.controller.cycle import Cycle, Latencies, ServerCycle
-from cluster.controller.forecasts import Forecast, Score
+from cluster.controller.forecasts import Forecast, JudgedForecast, JudgedForecasts, Score
 from cluster.controller.rollout import Plan
 from cluster.replicas import Group, Outcome
 
@@ -49,6 +51,7 @@ class ServerTold(TypedDict):
     held: str
     missed: list[str]
     forecasts: dict[str, Forecast]
+    judged: dict[str, JudgedForecast]
     scores: dict[str, Score]
 
 
@@ -79,6 +82,26 @@ class DecisionTold(TypedDict):
     fault: str
     cost: float | None
     servers: dict[str, ServerDecision]
+
+
+class _PastServer(TypedDict):
+    judged: dict[str, JudgedForecast]
+
+
+class _PastCycle(TypedDict):
+    servers: dict[str, _PastServer]
+
+
+_PAST = TypeAdapter(_PastCycle)
+
+
+def judgements_in(line: bytes) -> JudgedForecasts:
+    """What a line of the journal says of forecasts: none for a fault's, or one that is damaged."""
+    try:
+        past = _PAST.validate_json(line)
+    except ValidationError:
+        return {}
+    return {name: each["judged"] for name, each in past["servers"].items()}
 
 
 def entry_of(cycle: Cycle, unplaced: Mapping[Group, Outcome], dry_run: bool) -> Json:
@@ -177,6 +200,7 @@ def _server(seen: ServerCycle) -> ServerTold:
         "held": seen.held,
         "missed": list(seen.missed),
         "forecasts": {name: cast(Forecast, asdict(f)) for name, f in seen.forecasts.items()},
+        "judged": {name: cast(JudgedForecast, asdict(j)) for name, j in seen.judged.items()},
         "scores": {name: cast(Score, asdict(s)) for name, s in seen.scores.items()},
     }
 

@@ -19,7 +19,13 @@ from typing import TypeVar
 from cluster.actuators import Actuator
 from cluster.controller.cycle import ControllerParts, Cycle, Planner
 from cluster.controller.journal import Journal
-from cluster.controller.journal_entry import DecisionTold, decision_of, entry_of, fault_entry
+from cluster.controller.journal_entry import (
+    DecisionTold,
+    decision_of,
+    entry_of,
+    fault_entry,
+    judgements_in,
+)
 from cluster.controller.rollout import Plan, next_steps
 from cluster.controller.sleep import StartForecast, StartTimes
 from cluster.errors import ClusterError
@@ -178,7 +184,8 @@ class Controller:
                 due_s = max(due_s + config.period_s, time.monotonic())
             try:
                 if planner is None:
-                    planner = Planner(self._parts, actuator.replicas())
+                    replicas, past = actuator.replicas(), journal.read_back()
+                    planner = Planner(self._parts, replicas, map(judgements_in, past))
                 is_woken = planner.wake(woken, self._clock())
                 if is_due or is_woken:
                     cycle = planner.cycle(actuator.replicas(), self._clock(), rollout.starts)

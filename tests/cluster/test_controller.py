@@ -3,7 +3,9 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -202,6 +204,23 @@ def test_a_cycle_that_fails_is_told_and_the_next_one_comes(
     is_broken = False
     assert running.client.post("/invoke").status_code == 200
     assert running.journal()[-1]["servers"]["s"]["plan"]
+
+
+def test_a_restarted_controller_knows_how_its_forecasts_did(run: Callable[..., Running]) -> None:
+    before, rng = run(), Random(1)
+    for _ in range(16):
+        before.at_s = before.reader.at_s = before.at_s + 60
+        before.reader.serve(before.actuator.replicas(), rng.randrange(1000, 1100))
+        before.controller.invoke(DEADLINE_S)
+        before.actuator.settle()
+    before.controller.stop()
+    scores = before.journal()[-1]["servers"]["s"]["scores"]
+    assert scores["arrivals_per_minute"]["judged"] > 3
+    with before.config.journal.open("a") as stream:
+        stream.write('{"servers":{"s":{"judged":{"itl_ms":{"distance":"far"}}}}}\n{"servers":\n')
+    after = run()
+    cycle = after.controller.invoke(DEADLINE_S)
+    assert {name: asdict(each) for name, each in cycle.servers["s"].scores.items()} == scores
 
 
 def test_a_thread_that_has_ended_is_not_healthy(run: Callable[..., Running]) -> None:

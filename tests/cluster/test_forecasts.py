@@ -1,5 +1,7 @@
 """Intervals of forecasts: how wide they are, and how often they hold."""
 
+import math
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
@@ -70,6 +72,21 @@ def test_nothing_that_comes_breaks_them() -> None:
     for value, measured in ((0.0, 0.0), (0.0, 5.0), (1e9, 0.0), (1e-9, 1e9)):
         for name in (ARRIVALS, "ttft_ms"):
             assert judged(Forecasts(), name, [(value, measured)] * 20).held == 11
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [lambda past: 0.1 + 0.3 * past, lambda past: 0.1 if past < 0.5 else 0.4],
+    ids=["grow", "grow at once"],
+)
+def test_nearly_as_many_hold_while_errors_grow(spread: Callable[[float], float]) -> None:
+    """With k always 0.9 (n + 1) only 79 % and 77 % did."""
+    rng, held, in_all = Random("errors"), 0, 0
+    for _ in range(20):
+        errors = [rng.gauss(0, spread(number / 200)) for number in range(200)]
+        score = judged(Forecasts(), "ttft_ms", [(100.0, 100 * math.exp(e)) for e in errors])
+        held, in_all = held + score.held, in_all + score.judged
+    assert 0.86 < held / in_all < 0.93
 
 
 def test_a_cycle_judges_what_the_one_before_expected(optimizer_url: str) -> None:

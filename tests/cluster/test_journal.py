@@ -28,6 +28,27 @@ def test_a_line_larger_than_a_file_is_written_all_the_same(tmp_path: Path) -> No
     assert lines(path) == [2]
 
 
+def test_the_last_lines_are_read_back_in_order_and_whole_but_for_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.jsonl"
+    journal = Journal(path, max_bytes=2**16)
+    for number in range(150):
+        journal.write({"n": number, "text": "x" * 1000})
+    for num_bytes in (1, 10**4, 10**5, 10**9):
+        read = Journal(path, max_bytes=2**16).read_back(num_bytes)
+        assert sum(map(len, read)) <= num_bytes
+        numbers = [json.loads(line)["n"] for line in read[1:]]
+        assert numbers == list(range(150))[-len(numbers) :] or not numbers
+        assert len(numbers) >= min(num_bytes // 1100 - 1, 149)
+
+
+def test_what_cannot_be_read_back_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.jsonl"
+    journal = Journal(path, max_bytes=2**16)
+    journal.write({"n": 1})
+    Path(f"{path}.1").mkdir()
+    assert journal.read_back() == [b'{"n":1}']
+
+
 def test_a_journal_is_carried_on(tmp_path: Path) -> None:
     path = tmp_path / "cluster.jsonl"
     for number in range(2):
