@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from benchmarking.analysis.curve import LoadPoint
+from benchmarking.analysis.fit import MIN_POINTS
 from benchmarking.analysis.knee import Saturation, brings_no_more, saturation
 from benchmarking.records import Workload
 
@@ -54,13 +55,16 @@ class SweepEnd:
 def sweep_concurrency(
     shape: Shape, max_concurrency: int, requests_each: int
 ) -> Generator[Workload, LoadPoint, SweepEnd]:
-    """1, 2, 4, ... users until more of them bring no more tokens, at most `max_concurrency`."""
-    concurrency, previous = 1, None
+    """1, 2, 4, ... users until more of them bring no more tokens, at most `max_concurrency`.
+
+    A server that is full with two users is asked on until the rows suffice for a fit."""
+    concurrency, previous, num_rows = 1, None, 0
     while concurrency <= max_concurrency:
         point = yield shape.at_concurrency(concurrency, requests_each)
         if point.error_share == 1:
             break
-        if brings_no_more(point, previous):
+        num_rows += 1
+        if num_rows >= MIN_POINTS and brings_no_more(point, previous):
             return SweepEnd(point)
         concurrency, previous = 2 * concurrency, point
     return SweepEnd(None)

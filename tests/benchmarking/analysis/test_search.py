@@ -87,6 +87,21 @@ def test_concurrency_ends_at_the_bound() -> None:
     assert [load.concurrency for load in server.loads] == [1, 2, 4, 8]
 
 
+def test_a_server_that_is_full_at_once_still_gives_rows_enough_for_a_fit() -> None:
+    """Any server's tokens/s may stop growing with two users: the sweep's purpose is a fit."""
+    server = SharedServer()
+    end = drive(sweep_concurrency(SHAPE, 256, requests_each=1), server)
+    assert [load.concurrency for load in server.loads] == [1, 2, 4, 8]
+    assert end.saturated is not None
+
+
+class SharedServer(MadeServer):
+    """Gives each of n users the nth part of a speed."""
+
+    def e2e_s(self, in_service: float) -> float:
+        return TOKENS * ALPHA_S * in_service
+
+
 class StepServer:
     """A simulated server whose loads are kept."""
 
