@@ -23,6 +23,7 @@ from http.client import HTTPException
 from operator import eq
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -121,10 +122,12 @@ def main() -> None:
 
 
 def play(servers: Sequence[Server], turns: int) -> None:
+    begun_s = perf_counter()
     for number in range(turns):
         for server in servers:
             with ThreadPoolExecutor(1 if number % 2 else len(server.agents)) as pool:
                 list(pool.map(partial(Agent.send, port=server.port), server.agents))
+        print(f"turn {number + 1} of {turns} at {perf_counter() - begun_s:.0f} s", flush=True)
     for server in servers:
         for _ in range(turns):
             server.lone.send(server.port)
