@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from inference_api.kernels.interface import FLOAT32, Floats
 from inference_api.kernels.packing import CACHE_BYTES, cache_slot
-from inference_api.loading.config import KEYS_AND_VALUES, PAGE_TOKENS, ModelConfig, num_pages
+from inference_api.loading.config import PAGE_TOKENS, ModelConfig, num_pages
 from inference_api.loading.packing.pages import advise, anonymous
 from inference_api.loading.page_groups import PageGroup, bytes_of_pages
 
@@ -50,8 +50,8 @@ class PagedCache:
         self._memory = anonymous(all_pages * page_bytes, mmap.MADV_HUGEPAGE)
         self.pages = np.frombuffer(self._memory, dtype).reshape(all_pages, -1)
         self.by_group = [self._as_held_by(group, config) for group in groups]
-        """All pages as if each were a group's, [pages, layers, kv_heads, keys and values,
-        PAGE_TOKENS, slot]."""
+        """All pages as if each were a group's, [pages, layers, kv_heads, keys and values, or
+        latents, PAGE_TOKENS, slot]."""
         states = np.frombuffer(self._memory, FLOAT32)[count * page_bytes // FLOAT32.itemsize :]
         self.states: Floats = states.reshape(max_rows, -1)
         self._num_shared = count
@@ -74,8 +74,9 @@ class PagedCache:
 
     def _as_held_by(self, group: PageGroup, config: ModelConfig) -> NDArray[Any]:
         shape = config.shape_of(next(iter(group.layers), 0))
-        slot = cache_slot(self.pages.itemsize, shape.head_dim)
-        sizes = (len(group.layers), shape.num_kv_heads, KEYS_AND_VALUES, PAGE_TOKENS, slot)
+        num_heads, num_kinds, dim = config.cache_shape(shape)
+        slot = cache_slot(self.pages.itemsize, dim)
+        sizes = (len(group.layers), num_heads, num_kinds, PAGE_TOKENS, slot)
         return self.pages[:, : prod(sizes)].reshape(len(self.pages), *sizes)
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:

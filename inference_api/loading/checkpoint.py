@@ -245,6 +245,12 @@ def kernel_faults(config: ModelConfig) -> list[str]:
     widest = max(shape.head_dim for shape in config.layer_shapes)
     if widest > MAX_HEAD_DIM:
         faults.append(f"head_dim={widest} exceeds {MAX_HEAD_DIM}, the kernels' limit")
+    latent = config.latent
+    if latent is not None and latent.kv_rank + config.rotary_dim > MAX_HEAD_DIM:
+        faults.append(
+            f"kv_lora_rank={latent.kv_rank} and qk_rope_head_dim={config.rotary_dim} exceed "
+            f"{MAX_HEAD_DIM} together, the kernels' limit"
+        )
     parts = [part for parts in linear_weights(config).values() for part in parts]
     uneven = [f"{part.name} {part.shape}" for part in parts if part.shape[1] % GROUP]
     if uneven:

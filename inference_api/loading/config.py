@@ -114,7 +114,7 @@ class LatentConfig:
 
     query_rank: int | None  # size of the latent; None: queries are made of attention's input
     kv_rank: int
-    value_dim: int  # up to head_dim: the other dimensions of a value are zeros
+    value_dim: int  # size of a head's value; at most head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +153,19 @@ class LayerShape(NamedTuple):
 
     num_kv_heads: int
     head_dim: int
-    value_dim: int  # dimensions of a value that are not zeros by definition: the first ones
+    value_dim: int  # size of a head's value; at most head_dim
     rotary_dim: int  # number of a head's first dimensions that are turned
     ffn_size: int
     kv_source: int | None = None  # layer whose keys and values it sees; None: it has its own
     has_values: bool = True  # False: what keys are made of are the values too
+
+
+class CacheShape(NamedTuple):
+    """What the kernels keep of a token in a layer: so many vectors."""
+
+    num_heads: int
+    num_kinds: int  # keys and values, or latents, which are both
+    dim: int
 
 
 class LayerRange(NamedTuple):
@@ -331,6 +339,11 @@ class ModelConfig:
         asking = self.num_heads * (1 + self.has_output_gates)
         return (asking + 2 * shape.num_kv_heads) * shape.head_dim
 
+    def cache_shape(self, shape: LayerShape) -> CacheShape:
+        if self.latent is None:
+            return CacheShape(shape.num_kv_heads, KEYS_AND_VALUES, shape.head_dim)
+        return CacheShape(1, 1, shape.rotary_dim + self.latent.kv_rank)
+
     @property
     def layer_inputs_size(self) -> int:
         """Size of what all layers read of a token besides the residual."""
@@ -338,7 +351,7 @@ class ModelConfig:
 
     @property
     def value_dim(self) -> int:
-        """Dimensions of a value that are not zeros by definition: the first ones of a head."""
+        """Dimensions of each head's value."""
         return self.head_dim if self.latent is None else self.latent.value_dim
 
     def context(self, max_seq_len: int | None) -> int:

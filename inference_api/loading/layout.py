@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from inference_api.kernels.packing import FLOAT_BITS, Bits, packed_bytes
+from inference_api.kernels.packing import FLOAT_BITS, PANEL, Bits, packed_bytes
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import (
     LAYER_INPUTS,
@@ -22,6 +22,8 @@ from inference_api.loading.families.tensor_names import SCHEMES
 EMBEDDING, HEAD = "embedding", "head"
 MTP = "mtp."  # begins the names of parameters of the layer that guesses further tokens
 EMBEDDINGS = (EMBEDDING, LAYER_INPUTS)
+KEYS_AND_VALUES = ".kv_b."  # what makes them of latents, in one matrix
+KEYS, VALUES = ".k_b.", ".v_b."  # what the kernels have instead: see `latent_forms`
 _EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.")
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # bytes of an element
 _FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are bytes of a dtype
@@ -201,11 +203,31 @@ def parameter_forms(
             forms[name] = TensorForm(shape, packed_bits, VECTOR_BYTES)
         elif name in embedding_bits and bits is not None:
             forms[name] = TensorForm(shape, embedding_bits[name], element_bytes=1)
+        elif name in packed and KEYS_AND_VALUES in name:
+            forms.update(latent_forms(config, name, bits))
         elif name in packed:
             forms[name] = TensorForm(shape, kept_bits(config, parts) or bits, element_bytes=1)
         else:
             forms[name] = TensorForm(shape, None, vector_bytes)
     return forms
+
+
+def latent_forms(config: ModelConfig, name: str, bits: Bits | None) -> dict[str, TensorForm]:
+    """What the kernels have of a matrix that makes keys and values of latents, since they read
+    latents as they are: for each head what is not turned of a query to what meets latents
+    [rank, …], and a latent to a value […, rank], in whole panels, zeros behind."""
+    assert config.latent is not None
+    heads, rank = config.num_heads, config.latent.kv_rank
+    unturned = whole_panels(config.head_dim - config.rotary_dim)
+    values = whole_panels(config.latent.value_dim)
+    return {
+        name.replace(KEYS_AND_VALUES, KEYS): TensorForm((heads * rank, unturned), bits, 1),
+        name.replace(KEYS_AND_VALUES, VALUES): TensorForm((heads * values, rank), bits, 1),
+    }
+
+
+def whole_panels(size: int) -> int:
+    return -(-size // PANEL) * PANEL
 
 
 def kept_bits(config: ModelConfig, parts: tuple[SourceTensor, ...]) -> Bits | None:

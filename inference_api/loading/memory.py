@@ -6,7 +6,7 @@ from typing import Self
 
 from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype
 from inference_api.loading.config import PAGE_TOKENS, SPARE_SLOTS, ModelConfig
-from inference_api.loading.layout import weight_bytes
+from inference_api.loading.layout import weight_bytes, whole_panels
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.layout import PackedLayout
 from inference_api.loading.page_groups import PageGroup, bytes_of_pages, page_groups
@@ -51,7 +51,9 @@ class Footprint:
         else:
             element_bytes, num_slots = dtype_bytes, context + SPARE_SLOTS
             groups = [PageGroup(None, range(config.num_layers))]
-        page_bytes = bytes_of_pages(config, groups, element_bytes)
+        # Torch keeps the keys and values that latents make.
+        kept = config if bits is not None else replace(config, latent=None)
+        page_bytes = bytes_of_pages(kept, groups, element_bytes)
         weights_bytes = weight_bytes(config, dtype_bytes, bits)
         if is_packed_file and bits is not None:
             weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
@@ -126,10 +128,10 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
     if recurrent is not None:  # what its mixers read and make, which products then take
         token_floats += recurrent.in_rows + 2 * recurrent.out_columns + 2 * recurrent.heads
     latent = config.latent
-    if latent is not None:  # latents before and after their norm, and the heads made of them
-        ranks = max(latent.query_rank or 0, latent.kv_rank + config.rotary_dim)
-        made = config.num_heads * (config.head_dim - config.rotary_dim + latent.value_dim)
-        token_floats += 2 * ranks + queries + made
+    if latent is not None:  # latents of queries; of each head what meets latents, and comes of them
+        rows = max(whole_panels(config.head_dim), latent.kv_rank)  # inputs of a head's matrices
+        of_head = config.rotary_dim + 2 * latent.kv_rank + rows + latent.value_dim
+        token_floats += 2 * (latent.query_rank or 0) + config.num_heads * of_head
     floats = STEP_TOKENS * token_floats + num_outputs * config.vocab_size
     mixture = config.mixture
     if mixture is not None:

@@ -7,10 +7,11 @@ group have heads of one shape.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 from inference_api.kernels.packing import cache_slot
-from inference_api.loading.config import KEYS_AND_VALUES, PAGE_TOKENS, ModelConfig
+from inference_api.loading.config import PAGE_TOKENS, CacheShape, ModelConfig
 
 MAX_GROUPS = 12  # each has a table of its own, and pages to count
 
@@ -26,13 +27,12 @@ class _Kind(NamedTuple):
     """What layers have in common that may be in one group."""
 
     window: int | None
-    num_kv_heads: int
-    head_dim: int
+    cache: CacheShape
 
     @property
     def size(self) -> int:
-        """Numbers that keys of a token have."""
-        return self.num_kv_heads * self.head_dim
+        """Numbers that are kept of a token."""
+        return prod(self.cache)
 
 
 def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]:
@@ -42,16 +42,14 @@ def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]
     guesses further tokens comes after the others.
     """
     kinds: dict[_Kind, list[int]] = defaultdict(list)
-    heads = [(shape.num_kv_heads, shape.head_dim) for shape in config.shapes]
     first = config.first_layer
     windows = (*(config.whole_windows or config.windows), *[None] * config.has_mtp)
     for layer, window in enumerate(windows):
-        is_shared = config.shapes and config.shapes[layer].kv_source is not None
-        if is_shared or not config.attends(layer - first):
+        shape = config.shapes[layer] if config.shapes else config.shape_of(0)
+        if shape.kv_source is not None or not config.attends(layer - first):
             continue
         is_whole = window is None or window >= context_tokens
-        own = heads[layer] if heads else (config.num_kv_heads, config.head_dim)
-        kinds[_Kind(None if is_whole else window, *own)].append(layer)
+        kinds[_Kind(None if is_whole else window, config.cache_shape(shape))].append(layer)
     size = _page_size({kind: len(layers) for kind, layers in kinds.items()})
     end = first + config.num_layers + config.has_mtp
     groups = []
@@ -67,15 +65,14 @@ def bytes_of_pages(config: ModelConfig, groups: Sequence[PageGroup], element_byt
     """Size of a page that any of the groups can have, in a cache of such elements."""
 
     def layer_bytes(layer: int) -> int:
-        shape = config.shape_of(layer)
-        slot = cache_slot(element_bytes, shape.head_dim)
-        return KEYS_AND_VALUES * shape.num_kv_heads * PAGE_TOKENS * slot * element_bytes
+        num_heads, num_kinds, dim = config.cache_shape(config.shape_of(layer))
+        return num_heads * num_kinds * PAGE_TOKENS * cache_slot(element_bytes, dim) * element_bytes
 
     return max(sum(map(layer_bytes, group.layers)) for group in groups)
 
 
 def _page_size(counts: Mapping[_Kind, int]) -> int:
-    """Returns how many numbers that keys of a token have fit into a page where there are so many
+    """Returns how many numbers of a token fit into a page where there are so many
     layers of each kind: as few places of pages are empty as can be, those without a window counted
     twice, as rows may be far longer; and then groups are few."""
 

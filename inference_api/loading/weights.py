@@ -18,7 +18,10 @@ from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.layout import (
     EMBEDDING,
     HEAD,
+    KEYS,
+    KEYS_AND_VALUES,
     MTP,
+    VALUES,
     TensorForm,
     linear_weights,
     parameter_forms,
@@ -132,7 +135,11 @@ def _targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Sour
     pack, packed = parameters.packing.kernels.pack, parameters.packed
     writes = {name: partial(_copy, vector) for name, vector in parameters.tensors.items()}
     for name, weight in packed.items():
-        if name != HEAD or weight is not packed.get(EMBEDDING):
+        if KEYS in name:
+            values = packed[name.replace(KEYS, VALUES)]
+            name = name.replace(KEYS, KEYS_AND_VALUES)
+            writes[name] = partial(_pack_heads, config, pack, weight, values)
+        elif VALUES not in name and (name != HEAD or weight is not packed.get(EMBEDDING)):
             writes[name] = partial(_pack, pack, weight)
     plan = weight_plan(config) | linear_weights(config)
     for name, write in writes.items():
@@ -144,6 +151,27 @@ def _targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Sour
 
 def _pack(pack: Pack, packed: PackedWeight, first_output: int, weight: Weight) -> None:
     weight.pack_into(pack, packed, first_output)
+
+
+def _pack_heads(
+    config: ModelConfig,
+    pack: Pack,
+    keys: PackedWeight,
+    values: PackedWeight,
+    first_output: int,
+    weight: Weight,
+) -> None:
+    """See `latent_forms`."""
+    assert first_output == 0, "it is made of one tensor"
+    numbers = np.concatenate([numbers for _, numbers in weight.rows()])
+    heads = numbers.reshape(config.num_heads, -1, numbers.shape[-1])
+    unturned = config.head_dim - config.rotary_dim
+    of_keys, of_values = heads[:, :unturned].transpose(0, 2, 1), heads[:, unturned:]
+    for packed, each in ((keys, of_keys), (values, of_values)):
+        outputs = packed.outputs // config.num_heads
+        whole = np.zeros((config.num_heads, outputs, packed.inputs), np.float32)
+        whole[:, : each.shape[1], : each.shape[2]] = each
+        pack(whole.reshape(packed.outputs, packed.inputs), packed, 0)
 
 
 def _copy(vector: Floats, first: int, weight: Weight) -> None:

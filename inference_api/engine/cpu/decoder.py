@@ -26,15 +26,15 @@ from inference_api.runner import RowStep
 
 Fields = dict[str, Any]  # fields of a C struct
 LINEARS = (  # each layer has some of these
-    *("qkv", "values", "q_a", "q_b", "kv_a", "kv_b", "out", "in", "mixer_out", "steps"),
+    *("qkv", "values", "q_a", "q_b", "kv_a", "k_b", "v_b", "out", "in", "mixer_out"),
     *("router", "up", "down", "shared_up", "shared_down", "shared_gate"),
-    *("input_gate", "input_out"),
+    *("steps", "input_gate", "input_out"),
 )
 LAYER_NORMS = (
     *("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm"),
     *("experts_norm", "experts_output_norm", "shared_output_norm", "input_norm"),
 )
-HEAD_SIZES = ("num_kv_heads", "head_dim", "value_dim", "rotary_dim")
+HEAD_SIZES = ("head_dim", "value_dim", "rotary_dim")
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
 MIXERS: Mapping[MixerKind, int] = {"short_conv": 1, "delta": 2, "mamba2": 3}  # 0 is attention
 
@@ -245,6 +245,7 @@ class KernelDecoder:
             shape = self._config.shape_of(index)
             sizes = shape._asdict()
             remembered |= {each: sizes[each] for each in HEAD_SIZES} | {
+                "num_kv_heads": self._config.cache_shape(shape).num_heads,
                 "are_keys_values": not shape.has_values,
                 "is_kv_shared": shape.kv_source is not None,
                 "page_offset": place * cache.by_group[group].strides[1],

@@ -28,7 +28,7 @@ struct Softmax {
 // One task's queries, token by token and group by group, and everything it needs in between.
 struct AttentionState {
   alignas(64) float queries[kMaxQueries * kMaxHeadDim];  // [query][head_dim], scaled
-  alignas(64) float outputs[kMaxQueries * kMaxHeadDim];  // [query][head_dim]
+  alignas(64) float outputs[kMaxQueries * kMaxHeadDim];  // [query][value_dim]
   alignas(64) float keys[kMaxHeadDim * kPositions];      // a block, [head_dim][position]
   alignas(64) float scores[kMaxQueries * kPositions];    // [query][position], then weights
   Softmax softmax[kMaxQueries];
@@ -60,7 +60,9 @@ inline void gather_queries(const AttentionCall& call, const AttentionTask& task,
       const float* from = call.queries + token * call.query_stride + head * call.head_dim;
       for (int64_t i = 0; i < call.head_dim; ++i) {
         state.queries[query * call.head_dim + i] = from[i] * call.scale;
-        state.outputs[query * call.head_dim + i] = 0.0f;
+      }
+      for (int64_t i = 0; i < call.value_dim; ++i) {
+        state.outputs[query * call.value_dim + i] = 0.0f;
       }
       // A sink is as if it had been seen already, at a position whose value is zero.
       state.softmax[query] = call.sinks == nullptr ? Softmax{} : Softmax{call.sinks[head], 1.0f};
@@ -169,13 +171,13 @@ float exponentiate(float* scores, float maximum) {
 
 // Turns a query's scores of one block into weights, and rescales what it has gathered before.
 template <class Simd>
-void update_softmax(float* scores, int64_t begin, int64_t end, int64_t head_dim, Softmax& softmax,
+void update_softmax(float* scores, int64_t begin, int64_t end, int64_t value_dim, Softmax& softmax,
                     float* output) {
   hide_unseen(scores, begin, end);
   const float largest = largest_score<Simd>(scores);
   if (largest > softmax.maximum) {
     const float kept = exp_of_negative<Scalar>(softmax.maximum - largest);
-    for (int64_t i = 0; i < head_dim; ++i) {
+    for (int64_t i = 0; i < value_dim; ++i) {
       output[i] *= kept;
     }
     softmax.sum *= kept;
@@ -207,7 +209,8 @@ constexpr CacheType kCacheType = std::is_same_v<Element, float>      ? CacheType
                                  : std::is_same_v<Element, uint16_t> ? CacheType::kFloat16
                                                                      : CacheType::kInt8;
 
-// `count` positions of a key-value head, of what the cache holds.
+// `count` positions of a key-value head, of what the cache holds. Values that are a part of keys
+// are where those are.
 struct Block {
   const char* keys;
   const char* values;
@@ -241,18 +244,20 @@ struct Queries {
 };
 
 // While it works on one block it fetches the next one.
-using AttendBlock = void (*)(const Block& block, const Block& next, int head_dim,
+using AttendBlock = void (*)(const AttentionCall& call, const Block& block, const Block& next,
                              const Queries& queries, AttentionState& state);
 
 template <class Simd, class Element>
-void attend_block(const Block& block, const Block& next, int head_dim, const Queries& queries,
-                  AttentionState& state) {
+void attend_block(const AttentionCall& call, const Block& block, const Block& next,
+                  const Queries& queries, AttentionState& state) {
+  const auto head_dim = static_cast<int>(call.head_dim);
+  const auto value_dim = static_cast<int>(call.value_dim);
   const float* vectors = state.queries + queries.first * head_dim;
-  float* outputs = state.outputs + queries.first * head_dim;
+  float* outputs = state.outputs + queries.first * value_dim;
   const int slot = static_cast<int>(slot_elements(kCacheType<Element>, head_dim));
   const int64_t next_size = next.count * slot * static_cast<int64_t>(sizeof(Element));
   Prefetch next_keys(next.keys, next_size, head_dim);
-  Prefetch next_values(next.values, next_size, block.count);
+  Prefetch next_values(next.values, next.values == next.keys ? 0 : next_size, block.count);
   constexpr int kMaxSlot = static_cast<int>(slot_elements(kCacheType<Element>, kMaxHeadDim));
   alignas(64) Element space[kMaxSlot * kPositions];
   const Element* keys =
@@ -274,15 +279,15 @@ void attend_block(const Block& block, const Block& next, int head_dim, const Que
   for (int i = 0; i < queries.count; ++i) {
     const int query = queries.first + i;
     update_softmax<Simd>(state.scores + i * kPositions, state.begins[query] - block.first,
-                         state.ends[query] - block.first, head_dim, state.softmax[query],
-                         outputs + i * head_dim);
+                         state.ends[query] - block.first, value_dim, state.softmax[query],
+                         outputs + i * value_dim);
   }
   if constexpr (kIsScaled<Element>) {
     apply_scales(block_values, slot, head_dim, block.count, queries.count, state.scores);
   }
   const auto add_values = [&](const auto* values) {
-    product<Simd>(queries.count, head_dim, state.scores, kPositions, values, slot, block.count,
-                  outputs, head_dim, next_values);
+    product<Simd>(queries.count, value_dim, state.scores, kPositions, values + head_dim - value_dim,
+                  slot, block.count, outputs, value_dim, next_values);
   };
   if constexpr (Simd::kLanes > 1) {
     add_values(block_values);
@@ -302,10 +307,10 @@ inline void scatter_outputs(const AttentionCall& call, const AttentionTask& task
   for (int64_t token = task.first_token; token < task.first_token + task.num_tokens; ++token) {
     for (int64_t group = 0; group < task.num_groups; ++group, ++query) {
       const int64_t head = kv_head * call.num_groups + task.first_group + group;
-      float* to = call.out + (token * num_heads + head) * call.head_dim;
+      float* to = call.out + (token * num_heads + head) * call.value_dim;
       const float inverse = 1.0f / state.softmax[query].sum;
-      for (int64_t i = 0; i < call.head_dim; ++i) {
-        to[i] = state.outputs[query * call.head_dim + i] * inverse;
+      for (int64_t i = 0; i < call.value_dim; ++i) {
+        to[i] = state.outputs[query * call.value_dim + i] * inverse;
       }
     }
   }
@@ -359,8 +364,7 @@ void attend_branches(const AttentionCall& call, const AttentionTask& task, int64
           return block_at(kv_head, at / kPositions * kPositions, at + 1);
         });
       }
-      attend_block(block, {}, static_cast<int>(call.head_dim),
-                   {static_cast<int>(i) * num_groups, num_groups}, state);
+      attend_block(call, block, {}, {static_cast<int>(i) * num_groups, num_groups}, state);
     }
   }
 }
@@ -379,11 +383,12 @@ inline void attend_over(const AttentionCall& call, const AttentionTask& task,
   const int64_t shared = shared_end(call, task, end);
   const int64_t row = call.rows[task.first_token];
   const int64_t of_keys = key_bytes(call.type, call.head_dim);
+  const int64_t of_values = call.value_dim < call.head_dim ? 0 : of_keys;
   const auto block_at = [&](int64_t kv_head, int64_t first, int64_t before) {
     const char* const keys =
-        page_of(call.pages, row, first) + call.page_offset + 2 * kv_head * of_keys;
+        page_of(call.pages, row, first) + call.page_offset + kv_head * (of_keys + of_values);
     const int64_t rest = before - first;
-    return Block{keys, keys + of_keys, first,
+    return Block{keys, keys + of_values, first,
                  rest < kPositions ? static_cast<int>(rest) : kPositions};
   };
   const int64_t end_head = task.first_head + task.num_heads;
@@ -397,7 +402,7 @@ inline void attend_over(const AttentionCall& call, const AttentionTask& task,
       } else if (kv_head + 1 < end_head) {
         next = block_at(kv_head + 1, begin, shared);
       }
-      attend_block(block, next, static_cast<int>(call.head_dim), {0, state.num_queries}, state);
+      attend_block(call, block, next, {0, state.num_queries}, state);
     }
     if (shared < end) {
       attend_branches(call, task, kv_head, begin > shared ? begin : shared, block_at, attend_block,

@@ -15,15 +15,6 @@ namespace {
 
 constexpr int64_t kMaxRows = 4096;  // of experts at once: bounds the memory
 
-// The matrix of one of the experts that a stack holds.
-HearthLinear of_expert(const HearthLinear& stack, int64_t num_experts, int64_t expert) {
-  const int64_t outputs = stack.outputs / num_experts;
-  const int64_t bytes = hearth_packed_bytes(stack.bits, outputs, stack.inputs);
-  return {static_cast<const char*>(stack.packed) + expert * bytes,
-          stack.bias == nullptr ? nullptr : stack.bias + expert * outputs, outputs, stack.inputs,
-          stack.bits};
-}
-
 // The layer's own norm, or where it has none the MLP's.
 HearthNorm norm_of(const HearthLayer& layer, HearthNorm own) {
   return own.weight == nullptr ? layer.mlp_norm : own;
@@ -200,13 +191,13 @@ void Experts::describe(const HearthModel& model, const HearthLayer& layer, float
     }
     char* const activated = activated_.data() + begin * activated_row;
     LinearCall up =
-        linear_call(model, of_expert(layer.up, num_experts, expert), rows_.data() + begin * row,
-                    count, Finish::kActivate, 1.0f, nullptr);
+        linear_call(model, one_of(layer.up, num_experts, expert), rows_.data() + begin * row, count,
+                    Finish::kActivate, 1.0f, nullptr);
     up.is_gated = model.is_gated != 0;
     up.activated = activated;
     ups_.push_back(up);
-    LinearCall down = linear_call(model, of_expert(layer.down, num_experts, expert), activated,
-                                  count, Finish::kAdd, model.residual_multiplier, out);
+    LinearCall down = linear_call(model, one_of(layer.down, num_experts, expert), activated, count,
+                                  Finish::kAdd, model.residual_multiplier, out);
     down.places = places_.data() + begin;
     down.shares = shares_.data() + begin;
     downs_.push_back(down);

@@ -90,7 +90,7 @@ void write_heads(const HeadsCall& call) {
     turn(call.queries + head * call.head_dim, call.cos, call.sin, call.rotary_dim);
   }
   for (int64_t head = 0; head < call.num_kv_heads; ++head) {
-    turn(call.keys + head * call.head_dim, call.cos, call.sin, call.rotary_dim);
+    turn(call.keys + head * call.key_dim, call.cos, call.sin, call.rotary_dim);
   }
   if (call.qk_norm != nullptr && call.is_norm_last) {
     norm();
@@ -100,13 +100,15 @@ void write_heads(const HeadsCall& call) {
       call.queries[i] *= call.query_scale;
     }
   }
-  const int64_t of_keys = key_bytes(call.type, call.head_dim);
-  for (int64_t head = 0; head < call.num_kv_heads; ++head) {
-    const float* const key = call.keys + head * call.head_dim;
-    const float* const value = values + head * call.head_dim;
-    char* const place = call.place + 2 * head * of_keys;
-    write_head<Simd>(key, call.head_dim, call.type, place);
-    write_head<Simd>(value, call.head_dim, call.type, place + of_keys);
+  const bool has_values = call.key_dim == call.head_dim;
+  const int64_t of_keys = key_bytes(call.type, call.key_dim);
+  char* place = call.place;
+  for (int64_t head = 0; head < call.num_kv_heads; ++head, place += of_keys) {
+    write_head<Simd>(call.keys + head * call.key_dim, call.key_dim, call.type, place);
+    if (has_values) {
+      place += of_keys;
+      write_head<Simd>(values + head * call.head_dim, call.head_dim, call.type, place);
+    }
   }
 }
 

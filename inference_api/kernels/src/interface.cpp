@@ -160,7 +160,7 @@ int hearth_attention(HearthContext* context, const float* queries, int64_t query
                      const float* sinks, float* out) try {
   context->workers.attend({queries, query_stride, static_cast<hearth::CacheType>(cache_type),
                            *pages, page_offset, rows, lengths, nullptr, tokens, kv_heads, groups,
-                           head_dim, window, scale, sinks, out});
+                           head_dim, head_dim, window, scale, sinks, out});
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;

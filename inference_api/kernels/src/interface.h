@@ -39,7 +39,8 @@ HEARTH_EXPORT int hearth_linear(HearthContext* context, int bits, const void* pa
                                 int64_t inputs, float* out);
 
 // What user rows remember, in pages of 32 positions that rows may share. A page begins at base +
-// number * page_bytes and has, of some layers, [kv_heads][keys, then values][32][head_dim].
+// number * page_bytes and has, of some layers, [kv_heads][keys, then values][32][head_dim]; of
+// those with latent attention [32][what is turned of a key, then the latent].
 typedef struct {
   char* base;
   int64_t page_bytes;
@@ -142,7 +143,7 @@ typedef struct {
   HearthNorm mlp_output_norm;
   int64_t num_kv_heads;
   int64_t head_dim;
-  int64_t value_dim;          // of a value's head_dim: the others are zeros, and no inputs of `out`
+  int64_t value_dim;          // of each head's part of what `out` reads
   int64_t rotary_dim;         // of a head: as many of its first dimensions are turned
   const float* qk_norm;       // [heads + kv_heads][head_dim], or of what there is; or null
   const float* cos;           // [positions][rotary_dim], or null: nothing is turned
@@ -153,13 +154,16 @@ typedef struct {
   HearthLinear values;  // in a form of their own; without outputs: they are the last of qkv
   int32_t are_keys_values;  // what keys are made of are the values too
   int32_t is_kv_shared;     // keys and values are another layer's, which is before this one
-  // Of latent attention, instead of qkv: see LatentConfig in engine/. Without q_a queries are made
-  // of what attention reads. kv_a has what is turned of a key, then the latent; kv_b of each head
-  // what is not turned of its key, then its value.
+  // Of latent attention, instead of qkv: see LatentConfig in loading/. Without q_a queries are made
+  // of what attention reads. kv_a makes what is turned of a key, then the latent, and one key-value
+  // head is of both. k_b and v_b stack a matrix of each head, whose sizes are multiples of 32: from
+  // what is not turned of its queries, and zeros, to what meets latents; and from latents to
+  // values.
   HearthLinear q_a;
   HearthLinear q_b;
   HearthLinear kv_a;
-  HearthLinear kv_b;  // without outputs: there are no latents
+  HearthLinear k_b;  // [heads * rank][…]; without outputs: there are no latents
+  HearthLinear v_b;  // [heads * …][rank]
   const float* q_a_norm;
   const float* kv_a_norm;
   HearthLinear out;  // of attention; without outputs: there is none

@@ -105,6 +105,7 @@ struct HeadsCall {
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
+  int64_t key_dim;  // of keys; other than head_dim: values are a part of them, and not written
   CacheType type;
   char* place;  // of the token, in its page: see key_bytes
 };
@@ -132,10 +133,11 @@ struct AttentionCall {
   int64_t num_kv_heads;
   int64_t num_groups;  // query heads that share a key-value head
   int64_t head_dim;
-  int64_t window;  // 0: everything
+  int64_t value_dim;  // less than head_dim: values are the last dimensions of keys
+  int64_t window;     // 0: everything
   float scale;
   const float* sinks;  // [kv_heads * groups] or null: one more score, of no value, for each head
-  float* out;          // [tokens][kv_heads * groups][head_dim]
+  float* out;          // [tokens][kv_heads * groups][value_dim]
 };
 
 constexpr int kChannels = 256;  // of a convolution, that one task handles
@@ -255,8 +257,8 @@ constexpr int64_t slot_bytes(CacheType type, int64_t head_dim) {
   return slot_elements(type, head_dim) * kBytes[static_cast<int>(type)];
 }
 
-// Bytes of a page that have one head's keys of a layer. Behind them are as many of its values, then
-// the next head's.
+// Bytes of a page that have one head's keys of a layer. Behind them are as many of its values,
+// unless these are a part of keys, then the next head's.
 constexpr int64_t key_bytes(CacheType type, int64_t head_dim) {
   return kPageTokens * slot_bytes(type, head_dim);
 }

@@ -26,6 +26,15 @@ inline NormCall norm_call(const HearthModel& model, const HearthNorm& norm) {
           model.hidden};
 }
 
+// One of the matrices that a stack holds.
+inline HearthLinear one_of(const HearthLinear& stack, int64_t count, int64_t index) {
+  const int64_t outputs = stack.outputs / count;
+  const int64_t bytes = hearth_packed_bytes(stack.bits, outputs, stack.inputs);
+  return {static_cast<const char*>(stack.packed) + index * bytes,
+          stack.bias == nullptr ? nullptr : stack.bias + index * outputs, outputs, stack.inputs,
+          stack.bits};
+}
+
 inline LinearCall linear_call(const HearthModel& model, const HearthLinear& linear,
                               const void* rows, int64_t num_rows, Finish finish, float factor,
                               float* out) {

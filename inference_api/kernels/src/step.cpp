@@ -19,8 +19,15 @@ int64_t queries_width(const HearthModel& model, const HearthLayer& layer) {
   return (model.has_output_gates ? 2 : 1) * model.num_heads * layer.head_dim;
 }
 
+bool has_latents(const HearthLayer& layer) { return layer.k_b.outputs > 0; }
+
+int64_t key_dim(const HearthLayer& layer) {
+  return has_latents(layer) ? layer.kv_a.outputs : layer.head_dim;
+}
+
 int64_t qkv_width(const HearthModel& model, const HearthLayer& layer) {
-  return queries_width(model, layer) + 2 * layer.num_kv_heads * layer.head_dim;
+  const int64_t kinds = has_latents(layer) ? 1 : 2;
+  return queries_width(model, layer) + kinds * layer.num_kv_heads * key_dim(layer);
 }
 
 // Where a part of the batch ends that begins at `first`: where layers are recurrent not within the
@@ -38,6 +45,10 @@ int64_t part_end(const HearthModel& model, const HearthBatch& batch, int64_t fir
     --end;
   }
   return end;
+}
+
+NormCall latent_norm(Bits bits, const float* weight, int64_t rank) {
+  return {bits, NormKind::kRms, kLatentEps, weight, nullptr, rank};
 }
 
 bool is_recurrent(const HearthLayer& layer) {
@@ -386,63 +397,39 @@ void Step::add_product(Workers& workers, const HearthModel& model, const HearthL
 // From normed_ to qkv_.
 void Step::project(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                    int64_t num_tokens) {
-  const auto multiply = [&](const HearthLinear& linear, const std::vector<char>& rows,
-                            std::vector<float>& out) {
-    grow(out, num_tokens * linear.outputs);
-    workers.multiply(
-        linear_call(model, linear, rows.data(), num_tokens, Finish::kStore, 1.0f, out.data()));
-  };
-  if (layer.kv_b.outputs == 0) {
-    grow(qkv_, num_tokens * qkv_width(model, layer));
-    float* out = qkv_.data();
-    std::vector<LinearCall> calls;
-    for (const HearthLinear* linear : {&layer.qkv, &layer.values}) {
-      if (linear->outputs > 0) {
-        calls.push_back(
-            linear_call(model, *linear, normed_.data(), num_tokens, Finish::kStore, 1.0f, out));
-        calls.back().out_stride = qkv_width(model, layer);
-        out += linear->outputs;
-      }
-    }
-    workers.multiply(calls);
-    return;
-  }
-  // To a latent, the last `rank` outputs, and to its norm.
-  const auto make_latent = [&](const HearthLinear& linear, const float* weight, int64_t rank) {
-    multiply(linear, normed_, latents_);
-    grow(latent_rows_, num_tokens * row_bytes(model, rank));
-    const NormCall norm = {bits(model), NormKind::kRms, kLatentEps, weight, nullptr, rank};
+  const int64_t stride = qkv_width(model, layer);
+  const int64_t query_rank = layer.q_a.outputs;
+  if (query_rank > 0) {
+    grow(query_latents_, num_tokens * query_rank);
+    grow(latent_rows_, num_tokens * row_bytes(model, query_rank));
+    workers.multiply(linear_call(model, layer.q_a, normed_.data(), num_tokens, Finish::kStore, 1.0f,
+                                 query_latents_.data()));
+    const NormCall norm = latent_norm(bits(model), layer.q_a_norm, query_rank);
     workers.each_row(num_tokens, [&](int64_t token) {
-      workers.kernels.norm_row(norm, latents_.data() + (token + 1) * linear.outputs - rank,
-                               latent_rows_.data() + token * row_bytes(model, rank));
+      workers.kernels.norm_row(norm, query_latents_.data() + token * query_rank,
+                               latent_rows_.data() + token * row_bytes(model, query_rank));
     });
-  };
-  if (layer.q_a.outputs > 0) {
-    make_latent(layer.q_a, layer.q_a_norm, layer.q_a.outputs);
   }
-  multiply(layer.q_b, layer.q_a.outputs > 0 ? latent_rows_ : normed_, queries_);
-  make_latent(layer.kv_a, layer.kv_a_norm, layer.kv_b.inputs);
-  multiply(layer.kv_b, latent_rows_, keys_and_values_);
-  grow(qkv_, num_tokens * qkv_width(model, layer));
-  workers.each_row(num_tokens, [&](int64_t token) { join_heads(model, layer, token); });
-}
-
-// A token's heads as attention takes them, of what latent attention has made.
-void Step::join_heads(const HearthModel& model, const HearthLayer& layer, int64_t token) {
-  const int64_t heads = model.num_heads * layer.head_dim;
-  const int64_t unturned = layer.head_dim - layer.rotary_dim;
-  const float* const turned = latents_.data() + token * layer.kv_a.outputs;
-  const float* made = keys_and_values_.data() + token * layer.kv_b.outputs;
-  float* key = std::copy_n(queries_.data() + token * heads, heads,
-                           qkv_.data() + token * qkv_width(model, layer));
-  float* value = key + heads;
-  for (int64_t head = 0; head < model.num_heads; ++head) {
-    std::copy_n(made, unturned, std::copy_n(turned, layer.rotary_dim, key));
-    std::fill_n(std::copy_n(made + unturned, layer.value_dim, value),
-                layer.head_dim - layer.value_dim, 0.0f);
-    made += unturned + layer.value_dim;
-    key += layer.head_dim;
-    value += layer.head_dim;
+  grow(qkv_, num_tokens * stride);
+  float* out = qkv_.data();
+  std::vector<LinearCall> calls;
+  for (const HearthLinear* linear : {&layer.qkv, &layer.values, &layer.q_b, &layer.kv_a}) {
+    const bool reads_latents = linear == &layer.q_b && query_rank > 0;
+    const char* const rows = reads_latents ? latent_rows_.data() : normed_.data();
+    if (linear->outputs > 0) {
+      calls.push_back(linear_call(model, *linear, rows, num_tokens, Finish::kStore, 1.0f, out));
+      calls.back().out_stride = stride;
+      out += linear->outputs;
+    }
+  }
+  workers.multiply(calls);
+  if (has_latents(layer)) {
+    const int64_t rank = key_dim(layer) - layer.rotary_dim;
+    const NormCall norm = latent_norm(Bits::kFloat32, layer.kv_a_norm, rank);
+    workers.each_row(num_tokens, [&](int64_t token) {
+      float* const latent = qkv_.data() + (token + 1) * stride - rank;
+      workers.kernels.norm_row(norm, latent, latent);
+    });
   }
 }
 
@@ -464,7 +451,7 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
     if (num_kv_heads > 0) {
       const int64_t slot = part.batch.slots[part.first + token];
       place = page_of(pages, rows_[index], slot) + layer.page_offset +
-              slot % kPageTokens * slot_bytes(type, layer.head_dim);
+              slot % kPageTokens * slot_bytes(type, key_dim(layer));
     }
     if (layer.are_keys_values) {
       const int64_t size = num_kv_heads * layer.head_dim;
@@ -475,7 +462,7 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
          model.has_value_norm != 0, model.norm_eps, layer.cos + position * rotary_dim,
          layer.sin + position * rotary_dim, rotary_dim,
          layer.query_scales == nullptr ? 1.0f : layer.query_scales[position], model.num_heads,
-         num_kv_heads, layer.head_dim, type, place});
+         num_kv_heads, layer.head_dim, key_dim(layer), type, place});
   });
 }
 
@@ -515,28 +502,92 @@ void Step::keep_outputs(const HearthModel& model, const HearthLayer& layer, cons
 // From the queries in qkv_ to what attention adds to hidden_.
 void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                   int64_t num_tokens) {
-  const int64_t attended_width = model.num_heads * layer.head_dim;
   const int64_t values_width = model.num_heads * layer.value_dim;
-  grow(attended_, num_tokens * attended_width);
+  const bool is_latent = has_latents(layer);
+  const int64_t attended_dim = is_latent ? key_dim(layer) - layer.rotary_dim : layer.value_dim;
+  grow(attended_, num_tokens * model.num_heads * attended_dim);
   grow(prepared_, num_tokens * row_bytes(model, values_width));
-  workers.attend({qkv_.data(), qkv_width(model, layer), static_cast<CacheType>(model.cache_type),
-                  pages_of(model, layer), layer.page_offset, rows_.data(), lengths_.data(),
-                  branches_, num_tokens, layer.num_kv_heads, model.num_heads / layer.num_kv_heads,
-                  layer.head_dim, layer.window, model.attention_scale, layer.sinks,
+  if (is_latent) {
+    absorb(workers, model, layer, num_tokens);
+  }
+  workers.attend({is_latent ? absorbed_.data() : qkv_.data(),
+                  is_latent ? model.num_heads * key_dim(layer) : qkv_width(model, layer),
+                  static_cast<CacheType>(model.cache_type), pages_of(model, layer),
+                  layer.page_offset, rows_.data(), lengths_.data(), branches_, num_tokens,
+                  layer.num_kv_heads, model.num_heads / layer.num_kv_heads, key_dim(layer),
+                  attended_dim, layer.window, model.attention_scale, layer.sinks,
                   attended_.data()});
+  if (is_latent) {
+    make_values(workers, model, layer, num_tokens);
+  }
+  float* const all_values = is_latent ? values_.data() : attended_.data();
   workers.each_row(num_tokens, [&](int64_t token) {
-    float* const values = attended_.data() + token * attended_width;
-    for (int64_t head = 1; head < model.num_heads && values_width < attended_width; ++head) {
-      std::copy_n(values + head * layer.head_dim, layer.value_dim, values + head * layer.value_dim);
-    }
+    float* const values = all_values + token * values_width;
     if (model.has_output_gates) {
-      workers.kernels.gate(qkv_.data() + token * qkv_width(model, layer) + attended_width,
-                           attended_width, values);
+      workers.kernels.gate(qkv_.data() + token * qkv_width(model, layer) + values_width,
+                           values_width, values);
     }
     workers.kernels.prepare_row(bits(model), values, values_width / kGroup,
                                 prepared_.data() + token * row_bytes(model, values_width));
   });
   add_product(workers, model, layer.out, prepared_, layer.attention_output_norm, num_tokens);
+}
+
+// From the queries in qkv_ to those in absorbed_, which meet latents as they are: a score of what a
+// latent would make is q W c, and q W is made once (DeepSeek-AI 2024, arXiv 2405.04434, 2.1.2).
+void Step::absorb(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                  int64_t num_tokens) {
+  const int64_t width = model.num_heads * key_dim(layer);
+  const int64_t row = row_bytes(model, layer.k_b.inputs);
+  grow(absorbed_, num_tokens * width);
+  grow(head_rows_, model.num_heads * num_tokens * row);
+  workers.each_row(num_tokens, [&](int64_t token) {
+    const float* query = qkv_.data() + token * qkv_width(model, layer);
+    for (int64_t head = 0; head < model.num_heads; ++head, query += layer.head_dim) {
+      std::copy_n(query, layer.rotary_dim,
+                  absorbed_.data() + token * width + head * key_dim(layer));
+      float unturned[kMaxHeadDim] = {};
+      std::copy_n(query + layer.rotary_dim, layer.head_dim - layer.rotary_dim, unturned);
+      workers.kernels.prepare_row(bits(model), unturned, layer.k_b.inputs / kGroup,
+                                  head_rows_.data() + (head * num_tokens + token) * row);
+    }
+  });
+  multiply_heads(workers, model, layer.k_b, num_tokens, key_dim(layer) - layer.rotary_dim,
+                 absorbed_.data() + layer.rotary_dim, key_dim(layer));
+}
+
+// From attended_, sums of latents, to the values_ that are made of them.
+void Step::make_values(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                       int64_t num_tokens) {
+  const int64_t rank = layer.v_b.inputs;
+  const int64_t row = row_bytes(model, rank);
+  grow(values_, num_tokens * model.num_heads * layer.value_dim);
+  grow(head_rows_, model.num_heads * num_tokens * row);
+  workers.each_row(num_tokens, [&](int64_t token) {
+    for (int64_t head = 0; head < model.num_heads; ++head) {
+      workers.kernels.prepare_row(
+          bits(model), attended_.data() + (token * model.num_heads + head) * rank, rank / kGroup,
+          head_rows_.data() + (head * num_tokens + token) * row);
+    }
+  });
+  multiply_heads(workers, model, layer.v_b, num_tokens, layer.value_dim, values_.data(),
+                 layer.value_dim);
+}
+
+// Each head's rows of head_rows_ times its own matrix: `outputs` of it, to every `out_dim` of
+// `out`.
+void Step::multiply_heads(Workers& workers, const HearthModel& model, const HearthLinear& stack,
+                          int64_t num_tokens, int64_t outputs, float* out, int64_t out_dim) {
+  const int64_t rows = num_tokens * row_bytes(model, stack.inputs);
+  std::vector<LinearCall> calls;
+  for (int64_t head = 0; head < model.num_heads; ++head) {
+    HearthLinear linear = one_of(stack, model.num_heads, head);
+    linear.outputs = outputs;
+    calls.push_back(linear_call(model, linear, head_rows_.data() + head * rows, num_tokens,
+                                Finish::kStore, 1.0f, out + head * out_dim));
+    calls.back().out_stride = model.num_heads * out_dim;
+  }
+  workers.multiply(calls);
 }
 
 // From attended_ to what a recurrent layer's mixer adds to hidden_.

@@ -43,12 +43,17 @@ class Step {
                  int64_t num_tokens, std::vector<char>& rows);
   void project(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                int64_t num_tokens);
-  void join_heads(const HearthModel& model, const HearthLayer& layer, int64_t token);
   void write(Workers& workers, const HearthModel& model, const HearthLayer& layer, const Part& part,
              int64_t num_tokens);
   void keep_outputs(const HearthModel& model, const HearthLayer& layer, const Part& part);
   void attend(Workers& workers, const HearthModel& model, const HearthLayer& layer,
               int64_t num_tokens);
+  void absorb(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+              int64_t num_tokens);
+  void make_values(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                   int64_t num_tokens);
+  void multiply_heads(Workers& workers, const HearthModel& model, const HearthLinear& stack,
+                      int64_t num_tokens, int64_t outputs, float* out, int64_t out_dim);
   void add_mixed(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                  int64_t num_tokens);
   void add_mlp(Workers& workers, const HearthModel& model, const HearthLayer& layer,
@@ -67,22 +72,23 @@ class Step {
   void write_hidden(Workers& workers, const HearthModel& model, const Part& part);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
-  std::vector<float> hidden_;           // [tokens][hidden]: the residual
-  std::vector<float> shares_;           // [tokens]: what the MLP beside the experts counts
-  std::vector<float> product_;          // [tokens][hidden]: what is normalised before it is added
-  std::vector<float> of_experts_;       // like product_
-  std::vector<float> qkv_;              // [tokens][(heads + 2 kv_heads) * head_dim]
-  std::vector<float> latents_;          // [tokens][outputs of q_a, then of kv_a]
-  std::vector<float> queries_;          // [tokens][outputs of q_b]
-  std::vector<float> keys_and_values_;  // [tokens][outputs of kv_b]
-  std::vector<float> attended_;         // [tokens][heads * head_dim], or what a mixer makes
-  std::vector<int64_t> rows_;           // [tokens]
-  std::vector<int64_t> lengths_;        // [tokens]
-  const Branch* branches_ = nullptr;    // [tokens] of the part, or null; in the two below
+  std::vector<float> hidden_;         // [tokens][hidden]: the residual
+  std::vector<float> shares_;         // [tokens]: what the MLP beside the experts counts
+  std::vector<float> product_;        // [tokens][hidden]: what is normalised before it is added
+  std::vector<float> of_experts_;     // like product_
+  std::vector<float> qkv_;            // [tokens][queries_width, then what keys and values take]
+  std::vector<float> query_latents_;  // [tokens][outputs of q_a]
+  std::vector<float> absorbed_;       // [tokens][heads][key_dim]: queries that meet latents
+  std::vector<float> attended_;       // [tokens][heads][value], or what a mixer makes
+  std::vector<float> values_;         // [tokens][heads * value_dim], made of latents
+  std::vector<int64_t> rows_;         // [tokens]
+  std::vector<int64_t> lengths_;      // [tokens]
+  const Branch* branches_ = nullptr;  // [tokens] of the part, or null; in the two below
   std::vector<Branch> branch_memory_;
   std::vector<int64_t> branch_slots_;
   // Rows of groups as products take them.
-  std::vector<char> latent_rows_;  // [tokens][rank / kGroup]
+  std::vector<char> latent_rows_;  // [tokens][outputs of q_a / kGroup]
+  std::vector<char> head_rows_;    // [heads][tokens][inputs of k_b or v_b / kGroup]
   std::vector<char> normed_;       // [tokens][hidden / kGroup], for attention
   std::vector<char> mlp_normed_;   // like normed_
   std::vector<char> prepared_;     // attended_

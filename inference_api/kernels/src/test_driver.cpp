@@ -371,6 +371,7 @@ struct Model {
   static constexpr int64_t kHeadDim = 24;
   static constexpr int64_t kValueDim = 16;
   static constexpr int64_t kLatent = 32;
+  static constexpr int64_t kPanelSize = 32;
   static constexpr int64_t kVocab = 70;
   static constexpr int64_t kCapacity = 16;  // of positions that steps use
   static constexpr int64_t kRows = 3;
@@ -388,7 +389,7 @@ struct Model {
     description.num_layers = 1;
     description.hidden = kHidden;
     description.num_heads = kHeads;
-    layer.num_kv_heads = has_latents ? kHeads : kKvHeads;
+    layer.num_kv_heads = has_latents ? 1 : kKvHeads;
     layer.head_dim = kHeadDim;
     layer.value_dim = has_latents ? kValueDim : kHeadDim;
     layer.rotary_dim = kind % 2 == 0 ? kHeadDim : kHeadDim / 2;
@@ -474,9 +475,11 @@ struct Model {
         }
       }
     }
+    const int64_t key_dim = has_latents ? layer.kv_a.outputs : kHeadDim;
     const int64_t vector_bytes =
-        description.cache_type == 2 ? kHeadDim + 4 : kHeadDim * (4 >> description.cache_type);
-    const int64_t page_bytes = layer.num_kv_heads * 2 * kPageTokens * vector_bytes;
+        description.cache_type == 2 ? key_dim + 4 : key_dim * (4 >> description.cache_type);
+    const int64_t kinds = has_latents ? 1 : 2;
+    const int64_t page_bytes = layer.num_kv_heads * kinds * kPageTokens * vector_bytes;
     cache.resize(static_cast<size_t>(kRows * page_bytes));
     description.pages = {cache.data(), page_bytes, tables.data(), 1};
     layer.table_offset = kRows;
@@ -501,7 +504,8 @@ struct Model {
     layer.q_b = linear(context, bits, kHeads * kHeadDim, kind >= kFirstMixture ? kLatent : kHidden);
     layer.kv_a = linear(context, bits, rotary_dim + kLatent, kHidden);
     layer.kv_a_norm = floats(kLatent);
-    layer.kv_b = linear(context, bits, kHeads * (kHeadDim - rotary_dim + kValueDim), kLatent);
+    layer.k_b = linear(context, bits, kHeads * kLatent, kPanelSize);
+    layer.v_b = linear(context, bits, kHeads * kPanelSize, kLatent);
   }
 
   const float* floats(int64_t count) {

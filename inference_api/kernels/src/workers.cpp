@@ -8,12 +8,17 @@ namespace hearth {
 namespace {
 
 // Cuts a call into tasks: runs of tokens of one user row, times key-value heads, times parts of a
-// head's groups where there are too many. Heads that are little work are one task, which fetches
-// the next head while it works on one, unless that leaves less than `min_tasks`.
-void plan(const AttentionCall& call, int64_t min_tasks, std::vector<AttentionTask>& tasks) {
+// head's groups where there are too many, or too few heads for all threads. Heads that are little
+// work are one task, which fetches the next head while it works on one, unless that leaves less
+// than `min_tasks`.
+void plan(const AttentionCall& call, int64_t num_threads, int64_t min_tasks,
+          std::vector<AttentionTask>& tasks) {
   constexpr int64_t kMaxScores = 4096;  // of a task of many heads
   tasks.clear();
-  const int64_t groups = std::min<int64_t>(call.num_groups, kMaxQueries);
+  const int64_t threads_per_head =
+      std::max<int64_t>(num_threads / (call.num_tokens * call.num_kv_heads), 1);
+  const int64_t groups =
+      std::min<int64_t>((call.num_groups + threads_per_head - 1) / threads_per_head, kMaxQueries);
   const int64_t max_tokens = kMaxQueries / groups;
   const int64_t fair_share = call.num_tokens * call.num_kv_heads / min_tasks;
   int64_t first = 0;
@@ -131,7 +136,7 @@ void Workers::set_tiles(std::vector<LinearCall>& calls) {
 }
 
 void Workers::attend(const AttentionCall& call) {
-  plan(call, num_threads_ * kTasksPerThread, tasks_);
+  plan(call, num_threads_, num_threads_ * kTasksPerThread, tasks_);
   pool.run(static_cast<int64_t>(tasks_.size()),
            [&](int64_t index) { kernels.attend(call, tasks_[static_cast<size_t>(index)]); });
 }

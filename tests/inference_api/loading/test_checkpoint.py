@@ -69,6 +69,19 @@ def test_heads_wider_than_the_kernels_have_room_for_are_refused_on_the_cpu(folde
     ]
 
 
+def test_latents_wider_than_the_kernels_have_room_for_are_refused_on_the_cpu(
+    tiny_model: Tiny, tmp_path: Path
+) -> None:
+    """What attention sees of a key is the latent and what is turned."""
+    folder = tmp_path / "model"
+    copytree(tiny_model("deepseek-v2")[0], folder)
+    edit(folder / "config.json", kv_lora_rank=MAX_HEAD_DIM)
+    [fault] = [fault for fault in check(folder) if "kernels' limit" in fault]
+    assert fault.startswith(
+        f"kv_lora_rank={MAX_HEAD_DIM} and qk_rope_head_dim=8 exceed {MAX_HEAD_DIM} together"
+    )
+
+
 @pytest.mark.slow
 def test_memory_is_summed_over_all_models(
     tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch

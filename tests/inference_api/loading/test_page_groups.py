@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from inference_api.loading.checkpoint import load_config
-from inference_api.loading.config import LayerRange, ModelConfig
+from inference_api.loading.config import LatentConfig, LayerRange, ModelConfig
 from inference_api.loading.page_groups import PageGroup, bytes_of_pages, page_groups
 from inference_api.runner import PageLayout
 from inference_api.settings import EMBEDDED_MODEL
@@ -96,6 +96,23 @@ def test_page_bytes() -> None:
     # layers x (keys, values) x kv heads x positions x head_dim x bytes
     groups = page_groups(config, CONTEXT)
     assert bytes_of_pages(config, groups, element_bytes=2) == 3 * 2 * 2 * 32 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "kv_rank", "token_bytes"),
+    [(27, 512, 31_104), (61, 512, 70_272), (47, 512, 54_144), (36, 256, 23_040)],
+    ids=["DeepSeek-V2-Lite", "DeepSeek-V3", "GLM-4.7-Flash", "Mistral 4"],
+)
+def test_a_token_takes_what_its_latents_take(
+    num_layers: int, kv_rank: int, token_bytes: int
+) -> None:
+    config = replace(
+        config_of(*[FULL] * num_layers),
+        rotary_dim=64,
+        latent=LatentConfig(query_rank=None, kv_rank=kv_rank, value_dim=128),
+    )
+    groups = page_groups(config, CONTEXT)
+    assert bytes_of_pages(config, groups, element_bytes=2) == 32 * token_bytes
 
 
 LAYOUT = PageLayout(0, 32, 1, windows=(None, LOCAL, LOCAL))
