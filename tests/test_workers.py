@@ -1,5 +1,6 @@
 """No test is run twice, and none is forgotten, whatever becomes of its worker."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,4 +64,5 @@ def on_three_workers(folder: Path) -> "subprocess.CompletedProcess[str]":
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # they take seconds to import
     )

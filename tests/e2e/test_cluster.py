@@ -5,8 +5,6 @@ model's answers take a second for their 50 tokens, whatever the machine is doing
 """
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,8 +18,9 @@ import pytest
 import requests
 import yaml
 
-from lab.kit.servers import environment, eventually
+from lab.kit.servers import Process, environment, eventually
 from tests.cluster.foreign_engine import command_of
+from tests.forked import fork_server
 from tests.ports import free_port, free_ports
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 from tests.service import ROOT
@@ -60,7 +59,7 @@ def system(least: int = 1) -> dict[str, Any]:
 
 
 class Cluster:
-    def __init__(self, url: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, url: str, folder: Path, process: Process) -> None:
         self.url, self.folder, self.process = url, folder, process
 
     def state(self) -> dict[str, Any]:
@@ -79,15 +78,11 @@ class Cluster:
 
 
 @contextmanager
-def running(
-    folder: Path, arguments: list[str], url: str, **settings: object
-) -> Iterator[subprocess.Popen[bytes]]:
+def running(folder: Path, arguments: list[str], url: str, **settings: object) -> Iterator[Process]:
     """`python -m ...`, once it answers /health."""
     with (folder / f"{arguments[0]}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *arguments], cwd=folder, stdout=log, stderr=log,
-            env=environment(PYTHONPATH=ROOT, **settings),
-        )  # fmt: skip
+        own = environment(PYTHONPATH=ROOT, **settings)
+        process = fork_server().start(arguments, log, own, cwd=folder)
 
     def answers() -> bool:
         try:

@@ -72,10 +72,10 @@ def test_greedy_text_is_what_transformers_generates(exact_api: ServedApi) -> Non
         prompt: Any = tokenizer.apply_chat_template(
             turn, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
-        answer = model.generate(**prompt, max_new_tokens=64, do_sample=False)
+        answer = model.generate(**prompt, max_new_tokens=32, do_sample=False)
         expected = answer[0, prompt["input_ids"].shape[1] :]
         text = tokenizer.decode(expected, skip_special_tokens=True)
-        assert ask(exact_api, question, temperature=0, max_tokens=64) == text
+        assert ask(exact_api, question, temperature=0, max_tokens=32) == text
 
 
 def test_every_route_gives_the_same_greedy_text(api: ServedApi) -> None:

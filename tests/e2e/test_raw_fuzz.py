@@ -27,7 +27,7 @@ from tests.e2e.raw_requests import (
 from tests.forked import served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
-EXAMPLES = int(os.environ.get("RAW_FUZZ_EXAMPLES", "400"))  # for each door, of each kind
+EXAMPLES = int(os.environ.get("RAW_FUZZ_EXAMPLES", "200"))  # for each door, of each kind
 CLIENTS = 8
 
 

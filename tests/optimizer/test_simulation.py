@@ -26,7 +26,7 @@ def test_formulas_agree_with_the_simulated_chain_within_two_percent() -> None:
     replica = Replica(model, batch, queue)
     rate = np.tile(loads, sets) * replica.max_rate_per_ms()
     service_ms = np.stack([model.service_ms(float(n)) for n in range(9)], axis=1)
-    seen = simulate_chains(service_ms, rate, batch, queue, Effort(events=2500, copies=900, seed=7))
+    seen = simulate_chains(service_ms, rate, batch, queue, Effort(events=2500, copies=500, seed=7))
     found = analyze(replica, rate)
 
     np.testing.assert_allclose(found.throughput_per_ms, seen.throughput_per_ms, rtol=0.02)

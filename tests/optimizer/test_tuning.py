@@ -107,7 +107,7 @@ def test_error_is_what_the_factors_are_off_by() -> None:
     """Over many servers the factors lie within two standard errors of the truth as often as a
     normal distribution has it, or more: the model's own error is allowed for, and there is none."""
     inside = []
-    for seed in range(30):
+    for seed in range(16):
         watched = Watched(seed)
         for _ in range(10):
             watched.observe(1.2, 1.1)
@@ -122,11 +122,11 @@ def test_a_queue_that_is_long_by_chance_is_not_taken_for_a_slower_machine() -> N
     for load_error in (0.0, 0.1):
         watched, decode = Watched(), []
         accepted = 0
-        for _ in range(100):
+        for _ in range(60):
             accepted += watched.observe(1.0, 1.0, 17.0, by_chance=0.1, load_error=load_error)
             decode.append(watched.tuner.factors.decode)
         worst.append(max(abs(math.log(each)) for each in decode[20:]))
-    assert accepted > 90
+    assert accepted > 54
     assert worst[1] < worst[0]
     assert worst[1] < 0.15
 
@@ -262,7 +262,7 @@ def test_service_curve_is_scaled_as_a_whole(client: FlaskClient) -> None:
     assert fast is not None
     slow = [
         {"at": at, "arrivalRate": 300, "itl": 1.5 * fast["itlAverage"], "itlError": 0.02}
-        for at in range(12)
+        for at in range(6)
     ]
     answer = client.post("/tune", json={**query, "observations": slow}).json
     assert answer is not None

@@ -14,7 +14,7 @@ from inference_api.errors import UnloadRefused
 from tests.inference_api.bundle.simulated_bundle import LoadOutcome, SimulatedBundle
 
 TURNS = 400
-DAYS = 50
+DAYS = 25
 randoms = st.integers(0, 2**32 - 1).map(Random)
 
 

@@ -94,7 +94,7 @@ def test_greedy_text_equals_generate(name: str, tiny_model: Tiny, loaded: Loaded
 @every_model
 @given(cuts=st.sets(st.integers(1, len(PROMPT) - 2)).map(sorted), row=st.integers(0, MAX_ROWS - 1))
 @settings(
-    max_examples=5,
+    max_examples=3,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 def test_logits_equal_those_of_transformers_however_the_prompt_is_cut(
@@ -127,7 +127,7 @@ def assert_rows_do_not_mix(runner: Runner, num_neighbours: int) -> None:
 def test_logits_are_the_same_bits_alone_and_beside_others_in_any_row(
     name: str, loaded: Loaded
 ) -> None:
-    for num_neighbours in (1, 5, MAX_ROWS - 1) if name == "llama" else (MAX_ROWS - 1,):
+    for num_neighbours in (1, 5, MAX_ROWS - 1) if name == "llama" else (11,):
         assert_rows_do_not_mix(loaded(name), num_neighbours)
 
 

@@ -13,8 +13,8 @@ from lab.models.default.evaluation import Trial, draw_trials
 from tests.inference_api.speculation.decoding import FORMS, Answer, Decoding, Model, request_of
 from tests.inference_api.speculation.sources import SOURCES, Known
 
-NUM_PROMPTS = 64  # two for each row
-NUM_ALONE = 16
+NUM_PROMPTS = 48  # more than there are rows
+NUM_ALONE = 8
 SERVED = ("medusa", "ngram")  # the other sources are for what these guess seldom
 TRIALS_SEED = 20261123
 LEAST_TOKENS, MOST_TOKENS = 8, 32
