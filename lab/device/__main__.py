@@ -35,7 +35,7 @@ CHECKS = (
     Check("machine", 20, ("lab.device.machine",), ("lab.device.machine",)),
     Check(
         "tests",
-        150,
+        130,
         ("pytest", "-q", "-k", "cuda", *CUDA_TESTS),
         ("pytest", "-q", "--collect-only", "-k", "cuda", CUDA_TESTS[0]),
     ),
@@ -46,18 +46,24 @@ CHECKS = (
         ("lab.device.kernels", "tiny", "--device", "cpu"),
     ),
     Check(
+        "products",
+        50,
+        ("lab.device.products", "8b"),
+        ("lab.device.products", "tiny", "--device", "cpu"),
+    ),
+    Check(
         "launches",
-        80,
+        70,
         ("lab.device.launches", "1.1b"),
         ("lab.device.launches", "tiny", "--device", "cpu"),
     ),
     Check(
         "bits",
-        60,
+        50,
         ("lab.device.bits", "1.1b"),
         ("lab.device.bits", "tiny", "--device", "cpu", "--steps", "1"),
     ),
-    Check("steps", 150, ("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.4")),
+    Check("steps", 140, ("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.4")),
     Check("draws", 40, ("lab.benches", "draw", "--times", "5")),
 )
 

@@ -17,6 +17,7 @@ from inference_api.engine.cuda.decoder import PROMPT_SIZES, Decoder
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep
 from lab.device.launches import loaded
+from lab.device.products import product_shapes
 from lab.models.random_model import SHAPES, Shape
 
 ROWS, CONTEXT_TOKENS = 32, 1536
@@ -88,16 +89,8 @@ def prompt_lines(decoder: Decoder, rng: random.Random, vocab_size: int) -> Itera
 
 def product_lines(shape: Shape, device: str) -> Iterator[str]:
     """Products by numbers of tokens and by places, beside those of as many as there are rows."""
-    head_outputs = shape.head_width * shape.heads
-    products = {
-        "qkv": (shape.hidden, head_outputs + 2 * shape.head_width * shape.kv_heads),
-        "out": (head_outputs, shape.hidden),
-        "up": (shape.hidden, 2 * shape.ffn),
-        "down": (shape.ffn, shape.hidden),
-        "head": (shape.hidden, shape.vocab_size),
-    }
     generator = torch.Generator(device).manual_seed(SEED)
-    for name, (inputs, outputs) in products.items():
+    for name, (inputs, outputs) in product_shapes(shape).items():
         weight, x = (
             torch.randn(count, inputs, generator=generator, device=device, dtype=torch.bfloat16)
             for count in (outputs, max(PRODUCT_TOKENS))

@@ -22,6 +22,7 @@ from inference_api.loading.config import LayerRange, ModelConfig
 from inference_api.loading.families.read import read_config
 from lab.benches.engine.cuda import MODEL_SHAPES
 from lab.device.kernels import work
+from lab.device.products import FORMS, by_triton, numbers
 from lab.models.random_model import config_of
 
 SHARED_BYTES = 99 * 1024  # that a program may have on cards of compute capability 8.6 and 8.9
@@ -62,6 +63,10 @@ def main() -> int:
             model += 1
             for each in work(TritonOps, config, torch.device("cpu"), dtype).values():
                 each()
+        for form in FORMS:
+            model += 1
+            x, (weight,) = numbers(4096, 6144, "cpu")
+            by_triton(x.bfloat16(), weight.bfloat16(), form)
     for name, most in shared.items():
         print(f"{name}: at most {most} bytes of shared memory")
     several = any(len(each) > 1 for each in forms.values())

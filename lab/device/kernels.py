@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle, islice
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def main() -> int:
         for name, own in ours.items():
             expected = exact[name]()
             errors.append(float((own().double() - expected).abs().max() / expected.abs().max()))
-            own_us, torchs_us = (time_us(each, on_cuda) for each in (own, torchs[name]))
+            own_us, torchs_us = (time_us([each], on_cuda) for each in (own, torchs[name]))
             print(
                 f"{name:27} off by {errors[-1]:.1e}; {own_us:8.1f} us, torch {torchs_us:8.1f} us",
                 flush=True,
@@ -120,14 +121,14 @@ def work(
     }
 
 
-def time_us(work: Work, on_cuda: bool) -> float:
-    """Of one launch; on CUDA of a recorded one, as steps are."""
+def time_us(works: Sequence[Work], on_cuda: bool) -> float:
+    """Time of one launch, in turn; on CUDA of a recorded one, as steps are."""
 
     def several(_: Tensor) -> Sequence[Tensor]:
-        return [work() for _ in range(RECORDED)]
+        return [work() for work in islice(cycle(works), RECORDED)]
 
     if not on_cuda:
-        return seconds(work) * 1e6
+        return seconds(works[0]) * 1e6
     return seconds(captured(several, torch.empty(0, device="cuda"))) / RECORDED * 1e6
 
 

@@ -13,7 +13,7 @@ from lab.device.launches import STEPS_OF, TritonRunner, operations_a_layer
 def test_checks_are_rehearsed_without_a_gpu(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    checks = "machine", "kernels", "launches", "bits"
+    checks = "machine", "kernels", "products", "launches", "bits"
     assert main(["--rehearse", "--only", *checks, "--out", str(tmp_path)]) == 0
     assert "launches a layer" in (tmp_path / "launches.txt").read_text()
     assert "equal" in (tmp_path / "bits.txt").read_text()
