@@ -27,8 +27,7 @@ MAX_BODY_BYTES = 1024 * 1024
 
 
 class Service:
-    """The controller of a gunicorn worker. It starts after the fork, because threads do not survive
-    one."""
+    """The controller of a gunicorn worker. It starts after the fork: threads do not survive one."""
 
     def __init__(self, config: ClusterConfig, system: SystemDocument) -> None:
         self._config, self._system = config, system

@@ -201,8 +201,7 @@ class ClusterConfig(Keys):
 
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
-    """Returns the cluster in a file, and the system that it names. Raises ConfigFaulty with every
-    fault."""
+    """Returns a file's cluster, and the system it names. Raises ConfigFaulty with every fault."""
     content = _bytes_of(path, MAX_FILE_BYTES)
     try:
         read = parse_keys(content, ClusterConfig, _keys_at, max_nodes=MAX_KEYS)

@@ -18,8 +18,7 @@ GAUGES = ("running", "waiting")  # present from the start, unlike counters with 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Totals of one replica since its process started. `running` and `waiting` are current
-    values."""
+    """One replica's totals since it started. `running` and `waiting` are current values."""
 
     at_s: float
     ended: float = 0.0

@@ -13,8 +13,7 @@ MAX_HELD_REQUESTS = 8  # requests of full size, because bodies may be large
 
 
 def threaded(host: str, port: int, threads: int, max_body_bytes: int) -> dict[str, Any]:
-    """Returns gunicorn's settings for a small service. It has one worker, because state is in the
-    process."""
+    """Returns gunicorn's settings for a small service: one worker, because it holds the state."""
     limits = ConnectionLimits(max_body_bytes, max_held_requests=MAX_HELD_REQUESTS)
     return {
         "bind": [f"{host}:{port}"],

@@ -25,8 +25,7 @@ SettingsT = TypeVar("SettingsT", bound=BaseModel)
 def read_settings(
     settings: type[SettingsT], refusal: Callable[[list[str]], Exception], **given: object
 ) -> SettingsT:
-    """Read settings from the environment; `given` takes precedence. Raises `refusal` with every
-    fault."""
+    """Read the environment; `given` takes precedence. Raises `refusal` with every fault."""
     try:
         return settings(**given)
     except ValidationError as error:

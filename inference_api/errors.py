@@ -97,8 +97,7 @@ class ThreadUnserved(InvalidRequest):
 
 
 class ConstraintFailed(InvalidRequest):
-    """Raised while generating: for example, no answer satisfies the constraint, or only an endless
-    one."""
+    """Raised while generating: for example, only an endless answer satisfies the constraint."""
 
     code = "constraint_failed"
 

@@ -240,8 +240,7 @@ class RowMemory(Protocol):
         """Copy the contents of one page to another."""
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Release the memory of pages whose contents are not needed, until they are written
-        again."""
+        """Release the memory of pages whose contents are not needed, until their next write."""
 
 
 class ModelRunner(RowMemory, Protocol):

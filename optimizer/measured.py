@@ -59,8 +59,7 @@ LoadTokens = Annotated[
 
 
 class LoadSpec(Body, validate_default=True):
-    """A load. Figures that were not measured are None in `known`, and 0 in the figures to plan
-    with."""
+    """A load. Unmeasured figures are None in `known`, and 0 in the figures to plan with."""
 
     known_rate: LoadRate = Field(default=None, alias="arrivalRate")
     known_in_tokens: LoadTokens = Field(default=None, alias="avgInTokens")

@@ -150,8 +150,7 @@ class StatefulService:
         return body
 
     def apply_allocation(self) -> None:
-        """Make desired allocations current. Loads, and servers without allocation, do not
-        change."""
+        """Make desired allocations current. Loads, and servers without one, do not change."""
         with self._writing():
             state = self._state
             system = state.system.with_servers(

@@ -12,8 +12,7 @@ from optimizer.errors import StartupError
 
 
 class Settings(BaseSettings):
-    """The documented variables, some with the reference's names. A wrong value prevents the
-    start."""
+    """The documented variables, some named as the reference's. A wrong one stops the start."""
 
     model_config = SettingsConfigDict(frozen=True, populate_by_name=True, extra="ignore")
 

@@ -46,8 +46,7 @@ class PowerSpec(Body):
     mid_util: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     def watts(self, utilization: float) -> float:
-        """Returns the power at a utilisation, by linear interpolation with a corner at
-        `mid_util`."""
+        """Returns the power at a utilisation: two lines that meet at `mid_util`."""
         if utilization <= self.mid_util and self.mid_util > 0:
             return self.idle + (self.mid_power - self.idle) * utilization / self.mid_util
         if self.mid_util == 1:

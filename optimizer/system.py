@@ -93,8 +93,7 @@ class System:
         return perf.units if perf else 1
 
     def cards_left(self, allocations: Iterable[tuple[str, AllocationData]]) -> dict[str, int]:
-        """Returns the cards of each type that allocations leave; negative if they exceed the
-        limits."""
+        """Returns the cards of each type that are left; negative beyond the limits."""
         left = Counter(self.capacities)
         for model, allocation in allocations:
             for part in allocation.each_part():

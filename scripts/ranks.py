@@ -51,8 +51,7 @@ class Ranks:
     to MAX_RESTARTS times. With SPLIT=auto the search for the best split runs beside them."""
 
     def __init__(self, settings: Settings, url: str) -> None:
-        """`url`: of the API, which the first rank is. Raises StartupError where each start would
-        fail."""
+        """`url`: of the API, the first rank. Raises StartupError where each start would fail."""
         self._num_ranks = _num_ranks(settings)
         self._shutdown_s = math.ceil(settings.drain_timeout_s) + SHUTDOWN_BEYOND_DRAIN_S
         self._ready_url = f"{url}/ready"

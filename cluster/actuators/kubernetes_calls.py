@@ -43,8 +43,7 @@ class Calls:
     """Calls within one namespace. One thread at a time."""
 
     def __init__(self, namespace: str) -> None:
-        """Uses the pod's service account, or outside of a pod the kubeconfig. Raises
-        ConfigFaulty."""
+        """Uses the pod's service account, or outside a pod the kubeconfig. Raises ConfigFaulty."""
         self.namespace = namespace
         self._client = client.ApiClient(_configuration())
         self._apps = client.AppsV1Api(self._client)

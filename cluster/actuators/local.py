@@ -200,8 +200,7 @@ def records_in(folder: Path) -> list[ReplicaRecord]:
 
 
 def _read(path: Path) -> ReplicaRecord | None:
-    """Returns a record; None if the file is gone. An invalid file is logged and kept, and gives
-    None, too."""
+    """Returns a record; None if the file is gone. An invalid file is logged and kept: None, too."""
     try:
         record = ReplicaRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:

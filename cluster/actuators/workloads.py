@@ -155,8 +155,7 @@ class ContainerStatus(_Part):
 
     @property
     def why_stuck(self) -> str:
-        """Returns why a container cannot run, with the end of its log; empty if it runs or may run
-        later."""
+        """Returns why a container cannot run, with its log's end; empty if it runs or may run."""
         waiting, ended = self.state.waiting, self.last_state.terminated
         if waiting is None or waiting.reason not in STUCK:
             return ""
@@ -187,8 +186,7 @@ class Pod(_Part):
 
     @property
     def group(self) -> Group | None:
-        """Returns the replica; None if the pod is none any more. Kubernetes keeps evicted pods as
-        records."""
+        """Returns the replica; None if the pod is only the record of an evicted one."""
         server = self.metadata.name_by(SERVER_LABEL)
         accelerator = self.metadata.name_by(ACCELERATOR_LABEL)
         if not server or not accelerator or self.status.phase in ("Succeeded", "Failed"):
@@ -197,8 +195,7 @@ class Pod(_Part):
 
     @property
     def why_unplaced(self) -> str:
-        """Returns the scheduler's reason for no node; empty if the pod has one or is being
-        deleted."""
+        """Returns why the pod has no node; empty if it has one or is being deleted."""
         scheduled = self.status.condition("PodScheduled")
         if scheduled is None or scheduled.status == "True" or self.metadata.deletion_timestamp:
             return ""

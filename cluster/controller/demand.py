@@ -106,8 +106,7 @@ class Demand:
         return self._first_s is not None and at_s - self._first_s >= self._scale_down_s
 
     def _tokens(self, recent: Sequence[Traffic]) -> tuple[float, float]:
-        """Returns mean tokens over the whole window, so that a plan does not follow a few
-        requests."""
+        """Returns mean tokens over the whole window; a few requests should not move a plan."""
         ended = math.fsum(each.ended for each in recent)
         if ended < 1:
             return self._latest.in_tokens, self._latest.out_tokens
@@ -124,8 +123,7 @@ def _joined(parts: Iterable[Traffic]) -> Traffic:
 
 
 def _rise(before: Traffic, now: Traffic) -> float:
-    """Returns the requests per minute that another equal rise would add; 0 if the rise may be due
-    to chance."""
+    """Returns the requests per minute that another equal rise would add; 0 if it may be chance."""
     if not before.seconds or not now.seconds:
         return 0.0
     ratio = now.seconds / before.seconds

@@ -300,8 +300,7 @@ class PollingWorker(ThreadWorker):
         self._linger(conn)
 
     def _linger(self, conn: PolledConnection) -> None:
-        """Close our side and wait for the client to close, so that it does not lose the last bytes
-        sent."""
+        """Close our side and wait for the client to close, so that it gets the last bytes."""
         try:
             conn.sock.setblocking(False)
             conn.sock.shutdown(socket.SHUT_WR)

@@ -1,5 +1,4 @@
-"""Chooses the model of a request: the one it names, or, for `auto`, the member that fits its
-text."""
+"""Chooses a request's model: the one it names, or for `auto` the member that fits its text."""
 
 from collections.abc import Sequence
 from string import punctuation
@@ -23,8 +22,7 @@ class Chosen(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Returns the headers about the choice. In a member's name, `%` and non-ASCII characters
-        are percent-encoded."""
+        """Returns headers about the choice, with `%` and non-ASCII in names percent-encoded."""
         return {} if self.route is None else {"X-Routed-To": quote(self.name, _AS_IT_IS)}
 
 

@@ -202,8 +202,7 @@ class Member:
         return max(0, self.needs.rows_min - self.num_running)
 
     def switch(self, came_s: float) -> Switch | None:
-        """Returns the switch of a request that came at `came_s`; None if the member was loaded
-        then."""
+        """Returns the switch of a request of `came_s`; None if the member was loaded then."""
         stays = [stay for stay in (self.stay, self.earlier_stay) if stay is not None]
         if self.stay is None or any(stay.ready_s <= came_s < stay.left_s for stay in stays):
             return None

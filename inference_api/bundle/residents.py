@@ -198,8 +198,7 @@ class BundleResidents:
 
 
 def needs_of(member: BundleMember, model: LoadableModel) -> Needs:
-    """Returns the memory of a model as this member, without its tokenizer, which is always
-    loaded."""
+    """Returns the memory of a model as this member, less its tokenizer, always loaded."""
     quantization = model.runner.facts.quantization
     return Needs(
         weights_bytes=sum(each.weights_bytes for each in model.footprints),
@@ -213,8 +212,7 @@ def needs_of(member: BundleMember, model: LoadableModel) -> Needs:
 
 
 def bundle_of(backend: DecodeBackend) -> BundleResidents | None:
-    """Returns the residents of the served bundle, once its members are known; else None. Any
-    thread."""
+    """Returns the served bundle's residents; None until its members are known. Any thread."""
     residents = backend.residents
     return residents if isinstance(residents, BundleResidents) else None
 

@@ -12,8 +12,7 @@ from inference_api.core.input_queue import Waiting
 
 
 class RowShares:
-    """Counts the rows of members. `may_borrow` says whether members may start rows beyond
-    `rows_min`."""
+    """Counts members' rows. `may_borrow`: whether they may start rows beyond `rows_min`."""
 
     def __init__(self, members: Mapping[str, Member], user_rows: int, memory: FastMemory) -> None:
         self.num_running = 0

@@ -108,8 +108,7 @@ class MemberStates:
         return sorted(idle, key=lambda each: each.used_or_ready_s)
 
     def head_came_s(self, member: Member) -> float:
-        """Returns when the oldest waiting request for it came, or an operator's; `inf` if none
-        waits."""
+        """Returns when its oldest waiting request, or an operator's, came; `inf` if none."""
         waiting = self.waiting.get(member.name)
         came_s = math.inf if waiting is None else waiting.oldest_came_s
         return came_s if member.asked_s is None else min(came_s, member.asked_s)

@@ -109,8 +109,7 @@ class TextGeneration:
 
     @property
     def switch(self) -> Switch | None:
-        """From the first event on: the switch this request waited for, if its model was not in
-        memory."""
+        """From the first event on: the switch this request waited for, if any."""
         return self._timeline.switch
 
     @property

@@ -52,8 +52,7 @@ class InputQueue:
         clock: Callable[[], float] = time.monotonic,
         shared_rows: int | None = None,
     ) -> None:
-        """With `shared_rows`, the models share that many rows, and `max_size` bounds all lines
-        together."""
+        """With `shared_rows`, the models share them, and `max_size` bounds all lines together."""
         self._clock = clock
         self._lines = {model: _Line(max_size, rows) for model, rows in num_rows.items()}
         self._max_size = max_size

@@ -52,8 +52,7 @@ class LoadedModel:
         return replace(self, rows=RowTable(self.runner.max_rows, self.rows.pages))
 
     def warm_up(self) -> None:
-        """Prepare the device, so that the first request is as fast as the next, and learn what
-        steps take."""
+        """Prepare the device for a fast first request, and learn how long steps take."""
         self.runner.warm_up()
         if self.drafter is not None:
             self.drafter.warm_up()

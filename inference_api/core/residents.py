@@ -53,8 +53,7 @@ class Residents(Protocol):
         """A request has given its row back."""
 
     def idle_s(self, now_s: float) -> float:
-        """Returns how long the loop may sleep while no row is busy, unless the input queue wakes
-        it."""
+        """Returns how long the loop may sleep while no row is busy and the queue is silent."""
 
 
 class FixedModels:

@@ -179,8 +179,7 @@ class StepCosts:
         return self._scale * self._view[num_tokens : num_tokens + more_tokens + 1]
 
     def loop_s(self, rows: int) -> float:
-        """Returns the seconds of an uninterrupted turn outside its step, for the nearest number of
-        rows seen."""
+        """Returns the seconds of an uninterrupted turn outside its step, for about as many rows."""
         return _nearest(self._loop, rows)
 
     def turn_s(self, rows: int) -> float:
@@ -343,8 +342,7 @@ def _nearest(means: Sequence[RunningMean], rows: int) -> float:
 
 
 def _is_between_powers(size: int) -> bool:
-    """Returns whether a size is no power of two, so that it can be interpolated if time is
-    short."""
+    """Returns whether a size is no power of two: if time is short, it is interpolated."""
     return size.bit_count() > 1
 
 

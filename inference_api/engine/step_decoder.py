@@ -1,5 +1,4 @@
-"""The interface of decoders that `KernelRunner` uses: for this process's layers, or several
-ranks'."""
+"""What `KernelRunner` decodes with: this process's layers, or several ranks'."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

@@ -272,8 +272,7 @@ def supported_variants() -> list[str]:
 
 
 def _variants(library: Any) -> dict[str, int]:
-    """Returns the variants of a library that this processor can run: numbers by name, best
-    first."""
+    """Returns the library's variants that this processor runs: numbers by name, best first."""
     names: list[str] = []
     while name := library.hearth_variant_name(len(names)):
         names.append(ffi.string(name).decode())

@@ -15,8 +15,7 @@ SCALE_BYTES = 2
 
 
 class FileForm(NamedTuple):
-    """A GGUF type that is used only as it is in the file: its form, and inputs and bytes of its
-    blocks."""
+    """A GGUF type used only as it is in the file: its form, and its blocks' inputs and bytes."""
 
     bits: Bits
     inputs: int
@@ -51,8 +50,7 @@ def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:
 
 
 def cache_slot(element_bytes: int, head_dim: int) -> int:
-    """Returns the cache elements that a key or value takes; an int8 one is followed by its
-    scale."""
+    """Returns the cache elements of a key or value; an int8 one's scale follows it."""
     return head_dim + (CACHE_SCALE_BYTES if element_bytes == CACHE_BYTES["int8"] else 0)
 
 

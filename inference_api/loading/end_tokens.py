@@ -1,5 +1,4 @@
-"""Recognises by their text the tokens that end an answer, even if a model's files do not list
-them."""
+"""Recognises by their text the tokens that end an answer, if a model's files list none."""
 
 from collections.abc import Mapping
 

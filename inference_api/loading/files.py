@@ -144,8 +144,7 @@ def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
 
 
 def _place(name: str, entry: Any, start: int) -> TensorLocation:
-    """Returns where a tensor is. Raises ValueError, LookupError or TypeError for an invalid
-    entry."""
+    """Returns where a tensor is. Raises ValueError, LookupError or TypeError."""
     shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"a tensor of {len(shape)} dimensions")
@@ -169,8 +168,7 @@ def read_headers(files: Sequence[Path], names: TensorNames) -> Tensors:
 
 
 def shape_faults(tensors: Tensors, config: ModelConfig) -> list[str]:
-    """Returns a fault for each tensor that is missing, or whose shape does not match
-    config.json."""
+    """Returns a fault for each tensor that is missing or not of config.json's shape."""
     num_layers = num_layers_in(tensors, config)
     if config.num_layers > num_layers:
         return [

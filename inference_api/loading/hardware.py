@@ -23,8 +23,7 @@ ASK_TIMEOUT_S = 60.0
 
 
 def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
-    """Returns the memory that a process can still take, within its container's limit; None if it is
-    not known."""
+    """Returns the memory left to a process, within its container's limit; None if not known."""
     available_kb = _table(proc / "meminfo").get("MemAvailable")
     if available_kb is None:
         return None

@@ -143,8 +143,7 @@ def _outputs(
     num_layers: int,
     config: ModelConfig,
 ) -> Sequence[Floats] | None:
-    """Returns the heads' output matrices, if any. They may lack the padding of the model's
-    vocabulary."""
+    """Returns the heads' output matrices, if any; perhaps without the vocabulary's padding."""
     names = [f"{head}.{num_layers}.weight" for head in range(num_heads)]
     if not any(name in tensors for name in names):
         return None

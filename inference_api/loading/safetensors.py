@@ -28,8 +28,7 @@ def opened(file: Path) -> Iterator[FileIO]:
 def read_numbers(
     stream: FileIO, name: str, place: TensorLocation, kinds: Collection[str] = FLOATS
 ) -> Numbers:
-    """Returns a tensor. Raises OSError, EOFError, or StartupError if its dtype is none of
-    `kinds`."""
+    """Returns a tensor. Raises OSError, EOFError, or StartupError for another dtype."""
     kind = place.stored.dtype
     if kind not in kinds:
         raise StartupError(

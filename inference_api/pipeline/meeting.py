@@ -32,8 +32,7 @@ Neighbours = tuple[socket.socket, socket.socket]  # the next and the previous on
 
 
 def meet(ranks: RankSettings, timeout_s: float) -> Neighbours:
-    """Returns connections to the neighbours, once all ranks have come. Raises OSError if they do
-    not."""
+    """Returns connections to the neighbours once all ranks have come. Raises OSError."""
     until_s = time.monotonic() + timeout_s
     if ranks.rank == 0:
         with _Door(ranks.meeting_place) as door:

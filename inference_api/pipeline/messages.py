@@ -41,8 +41,7 @@ class BadMessage(Exception):
 
 
 class StepPart(NamedTuple):
-    """The part of a step that goes round the ring in one message. Instead of token ids it carries
-    the residual."""
+    """The part of a step in one message round the ring: with the residual instead of token ids."""
 
     rows: Sequence[RowStep]
     returned: Sequence[int]

@@ -19,8 +19,7 @@ def bring_up(backend: DecodeBackend) -> None:
 
 
 def load_split_model(settings: Settings) -> LoadedModel:
-    """Load the model, once the other ranks have come. Raises StartupError, or RingBroken if they do
-    not come."""
+    """Load the model once the other ranks have come. Raises StartupError or RingBroken."""
     from inference_api.loading.checkpoint import load_config, locate
     from inference_api.pipeline.rank_runners import kernels_of_ranks, part_runners
     from inference_api.pipeline.ring import Ring

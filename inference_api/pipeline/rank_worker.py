@@ -34,8 +34,7 @@ class RankWorker:
         self._runner: KernelRunner | None = None
 
     def run(self) -> None:
-        """Handle messages until rank 0 stops the ring. Raises RingBroken, BadMessage,
-        StartupError."""
+        """Work until rank 0 stops the ring. Raises RingBroken, BadMessage, StartupError."""
         with closing(self._ring):
             self._work()
 
@@ -90,8 +89,7 @@ class RankWorker:
         return self._make_runner(layers_of(split, self._ring.rank))
 
     def _load(self, numbers: Sequence[int]) -> None:
-        """Load the layers. Raises StartupError if they do not fit into memory, or belong to another
-        model than rank 0's."""
+        """Load the layers. Raises StartupError if memory is short, or rank 0 has another model."""
         agreement, pages, *split = numbers
         if self._runner is not None:
             self._runner.unload()

@@ -82,8 +82,7 @@ class Ring:
         return cls(onward, previous, ranks, hidden_size, timeout_s)
 
     def tell(self, message: Message) -> None:
-        """Send a message to the next rank, without waiting for it to be received. Raises
-        RingBroken."""
+        """Send to the next rank, without waiting for the receipt. Raises RingBroken."""
         if self._failure is not None:
             raise self._lost(self.rank + 1, self._failure) from self._failure
         self._num_told += 1

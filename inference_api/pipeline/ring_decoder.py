@@ -1,5 +1,4 @@
-"""The decoder of rank 0: its own layers, the layers of the ring, and the head. Decode thread
-only."""
+"""The decoder of rank 0: its layers, the ring's, and the head. Decode thread only."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,8 +26,7 @@ class RingDecoder:
         self._no_states = np.empty((0, hidden_size), np.float32)
 
     def forward(self, rows: Sequence[RowStep]) -> Outputs:
-        """See `StepDecoder`. The head processes each part before it receives the next. Raises
-        RingBroken."""
+        """See `StepDecoder`. The head finishes a part before the next comes. Raises RingBroken."""
         num_tokens = sum(len(each.token_ids) for each in rows)
         parts = cut(rows, num_parts(num_tokens, self.parts_at_all_rows, self._max_rows))
         for part in parts:

@@ -69,8 +69,7 @@ class PipelineRunner:
         return self._own.facts
 
     def load(self) -> None:
-        """See `ModelRunner`. Raises RingBroken if another rank does not come or cannot load; its
-        log says why."""
+        """See `ModelRunner`. Raises RingBroken if another rank cannot load; its log says why."""
         ring = self._ring = self._join(self.hidden_size)
         checked(self.split, self.num_layers, ring.num_ranks)
         self._own.share_pages(self._pages_that_fit(ring))

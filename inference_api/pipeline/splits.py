@@ -11,8 +11,7 @@ Split: TypeAlias = tuple[int, ...]
 
 
 def equal_split(num_layers: int, num_ranks: int) -> Split:
-    """Returns equal shares; with a remainder, the first ranks have one more. Raises
-    StartupError."""
+    """Returns equal shares; the first ranks take a remainder. Raises StartupError."""
     each, more = divmod(num_layers, num_ranks)
     return checked(tuple(each + (rank < more) for rank in range(num_ranks)), num_layers, num_ranks)
 

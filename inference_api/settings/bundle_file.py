@@ -235,8 +235,7 @@ class Bundle(Keys):
         return self._folder
 
     def from_folder(self, folder: Path) -> Self:
-        """Returns the bundle as read in `folder`: sources that exist there become absolute
-        paths."""
+        """Returns the bundle as in `folder`: sources that exist there get absolute paths."""
 
         def found(source: str) -> str:
             path = folder / source

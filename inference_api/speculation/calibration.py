@@ -16,8 +16,7 @@ LEAST = 1e-9  # lower bound of a likelihood
 
 
 class Proposed(NamedTuple):
-    """A row's draft; for each guess its kind and bin as one number, and the source's
-    probability."""
+    """A row's draft; for each guess its kind and bin as one number, and its probability."""
 
     row: UserRow
     draft: Draft

@@ -38,8 +38,7 @@ class Chain:
 
 
 class Growth:
-    """Extends chains while another step of their source is worthwhile, and learns from the
-    outcomes."""
+    """Extends chains while another step of their source pays, and learns from outcomes."""
 
     def __init__(self, vocab_size: int, num_depths: int = 1) -> None:
         """`vocab_size` is the target model's. Guesses from depth `num_depths` on are one kind."""

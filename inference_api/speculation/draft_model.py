@@ -128,8 +128,7 @@ class _RowCache:
     num_right: int = 0  # leading tokens that are known to be the owner's
 
     def follow(self, row: UserRow) -> None:
-        """Drop the tokens that the row did not accept, and the last token, which must draw
-        again."""
+        """Drop tokens the row did not accept, and the last one, which must draw again."""
         most = min(len(self.tokens), _num_tokens(row) - 1)
         right = min(self.num_right, most)
         while right < most and [self.tokens[right]] == _tokens(row, right, right + 1):

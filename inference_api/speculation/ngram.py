@@ -90,8 +90,7 @@ class NgramIndex:
         self._last_triple: Ngram = tuple(tokens[-3:])
 
     def match(self, max_tokens: int) -> Match:
-        """Returns the tokens after the latest earlier occurrence of the last triple, or else
-        pair."""
+        """Returns the tokens after the latest earlier place of the last triple, or pair."""
         row = self._row
         if len(row.generated) > self._num_generated:
             self._extend()

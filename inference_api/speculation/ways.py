@@ -16,8 +16,7 @@ RATE = 1 / 64  # learning rate of a way's pace
 
 @dataclass(slots=True)
 class Pace:
-    """The duration of turns of one way, and the tokens they drew, relative to turns without
-    drafts."""
+    """How long turns of one way take, and the tokens they draw, relative to plain turns."""
 
     relative_s: float = 1.0
     relative_tokens: float = 1.0

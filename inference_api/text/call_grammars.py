@@ -191,8 +191,7 @@ def _calls_or(dialect: Dialect, written: _Marks) -> Iterator[str]:
 
 
 def _whole_or_text(dialect: Dialect, names: Sequence[str], written: _Marks) -> Iterator[str]:
-    """Returns the rules of a dialect in which calls are the whole answer: a text must not begin
-    like a call."""
+    """Returns the rules where calls are the whole answer: a text must not begin like a call."""
     beginning = r"\{\"tool_calls\""
     if dialect.name == "llama":
         beginning = r"\{\"name\": \"(" + "|".join(map(re.escape, names)) + r")\""

@@ -38,8 +38,7 @@ def bytes_per_token(description: Json) -> int:
 
 
 def steps(part: Json | None, kind: str) -> Iterator[Json]:
-    """Yields the single steps of a normaliser or pre-tokenizer. `kind` is their key in a
-    sequence."""
+    """Yields the steps of a normaliser or pre-tokenizer; `kind` is their key in a sequence."""
     if part is None:
         return
     if part["type"] != "Sequence":

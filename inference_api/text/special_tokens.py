@@ -58,8 +58,7 @@ class SpecialTokens:
         return _replaced(text, self.find(text), self._placeholders)
 
     def encode(self, prompt: str, written: Sequence[Span]) -> list[int]:
-        """Returns the ids of a prompt with placeholders. `written` are the spans of the template's
-        special tokens."""
+        """Returns the ids of a prompt. `written` are the spans of the template's special tokens."""
         text = _replaced(prompt, written, self._aliases)
         text = self._placeholder.sub(lambda found: self._hidden.get(found[0], ""), text)
         ids = encoded(self._aliased, text, self._adds_special_tokens)

@@ -42,8 +42,7 @@ class TokenizerConfig:
 
 
 def read_tokenizer(model_dir: Path) -> "tuple[Backend, TokenizerConfig]":
-    """Returns the tokenizer. Raises StartupError if the folder or GGUF file has none that can be
-    read."""
+    """Returns the tokenizer of a folder or GGUF file. Raises StartupError."""
     try:
         return _of_gguf(model_dir) if is_gguf(model_dir) else _of_folder(model_dir)
     except StartupError:

@@ -63,8 +63,7 @@ class Tokenizer(Protocol):
         """Returns the ids of the special tokens among the names."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes a token adds to a text: whole characters, parts of one, and nothing if
-        it is special."""
+        """Returns the bytes a token adds to a text: characters, parts of one, none if special."""
 
     def as_json(self) -> str | None:
         """Returns the content of its `tokenizer.json`; None if it has none."""

@@ -49,8 +49,7 @@ def has_calls(messages: Sequence[Message]) -> bool:
 
 
 def prepared(messages: Sequence[Message], tools: Sequence[Json], manners: Manners) -> list[Message]:
-    """Returns the messages as the template accepts them. If it renders no tools, a message
-    describes `tools`."""
+    """Returns messages for the template. If it renders no tools, a message describes them."""
     messages = list(messages)
     if not manners.takes_thoughts_beside_text:
         messages = [_thought_or_said(message) for message in messages]

@@ -96,8 +96,7 @@ class Reader:
         return mark
 
     def read_until(self, marks: Sequence[str]) -> Steps[tuple[str, str]]:
-        """Reads to the first of the marks. Returns the text before it, and the mark. Raises
-        EndOfText."""
+        """Returns the text before the first of the marks, and the mark. Raises EndOfText."""
         while (mark := (found := self._find(marks))[1]) is None:
             yield from self.more()
         before = self.text[self.at : found[0]]

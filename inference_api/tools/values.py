@@ -16,8 +16,7 @@ def children(value: object) -> Collection[object]:
 
 
 def is_deeper_than(value: object, levels: int) -> bool:
-    """Returns whether lists and objects are nested in more levels. The value itself is the
-    first."""
+    """Returns whether lists and objects nest in more levels. The value is the first."""
     level = [value]
     for _ in range(levels):
         level = [child for each in level for child in children(each)]

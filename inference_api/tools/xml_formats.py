@@ -1,5 +1,4 @@
-"""Parsers of calls in tags: Qwen3-Coder's, Seed-OSS's and GLM's. Arguments are converted to JSON by
-their schemas."""
+"""Parsers of calls in tags: Qwen3-Coder, Seed-OSS, GLM. Schemas turn arguments into JSON."""
 
 import json
 

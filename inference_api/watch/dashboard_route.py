@@ -152,8 +152,7 @@ def _asset(page: Page, name: str) -> Response:
 
 
 def _wants_html() -> bool:
-    """Returns whether HTML is preferred to plain text. `*/*`, which probes and curl send, prefers
-    neither."""
+    """Returns whether HTML is preferred to plain text. `*/*`, as curl sends, prefers neither."""
     return request.accept_mimetypes.best_match(["text/plain", "text/html"]) == "text/html"
 
 

@@ -161,8 +161,7 @@ class LiveState:
 
 
 def _phase(row: UserRow) -> str:
-    """Returns the phase of a row. `queued` means that it waits for the first chunk of its
-    prompt."""
+    """Returns the phase of a row; `queued` until the first chunk of its prompt."""
     if row.is_prefilled:
         return "decode"
     return "prefill" if row.has_begun else "queued"

@@ -59,8 +59,7 @@ class Option:
         return self.speed.machine
 
     def lowest_cost(self, demand: RequestDemand) -> float:
-        """Returns a lower bound of the cost, without queueing; infinite if even so ITL is
-        missed."""
+        """Returns the least cost, without queueing; infinite if even so ITL is missed."""
         tokens = demand.in_tokens / demand.out_tokens
         rates = [
             1000 * rows / (demand.out_tokens * (step_ms + rows * tokens * token_ms))
@@ -73,8 +72,7 @@ class Option:
 
 
 def options(demand: RequestDemand, market: CardMarket) -> tuple[list[Option], dict[str, str]]:
-    """Returns the options worth sizing, by accelerator and cost, and why other accelerators have
-    none."""
+    """Returns the options to size, by accelerator and cost, and why others have none."""
     found: list[Option] = []
     refused: dict[str, str] = {}
     for accelerator in market.accelerators:

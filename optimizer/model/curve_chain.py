@@ -203,8 +203,7 @@ class CurveReplica:
         return _Probabilities(below / total, open_ / total, full / total, queued / total)
 
     def _queue_factor(self, load: float) -> float:
-        """Returns the mean queue relative to exponential service: 0.5 for answers of equal
-        length."""
+        """Returns the mean queue relative to exponential service; 0.5 for equal answers."""
         top, rows = self.saturated, self.max_batch
         # The answer's length decides only a part of the service time, and of the server's work.
         of_work = 1 - float(top.prompt_ms[0] * top.rate_per_ms[0])

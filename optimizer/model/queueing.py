@@ -292,8 +292,7 @@ def queue_sums(log_r: FloatArray, max_queue: FloatArray) -> QueueSums:
 
 
 def _weighted_geometric_sum(s: FloatArray, size: FloatArray, count: FloatArray) -> FloatArray:
-    """Returns sum_{j=1}^{size} j e^{s j} for s <= 0, by a series where the closed form would
-    cancel."""
+    """Returns sum_{j=1}^{size} j e^{s j} for s <= 0; a series where terms would cancel."""
     decay = np.exp(s)
     near_one = -s * size < 1e-4
     closed = (decay * count - size * np.exp((size + 1) * s)) / np.where(near_one, 1.0, -np.expm1(s))

@@ -45,8 +45,7 @@ class Sizing(Columns):
 
 
 def rate_range(replica: Replica) -> tuple[FloatArray, FloatArray]:
-    """Returns the bounds of the search: the arrival rates of an idle replica and near
-    saturation."""
+    """Returns the search's bounds: the arrival rates when idle and near saturation."""
     return (LOWEST_RATE / replica.model.service_ms(1.0), HIGHEST_RATE * replica.max_rate_per_ms())
 
 

@@ -155,15 +155,13 @@ class SpeedTuner:
         return True
 
     def _drift(self, at_s: float) -> FloatArray:
-        """Returns the variance that the factors may have gained since the last accepted
-        observation."""
+        """Returns the variance the factors may have gained since the last observation."""
         passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
         return np.eye(FACTORS) * DRIFT_SIGMA**2 * passed_s / DRIFT_S
 
 
 def _observed(observation: Observation) -> tuple[FloatArray, FloatArray, list[int]] | None:
-    """Returns the logarithms of observed quantities, their errors, and their indices in a
-    prediction."""
+    """Returns the observed logarithms, their errors, and their indices in a prediction."""
     pairs = [
         (observation.ttft_ms, observation.ttft_error),
         (observation.itl_ms, observation.itl_error),

@@ -17,8 +17,7 @@ AcceleratorJson = Annotated[
 
 
 class CataloguePart(JsonObject):
-    """One part of the time: a factor on the datasheet's time (`times`), or `ms` if no datasheet
-    gives it."""
+    """One part of the time: a factor on the datasheet's (`times`), or `ms` without one."""
 
     part: str
     times: float | None
@@ -53,8 +52,7 @@ class FittedPair(JsonObject):
 
 
 class CalibrationAnswer(JsonObject):
-    """`denseError` and `expertsError` are relative standard errors for models without and with
-    experts."""
+    """`denseError`, `expertsError`: relative standard errors without and with experts."""
 
     parts: list[CataloguePart]
     denseError: float

@@ -146,8 +146,7 @@ def _by_simulation(
 
 
 def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _MethodResult:
-    """Simulates a trace. The interval covers the parameters alone. Raises InvalidRequest as
-    `_simulated` does."""
+    """Simulates a trace. The interval covers the parameters alone. Raises InvalidRequest."""
     start_ms = query.trace[0].at_ms
     drawn = Requests(
         np.array([one.at_ms - start_ms for one in query.trace]),
@@ -290,8 +289,7 @@ def _sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
 def _sampled_lines(
     table: ReplicaTable, perf: PerfData, rng: np.random.Generator
 ) -> ReplicaTable | None:
-    """Returns the replica with the given parameters, then with drawn ones; None if their errors
-    are not known."""
+    """Returns the replica with given, then drawn parameters; None if errors are not known."""
     decode, prefill = perf.decode_parms, perf.prefill_parms
     errors = {
         "alpha_ms": decode.alpha_error,

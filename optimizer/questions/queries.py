@@ -118,8 +118,7 @@ class Arrival(Body):
 
 
 class Slowness(Body):
-    """From this moment of a trace on, everything takes `slowness` times as long as the curve
-    says."""
+    """From this moment of a trace on, everything takes `slowness` times as long."""
 
     at_ms: Annotated[float, Field(ge=0, le=1e12)]
     factor: Annotated[float, Field(ge=LEAST_SLOWNESS, le=MAX_SLOWNESS)]

@@ -31,8 +31,7 @@ __all__ = ["add_not_found_pages", "create_blueprint"]
 
 
 def create_blueprint(service: StatelessService | StatefulService, settings: Settings) -> Blueprint:
-    """Returns all routes of the service's mode. Stateless mode has reads, questions and
-    /optimizeOne."""
+    """Returns the mode's routes: stateless, reads, questions and /optimizeOne."""
     blueprint = Blueprint("optimizer", __name__)
     reading = Reading.REFERENCE if settings.unknown_keys == "ignore" else Reading.OURS
     wire = Wire(

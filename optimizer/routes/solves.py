@@ -55,8 +55,7 @@ def add_stateful_solve_routes(http: HttpRoutes, service: StatefulService) -> Non
 
 
 def _flags(http: HttpRoutes) -> OptimizerSpec:
-    """Returns the flags: bare, as the reference reads them, or under `optimizer`, as its
-    documentation says."""
+    """Returns the flags: bare, as the reference reads them, or under `optimizer`, as documented."""
     value, read = http.decoded(), http.wire.read
     is_document = isinstance(value, dict) and any(key.lower() == "optimizer" for key in value)
     flags: OptimizerSpec = (
@@ -66,8 +65,7 @@ def _flags(http: HttpRoutes) -> OptimizerSpec:
 
 
 def _expected_by_client() -> Callable[[SystemState], bool]:
-    """Returns the check for If-Match, which has the last ETag, or `*`; without it, any state
-    matches."""
+    """Returns the check for If-Match: the last ETag, or `*`; without it, any state matches."""
     wanted = request.if_match
     if not wanted or wanted.star_tag:
         return lambda _: True

@@ -52,8 +52,7 @@ def serve(server: Server, requests: Requests) -> Served:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Waiting requests in order. Each step of priority counts as having come `PRIORITY_MS`
-    earlier."""
+    """Waiting requests in order. A step of priority is worth `PRIORITY_MS` of waiting."""
 
     places: list[float]
     heap: list[tuple[float, int]] = field(default_factory=list)

@@ -66,8 +66,7 @@ class _Turn:
 def _allocate(
     turns: Iterable[_Turn], stock: Stock, choices: dict[str, SolverChoice]
 ) -> list[Contender]:
-    """Serve in order. Returns the servers for which no candidate fitted, in the order of
-    failure."""
+    """Serve in order. Returns the servers that no candidate fitted, as they failed."""
     waiting = [(turn.rank, turn) for turn in turns]
     heapify(waiting)
     leftovers = []

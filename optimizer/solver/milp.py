@@ -54,8 +54,7 @@ class MilpOptions:
 
 
 class MilpSolver:
-    """A `Solver` for limited cards. Without a result it falls back to the greedy one, with a
-    note."""
+    """A `Solver` for limited cards. Without a result the greedy one serves, with a note."""
 
     def __init__(self, options: MilpOptions, scarcity: Scarcity) -> None:
         self._options, self._scarcity = options, scarcity
@@ -190,8 +189,7 @@ class _Program:
         return np.round(result.x), gap
 
     def _holds(self, x: FloatArray) -> bool:
-        """Returns whether the rounded solution keeps within the cards; HiGHS's tolerance is per
-        row."""
+        """Returns whether the rounded solution fits the cards; HiGHS may exceed them a little."""
         return not Stock(self._cards, chain.from_iterable(self._choices(x).values())).is_overdrawn
 
     def _choices(self, x: FloatArray) -> dict[str, tuple[SolverChoice, ...]]:

@@ -16,8 +16,7 @@ class Admissions:
         self._aside = aside
 
     async def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
-        """Admit a request. Raises LimitExceeded. If the client leaves meanwhile, nothing stays
-        counted."""
+        """Admit a request. Raises LimitExceeded. A client that leaves is not counted."""
         if not self._limits.may_block:
             return self._limits.admit(team_id, policy)
         admitting = asyncio.ensure_future(self._aside.run(self._limits.admit, team_id, policy))

@@ -30,8 +30,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class DayBudget:
-    """A budget. `bound` is from the policy's field `{unit}_per_day`; one unit is `num_parts`
-    counted parts."""
+    """`bound` is the policy's `{unit}_per_day`; one unit is `num_parts` counted parts."""
 
     unit: str
     bound: float

@@ -84,8 +84,7 @@ class SharedPlaces:
         self._client.zrem(_key(team_id), place_id)
 
     def renew(self) -> None:
-        """Renew leases. Call it more often than every LEASE_MS, or running requests stop
-        counting."""
+        """Renew leases, more often than every LEASE_MS, or requests stop counting."""
         with self._lock:
             held = sorted(self._held)
         for team_id in {team_id for team_id, _ in held}:

@@ -62,8 +62,7 @@ class Login:
         self._gate = gate
 
     async def answer(self, head: RequestHead, body: RequestBody, path: str) -> Page:
-        """Returns the answer. Raises BadMethod, OriginNotAllowed, NotAForm, and errors of reading
-        the body."""
+        """Raises BadMethod, OriginNotAllowed, NotAForm, and errors of reading the body."""
         method = head.method
         if method in ("GET", "HEAD"):
             return Page(200, PAGE_HEADERS, _page()) if path == LOGIN_PATH else _leave()

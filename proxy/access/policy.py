@@ -26,8 +26,7 @@ ANY_MODEL = "*"
 
 
 class TeamPolicy(BaseModel):
-    """A team's rights. None means unlimited, any model, or the role that its tokens claim.
-    Immutable."""
+    """A team's rights. None means unlimited, any model, or the role that its tokens claim."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -18,8 +18,7 @@ _VALUE = re.compile(r"[!-~]{1,8192}")
 
 
 def parse_keys(text: str) -> UpstreamKeys:
-    """Returns the keys in a file's content. Raises ValueError that says where a mistake is, without
-    quoting it."""
+    """Returns a file's keys. Raises ValueError that says where a mistake is, without quoting it."""
     try:
         entries = yaml.safe_load(text) or {}
     except yaml.MarkedYAMLError as error:

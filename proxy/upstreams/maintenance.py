@@ -38,8 +38,7 @@ class Maintenance:
         return self._thread is not None and self._thread.is_alive()
 
     def request_run(self) -> None:
-        """Request a run. Only an assignment, because a signal handler calls it, in which a lock
-        might deadlock."""
+        """Request a run. Only an assignment: in a signal handler, a lock might deadlock."""
         self._is_run_requested = True
 
     def _run(self) -> None:

@@ -28,8 +28,7 @@ class _Guest:
 
 
 class WaitingRoom:
-    """A waiting request. `choose` returns an upstream with a free row and counts the request in, or
-    raises."""
+    """A waiting request. `choose` returns an upstream, and counts the request in, or raises."""
 
     def __init__(
         self, choose: Choose, give_back: Callable[[Upstream], None], max_waiting: int
@@ -65,8 +64,7 @@ class WaitingRoom:
             raise
 
     def admit(self) -> None:
-        """Give free rows to the next request of each team in turn. Called when a row may be
-        free."""
+        """Give free rows to the teams' requests in turn. Called when a row may be free."""
         num_refused_lanes = 0
         while self._lanes and num_refused_lanes < len(self._lanes):
             team_id = next(iter(self._lanes))

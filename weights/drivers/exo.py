@@ -29,8 +29,7 @@ READY, FAILED = "RunnerReady", "Failed"
 
 @dataclass(frozen=True, slots=True)
 class ExoPlan:
-    """`nodes` are the ids of nodes to use; empty means all. `replaces` allows deleting running
-    instances."""
+    """`nodes`: ids of nodes to use; empty for all. `replaces`: may delete running instances."""
 
     model: str
     nodes: tuple[str, ...] = ()
@@ -101,8 +100,7 @@ class ExoDriver:
             time.sleep(self._plan.poll_s)
 
     def _wait_until_ready(self, placement: Placement) -> None:
-        """Wait until all runners are ready. Raises TrialFailed if one fails, vanishes or takes too
-        long."""
+        """Wait until all runners are ready. Raises TrialFailed if one fails or takes too long."""
         until_s = time.monotonic() + self._plan.load_timeout_s
         seen: set[str] = set()
         while time.monotonic() < until_s:

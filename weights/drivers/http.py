@@ -12,8 +12,7 @@ _NO_DEFAULT = object()
 
 
 class HttpRefused(Exception):
-    """An answer with status 400 or more. The message has the status and the beginning of the
-    text."""
+    """An answer with status 400 or more. The message has it, and the text's beginning."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status} {text}")

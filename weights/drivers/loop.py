@@ -60,8 +60,7 @@ class Search:
             )
 
     def ask(self, failed: AbstractSet[Layers]) -> tuple[Layers, str] | None:
-        """Returns a split that has not failed, and the model that proposes it; None if there is no
-        other."""
+        """Returns a split that has not failed, and the model that proposes it; or None."""
         for _ in range(MAX_ASKS):
             (proposal,) = self.service.ask(self.session_id, self.problem, count=1, seed=None)
             layers = layers_of(proposal.shares, self.problem)

@@ -28,8 +28,7 @@ PROMPT = "The history of bridges begins with "
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The environment variable `variable` gets the layers of each stage, such as `12,10,10`. `url`
-    ends in /v1."""
+    """The environment's `variable` gets each stage's layers, as `12,10,10`. `url` ends in /v1."""
 
     command: tuple[str, ...]
     variable: str
@@ -103,8 +102,7 @@ class ServerDriver:
         return answers_ok(f"{self._plan.url}/models")
 
     def _round(self, repeats: int) -> int:
-        """Returns the generated tokens of all users, each of whom sends `repeats` requests in
-        turn."""
+        """Returns the tokens of all users, each sending `repeats` requests in turn."""
         with ThreadPoolExecutor(self._plan.users) as pool:
             asked = [pool.submit(self._ask, user, repeats) for user in range(self._plan.users)]
             return sum(each.result() for each in asked)

@@ -133,8 +133,7 @@ Content = Annotated[
 
 
 class InputMessage(Body):
-    """A message of the history. Of an earlier answer sent back whole, only role and content are
-    used."""
+    """A message. Of an earlier answer sent back whole, only role and content are used."""
 
     of_answers: ClassVar[frozenset[str]] = frozenset(
         {"container", "diagnostics", "id", "model", "stop_details", "stop_reason", "stop_sequence"}

@@ -53,8 +53,7 @@ def _boolean(value: Any) -> Any:
 
 
 def _stop_strings(value: Any) -> Any:
-    """Returns the stop strings as a list, without empty ones. A single string makes a list of
-    one."""
+    """Returns the stop strings, without empty ones. A single string makes a list of one."""
     strings = [value] if isinstance(value, str) else value
     return [item for item in strings if item != ""] if isinstance(strings, list) else value
 

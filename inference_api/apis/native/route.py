@@ -103,8 +103,7 @@ def encode_turn(prompts: PromptEncoder, text: str) -> Sequence[int]:
 def streamed(
     generation: TextGeneration, chunks: Iterator[bytes], mimetype: str, headers: Mapping[str, str]
 ) -> Response:
-    """Returns a chunked response that closes its generation when the response ends for any
-    reason."""
+    """Returns a chunked response that closes its generation however it ends."""
     with ExitStack() as stack:
         stack.callback(generation.close)
         response = Response(chunks, content_type=mimetype)

@@ -132,8 +132,7 @@ class ChoicesWriter:
         return {**whole_answer, "usage": self._usage(answers), **beside}
 
     def stream(self, answers: Sequence[ChatAnswer]) -> Iterator[bytes]:
-        """Yields server-sent events: pieces, the finish of each choice, usage if requested, and
-        `[DONE]`."""
+        """Yields SSE: pieces, the finish of each choice, usage if requested, and `[DONE]`."""
         choices, options = self._choices(answers), self._body.stream_options or StreamOptions()
         head = {**self._identity, "object": self._form.chunk_object}
         # Only the choice differs between events, so the rest is encoded once.

@@ -90,8 +90,7 @@ class StructuredOutputs(Body):
 
 
 class Constrained(Body):
-    """Fields that constrain the answer, of which a body may use one. The last four are vLLM's old
-    names."""
+    """Constraints of the answer; a body may use one. The last four are vLLM's old names."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None

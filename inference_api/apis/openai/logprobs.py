@@ -47,8 +47,7 @@ def first_of(tokens: Sequence[ScoredToken], num_top: int) -> list[ScoredToken]:
 
 
 def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> PromptLogprobs:
-    """Returns the log probabilities of a prompt's tokens and the likeliest ones, in vLLM's
-    format."""
+    """Returns the log probabilities of a prompt and the likeliest tokens in vLLM's format."""
     texts = TokenTexts(tokenizer)
     shown: PromptLogprobs = []
     for token_id, found in tokens:

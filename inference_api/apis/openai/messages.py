@@ -103,8 +103,7 @@ class ChatMessage(Body):
         return self
 
     def as_turn(self) -> Message:
-        """Returns the message as chat templates take it: with one text, and with role `system` for
-        `developer`."""
+        """Returns the message for chat templates: one text, and role `system` for `developer`."""
         content = self.content or self.refusal or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)

@@ -119,8 +119,7 @@ class IncompleteDetails(WireDict):
 
 
 class ResponseAnswer(WireDict):
-    """The request's fields and the `output`. `usage` comes last, where token counters look for
-    it."""
+    """The request's fields and the `output`; `usage` last, where token counters look."""
 
     id: str
     object: Literal["response"]

@@ -210,8 +210,7 @@ def tools_of(given: str | Sequence[Item]) -> list[AnyTool]:
 
 
 def turns_of(given: str | Sequence[Item]) -> list[Message]:
-    """Returns messages for a template. Consecutive thoughts, texts and calls of the assistant
-    become one message."""
+    """Returns messages for a template. The assistant's consecutive items become one message."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     return list(_turns(given))

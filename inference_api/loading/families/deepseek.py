@@ -1,5 +1,4 @@
-"""Reads the config.json of DeepSeek, and of families with its latent attention or experts: GLM 4.5
-to 4.7 and Mistral 4."""
+"""Reads the config.json of DeepSeek, and of its relatives GLM 4.5 to 4.7 and Mistral 4."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,5 +1,4 @@
-"""Reads the config.json of Granite 4: most layers have Mamba-2, the others attention, mostly
-without rope."""
+"""Reads the config.json of Granite 4: Mamba-2, and some attention, mostly without rope."""
 
 from dataclasses import replace
 

@@ -156,8 +156,7 @@ _MIXTURE_NORMS = {  # Gemma 4's
 
 
 def input_plan(config: ModelConfig) -> ParameterSources:
-    """Returns the sources of the parameters for the vectors that layers read besides the
-    residual."""
+    """Returns the sources of vectors that layers read besides the residual."""
     size = config.layer_inputs_size
     projection = ("per_layer_model_projection",)
     norm = SourceTensor("model.per_layer_projection_norm.weight", (config.layer_input_size,))

@@ -1,5 +1,4 @@
-"""Reads the config.json of Nemotron-H and Nemotron 3: each layer is attention, Mamba-2, an MLP or
-experts alone."""
+"""Reads the config.json of Nemotron-H and 3: a layer is attention, Mamba-2, an MLP or experts."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -198,8 +198,7 @@ _GPT_OSS_ROPE = {
 
 
 def _read_phi3(fields: ConfigFields) -> ModelConfig:
-    """Llama, with one window for all layers if any, and rope on part of each head, or for long
-    contexts."""
+    """Llama, perhaps with a window for all layers, partial rope, or rope for long contexts."""
     return read_llama_like(
         fields.or_else({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
         windows=same_window,

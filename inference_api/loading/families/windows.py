@@ -71,8 +71,7 @@ def with_windows(
     window: int | None,
     ropes: tuple[RopeConfig | None, RopeConfig | None],
 ) -> ModelConfig:
-    """Returns a config whose local layers have this window. `ropes` are those of global and of
-    local layers."""
+    """Returns a config whose local layers have this window. `ropes`: of global and local layers."""
     return replace(
         config,
         windows=tuple(window if is_local else None for is_local in are_local),

@@ -62,8 +62,7 @@ class GgufTensor(BlockTensor):
         return GgufTensor(self.kind, heads[:, order].reshape(self.data.shape))
 
     def numbers(self) -> Floats:
-        """Returns floats, [rows, columns], with stacked matrices one after another. Raises
-        UnusableWeight."""
+        """Returns floats [rows, columns], stacked matrices in turn. Raises UnusableWeight."""
         whole = GgufTensor(self.kind, self.data.reshape(-1, self.data.shape[-1]))
         return np.concatenate([numbers for _, numbers in whole.rows()])
 

@@ -35,8 +35,7 @@ def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:
 
 
 def _granite_hybrid(value: Any, shapes: Shapes) -> dict[str, Any]:
-    """Layers without key-value heads have Mamba-2. The key of the MLP's size depends on whether the
-    model has experts."""
+    """Layers without key-value heads have Mamba-2. With experts, the MLP's size has another key."""
     kv_heads = by_layer(value, "attention.head_count_kv")
     experts = value("expert_count") or 0
     shared = value("expert_shared_feed_forward_length") if experts else value("feed_forward_length")

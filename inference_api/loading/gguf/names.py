@@ -151,8 +151,7 @@ def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def halves_of(name: str) -> tuple[str, ...]:
-    """Returns the names of the two tensors that newer files have instead of this one; empty for
-    most."""
+    """Returns the two tensors that newer files have instead of this one; empty for most."""
     keys_and_values = ".attn_kv_b."
     if keys_and_values not in name:
         return ()

@@ -18,8 +18,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class SourceHashes:
-    """May be used by any thread of any process. A file's stamp covers its inode, size, time and
-    beginning."""
+    """For any thread of any process. A file's stamp covers its inode, size, time and beginning."""
 
     def __init__(self, folder: Path, pause: Callable[[], None]) -> None:
         """`pause` is called between slices of a file that is hashed."""
