@@ -1,1 +1,1 @@
-"""Measuring: what a running server does, and beside what."""
+"""Measures running servers, and compares the results."""

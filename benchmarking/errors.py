@@ -57,7 +57,7 @@ class NotWritable(BenchmarkError):
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Has an OSError in it raised as NotWritable."""
+    """Raises an OSError of its block as NotWritable."""
     try:
         yield
     except OSError as error:

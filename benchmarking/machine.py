@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on, without which it says nothing."""
+"""Describes the machine that a figure was measured on."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ STEAL = 8  # field of the first line of /proc/stat, after its name
 
 
 def describe_machine(*packages: str) -> str:
-    """One line: processor, cores, memory, GPU, Python, the versions of `packages`, and the date."""
+    """Returns a line: processor, cores, memory, GPU, Python, `packages`' versions, and date."""
     from importlib.metadata import version  # which takes long, and the load process needs none
 
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
@@ -42,7 +42,7 @@ def _processor_name() -> str:
 
 
 def _gpu_name() -> str | None:
-    """The first one's, from the driver's own tool; asking torch would load it into every bench."""
+    """Returns the first GPU's name, from the driver's tool: importing torch takes long."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, timeout=30)

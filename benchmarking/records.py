@@ -83,7 +83,7 @@ class RequestError:
 def failure_of(
     error: RequestError | None, finish_reason: str | None, chunk_s: Sequence[float]
 ) -> RequestError | None:
-    """Why a request does not count as completed; None where it does.
+    """Returns why a request does not count as completed; None if it does.
 
     This alone decides, for every figure: a completed request ended as asked, with text, and with
     no finish reason that says otherwise. Tool calls alone are no text.
@@ -128,7 +128,7 @@ class RequestRecord:
 
     @property
     def is_measured(self) -> bool:
-        """Neither warm-up nor cut off by the user: the others count for nothing."""
+        """Whether the request is neither warm-up nor cut off by the user."""
         was_cut_off = self.error is not None and self.error.code == INTERRUPTED
         return not self.is_warmup and not was_cut_off
 
@@ -139,7 +139,7 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClientOverhead:
-    """Whether the client itself was the bottleneck: measured in its process during one row.
+    """The client's own cost during one row, to see whether it was the bottleneck.
 
     `stolen_share`: what the host took from the client's machine, from everybody on it; None where
     no kernel tells. Shares are CPU seconds per second, of one core.

@@ -17,7 +17,7 @@ URL_CHARS = "/%:@!$&'()*+,;=~?"  # characters that are not percent-encoded in a 
 
 
 class Settings(BaseSettings):
-    """Immutable. The second name of each is the one that other clients of this format read."""
+    """Immutable. The second name of each setting is that of other clients of this format."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", env_ignore_empty=True)
 

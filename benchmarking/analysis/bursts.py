@@ -1,4 +1,4 @@
-"""Whether the tokens of a row came one by one, or in bursts that hide when they were made. Pure."""
+"""Detects rows whose tokens came in bursts, which hide when they were made. Pure."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -6,15 +6,15 @@ from itertools import pairwise
 from benchmarking.analysis.latency import output_tokens, succeeded
 from benchmarking.records import RequestRecord
 
-SAME_READ_S = 0.0002  # events of one network read have one time; reads at once are as close
+SAME_READ_S = 0.0002  # events of one network read share a time; reads at once are as close
 MAX_SHARE = 0.8  # more than five tokens a read: no draft is as good, so something holds them back
 
 
 def burst_fault(records: Iterable[RequestRecord]) -> str | None:
-    """Why the times between a row's tokens say nothing; None where they do.
+    """Returns why the times between a row's tokens say nothing; None if they are usable.
 
-    They say nothing where more than MAX_SHARE of all tokens after the first came with the network
-    read of the token before: what was read together waited somewhere, nobody knows how long.
+    They say nothing if more than MAX_SHARE of the tokens after the first came in the same network
+    read as the token before: these waited somewhere, and nobody knows how long.
     """
     answered = succeeded(records)
     num_gaps = sum(max(0, output_tokens(record) - 1) for record in answered)

@@ -66,7 +66,7 @@ class Loop:
 
     @property
     def at_s(self) -> float:
-        """Its middle."""
+        """The middle of the loop's time."""
         return (self.from_s + self.to_s) / 2
 
     @property
@@ -139,14 +139,14 @@ def fit_loops(loops: Sequence[Loop], overhead: Points | None = None) -> ServiceC
 
 
 def _in_service(loop: Loop, outside_ms: float) -> float:
-    """Returns how many are in service beside one that is, itself among them."""
+    """Returns how many requests are in service when one is, itself included."""
     if not loop.is_mixed:
         return loop.users
     return 1 + (loop.users - 1) * (1 - min(outside_ms / loop.e2e_ms, MOST_OUTSIDE))
 
 
 def _moved(points: Points, in_service: Mapping[int, float]) -> Points:
-    """Returns points by rows in service, of those by users; the last line goes on, above 0."""
+    """Returns points by rows in service from points by users, extrapolating the last line."""
     rows, ms = [in_service[point.rows] for point in points], [point.ms for point in points]
     slope = (ms[-1] - ms[-2]) / max(rows[-1] - rows[-2], 1.0) if len(ms) > 1 else 0.0
     beyond = [max(point.rows - rows[-1], 0.0) for point in points]
@@ -159,7 +159,7 @@ def _moved(points: Points, in_service: Mapping[int, float]) -> Points:
 
 
 def _loop(point: LoadPoint) -> Loop | None:
-    """None for what is no closed loop. Not counted are the last requests, one for each user: as
+    """Returns None if this is no closed loop. Each user's last request is not counted: as
     they end, no others follow, and steps have fewer rows. An answer's latency is that which one of
     the mean length would have had at its pace: that lengths differ is no error."""
     users = point.load.concurrency
@@ -193,7 +193,7 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _paces(records: Iterable[RequestRecord]) -> Iterator[tuple[float, float]]:
-    """Yields TTFT and ITL in seconds of those that have both."""
+    """Yields TTFT and ITL in seconds of requests that have both."""
     for record in records:
         first_s, gap_s = ttft_s(record), itl_s(record)
         if first_s is not None and gap_s is not None:

@@ -1,4 +1,4 @@
-"""Whether two runs differ: each metric's change with its 95 % interval, and a verdict.
+"""Compares two runs: each metric's change with its 95 % interval, and a verdict.
 
 Rows of the same load are repeats of each other. With repeats on both sides the change has Welch's
 interval over them, else one estimated from blocks within the rows. Pure: any thread.
@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of a row: `statistic` of the values that `values` finds, in the order of time."""
+    """A figure of a row: `statistic` of what `values` returns, in the order of time."""
 
     name: str
     values: Callable[[LoadPoint], Sequence[float]]
@@ -77,7 +77,7 @@ MEASURES = (
 
 
 def compare(before: Run, after: Run) -> list[RowChange]:
-    """Every measure of every load that both runs hold, in the order of `before`."""
+    """Returns the change of every measure of the loads in both runs, in the order of `before`."""
     first, second = _by_load(before), _by_load(after)
     return [
         change
@@ -89,7 +89,7 @@ def compare(before: Run, after: Run) -> list[RowChange]:
 
 
 def unmatched(before: Run, after: Run) -> list[Workload]:
-    """Loads that only one of the runs holds."""
+    """Returns the loads that are in only one of the runs."""
     first, second = _by_load(before), _by_load(after)
     return [load for load in [*first, *second] if not (load in first and load in second)]
 
@@ -104,7 +104,7 @@ def _by_load(run: Run) -> dict[Workload, list[LoadPoint]]:
 def _change(
     load: Workload, measure: Measure, before: Iterable[LoadPoint], after: Iterable[LoadPoint]
 ) -> RowChange | None:
-    """None where a side has no value, or where there was nothing to grow from."""
+    """Returns None if a side has no value, or if the value before is 0."""
     first = [values for point in before if (values := measure.values(point))]
     second = [values for point in after if (values := measure.values(point))]
     if not first or not second:

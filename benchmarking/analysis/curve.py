@@ -1,4 +1,4 @@
-"""One point of a load curve: what a row offered and what came of it. Pure: any thread."""
+"""One point of a load curve: what a row offered, and what was measured. Pure: any thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """Rates hold while the load was held: neither the ramp nor the drain counts.
+    """Rates are of the time in which the load was held, without the ramp and the drain.
 
-    A latency is None where no request has it, ITL also where tokens came in bursts. `measured`: the
+    A latency is None if no request has it; ITL also if tokens came in bursts. `measured`: the
     requests without the warm-up, in the order of their schedule. `stolen_share`: ClientOverhead's.
     """
 
@@ -56,7 +56,7 @@ class LoadPoint:
         return goodput(due or self.measured, slo, self.to_s - self.from_s)
 
     def tokens_per_slice(self, slices: int) -> list[float]:
-        """Output tokens that came in each of so many equal parts of the time, in order."""
+        """Returns the output tokens that came in each of `slices` equal spans of the time."""
         bounds_s = np.linspace(self.from_s, self.to_s, slices + 1)
         tokens = np.zeros(slices)
         for record in succeeded(self.measured):
@@ -66,12 +66,12 @@ class LoadPoint:
 
 
 def load_points(run: Run) -> list[LoadPoint]:
-    """One for each row that recorded a request."""
+    """Returns a point for each row that recorded a request."""
     return list(load_points_by_row(run).values())
 
 
 def load_points_by_row(run: Run) -> dict[int, LoadPoint]:
-    """The same by the rows' numbers."""
+    """Returns the points by the rows' numbers."""
     points = {}
     for row, row_record in enumerate(run.rows):
         records = [record for record in run.records if record.row == row]
@@ -113,7 +113,7 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
 def steady_window(row: RowRecord, measured: Sequence[RequestRecord]) -> tuple[float, float]:
     """Returns start and end in seconds: the first request after the warm-up, the last one due.
 
-    Where that is less than half of the row, as when all came due at once, the whole row.
+    If that is less than half of the row, as when all came due at once, the whole row counts.
     """
     last_due_s = max((record.scheduled_s for record in measured), default=row.end_s)
     if last_due_s - row.start_s < (row.end_s - row.start_s) / 2:

@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Within what was measured; beyond it the lines are extrapolated."""
+    """Returns whether this was measured; beyond that the lines are extrapolated."""
 
     concurrency: tuple[float, float]
     input_tokens: tuple[float, float]
@@ -86,7 +86,7 @@ class Fit:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the fit as text for people."""
         decode, prefill, valid = self.decode, self.prefill, self.validity
         lines = [
             f"alpha {decode.intercept} ms, beta {decode.slope} ms, R² {decode.r_squared:.3f}",
@@ -146,7 +146,7 @@ def with_curve(found: Fit, curve: ServiceCurve | None) -> Fit:
 
 
 def fit(points: Sequence[Point], places: Places | None, slo_itl_ms: float | None = None) -> Fit:
-    """Both lines, and the batch a replica can have.
+    """Returns both lines, and the batch a replica can have.
 
     The batch is the least of the server's places and the largest n that keeps ITL within
     `slo_itl_ms` ("itl"). Raises Unfit, also where neither is known: the largest n measured says

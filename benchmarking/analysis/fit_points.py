@@ -65,7 +65,7 @@ def fit_points(run: Run, max_batch: int | None) -> list[Point]:
 
 
 def places_of(run: Run, given: int | None = None) -> Places | None:
-    """As `given` to us, else by the server's own word (user rows), else as seen in the rows."""
+    """Returns `given`, or else the user rows the server reports, or else what the rows show."""
     if given is not None:
         return Places(given, "given")
     if run.environment.user_rows is not None:
@@ -75,7 +75,7 @@ def places_of(run: Run, given: int | None = None) -> Places | None:
 
 
 def batch_limit(run: Run) -> int | None:
-    """The server's places as seen from outside: the most answers that were ever under way at once,
+    """Returns the server's places as seen from outside: the most answers ever under way at once,
     if so many more requests were in flight that the others must have waited.
 
     Too few where some places are always taken by prompts. None while the load never went far

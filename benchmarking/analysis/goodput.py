@@ -1,4 +1,4 @@
-"""Goodput: what was answered within its service levels. Failures count against it. Pure."""
+"""Goodput: requests answered within their service levels. Failures count against it. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ class Slo:
         return {TTFT.name: self.ttft_ms, ITL.name: self.itl_ms, E2E.name: self.e2e_ms}[metric.name]
 
     def is_met_by(self, record: RequestRecord) -> bool:
-        """True for an answer within every bound; a single token has no ITL to exceed one."""
+        """Returns whether an answer is within every bound; a single token has no ITL."""
         if record.failure is not None:
             return False
         return all(
@@ -55,7 +55,7 @@ def goodput(records: Sequence[RequestRecord], slo: Slo, duration_s: float) -> Go
 def goodput_by_model(
     records: Iterable[RequestRecord], slo: Slo, duration_s: float
 ) -> dict[str, Goodput]:
-    """Goodput of each expert of a bundle under the traffic of all, by name."""
+    """Returns the goodput of each model of a bundle under the traffic of all, by name."""
     by_model: dict[str, list[RequestRecord]] = defaultdict(list)
     for record in records:
         by_model[record.model].append(record)

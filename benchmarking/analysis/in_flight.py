@@ -26,13 +26,13 @@ class InFlight:
         self._ended_s = np.sort([_ended_s(record) for record in records])
 
     def at(self, times_s: npt.ArrayLike) -> FloatArray:
-        """In flight at each time; one that is sent at that very moment is in, one that ends out."""
+        """Returns the number in flight at each time, with requests sent at that very moment."""
         sent = np.searchsorted(self._sent_s, times_s, side="right")
         ended = np.searchsorted(self._ended_s, times_s, side="right")
         return np.asarray(sent - ended, dtype=np.float64)
 
     def mean(self, from_s: float, to_s: float) -> float:
-        """Averaged over time: what each request spent inside the window, over the window."""
+        """Returns the mean over time: all requests' seconds in the window, over its length."""
         sent = np.clip(self._sent_s, from_s, to_s)
         ended = np.clip(self._ended_s, from_s, to_s)
         return float((ended.sum() - sent.sum()) / (to_s - from_s))
@@ -42,9 +42,9 @@ class InFlight:
 
 
 def max_decoding(records: Iterable[RequestRecord]) -> int:
-    """The most answers that were ever under way at once: begun, and not yet in their last part.
+    """Returns the most answers ever under way at once: begun, and not yet in their last part.
 
-    Without that part, at least a step, late last tokens do not meet who took their place.
+    The last part is at least a step, in which the next request may have taken the place already.
     """
     begun = [record for record in records if record.chunk_s]
     first_s = np.sort([record.chunk_s[0] for record in begun])

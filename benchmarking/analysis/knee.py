@@ -34,18 +34,18 @@ def knee(points: Sequence[LoadPoint]) -> LoadPoint | None:
 
 
 def brings_no_more(point: LoadPoint, previous: LoadPoint | None) -> bool:
-    """Closed loop: more requests in flight than at `previous` gave less than 5 % more tokens."""
+    """Returns whether a closed loop's added users gave less than 5 % more tokens."""
     return previous is not None and point.tokens_per_s < MIN_GAIN * previous.tokens_per_s
 
 
 def saturation(due: Sequence[RequestRecord]) -> Saturation:
-    """Whether requests of an open loop came due faster than they were answered, beyond chance.
+    """Returns whether an open loop's requests came faster than answers, beyond chance.
 
-    Latency grows while a queue does. Compared are the means of the first and the last quarter of
-    the row; they may differ by what n Poisson arrivals vary, sqrt(n) of the mean wait between
+    Latency grows while a queue does. The means of the first and the last quarter of the row are
+    compared; they may differ by what n Poisson arrivals vary, sqrt(n) of the mean wait between
     them, and by the spread of latencies. A server at 90 % of what it can do exceeds NOISE times
     that in about 1 % of rows. While the load fills the server latencies grow too: in a row of a
-    few latencies they must do so faster than time passes. So many failures count as well.
+    few latencies they must do so faster than time passes. As many failures count as well.
     """
     if sum(record.failure is not None for record in due) > NOISE * len(due) ** 0.5:
         return Saturation.SATURATED

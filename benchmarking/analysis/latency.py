@@ -19,10 +19,10 @@ def succeeded(records: Iterable[RequestRecord]) -> list[RequestRecord]:
 
 
 def tokens_that_came(usage: ServerUsage | None, events: int, counted: int | None = None) -> int:
-    """As the server counts, less a thought that it tells of and did not send.
+    """Returns the answer's tokens by the server's count, less a thought that it did not send.
 
-    Where that is further from what the client `counted` than two tokenizers are, as the client
-    counts; without either's count, one for each event.
+    If that is further from the client's count than two tokenizers can be, the client's counts;
+    without either's count, each event counts as a token.
     """
     said = usage.completion_tokens if usage else None
     thought = usage.reasoning_tokens if usage else None
@@ -38,19 +38,19 @@ def output_tokens(record: RequestRecord) -> int:
 
 
 def hidden_tokens(record: RequestRecord) -> int:
-    """Tokens that the server counts and did not send, such as a thought it keeps to itself."""
+    """Returns the tokens that the server counts but did not send, such as a hidden thought."""
     said = record.usage.completion_tokens if record.usage else None
     return max(0, (said or 0) - output_tokens(record))
 
 
 def input_tokens(record: RequestRecord) -> int | None:
-    """As the server counts, with the chat template; else as the client does."""
+    """Returns the prompt's tokens by the server, with the chat template, or the client."""
     counted = record.usage.prompt_tokens if record.usage else None
     return counted or record.prompt_tokens
 
 
 def mean_tokens(records: Iterable[RequestRecord]) -> tuple[float, float]:
-    """Mean input and output tokens of what was answered."""
+    """Returns the mean input and output tokens of answered requests."""
     answered = succeeded(records)
     inputs = [tokens for record in answered if (tokens := input_tokens(record)) is not None]
     return fmean(inputs), fmean(output_tokens(record) for record in answered)
@@ -61,7 +61,7 @@ def ttft_s(record: RequestRecord) -> float | None:
 
 
 def itl_s(record: RequestRecord) -> float | None:
-    """Mean time from one token to the next; None for fewer than two tokens.
+    """Returns the mean time from one token to the next; None for fewer than two tokens.
 
     Counted in tokens, not in events: an event may carry several.
     """
@@ -72,7 +72,7 @@ def itl_s(record: RequestRecord) -> float | None:
 
 
 def e2e_s(record: RequestRecord) -> float | None:
-    """To the last token; None for a failure."""
+    """Returns the seconds to the last token; None for a failure."""
     return record.chunk_s[-1] - record.scheduled_s if record.chunk_s else None
 
 
@@ -94,7 +94,7 @@ class Metric:
     scale: float = 1.0  # from what `of` returns to `unit`
 
     def values(self, records: Iterable[RequestRecord]) -> list[float]:
-        """In `unit`, for the successes that have it, in the order given."""
+        """Returns the values in `unit`, of the successes that have one, in the order given."""
         found = (self.of(record) for record in succeeded(records))
         return [value * self.scale for value in found if value is not None]
 

@@ -1,4 +1,4 @@
-"""The optimizer's predictions for a load, beside what was measured.
+"""Compares the optimizer's predictions for a load with the measurements.
 
 The optimizer's replica has Poisson arrivals, so only open loops with exponential waits are
 compared, each at the rate at which its requests really came due.
@@ -32,8 +32,8 @@ Json = dict[str, Any]
 class Prediction:
     """Means of one replica at one rate. Rates are per second, times ms.
 
-    `method`: the one of the optimizer's that spoke; None of an optimizer that does not say. Bounds
-    of 95 % are there where the uncertainty of the performance data is known.
+    `method`: the optimizer's method; None if it does not say. There are 95 % bounds if the
+    uncertainty of the performance data is known.
     """
 
     rate_per_s: float
@@ -135,7 +135,7 @@ class OptimizerApi:
 
 
 def batch_at(perf: Mapping[str, Any], out_tokens: int) -> int:
-    """The batch of answers of another length, as the optimizer scales it."""
+    """Returns the batch for answers of another length, as the optimizer scales it."""
     batch: int = perf["maxBatchSize"] * perf["atTokens"] // out_tokens
     return max(1, batch)
 
@@ -151,9 +151,9 @@ def is_comparable(point: LoadPoint) -> bool:
 def predict(
     optimizer: OptimizerApi, perf: Mapping[str, Any], points: Iterable[LoadPoint]
 ) -> list[Beside]:
-    """Every comparable load beside the optimizer's answer. Raises OptimizerUnusable.
+    """Returns every comparable load with the optimizer's prediction. Raises OptimizerUnusable.
 
-    Rows of the same load are its parts: compared is the mean over all their requests.
+    Rows of the same load are pooled: the mean is over all their requests.
     """
     parts: dict[Workload, list[LoadPoint]] = {}
     for point in filter(is_comparable, points):
@@ -198,7 +198,7 @@ def outside(beside: Beside, validity: Validity) -> list[str]:
 
 
 def as_json(beside: Beside, validity: Validity | None) -> Json:
-    """`outside_measured`: None where nobody knows what was measured."""
+    """`outside_measured`: None if it is not known what was measured."""
     return {
         "load": asdict(beside.load),
         "prediction": asdict(beside.prediction),
@@ -211,7 +211,7 @@ def as_json(beside: Beside, validity: Validity | None) -> Json:
 
 
 def warning_lines(found: Iterable[Beside], validity: Validity | None) -> Iterator[str]:
-    """For people: which predictions extrapolate, and what the optimizer warns of."""
+    """Returns text for people: which predictions extrapolate, and the optimizer's warnings."""
     if validity is None:
         yield "warning: no fit.json beside the performance data says what was measured for it"
     for beside in found:
@@ -223,7 +223,7 @@ def warning_lines(found: Iterable[Beside], validity: Validity | None) -> Iterato
 
 
 def beside_lines(found: Iterable[Beside]) -> Iterator[str]:
-    """A table of predicted and measured means; ITL and TTFT of each rate."""
+    """Returns a table of predicted and measured means: ITL and TTFT of each rate."""
     yield "| | requests/s | predicted | measured | error |"
     yield "|---|---|---|---|---|"
     for beside in found:

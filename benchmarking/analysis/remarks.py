@@ -1,4 +1,4 @@
-"""What the figures of a row do not show, in sentences, for terminal and report alike. Pure."""
+"""Sentences for terminal and report about what the figures of a row do not show. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def remarks(records: Sequence[RequestRecord]) -> Iterator[str]:
 
 
 def nothing_answered(records: Sequence[RequestRecord]) -> str:
-    """Why there are no figures at all; empty where a request completed, or none was sent."""
+    """Returns why there are no figures; empty if a request completed, or none was sent."""
     ended = [r for r in records if r.error is None or r.error.code != INTERRUPTED]
     if succeeded(ended) or not ended:
         return ""

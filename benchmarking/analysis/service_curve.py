@@ -48,7 +48,7 @@ StepCount = tuple[  # tokens drawn, how many steps drew as many, and their promp
 
 
 class Speed(BaseModel):
-    """What a server says of its steps, in ms: `[rows, ms, standard error]` each.
+    """A server's report on its steps, in ms: `[rows, ms, standard error]` each.
 
     `steps_s`: seconds of steps since its start; `steps_by_tokens`: what was in them."""
 
@@ -208,7 +208,7 @@ def _by_rows(points: Points) -> str:
 
 
 def rising(rows: Iterable[tuple[int, float, float]]) -> Points:
-    """Returns points by rows, in place of any that fall the nearest that do not."""
+    """Returns points whose times never fall with the rows, by isotonic regression."""
     points = sorted(rows)
     weights = [1 / max(error, LEAST_ERROR * ms) ** 2 for _, ms, error in points]
     rising = isotonic_regression([ms for _, ms, _ in points], weights=weights).x

@@ -38,7 +38,7 @@ def three_sigma_s(ttfts_s: Sequence[float | None]) -> float | None:
 
 
 def group_by_ttft(ttfts_s: Sequence[float]) -> list[tuple[float, int]]:
-    """(time to first token, how many neighbours share it exactly), in the order given."""
+    """Returns (time to first token, how many neighbours share it exactly), in the given order."""
     groups: list[tuple[float, int]] = []
     for ttft_s in ttfts_s:
         if groups and groups[-1][0] == ttft_s:
@@ -49,7 +49,7 @@ def group_by_ttft(ttfts_s: Sequence[float]) -> list[tuple[float, int]]:
 
 
 def batch_of(group_size: int) -> int:
-    """The batch that a group of this size ran in: the next power of two."""
+    """Returns the batch that a group of this size ran in: the next power of two."""
     return 1 << (group_size - 1).bit_length()
 
 
@@ -58,7 +58,7 @@ def rotation(models: Sequence[str], laps: int = 1, draw: Random | None = None) -
 
     The first visit to each model is warm-up: the models come once each before the plan begins.
     An Eulerian circuit through the complete directed graph (Hierholzer, 1873); `draw` shuffles it,
-    so that what changes while it is walked is no part of what is between two models.
+    so that slow changes of the machine do not fall on the same pairs of models.
     """
     remaining = {x: [y for y in reversed(models) if y != x] * laps for x in models}
     if draw is not None:

@@ -1,4 +1,4 @@
-"""The verdict on a run: up to which load its service levels were kept. Pure: any thread."""
+"""The verdict on a run: the load up to which it kept its service levels. Pure: any thread."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ ATTAINMENT = 0.95  # share of requests within the levels, for a load to count as
 
 
 def verdict(points: Sequence[LoadPoint], slo: Slo) -> str:
-    """One sentence; empty where no load was measured or no service level was asked for. Where
-    nothing was answered it says why, and no rate.
+    """Returns one sentence; empty if no load was measured or no service level was given. If nothing
+    was answered, it says why, and no rate.
 
-    Open loops are told by the rate they offered; without any, closed loops by what was answered.
+    Open loops are named by the rate they offered; without any, closed loops by their answers.
     """
     if why := nothing_answered([record for point in points for record in point.all_records]):
         return f"{why[0].upper()}{why[1:]}"

@@ -39,7 +39,7 @@ class FiniteRange(click.FloatRange):
 
 
 class Checked(click.ParamType[Any]):
-    """What `check` makes of a value, which may be a secret: no message may hold a part of it."""
+    """Returns `check(value)`. The value may be a secret, so no message may hold a part of it."""
 
     def __init__(self, name: str, check: Callable[[str], Any]) -> None:
         self.name = name
@@ -66,7 +66,7 @@ SECONDS = FiniteRange(1, 86_400)
 
 
 def is_given(option: str) -> bool:
-    """Whether the running command's option is on the command line."""
+    """Returns whether an option of the running command is on the command line."""
     source = click.get_current_context().get_parameter_source(option)
     return source is ParameterSource.COMMANDLINE
 
@@ -95,7 +95,7 @@ def slo_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def open_run(folder: Path) -> Run:
-    """Our own run, or one known from documented files only. Raises InvalidResults."""
+    """Returns our own run, or one that only documented files describe. Raises InvalidResults."""
     return read_run(folder) if (folder / RUN_FILE).exists() else imported_run(folder)
 
 
@@ -115,7 +115,7 @@ def until_interrupted(work: Callable[[], T], stop: Event) -> T:
 
 
 def exit_status(run: Run) -> int:
-    """Whether every row ran and every request completed."""
+    """Returns whether every row ran and every request completed."""
     has_failures = (
         bool(run.config.get("refused_rows"))
         or any(row.error is not None for row in run.rows)

@@ -1,4 +1,4 @@
-"""One line for any server: measured, reported and judged."""
+"""`hearth bench URL`: measures any server, writes a report and gives a verdict."""
 
 import sys
 from collections.abc import Sequence
@@ -114,7 +114,7 @@ def _check_options(like: Path, loads: Sequence[Workload], seed: int) -> None:
 
 
 def _seconds(load: Workload, asked: float) -> float:
-    """How long an open loop was to last: `asked` where that leads to as many requests."""
+    """Returns how long an open loop was to last: `asked` if that leads to as many requests."""
     assert load.qps is not None
     shape = Shape(load.model, load.input_tokens, load.output_tokens)
     if shape.at_rate(load.qps, asked).num_requests == load.num_requests:

@@ -1,1 +1,1 @@
-"""Requests sent to a server at honest times, and everything that came back, stamped."""
+"""Sends requests to a server on schedule, and records when each piece of the answers came."""

@@ -1,4 +1,4 @@
-"""Readers of a streamed answer, byte by byte, in the two forms that targets send.
+"""Reads streamed answers byte by byte, in the two formats that targets send.
 
 An answer is fed the body as it arrives, each piece with the time it was read, and remembers the
 text with those times. It belongs to one request in the load process. Knows nothing of HTTP.
@@ -32,7 +32,7 @@ class StreamReader(Protocol):
         """A piece of the body. Raises AnswerFault."""
 
     def finish(self) -> None:
-        """The body ended as HTTP says it should. Raises AnswerFault when something is missing."""
+        """The body ended as HTTP says it should. Raises AnswerFault if something is missing."""
 
 
 class ChatStream:
@@ -99,7 +99,7 @@ class ChatStream:
         if reason := choice.get("finish_reason"):
             self.finish_reason = _shown(str(reason))
         delta = choice.get("delta") or {}
-        # Some servers tell a thought under both names.
+        # Some servers send a thought under both names.
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         for said in (thought, delta.get("content")):
             if text := "".join(_texts(said)):
@@ -124,7 +124,7 @@ class TextAnswer:
             self.chunk_texts.append(text)
 
     def finish(self) -> None:
-        """Bare text ends where it ends."""
+        """Bare text is never incomplete."""
 
 
 def error_text(body: bytes, location: str = "") -> str:
@@ -142,7 +142,7 @@ def error_text(body: bytes, location: str = "") -> str:
 
 
 def _error_in(name: str, event: dict[str, Any]) -> Any:
-    """What an event says of an error, in whichever way; None where it says nothing of one."""
+    """Returns the error in an event, in whichever format; None if there is none."""
     is_error = "error" in (name, event.get("object"), event.get("type"))
     return event.get("error") or (event if is_error else None)
 
@@ -153,7 +153,7 @@ def _message(error: Any) -> str:
 
 
 def _shown(said: str) -> str:
-    """A server's words, short and without what a terminal would obey."""
+    """Returns a server's message, shortened and without control characters."""
     return "".join(c if c.isprintable() else " " for c in said[:MAX_SHOWN_CHARS])
 
 

@@ -1,4 +1,4 @@
-"""One HTTP request on a connection of its own, and the time of everything that comes back.
+"""Sends one HTTP request on its own connection, and records when everything comes back.
 
 An asyncio protocol over llhttp, because the client must cost next to nothing beside the server:
 every read is stamped before it is parsed. Runs in the load process's event loop only.
@@ -181,7 +181,7 @@ class Peer:
 
 
 def retry_after_s(said: str, now_s: float) -> float | None:
-    """The seconds of a `Retry-After`, given as such or as a date; None where it says nothing.
+    """Returns the seconds of a `Retry-After`, a number or a date; None if it is neither.
 
     `now_s`: Unix seconds.
     """
@@ -196,7 +196,7 @@ def retry_after_s(said: str, now_s: float) -> float | None:
 
 
 def _reachable_host(address: Address) -> str:
-    """The first address of the name that accepts a connection; the name when none does."""
+    """Returns the name's first address that accepts a connection; the name if none does."""
     try:
         with socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S) as probe:
             return str(probe.getpeername()[0])

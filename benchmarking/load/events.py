@@ -1,4 +1,4 @@
-"""Server-sent events by their grammar, however the bytes were cut. Knows nothing of what they mean.
+"""Parses server-sent events, however the bytes were cut. Does not know what they mean.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """

@@ -180,7 +180,7 @@ class _Sender:
             await asyncio.wait(self._tasks)
 
     def cut_off(self) -> None:
-        """Send nothing more, and end what is in flight."""
+        """Send no more requests, and cut off those in flight."""
         self._deadline_s = 0.0
         for task in self._tasks:
             task.cancel()
@@ -205,10 +205,10 @@ class _Sender:
         self.progress.add(exchange)
 
     async def _send_when_let(self, number: int) -> tuple[StreamReader, float, Outcome, int]:
-        """The answer, when its request was sent, its end, and how often that had to wait.
+        """Returns the answer, when its request was sent, its end, and how often it had to wait.
 
-        A server with a limit says with 429 when to ask again. That is done for as long as a request
-        may take and the row may send; then the refusal counts.
+        A server with a limit answers 429 with a time to retry. The request is sent again for as
+        long as it may take and the row may send; then the refusal counts.
         """
         until_s = min(self.now_s() + self._job.request_timeout_s, self._deadline_s)
         num_waits = 0
@@ -230,9 +230,9 @@ class _Sender:
 
 
 class _Watch:
-    """Tells progress while the load runs, and measures what the client itself takes.
+    """Reports progress while the load runs, and measures the client's own cost.
 
-    How late a timer fires is how late a request may be sent and a token be stamped.
+    A late timer shows how late a request may be sent and a token be stamped.
     """
 
     def __init__(self, tell: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ class Line(BaseModel):
 
 
 def load_of(path: Path, model: str, max_tokens: int, concurrency: int) -> Workload:
-    """A closed loop of the prompts of a file. Raises InvalidConfig, naming every wrong line."""
+    """Returns a closed loop of a file's prompts. Raises InvalidConfig, naming every wrong line."""
     num_prompts = len(_lines(path))
     return Workload(model, 0, max_tokens, num_prompts, concurrency, prompts_path=str(path))
 

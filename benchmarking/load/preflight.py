@@ -1,4 +1,4 @@
-"""A server's own account before the first row: its models, and how many requests at once."""
+"""Asks a server before the first row for its models, and how many requests it serves at once."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,7 +13,7 @@ TIMEOUT_S = 10.0
 MAX_NAMED = 10
 NO_SUCH_ROUTE = (404, 405, 501)
 BODY_REFUSED = (400, 422)
-OPTIONAL = frozenset({"ignore_eos", "stream_options"})  # what not every server knows
+OPTIONAL = frozenset({"ignore_eos", "stream_options"})  # fields that not every server knows
 OLD_LIMIT, NEW_LIMIT = "max_tokens", "max_completion_tokens"
 PROBE, PROBE_TOKENS = Prompt("probe", "Say hello.", 1), 16
 PROBE_TIMEOUT_S = 120.0  # the model may have to be loaded
@@ -79,10 +79,10 @@ def _listed(answer: requests.Response) -> list[str]:
 
 
 def agreed(target: Endpoint, model: str, tell: Callable[[str], None]) -> Endpoint:
-    """Returns the target with bodies that it takes: what it refuses is left out or renamed.
+    """Returns the target without, or with other names for, body fields that it refuses.
 
-    One short request finds out, sent again without what the refusal names; where it names nothing,
-    without all that not every server knows. A refusal that stays is left to the rows to record.
+    One short request is sent again without the fields that the refusal names, or, if it names none,
+    without all of OPTIONAL. A refusal that stays is left to the rows to record.
     """
     if target.kind != "openai":
         return target

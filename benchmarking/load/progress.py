@@ -1,4 +1,4 @@
-"""How far a run is: lines on standard error, where that is a terminal."""
+"""Shows how far a run is: lines on standard error, if that is a terminal."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ class RunProgress:
 
 
 def _figures(progress: Progress) -> str:
-    """Short enough for a line of 80 characters; latencies are means."""
+    """Returns a text short enough for a line of 80 characters. Latencies are means."""
     elapsed_s = max(time.monotonic() - progress.began_s, 1e-3)
     parts = [
         f"{progress.num_done / elapsed_s:.1f}/s",

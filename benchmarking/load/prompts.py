@@ -1,6 +1,6 @@
-"""Prompts of exactly the asked length in the model's own tokenizer, the same for the same seed.
+"""Makes prompts of exactly the asked tokens by the model's tokenizer, the same for one seed.
 
-Each has a prefix of its own, if that is not switched off, so that no prefix cache flatters.
+Each has its own prefix, unless that is switched off, so that no prefix cache helps.
 """
 
 from collections.abc import Callable

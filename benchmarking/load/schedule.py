@@ -1,4 +1,4 @@
-"""When the requests of an open loop are due: fixed before the first is sent, seeded. Pure."""
+"""Draws when the requests of an open loop are due, before the first is sent; seeded. Pure."""
 
 from itertools import accumulate
 from random import Random

@@ -98,13 +98,13 @@ class Endpoint:
 
     @property
     def headers(self) -> dict[str, str]:
-        """One of the user's counts more than the key's."""
+        """The headers of a request. A header of the user's takes precedence over the key's."""
         own = {name.title(): value.get_secret_value() for name, value in self.own_headers}
         key = {} if self.key is None else {"Authorization": f"Bearer {self.key.get_secret_value()}"}
         return key | own
 
     def without_secrets(self, said: str) -> str:
-        """What a server said, in which it may repeat what it was sent; its end may be cut off."""
+        """Returns a server's message without the request's secrets, even if cut off."""
         secrets = [value for _, value in self.own_headers] + ([self.key] if self.key else [])
         for value in (secret.get_secret_value() for secret in secrets):
             for length in range(len(value), MIN_SECRET_CHARS - 1, -1):
@@ -118,7 +118,7 @@ class Endpoint:
         return {names.get(k, k): value for k, value in made.items() if k not in self.left_out}
 
     def request(self, model: str, prompt: Prompt, max_tokens: int) -> bytes:
-        """Head and body of one POST on a connection of its own."""
+        """Returns head and body of one POST on a connection of its own."""
         url = urlsplit(self.completions(model))
         body = json.dumps(self.body(model, prompt, max_tokens)).encode()
         headers = {
@@ -157,7 +157,7 @@ class Endpoint:
 
     @property
     def agreement(self) -> str:
-        """How bodies differ from the usual; empty where they do not."""
+        """Returns how bodies differ from the usual; empty if they do not."""
         told = [f"without {name}" for name in sorted(self.left_out)]
         return ", ".join(told + [f"with {new} for {old}" for old, new in self.renamed])
 

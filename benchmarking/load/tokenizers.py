@@ -19,13 +19,13 @@ class Tokenizer(Protocol):
     """Counts tokens for one model. One thread."""
 
     def count(self, text: str) -> int:
-        """With the special tokens the model expects around a prompt."""
+        """Returns the tokens of a prompt, with the special tokens that the model expects."""
 
     def count_plain(self, text: str) -> int:
-        """Without special tokens: of a piece of an answer."""
+        """Returns the tokens of a piece of an answer, without special tokens."""
 
     def context_left(self, text: str) -> int | None:
-        """Returns the most tokens the model can answer to this user turn; None where unknown."""
+        """Returns the most tokens that the answer to this text may have; None if not known."""
 
 
 def tokenizer_for(source: str, target: Endpoint, model: str) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""The server's account of a request: from a `usage` object of any known dialect to our noun. Pure.
+"""Converts a server's `usage` object, in any known dialect, to `ServerUsage`. Pure.
 
 A figure may come under several names. The first that is present and not zero counts.
 """
@@ -32,7 +32,7 @@ MAX_NUMBER = 1e15  # beyond, a float counts no tokens
 
 
 def server_usage(usage: Mapping[str, Any]) -> ServerUsage:
-    """Reads the figures of a `usage` object; what is no number that one can have is absent."""
+    """Returns the figures of a `usage` object, without values that are no plausible numbers."""
     said: dict[str, Any] = {name: _first(usage, keys) for name, keys in KEYS.items()}
     for name in COUNTS:
         said[name] = None if said[name] is None else round(said[name])

@@ -35,7 +35,7 @@ class Step:
         return float(np.mean([getattr(point, name) for point in self.points]))
 
     def latency(self, metric: Metric) -> Interval | None:
-        """Over repeats where there are any, else over the blocks of the one row."""
+        """Returns the estimate over repeats if there are any, else over blocks of the one row."""
         spreads = [spread for point in self.points if (spread := spread_of(point, metric))]
         if len(spreads) > 1:
             return over_repeats([spread.mean.value for spread in spreads])

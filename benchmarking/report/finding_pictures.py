@@ -1,4 +1,4 @@
-"""Pictures of what was concluded: the fit, a comparison, the switching times, the acceptance."""
+"""Pictures of findings: the fit, a comparison, the switching times, the acceptance."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,7 +18,7 @@ _VERDICT_COLORS = {Verdict.BETTER: COLORS[2], Verdict.WORSE: COLORS[1], Verdict.
 
 
 def fit_residuals(fit: Fit) -> Figure:
-    """Both lines over their points, and what is left, in percent."""
+    """Draws both lines over their points, and the residuals in percent."""
     figure, axes = panels(4)
     for line, what, (over, left) in (
         (fit.decode, ("requests in service", "ITL, ms"), axes[:2]),
@@ -39,7 +39,7 @@ def _line(ax: Axes, line: Line, x_name: str, y_name: str) -> None:
 
 
 def comparison(changes: Sequence[RowChange]) -> Figure | None:
-    """The change of each measure with its interval; 0 is no change."""
+    """Draws the change of each measure with its interval; 0 is no change."""
     if not changes:
         return None
     figure, (ax,) = panels(1, height=0.8 + 0.22 * len(changes), has_names=True)
@@ -64,7 +64,7 @@ def _change_label(change: RowChange) -> str:
 
 
 def switching_times(matrix: Matrix) -> Figure | None:
-    """Switching times from model (down) to model (across): the server's own, and estimates."""
+    """Draws switching times from model (down) to model (across): the server's, and estimates."""
     if not matrix:
         return None
     models = sorted({model for pair in matrix for model in pair})
@@ -97,7 +97,7 @@ def _heat_map(
 
 
 def acceptance(run: Run) -> Figure | None:
-    """What drafts brought in every row that has them: the share that was right, tokens per step."""
+    """Draws the drafts of each row that has any: the share accepted, and tokens per step."""
     figures = (("acceptance rate", acceptance_rate), ("tokens per step", tokens_per_step))
     said = [(label, rows) for label, of in figures if (rows := _by_row(run, of))]
     if not said:
@@ -112,7 +112,7 @@ def acceptance(run: Run) -> Figure | None:
 
 
 def _by_row(run: Run, of: Callable[[RequestRecord], float | None]) -> Mapping[str, Sequence[float]]:
-    """The figures of the successes that have one, of the rows with any."""
+    """Returns the figures of successes that have one, by rows with any."""
     values = {
         f"{row_record.load.model}, row {row}": [
             value for record in succeeded(run.records_of(row)) if (value := of(record)) is not None

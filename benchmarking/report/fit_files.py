@@ -1,4 +1,4 @@
-"""A fit on disk: all of it, what the optimizer takes of it, and its picture."""
+"""A fit on disk: the whole fit, the optimizer's performance data, and a picture."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def write_fit(folder: Path, fit: Fit, model: str, accelerator: str) -> None:
 
 
 def read_fit(folder: Path) -> Fit | None:
-    """None when nothing was fitted there. Raises InvalidResults."""
+    """Returns the fit; None if the folder has none. Raises InvalidResults."""
     path = folder / FIT_FILE
     if not path.exists():
         return None

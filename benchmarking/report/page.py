@@ -1,7 +1,6 @@
 """One self-contained HTML page about a run: every picture inline, nothing from the network.
 
-The verdict comes first. Sections without data are left out, and the last line says which and why,
-so that no reader has to wonder.
+The verdict comes first. Sections without data are left out; the last line says which and why.
 """
 
 from collections.abc import Sequence
@@ -45,7 +44,7 @@ class Section:
 
 
 def report_html(run: Run, slo: Slo, fit: Fit | None = None, before: Run | None = None) -> str:
-    """The page. `before`: an earlier run to compare with."""
+    """Returns the page. `before`: an earlier run to compare with."""
     points = load_points(run)
     changes = compare(before, run) if before else []
     sections = [

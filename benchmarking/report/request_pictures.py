@@ -23,10 +23,10 @@ _Figure = Callable[[RequestRecord], float | None]
 
 
 def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
-    """The first requests of a row: late to be sent, waiting for a place, prefill, decode.
+    """Draws the first requests of a row: late to be sent, waiting for a place, prefill, decode.
 
-    How long one waited is the server's word. Where it says nothing that is inferred, first come,
-    first served, over its `places`; where these are not known, all counts as prefill.
+    The server may report how long a request waited. If not, that is inferred from its `places`,
+    first come, first served; if these are not known, all the time counts as prefill.
     """
     if point is None:
         return None
@@ -51,7 +51,7 @@ def gantt(point: LoadPoint | None, places: int | None) -> Figure | None:
 
 
 def _gantt_times_s(record: RequestRecord, admitted_s: float) -> tuple[float, ...]:
-    """The ends of its parts, from when it was due."""
+    """Returns the ends of a request's phases, in seconds since it was due."""
     first_s = record.first_token_s or record.end_s
     last_s = record.chunk_s[-1] if record.chunk_s else record.end_s
     return record.scheduled_s, record.sent_s, min(admitted_s, first_s), first_s, last_s
@@ -66,7 +66,7 @@ _GANTT_COLORS = {
 
 
 def time_series(run: Run) -> Figure | None:
-    """Over the whole run: requests in flight, output tokens/s and times to first token."""
+    """Draws the whole run: requests in flight, output tokens/s and times to first token."""
     answered = succeeded(run.records)
     if not answered:
         return None

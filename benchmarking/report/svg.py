@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 STYLE = Path(__file__).with_name("report.mplstyle")
 PANEL_INCHES = (4.3, 3.2)
 MARGINS_INCHES = (0.75, 0.15, 0.5, 0.3)  # left, right, below, above: for numbers, names and a title
-SVG_DPI = 72  # in which matplotlib writes it
-# Told apart by people who do not see red or green as others do (Okabe and Ito, 2008).
+SVG_DPI = 72  # matplotlib's resolution of SVG
+# Colours that colour-blind people can tell apart (Okabe and Ito, 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
@@ -30,7 +30,7 @@ def panels(
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """The figure as an element of a page. `name` keeps its ids apart from other figures'."""
+    """Returns the figure as an element of a page. `name` makes its ids unique there."""
     text = StringIO()
     with style.context(STYLE):
         figure.set_dpi(SVG_DPI)

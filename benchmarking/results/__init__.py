@@ -1,1 +1,1 @@
-"""The documented files of a run, made from its raw records."""
+"""Writes the documented files of a run from its raw records."""

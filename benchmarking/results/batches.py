@@ -1,4 +1,4 @@
-"""Batch sizes of a row: the server's own, and the documented estimate. Pure."""
+"""Batch sizes of a row: those the server reports, and the documented estimate. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Batches:
 
     @property
     def representative(self) -> int | None:
-        """The size that carries over half of the weight, requests times size; None without one."""
+        """Returns the size with over half of the weight, requests times size; None if none has."""
         total = sum(size * count for size, count in self.frequencies.items())
         heavy = [size for size, n in self.frequencies.items() if 2 * size * n > total]
         return heavy[0] if heavy else None

@@ -1,4 +1,4 @@
-"""A run from documented files alone, of any client that writes them, as one of ours.
+"""Reads the documented files of any client as a run of ours.
 
 Such files know neither when a request was due nor how many tokens an event carried: it counts as
 due when it was sent, and an event as one token.
@@ -33,7 +33,7 @@ UNKNOWN = Environment("unknown", {}, (), "unknown", "unknown")
 
 
 def imported_run(folder: Path) -> Run:
-    """Rows by the names of their files. Raises InvalidResults."""
+    """Returns rows by the names of their files. Raises InvalidResults."""
     rows, records = [], []
     for number, result in enumerate(read_rows(folder)):
         try:
@@ -70,7 +70,7 @@ def _row(result: RowResult, records: Sequence[RequestRecord]) -> RowRecord:
 
 
 def _asked_tokens(result: RowResult, records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Asked token counts. For a user's own prompts the files have the mean and the name only."""
+    """Returns the asked token counts. Of a user's own prompts the files only have mean and name."""
     summary = result.summary
     if "num_input_tokens" in summary:
         return {

@@ -34,7 +34,7 @@ Response = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ClientTimes:
-    """Client's times of an answer of k events: gaps g1..gk, of which g1 is from sending."""
+    """The client's times of an answer with k events: gaps g1..gk; g1 begins at the sending."""
 
     gaps_s: tuple[float, ...]
     end_to_end_s: float
@@ -70,7 +70,7 @@ def client_times(record: RequestRecord) -> ClientTimes:
 
 
 def responses(records: Sequence[RequestRecord], started_at: datetime) -> list[Response]:
-    """Responses of one row, in the order they ended. `started_at`: time zero of the run."""
+    """Returns a row's responses, in the order they ended. `started_at`: the run's time zero."""
     switching_s = switching_times_s(records)
     return [
         _response(record, started_at, switching_s.get(record.index))
@@ -129,7 +129,7 @@ def _response(
 
 
 def _of_drafts(server: ServerUsage) -> Response:
-    """Figures of ours after the documented ones, of a server that speaks of them."""
+    """Returns figures that are not documented but ours, if the server reports them."""
     said: Response = {}
     if server.tokens_per_step is not None:
         said["tokens_per_step"] = server.tokens_per_step

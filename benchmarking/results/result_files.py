@@ -1,4 +1,4 @@
-"""The documented files of a run: their names, how they are written, and how any client's are read.
+"""The documented files of a run: their names, how to write them, and how to read any client's.
 
 Files of other clients of the same format are read too: numbers that are strings, NaN, missing keys.
 """
@@ -37,13 +37,13 @@ class RowResult:
 
     @property
     def image_size(self) -> str | None:
-        """The size of the images sent, which only the file's name tells; None without images."""
+        """The size of the images, which only the file's name has; None without images."""
         fields = self.stem.split("_")
         return fields[fields.index(IMAGE_MARK) + 1] if IMAGE_MARK in fields else None
 
 
 def file_stem(load: Workload) -> str:
-    """As documented, with a new uuid: what the names of a row's files begin with."""
+    """Returns the beginning of a row's file names, as documented, with a new uuid."""
     model = load.model.replace("_", "-")
     if load.prompts_path is not None:
         prompts = Path(load.prompts_path).stem.replace("_", "-")
@@ -68,7 +68,7 @@ def write_row(folder: Path, stem: str, summary: Summary, responses: Sequence[Res
 
 
 def write_texts(folder: Path, stem: str, texts: Sequence[tuple[str, str]]) -> None:
-    """(prompt, completion) of every request that was answered."""
+    """Returns (prompt, completion) of every answered request."""
     lines = (
         json.dumps({"prompt": prompt, "completion": completion}, ensure_ascii=False) + "\n"
         for prompt, completion in texts
@@ -77,7 +77,7 @@ def write_texts(folder: Path, stem: str, texts: Sequence[tuple[str, str]]) -> No
 
 
 def read_rows(folder: Path) -> Iterator[RowResult]:
-    """Every row in `folder`, by the name of its files. Raises InvalidResults."""
+    """Returns every row in `folder`, by the name of its files. Raises InvalidResults."""
     for path in sorted(folder.glob(f"*{SUMMARY}")):
         stem = path.name.removesuffix(SUMMARY)
         summary, responses = _read_json(path), _read_json(folder / (stem + RESPONSES))

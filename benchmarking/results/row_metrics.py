@@ -70,7 +70,7 @@ def row_metrics(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics:
 
 
 def steady_window(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics | None:
-    """The rates of a load curve's point; None where nothing was measured."""
+    """Returns the rates of a load curve's point; None if nothing was measured."""
     if not any(record.is_measured for record in records):
         return None
     point = load_point(row, records)
@@ -83,7 +83,7 @@ def steady_window(row: RowRecord, records: Sequence[RequestRecord]) -> Metrics |
 
 
 def switching(records: Sequence[RequestRecord]) -> Metrics:
-    """The server's word and the documented estimate, warm-up included: the switch is in it."""
+    """Returns the server's times and the estimate, with the warm-up, which has the switch."""
     answered = sorted(succeeded(records), key=lambda record: record.sent_s)
     said_s = [record.usage.switching_time_s for record in answered if record.usage]
     known_s = [value for value in said_s if value is not None]
@@ -95,7 +95,7 @@ def switching(records: Sequence[RequestRecord]) -> Metrics:
 
 
 def is_client_bottleneck(row: RowRecord) -> bool:
-    """Whether the figures may be the client's and not the server's."""
+    """Returns whether the client may have limited the figures."""
     overhead = row.overhead
     return overhead is not None and (
         overhead.cpu_share > BUSY_CPU_SHARE or overhead.lag_p99_s > LATE_LAG_P99_S
@@ -114,7 +114,7 @@ def _distribution(
 
 
 def _mean_usage(name: str, records: Sequence[RequestRecord]) -> float | None:
-    """The mean of a field of `ServerUsage`."""
+    """Returns the mean of a field of `ServerUsage`."""
     said = [getattr(record.usage, name) for record in records if record.usage]
     known = [value for value in said if value is not None]
     return fmean(known) if known else None

@@ -54,7 +54,7 @@ Line = dict[str, Any]
 
 
 def write_workbook(path: Path, rows: Sequence[RowResult]) -> None:
-    """Columns that are empty in every line are left out. Raises NotWritable."""
+    """Writes the workbook, without columns that are empty in all lines. Raises NotWritable."""
     lines = sorted((_line(row) for row in rows), key=_order)
     shown = [name for name in COLUMNS if any(line.get(name) is not None for line in lines)]
     book = Workbook()
@@ -92,5 +92,5 @@ def _order(line: Line) -> tuple[Any, ...]:
 
 
 def _cell(value: Any) -> Any:
-    """Lists and dictionaries as text: a cell holds one value."""
+    """Returns lists and dictionaries as text, because a cell holds one value."""
     return str(value) if isinstance(value, list | dict) else value

@@ -1,1 +1,1 @@
-"""Rows of a benchmark, run one after another into one folder."""
+"""Runs the rows of a benchmark one after another, into one folder."""

@@ -36,7 +36,7 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 
 
 class BenchmarkConfig(BaseModel):
-    """The documented keys first, then ours. Relative paths count from the working directory."""
+    """First the documented keys, then ours. Relative paths start at the working directory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -87,7 +87,7 @@ class BenchmarkConfig(BaseModel):
 
 
 def read_config(path: Path, run_name: str | None = None) -> BenchmarkConfig:
-    """`run_name`, if given, counts instead of the file's. Raises InvalidConfig with every fault."""
+    """Returns the file's configuration; `run_name` replaces its own. Raises InvalidConfig."""
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -1,4 +1,4 @@
-"""Measures load after load into one run folder: what sweeps and searches are driven by."""
+"""Measures load after load into one run folder, for sweeps and searches."""
 
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
@@ -40,11 +40,11 @@ class Driver:
         return self.folder.run
 
     def points(self) -> list[LoadPoint]:
-        """Load points of all rows so far that recorded something."""
+        """Returns the load points of all rows so far that recorded something."""
         return load_points(self.run)
 
     def measure(self, load: Workload, texts_too: bool = False) -> LoadPoint | None:
-        """None when the user stopped it before anything was measured."""
+        """Returns None if the user stopped it before anything was measured."""
         number = len(self.run.rows)
         with self._progress.row(number, load.model) as show:
             outcome = self._runner.run(number, load, self._stop, show)
@@ -56,7 +56,7 @@ class Driver:
         return load_point(outcome.row, outcome.records)
 
     def measure_all(self, loads: Iterable[Workload]) -> None:
-        """One after the other, until the user stops it."""
+        """Measures the loads one after the other, until the user stops it."""
         for load in loads:
             if not self._stop.is_set():
                 self.measure(load)
@@ -77,6 +77,6 @@ class Driver:
 
 
 def new_run_folder(parent: Path, runner: RowRunner, argv: list[str]) -> RunFolder:
-    """A folder in `parent` by the time of now, for rows yet to be decided. Raises NotWritable."""
+    """Returns a new folder in `parent`, named by the time, for later rows. Raises NotWritable."""
     run = new_run(runner, argv, {})
     return RunFolder(parent / run.name, run, workbook=None)

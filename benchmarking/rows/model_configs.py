@@ -18,7 +18,7 @@ MIN_INPUT_TOKENS = 40
 
 
 def _size_name(cell: str) -> str:
-    """As other clients of this format write sizes too: "Small", "N/A"."""
+    """Accepts the sizes of other clients of this format too: "Small", "N/A"."""
     return cell.lower().replace("n/a", "na")
 
 
@@ -51,7 +51,7 @@ class Cells(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfigs:
-    """Loads that can run, in the order of the file, and the faults of the rest."""
+    """The loads that can run, in the order of the file, and the faults of the others."""
 
     loads: tuple[Workload, ...]
     faults: tuple[str, ...]
@@ -75,7 +75,7 @@ def read_model_configs(path: Path, images_allowed: bool = True) -> ModelConfigs:
 
 
 def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """(line number, cells that are not empty) of every row that has any."""
+    """Returns (line number, cells that are not empty) of every row that has any."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restkey="", restval="")

@@ -1,6 +1,6 @@
-"""One row from what it asks to what was recorded: prompts, load, records.
+"""Runs one row: makes its prompts, sends the load and records the answers.
 
-What a request does wrong is recorded; what keeps the row from being run raises RowRefused.
+Errors of a request are recorded; one that prevents the whole row raises RowRefused.
 """
 
 import math
@@ -32,7 +32,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The zero of a run's clock, on the monotonic clock and on the wall."""
+    """The start of a run's clock, as a monotonic and as a calendar time."""
 
     monotonic_s: float
     started_at: datetime
@@ -75,7 +75,7 @@ class RowRunner:
     def run(
         self, number: int, load: Workload, stop: Event, on_progress: OnProgress | None = None
     ) -> RowOutcome:
-        """Raises RowRefused. Once `stop` is set, returns soon with what was measured by then."""
+        """Returns what was measured, soon after `stop` is set. Raises RowRefused."""
         tokenizer = tokenizer_for(self.options.tokenizer, self.target, load.model)
         own = own_prompts(Path(load.prompts_path), tokenizer) if load.prompts_path else []
         if own:
@@ -99,7 +99,7 @@ class RowRunner:
         return error and RequestError(error.code, self.target.without_secrets(error.message))
 
     def _num_warmup(self, load: Workload) -> int:
-        """As many as run at once, or one second's worth of an open loop."""
+        """Returns as many requests as run at once, or as an open loop sends in a second."""
         if self.options.warmup_requests is not None:
             return self.options.warmup_requests
         return min(load.num_requests, load.concurrency or math.ceil(load.qps or 0))
@@ -186,7 +186,7 @@ def _records(
     result: LoadResult,
     tokenizer: Tokenizer,
 ) -> tuple[RequestRecord, ...]:
-    """In the order in which the requests ended."""
+    """Returns the records in the order in which the requests ended."""
     return tuple(
         RequestRecord(
             row=number,
@@ -212,7 +212,7 @@ def _records(
 
 
 def _chunk_tokens(exchange: TimedExchange, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Empty when the server, which counts, has gone meanwhile."""
+    """Returns the tokens of each chunk; empty if the server, which counts them, is gone."""
     try:
         return tuple(tokenizer.count_plain(text) for text in exchange.chunk_texts)
     except TargetUnusable:
@@ -249,4 +249,4 @@ def _texts(
 
 
 def _ignore(progress: Progress) -> None:
-    """Nobody watches."""
+    """Used when nobody watches the progress."""

@@ -1,4 +1,4 @@
-"""The folder of a run: raw files first, and everything that follows from them.
+"""The folder of a run: raw files first, and everything derived from them.
 
 `python -m benchmarking recompute` makes the derived files again from the raw ones alone.
 """
@@ -49,7 +49,7 @@ class RunFolder:
                 workbook.unlink()
 
     def add(self, number: int, outcome: RowOutcome, texts_too: bool) -> None:
-        """Keep what came of a row; its documented files too, if anything was measured."""
+        """Keep a row's records, and its documented files if anything was measured."""
         with self._lock, writing():
             rows = (*self.run.rows[:number], outcome.row, *self.run.rows[number + 1 :])
             self.run = replace(self.run, rows=rows, records=(*self.run.records, *outcome.records))
@@ -60,7 +60,7 @@ class RunFolder:
                 write_texts(self.folder, outcome.row.name, outcome.texts)
 
     def refuse(self, number: int, reason: str) -> None:
-        """The row could not be run."""
+        """Keep the error of a row that could not be run."""
         refused = replace(self.run.rows[number], error=reason)
         self.add(number, RowOutcome(refused, (), ()), texts_too=False)
 
@@ -79,7 +79,7 @@ def new_run(
     name: str | None = None,
     loads: Sequence[Workload] = (),
 ) -> Run:
-    """A run that begins now, its rows waiting. `name`: default, the local time.
+    """Returns a run that begins now, with its rows waiting. `name`: by default the local time.
 
     Asks the server how many requests it serves at once.
     """
@@ -108,7 +108,7 @@ def waiting_row(load: Workload) -> RowRecord:
 
 
 def write_documented(folder: Path, run: Run, number: int) -> None:
-    """The summary and the individual responses of a row, if it has any."""
+    """Writes the summary and the individual responses of a row, if it has any."""
     row, records = run.rows[number], run.records_of(number)
     if not records:
         return

@@ -1,4 +1,4 @@
-"""A whole run: the rows in their order, each recorded as it ends, whatever the others did."""
+"""Runs the rows in their order, and records each as it ends, even if others failed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -45,9 +45,9 @@ class RunPlan:
         )
 
     def served(self, tell: Callable[[str], None]) -> "RunPlan":
-        """Without the rows whose model the server does not serve, and with what it agrees to.
+        """Returns the plan with the rows whose model the server serves, and a target it agrees to.
 
-        Raises TargetUnusable when it does not answer, or serves none of them.
+        Raises TargetUnusable if the server does not answer, or serves none of them.
         """
         faults = unserved(self.target, [load.model for load in self.loads])
         loads = [load for load in self.loads if load.model not in faults]
@@ -131,7 +131,7 @@ def _run_row(
 
 @contextmanager
 def _stopping_the_others(stop: Event) -> Iterator[None]:
-    """A fault of ours in one row ends the rest too."""
+    """Stop the other rows if this one fails by a bug."""
     try:
         yield
     except BaseException:
