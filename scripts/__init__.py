@@ -1,1 +1,1 @@
-"""Commands: to serve, to make tokens and models, to tune. `hearth` has those of every day."""
+"""Commands to serve, to make tokens and models, and to tune. `hearth` has the everyday ones."""

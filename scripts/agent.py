@@ -1,4 +1,4 @@
-"""`hearth agent NAME` prints what to type so that a program uses the server that runs."""
+"""`hearth agent NAME` prints how to start a program so that it uses the running server."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def main(name: str | None, url: str | None, model: str | None, token: str) -> No
 
 
 def found(urls: Sequence[str], token: str) -> tuple[str, dict[str, int]]:
-    """Returns the first server that has a model, and by model the context in tokens."""
+    """Returns the first server that has a model, and each model's context in tokens."""
     faults = []
     for url in urls:
         try:

@@ -1,7 +1,7 @@
-"""`hearth bundle validate FILE` says whether a bundle can be served here, and what it takes.
+"""`hearth bundle validate FILE` says whether a bundle can be served here, and its memory.
 
-Reads headers, and loads nothing. USER_ROWS, DTYPE, KV_CACHE_DTYPE and SPECULATION_TOKENS are those
-of the environment, as they are when the bundle is served.
+It reads headers, and loads nothing. USER_ROWS, DTYPE, KV_CACHE_DTYPE and SPECULATION_TOKENS come
+from the environment, as when the bundle is served.
 """
 
 import sys
@@ -50,7 +50,7 @@ def validate(file: Path, as_json: bool) -> None:
 
 
 def shown(bundle: Bundle | None, validation: Validation) -> Iterator[str]:
-    """Lines for people: a table of members, the sums beside their limits, then what is wrong."""
+    """Returns text for people: a table of members, the sums beside their limits, and the faults."""
     if bundle is not None and validation.utilization is not None:
         yield from _table(bundle, validation.utilization)
     for each in validation.validations:

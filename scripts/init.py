@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write `.env` for docker compose: the secrets of docker-compose.yml, each made here and once.
 
-`hearth init` is the same command; run as a script it needs nothing but Python. Where there is a
-driver of NVIDIA's, compose is told to use the GPU too.
+`hearth init` is the same command; run as a script it needs nothing but Python. If NVIDIA's driver
+is installed, compose gets the setting to use the GPU.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def content(has_gpu: bool) -> str:
 
 
 def write(path: Path, text: str, replace: bool) -> None:
-    """Whole or not at all, for its owner alone. Raises FileExistsError, unless it may `replace`."""
+    """Write all or nothing, for its owner alone. Raises FileExistsError, unless `replace`."""
     scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

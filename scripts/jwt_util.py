@@ -42,11 +42,11 @@ SECONDS_BY_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class UsageError(Exception):
-    """A mistake of the user's. `str(error)` is shown."""
+    """A user error. `str(error)` is shown."""
 
 
 def encode(claims_json: str, secret: str, algorithm: str, expires_in_s: int | None) -> str:
-    """The compact token for a JSON object of claims, the very bytes that PyJWT makes."""
+    """Returns the compact token for a JSON object of claims, in the same bytes as PyJWT's."""
     try:
         claims = json.loads(claims_json)
     except ValueError as error:
@@ -59,7 +59,7 @@ def encode(claims_json: str, secret: str, algorithm: str, expires_in_s: int | No
 
 
 def team_claims(arguments: argparse.Namespace) -> str:
-    """The claims of a team's token as JSON."""
+    """Returns the claims of a team's token as JSON."""
     token_id = arguments.token_id or secrets.token_hex(4)
     claims = {"team_id": arguments.team, "token_id": token_id}
     if arguments.role is not None:
@@ -68,7 +68,7 @@ def team_claims(arguments: argparse.Namespace) -> str:
 
 
 def decode(token: str, secret: str, algorithm: str) -> str:
-    """The claims of a token with a good signature that is valid now, as JSON."""
+    """Returns the claims of a valid token as JSON. The signature and the times are checked."""
     claims: dict[str, Any] = jwt.decode(
         token, secret, algorithms=[algorithm], options={"verify_aud": False}
     )
@@ -76,7 +76,7 @@ def decode(token: str, secret: str, algorithm: str) -> str:
 
 
 def parse_duration_s(text: str) -> int:
-    """'90s', '15m', '24h' or '30d' in seconds; a bare number is seconds."""
+    """Returns '90s', '15m', '24h' or '30d' in seconds; a bare number is seconds."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     if match is None or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a duration such as 90s, 15m, 24h, 30d")
@@ -84,7 +84,7 @@ def parse_duration_s(text: str) -> int:
 
 
 def parse_name(text: str) -> str:
-    """A team's or a token's name, as the proxy takes it."""
+    """Returns a team's or a token's name, as the proxy accepts it."""
     if NAME.fullmatch(text) is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a name: 1 to 128 printable ASCII characters without blanks"
@@ -129,7 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """The one line to print. Raises UsageError or jwt.PyJWTError."""
+    """Returns the line to print. Raises UsageError or jwt.PyJWTError."""
     if arguments.command == "generate-secret":
         return secrets.token_hex(SECRET_BYTES)
     secret = getattr(arguments, "secret", None) or environ.get("JWT_SECRET") or kept_secret()
@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
 
 
 def kept_secret() -> str:
-    """The secret of what is served from this directory. Raises UsageError."""
+    """Returns the secret of the server in this directory. Raises UsageError."""
     try:
         secret = SECRET_PATH.read_text()
     except OSError:
@@ -156,7 +156,7 @@ def kept_secret() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # A short secret draws a warning from PyJWT; the proxy says so where it matters.
+    # PyJWT warns of a short secret; the proxy reports it itself.
     warnings.simplefilter("ignore")
     arguments = build_parser().parse_args(argv)
     try:

@@ -1,7 +1,7 @@
-"""Answers of the model with the hidden state of each of their positions, kept in shards.
+"""Answers of the model with the hidden state of each position, kept in shards.
 
-A position is one drawn token: its hidden state, the token, and the one the model finds likeliest
-there. The positions of an answer follow each other, the one of the prompt's last token first.
+A position is one drawn token: its hidden state, the token, and the model's likeliest token there.
+The positions of an answer are in order; the first is of the prompt's last token.
 """
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ class Job:
 
     @property
     def sampling(self) -> SamplingParams:
-        """The likeliest token has to be asked for only where it need not be the drawn one."""
+        """Requests the likeliest token, too, except of a greedy job, which draws it anyway."""
         num_logprobs = 1 if self.temperature else None
         return SamplingParams(self.temperature, seed=self.number, num_logprobs=num_logprobs)
 
@@ -41,12 +41,12 @@ class TrainingAnswer(NamedTuple):
     hidden: Tensor  # [positions, hidden size] float16
     drawn_ids: list[int]
     likeliest_ids: list[int]
-    likeliest_logprobs: list[float]  # empty where the job is greedy
+    likeliest_logprobs: list[float]  # empty if the job is greedy
 
 
 @dataclass(slots=True)
 class _Row:
-    """The job that a user row works at."""
+    """The job that a user row works on."""
 
     job: Job
     prefilled: int = 0
@@ -86,7 +86,7 @@ class _Row:
 def answers_to(
     jobs: Iterable[Job], runner: ModelRunner, max_tokens: int, stop_ids: Collection[int]
 ) -> Iterator[TrainingAnswer]:
-    """Answers in the order in which they end, every user row busy; stop tokens are positions too.
+    """Yields answers in the order they end. All user rows are kept busy. Stop tokens count.
 
     Every prompt and `max_tokens` fit into a row.
     """
@@ -111,7 +111,7 @@ def answers_to(
 
 
 class Shards:
-    """Answers in files of a folder, so that a run that is stopped goes on where it was."""
+    """Answers in files of a folder, so that a stopped run can continue."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -122,7 +122,7 @@ class Shards:
         return {n for file in self._files() for n in load_file(file)["numbers"].tolist()}
 
     def save(self, answers: Iterable[TrainingAnswer]) -> Generator[TrainingAnswer, None, None]:
-        """Pass answers on, and write as many as a shard takes at a time."""
+        """Yield the answers, and write them to shards on the way."""
         pending: list[TrainingAnswer] = []
         try:
             for answer in answers:
@@ -141,7 +141,7 @@ class Shards:
         return [ids.tolist() for ids in positions.drawn_ids.split(positions.lengths.tolist())]
 
     def positions(self, jobs: Sequence[Job]) -> "Positions":
-        """The answers to these jobs, in the jobs' order, whatever order they were written in."""
+        """Returns the answers to these jobs, in the jobs' order."""
         found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         for file in self._files():
             shard = load_file(file)
@@ -189,7 +189,7 @@ class Positions:
         return len(self.drawn_ids)
 
     def labels(self, num_heads: int) -> Tensor:
-        """What head k has to say at a position: the model's likeliest token k + 1 positions on.
+        """Returns the label of head k at a position: the likeliest token k + 1 positions later.
 
         A label counts only while every token before it is the likeliest too: a head does not see
         what was drawn instead. Returns [positions, heads], IGNORED where there is none.

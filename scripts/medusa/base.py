@@ -1,4 +1,4 @@
-"""The model that heads are trained for: it answers, and heads begin as its output matrix."""
+"""The model that heads are trained for. It answers, and its output matrix initialises them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,8 @@ class Base:
 
     @classmethod
     def load(cls, model: str, device: str, max_tokens: int, num_threads: int | None = None) -> Self:
-        """Answers of up to `max_tokens`; on the CPU by int8 kernels, which is fastest there, with
-        as many threads as the model would be served with unless `num_threads` says.
+        """Load the model for answers of `max_tokens`. On the CPU the int8 kernels run it, which are
+        fastest, by default with as many threads as when it is served.
 
         Raises StartupError when the model cannot be served.
         """
@@ -52,12 +52,12 @@ class Base:
 
 
 def quantization_on(device: str) -> str:
-    """Returns the fastest there is on the device."""
+    """Returns the fastest runner of the device."""
     return "int8" if device == "cpu" else "none"
 
 
 def most_prompt_tokens(model: str, max_tokens: int) -> int:
-    """Returns how long a prompt may be for an answer of `max_tokens` to fit behind it."""
+    """Returns the most tokens of a prompt that leave room for `max_tokens`."""
     return min(MAX_PROMPT_TOKENS, load_config(locate(model)).context(None) - max_tokens)
 
 

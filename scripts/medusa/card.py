@@ -1,4 +1,4 @@
-"""Writes the card of heads from what was measured: no number in it is typed in."""
+"""Writes the card of heads. All numbers in it are measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ TEMPLATE = Path(__file__).parent / "card.md"
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What heads were made of. `answers` and `positions` are of training and calibration."""
+    """The data of heads. `answers` and `positions` are of training and calibration."""
 
     base: str
     licence: str

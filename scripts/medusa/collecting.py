@@ -1,4 +1,4 @@
-"""Lets the model answer all jobs, by several processes where the kernels decode.
+"""Lets the model answer all jobs, by several processes if the kernels decode.
 
 A process has one thread for its steps: threads that share a step's work wait for each other, which
 costs most on a machine that does other things too.

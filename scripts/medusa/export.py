@@ -61,7 +61,7 @@ def _tensors(heads: Heads, token_ids: Tensor | None) -> dict[str, Tensor]:
 
 
 def _parameters(heads: Heads) -> dict[str, Tensor]:
-    """Views of them, by their names in the file."""
+    """Returns views of the heads' tensors, by their names in the file."""
     tensors = {}
     for k in range(heads.num_heads):
         tensors[f"{k}.0.linear.weight"] = heads.weight[k]

@@ -1,4 +1,4 @@
-"""The heads: what each makes of a hidden state, and which tokens it can name."""
+"""The heads: they map a hidden state to logits of the tokens they can name."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ Variant = Literal["shared", "full"]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`shared` heads speak through the model's own output matrix, `full` ones have one each."""
+    """`shared` heads use the model's output matrix; `full` heads have one each."""
 
     num_heads: int
     variant: Variant

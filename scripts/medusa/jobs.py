@@ -1,6 +1,6 @@
-"""Which prompts are answered, and what for: training, the tree, or to judge by.
+"""Splits prompts into those for training, for the tree, and for judging.
 
-Splits are of prompts: none is in two of them.
+No prompt is in two splits.
 """
 
 import json
@@ -23,7 +23,7 @@ SAMPLED_TEMPERATURE = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs of a run by what they are for."""
+    """The jobs of a run, by purpose."""
 
     training: Sequence[Job]
     calibration: Sequence[Job]
@@ -87,7 +87,7 @@ class Jobs:
 
 
 def _training(prompts: Sequence[Prompt], first: int, count: int) -> Iterator[Job]:
-    """Every prompt has a turn before any has two, and the next turn is at a temperature."""
+    """Yields each prompt once before any twice; odd turns and repetitions have a temperature."""
     for turn, prompt in zip(range(count), cycle(prompts), strict=False):
         is_sampled = turn >= len(prompts) or turn % 2 == 1
         yield Job(first + turn, prompt, SAMPLED_TEMPERATURE if is_sampled else 0.0)

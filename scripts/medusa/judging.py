@@ -1,4 +1,4 @@
-"""What heads are worth: how often they are right, and how many tokens a step makes by them."""
+"""Judges heads: how often they are right, and how many tokens a step makes with them."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ LEAST_MARGIN = 0.05
 
 
 class Meaningless(Exception):
-    """These heads would guess nothing that is worth a step's time; the message says why."""
+    """These heads would save no time; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Judgement:
 
 
 def answer_ranks(heads: Heads, token_ids: Tensor, positions: Positions) -> list[Tensor]:
-    """The ranks of what came, of each answer [positions, heads]. `token_ids`: the nameable ones."""
+    """Returns the ranks of the tokens that came, of each answer [positions, heads]."""
     guesses = heads.guesses(positions.hidden, min(MAX_RANKS, len(token_ids)))
     found = ranks(token_ids[guesses], positions.continuations(heads.num_heads))
     return list(found.split(positions.lengths.tolist()))
@@ -77,7 +77,7 @@ def judged(
 
 
 def _share(found: Tensor, labels: Tensor, top: int) -> float:
-    """How often a label is among the first `top` guesses."""
+    """Returns how often a label is among the first `top` guesses."""
     found = found[labels != IGNORED]
     return float(((found != NOT_GUESSED) & (found < top)).float().mean())
 

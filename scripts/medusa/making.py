@@ -1,6 +1,6 @@
 """All stages, from a model to its heads.
 
-What an earlier run with the same work folder has done stays done.
+A stage that an earlier run with the same work folder finished is not repeated.
 """
 
 import logging
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 HEADS_FOLDER = "medusa"  # in the folder of a model
 PROBES, PROBE_TOKENS, PROBE_TEMPERATURE = 32, 16, 1.0
 QUESTION_TEMPERATURE = 1.0
-QUESTIONS_PER_ANSWER = 0.2  # asked of the model; the filter leaves most of them
+QUESTIONS_PER_ANSWER = 0.2  # requested from the model; the filter keeps most of them
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As the command line has them."""
+    """The options of the command line."""
 
     model: str
     output: Path | None
@@ -114,7 +114,7 @@ def make_heads(options: Options, command: str) -> None:
 
 
 def examples(positions: Positions, token_ids: Tensor, num_heads: int) -> Examples:
-    """Labels as places among `token_ids`; one that is not there counts for nothing."""
+    """Returns examples with labels as indices in `token_ids`; IGNORED if it lacks the token."""
     labels = positions.labels(num_heads)
     places = torch.searchsorted(token_ids, labels).clamp(max=len(token_ids) - 1)
     is_named = token_ids[places] == labels
@@ -152,7 +152,7 @@ def _jobs(options: Options, work: Path, tokenizer: HuggingFaceTokenizer, how: Co
 
 
 def probe(how: Collecting, tokenizer: HuggingFaceTokenizer, seed: int) -> None:
-    """Raises Meaningless when the model's words are no more than chance."""
+    """Raises Meaningless if the model's words are random."""
     runner = Base.load(how.model, how.device, PROBE_TOKENS).runner
     messages = islice(ordinary_messages(seed), PROBES)
     jobs = [

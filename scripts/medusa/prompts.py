@@ -54,7 +54,7 @@ def chat(message: str, tokenizer: HuggingFaceTokenizer) -> list[int]:
 
 
 def ordinary_messages(seed: int, forms_file: Path = FORMS_FILE) -> Iterator[str]:
-    """Forms with their slots filled, without end and with repetitions."""
+    """Yields filled forms, endlessly and with repetitions."""
     forms, words = _read_forms(forms_file)
     rng = Random(seed)
     while True:
@@ -78,7 +78,7 @@ def _read_forms(path: Path) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def turn_of_user(tokenizer: HuggingFaceTokenizer) -> tuple[Prompt, int] | None:
-    """What stands before a user's message, and what ends it; None without a chat template.
+    """Returns the text before a user's message, and its end; None without a chat template.
 
     A chat model that goes on from there writes what a user might ask (Xu et al. 2024, "Magpie",
     arXiv 2406.08464).
@@ -101,7 +101,7 @@ def _common_beginning(lists: Sequence[list[int]]) -> list[int]:
 def own_questions(
     answers: Iterable[Sequence[int]], end: int, tokenizer: HuggingFaceTokenizer
 ) -> Iterator[str]:
-    """The messages among what the model wrote as a user: whole ones of usual length."""
+    """Returns the usable messages that the model wrote as a user: whole, and of usual length."""
     for answer in answers:
         ids = list(takewhile(lambda token: token != end, answer))
         text = tokenizer.decode(ids).strip()
@@ -118,7 +118,7 @@ def distinct(prompts: Iterable[Prompt], without: Iterable[Prompt] = ()) -> Itera
 
 
 def interleaved(first: Sequence[str], second: Iterator[str]) -> Iterator[str]:
-    """One of each by turns until `first` ends, then the rest of `second`."""
+    """Yields one of each in turn until `first` ends, then the rest of `second`."""
     for message in first:
         yield message
         yield from islice(second, 1)

@@ -58,7 +58,7 @@ class Examples:
     labels: Tensor
 
     def used(self) -> "Examples":
-        """Without positions that no head can learn from."""
+        """Returns the examples without positions that no head can learn from."""
         is_used = (self.labels != IGNORED).any(dim=1)
         return Examples(self.hidden[is_used], self.labels[is_used])
 
@@ -71,7 +71,7 @@ class TrainingFigures:
 
 
 def lr_scale(step: int, steps: int) -> float:
-    """Rises to 1 in the warm-up, whatever `steps` is, and falls along a cosine."""
+    """Returns the factor of the rate: it rises to 1 in the warm-up, then falls along a cosine."""
     if step < WARM_UP_STEPS:
         return (step + 1) / WARM_UP_STEPS
     share = (step - WARM_UP_STEPS) / max(1, steps - WARM_UP_STEPS)
@@ -108,7 +108,7 @@ class Trainer:
         )
 
     def run(self) -> None:
-        """Train to the last step. What is done is kept when it is interrupted."""
+        """Train to the last step. An interruption keeps the progress."""
         saved_s = time.monotonic()
         started_s = saved_s - self._seconds
         with tqdm(total=self._num_steps, initial=self._step, unit="step", desc="training") as bar:
@@ -139,7 +139,7 @@ class Trainer:
             group["lr"] = lr * scale
         losses = []
         for k in range(self._heads.num_heads):
-            # One head's logits at a time: they are the largest thing in memory.
+            # One head at a time, because logits take the most memory.
             loss = head_loss(self._heads, hidden, labels[:, k], k)
             torch.autograd.backward(LATER_HEAD_WEIGHT**k * loss)
             losses.append(float(loss.detach()))
@@ -149,7 +149,7 @@ class Trainer:
         return losses
 
     def _batch(self) -> tuple[Tensor, Tensor]:
-        """The positions of the next step, in an order of each epoch that the seed fixes."""
+        """Returns the positions of the next step. The seed fixes the order of each epoch."""
         count = min(self._plan.positions_per_step, len(self._examples.hidden))
         epoch, batch = divmod(self._step, len(self._examples.hidden) // count)
         if epoch != self._epoch:
@@ -186,7 +186,7 @@ class Trainer:
 
 
 def head_loss(heads: Heads, hidden: Tensor, labels: Tensor, head: int) -> Tensor:
-    """Cross entropy of one head, a mean over the positions that have a label; 0 without any."""
+    """Returns one head's mean cross entropy over positions with a label; 0 if none has."""
     is_labelled = labels != IGNORED
     if not is_labelled.any():
         return 0.0 * heads.weight.sum()

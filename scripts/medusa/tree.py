@@ -1,4 +1,4 @@
-"""From what heads guessed on answers to a tree of guesses, and what such a tree is worth.
+"""Builds a tree of guesses from what heads guessed on answers, and evaluates trees.
 
 A path (r0, r1, …) is the token of rank r0 of head 0, after it that of rank r1 of head 1, and so on.
 """
@@ -17,7 +17,7 @@ NOT_GUESSED = -1
 
 
 def ranks(guesses: Tensor, continuations: Tensor) -> Tensor:
-    """The place that each head gave the token that came.
+    """Returns the rank that each head gave the token that came.
 
     `guesses` [positions, heads, ranks] and `continuations` [positions, heads]. Returns [positions,
     heads], NOT_GUESSED where the token is not among the guesses.
@@ -29,10 +29,10 @@ def ranks(guesses: Tensor, continuations: Tensor) -> Tensor:
 def most_frequent_paths(
     position_ranks: Iterable[Sequence[int]], count: int = MAX_PATHS
 ) -> list[TreePath]:
-    """The paths that would have been right most often, each behind what it begins with.
+    """Returns the paths that would have been right most often, each after its beginning.
 
-    What a path begins with is right at least as often as the path, so that the set is a tree; among
-    equally frequent ones the shorter come first.
+    A path's beginning is right at least as often as the path, so the set is a tree. Of equally
+    frequent paths the shorter come first.
     """
     counts: Counter[TreePath] = Counter()
     for heads in position_ranks:
@@ -43,7 +43,7 @@ def most_frequent_paths(
 
 
 def prefixes(heads: Sequence[int]) -> list[TreePath]:
-    """The paths that are right at a position with these ranks, the shortest first."""
+    """Returns the paths that are right at a position with these ranks, the shortest first."""
     found: list[TreePath] = []
     for rank in heads:
         if rank == NOT_GUESSED:
@@ -53,14 +53,14 @@ def prefixes(heads: Sequence[int]) -> list[TreePath]:
 
 
 def chain(depth: int) -> list[TreePath]:
-    """The likeliest guess of each head."""
+    """Returns the path of each head's likeliest guess."""
     return [(0,) * (length + 1) for length in range(depth)]
 
 
 def tokens_per_step(
     paths: Collection[TreePath], answers: Iterable[Sequence[Sequence[int]]]
 ) -> float:
-    """How many tokens a step of decoding these answers emits, with the tree of `paths`.
+    """Returns the mean tokens of a step that decodes these answers with the tree of `paths`.
 
     An answer is the ranks of its positions. A step emits the token that is certain and those of the
     deepest path that is right, and the next one begins behind them: this is the decoding itself,

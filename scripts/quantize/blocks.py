@@ -1,4 +1,4 @@
-"""Grids and values to the bytes of GGUF's blocks: see `inference_api.loading.gguf.panels`."""
+"""Packs grids and values into GGUF's blocks; see `inference_api.loading.gguf.panels`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ FOUR, FOUR_BITS, TWO_BITS = np.uint8(4), np.uint8(0x0F), np.uint8(0x30)
 
 
 def stored(grid: Grid, values: Floats) -> Bytes:
-    """Bytes [blocks, …] of `values` [blocks, groups, inputs]."""
+    """Returns the bytes [blocks, …] of `values` [blocks, groups, inputs]."""
     form = grid.form
     least = form.values[0]
     offset = (values - least).astype(np.uint8).reshape(len(values), -1)
@@ -48,7 +48,7 @@ def _pairs(low: Bytes, high: Bytes) -> Bytes:
 
 
 def _packed_bits(parts: Bytes, bits: int) -> Bytes:
-    """The bits of [..., parts, n] in one byte each, the first part's lowest."""
+    """Packs the bits of [..., parts, n] into bytes, the first part's lowest."""
     shifts = np.arange(0, bits * parts.shape[-2], bits, dtype=np.uint8)[:, None]
     joined: Bytes = np.bitwise_or.reduce(parts << shifts, -2)
     return joined

@@ -1,7 +1,7 @@
-"""What the matrices of a model multiply when it reads a text. Needs torch.
+"""Moments of the inputs of a model's matrices when it reads a text. Needs torch.
 
-One layer is in memory at a time, with what all tokens have before it. Once its matrices are
-rounded, the text goes on through the rounded ones: later layers are rounded for what they will see.
+One layer is in memory at a time, with all tokens' states before it. Once its matrices are rounded,
+the text goes on through the rounded ones, so that later layers are rounded for their real inputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ Moments = dict[str, NDArray[np.float64]]  # [inputs, inputs], by the names of `w
 
 @dataclass(slots=True)
 class _Watch(TorchFunctionMode):
-    """Adds up the second moments of what linear maps are given, by where their weights are."""
+    """Adds up the second moments of the inputs of linear maps, by their weights' addresses."""
 
     sums: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
@@ -92,15 +92,15 @@ class Calibration:
         return watch.moments_of(self._parts)
 
     def put(self, name: str, numbers: Floats) -> None:
-        """The rounded numbers of a part of the layer, its rows in our order."""
+        """Sets a part of the layer to its rounded numbers, with rows in our order."""
         self._parts[name].copy_(torch.from_numpy(numbers))
 
     def advance(self) -> None:
-        """Go through the layer as it is by now."""
+        """Run the text through the layer with its current weights."""
         self._states = self._run(self._part, self._tensors)
 
     def head_moments(self) -> NDArray[np.float64]:
-        """What the output head is given. All layers are done."""
+        """Returns the moments of the output head's inputs, after all layers."""
         states = self._run(self._config.part(LayerRange(0, 0)), self._final)
         return (states.T @ states).double().numpy()
 
@@ -109,7 +109,7 @@ class Calibration:
 
     @torch.inference_mode()
     def _run(self, config: ModelConfig, tensors: dict[str, Tensor]) -> Tensor:
-        """These layers, after which comes the final norm if it is among `tensors`."""
+        """Returns these layers, followed by the final norm if it is among `tensors`."""
         config = replace(config, embedding_multiplier=1.0)
         longest = max(map(len, self._windows))
         cache = TorchCache(config, 1, longest, CPU, torch.float32)
@@ -128,7 +128,7 @@ class Calibration:
 
 
 def begin(text: str, file: Path, model: GgufModel) -> Calibration:
-    """Raises StartupError where torch cannot decode the model."""
+    """Raises StartupError if torch cannot decode the model."""
     config = model.config
     if config.recurrent is not None or config.shapes:
         raise StartupError([f"torch does not decode {config.family}; leave out --calibrate."])

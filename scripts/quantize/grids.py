@@ -1,9 +1,8 @@
-"""The numbers that blocks of GGUF files can hold, and the search for those nearest to weights.
+"""Finds the numbers that blocks of GGUF files can hold nearest to given weights.
 
-A block has `units` of half precision and for each group of inputs small integers times these: a
-weight is step * value - floor. What is searched are steps and floors; the values follow, as the
-nearest ones. Errors are weighted: `importance` says by how much each input's count. Pure numpy, and
-vectorised over blocks.
+A block has `units` of half precision, and for each group of inputs small integers times these: a
+weight is step * value - floor. Steps and floors are searched; each value is then the nearest one.
+`importance` is the weight of each input's error. Pure numpy, vectorised over blocks.
 """
 
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ SPREADS = np.linspace(-1.5, 1.5, 13)  # values more or less between the least an
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One of GGUF's types, as what its blocks can hold."""
+    """The numbers that blocks of one of GGUF's types can hold."""
 
     kind: GGMLQuantizationType
     num_groups: int
@@ -41,7 +40,7 @@ class Form:
 
     @property
     def bits(self) -> float:
-        """Bits of a weight, on average."""
+        """Returns the mean bits of a weight."""
         inputs, num_bytes = gguf.GGML_QUANT_SIZES[self.kind]
         return 8 * num_bytes / inputs
 
@@ -64,7 +63,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What each of so many blocks can hold, as the file says it."""
+    """The numbers that each of several blocks can hold, as the file stores them."""
 
     form: Form
     units: NDArray[np.float16]  # [blocks, 2]: of steps and of floors
@@ -82,7 +81,7 @@ class Grid:
         return (self.units[:, 1:].astype(np.float32) * self.minima)[..., None]
 
     def nearest(self, weights: Floats) -> Floats:
-        """Values for `weights` [blocks, groups, inputs]."""
+        """Returns the values nearest to `weights` [blocks, groups, inputs]."""
         return _nearest(self.form, weights + self.floors, self.steps)
 
     def errors(self, weights: Floats, importance: Floats) -> Floats:
@@ -90,7 +89,7 @@ class Grid:
         return _errors(self.form, weights + self.floors, self.steps, importance)
 
     def chosen(self, other: "Grid", is_other: NDArray[np.bool_]) -> "Grid":
-        """Returns `other` for some blocks."""
+        """Returns a grid with `other`'s blocks where `is_other`."""
         pairs = (
             (self.units, other.units),
             (self.scales, other.scales),
@@ -114,7 +113,7 @@ def searched(form: Form, weights: Floats, importance: Floats) -> Grid:
 
 
 def plain(form: Form, weights: Floats) -> Grid:
-    """The grid whose ends are the ends of the weights, as rounding without a search has it."""
+    """Returns the grid from the least to the largest weight, as rounding without a search does."""
     grouped = form.grouped(weights)
     low, high = form.values
     if form.has_floors:
@@ -147,7 +146,7 @@ def _errors(form: Form, raised: Floats, steps: Floats, importance: Floats) -> Fl
 
 
 def _sum(*factors: Floats) -> Floats:
-    """The sum of their product over inputs."""
+    """Returns the sum of their products over inputs."""
     names = ",".join(["...i"] * len(factors))
     total: Floats = np.einsum(f"{names}->...", *factors)
     return total
@@ -207,7 +206,7 @@ def _fitted_with_floors(form: Form, weights: Floats, importance: Floats) -> tupl
 
 
 def _as_integers(form: Form, steps: Floats, floors: Floats | None) -> Grid:
-    """The grid nearest to these steps and floors, [blocks, groups]."""
+    """Returns the grid nearest to these steps and floors [blocks, groups]."""
     of_steps, scales = _in_units(steps, form.most_scale)
     if floors is None:
         return Grid(form, np.concatenate((of_steps, 0 * of_steps), -1), scales, 0 * scales)
@@ -232,7 +231,7 @@ def _halves(numbers: Floats) -> NDArray[np.float16]:
 
 
 def _with_better_integers(grid: Grid, weights: Floats, importance: Floats) -> Grid:
-    """Every group's integers, or neighbours with a smaller error."""
+    """Returns every group's integers, or neighbours with a smaller error."""
     if grid.form.most_scale == 1:
         return grid
     scales, minima = grid.scales, grid.minima
@@ -284,7 +283,7 @@ def _with_better_units(grid: Grid, weights: Floats, importance: Floats) -> Grid:
 
 
 def _better(one: Grid, other: Grid, weights: Floats, importance: Floats) -> Grid:
-    """Block by block, `one` where both are alike."""
+    """Returns the better of two grids for each block; `one` if both are alike."""
     errors = (each.errors(weights, importance).sum(-1) for each in (one, other))
     of_one, of_other = errors
     return one.chosen(other, of_other < of_one)

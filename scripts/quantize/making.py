@@ -1,4 +1,4 @@
-"""A GGUF file of fewer bits from another: metadata, names and vectors stay as they are."""
+"""Writes a GGUF file with fewer bits from another; metadata, names and vectors stay."""
 
 import logging
 from collections import Counter
@@ -40,7 +40,7 @@ Start = Callable[[Path, GgufModel], "Calibration"]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was written."""
+    """The size of a written file, in bits and types."""
 
     bits: float  # average of a weight, over all matrices
     weights: Counter[str]  # how many there are of each form
@@ -97,7 +97,7 @@ def _stacks(model: GgufModel) -> dict[str, list[SourceTensor]]:
 
 
 def _place(tensor: ReaderTensor) -> int:
-    """Layers are in their order, for calibration, and then what belongs to none: the head."""
+    """Returns a sort key: layers in their order, for calibration, then other matrices: the head."""
     layer = layer_of(tensor.name)
     return LAST if layer < 0 else layer
 
@@ -131,7 +131,7 @@ class _Rounder:
 
     @property
     def _num_layers(self) -> int:
-        """Without those that predict further tokens."""
+        """Number of layers, without those that predict further tokens."""
         return self.model.config.num_layers
 
     def all(self, tensors: Sequence[ReaderTensor]) -> Iterator[NDArray[Any]]:

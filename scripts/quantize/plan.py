@@ -1,4 +1,4 @@
-"""Which form each matrix of a GGUF file gets: few bits for all, more where errors cost most."""
+"""Chooses the type of each matrix of a GGUF file: more bits where errors cost most."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
