@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python lab/install.py
+INSTALL_UV := install --quiet --no-compile --only-binary :all: -r requirements-uv.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 # On a machine with a driver of NVIDIA's, `make serve` adds torch. Tests need torch everywhere; as pip finds
@@ -161,13 +162,16 @@ new-enough:
 	  { echo "Hearth needs Python 3.11 or newer; choose one with: make PYTHON=/path/to/python3.11"; exit 1; }
 
 $(VENV)/python.stamp: | new-enough
-	@$(PYTHON) -m venv $(VENV) || \
-	  { echo "Could not create a virtual environment; on Debian: sudo apt-get install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv --without-pip $(VENV)
 	@touch $@
 
-# Where there is none for this machine, pip does it all.
+# By the pip of the Python at hand, where it has one: ensurepip would take seconds, since it compiles what
+# it installs. Where there is no uv for this machine, pip does it all.
 $(VENV)/uv.stamp: $(VENV)/python.stamp requirements-uv.txt
-	-$(BIN)/python -m pip install --quiet --no-compile --only-binary :all: -r requirements-uv.txt
+	@! $(PYTHON) -c 'import pip' 2>/dev/null || $(PYTHON) -m pip --python $(BIN)/python $(INSTALL_UV) || true
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv $(VENV) || \
+	  { echo "Could not create a virtual environment; on Debian: sudo apt-get install python3-venv"; exit 1; }
+	-@test -x $(BIN)/uv || $(BIN)/python -m pip $(INSTALL_UV)
 	@touch $@
 
 $(VENV)/zig.stamp: $(VENV)/uv.stamp requirements-wheels.txt

@@ -72,9 +72,12 @@ using Group = typename Format::Block::Group;
 template <class Block>
 constexpr int kBlockGroups = Block::kInputs / kGroup;
 
-// Bytes and quads of a group of weights, and how many such groups meet one of activations.
+// Bytes, cache lines and quads of a group of weights, and how many such groups meet one of
+// activations.
 template <class Block>
 constexpr size_t kGroupBytes = sizeof(Block) / Block::kScales;
+template <class Block>
+constexpr int64_t kGroupLines = (kGroupBytes<Block> + kCacheLine - 1) / kCacheLine;
 template <class Block>
 constexpr int kGroupQuads = Block::kInputs / Block::kScales / kQuad;
 template <class Block>
@@ -309,7 +312,7 @@ void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
 #pragma GCC unroll 1
       for (int quad = 0; quad < kQuads; ++quad) {
         if (first == 0) {
-          fetched.step<2>();
+          fetched.step<4>();
         }
 #pragma GCC unroll 4
         for (int input = quad * kQuad; input < (quad + 1) * kQuad; input += Format::kInputs) {
@@ -414,14 +417,6 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
 template <class Format>
 constexpr int kAheadBytes = std::is_same_v<Group<Format>, FloatGroup> ? 8192 : 2304;
 
-// Lines of a group, and of one of so many shares of them.
-template <class Block>
-constexpr int64_t kGroupLines = (kGroupBytes<Block> + kCacheLine - 1) / kCacheLine;
-template <class Block>
-constexpr int64_t share_lines(int64_t shares) {
-  return (kGroupLines<Block> + shares - 1) / shares;
-}
-
 // All rows times one panel, in tiles of nearly equal size.
 template <class Isa, class Simd, class Format>
 void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
@@ -431,7 +426,7 @@ void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
   const int num_parts = call.is_gated ? 2 : 1;
   const int64_t num_tiles = (call.num_rows + kMax - 1) / kMax;
   const int64_t shares = num_tiles < 2 ? 1 : num_tiles < 4 ? 2 : 4;
-  const int64_t lines = share_lines<Block>(shares);
+  const int64_t lines = (kGroupLines<Block> + shares - 1) / shares;
   const int64_t share_bytes = call.num_groups * kParts<Block> * lines * kCacheLine;
   alignas(kCacheLine) float results[2][kMax][kPanel];
   for (int64_t tile = 0; tile < num_tiles; ++tile) {

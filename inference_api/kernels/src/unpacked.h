@@ -89,10 +89,11 @@ struct GroupFloats {
   float minima[kNumScales][kPanel];
 };
 
-// Two to the power of `exponent` - 128, of which the first two are subnormal.
+// Two to the power of `exponent` - 128, of which the first two are subnormal: a product of two
+// normal powers, without a test, so that compilers make vectors of it.
 inline float power_of_two(uint8_t exponent) {
-  const uint32_t subnormal = 0x00200000u << (exponent & 1);
-  return float_from_bits(exponent < 2 ? subnormal : (exponent - 1u) << 23);
+  const uint32_t half = exponent / 2u;
+  return float_from_bits((half + 63) << 23) * float_from_bits((exponent - half + 63) << 23);
 }
 
 // Scales of a vector of a block that has them as they are.
