@@ -39,8 +39,8 @@ DRAFTED = [
 
 @pytest.fixture(autouse=True)
 def _poisoned() -> Iterator[None]:
-    """What is not written is no number."""
-    torch.use_deterministic_algorithms(True)
+    """What is not written is no number; on CUDA, cuBLAS would refuse."""
+    torch.use_deterministic_algorithms(DEVICE.type == "cpu")
     with np.errstate(all="ignore"):
         yield
     torch.use_deterministic_algorithms(False)
@@ -82,7 +82,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "layer", "dtype"),
-    [*((shape, index % 2, FLOAT32) for index, shape in enumerate(SHAPES)), (SHAPES[2], 1, FLOAT16)],
+    [*((shape, index % 2, FLOAT32) for index, shape in enumerate(SHAPES)), (SHAPES[0], 1, FLOAT16)],
     ids=str,
 )
 def test_tokens_attend_to_what_is_before_them(
@@ -113,19 +113,19 @@ def test_the_longest_tree_attends_by_its_branches() -> None:
 
 def test_bits_are_the_same_alone_and_at_every_place_beside_any() -> None:
     """With more room than tokens, absent ones that are no numbers, and an untouched cache."""
-    of = both((24, 2, 3))
-    sizes = 2 * 3 * 24, (2 * 3 + 2 * 2) * 24
-    heads = LayerHeads(1, made(8, 24, seed=8), made(6, seed=9))
+    of = both((24, 1, 3))
+    width = (3 + 2) * 24
+    heads = LayerHeads(1, made(3 + 1, 24, seed=8), made(3, seed=9))
     inputs = inputs_of([*DRAFTED, *PLAIN])
     num_tokens = inputs.shape[1]
-    qkv = made(num_tokens, sizes[1], seed=3)
+    qkv = made(num_tokens, width, seed=3)
 
     def outputs(columns: list[int | None], room: int) -> Tensor:
         """Of these tokens, None: an absent one."""
         of_step = torch.zeros(NUM_LINES, len(columns), dtype=torch.int64, device=DEVICE)
         of_step[POSITIONS] = -1
         of_step[SLOTS:] = of.ours.cache.capacity - 1
-        given = torch.full((room, sizes[1]), torch.nan, device=DEVICE)
+        given = torch.full((room, width), torch.nan, device=DEVICE)
         for place, column in enumerate(columns):
             if column is not None:
                 of_step[:, place] = inputs[:, column]
