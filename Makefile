@@ -60,7 +60,7 @@ TIDY := nice $(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p va
 # The sources for one instruction set and the test driver take clang-tidy as long as all others: they
 # wait for `make test-kernels`. So do the paths that the analyzer would follow beyond so many nodes of
 # each function: most of its time is theirs.
-SHALLOW := $(addprefix -extra-arg=,-Xclang -analyzer-config -Xclang max-nodes=50000)
+SHALLOW := $(addprefix -extra-arg=,-Xclang -analyzer-config -Xclang max-nodes=10000)
 # What takes long gives way to the tests, which often wait, where `make -j2 test` runs both.
 check: $(VENV)/dev.stamp $(VENV)/node.stamp
 	$(BIN)/ruff format --check .

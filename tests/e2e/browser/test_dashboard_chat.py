@@ -99,14 +99,13 @@ def test_a_second_question_sends_the_first_with_its_answer(page: Page) -> None:
 
 
 def test_examples_wait_for_the_model(api: ServedApi, browser: Browser) -> None:
-    page = browser.new_page()
-    page.route(STATE, lambda route: route.abort())
-    page.goto(api.url)
-    example = page.get_by_role("button", name="What is the capital of Kenya?")
-    expect(example).to_be_disabled()
-    page.unroute(STATE)
-    expect(example).to_be_enabled()
-    page.close()
+    with opened(browser, api.url, may_log="ERR_FAILED") as page:
+        page.route(STATE, lambda route: route.abort())
+        page.reload()
+        example = page.get_by_role("button", name="What is the capital of Kenya?")
+        expect(example).to_be_disabled()
+        page.unroute(STATE)
+        expect(example).to_be_enabled()
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -28,17 +28,17 @@ def make_app(path: Path, is_stateful: bool = True, **settings: Any) -> Flask:
     return create_server(Settings(**settings), optimizer, weights)
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> Flask:
-    return make_app(tmp_path)
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Flask:
+    return make_app(tmp_path_factory.mktemp("app"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(app: Flask) -> FlaskClient:
     return app.test_client()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def document(client: FlaskClient) -> dict[str, Any]:
     document: dict[str, Any] = client.get("/openapi.json").get_json()
     return document

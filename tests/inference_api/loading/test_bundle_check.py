@@ -36,6 +36,14 @@ def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
     return Path(copytree(tiny_model("llama")[0], tmp_path / "model"))
 
 
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model as a file of 8 bits."""
+    file = tmp_path_factory.mktemp("quantised") / "embedded.gguf"
+    make_gguf(EMBEDDED_MODEL, file, "Q8_0")
+    return file
+
+
 def bundle_of(*members: dict[str, Any], **keys: Any) -> Bundle:
     limits = {"version": 1, "memory_limit": GIB, "fast_memory_limit": GIB}
     return Bundle.model_validate({**limits, **keys, "experts": members})
@@ -65,12 +73,10 @@ def loaded_bytes(source: Path, quantization: str, context: int | None) -> tuple[
 
 
 def test_a_quantised_member_that_names_no_form_shares_the_8_bits_of_one_that_does(
-    tmp_path: Path,
+    quantised: Path,
 ) -> None:
-    file = tmp_path / "embedded.gguf"
-    make_gguf(EMBEDDED_MODEL, file, "Q8_0")
-    alone = checked(member(file, quantisation="int8")).utilization
-    both = checked(member(file), member(file, "b", quantisation="int8")).utilization
+    alone = checked(member(quantised, quantisation="int8")).utilization
+    both = checked(member(quantised), member(quantised, "b", quantisation="int8")).utilization
     assert alone is not None
     assert both is not None
     assert both.memory.need_bytes == alone.memory.need_bytes
@@ -80,10 +86,8 @@ def test_a_quantised_member_that_names_no_form_shares_the_8_bits_of_one_that_doe
 @pytest.mark.parametrize("quantisation", ["none", "auto", "file", "int8", "int4"])
 @pytest.mark.parametrize("context", [None, 64])
 def test_bytes_are_those_that_the_loader_counts_with(
-    quantisation: str, context: int | None, tiny_model: Tiny, tmp_path: Path
+    quantisation: str, context: int | None, tiny_model: Tiny, quantised: Path
 ) -> None:
-    quantised = tmp_path / "embedded.gguf"
-    make_gguf(EMBEDDED_MODEL, quantised, "Q8_0")
     models = [tiny_model(name)[0] for name in ("llama", "falcon-7b")]
     for source in (EMBEDDED_MODEL, quantised, *models):
         keys: dict[str, Any] = {
