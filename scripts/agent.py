@@ -25,7 +25,7 @@ def main(name: str | None, url: str | None, model: str | None, token: str) -> No
         for name, agent in agents().items():
             click.echo(f"{name:<12}{agent.title}, by {agent.route}")
         return
-    url, contexts = found((url.rstrip("/"),) if url else URLS, token)
+    url, contexts = first_server((url.rstrip("/"),) if url else URLS, token)
     model = model or next(iter(contexts))
     if model not in contexts:
         raise click.ClickException(f"{url} does not serve {model!r}; it serves {[*contexts]}.")
@@ -41,7 +41,7 @@ def main(name: str | None, url: str | None, model: str | None, token: str) -> No
     click.echo(FENCE.sub("", agent.filled_in(url, model, context_tokens)), nl=False)
 
 
-def found(urls: Sequence[str], token: str) -> tuple[str, dict[str, int]]:
+def first_server(urls: Sequence[str], token: str) -> tuple[str, dict[str, int]]:
     """Returns the first server that has a model, and each model's context in tokens."""
     faults = []
     for url in urls:

@@ -1,4 +1,4 @@
-"""A cycle: collect, learn, ask, stabilise. Its result is a plan; `rollout` carries it out."""
+"""A controller cycle: collect, learn, ask, stabilise. Returns a plan, which `rollout` executes."""
 
 import time
 from collections import Counter
@@ -26,9 +26,9 @@ from cluster.errors import MetricsUnread, OptimizerUnusable
 from cluster.replicas import Group, Replica, ReplicaState
 from cluster.system import Json, SystemDocument
 
-LEAST_S = 1.0  # between two readings
-# Share of a stabilisation window that has to pass. Cycles come some milliseconds early or late:
-# without it, a window of two periods would often last three.
+LEAST_S = 1.0  # least time between two readings
+# Share of a stabilisation window that has to pass. Cycles come a few milliseconds early or late, so
+# without it a window of two periods would often last three.
 WINDOW_PART = 0.95
 NO_STARTS: Mapping[str, StartForecast] = {}
 
@@ -41,7 +41,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class ServerCycle:
-    """One server in one cycle. `predicted` is for the replicas that ran, at the measured load, with
+    """One server in one cycle. `predicted` is for the running replicas at the measured load, with
     the speeds known before the measurement."""
 
     plan: Plan
@@ -50,19 +50,20 @@ class ServerCycle:
     measured: Latencies = Latencies()
     predicted: Latencies = Latencies()
     planned: Latencies = Latencies()
-    """What the plan is to have, at its load."""
+    """Predicted latencies of the plan at its load."""
     held: str = ""
-    """Why it was left as it is; empty where nothing kept it from changing."""
+    """Why the server was not changed; empty if it could change."""
     has_changed: bool = False
     is_short: bool = False
-    """Whether the plan has fewer replicas than the load needs, for lack of cards or by a limit."""
+    """Whether the plan has fewer replicas than the load needs, for lack of cards or due to a
+    limit."""
     missed: tuple[str, ...] = ()
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
-    """Figures of the next period, from what is known now."""
+    """Forecast figures of the next period."""
     judged: Mapping[str, JudgedForecast] = field(default_factory=dict)
-    """The forecasts of the cycle before, by figure."""
+    """Forecasts of the previous cycle with what was measured, by figure."""
     scores: Mapping[str, Score] = field(default_factory=dict)
-    """How the forecasts of all cycles before did, by figure."""
+    """Accuracy of earlier forecasts, by figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,12 @@ class Cycle:
     question: Json = field(default_factory=dict)
     answer: OptimizerReply | None = None
     fault: str = ""
-    """Why there is no new plan at all."""
+    """Why there is no new plan; empty if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerParts:
-    """The parts that a planner works with."""
+    """The parts that a planner uses."""
 
     config: ClusterConfig
     system: SystemDocument
@@ -92,7 +93,7 @@ class ControllerParts:
 
 
 class Planner:
-    """Controller thread only. `plan` is the plan in force."""
+    """Makes plans; `plan` is the current one. Controller thread only."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Planner:
         replicas: Sequence[Replica],
         past: Iterable[JudgedForecasts] = (),
     ) -> None:
-        """The first plan is what runs already. `past`: of forecasts before, oldest first."""
+        """The first plan is the running replicas. `past` has earlier forecasts, oldest first."""
         self._parts = parts
         self._speeds = Speeds(parts.system, parts.optimizer)
         self._forecasts = Forecasts(past)
@@ -123,8 +124,8 @@ class Planner:
         }
 
     def wake(self, servers: Iterable[str], at_s: float) -> bool:
-        """Somebody asks for these servers. Returns whether any has no replicas: it is time for a
-        cycle."""
+        """Note requests for these servers. Returns whether any has no replicas, so that a cycle
+        should run now."""
         servers = set(servers)
         for name in servers:
             self._sleep.note(name, at_s)
@@ -136,7 +137,7 @@ class Planner:
         at_s: float,
         starts: Mapping[str, StartForecast] = NO_STARTS,
     ) -> Cycle:
-        """Makes the next plan. `at_s` is in seconds of the reader's clock; `starts`: by server."""
+        """Make the next plan. `at_s`: seconds of the reader's clock; `starts`: by server."""
         start_s = time.perf_counter()
         self._number += 1
         self._forget_what_is_gone(replicas)
@@ -183,8 +184,9 @@ class Planner:
         self.plan = {g: n for g, n in self.plan.items() if n or g in there}
 
     def _steady(self, replicas: Sequence[Replica]) -> dict[Group, int]:
-        """How many of each group were ready all the time since the last cycle; without groups of
-        servers where that changed, whose replicas had shares of the load that nobody knows."""
+        """Returns how many replicas of each group were ready ever since the last cycle. Leaves
+        out servers where the number changed, because their replicas' shares of the load are not
+        known."""
         ready = Counter(each.group for each in replicas if each.state is ReplicaState.READY)
         before, self._ready = self._ready, ready
         changed = {g.server for g in {*before, *ready} if before[g] != ready[g]}
@@ -193,8 +195,8 @@ class Planner:
     def _collect(
         self, replicas: Sequence[Replica], at_s: float, starts: Mapping[str, StartForecast]
     ) -> dict[str, ServerTraffic]:
-        """What came since the last cycle; servers' demands see it. Too soon after the last one,
-        what it saw: a request in a millisecond is no rate."""
+        """Returns the traffic since the last cycle, and updates the demands. Within LEAST_S of the
+        last cycle it returns that one's traffic, because a request in a millisecond is no rate."""
         if self._before_s is not None and 0 <= at_s - self._before_s < LEAST_S:
             return self._traffic
         now = self._parts.reader.read(replicas)
@@ -217,7 +219,8 @@ class Planner:
     def _predict(
         self, traffic: Mapping[str, ServerTraffic], steady: Mapping[Group, int]
     ) -> dict[str, Latencies]:
-        """What the model says of what runs, at what came, before it learns from that."""
+        """Returns the model's predictions for the running replicas at the measured traffic, before
+        it learns from that."""
         loads = {name: demand.load for name, demand in self._demands.items()}
         for name, each in traffic.items():
             if each.all.ended:
@@ -229,7 +232,7 @@ class Planner:
         return self._latencies({g: n for g, n in steady.items() if g.server in traffic}, loads)
 
     def _latencies(self, plan: Plan, loads: Mapping[str, OfferedLoad]) -> dict[str, Latencies]:
-        """What the model says of these replicas under these loads."""
+        """Returns the model's predictions for these replicas under these loads."""
         if not plan:
             return {}
         asked = as_it_is(self._parts.system, Standing(plan, loads, self._speeds.perf))
@@ -245,8 +248,8 @@ class Planner:
     def _judge(
         self, traffic: Mapping[str, ServerTraffic], steady: Mapping[Group, int]
     ) -> JudgedForecasts:
-        """Compares the forecasts of the last cycle with what came: latencies only of servers whose
-        replicas stayed as they were, and nothing of a cycle that was made before its time."""
+        """Compares the last cycle's forecasts with measurements. Latencies are compared only for
+        servers whose replicas did not change, and nothing for a cycle that was invoked early."""
         judged = {}
         for name in self._demands:
             seen = traffic.get(name, ServerTraffic(unread="it has no replicas"))
@@ -264,8 +267,8 @@ class Planner:
         traffic: Mapping[str, ServerTraffic],
         judged: JudgedForecasts,
     ) -> dict[str, ServerCycle]:
-        """With what the next period is to bring to the replicas that are ready, of the servers with
-        traffic; and how such forecasts did."""
+        """Returns the servers with forecasts for ready replicas in the next period, for those with
+        traffic, and with the accuracy of earlier forecasts."""
         coming = {name: demand.next for name, demand in self._demands.items()}
         said = self._latencies(self._ready, coming) if traffic else {}
         told = {}
@@ -278,7 +281,7 @@ class Planner:
         return told
 
     def _note_who_asks(self, traffic: Mapping[str, ServerTraffic], at_s: float) -> None:
-        """In the first cycle, servers that run or expect a load are taken to be asked for."""
+        """In the first cycle, note a request for every server that runs or expects a load."""
         asked = {
             name
             for name, each in traffic.items()
@@ -293,7 +296,7 @@ class Planner:
     def _held(
         self, traffic: Mapping[str, ServerTraffic], awake: Collection[str], at_s: float
     ) -> dict[str, str]:
-        """Servers that must not change in this cycle, with the reasons."""
+        """Returns the servers that must not change in this cycle, with reasons."""
         held = {}
         window_s = self._parts.config.stabilization_s
         for name in self._parts.system.servers:
@@ -329,7 +332,7 @@ class Planner:
         if wanted == {group: count for group, count in current.items() if count}:
             return ServerCycle(current, load, planned=planned, is_short=is_short)
         self._changed_s[name] = at_s
-        # Groups that are to go stay in the plan, with none: a plan names what it is about.
+        # Groups to remove stay in the plan with 0 replicas, because unnamed groups are kept.
         return ServerCycle(
             dict.fromkeys(current, 0) | wanted,
             load,
@@ -340,7 +343,7 @@ class Planner:
 
 
 def _expected(load: Json) -> OfferedLoad:
-    """The load in the document, which is used until something has been measured."""
+    """Returns the load in the document, which is used until one has been measured."""
     return OfferedLoad(
         float(load.get("arrivalRate") or 0.0),
         int(load.get("avgInTokens") or 0),

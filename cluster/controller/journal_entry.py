@@ -1,5 +1,5 @@
 """A cycle as JSON: whole for the journal, without question and answer, and in short; and what a
-controller that starts reads of it."""
+starting controller reads of it."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -38,7 +38,8 @@ class LatenciesTold(TypedDict):
 
 
 class ServerTold(TypedDict):
-    """One server in one cycle. `load`: in the optimizer's terms; `is_short`: of replicas for it."""
+    """One server in one cycle. `load` is in the optimizer's terms; `is_short` means that it has too
+    few replicas for that."""
 
     load: dict[str, float]
     arrived_per_minute: float | None
@@ -117,12 +118,12 @@ def entry_of(cycle: Cycle, unplaced: Mapping[Group, Outcome], dry_run: bool) -> 
 
 
 def fault_entry(at_s: float, fault: str) -> Json:
-    """A line of the journal about a cycle that came to nothing."""
+    """A line of the journal about a cycle without a plan."""
     return {"at": _time_of(at_s), "fault": fault}
 
 
 def told(cycle: Cycle) -> CycleTold:
-    """What was observed and decided."""
+    """Returns the observations and decisions of a cycle."""
     return {
         "cycle": cycle.number,
         "at": _time_of(cycle.at_s),
@@ -145,7 +146,7 @@ def told(cycle: Cycle) -> CycleTold:
 
 
 def decision_of(cycle: Cycle) -> DecisionTold:
-    """What was decided, in short."""
+    """Returns the decisions of a cycle, in short."""
     return {
         "cycle": cycle.number,
         "at": _time_of(cycle.at_s),

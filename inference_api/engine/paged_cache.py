@@ -1,8 +1,7 @@
-"""What user rows remember of their tokens: keys and values, and the states of recurrent layers, in
-pages. Decode thread only.
+"""The KV cache of user rows, in pages: keys, values, and states of recurrent layers.
 
-Nothing is cleared when a page changes hands: a reader never looks past what its own row has
-written.
+Decode thread only. Pages are not cleared when they pass to another row, because a row never reads
+positions that it has not written.
 """
 
 import mmap
@@ -23,12 +22,12 @@ NOWHERE = -1
 
 
 class PagedCache:
-    """Pages of PAGE_TOKENS positions, of a group of layers, and a table of the pages that each row
-    has for each group.
+    """Pages, and tables of the pages of each row.
 
-    Page p is `pages[p]`. Row r has position i in page `tables[group, r, i // PAGE_TOKENS]`. Memory
-    is taken as it is written. A cache of int8 has a scale behind each key and value. `states[r]` is
-    what row r's recurrent layers remember, layer after layer: see `PageLayout.states_of`.
+    A page `pages[p]` holds PAGE_TOKENS positions of a group of layers. Row r has position i in page
+    `tables[group, r, i // PAGE_TOKENS]`. Memory is taken only when it is written. An int8 cache
+    stores a scale after each key and value. `states[r]` is the state of row r's recurrent layers,
+    layer after layer: see `PageLayout.states_of`.
     """
 
     def __init__(
@@ -41,8 +40,8 @@ class PagedCache:
         groups: Sequence[PageGroup] | None = None,
         num_guesses: int = 0,
     ) -> None:
-        """`dtype`: a value of KV_CACHE_DTYPE other than auto; `count` of pages; `groups`: None for
-        one of all layers. Raises MemoryError."""
+        """`dtype` is a value of KV_CACHE_DTYPE other than auto; `count` is the number of pages;
+        `groups` None means one group of all layers. Raises MemoryError."""
         groups = groups or [PageGroup(None, range(config.num_layers))]
         page_bytes = bytes_of_pages(config, groups, CACHE_BYTES[dtype])
         state_bytes = FLOAT32.itemsize * config.state_floats
@@ -50,7 +49,7 @@ class PagedCache:
         self._memory = anonymous(all_pages * page_bytes, mmap.MADV_HUGEPAGE)
         self.pages = np.frombuffer(self._memory, dtype).reshape(all_pages, -1)
         self.by_group = [self._as_held_by(group, config) for group in groups]
-        """All pages as if each were a group's, [pages, layers, kv_heads, keys and values, or
+        """All pages, viewed as a group's pages: [pages, layers, kv_heads, keys and values, or
         latents, PAGE_TOKENS, slot]."""
         states = np.frombuffer(self._memory, FLOAT32)[count * page_bytes // FLOAT32.itemsize :]
         self.states: Floats = states.reshape(max_rows, -1)
@@ -58,9 +57,9 @@ class PagedCache:
         log_floats = num_guesses * config.log_floats
         log = anonymous(max(max_rows * log_floats * FLOAT32.itemsize, 1))
         self.log: Floats = np.frombuffer(log, FLOAT32, max_rows * log_floats).reshape(max_rows, -1)
-        """What recurrent layers note of each row's guesses, by layer: see `HearthRecurrentRows`."""
+        """Logs of recurrent layers about each row's guesses: see `HearthRecurrentRows`."""
         self.kept = np.zeros(max_rows, np.int64)
-        """From which position on a row's tokens of the next step are guesses."""
+        """For each row, the position of the first guess in the next step."""
         self.tables = np.full((len(groups), max_rows, num_pages(max_seq_len)), NOWHERE, np.int32)
         self.places = {
             layer: (number, at)
@@ -84,7 +83,7 @@ class PagedCache:
         self.tables[group, row, first : first + len(pages)] = pages
 
     def has(self, row: int, group: int, page: int) -> bool:
-        """Whether such a page of a row was placed."""
+        """Returns whether a row's page of this group was placed."""
         return bool(self.tables[group, row, page] != NOWHERE)
 
     def copy_page(self, source: int, target: int) -> None:
@@ -92,10 +91,10 @@ class PagedCache:
         self.pages[target] = self.pages[source]
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """See `RowMemory`. A part of the system's page stays until its other parts go, too.
+        """See `RowMemory`. A page of the system is freed only when all our pages in it are.
 
-        Where some pages stay, Linux would soon make huge pages of them and of the memory between:
-        it is told not to.
+        Linux would soon join the remaining pages and the freed memory between them to huge pages,
+        so it is advised not to.
         """
         if 0 < len(pages) < self._num_shared:
             advise(self._memory, mmap.MADV_NOHUGEPAGE)
@@ -107,7 +106,7 @@ class PagedCache:
                 self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def move(self, row: int, sources: Sequence[int], target: int) -> None:
-        """What one row has in slots `sources` to slots `target`, `target` + 1 …, in every layer."""
+        """Move a row's slots `sources` to slots `target`, `target` + 1, … in every layer."""
         from_pages, from_places = np.divmod(np.asarray(sources), PAGE_TOKENS)
         to_pages, to_places = np.divmod(np.arange(target, target + len(sources)), PAGE_TOKENS)
         for table, pages in zip(self.tables[:, row], self.by_group, strict=True):

@@ -9,7 +9,7 @@ from inference_api.loading.families.recurrence import RecurrentConfig
 
 DEFAULT_MAX_SEQ_LEN = 2048
 LATENT_NORM_EPS = 1e-6
-PAGE_TOKENS = 32  # positions in a page of what a row remembers: the kernels' blocks
+PAGE_TOKENS = 32  # positions in a page of the KV cache: the kernels' blocks
 KEYS_AND_VALUES = 2
 
 NormKind = Literal["rms", "layer"]
@@ -50,30 +50,28 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
-    query_growth: float = 0.0  # for each e-fold of original contexts, of turned queries
+    query_growth: float = 0.0  # growth of turned queries per e-fold of the original context
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     is_truncated: bool = True
     short_factors: tuple[float, ...] = ()  # one for each turned pair
     long_factors: tuple[float, ...] = ()
     magnitude: float = 1.0  # factor of turned dimensions
-    num_turned: int | None = None  # pairs that turn, the first ones; None: all
+    num_turned: int | None = None  # how many of the first pairs turn; None: all
 
 
 @dataclass(frozen=True, slots=True)
 class SwiGluConfig:
-    """Clamped gates: gate sigmoid(alpha gate) (up + 1), where gates go up to `limit` and what they
-    let pass, up, is within it on both sides."""
+    """Clamped gates: gate * sigmoid(alpha * gate) * (up + 1), with gate <= limit and
+    -limit <= up <= limit."""
 
     limit: float
     alpha: float
 
 
 class ExpertGroups(NamedTuple):
-    """Groups of neighbouring experts, all of one size: a token's experts are of its best groups.
-
-    A group is as good as the scores of its `num_scored` best experts together.
-    """
+    """Groups of neighbouring experts, all of one size. A token chooses experts only from its best
+    groups; a group's score is the sum of its `num_scored` best experts' scores."""
 
     num_groups: int
     groups_per_token: int
@@ -84,8 +82,9 @@ class ExpertGroups(NamedTuple):
 class MixtureConfig:
     """A mixture of experts: layers of many MLPs, of which a router chooses a few for each token.
 
-    A token's scores are the softmax or the sigmoid of the router's results, and it takes the
-    experts of the largest, the lower index first among equals. Their scores are its shares.
+    A token's scores are the softmax or sigmoid of the router's logits. It takes the experts with
+    the largest scores, the lower index first among equals, and weights them by their scores (its
+    shares).
     """
 
     num_experts: int
@@ -95,24 +94,24 @@ class MixtureConfig:
     dense_layers: frozenset[int]  # layers of the checkpoint that have one MLP for all tokens
     has_biases: bool = False  # the router and the experts have biases
     scoring: Scoring = "softmax"
-    has_selection_bias: bool = False  # scores have it on them when experts are chosen, only then
+    has_selection_bias: bool = False  # a bias is added to scores to choose experts, only then
     groups: ExpertGroups | None = None
     scale: float = 1.0  # factor of all shares
     shared_ffn_size: int = 0  # size of one more MLP that all tokens pass; 0: there is none
-    has_shared_gate: bool = False  # what that MLP counts is a sigmoid
-    has_own_norms: bool = False  # router, experts and that MLP have some; and shares, factors
-    least_sum: float = 1e-20  # is on a sum that is divided by: of sigmoids it may be 0
+    has_shared_gate: bool = False  # a sigmoid weighs that MLP
+    has_own_norms: bool = False  # router, experts and that MLP have norms, and shares factors
+    least_sum: float = 1e-20  # added to a sum that is divided by: of sigmoids it may be 0
 
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
     """Latent attention (DeepSeek-AI 2024, arXiv 2405.04434).
 
-    Queries, and keys and values together, are made of shorter vectors, latents, which are
-    normalised. The turned part of a key is the same in all heads and is not made of the latent.
+    Queries are projected from a normalised shorter vector, a latent; keys and values from another
+    one. The turned part of a key is the same for all heads, and not projected from the latent.
     """
 
-    query_rank: int | None  # size of the latent; None: queries are made of attention's input
+    query_rank: int | None  # size of the latent; None: queries are projected from the input
     kv_rank: int
     value_dim: int  # size of a head's value; at most head_dim
 
@@ -121,9 +120,9 @@ class LatentConfig:
 class Quantisation:
     """How a quantised checkpoint stores a matrix [outputs, inputs]: scale * (value - zero).
 
-    A block of `block` (outputs, inputs) shares a scale, and a zero where `has_zeros`; 0 stands for
-    all there are. `quantised` knows the names and shapes of the tensors. Tensors that are not
-    quantised keep their usual names.
+    A block of `block` = (outputs, inputs) shares a scale, and with `has_zeros` a zero; 0 stands for
+    all outputs or inputs. The package `quantised` knows the tensors' names and shapes. Tensors that
+    are not quantised keep their usual names.
     """
 
     form: QuantisedForm
@@ -136,28 +135,28 @@ class Quantisation:
 
     @property
     def is_plain_int4(self) -> bool:
-        """Whether the kernels' groups of 4 bits have room for its values as they are."""
+        """Whether the kernels' groups of 4 bits can hold its values unchanged."""
         is_other = self.has_zeros or self.has_order or self.form == "mxfp4"
         return self.bits == 4 and not is_other and self.block[1] % GROUP == 0
 
 
 class RowFactor(NamedTuple):
-    """What some rows of a matrix are multiplied by; no rows: all."""
+    """A factor of some rows of a matrix; without rows, of all."""
 
     rows: int
     factor: float
 
 
 class LayerShape(NamedTuple):
-    """Sizes that layers of one model may have of their own."""
+    """Sizes that may differ between the layers of a model."""
 
     num_kv_heads: int
     head_dim: int
     value_dim: int  # size of a head's value; at most head_dim
     rotary_dim: int  # number of a head's first dimensions that are turned
     ffn_size: int
-    kv_source: int | None = None  # layer whose keys and values it sees; None: it has its own
-    has_values: bool = True  # False: what keys are made of are the values too
+    kv_source: int | None = None  # layer whose keys and values it uses; None: its own
+    has_values: bool = True  # False: the key projection's output serves as values too
 
 
 class CacheShape(NamedTuple):
@@ -196,51 +195,53 @@ class ModelConfig:
     has_mlp_bias: bool
     has_qk_norm: bool  # queries and keys are normalised, each head of them
     is_parallel: bool  # attention and MLP read the same residual, and are added together
-    has_mlp_norm: bool  # False: the MLP reads what attention reads if parallel, or the residual
+    has_mlp_norm: bool  # False: the MLP reads attention's input if parallel, else the residual
     is_head_tied: bool  # the output head is the embedding
-    windows: tuple[int | None, ...]  # per layer: how many positions a token sees, None = all
+    windows: tuple[int | None, ...]  # per layer: how many positions a token attends to, None = all
     attention_scale: float
     embedding_multiplier: float
     residual_multiplier: float
     logits_divisor: float
-    ropes: tuple[RopeConfig | None, ...]  # per layer, None = nothing is turned
+    ropes: tuple[RopeConfig | None, ...]  # per layer, None = no rope
     rotary_dim: int  # number of a head's first dimensions that are turned
     tensor_names: TensorNames
     eos_token_ids: frozenset[int]
-    shapes: tuple[LayerShape, ...] = ()  # per layer of the checkpoint, where they differ
+    shapes: tuple[LayerShape, ...] = ()  # per layer of the checkpoint, if they differ
     mixture: MixtureConfig | None = None
     latent: LatentConfig | None = None
     recurrent: RecurrentConfig | None = None
     mlp_layers: frozenset[int] | None = None
-    """Layers of the checkpoint that have an MLP or experts, and nothing else; the others then have
-    none. None: all layers have one."""
+    """Layers of the checkpoint that consist of an MLP or experts alone; the other layers then have
+    neither. None: every layer has an MLP or experts."""
     weight_factors: Mapping[str, tuple[RowFactor, ...]] = field(default_factory=dict, hash=False)
-    """What weights of all layers are multiplied by once they are read, by their names there."""
+    """Factors that weights of all layers are multiplied by when they are read, by their names in
+    the checkpoint."""
     is_qk_norm_whole: bool = False  # all query heads are normalised as one, and all key heads
-    is_qk_norm_last: bool = False  # queries and keys are normalised behind rope
+    is_qk_norm_last: bool = False  # queries and keys are normalised after rope
     has_attention_norm: bool = True  # False: attention reads the residual as it is
     has_output_norms: bool = False  # outputs of attention and MLP are normalised, then added
     logits_softcap: float | None = None  # c: logits become c tanh(logits / c)
-    has_output_gates: bool = False  # attention's outputs count as much as sigmoids of own inputs
-    has_value_norm: bool = False  # values are normalised, each head of them, without a weight
-    has_layer_scalars: bool = False  # behind each layer the residual is multiplied by a number
-    layer_input_size: int = 0  # what each layer has of one more embedding; 0: there is none
+    has_output_gates: bool = False  # attention's outputs are multiplied by sigmoids of projections
+    has_value_norm: bool = False  # each head of values is normalised, without a weight
+    has_layer_scalars: bool = False  # after each layer the residual is multiplied by a number
+    layer_input_size: int = 0  # per layer, size of one more embedding that it reads; 0: none
     has_sinks: bool = False  # each head's softmax has one more score, learned, without a value
     swiglu: SwiGluConfig | None = None  # replaces the activation of gated MLPs
     first_layer: int = 0  # index in the checkpoint of the first of these layers
-    whole_windows: tuple[int | None, ...] = ()  # a part has those of all layers
+    whole_windows: tuple[int | None, ...] = ()  # windows of all layers, if this is a part
     has_ends: bool = True  # embedding, final norm and output head
-    family: str = ""  # its name, for people: nothing is decided by it
+    family: str = ""  # name for people; nothing is decided by it
     quantisation: Quantisation | None = None  # form of a safetensors checkpoint
     embedding_bits: Mapping[str, Bits] = field(default_factory=dict, hash=False)
-    """Forms of the blocks that hold the checkpoint's embeddings unchanged, by parameter name."""
+    """Forms that hold the checkpoint's embeddings unchanged, by parameter name."""
     kept_bits: Mapping[str, Bits] = field(default_factory=dict, hash=False)
-    """Forms of the checkpoint's matrices that stay as they are, by their names there."""
+    """Forms of the checkpoint's matrices that are used unchanged, by their names there."""
     has_mtp: bool = False
-    """Whether a layer that guesses further tokens is loaded beside these: see `mtp`."""
+    """Whether the layer that guesses further tokens is loaded, too: see `mtp`."""
 
     def part(self, layers: LayerRange) -> Self:
-        """Returns the config of a process that runs these layers; the first has both ends too."""
+        """Returns the config of a process that runs these layers. The one with the first layer also
+        has the embedding, the final norm and the output head."""
         return replace(
             self,
             num_layers=layers.end - layers.begin,
@@ -253,9 +254,9 @@ class ModelConfig:
 
     @property
     def mtp(self) -> Self:
-        """Returns the layer that guesses further tokens, as a model of one layer with these ends,
-        whether it is loaded or not. It sees all positions, has experts where any layer has, and the
-        sizes that layers have unless they differ."""
+        """Returns the layer that guesses further tokens, as a model of one layer, whether or not it
+        is loaded. It attends to all positions, has experts if any layer has, and the common sizes
+        of layers."""
         mixture = self.mixture and replace(self.mixture, dense_layers=frozenset())
         return replace(
             self,
@@ -270,7 +271,7 @@ class ModelConfig:
         )
 
     def shape_of(self, layer: int) -> LayerShape:
-        """Returns the sizes of one of these layers."""
+        """Returns the sizes of a layer."""
         if self.shapes:
             return self.shapes[self.first_layer + layer]
         heads = (self.num_kv_heads, self.head_dim, self.value_dim)
@@ -281,24 +282,24 @@ class ModelConfig:
         return [self.shape_of(layer) for layer in range(self.num_layers)]
 
     def mixture_of(self, layer: int) -> MixtureConfig | None:
-        """Returns the experts of one of these layers; None where it has one MLP or none."""
+        """Returns the experts of a layer; None if it has one MLP or none."""
         if self.mixture is None or self.first_layer + layer in self.mixture.dense_layers:
             return None
         return self.mixture if self.has_mlp(layer) else None
 
     def has_mlp(self, layer: int) -> bool:
-        """Whether one of these layers has an MLP or experts."""
+        """Returns whether a layer has an MLP or experts."""
         return self.mlp_layers is None or self.first_layer + layer in self.mlp_layers
 
     def attends(self, layer: int) -> bool:
-        """Whether one of these layers has attention."""
+        """Returns whether a layer has attention."""
         if self.mlp_layers is not None and self.first_layer + layer in self.mlp_layers:
             return False
         recurrent = self.recurrent_of(layer)
         return recurrent is None or recurrent.is_beside_attention
 
     def recurrent_of(self, layer: int) -> RecurrentConfig | None:
-        """Returns what one of these layers has instead of attention, or beside it."""
+        """Returns the recurrent mixer of a layer; None if it has none."""
         if self.recurrent is None or self.first_layer + layer not in self.recurrent.layers:
             return None
         return self.recurrent
@@ -309,13 +310,13 @@ class ModelConfig:
 
     @property
     def state_floats(self) -> int:
-        """Size of what the recurrent layers remember of a row."""
+        """Floats in the recurrent state of a row."""
         of_layer = 0 if self.recurrent is None else self.recurrent.layer_floats
         return len(self.recurrent_layers) * of_layer
 
     @property
     def log_floats(self) -> int:
-        """Size of what the recurrent layers note of a guess."""
+        """Floats that recurrent layers log about a guess."""
         return len(self.recurrent_layers) * (self.recurrent.log_floats if self.recurrent else 0)
 
     @property
@@ -346,7 +347,7 @@ class ModelConfig:
 
     @property
     def layer_inputs_size(self) -> int:
-        """Size of what all layers read of a token besides the residual."""
+        """Floats of a token that all layers together read besides the residual."""
         return self.num_layers * self.layer_input_size
 
     @property
@@ -355,13 +356,14 @@ class ModelConfig:
         return self.head_dim if self.latent is None else self.latent.value_dim
 
     def context(self, max_seq_len: int | None) -> int:
-        """Tokens a user row holds when MAX_SEQ_LEN is `max_seq_len`, and its memory its own."""
+        """Returns the tokens of a user row with memory of its own, if MAX_SEQ_LEN is
+        `max_seq_len`."""
         return max_seq_len or min(self.max_positions, DEFAULT_MAX_SEQ_LEN)
 
     @property
     def own_context(self) -> int:
-        """Returns the tokens that the model was made for. Longrope has other frequencies beyond its
-        original context, for short texts too: only who asks for more gets them."""
+        """Returns the context that the model was made for. With longrope it is the original one,
+        because a longer one changes the frequencies for short texts, too; it must be requested."""
         originals = [
             rope.original_max_positions
             for rope in self.ropes
@@ -370,14 +372,14 @@ class ModelConfig:
         return min([self.max_positions, *originals])
 
 
-SPARE_SLOTS = 1  # slots per row of torch's cache, for tokens that have no part in a step
+SPARE_SLOTS = 1  # slots per row of torch's cache, for padding tokens of a step
 
 
 def num_pages(num_tokens: int) -> int:
-    """Pages that so many positions need."""
+    """Returns the pages that `num_tokens` positions need."""
     return -(-num_tokens // PAGE_TOKENS)
 
 
 def cache_capacity(max_seq_len: int) -> int:
-    """Tokens that there is room for in a row of `max_seq_len`: whole pages."""
+    """Returns the tokens that fit into a row's whole pages."""
     return num_pages(max_seq_len) * PAGE_TOKENS

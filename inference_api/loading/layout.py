@@ -1,4 +1,4 @@
-"""The layout of parameters: the checkpoint tensors that make up each, and their forms in memory."""
+"""The parameters of a model: the checkpoint tensors they are made of, and their forms in memory."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from inference_api.loading.families.layer_plan import (
 from inference_api.loading.families.tensor_names import SCHEMES
 
 EMBEDDING, HEAD = "embedding", "head"
-MTP = "mtp."  # begins the names of parameters of the layer that guesses further tokens
+MTP = "mtp."  # prefix of the parameters of the layer that guesses further tokens
 EMBEDDINGS = (EMBEDDING, LAYER_INPUTS)
 KEYS_AND_VALUES = ".kv_b."  # what makes them of latents, in one matrix
 KEYS, VALUES = ".k_b.", ".v_b."  # what the kernels have instead: see `latent_forms`
@@ -30,7 +30,7 @@ _FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are byte
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as a file has it; `dtype` is what safetensors and GGUF call it: F32, BF16, Q8_0 …"""
+    """A tensor in a file. `dtype` is the name in safetensors or GGUF: F32, BF16, Q8_0, …"""
 
     shape: tuple[int, ...]
     dtype: str
@@ -40,7 +40,7 @@ Tensors = Mapping[str, StoredTensor]  # keys are names
 
 
 class TensorForm(NamedTuple):
-    """How a parameter lies in memory: packed in `bits`, or as a tensor."""
+    """How a parameter is stored in memory: packed in `bits`, or as a tensor."""
 
     shape: tuple[int, ...]
     bits: Bits | None
@@ -55,15 +55,15 @@ class TensorForm(NamedTuple):
 
 
 def name_of_text_model(name: str) -> str:
-    """What a tensor of a model that sees too is called where there is its text model alone."""
+    """Returns the name in a text model of a tensor of a multimodal model."""
     inner = name.removeprefix("language_model.")
     return inner if inner != name else name.replace("model.language_model.", "model.", 1)
 
 
 def weight_plan(config: ModelConfig) -> ParameterSources:
-    """Every parameter of the decoder and the checkpoint tensors it is made of.
+    """Returns every parameter of the decoder, with the checkpoint tensors it is made of.
 
-    Layers are counted from the first that this process has.
+    Layers are counted from the first one of this process.
     """
     names = SCHEMES[config.tensor_names]
     vocab = (config.vocab_size, config.hidden_size)
@@ -83,8 +83,8 @@ def weight_plan(config: ModelConfig) -> ParameterSources:
 
 
 def mtp_plan(config: ModelConfig) -> ParameterSources:
-    """The layer that guesses further tokens, whether it is loaded or not, named as a model of one
-    layer, behind MTP. Empty where no family of these names has one."""
+    """Returns the parameters of the layer that guesses further tokens, whether or not it is loaded,
+    named like a model of one layer after the prefix MTP. Empty if the naming scheme has none."""
     names, hidden = SCHEMES[config.tensor_names], config.hidden_size
     if names.mtp is None:
         return {}
@@ -100,12 +100,12 @@ def mtp_plan(config: ModelConfig) -> ParameterSources:
 
 
 def parameter_shape(parts: tuple[SourceTensor, ...]) -> tuple[int, ...]:
-    """The shape of the parameter that `parts` make up when stacked by rows."""
+    """Returns the shape of `parts`, stacked by rows."""
     return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
 
 
 def linear_weights(config: ModelConfig) -> ParameterSources:
-    """The weights of all linear maps, the output head's among them even when it is tied."""
+    """Returns the weights of all linear maps, including a tied output head."""
     plan = weight_plan(config)
     weights = {
         name: parts
@@ -118,21 +118,24 @@ def linear_weights(config: ModelConfig) -> ParameterSources:
 
 
 def matrices(config: ModelConfig) -> list[SourceTensor]:
-    """Returns the parts of a checkpoint that are matrices, without exact ones: see `is_exact`."""
+    """Returns the matrices of a checkpoint, without exact ones: see `is_exact`."""
     plan = weight_plan(config)
     parts = [part for name in plan if not is_exact(name) for part in plan[name]]
     return [part for part in parts if len(part.shape) == 2]
 
 
 def is_exact(name: str) -> bool:
-    """Whether a parameter, by its name here, is float32 in every form: it chooses experts, and a
-    slightly different choice makes another model, or it is as small, and all depends on it."""
+    """Returns whether a parameter stays float32 under any quantisation.
+
+    Routers do, because a slightly different choice of experts makes another model, and small
+    parameters on which everything depends.
+    """
     return any(each in name for each in _EXACT)
 
 
 def spared(config: ModelConfig, tensors: Tensors) -> list[str]:
-    """The parts that QUANTIZATION=int4 leaves in int8: the head, and values that are no part of a
-    fused matrix."""
+    """Returns the tensors that QUANTIZATION=int4 packs as int8: the output head, and value
+    projections that are not fused."""
     weights = linear_weights(config)
     qkv = [parts for name, parts in weights.items() if name.endswith(".qkv.weight")]
     values = [parts[-1] for parts in qkv if len(parts) > 1]
@@ -141,7 +144,7 @@ def spared(config: ModelConfig, tensors: Tensors) -> list[str]:
 
 
 def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
-    """Returns how many matrices of layers QUANTIZATION=int4 rounds to 4 bits."""
+    """Returns how many of the layers' matrices QUANTIZATION=int4 rounds to 4 bits."""
     parts = [
         part
         for name, parts in linear_weights(config).items()
@@ -153,21 +156,21 @@ def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
 
 
 def _is_int4(name: str, config: ModelConfig, tensors: Tensors) -> bool:
-    """Whether the file has it in groups of 4 bits without zeros, which is what the kernels have."""
+    """Whether the file has the tensor in groups of 4 bits without zeros, as the kernels do."""
     if name in tensors:
         return tensors[name].dtype == "Q4_0"
     return config.quantisation is not None and config.quantisation.is_plain_int4
 
 
 def num_stacked(config: ModelConfig, name: str) -> int:
-    """How many matrices a parameter stacks: one for each expert, else it is one."""
+    """Returns how many matrices a parameter stacks: one for each expert, otherwise 1."""
     found = re.fullmatch(r"layers\.(\d+)\.(up|down)\.weight", name)
     mixture = None if found is None else config.mixture_of(int(found[1]))
     return 1 if mixture is None else mixture.num_experts
 
 
 def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
-    """Layers of which there is any tensor, up to the last."""
+    """Returns one more than the highest layer number among tensor names."""
     scheme = SCHEMES[config.tensor_names]
     layer = re.compile(rf"{re.escape(scheme.layer)}\.(\d{{1,9}})\.")
     return 1 + max((int(found[1]) for name in names if (found := layer.match(name))), default=-1)
@@ -176,13 +179,13 @@ def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
 def parameter_forms(
     config: ModelConfig, dtype_bytes: int, bits: Bits | None
 ) -> dict[str, TensorForm]:
-    """Every parameter that is loaded, by name; a tied head only where it is packed otherwise than
-    the embedding.
+    """Returns the form of every loaded parameter, by name. A tied head is listed only if it is
+    packed differently from the embedding.
 
-    Linear maps are packed in `bits`, unless `config.kept_bits` has all their parts in one other
-    form, or not at all, and routers then as float32. Beside packed ones,
-    vectors are float32 whatever the dtype is: the kernels read no others; and embeddings are packed
-    in as few bits as the checkpoint has them, for nothing of them is to be rounded.
+    With `bits`, linear maps are packed so, or in the one form that `config.kept_bits` gives for all
+    their tensors; exact ones as float32. Vectors are then float32 whatever the dtype, because the
+    kernels read no others, and embeddings take the fewest bits that hold the checkpoint's values
+    unchanged.
     """
     plan = weight_plan(config)
     packed = {} if bits is None else linear_weights(config)
@@ -231,16 +234,16 @@ def whole_panels(size: int) -> int:
 
 
 def kept_bits(config: ModelConfig, parts: tuple[SourceTensor, ...]) -> Bits | None:
-    """Returns the form in which all parts of a parameter stay as they are, if there is one."""
+    """Returns the form in which all tensors of a parameter stay unchanged, or None."""
     found = {config.kept_bits.get(part.name) for part in parts}
     return found.pop() if len(found) == 1 else None
 
 
 def weight_bytes(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> int:
-    """Memory that the parameters take once they are loaded, packed in `bits` or not at all."""
+    """Returns the memory of loaded parameters, packed in `bits`, or not packed if None."""
     return sum(form.num_bytes for form in parameter_forms(config, dtype_bytes, bits).values())
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Elements of all parameters together."""
+    """Returns the number of elements of all parameters."""
     return sum(prod(part.shape) for parts in weight_plan(config).values() for part in parts)

@@ -1,4 +1,4 @@
-"""Whether models fit into memory. Computed from their descriptions: nothing is allocated."""
+"""Computes from descriptions whether models fit into memory. Allocates nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,16 +12,16 @@ from inference_api.loading.packing.layout import PackedLayout
 from inference_api.loading.page_groups import PageGroup, bytes_of_pages, page_groups
 from inference_api.runner import PageLayout
 
-STEP_TOKENS = 512  # tokens of a step that the kernels take at once; see `src/step.cpp`
-EXPERT_ROWS = 4096  # rows of experts that the kernels take at once; see `src/experts.cpp`
+STEP_TOKENS = 512  # tokens of a step that the kernels process at once; see `src/step.cpp`
+EXPERT_ROWS = 4096  # rows of experts that the kernels process at once; see `src/experts.cpp`
 FLOAT_BYTES = 4
-LEAST_TOKENS = 512  # fewer tokens of all rows together are no server
+LEAST_TOKENS = 512  # least room in tokens, of all rows together, to start a server with
 GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory of one model once it is loaded."""
+    """The memory that one model takes when loaded."""
 
     weights_bytes: int
     page_bytes: int
@@ -29,8 +29,8 @@ class Footprint:
     rows: int
     context_tokens: int
     groups: Sequence[PageGroup] = (PageGroup(None, ()),)
-    log_bytes: int = 0  # what is noted of a row's guesses
-    state_bytes: int = 0  # what recurrent layers remember of a row
+    log_bytes: int = 0  # logs of recurrent layers about a row's guesses
+    state_bytes: int = 0  # recurrent state of a row
 
     @classmethod
     def of(
@@ -41,8 +41,11 @@ class Footprint:
         is_packed_file: bool = False,
         most_pages: int | None = None,
     ) -> Self:
-        """`options.dtype` is not auto. With `is_packed_file`, weights take what the file takes.
-        `most_pages` there are, if all rows do not need less."""
+        """Returns the footprint of a model. `options.dtype` is not auto.
+
+        With `is_packed_file`, weights take the size of the file. `most_pages` bounds the pages; all
+        rows may need fewer.
+        """
         max_rows, context = options.max_rows, config.context(options.max_seq_len)
         dtype_bytes = FLOAT_BITS[options.dtype] // 8
         if bits is not None:
@@ -77,23 +80,23 @@ class Footprint:
 
     @property
     def least_pages(self) -> int:
-        """Returns how many pages a server needs, whatever its rows would like to have."""
+        """Returns the fewest pages that a server can start with."""
         of_rows = self.rows * len(self.groups)
         return min(self.num_pages, max(of_rows, self.layout.row_pages(LEAST_TOKENS)))
 
     def within(self, cache_bytes: int | None) -> Self:
-        """With as many pages as this memory has room for; None: the fewest that will do."""
+        """Returns the footprint with as many pages as fit into `cache_bytes`; None: the fewest."""
         count = self.least_pages if cache_bytes is None else self.pages_within(cache_bytes)
         return replace(self, num_pages=min(count, self.num_pages))
 
     def pages_within(self, cache_bytes: int) -> int:
-        """Returns how many pages there is room for beside those of the rows' states."""
+        """Returns how many pages fit into `cache_bytes` besides the recurrent states."""
         count = (cache_bytes - self.rows * self.log_bytes) // self.page_bytes
         return max(count - self.rows * self.layout.state_pages, 0)
 
     @property
     def room_tokens(self) -> int:
-        """Returns how many tokens all pages hold, of rows that no window has passed anything of."""
+        """Returns how many tokens all pages hold, before windows free any."""
         return self.num_pages // len(self.groups) * PAGE_TOKENS
 
     @property
@@ -111,21 +114,21 @@ class Footprint:
 
 
 def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
-    """At most what the kernels need for a step besides weights and cache, with `num_outputs` rows
-    of logits. Models of one process step in turns and share it."""
+    """Returns an upper bound of the memory that a step of the kernels takes besides weights and
+    cache, with `num_outputs` rows of logits. Models of a process step in turn and share it."""
     shapes = config.layer_shapes
     queries = config.num_heads * max(shape.head_dim for shape in shapes)
     token_floats = (
         max(config.qkv_size(shape) for shape in shapes)  # queries, keys and values
-        + 2 * queries  # attended, then as products take it
+        + 2 * queries  # attention's outputs, then prepared for products
         + 3 * config.hidden_size  # the residual, and its norm for attention and for the MLP
-        + config.has_output_norms * config.hidden_size  # what is normalised before it is added
+        + config.has_output_norms * config.hidden_size  # outputs normalised before they are added
         + config.max_ffn_size
-        + 2 * config.layer_inputs_size  # what layers read besides the residual, as it is made
+        + 2 * config.layer_inputs_size  # the vectors that layers read besides the residual
         + 2 * config.layer_input_size
     )
     recurrent = config.recurrent
-    if recurrent is not None:  # what its mixers read and make, which products then take
+    if recurrent is not None:  # inputs and outputs of mixers, and the latter for products
         token_floats += recurrent.in_rows + 2 * recurrent.out_columns + 2 * recurrent.heads
     latent = config.latent
     if latent is not None:  # latents of queries; of each head what meets latents, and comes of them
@@ -143,7 +146,7 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
 
 
 def memory_faults(footprints: Mapping[str, Footprint], available_bytes: int | None) -> list[str]:
-    """Whether all these models, by name, fit into what is free together."""
+    """Returns a fault if these models, by name, do not fit together into free memory."""
     needed_bytes = sum(each.total_bytes for each in footprints.values())
     if available_bytes is None or needed_bytes <= available_bytes:
         return []

@@ -1,8 +1,8 @@
-"""Groups of layers whose keys and values share pages: of those that have attention.
+"""Divides the layers with attention into groups, whose keys and values share pages.
 
-Pages of a model are all of one size, so that any group can have any page. Layers that see equally
-far forget together: they are in the same groups, each of which has about as many bytes. Layers of a
-group have heads of one shape.
+All pages of a model have the same size, so any group can use any page. Layers of a group have the
+same window, because they forget together, and heads of the same shape. Groups take about equally
+many bytes.
 """
 
 from collections import defaultdict
@@ -13,33 +13,33 @@ from typing import NamedTuple
 from inference_api.kernels.packing import cache_slot
 from inference_api.loading.config import PAGE_TOKENS, CacheShape, ModelConfig
 
-MAX_GROUPS = 12  # each has a table of its own, and pages to count
+MAX_GROUPS = 12  # each has its own page table, and pages to count
 
 
 class PageGroup(NamedTuple):
-    """Layers, by their index in this process, that see `window` positions; None: all."""
+    """Layers, by index in this process, that attend to `window` positions; None: all."""
 
     window: int | None
     layers: Sequence[int]
 
 
 class _Kind(NamedTuple):
-    """What layers have in common that may be in one group."""
+    """The properties that layers of a group must share."""
 
     window: int | None
     cache: CacheShape
 
     @property
     def size(self) -> int:
-        """Numbers that are kept of a token."""
+        """Numbers that the cache keeps of a token."""
         return prod(self.cache)
 
 
 def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]:
-    """Returns the groups of a model whose rows hold so many tokens.
+    """Returns the groups of a model whose rows hold `context_tokens`.
 
-    Processes that share a model have the same groups, of the layers that they have. The layer that
-    guesses further tokens comes after the others.
+    Processes that share a model have the same groups, each with its own layers. The layer that
+    guesses further tokens comes last.
     """
     kinds: dict[_Kind, list[int]] = defaultdict(list)
     first = config.first_layer
@@ -55,14 +55,14 @@ def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]
     groups = []
     for kind, layers in kinds.items():
         count = _num_groups(size, kind, len(layers))
-        for at in range(count):  # in turn, so that parts of a model have some of each
+        for at in range(count):  # in turn, so that each part of a model has layers of each group
             held = [layer - first for layer in layers[at::count] if first <= layer < end]
             groups.append(PageGroup(kind.window, held))
     return groups
 
 
 def bytes_of_pages(config: ModelConfig, groups: Sequence[PageGroup], element_bytes: int) -> int:
-    """Size of a page that any of the groups can have, in a cache of such elements."""
+    """Returns the bytes of a page that any group can use; `element_bytes` is the cache dtype's."""
 
     def layer_bytes(layer: int) -> int:
         num_heads, num_kinds, dim = config.cache_shape(config.shape_of(layer))
@@ -72,9 +72,9 @@ def bytes_of_pages(config: ModelConfig, groups: Sequence[PageGroup], element_byt
 
 
 def _page_size(counts: Mapping[_Kind, int]) -> int:
-    """Returns how many numbers of a token fit into a page where there are so many
-    layers of each kind: as few places of pages are empty as can be, those without a window counted
-    twice, as rows may be far longer; and then groups are few."""
+    """Returns how many numbers of a token a page holds, given the number of layers of each
+    kind. The size wastes the least room in pages, and among equals gives the fewest groups. Waste
+    without a window counts twice, because rows may be far longer."""
 
     def num_groups(size: int, kinds: Iterable[_Kind]) -> int:
         return sum(_num_groups(size, kind, counts[kind]) for kind in kinds)

@@ -1,7 +1,7 @@
 """Writes the card of heads. All numbers in it are measured."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
 
@@ -45,14 +45,8 @@ def write_card(
     slots: dict[str, object] = {
         **_shape_slots(folder, heads),
         **_training_slots(plan, figures, heads),
+        **asdict(provenance),
         "name": Path(provenance.base).name,
-        "base": provenance.base,
-        "licence": provenance.licence,
-        "data": provenance.data,
-        "use": provenance.use,
-        "command": provenance.command,
-        "quantization": provenance.quantization,
-        "max_tokens": provenance.max_tokens,
         "temperature": SAMPLED_TEMPERATURE,
         "training_answers": f"{provenance.training_answers:,}",
         "training_positions": f"{provenance.training_positions:,}",

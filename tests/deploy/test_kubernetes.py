@@ -3,51 +3,36 @@
 import importlib.util
 import json
 import re
-import subprocess
-from contextlib import closing
-from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
 from pydantic_settings import BaseSettings
 
 from cluster.actuators import workloads as actuated
-from cluster.actuators.deployments import Deployments
 from cluster.replicas import Group
 from inference_api.settings import Settings as ApiSettings
-from lab.kit.servers import ROOT, eventually
+from lab.kit.servers import ROOT
 from optimizer.metrics import ReplicaGauges
 from optimizer.settings import Settings as OptimizerSettings
 from optimizer.state import SystemState
 from proxy.server import GRACE_S as PROXY_GRACE_S
 from proxy.settings import Settings as ProxySettings
-from proxy.upstreams.api_server import ApiServer
-from proxy.upstreams.endpoint_slices import PORT_NAME, EndpointSlices, Services
-from tests.deploy.custom_resources import RAY_CLUSTER, SCALED_OBJECT
+from proxy.upstreams.endpoint_slices import PORT_NAME, Services
 from tests.deploy.manifests import (
     FOLDER,
     OVERLAYS,
-    Object,
     Workload,
     by_kind,
     every_workload,
-    everything,
     name_of,
     read,
     resources,
     selected,
     workloads,
 )
-from tests.kubernetes_api import PATH, KubernetesApi
-from tests.kubernetes_workloads import Workloads
 from weights.settings import Settings as WeightsSettings
 
-VERSION = "1.33"
-CUSTOM = {"ScaledObject": SCALED_OBJECT, "RayCluster": RAY_CLUSTER}
 SETTINGS: dict[str, type[BaseSettings]] = {
     "api": ApiSettings,
     "optimizer": OptimizerSettings,
@@ -84,56 +69,6 @@ def settings_of(workload: Workload) -> BaseSettings:
     names = variables(kind)
     given = {names[key]: value for key, value in workload.environment.items()}
     return kind.model_validate(given, by_name=True, by_alias=True)
-
-
-def schema_faults(item: Object) -> list[str]:
-    if item["kind"] in CUSTOM:
-        return [
-            each.message for each in Draft202012Validator(CUSTOM[item["kind"]]).iter_errors(item)
-        ]
-    try:
-        kubernetes_validate.validate(item, VERSION, strict=True)
-    except kubernetes_validate.ValidationError as error:
-        return [error.message]
-    return []
-
-
-def keda_faults(item: Object) -> str:
-    command = [ROOT / ".venv" / "bin" / "node", ROOT / "tests" / "deploy" / "scaled_object.mjs"]
-    answer = subprocess.run(
-        command, input=json.dumps(item), capture_output=True, text=True, timeout=60
-    )
-    assert answer.stderr == ""
-    return answer.stdout.strip()
-
-
-@pytest.mark.parametrize(
-    "item", [each for each in everything().values() if each["kind"] == "ScaledObject"], ids=name_of
-)
-def test_scaled_objects_are_of_the_types_that_keda_publishes(item: Object) -> None:
-    assert keda_faults(item) == ""
-    spec = item["spec"]
-    assert "scaleTargetRef" in keda_faults(item | {"spec": {"triggers": spec["triggers"]}})
-    assert "maxReplicaCount" in keda_faults(item | {"spec": spec | {"maxReplicaCount": "4"}})
-
-
-@pytest.mark.parametrize("item", everything().values(), ids=name_of)
-def test_every_object_is_of_its_schema(item: Object) -> None:
-    assert schema_faults(item) == []
-
-
-def test_pods_of_the_ray_cluster_are_of_their_schema() -> None:
-    (cluster,) = read(FOLDER / "ray" / "raycluster.yaml")
-    spec = cluster["spec"]
-    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, **group["template"]}
-        assert schema_faults(pod) == []
-    (worker,) = spec["workerGroupSpecs"]
-    assert json.loads(json.loads(worker["rayStartParams"]["resources"])) == {"acc_cpu-core": 1}
-    pinned = dict(
-        re.findall(r"^(\w+)==(.+)$", (ROOT / "requirements-cluster.txt").read_text(), re.M)
-    )
-    assert spec["rayVersion"] == pinned["ray"]
 
 
 def test_every_file_is_part_of_something() -> None:
@@ -340,19 +275,6 @@ def test_the_actuator_knows_the_deployments_for_groups(name: str) -> None:
     assert deployment.spec.template.spec.port == workload.ports["http"]
 
 
-def test_the_container_of_another_engine_is_of_its_schema_and_has_rows_and_a_port() -> None:
-    """Kubernetes puts the value of USER_ROWS into `$(USER_ROWS)`."""
-    text = DOCUMENT.read_text().partition("```yaml engine\n")[2].partition("```")[0]
-    deployment = deepcopy(every_workload()["chat-h100"].item)
-    deployment["spec"]["template"]["spec"]["containers"] = [yaml.safe_load(text)]
-    assert schema_faults(deployment) == []
-    read = actuated.Deployment.model_validate(deployment).spec.template.spec
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert f"--port={read.port}" in container["args"]
-    assert "--max-num-seqs=$(USER_ROWS)" in container["args"]
-    assert read.user_rows == 32
-
-
 def test_the_proxy_follows_services_that_are_there() -> None:
     (proxy,) = (each for each in workloads("base") if each.component == "proxy")
     services = Services.parse(proxy.environment["UPSTREAMS_SERVICE"])
@@ -409,56 +331,3 @@ def test_the_controllers_files_name_what_is_deployed(overlay: str) -> None:
     mounts = {mount["name"]: mount["mountPath"] for mount in controller.container["volumeMounts"]}
     assert controller.container["command"][-1] == f"{mounts['cluster']}/cluster.yaml"
     assert cluster["journal"].startswith(f"{mounts['journal']}/")
-
-
-def verbs_of(role: str) -> set[tuple[str, str]]:
-    """What it allows: pairs of a path's kind and a verb."""
-    (found,) = (each for each in by_kind("controller", "Role") if each["metadata"]["name"] == role)
-    return {
-        (f"{group}/{resource}", verb)
-        for rule in found["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-def asked(api: KubernetesApi) -> set[tuple[str, str]]:
-    """What the API server was asked for, in the same terms."""
-    pairs = set()
-    for request in api.requests:
-        found = PATH.fullmatch(request.path)
-        assert found is not None
-        group = found["group"].split("/")[2] if found["group"].startswith("/apis/") else ""
-        kind = found["kind"] + (found["scale"] or "")
-        is_watch, is_one = "watch" in request.query, found["name"] is not None
-        reading = "watch" if is_watch else "get" if is_one else "list"
-        pairs.add((f"{group}/{kind}", "patch" if request.method == "PATCH" else reading))
-    return pairs
-
-
-def test_roles_allow_what_is_asked_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api = KubernetesApi()
-    cluster = Workloads(api)
-    cluster.deploy("chat", "chat", "cpu-core", replicas=3)
-    for pod in cluster.pods("chat"):
-        api.put("pods", pod | {"status": pod["status"] | {"podIP": "127.0.0.1"}})
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    location = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
-    monkeypatch.setattr(location, str(api.kubeconfig(tmp_path)))
-    with closing(Deployments("hearth")) as actuator:
-        actuator.start(Group("chat", "cpu-core", 32), 4)
-        cluster.settle()
-        actuator.stop(Group("chat", "cpu-core", 32), 2)
-        actuator.start(Group("chat", "cpu-core", 16), 2)
-    assert asked(api) == verbs_of("controller")
-
-    api.requests.clear()
-    discovery = EndpointSlices(ApiServer(api.url, tmp_path), Services("hearth", ("chat",)))
-    discovery.start(lambda: None)
-    eventually(lambda: api.num_watches == 1, 30)
-    discovery.stop()
-    assert asked(api) == verbs_of("proxy")
-    api.stop()

@@ -1,8 +1,8 @@
-"""The decoder by the kernels: all layers of a step in one call. Decode thread only.
+"""A `StepDecoder` for packed weights on the CPU: all layers of a step in one call to the kernels.
 
-A `StepDecoder` for packed weights on the CPU. Every token is
-computed on its own and in a fixed order of sums: its numbers are the same bits whatever shares the
-step, however a prompt is cut and on however many threads.
+Decode thread only. Each token is computed separately, with sums in a fixed order, so its numbers
+have the same bits whatever else is in the step, however a prompt is cut into chunks, and whatever
+the number of threads.
 """
 
 from array import array
@@ -36,11 +36,12 @@ LAYER_NORMS = (
 )
 HEAD_SIZES = ("head_dim", "value_dim", "rotary_dim")
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
-MIXERS: Mapping[MixerKind, int] = {"short_conv": 1, "delta": 2, "mamba2": 3}  # 0 is attention
+MIXERS: Mapping[MixerKind, int] = {"short_conv": 1, "delta": 2, "mamba2": 3}  # 0: attention
 
 
 class KernelDecoder:
-    """Runs a step, or this rank's layers of it, in one call. Trusts its inputs to be in range."""
+    """Runs a step, or this rank's layers of it, in one call. Does not check that inputs are in
+    range."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class KernelDecoder:
         max_seq_len: int,
         first_place: int = 0,
     ) -> None:
-        """`first_place`: which of the cache's layers is the first of these."""
+        """`first_place` is the index in the cache of the first of these layers."""
         self._config = config
         self._first_place = first_place
         self._packed = parameters.packed
@@ -58,7 +59,7 @@ class KernelDecoder:
         self._kernels = parameters.packing.kernels
         self._num_guesses = cache.log.shape[1] // config.log_floats if config.log_floats else 0
         self._bits = parameters.packing.bits
-        self._floats: list[Any] = []  # what the model points to, kept alive
+        self._floats: list[Any] = []  # keeps alive the arrays that the C model points to
         self._rope = RopeTurns(config, max_seq_len)
         turns = self._turns()
         layers = [
@@ -73,12 +74,14 @@ class KernelDecoder:
         self._logits = np.empty((0, config.vocab_size), np.float32)
 
     def forward(self, rows: Sequence[RowStep], before: Floats | None = None) -> Outputs:
-        """See `StepDecoder`. The logits' memory is written again by the next call. `before`: the
-        residual of all tokens, where that is not of the embedding."""
+        """See `StepDecoder`. The next call overwrites the logits.
+
+        `before` is the residual of all tokens; by default it comes from the embedding.
+        """
         return self._run(self._model, rows, before)
 
     def embedded(self, token_ids: Sequence[int]) -> Floats:
-        """What the first layer gets of these tokens, [tokens, hidden size]."""
+        """Returns the first layer's input for these tokens, [tokens, hidden size]."""
         assert self._config.recurrent is None, "a row that begins forgets its state"
         ids, nowhere = array("q", token_ids), array("q", bytes(8 * len(token_ids)))
         after = np.empty((len(ids), self._config.hidden_size), np.float32)
@@ -87,8 +90,10 @@ class KernelDecoder:
         return after
 
     def layers(self, rows: Sequence[RowStep], before: Floats | None = None) -> Floats:
-        """What these layers make of the residual [tokens, hidden size], which is the embedding's
-        where `before` is None. Nothing is drawn."""
+        """Returns the residual after these layers, [tokens, hidden size], without logits.
+
+        `before` is the residual before them; None means that it comes from the embedding.
+        """
         self._reach(rows)
         tokens = _flattened(rows)._replace(outputs=array("q"))
         after = np.empty((len(tokens.ids), self._config.hidden_size), np.float32)
@@ -96,8 +101,7 @@ class KernelDecoder:
         return after
 
     def head(self, rows: Sequence[RowStep], before: Floats) -> Outputs:
-        """What follows once all layers are done: `before` is the residual of all tokens of
-        `rows`."""
+        """Returns the outputs, given the residual after all layers for all tokens of `rows`."""
         return self._run(self._head, rows, before)
 
     def _run(self, model: Any, rows: Sequence[RowStep], before: Floats | None = None) -> Outputs:
@@ -108,7 +112,7 @@ class KernelDecoder:
             self._logits = np.empty((num_outputs, self._config.vocab_size), np.float32)
         logits, hidden = self._logits[:num_outputs], None
         has_mtp = self._config.has_mtp  # its layer reads all states
-        if has_mtp or any(each.wants_hidden for each in rows):  # they are kept: not used again
+        if has_mtp or any(each.wants_hidden for each in rows):  # a new array: callers keep it
             hidden = np.empty((len(tokens.ids), self._config.hidden_size), np.float32)
         self._kernels.step(model, tokens, StepStates(logits, hidden, before))
         if hidden is None:
@@ -123,7 +127,7 @@ class KernelDecoder:
         )
 
     def keep_guesses(self, row: int, count: int) -> None:
-        """The first guesses of the row's last step go into the state of its recurrent layers."""
+        """Apply the first `count` guesses of the row's last step to its recurrent state."""
         self._kernels.keep(self._model, row, count)
 
     def _reach(self, rows: Sequence[RowStep]) -> None:
@@ -135,7 +139,7 @@ class KernelDecoder:
         self._rope.reach(max(each.start + len(each.token_ids) for each in rows))
 
     def _turns(self) -> list[Fields]:
-        """Returns pointers to each layer's turns; none where nothing is turned."""
+        """Returns pointers to each layer's rotary turns; null for layers without rope."""
         layers = self._rope.layers
         pointers = {
             id(turns): {
@@ -327,7 +331,7 @@ class KernelDecoder:
         return ffi.NULL if array is None else self._pointer(array)
 
     def _pointer(self, array: Floats) -> Any:
-        """The address of the array's numbers, which stay there."""
+        """Returns the address of the array's numbers, and keeps the array alive."""
         self._floats.append(floats(np.ascontiguousarray(array)))
         return self._floats[-1]
 

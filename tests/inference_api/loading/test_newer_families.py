@@ -6,7 +6,7 @@ import pytest
 
 from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf.config import raw_config
-from tests.inference_api.loading.test_families import DEEPSEEK_V3, LLAMA, faults
+from tests.inference_api.loading.family_configs import DEEPSEEK_V3, LLAMA, faults
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
 EXAONE4 = {**LLAMA, "model_type": "exaone4", "num_hidden_layers": 8}

@@ -1,0 +1,101 @@
+"""The roles of deploy/kubernetes against the requests that the processes make."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pydantic_settings import BaseSettings
+
+from cluster.actuators.deployments import Deployments
+from cluster.replicas import Group
+from inference_api.settings import Settings as ApiSettings
+from lab.kit.servers import ROOT, eventually
+from optimizer.settings import Settings as OptimizerSettings
+from proxy.settings import Settings as ProxySettings
+from proxy.upstreams.api_server import ApiServer
+from proxy.upstreams.endpoint_slices import EndpointSlices, Services
+from tests.deploy.custom_resources import RAY_CLUSTER, SCALED_OBJECT
+from tests.deploy.manifests import (
+    by_kind,
+    every_workload,
+)
+from tests.kubernetes_api import PATH, KubernetesApi
+from tests.kubernetes_workloads import Workloads
+from weights.settings import Settings as WeightsSettings
+
+VERSION = "1.33"
+CUSTOM = {"ScaledObject": SCALED_OBJECT, "RayCluster": RAY_CLUSTER}
+SETTINGS: dict[str, type[BaseSettings]] = {
+    "api": ApiSettings,
+    "optimizer": OptimizerSettings,
+    "proxy": ProxySettings,
+    "weights": WeightsSettings,
+}
+# What follows `hearth` in the name of an image, where that is not the component's.
+IMAGES = {"chat-cpu-core": "", "chat-h100": "-cuda", "controller": "-cluster"}
+OTHERS = ("redis", "controller")  # without settings of ours in the environment
+AUTOSCALED = ("hpa", "keda", "planner")
+SERVICE_GRACE_S = 30  # common.launcher.threaded
+DOCUMENT = ROOT / "docs" / "kubernetes.md"
+
+ours = pytest.mark.parametrize(
+    "workload",
+    [each for each in every_workload().values() if each.component not in OTHERS],
+    ids=lambda each: each.name,
+)
+each_workload = pytest.mark.parametrize(
+    "workload", every_workload().values(), ids=lambda each: each.name
+)
+
+
+def verbs_of(role: str) -> set[tuple[str, str]]:
+    """What it allows: pairs of a path's kind and a verb."""
+    (found,) = (each for each in by_kind("controller", "Role") if each["metadata"]["name"] == role)
+    return {
+        (f"{group}/{resource}", verb)
+        for rule in found["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def asked(api: KubernetesApi) -> set[tuple[str, str]]:
+    """What the API server was asked for, in the same terms."""
+    pairs = set()
+    for request in api.requests:
+        found = PATH.fullmatch(request.path)
+        assert found is not None
+        group = found["group"].split("/")[2] if found["group"].startswith("/apis/") else ""
+        kind = found["kind"] + (found["scale"] or "")
+        is_watch, is_one = "watch" in request.query, found["name"] is not None
+        reading = "watch" if is_watch else "get" if is_one else "list"
+        pairs.add((f"{group}/{kind}", "patch" if request.method == "PATCH" else reading))
+    return pairs
+
+
+def test_roles_allow_what_is_asked_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = KubernetesApi()
+    cluster = Workloads(api)
+    cluster.deploy("chat", "chat", "cpu-core", replicas=3)
+    for pod in cluster.pods("chat"):
+        api.put("pods", pod | {"status": pod["status"] | {"podIP": "127.0.0.1"}})
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    location = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(location, str(api.kubeconfig(tmp_path)))
+    with closing(Deployments("hearth")) as actuator:
+        actuator.start(Group("chat", "cpu-core", 32), 4)
+        cluster.settle()
+        actuator.stop(Group("chat", "cpu-core", 32), 2)
+        actuator.start(Group("chat", "cpu-core", 16), 2)
+    assert asked(api) == verbs_of("controller")
+
+    api.requests.clear()
+    discovery = EndpointSlices(ApiServer(api.url, tmp_path), Services("hearth", ("chat",)))
+    discovery.start(lambda: None)
+    eventually(lambda: api.num_watches == 1, 30)
+    discovery.stop()
+    assert asked(api) == verbs_of("proxy")
+    api.stop()
