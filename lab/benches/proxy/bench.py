@@ -1,39 +1,52 @@
-"""`make bench-proxy`: what the proxy costs, beside no proxy, nginx and Envoy, in one run.
+"""`make bench-proxy`: what the proxy costs, beside no proxy and other gateways, in one run.
 
-Four measurements against one scripted upstream: the delay that each token gets at several numbers
-of streams, with the memory of a stream and the processor time of a token; the highest token rate
-whose delays stay small; a small JSON route in a closed loop; and what 32 streams notice of
-thousands of hostile sockets. nginx and Envoy relay unbuffered and check no token.
+One scripted upstream answers all of them. Of streams whose tokens come at a steady pace: the delay
+of each token, the memory of a stream and the processor time of a token. Of small requests in a
+closed loop: how many there are in a second, and in a second of processor time. With options, more:
+very many streams, the highest token rate whose delays stay small, and what 32 streams notice of
+thousands of hostile sockets. nginx and Envoy relay unbuffered and check no token; LiteLLM checks
+one, reads answers, and writes them anew. Each of them has two processes or threads.
 Time it alone: upstream, client and proxy already share the cores.
 """
 
 import argparse
 import asyncio
+import math
 import resource
-import secrets
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
-import jwt
 import uvloop
 
 from benchmarking.machine import describe_machine
-from lab.benches.proxy.load import Crowd, StreamClient, closed_loop, open_streams, serve_upstream
+from lab.benches.proxy.load import (
+    ClosedLoop,
+    Crowd,
+    StreamClient,
+    chat_request,
+    closed_loop,
+    http_request,
+    open_streams,
+    serve_upstream,
+)
 from lab.benches.proxy.targets import Target, Targets
 from lab.kit.servers import exit_on_sigterm
 
+OTHERS = ("nginx", "envoy", "litellm")
 MAX_P99_MS = 10.0
 LOOP_CLIENTS = 64
 NUM_VICTIMS = 32
 SLOW_READERS = 500
 HALF_A_HEAD = b"G"
+LATE_S = 10.0  # after which what is still to come of streams counts as lost
+WARM_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +81,14 @@ class Delays:
 
     @classmethod
     def of(
-        cls, clients: list[StreamClient], opened_ns: int, memory_bytes: int, cpu_s: float
+        cls, clients: list[StreamClient], begun_ns: int, memory_bytes: int, cpu_s: float
     ) -> "Delays":
-        """Delays only of what arrived once all streams were open."""
+        """Delays only of what was sent once all streams had begun."""
         delays_ms = [
             delay_ns / 1e6
             for client in clients
             for delay_ns, arrival_ns in zip(client.delays_ns, client.arrivals_ns, strict=True)
-            if arrival_ns - delay_ns >= opened_ns
+            if arrival_ns - delay_ns >= begun_ns
         ]
         p50_ms, p99_ms = p50_p99(delays_ms)
         return cls(
@@ -89,100 +102,107 @@ class Delays:
 
 
 class Bench:
-    """Measures and prints. `num_faults` counts the proxy's tokens that were lost or reordered."""
+    """Measures and prints. `num_faults` counts what the proxy lost, reordered or failed to
+    answer."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    def __init__(self) -> None:
         self.num_faults = 0
 
     async def streams(self, target: Target, load: Load) -> Delays:
-        request = self._request("POST", f"/inference/{load.num_tokens}/{load.tokens_per_s}")
-        before_bytes, before_s = target.memory_bytes(), target.cpu_s()
+        request = chat_request(target.token, load.num_tokens, load.tokens_per_s)
+        before_bytes = target.memory_bytes()
         clients = await open_streams(target.port, request, load.num_streams, load.num_tokens)
-        opened_s, opened_ns = target.cpu_s(), time.monotonic_ns()
-        await asyncio.sleep(0.5 * load.seconds)
+        await asyncio.wait([client.begun for client in clients], timeout=load.seconds + LATE_S)
+        begun_s, begun_ns = target.cpu_s(), time.monotonic_ns()
         during_bytes = target.memory_bytes()
-        await asyncio.gather(*(client.ended for client in clients))
-        cpu_s = target.cpu_s() - (opened_s if load.seconds > 1 else before_s)
-        if load.seconds <= 1:
-            opened_ns = 0  # too short a time for it to make a difference
-        result = Delays.of(clients, opened_ns, during_bytes - before_bytes, cpu_s)
-        if target.name.startswith("proxy"):
+        await asyncio.wait([client.ended for client in clients], timeout=load.seconds + LATE_S)
+        result = Delays.of(clients, begun_ns, during_bytes - before_bytes, target.cpu_s() - begun_s)
+        for client in clients:
+            client.transport.abort()
+        if target.is_ours:
             self.num_faults += result.num_lost + result.num_out_of_order
         return result
 
-    def delays(self, targets: list[Target], load: Load) -> None:
+    def delays(self, targets: Sequence[Target], load: Load) -> None:
         """A table: what is added to what the upstream itself takes."""
-        print(f"\n{load}")
-        print(f"{'':9} {'p50 ms':>8} {'p99 ms':>8} {'lost':>6} {'disorder':>8}", end="")
-        print(f" {'KiB/stream':>10} {'CPU us/token':>12}")
+        columns = ["p50 ms", "p99 ms", "p99 added", "lost", "out of order", "KiB/stream"]
+        print(f"\n{load}\n\n{_row(['', *columns, 'CPU us/token'])}\n{_rule(8)}")
+        direct: Delays | None = None
         for target in targets:
             result = uvloop.run(self.streams(target, load))
-            cost = f" {result.kib_per_stream:10.1f} {result.cpu_us_per_token:12.1f}"
-            print(
-                f"{target.name:9} {result.p50_ms:8.2f} {result.p99_ms:8.2f} {result.num_lost:6d} "
-                f"{result.num_out_of_order:8d}{cost if target.pid else ''}"
-            )
+            direct = direct or result
+            cells = [f"{result.p50_ms:.2f}", f"{result.p99_ms:.2f}"]
+            cells += ["" if direct is result else f"{result.p99_ms - direct.p99_ms:.2f}"]
+            cells += [str(result.num_lost), str(result.num_out_of_order)]
+            costs = [f"{result.kib_per_stream:.1f}", f"{result.cpu_us_per_token:.1f}"]
+            if result.cpu_us_per_token < 0:  # a process of it has ended meanwhile, with its time
+                costs[1] = "restarted"
+            print(_row([target.name, *cells, *(costs if target.pid else ["", ""])]), flush=True)
 
-    def highest_rate(self, targets: list[Target], load: Load) -> None:
+    def highest_rate(self, targets: Sequence[Target], load: Load) -> None:
         """Half as many tokens again at each step, for as long as their delays stay small."""
-        print(
-            f"\nHighest rate of {load.num_streams} streams with a p99 of at most {MAX_P99_MS:g} ms"
-        )
+        print(f"\nHighest rate of {load.num_streams} streams, p99 at most {MAX_P99_MS:g} ms\n")
+        print(f"{_row(['', 'tokens/s', 'p99 ms at the next'])}\n{_rule(3)}")
         for target in targets:
             best, step = 0.0, load
             while True:
                 result = uvloop.run(self.streams(target, step))
-                if result.p99_ms > MAX_P99_MS or result.num_lost:
+                if not result.p99_ms <= MAX_P99_MS or result.num_lost:
                     break
                 best = step.num_streams * step.tokens_per_s
                 step = replace(step, tokens_per_s=step.tokens_per_s * 1.5)
-            print(f"{target.name:9} {best:8.0f} tokens/s (p99 {result.p99_ms:.1f} ms at the next)")
+            print(_row([target.name, f"{best:.0f}", f"{result.p99_ms:.1f}"]), flush=True)
 
-    def small_requests(self, targets: list[Target], seconds: float) -> None:
+    def small_requests(
+        self, what: str, targets: Sequence[Target], seconds: float, ask: Callable[[Target], bytes]
+    ) -> None:
         """Requests per second, and per second of the target's own processor time."""
-        print(f"\nGET of a small JSON, {LOOP_CLIENTS} clients in a closed loop for {seconds:g} s")
-        print(f"{'':9} {'per s':>8} {'p50 ms':>8} {'p99 ms':>8} {'failed':>6} {'per CPU s':>10}")
-        request = self._request("GET", "/v1/models")
-        rates: dict[str, float] = {}
+        print(f"\n{what}, {LOOP_CLIENTS} clients in a closed loop for {seconds:g} s\n")
+        columns = ["", "requests/s", "p50 ms", "p99 ms", "failed", "requests/CPU s"]
+        print(f"{_row(columns)}\n{_rule(len(columns))}")
         for target in targets:
             before_s = target.cpu_s()
-            results = uvloop.run(closed_loop(target.port, request, LOOP_CLIENTS, seconds))
+            results = self._loop(target, ask(target), seconds)
             cpu_s = target.cpu_s() - before_s
             count = len(results.latencies_ms)
-            rates[target.name] = count / seconds
             p50_ms, p99_ms = p50_p99(results.latencies_ms)
-            per_cpu_s = f" {count / cpu_s:10.0f}" if cpu_s else ""
-            print(
-                f"{target.name:9} {count / seconds:8.0f} {p50_ms:8.2f} {p99_ms:8.2f} "
-                f"{results.num_failed:6d}{per_cpu_s}"
-            )
-        for other in {"nginx", "envoy"} & rates.keys():
-            for name in (name for name in rates if name.startswith("proxy")):
-                print(f"ratio: {name} {rates[name] / rates[other]:.2f} of {other}'s requests")
+            cells = [f"{count / seconds:.0f}", f"{p50_ms:.2f}", f"{p99_ms:.2f}"]
+            cells += [str(results.num_failed), f"{count / cpu_s:.0f}" if cpu_s else ""]
+            print(_row([target.name, *cells]), flush=True)
+
+    def warm(self, target: Target) -> None:
+        """Has every process of it load what it needs."""
+        self._loop(target, chat_request(target.token, 1), WARM_S)
+
+    def _loop(self, target: Target, request: bytes, seconds: float) -> ClosedLoop:
+        results = uvloop.run(closed_loop(target.port, request, LOOP_CLIENTS, seconds))
+        if target.is_ours:
+            self.num_faults += results.num_failed
+        return results
 
     def hostile(self, target: Target, load: Load, num_sockets: int) -> None:
         """Gaps between tokens of 32 streams without and with a crowd, and `/health` meanwhile."""
-        print(f"\n{num_sockets} silent sockets, as many with one byte, {SLOW_READERS} slow readers")
+        crowd = f"{num_sockets} silent sockets, as many with one byte, {SLOW_READERS} slow readers"
+        print(f"\n{crowd}\n")
+        gaps = ["gap p50 ms", "gap p99 ms", "longest gap ms"]
+        columns = ["crowd", *gaps, "/health at most ms", "MiB more"]
+        print(f"{_row(columns)}\n{_rule(len(columns))}")
         for name, count in (("without", 0), ("with", num_sockets), ("without", 0)):
             gaps_ms, health_ms, mib = uvloop.run(self._crowded(target, load, count))
-            p50_ms, p99_ms = p50_p99(gaps_ms)
-            print(
-                f"{name:9} gaps p50 {p50_ms:6.1f} p99 {p99_ms:6.1f} max {max(gaps_ms):6.1f} ms; "
-                f"/health at most {health_ms:.1f} ms; {target.name} {mib:+.0f} MiB"
-            )
+            cells = [f"{each:.1f}" for each in (*p50_p99(gaps_ms), max(gaps_ms), health_ms)]
+            print(_row([name, *cells, f"{mib:.0f}"]), flush=True)
 
     async def _crowded(
         self, target: Target, load: Load, num_sockets: int
     ) -> tuple[list[float], float, float]:
-        request = self._request("POST", f"/inference/{load.num_tokens}/{load.tokens_per_s}")
+        request = chat_request(target.token, load.num_tokens, load.tokens_per_s)
         before_bytes = target.memory_bytes()
         victims = await open_streams(target.port, request, NUM_VICTIMS, load.num_tokens)
         health = asyncio.create_task(self._slowest_health(target, load.seconds))
         # A process of its own: this one must not be busy when a token comes.
         crowd = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "lab.benches.proxy.bench", "--crowd", str(target.port),
-            "--hostile", str(num_sockets), "--token", self._token,
+            "--hostile", str(num_sockets), "--token", target.token,
         )  # fmt: skip
         await asyncio.gather(*(victim.ended for victim in victims))
         added_bytes = target.memory_bytes() - before_bytes
@@ -210,15 +230,13 @@ class Bench:
             await asyncio.sleep(0.1)
         return 1000 * slowest_s
 
-    def _request(self, method: str, path: str) -> bytes:
-        return http_request(method, path, self._token)
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
-def http_request(method: str, path: str, token: str) -> bytes:
-    return (
-        f"{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\n"
-        f"Content-Length: 0\r\n\r\n"
-    ).encode()
+def _rule(num_columns: int) -> str:
+    return f"|---|{'---:|' * (num_columns - 1)}"
 
 
 def press(port: int, num_sockets: int, token: str) -> None:
@@ -232,48 +250,60 @@ def press(port: int, num_sockets: int, token: str) -> None:
 
 
 def p50_p99(values: list[float]) -> tuple[float, float]:
+    """Of fewer than two values none is known."""
     if len(values) < 2:
-        sys.exit("hardly anything was answered")
+        return math.nan, math.nan
     return median(values), quantiles(values, n=100)[98]
 
 
 def run(targets: Targets, bench: Bench, arguments: argparse.Namespace) -> None:
-    one, two = targets.proxy(1), targets.proxy(2)
-    behind = [one, two, *filter(None, (targets.nginx(), targets.envoy()))]
+    one = targets.proxy(1)
+    behind = [one, targets.proxy(2), *targets.others(arguments.beside)]
+    every = [targets.direct, *behind]
+    for target in every:
+        bench.warm(target)
     load = Load(arguments.streams, arguments.rate, arguments.seconds)
-    uvloop.run(bench.streams(targets.direct, Load(2, 5, 0.4)))
-    bench.delays([targets.direct, *behind], load)
-    bench.delays([targets.direct, *behind], replace(load, num_streams=arguments.many))
-    most = Load(arguments.most, arguments.most_rate, 2 * arguments.seconds)
-    bench.delays([targets.direct, *filter(partial(_has_room, most), behind[1:])], most)
-    bench.small_requests([targets.direct, *behind], arguments.seconds)
+    many = replace(load, num_streams=arguments.many)
+    bench.delays(every, load)
+    bench.delays(every, many)
+    bench.small_requests(
+        "A chat completion of two tokens",
+        every,
+        arguments.seconds,
+        lambda target: chat_request(target.token, 2),
+    )
+    bench.small_requests(
+        "GET of a small JSON",
+        [target for target in every if target.relays_lists],
+        arguments.seconds,
+        lambda target: http_request("GET", "/v1/models", target.token),
+    )
+    if arguments.most:
+        most = Load(arguments.most, arguments.most_rate, 2 * arguments.seconds)
+        bench.delays([each for each in every if each is not one and _has_room(most, each)], most)
     if arguments.highest:
-        bench.highest_rate(
-            [targets.direct, *behind], Load(arguments.many, arguments.rate, arguments.seconds)
-        )
+        bench.highest_rate(every, many)
     if arguments.hostile:
         bench.hostile(one, load, arguments.hostile)
 
 
 def _has_room(load: Load, target: Target) -> bool:
-    """Envoy is one process, with two sockets for each stream."""
+    """Envoy is one process, with two sockets for each stream; LiteLLM takes so many for minutes."""
     _, num_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    has_room = target.name != "envoy" or 2 * load.num_streams < num_files
-    if not has_room:
-        print(f"\nenvoy has no room for {load.num_streams} streams: {num_files} open files at most")
-    return has_room
+    return target.relays_lists and (target.name != "envoy" or 2 * load.num_streams < num_files)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the proxy beside others and none.")
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--many", type=int, default=500)
-    parser.add_argument("--rate", type=float, default=20.0, help="tokens per second and stream")
-    parser.add_argument("--most", type=int, default=10_000, help="streams of the last table")
+    parser.add_argument("--beside", nargs="*", choices=OTHERS, default=OTHERS)
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--many", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=5.0, help="tokens per second and stream")
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--most", type=int, default=0, help="streams of a third table, say 10000")
     parser.add_argument("--most-rate", type=float, default=0.5)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--hostile", type=int, default=5_000, help="sockets of each kind")
-    parser.add_argument("--highest", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--hostile", type=int, default=0, help="sockets of each kind, say 5000")
+    parser.add_argument("--highest", action="store_true", help="find the highest token rates")
     parser.add_argument("--upstream", type=int, metavar="PORT", help=argparse.SUPPRESS)
     parser.add_argument("--crowd", type=int, metavar="PORT", help=argparse.SUPPRESS)
     parser.add_argument("--token", help=argparse.SUPPRESS)
@@ -288,12 +318,11 @@ def main() -> None:
         return
     exit_on_sigterm()
     print(describe_machine("gunicorn", "uvloop", "httptools"))
-    secret = secrets.token_hex(32)
-    bench = Bench(jwt.encode({"team_id": "bench", "token_id": "bench"}, secret))
+    bench = Bench()
     with TemporaryDirectory() as directory, ExitStack() as stack:
-        run(Targets(stack, Path(directory), secret), bench, arguments)
+        run(Targets(stack, Path(directory)), bench, arguments)
     if bench.num_faults:
-        sys.exit(f"the proxy lost or reordered {bench.num_faults} tokens")
+        sys.exit(f"the proxy lost, reordered or refused {bench.num_faults} times")
 
 
 if __name__ == "__main__":  # one of its other processes

