@@ -35,7 +35,7 @@ from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.discovery import Discovery, FixedReplicas, ReplicasFile, Specs
 from proxy.upstreams.endpoint_slices import EndpointSlices, Services
 from proxy.upstreams.keys import parse_keys
-from proxy.upstreams.routes import Routes, parse_routes
+from proxy.upstreams.routes import NO_ROUTES, parse_routes
 from proxy.upstreams.specs import UpstreamSpec, parse_upstreams
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def create_proxy(settings: Settings | None = None) -> ProxyApp:
         max_in_flight=settings.upstream_connections,
         stall_timeout_s=settings.stream_stall_timeout,
         keys=(lambda: keys.value) if keys else dict,
-        routes=(lambda: routes.value) if routes else Routes,
+        routes=(lambda: routes.value) if routes else (lambda: NO_ROUTES),
     )
     authenticator = Authenticator(
         settings.jwt_algorithms,

@@ -147,11 +147,12 @@ class Visits:
         if body.is_present:
             await body.read_prefix(self._settings.max_content_length)
         hints = read_hints(head, body)
-        if head.method in SAFE_METHODS:
-            hints = replace(hints, model=model_of(path))
+        if head.method in SAFE_METHODS and (model := model_of(path)) != hints.model:
+            hints = replace(hints, model=model)
         record.model = hints.model[:128] if hints.model else None
         visit.price, visit.currency = policies.price_of(hints.model), policies.currency
-        hints = hints.routed(principal.team_id, record.request_id)
+        if self._parts.balancer.route_of(hints):
+            hints = hints.routed(principal.team_id, record.request_id)
         visit.takes_row = takes_row(head.method, path)
         if visit.takes_row or path.startswith(LIST_PATH):
             route, mark, query = head.target.partition("?")

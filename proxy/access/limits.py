@@ -117,8 +117,10 @@ class TeamLimits:
         if policy.tokens_per_minute is not None and num_tokens > 0:
             item = _per_minute(policy.tokens_per_minute, "tokens")
             self._ask(lambda counts: counts.tokens.hit(item, team_id, cost=num_tokens))
+        if not (budgets := budgets_of(policy)):
+            return
         day = Day.at(self._wall_clock())
-        for budget in budgets_of(policy):
+        for budget in budgets:
             amount = num_tokens if budget.unit == "tokens" else cost_nanos
             if amount > 0:
                 self._spend(budget.key(team_id, day), amount)
@@ -151,8 +153,10 @@ class TeamLimits:
     def _check_day(self, team_id: str, policy: TeamPolicy) -> Headers:
         """Returns the headers of the day's budgets."""
         headers: Headers = []
+        if not (budgets := budgets_of(policy)):
+            return headers
         day = Day.at(self._wall_clock())
-        for budget in budgets_of(policy):
+        for budget in budgets:
             spent = self._spent(budget.key(team_id, day)) / budget.num_parts
             headers += budget.headers(spent, day)
             if spent >= budget.bound:

@@ -4,7 +4,7 @@ What bytes mean is for httptools' parser (llhttp, strict by default) to say; wha
 servers could read in two ways is refused here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import overload
@@ -49,9 +49,6 @@ class RequestHead:
 
     def __contains__(self, name: str) -> bool:
         return name in self.fields
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter(self.fields.items())
 
     @property
     def content_length(self) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from proxy.clients.event_reader import EventEnd, EventReader
 from proxy.clients.inflater import ENCODINGS, Inflater
-from proxy.clients.json_scan import JsonScan, Tally
+from proxy.clients.json_scan import JsonScan, Tally, parse_whole
 
 # What a meter is made of; the last is Hearth's, and says what the prompt of a stream took.
 METERED_HEADERS = ("content-type", "content-encoding", "x-prompt-tokens")
@@ -75,7 +75,8 @@ class UsageMeter:
         if self._events is not None:
             return self._events.feed(piece)
         if self._document is not None:
-            self._document.feed(piece)
+            if self._document.has_begun or not parse_whole(piece, self._tally):
+                self._document.feed(piece)
         else:
             self._num_pieces += 1
             self._tally.text_bytes += len(piece)

@@ -24,7 +24,7 @@ from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy, UpstreamNotReady, UpstreamUnreachable
 from proxy.upstreams.connections import ConnectionPool
 from proxy.upstreams.keys import UpstreamKeys
-from proxy.upstreams.routes import RouteBackend, Routes, rendezvous, servers_in_turn
+from proxy.upstreams.routes import NO_ROUTES, RouteBackend, Routes, rendezvous, servers_in_turn
 from proxy.upstreams.specs import UpstreamSpec
 
 log = logging.getLogger(__name__)
@@ -86,10 +86,13 @@ class Upstream:
     last_piece_s: float = 0.0  # when the last piece of any of them came
     share_s: float = 0.0  # see `Balancer.share_s`
     shared_until_s: float = 0.0
+    host: str = field(init=False)
+    base_path: str = field(init=False)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.name = self.spec.netloc + self.spec.base_path
+        self.host, self.base_path = self.spec.netloc, self.spec.base_path
+        self.name = self.host + self.base_path
         self.rows = self.rows_by_list
 
     @property
@@ -108,7 +111,10 @@ class Upstream:
         return num_requests / self.spec.weight * USUAL_ROWS / num_rows
 
     def share(self, now_s: float) -> None:
-        """Called before the number of its requests changes, and to read `share_s`."""
+        """Called before the number of its requests changes, and to read `share_s`, which only a
+        price gives a meaning."""
+        if self.spec.cents_per_hour is None:
+            return
         num_requests = max(1, self.in_flight + self.num_taken_by_others)
         self.share_s += (now_s - self.shared_until_s) / num_requests
         self.shared_until_s = now_s
@@ -142,7 +148,7 @@ class Balancer:
         max_in_flight: int = 4096,
         stall_timeout_s: float = math.inf,
         keys: Callable[[], UpstreamKeys] = dict,
-        routes: Callable[[], Routes] = Routes,
+        routes: Callable[[], Routes] = lambda: NO_ROUTES,
     ) -> None:
         """`max_in_flight` is of each upstream, `stall_timeout_s` of the silence of its streams."""
         self._connect_timeout_s = connect_timeout_s
@@ -376,8 +382,10 @@ class Balancer:
         self, free: Sequence[Upstream], group: Sequence[Upstream], affinity_key: str | None
     ) -> Upstream:
         """The first in the key's own order that is free and not too busy; else the least busy."""
+        if len(group) == 1:
+            return free[0]
         least = min(free, key=lambda upstream: upstream.load(1))
-        if affinity_key is None or len(group) == 1:
+        if affinity_key is None:
             return least
         total_weight = sum(upstream.spec.weight for upstream in free)
         in_all = sum(upstream.load() * upstream.spec.weight for upstream in free)

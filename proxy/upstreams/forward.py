@@ -351,8 +351,8 @@ def _fields_for(upstream: Upstream, fields: Headers) -> Headers:
 def _request_bytes(upstream: Upstream, request: InboundRequest, fields: Headers) -> bytes:
     """The request's head, and what there is of its body."""
     head, body = request.head, request.body
-    target = head.target if head.target == "*" else upstream.spec.base_path + head.target
-    lines = [f"{head.method} {target} HTTP/1.1", f"Host: {upstream.spec.netloc}"]
+    target = head.target if head.target == "*" else upstream.base_path + head.target
+    lines = [f"{head.method} {target} HTTP/1.1", f"Host: {upstream.host}"]
     lines += [f"{name}: {value}" for name, value in _fields_for(upstream, fields)]
     prefix = _body_for(upstream, request)
     if body.is_complete:

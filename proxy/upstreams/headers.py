@@ -64,7 +64,7 @@ def upstream_headers(head: RequestHead, identity: Identity) -> Headers:
     nominated = _nominated(head.get("connection", ""))
     headers = [
         (name, value)
-        for name, value in head
+        for name, value in head.fields.items()
         if name not in NEVER_FORWARDED
         and name not in nominated
         and not name.startswith(DROPPED_PREFIXES)
@@ -130,4 +130,6 @@ def _address(url: str, base_url: str) -> tuple[str | None, int | None]:
 
 def _nominated(connection: str) -> frozenset[str]:
     """The fields a Connection header declares to be for this hop only."""
+    if not connection:
+        return frozenset()
     return frozenset(name.strip().lower() for name in connection.split(",") if name.strip())

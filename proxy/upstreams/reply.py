@@ -24,12 +24,13 @@ class ReplyHead:
     status: int = 0
     reason: str = "-"
     fields: Headers = field(default_factory=list)
+    values: dict[str, str] = field(default_factory=dict)  # keys: names in lower case
     is_chunked: bool = False
     length: int | None = None  # None: not known before its end
 
     def get(self, name: str) -> str:
-        """The first field of a name in lower case; empty when there is none."""
-        return next((value for key, value in self.fields if key.lower() == name), "")
+        """The value of a name in lower case; empty when there is none."""
+        return self.values.get(name, "")
 
 
 class Receiver(Protocol):
@@ -88,6 +89,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.abort()  # nobody asked for this
             return
         self.has_answered = True
+        if self.head is None:
+            self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade:
@@ -98,10 +101,8 @@ class UpstreamConnection(asyncio.Protocol):
                 self._can_go_on = False
             else:
                 self._break(error.__context__ or error)
-        if self.head is None:
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES:
-                self._break(UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes"))
+        if self.head is None and self._num_head_bytes > MAX_HEAD_BYTES:
+            self._break(UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes"))
         self._hand_over()
 
     def eof_received(self) -> None:
@@ -240,19 +241,25 @@ class UpstreamConnection(asyncio.Protocol):
             raise UpstreamBroken(f"unasked-for status {status}")
         if status < 200:
             return
-        if sum(len(name) + len(value) for name, value in self._fields) > MAX_HEAD_BYTES:
+        if self._num_head_bytes > MAX_HEAD_BYTES and (
+            sum(len(name) + len(value) for name, value in self._fields) > MAX_HEAD_BYTES
+        ):
             raise UpstreamBroken(f"a head of more than {MAX_HEAD_BYTES} bytes")
-        fields = {name.lower(): value for name, value in self._fields}
-        length = fields.get("content-length")
+        values: dict[str, str] = {}
+        for name, value in self._fields:
+            key = name.lower()
+            values[key] = f"{values[key]},{value}" if key in values else value
+        length = values.get("content-length")
         head = ReplyHead(
             status,
             "".join(c for c in self._phrase.decode("latin-1") if c.isprintable()).strip() or "-",
             self._fields,
-            is_chunked=fields.get("transfer-encoding", "").strip().lower() == "chunked",
+            values,
+            is_chunked=values.get("transfer-encoding", "").strip().lower() == "chunked",
             length=None if length is None else int(length),
         )
         self.is_bodyless = self._method == "HEAD" or status in BODYLESS
-        says_close = "close" in fields.get("connection", "").lower()
+        says_close = "close" in values.get("connection", "").lower()
         self._can_go_on = self._parser.should_keep_alive() or (self.is_bodyless and not says_close)
         if self._is_early:
             self._can_go_on = False  # the rest of this request might be read as the next one

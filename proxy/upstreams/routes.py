@@ -52,6 +52,9 @@ class Routes(BaseModel):
         return self.routes.get(model or "", ())
 
 
+NO_ROUTES = Routes()
+
+
 def parse_routes(text: str) -> Routes:
     """Raises ValueError that names every faulty entry."""
     try:
