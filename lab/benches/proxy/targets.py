@@ -238,7 +238,8 @@ class Targets:
         config.write_text(json.dumps(settings))  # which is YAML, too
         program = str(LITELLM.python.with_name("litellm"))
         command = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-        command += ["--num_workers", str(NUM_PROCESSES)]
+        # By gunicorn, as uvicorn ends a worker that takes over 5 s to import all this.
+        command += ["--num_workers", str(NUM_PROCESSES), "--run_gunicorn"]
         print(version)
         # Its list of prices comes with it; otherwise it asks for one over the network.
         env = self._env | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
