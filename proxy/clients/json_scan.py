@@ -29,7 +29,7 @@ _TEXT = re.compile(b'"(' + _TEXTS + b')"' + _COLON + rb'"((?:[^"\\]++|\\.)*+)', 
 _BRACKETS = re.compile(rb"[\[{]++|[\]}]++")
 _USAGE = re.compile(b'"usage"' + _COLON + rb"\{")
 MAX_HELD_BYTES = 64  # more than a key and its colon take
-MAX_WHOLE_BYTES = 16 * 1024  # of a document that is parsed at once
+MAX_WHOLE_BYTES = 16 * 1024  # longer answers are read by JsonScan
 MAX_USAGE_BYTES = 16 * 1024
 MAX_TOKENS = 2**31
 
