@@ -39,7 +39,7 @@ def test_it_comes_close_to_the_best_fixed_choice(
     step_s = STEPS[steps]
     ask_s = 0.02 * step_s(num_rows), 0.2 * step_s(num_rows)
     by_row = [[chance] * num_rows for chance in chances]
-    num_turns = {1: 1000, 12: 100}[num_rows]
+    num_turns = {1: 600, 12: 60}[num_rows]
     plain, *fixed, adaptive = (
         Simulation(step_s, by_row, ask_s, fixed=count).run(num_turns).tokens_per_s(num_turns)
         for count in (0, 1, 2, None)
