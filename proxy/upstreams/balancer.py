@@ -232,8 +232,9 @@ class Balancer:
                     return chosen
             raise AllRowsBusy(", ".join(f"{u.name} has {u.in_flight}" for u in candidates))
 
-    def is_served(self, hints: RoutingHints) -> bool:
-        return self.has_alternative(hints, frozenset(), takes_row=True)
+    def line_of(self, hints: RoutingHints) -> tuple[str, ...]:
+        """Returns the names of the upstreams that a request for a row may go to."""
+        return tuple(u.name for u in self._serving(hints, frozenset(), takes_row=True))
 
     def has_alternative(
         self, hints: RoutingHints, excluded: AbstractSet[Upstream], *, takes_row: bool

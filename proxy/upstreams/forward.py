@@ -104,7 +104,7 @@ class Forwarder:
         """`max_waiting` requests may wait for a row at a time."""
         self.balancer = balancer
         self._sleepers = sleepers
-        self.room = WaitingRoom(self._choose, self.finish, max_waiting)
+        self.room = WaitingRoom(self._choose, self.finish, self._line_of, max_waiting)
         self._retries = RetryBudget()
         self._queue_timeout_s = queue_timeout_s
         # In the order of their deadlines, as all have the same time.
@@ -196,6 +196,9 @@ class Forwarder:
             return self._choose(request, tried)
         except AllRowsBusy:
             return None
+
+    def _line_of(self, request: InboundRequest) -> tuple[str, ...]:
+        return self.balancer.line_of(request.hints)
 
     def _choose(self, request: InboundRequest, tried: AbstractSet[Upstream]) -> Upstream:
         return self.balancer.choose(request.hints, tried, takes_row=request.takes_row)

@@ -110,7 +110,7 @@ class Sleepers:
         with self._counted(sleeper.server):
             try:
                 async with asyncio.timeout_at(deadline_s):
-                    while not self._balancer.is_served(hints):
+                    while not self._balancer.has_alternative(hints, frozenset(), takes_row=True):
                         self._check_time(self._of(hints) or sleeper, deadline_s)
                         await self._has_changed.wait()
             except TimeoutError:

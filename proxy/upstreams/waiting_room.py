@@ -1,18 +1,21 @@
 """The queue of requests while all user rows are busy: teams take turns, and within a team it is
-first come, first served. Event loop only.
+first come, first served. A team's requests for other upstreams are other lines: those of a model
+that is busy, or being started, keep none for another model waiting. Event loop only.
 """
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import count, islice
+from operator import attrgetter
 
 from proxy.clients.inbound import InboundRequest
 from proxy.errors import AllRowsBusy, ProxyError
 from proxy.upstreams.balancer import Upstream
 
-# How many further requests of a team are tried, because the first may need a busy model.
+# How many requests of a line are tried, because the first may have tried the upstream that is free.
 MAX_LOOKED_AT = 16
 
 Choose = Callable[[InboundRequest, AbstractSet[Upstream]], Upstream]
@@ -20,7 +23,9 @@ Choose = Callable[[InboundRequest, AbstractSet[Upstream]], Upstream]
 
 @dataclass(slots=True, eq=False)
 class _Guest:
+    number: int  # in the order of coming
     request: InboundRequest
+    line: Hashable
     tried: AbstractSet[Upstream]
     upstream: asyncio.Future[Upstream] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -28,15 +33,21 @@ class _Guest:
 
 
 class WaitingRoom:
-    """A waiting request. `choose` returns an upstream, and counts the request in, or raises."""
-
     def __init__(
-        self, choose: Choose, give_back: Callable[[Upstream], None], max_waiting: int
+        self,
+        choose: Choose,
+        give_back: Callable[[Upstream], None],
+        line_of: Callable[[InboundRequest], Hashable],
+        max_waiting: int,
     ) -> None:
+        """`choose` returns an upstream with a free row and counts the request in, or raises.
+        `line_of` returns what a request waits for: one of a few, whatever clients ask for."""
         self._choose = choose
         self._give_back = give_back
+        self._line_of = line_of
         self._max_waiting = max_waiting
-        self._lanes: OrderedDict[str, deque[_Guest]] = OrderedDict()
+        self._teams: OrderedDict[str, dict[Hashable, deque[_Guest]]] = OrderedDict()
+        self._numbers = count()
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -50,8 +61,9 @@ class WaitingRoom:
         """
         if self._num_waiting >= self._max_waiting:
             raise AllRowsBusy(f"{self._num_waiting} requests wait; raise QUEUE_SIZE or add servers")
-        guest = _Guest(request, tried)
-        self._lanes.setdefault(request.team_id, deque()).append(guest)
+        guest = _Guest(next(self._numbers), request, self._line_of(request), tried)
+        lines = self._teams.setdefault(request.team_id, {})
+        lines.setdefault(guest.line, deque()).append(guest)
         self._num_waiting += 1
         self.admit()
         try:
@@ -65,16 +77,18 @@ class WaitingRoom:
 
     def admit(self) -> None:
         """Give free rows to the teams' requests in turn. Called when a row may be free."""
-        num_refused_lanes = 0
-        while self._lanes and num_refused_lanes < len(self._lanes):
-            team_id = next(iter(self._lanes))
-            num_refused_lanes = 0 if self._admit_one(team_id) else num_refused_lanes + 1
-            if team_id in self._lanes:
-                self._lanes.move_to_end(team_id)
+        num_refused = 0
+        while self._teams and num_refused < len(self._teams):
+            team_id = next(iter(self._teams))
+            num_refused = 0 if self._admit_one(team_id) else num_refused + 1
+            if team_id in self._teams:
+                self._teams.move_to_end(team_id)
 
     def _admit_one(self, team_id: str) -> bool:
-        """Returns whether one of a team's first requests got a row or an error."""
-        for guest in list(self._lanes[team_id])[:MAX_LOOKED_AT]:
+        """Returns whether one of the first requests of a team's lines got a row or an error."""
+        lines = self._teams[team_id].values()
+        first = [guest for line in lines for guest in islice(line, MAX_LOOKED_AT)]
+        for guest in sorted(first, key=attrgetter("number")):
             if guest.upstream.cancelled():  # the request is about to leave
                 continue
             try:
@@ -97,8 +111,10 @@ class WaitingRoom:
             self._give_back(guest.upstream.result())
 
     def _remove(self, guest: _Guest) -> None:
-        lane = self._lanes[guest.request.team_id]
-        lane.remove(guest)
+        lines = self._teams[guest.request.team_id]
+        lines[guest.line].remove(guest)
         self._num_waiting -= 1
-        if not lane:
-            del self._lanes[guest.request.team_id]
+        if not lines[guest.line]:
+            del lines[guest.line]
+        if not lines:
+            del self._teams[guest.request.team_id]

@@ -16,7 +16,7 @@ import requests
 from proxy.clients.inbound import InboundRequest, RequestBody, RoutingHints
 from proxy.clients.request_head import RequestHead
 from proxy.errors import AllRowsBusy, UpstreamNotReady
-from proxy.upstreams.balancer import Balancer, Upstream
+from proxy.upstreams.balancer import Balancer, Upstream, UpstreamHealth, UpstreamRows
 from proxy.upstreams.specs import UpstreamSpec
 from proxy.upstreams.waiting_room import WaitingRoom
 from tests.proxy.support import (
@@ -45,7 +45,7 @@ class Rows:
         self.num_free = num_free
         self.error: Exception | None = None
         self.served: list[str] = []
-        self.room = WaitingRoom(self.choose, self.give_back, max_waiting)
+        self.room = WaitingRoom(self.choose, self.give_back, lambda request: 0, max_waiting)
 
     def choose(self, request: InboundRequest, tried: AbstractSet[Upstream]) -> Upstream:
         if self.error is not None:
@@ -169,13 +169,49 @@ def test_who_wants_what_is_busy_holds_up_nobody_behind() -> None:
                 raise AllRowsBusy("another model's")
             return choose(request, tried)
 
-        rows.room = WaitingRoom(choose_but_for_the_first, rows.give_back, 10)
+        rows.room = WaitingRoom(choose_but_for_the_first, rows.give_back, lambda request: 0, 10)
         tasks = await rows.begin("a1", "a2")
         await tasks[1]
         tasks[0].cancel()
         return rows.served
 
     assert asyncio.run(run()) == ["a2"]
+
+
+@pytest.mark.parametrize("num_waiting", [1, 15, 16, 17, 400])
+def test_however_many_wait_for_a_model_they_keep_none_for_another_waiting(num_waiting: int) -> None:
+    """A model may be busy, or its server being started, for minutes."""
+
+    async def run() -> list[Upstream]:
+        specs = [UpstreamSpec(f"http://{m}:1", models=(m,)) for m in ("busy", "free")]
+        balancer = Balancer(specs, 1.0)
+        busy, free = balancer.upstreams
+        busy.rows = free.rows = UpstreamRows(1, 0)
+        for upstream in balancer.upstreams:
+            balancer.report_health(upstream, UpstreamHealth.READY, upstream.rows)
+
+        def choose(request: InboundRequest, tried: AbstractSet[Upstream]) -> Upstream:
+            return balancer.choose(request.hints, tried, takes_row=True)
+
+        room = WaitingRoom(choose, balancer.finish, lambda r: balancer.line_of(r.hints), 1000)
+
+        async def wait(model: str) -> Upstream:
+            head = RequestHead("POST", "/", {})
+            hints = RoutingHints(model=model)
+            request = InboundRequest(head, RequestBody(head, NoSource()), hints, "a", True)
+            return await room.enter(request, set(), asyncio.get_running_loop().time() + 60)
+
+        taken = [await wait("busy") for _ in range(2)]
+        held = [asyncio.create_task(wait("busy")) for _ in range(num_waiting)]
+        await asyncio.sleep(0)
+        assert (len(taken), len(room)) == (2, num_waiting)
+        served = [await wait("free") for _ in range(2)]
+        for task in held:
+            task.cancel()
+        assert all(upstream is free for upstream in served)
+        return served
+
+    assert len(asyncio.run(run())) == 2
 
 
 class Serving:
