@@ -10,7 +10,7 @@ from lab.demo.cluster.files import SPEED_KEYS, Addresses
 from lab.demo.fleet.members import OUT_TOKENS, Member
 
 ACCELERATOR = "share"  # of a core
-PLANNED_TTFT_MS, PLANNED_ITL_MS = 400.0, 80.0
+PLANNED_TTFT_MS, PLANNED_ITL_MS = 400.0, 90.0
 PERIOD_S = 5.0
 IDLE_S = 15.0
 

@@ -17,7 +17,7 @@ from lab.demo.fleet.members import OUT_TOKENS, Member
 from lab.kit.shares import HeldReplicas, choose_limiter
 
 LOOK_S, TELL_S = 0.25, 15.0
-START_SHARE = 1.0  # of a core; vLLM's start takes half a minute of one
+START_SHARE = 0.8  # of a core; vLLM's start takes half a minute of one
 QUEUE_TIMEOUT_S = 90  # in the proxy, so that requests wait for a start
 
 
