@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-LAYOUT_VERSION = 2  # version of packed bytes in files: raise it when packing changes
+LAYOUT_VERSION = 3  # version of packed bytes in files: raise it when packing changes
 # Forms of weights are numbered by bits: 32 is float32, 16 bfloat16. A form that only GGUF files
 # have is numbered 100 + its GGUF type.
 Bits = Literal[32, 16, 8, 4, 103, 106, 107, 110, 111, 112, 113, 114, 120, 123, 139]

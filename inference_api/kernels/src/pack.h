@@ -61,14 +61,17 @@ inline float sum_of(const Lanes& lanes) {
 }
 
 // How well values = round(weights * inverse) describe the weights, with the best scale for these
-// values: by least squares that is s = (w . v) / (v . v), and the squared error falls by
-// (w . v)^2 / (v . v), which is what a search has to maximise.
+// values. Errors of large weights count more, by the square of the weight: by least squares the
+// scale is s = (w^2 w . v) / (w^2 v . v), and the error falls by (w^2 w . v)^2 / (w^2 v . v), which
+// is what a search has to maximise.
 struct Fit {
   float scale;
   float gain;
 };
 
-inline Fit fit_int4(const float* weights, float inverse) {
+// `unit`: what the largest weight is multiplied by to be 1, so that no square of a weight is too
+// small.
+inline Fit fit_int4(const float* weights, float unit, float inverse) {
   const Lanes low = Lanes{} - kInt4Offset;
   const Lanes high = Lanes{} + kInt4Max;
   Lanes products = {};
@@ -78,8 +81,9 @@ inline Fit fit_int4(const float* weights, float inverse) {
     std::memcpy(&values, weights + i, sizeof values);
     const Lanes rounded = values * inverse + kRounder - kRounder;
     const Lanes bounded = rounded < low ? low : (rounded > high ? high : rounded);
-    products += values * bounded;
-    squares += bounded * bounded;
+    const Lanes importance = values * unit * (values * unit);
+    products += importance * values * bounded;
+    squares += importance * bounded * bounded;
   }
   const float product = sum_of(products);
   const float square = sum_of(squares);
@@ -102,8 +106,8 @@ inline float search_int4_scale(const float* weights) {
   Fit best{0.0f, 0.0f};
   for (int candidate = 0; candidate < kCandidates; ++candidate) {
     const float inverse = (kFirst + kStep * static_cast<float>(candidate)) / largest;
-    const Fit positive = fit_int4(weights, inverse);
-    const Fit negative = fit_int4(weights, -inverse);
+    const Fit positive = fit_int4(weights, 1.0f / largest, inverse);
+    const Fit negative = fit_int4(weights, 1.0f / largest, -inverse);
     best = positive.gain > best.gain ? positive : best;
     best = negative.gain > best.gain ? negative : best;
   }

@@ -19,17 +19,17 @@ from tests.inference_api.kernels.test_linear import bound, linear, random, unpac
 from tests.inference_api.superblocks import UNITS, drawn, numbers, packed
 
 PACKED = {  # of each layout's version: files keep packed bytes
-    (2, "Q4_1"): "862c73aa3aae60c0f8d99173adaeb9bbd568a341bbec21167307c621d4459880",
-    (2, "Q5_0"): "5502bbd83f4f32efb48fc697c9eb6d96be6f79ca3e7e71dba15cf92a652b0c67",
-    (2, "Q5_1"): "50d613986be210dd8b098b948172e091dcfc0844d26b4981c42f8ae5d3e971a4",
-    (2, "IQ4_NL"): "07d8ef7237ca8123ecaf30d02bf09f7a476aa77d2e601cb2a60ac7d041a6c1d9",
-    (2, "IQ4_XS"): "9918f0c729aa57fa6850cd7f2cc9cb1e2bdc318f52167a0b3dfdf40f4a564dbb",
-    (2, "MXFP4"): "96eb24abca34a66f87fc2c7673253c0c41cee28add444d2f6e1c865a3ab0e47b",
-    (2, "Q2_K"): "20739b191b3d2fdf764d7433069e7692b13047764a1a0f457054528623854c71",
-    (2, "Q3_K"): "51ec6ba3b62b1eb0b0bc3a74d0636e5725c118b1c014aa56ebcaf350347840ba",
-    (2, "Q4_K"): "8717b18529f22b65d6dbda6130c714f8e66b27ec611b61fe437e57035606fb7e",
-    (2, "Q5_K"): "6f999d6b794f9e346d16edce22f2924de971959b4c064899927ac818142c6830",
-    (2, "Q6_K"): "11ce6c978c5ce505fd93b73e3ebe89a3e53aa00ecd6d7eb79c63968828da243e",
+    (3, "Q4_1"): "862c73aa3aae60c0f8d99173adaeb9bbd568a341bbec21167307c621d4459880",
+    (3, "Q5_0"): "5502bbd83f4f32efb48fc697c9eb6d96be6f79ca3e7e71dba15cf92a652b0c67",
+    (3, "Q5_1"): "50d613986be210dd8b098b948172e091dcfc0844d26b4981c42f8ae5d3e971a4",
+    (3, "IQ4_NL"): "07d8ef7237ca8123ecaf30d02bf09f7a476aa77d2e601cb2a60ac7d041a6c1d9",
+    (3, "IQ4_XS"): "9918f0c729aa57fa6850cd7f2cc9cb1e2bdc318f52167a0b3dfdf40f4a564dbb",
+    (3, "MXFP4"): "96eb24abca34a66f87fc2c7673253c0c41cee28add444d2f6e1c865a3ab0e47b",
+    (3, "Q2_K"): "20739b191b3d2fdf764d7433069e7692b13047764a1a0f457054528623854c71",
+    (3, "Q3_K"): "51ec6ba3b62b1eb0b0bc3a74d0636e5725c118b1c014aa56ebcaf350347840ba",
+    (3, "Q4_K"): "8717b18529f22b65d6dbda6130c714f8e66b27ec611b61fe437e57035606fb7e",
+    (3, "Q5_K"): "6f999d6b794f9e346d16edce22f2924de971959b4c064899927ac818142c6830",
+    (3, "Q6_K"): "11ce6c978c5ce505fd93b73e3ebe89a3e53aa00ecd6d7eb79c63968828da243e",
 }
 
 

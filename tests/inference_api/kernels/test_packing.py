@@ -20,10 +20,10 @@ except KernelsUnavailable as unavailable:
 
 OUTPUTS, INPUTS = 70, 96
 PACKED: dict[tuple[int, Bits], str] = {  # by version and bits
-    (2, 32): "9fe39194c1fdae80fdec15f301d76a12be89a2a9d996e22d5adba3494a10ae7c",
-    (2, 16): "c8eda3f33847cfd8d8cd3c63edfcd78d52a046c16cd54a736416fe09db1358bf",
-    (2, 8): "7c8106bdcfbb3e95ff524ea4dfe42956404e4e066e0602a29f6d653c72890174",
-    (2, 4): "5d9a39c617f5b9db5bb6f77dff5b01279439855d354a57fa96f6061750c72bb4",
+    (3, 32): "9fe39194c1fdae80fdec15f301d76a12be89a2a9d996e22d5adba3494a10ae7c",
+    (3, 16): "c8eda3f33847cfd8d8cd3c63edfcd78d52a046c16cd54a736416fe09db1358bf",
+    (3, 8): "7c8106bdcfbb3e95ff524ea4dfe42956404e4e066e0602a29f6d653c72890174",
+    (3, 4): "1029def787bdea0f924b286ae6bc67fe71e59adc5f802b2968c64435aed7c1ef",
 }
 
 
