@@ -22,8 +22,8 @@ from inference_api.loading.families.tensor_names import SCHEMES
 EMBEDDING, HEAD = "embedding", "head"
 MTP = "mtp."  # prefix of the parameters of the layer that guesses further tokens
 EMBEDDINGS = (EMBEDDING, LAYER_INPUTS)
-KEYS_AND_VALUES = ".kv_b."  # what makes them of latents, in one matrix
-KEYS, VALUES = ".k_b.", ".v_b."  # what the kernels have instead: see `latent_forms`
+KV_B = ".kv_b."  # is in the name of the matrix that makes keys and values of latents
+K_B, V_B = ".k_b.", ".v_b."  # in those of what the kernels have instead: see `latent_forms`
 _EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.")
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # bytes of an element
 _FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are bytes of a dtype
@@ -206,7 +206,7 @@ def parameter_forms(
             forms[name] = TensorForm(shape, packed_bits, VECTOR_BYTES)
         elif name in embedding_bits and bits is not None:
             forms[name] = TensorForm(shape, embedding_bits[name], element_bytes=1)
-        elif name in packed and KEYS_AND_VALUES in name:
+        elif name in packed and KV_B in name:
             forms.update(latent_forms(config, name, bits))
         elif name in packed:
             forms[name] = TensorForm(shape, kept_bits(config, parts) or bits, element_bytes=1)
@@ -224,8 +224,8 @@ def latent_forms(config: ModelConfig, name: str, bits: Bits | None) -> dict[str,
     unturned = whole_panels(config.head_dim - config.rotary_dim)
     values = whole_panels(config.latent.value_dim)
     return {
-        name.replace(KEYS_AND_VALUES, KEYS): TensorForm((heads * rank, unturned), bits, 1),
-        name.replace(KEYS_AND_VALUES, VALUES): TensorForm((heads * values, rank), bits, 1),
+        name.replace(KV_B, K_B): TensorForm((heads * rank, unturned), bits, 1),
+        name.replace(KV_B, V_B): TensorForm((heads * values, rank), bits, 1),
     }
 
 

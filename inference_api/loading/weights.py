@@ -18,10 +18,10 @@ from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.layout import (
     EMBEDDING,
     HEAD,
-    KEYS,
-    KEYS_AND_VALUES,
+    K_B,
+    KV_B,
     MTP,
-    VALUES,
+    V_B,
     TensorForm,
     linear_weights,
     parameter_forms,
@@ -135,11 +135,11 @@ def _targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Sour
     pack, packed = parameters.packing.kernels.pack, parameters.packed
     writes = {name: partial(_copy, vector) for name, vector in parameters.tensors.items()}
     for name, weight in packed.items():
-        if KEYS in name:
-            values = packed[name.replace(KEYS, VALUES)]
-            name = name.replace(KEYS, KEYS_AND_VALUES)
+        if K_B in name:
+            values = packed[name.replace(K_B, V_B)]
+            name = name.replace(K_B, KV_B)
             writes[name] = partial(_pack_heads, config, pack, weight, values)
-        elif VALUES not in name and (name != HEAD or weight is not packed.get(EMBEDDING)):
+        elif V_B not in name and (name != HEAD or weight is not packed.get(EMBEDDING)):
             writes[name] = partial(_pack, pack, weight)
     plan = weight_plan(config) | linear_weights(config)
     for name, write in writes.items():

@@ -4,48 +4,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from pydantic_settings import BaseSettings
 
 from cluster.actuators.deployments import Deployments
 from cluster.replicas import Group
-from inference_api.settings import Settings as ApiSettings
-from lab.kit.servers import ROOT, eventually
-from optimizer.settings import Settings as OptimizerSettings
-from proxy.settings import Settings as ProxySettings
+from lab.kit.servers import eventually
 from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.endpoint_slices import EndpointSlices, Services
-from tests.deploy.custom_resources import RAY_CLUSTER, SCALED_OBJECT
-from tests.deploy.manifests import (
-    by_kind,
-    every_workload,
-)
+from tests.deploy.manifests import by_kind
 from tests.kubernetes_api import PATH, KubernetesApi
 from tests.kubernetes_workloads import Workloads
-from weights.settings import Settings as WeightsSettings
-
-VERSION = "1.33"
-CUSTOM = {"ScaledObject": SCALED_OBJECT, "RayCluster": RAY_CLUSTER}
-SETTINGS: dict[str, type[BaseSettings]] = {
-    "api": ApiSettings,
-    "optimizer": OptimizerSettings,
-    "proxy": ProxySettings,
-    "weights": WeightsSettings,
-}
-# What follows `hearth` in the name of an image, where that is not the component's.
-IMAGES = {"chat-cpu-core": "", "chat-h100": "-cuda", "controller": "-cluster"}
-OTHERS = ("redis", "controller")  # without settings of ours in the environment
-AUTOSCALED = ("hpa", "keda", "planner")
-SERVICE_GRACE_S = 30  # common.launcher.threaded
-DOCUMENT = ROOT / "docs" / "kubernetes.md"
-
-ours = pytest.mark.parametrize(
-    "workload",
-    [each for each in every_workload().values() if each.component not in OTHERS],
-    ids=lambda each: each.name,
-)
-each_workload = pytest.mark.parametrize(
-    "workload", every_workload().values(), ids=lambda each: each.name
-)
 
 
 def verbs_of(role: str) -> set[tuple[str, str]]:

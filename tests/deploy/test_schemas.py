@@ -9,13 +9,9 @@ import kubernetes_validate
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
-from pydantic_settings import BaseSettings
 
 from cluster.actuators import workloads as actuated
-from inference_api.settings import Settings as ApiSettings
 from lab.kit.servers import ROOT
-from optimizer.settings import Settings as OptimizerSettings
-from proxy.settings import Settings as ProxySettings
 from tests.deploy.custom_resources import RAY_CLUSTER, SCALED_OBJECT
 from tests.deploy.manifests import (
     FOLDER,
@@ -25,34 +21,10 @@ from tests.deploy.manifests import (
     name_of,
     read,
 )
-from weights.settings import Settings as WeightsSettings
 
 VERSION = "1.33"
 CUSTOM = {"ScaledObject": SCALED_OBJECT, "RayCluster": RAY_CLUSTER}
-SETTINGS: dict[str, type[BaseSettings]] = {
-    "api": ApiSettings,
-    "optimizer": OptimizerSettings,
-    "proxy": ProxySettings,
-    "weights": WeightsSettings,
-}
-# What follows `hearth` in the name of an image, where that is not the component's.
-IMAGES = {"chat-cpu-core": "", "chat-h100": "-cuda", "controller": "-cluster"}
-OTHERS = ("redis", "controller")  # without settings of ours in the environment
-AUTOSCALED = ("hpa", "keda", "planner")
-SERVICE_GRACE_S = 30  # common.launcher.threaded
 DOCUMENT = ROOT / "docs" / "kubernetes.md"
-
-ours = pytest.mark.parametrize(
-    "workload",
-    [each for each in every_workload().values() if each.component not in OTHERS],
-    ids=lambda each: each.name,
-)
-each_workload = pytest.mark.parametrize(
-    "workload", every_workload().values(), ids=lambda each: each.name
-)
-
-VERSION = "1.33"
-CUSTOM = {"ScaledObject": SCALED_OBJECT, "RayCluster": RAY_CLUSTER}
 
 
 def schema_faults(item: Object) -> list[str]:

@@ -21,8 +21,6 @@ from tests.recorded_turns import recorded_turns
 
 TRANSCRIPT = golden.load("rest_transcript.json")
 
-Rewrite = Callable[[Any], Any]
-
 
 def client_of(tmp_path: Path, stateful: bool = True, **settings: Any) -> FlaskClient:
     chosen = Settings(stateful=stateful, store_path=tmp_path / "o.db", **settings)

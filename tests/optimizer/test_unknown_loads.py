@@ -15,7 +15,6 @@ from optimizer.spec import OptimizerSpec
 from tests.optimizer.support import server, system_data
 
 RUNS = {"accelerator": "A", "numReplicas": 3, "maxBatch": 16, "cost": 30}
-NOTHING = {"accelerator": "", "numReplicas": 0}
 UNUSABLE = [None, math.nan, math.inf, -math.inf, 1e300, 10**400, -1, -1.5]
 LOAD_FIELDS = ["arrivalRate", "avgInTokens", "avgOutTokens"]
 SOLVERS = [{}, {"unlimited": True}, {"milpSolver": True}, {"priceSolver": True}]

@@ -25,7 +25,6 @@ from tests.proxy.answers import (
 
 EVENTS, JSON = "text/event-stream; charset=utf-8", "application/json"
 PROMPT_BYTES = 400
-TOLD = Usage(12, 1, "usage")
 CACHED = Usage(12, 1, "usage", 9)
 ODD_TEXTS = (
     "data: x\n\n",

@@ -5,8 +5,6 @@ from inference_api.core.input_queue import InputQueue
 from inference_api.core.residents import LOW_MEMORY_BYTES, MEMORY_LOOKS_S, FixedModels
 from tests.inference_api.core.test_decode_backend import NAME, Loop
 
-GIB = 1024**3
-
 
 def test_half_of_what_is_cached_goes_at_every_look_while_memory_is_low() -> None:
     loop = Loop(rows=2, context=1024, chunk=1000)

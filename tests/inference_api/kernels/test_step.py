@@ -23,7 +23,7 @@ from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import EMBEDDING, KEYS, KEYS_AND_VALUES, VALUES
+from inference_api.loading.layout import EMBEDDING, K_B, KV_B, V_B
 from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
 from tests.inference_api.engine import tiny_models
@@ -85,7 +85,7 @@ class OpByOp(TorchParameters):
         return cls(vectors | {EMBEDDING: embedding}, packed, config)
 
     def linear(self, weight: str, bias: str | None = None) -> Linear:
-        if KEYS_AND_VALUES in weight:
+        if KV_B in weight:
             return partial(torch.nn.functional.linear, weight=self._keys_and_values(weight))
         own_bias = self.packed.tensors.get(bias or "")
         return PackedLinear(self.packed.packing.kernels, self.packed.packed[weight], own_bias)
@@ -93,8 +93,8 @@ class OpByOp(TorchParameters):
     def _keys_and_values(self, weight: str) -> Tensor:
         """What the kernels' two matrices are made of: see `latent_forms`."""
         keys, values = (
-            torch.from_numpy(self.packed.packed[weight.replace(KEYS_AND_VALUES, name)].unpack())
-            for name in (KEYS, VALUES)
+            torch.from_numpy(self.packed.packed[weight.replace(KV_B, name)].unpack())
+            for name in (K_B, V_B)
         )
         config, rank = self.config, values.shape[-1]
         of_keys = keys.view(config.num_heads, rank, -1).transpose(1, 2)

@@ -28,7 +28,6 @@ ROUTES: dict[str, dict[str, Any]] = {
     },
 }
 COMPLETION = ROUTES["/v1/completions"]
-NATIVE = [route for route in ROUTES if not route.startswith("/v1")]
 OPENAI = [route for route in ROUTES if route.startswith("/v1")]
 
 
