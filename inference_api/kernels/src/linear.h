@@ -459,7 +459,7 @@ void multiply_panels(const LinearCall& call, int64_t first, int64_t end) {
 }
 
 // `kForms`: the same for the forms that only files have.
-template <class Isa, class Simd, const LinearPanels& kForms>
+template <class Isa, class Simd, const LinearPanels* kForms>
 void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
   switch (call.bits) {
     case Bits::kFloat32:
@@ -475,7 +475,7 @@ void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
       multiply_panels<Isa, Simd, typename Isa::Int4>(call, first, end);
       break;
     default:
-      kForms(call, first, end);
+      (*kForms)(call, first, end);
   }
 }
 

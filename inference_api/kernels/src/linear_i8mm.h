@@ -87,7 +87,7 @@ constexpr int64_t kMinTileRows = 2 * kPairs;
 
 inline void linear_panels_by_pairs(const LinearCall& call, int64_t first, int64_t end) {
   if (call.tiles == nullptr) {
-    linear_panels<I8mm, Simd128, kI8mmForms>(call, first, end);
+    linear_panels<I8mm, Simd128, &kI8mmForms>(call, first, end);
   } else if (call.bits == Bits::kInt8) {
     tile_panels<Simd128, Int8Block, multiply_rows>(call, first, end);
   } else {
