@@ -1,5 +1,6 @@
 """Loads the models of the settings. Imports the engine only when it is called."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.loaded_model import LoadedModel
 from inference_api.core.served_model import ServedModel
+from inference_api.core.state.page_folder import PageFolder
+from inference_api.core.state.stored_pages import Disk
 from inference_api.errors import StartupError
 from inference_api.loading.generation_config import NO_DEFAULTS, read_defaults
 from inference_api.loading.options import EngineOptions
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from inference_api.loading.memory import Footprint
     from inference_api.loading.packing.folder import PackedFolder
 
+logger = logging.getLogger(__name__)
+
 Stamp = list[tuple[int, int, int] | None]  # each file's inode, size and time; None: unreadable
 
 
@@ -35,13 +40,17 @@ class LoadableModel:
     settings: Settings
     runner: "LocalRunner"
     drafter: "LocalRunner | None"
+    pages_folder: PageFolder | None = None
 
     def load(self) -> LoadedModel:
         """Raises StartupError."""
         self.runner.load()
         if self.drafter is not None:
             self.drafter.load()
-        return loaded(self.served, self.runner, self.settings, self.drafter)
+        model = loaded(self.served, self.runner, self.settings, self.drafter)
+        if self.pages_folder is not None:
+            keep_pages(model, self.runner, self.pages_folder)
+        return model
 
     def unload(self) -> None:
         """Free the weights' memory. The model that `load` returned must not be used any more."""
@@ -87,6 +96,33 @@ def loaded(
     """Returns the model of loaded runners."""
     drafting = drafting_of(served, runner, settings.of_model(served.name), drafter)
     return LoadedModel.serving(served, runner, settings, drafter, drafting)
+
+
+def keep_pages(model: LoadedModel, runner: ModelRunner, folder: PageFolder) -> None:
+    """Keep pages of the model on disk. Raises StartupError if they are not in this memory."""
+    from inference_api.engine.kernel_runner import KernelRunner
+
+    if not isinstance(runner, KernelRunner):
+        raise StartupError(["PREFIX_CACHE_DIR is for the CPU; unset it, or set DEVICE=cpu."])
+    model.rows.pages.store(Disk(folder, runner.fingerprint), runner)
+
+
+def pages_folder(settings: Settings) -> PageFolder | None:
+    """Returns the folder of PREFIX_CACHE_DIR, if it is set. Raises StartupError."""
+    if settings.prefix_cache_dir is None or not settings.prefix_reuse:
+        return None
+    path = Path(settings.prefix_cache_dir)
+    try:
+        folder = PageFolder(path, settings.prefix_cache_size)
+    except OSError as error:
+        raise StartupError(
+            [
+                f"PREFIX_CACHE_DIR={path} cannot be used: {error.strerror}; name a folder that "
+                "this server may write to, or unset it."
+            ]
+        ) from None
+    logger.info("%s has %d pages of prompts, %d bytes", path, len(folder), folder.num_bytes)
+    return folder
 
 
 def loaded_alone(
@@ -144,7 +180,10 @@ def describe_models(
             drafter = make_drafter(model, folder, of_drafter, kernels_of, packed)
         made.append((model, folder, runner, drafter))
     share_memory([each for *_, runner, drafter in made for each in (runner, drafter) if each])
-    return [LoadableModel(describe_model(*each, budget), settings, *each[-2:]) for each in made]
+    disk = pages_folder(settings)
+    return [
+        LoadableModel(describe_model(*each, budget), settings, *each[-2:], disk) for each in made
+    ]
 
 
 def describe_model(

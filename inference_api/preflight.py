@@ -52,6 +52,8 @@ def _first_layers(settings: Settings) -> LayerRange | None:
         raise StartupError(["SPLIT is for one model; unset MODELS, or SPLIT."])
     if settings.device == "cuda":
         raise StartupError(["SPLIT is for the CPU; unset DEVICE, or SPLIT."])
+    if settings.prefix_cache_dir is not None:
+        raise StartupError(["PREFIX_CACHE_DIR is for models on one machine; unset it, or SPLIT."])
     num_ranks = load_rank_settings().world_size
     config = checkpoint.describe(settings.model).config
     if config is None:

@@ -27,7 +27,9 @@ from inference_api.settings import Settings
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.5  # how long an idle loop waits for a prompt before it looks around
-JOIN_TIMEOUT_S = 5.0
+WRITER_WAIT_S = 0.01  # the same, while pages wait for the disk
+FLUSH_S = 3.0  # to write pages once it stops
+JOIN_TIMEOUT_S = 10.0
 LOADER_PAUSE_S = 0.002  # after a few milliseconds of work
 STALLED_PERIODS = 5
 LOADING_RETRY_AFTER_S = 5
@@ -202,7 +204,9 @@ class DecodeBackend:
         self._failure = "the server was stopped"
         self._end_all(Phase.STOPPED, _draining)
         for model in self.models.values():
-            model.runner.close()
+            model.flush_pages(FLUSH_S / len(self.models))
+        for model in self.models.values():
+            model.close()
 
     def step(self) -> None:
         """One turn of the loop."""
@@ -256,6 +260,7 @@ class DecodeBackend:
     def _decode(self, model: LoadedModel) -> None:
         step, totals = model.planner.plan(), model.served.totals
         totals.pauses += model.rows.take_pauses()
+        totals.reused_tokens += step.reused_tokens
         if step.is_empty:
             return
         started_s = self._clock()
@@ -272,7 +277,6 @@ class DecodeBackend:
         self._events += events
         totals.generated_tokens += sum([len(event.token_ids) or 1 for _, event in events])
         totals.prefilled_tokens += step.prefilled_tokens
-        totals.reused_tokens += step.reused_tokens
         if step.kept:
             totals.drafts += len(step.kept)
             totals.drafted_tokens += sum([event.drafted_tokens for _, event in events])
@@ -330,12 +334,13 @@ class DecodeBackend:
         request."""
         if self._drain_until_s is not None:
             self._go_on_draining(self._drain_until_s)
+        has_pages = [name for name, model in self.models.items() if model.write_pages()]
         if not self._num_admitted() and not self._is_stopping:
             if not len(self.input_queue):
                 for model in self.models.values():
                     model.idle()
-            idle_s = self._residents.idle_s(self._clock())
-            self.input_queue.wait_for_request(min(IDLE_WAIT_S, idle_s))
+            idle_s = min(IDLE_WAIT_S, self._residents.idle_s(self._clock()))
+            self.input_queue.wait_for_request(min(idle_s, WRITER_WAIT_S) if has_pages else idle_s)
 
     def _go_on_draining(self, until_s: float) -> None:
         if self._clock() >= until_s:

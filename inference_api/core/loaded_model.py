@@ -65,6 +65,23 @@ class LoadedModel:
         if self.runner.idle():
             self.rows.pages.forget_cached()
 
+    def write_pages(self) -> bool:
+        """Write some of the pages that ended rows have left to disk. Returns whether there are
+        more."""
+        disk = self.rows.pages.disk
+        return disk is not None and disk.write()
+
+    def flush_pages(self, seconds: float) -> None:
+        """Write to disk what ended rows have left, as far as so much time suffices."""
+        if (disk := self.rows.pages.disk) is not None:
+            disk.flush(seconds)
+
+    def close(self) -> None:
+        """Called once, after the last step and `flush_pages` of all models."""
+        if (disk := self.rows.pages.disk) is not None:
+            disk.close()
+        self.runner.close()
+
     def learn_turn(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
         """Learn how many seconds a turn took inside the model, and outside it."""
         self.served.step_times.add(len(step.decoding), model_s + loop_s)

@@ -231,6 +231,8 @@ class StepPlanner:
                 num_before = row.reused_tokens
                 self._rows.reuse(row)
                 step.reused_tokens += row.reused_tokens - num_before
+                if self._rows.pages.is_reading(row.index):
+                    continue
             shares.append((row, room_tokens if shares else first_tokens))
             room_tokens -= row.chunk_tokens(shares[-1][1])
             if room_tokens == 0:

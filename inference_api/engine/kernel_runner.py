@@ -15,6 +15,7 @@ from inference_api.engine.paged_cache import PagedCache
 from inference_api.engine.sampler import sample
 from inference_api.engine.step_decoder import StepDecoder
 from inference_api.errors import StartupError
+from inference_api.kernels.build import library_path
 from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
 from inference_api.loading import checkpoint, hardware
@@ -126,6 +127,26 @@ class KernelRunner(LocalRunner):
         cache = (self.max_rows, options.max_seq_len, options.kv_cache_dtype)
         what = (whole, options.dtype, self.bits, cache, LAYOUT_VERSION)
         return int.from_bytes(sha256(repr(what).encode()).digest()[:8], "big", signed=True)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Returns a hash of all that decides what is in a page, besides the tokens before its
+        end."""
+        states = [(file.name, file.stat()) for file in self.files]
+        files = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+        whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
+        pages = (self._cache_dtype, *self.layout[1:])
+        kernels = (LAYOUT_VERSION, library_path().name, self._packing.kernels.variant)
+        what = (whole, self._options.dtype, self.bits, pages, kernels, files)
+        return sha256(repr(what).encode()).digest()
+
+    def read_page(self, page: int) -> memoryview:
+        """See `PageMemory`."""
+        return self._cache.view_page(page)
+
+    def write_page(self, page: int, content: memoryview) -> None:
+        """See `PageMemory`."""
+        self._cache.view_page(page)[:] = content
 
     def free_bytes(self) -> int | None:
         return hardware.available_memory_bytes()

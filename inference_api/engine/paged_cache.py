@@ -90,6 +90,10 @@ class PagedCache:
         """See `RowMemory`."""
         self.pages[target] = self.pages[source]
 
+    def view_page(self, page: int) -> memoryview:
+        """Returns the memory of a page."""
+        return memoryview(self.pages[page]).cast("B")
+
     def give_back(self, pages: Sequence[int]) -> None:
         """See `RowMemory`. A page of the system is freed only when all our pages in it are.
 

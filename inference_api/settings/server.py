@@ -20,6 +20,7 @@ from inference_api.settings.client import ClientSettings
 from inference_api.settings.model import EMBEDDED_MODEL, ModelSettings
 from inference_api.settings.names import ANY, MAX_NAME_CHARS, is_match
 from inference_api.settings.pipeline import PipelineSettings
+from inference_api.settings.sizes import Size
 from inference_api.settings.watch import WatchSettings
 
 __all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
@@ -134,6 +135,18 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
     )
     prefix_reuse: bool = Field(
         True, description="Share what is remembered of prompts that begin alike."
+    )
+    prefix_cache_dir: str | None = Field(
+        None,
+        max_length=4096,
+        description=(
+            "Folder on a local disk that keeps what is remembered of prompts when memory has no "
+            "room for it, and while the server restarts; on the CPU, without SPLIT."
+        ),
+    )
+    prefix_cache_size: Size = Field(
+        8 * 2**30,
+        description="PREFIX_CACHE_DIR takes so much at most: 8GiB; what was used last stays.",
     )
     keepalive_period_s: float = Field(
         120.0,

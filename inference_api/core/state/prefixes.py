@@ -43,6 +43,7 @@ class Node:
     """The child used last of those that begin with the same MIN_REUSED_TOKENS tokens."""
     state: list[int] = field(default_factory=list)
     tail_bytes: set[int] = field(default_factory=set)  # lengths of tails that had a state
+    key: bytes = b""  # on disk; empty until it is needed
 
 
 class PrefixMatch(NamedTuple):
@@ -86,13 +87,8 @@ class PrefixTree:
         root, size = self._roots.get(name), self._page_bytes
         if root is None:
             return PrefixMatch()
-        node, nodes = root, list[Node]()
-        for first in range(0, len(tokens) - size + 1, size):
-            child = node.children.get(tokens[first : first + size])
-            if child is None:
-                break
-            nodes.append(child)
-            node = child
+        nodes = self.walk(name, tokens)
+        node = nodes[-1] if nodes else root
         if self._layout.state_pages:
             return self._with_state(root, nodes, tokens)
         if self._layout.has_windows:
@@ -103,6 +99,16 @@ class PrefixTree:
         if tail is None or GONE in tail.pages:
             return PrefixMatch(nodes)
         return PrefixMatch(nodes, tail, _num_common(rest, tail.tokens))
+
+    def walk(self, name: Hashable, tokens: bytes) -> list[Node]:
+        """Returns the nodes of the first whole pages of `tokens`, whatever pages they have."""
+        node, nodes, size = self._roots.get(name), list[Node](), self._page_bytes
+        for first in range(0, len(tokens) - size + 1, size):
+            node = None if node is None else node.children.get(tokens[first : first + size])
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
 
     def num_held(self, name: Hashable, pages: Iterable[bytes]) -> int:
         """Returns how many of these whole pages, from the first on, rows hold already. Counts the
@@ -156,6 +162,13 @@ class PrefixTree:
         if [page] != node.pages:
             self._forget(node, 0)
             self._keep(node, 0, page)
+
+    def take(self) -> int:
+        """Take a page for a row: a free one, or a cached one. There must be one."""
+        while (page := self._pool.take()) is None:
+            has_evicted = self.evict()
+            assert has_evicted, "a cached page can be evicted"
+        return page
 
     def evict(self) -> bool:
         """Evict the cached page that was dropped first, and nodes that need it. Returns False if

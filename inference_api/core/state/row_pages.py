@@ -3,6 +3,7 @@
 Decode thread only, except for the three counts of pages.
 """
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
@@ -17,6 +18,7 @@ from inference_api.core.state.prefixes import (
     PrefixTree,
     encode,
 )
+from inference_api.core.state.stored_pages import Disk, PageMemory, StoredPage, StoredPages
 from inference_api.runner import PageLayout, RowMemory
 
 MIN_KEPT_TOKENS = 64  # recurrent state is kept only if at least so many tokens were new
@@ -58,6 +60,7 @@ class HeldPages:
     nodes: list[Node] = field(default_factory=list)
     reused_tokens: int = 0
     borders: Sequence[int] = ()  # see `RowPages.borders`
+    stored: deque[StoredPage] | None = None  # to be read from disk; None before it is looked up
 
     @property
     def num_places(self) -> int:
@@ -95,6 +98,11 @@ class RowPages:
         self._pool = PagePool(layout.num_pages)
         self._tree = PrefixTree(self._pool, layout)
         self._rows: dict[int, HeldPages] = {}
+        self.disk: StoredPages | None = None
+
+    def store(self, disk: Disk, memory: PageMemory) -> None:
+        """Have pages outlive their eviction, and the process, on disk."""
+        self.disk = StoredPages(disk, memory, self._layout, self._tree, self._pool)
 
     @property
     def tokens_per_page(self) -> float:
@@ -161,8 +169,14 @@ class RowPages:
                 row, root, encode(prompt), len(prompt), tables, passed
             )
         if reuses:
+            if self.disk is not None:
+                self._read(self.disk, held)
             self._reuse_longer(held)
         return held.reused_tokens
+
+    def is_reading(self, row: int) -> bool:
+        """Returns whether the row has more to read from disk, by further calls of `begin`."""
+        return bool(self._rows[row].stored)
 
     def borders(self, row: int) -> Sequence[int]:
         """Returns the positions in the prompt, ascending, where a chunk has to end, because the
@@ -212,6 +226,8 @@ class RowPages:
             self._drop(held.pages_at(index))
             for node in held.nodes[index : index + 1]:
                 self._drop(self._share(node.state))
+        if self.disk is not None:
+            self.disk.want(held.nodes)
 
     def forget_cached(self) -> None:
         """Evict all cached pages."""
@@ -225,6 +241,13 @@ class RowPages:
             pass
         if given_back := self._pool.give_back(self._pool.num_touched - num_pages):
             self._memory.give_back(given_back)
+
+    def _read(self, disk: StoredPages, held: HeldPages) -> None:
+        tokens = held.prompt[:-TOKEN_BYTES]
+        if held.stored is None:
+            held.stored = disk.ahead(held.root, tokens)
+        if held.stored:
+            disk.read(held.root, tokens, held.stored)
 
     def _reuse_longer(self, held: HeldPages) -> None:
         """Take over what is cached of the prompt, if that is more than the row has."""
@@ -301,10 +324,7 @@ class RowPages:
 
     def _take(self, held: HeldPages, index: int) -> int:
         """Take a free or cached page as the row's `index`-th."""
-        while (page := self._pool.take()) is None:
-            has_evicted = self._evict()
-            assert has_evicted, "a cached page can be evicted"
-        return page
+        return self._tree.take()
 
     def _evict(self) -> bool:
         return self._tree.evict()

@@ -1,66 +1,13 @@
 """Served models with recurrent layers say the same, whatever of their prompts is remembered."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.input_queue import InputQueue
-from inference_api.core.output_queues import OutputQueues
 from inference_api.engine.kernel_runner import KernelRunner
-from inference_api.inference_api_server import bring_up_of
-from inference_api.request import GenerationRequest, SamplingParams
-from inference_api.settings import Settings
 from inference_api.speculation.ngram import Match, NgramIndex
-from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
-
-NAME = "hybrid"
-ROWS, CONTEXT = 4, 512
-SEEDED = SamplingParams(temperature=0.8, seed=11)
-Tokens = tuple[int, ...]
-
-
-class Server:
-    """A tiny model, driven step by step on this thread."""
-
-    def __init__(self, folder: Path, **settings: object) -> None:
-        own = {"user_rows": ROWS, "prefill_chunk_tokens": 48, "model": str(folder)}
-        chosen = Settings.model_validate({**own, "model_name": NAME, **settings})
-        self._input_queue, self._output_queues = InputQueue(64, {NAME: ROWS}), OutputQueues()
-        self.backend = DecodeBackend(
-            chosen, self._input_queue, self._output_queues, bring_up_of(chosen)
-        )
-        self.backend.load_model_and_tokenizer()
-        self.backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
-        self.backend._become_ready()
-
-    def answers(self, prompts: Sequence[Tokens], max_tokens: int = 40) -> list[Tokens]:
-        """What the model says to all of these at once."""
-        queues = []
-        for prompt in prompts:
-            queues.append(self._output_queues.open(NAME))
-            self._input_queue.put(GenerationRequest(queues[-1], NAME, prompt, max_tokens, SEEDED))
-        answers: list[Tokens] = [() for _ in queues]
-        open_ones = set(range(len(queues)))
-        while open_ones:
-            self.backend.step()
-            for number in [*open_ones]:
-                while (event := queues[number].get(0.0)) is not None:
-                    answers[number] += tuple(event.token_ids)
-                    if event.finish_reason is not None:
-                        open_ones.discard(number)
-        self.backend.step()
-        return answers
-
-    @property
-    def reused_tokens(self) -> int:
-        return self.backend.snapshot.totals.reused_tokens
-
-
-def text(seed: int, num_tokens: int) -> Tokens:
-    return tuple(Random(seed).choices(range(3, VOCAB_SIZE), k=num_tokens))
+from tests.inference_api.core.stepped_server import CONTEXT, NAME, Server, Tokens, text
+from tests.inference_api.engine.tiny_models import make_model
 
 
 @pytest.fixture(scope="module", params=["lfm2-moe", "qwen3.5", "granite4"])

@@ -14,7 +14,7 @@ from inference_api.loading.options import EngineOptions
 from inference_api.settings import ModelSettings
 from inference_api.speculation.scheduler import DraftScheduler
 from inference_api.speculation.sources import draft_sources
-from tests.inference_api.core.test_recurrent_rows import CONTEXT, NAME, Server, text
+from tests.inference_api.core.stepped_server import CONTEXT, NAME, Server, text
 from tests.inference_api.engine.mtp_models import WEIGHTS, make_mtp_model
 from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 

@@ -1,12 +1,15 @@
 """A memory that remembers which tokens were written where."""
 
+import pickle
 from collections.abc import Hashable, Sequence
 
 from inference_api.core.state.bound_pages import BoundRowPages
+from inference_api.core.state.page_folder import PageFolder, PageRecord
 from inference_api.core.state.row_pages import Reuse, RowPages
 from inference_api.runner import PageLayout
 
 PAGE_TOKENS = 12
+PAGE_BYTES = 2**14
 Written = tuple[Hashable, tuple[int, ...]]  # the root, and all tokens up to the one at a place
 
 
@@ -37,6 +40,12 @@ class FakeMemory:
         for page in pages:
             self.contents[page] = {}
 
+    def read_page(self, page: int) -> bytes:
+        return pickle.dumps(self.contents[page]).ljust(self.layout.page_bytes, b".")
+
+    def write_page(self, page: int, content: memoryview) -> None:
+        self.contents[page] = pickle.loads(content)
+
     def write(self, row: int, position: int, written: Written) -> list[int]:
         """Returns the pages that were written, of each group."""
         index, offset = divmod(position, PAGE_TOKENS)
@@ -59,6 +68,26 @@ class FakeMemory:
         return written if of_group == group else None
 
 
+class FakeFolder(PageFolder):
+    """Keeps records in memory, and writes them at once."""
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, PageRecord] = {}
+
+    def parts(self, key: bytes) -> int | None:
+        return self.records[key].parts if key in self.records else None
+
+    def read(self, key: bytes) -> memoryview | None:
+        return memoryview(self.records[key].content) if key in self.records else None
+
+    def put(self, record: PageRecord, timeout_s: float = 0.0) -> bool:
+        self.records[record.key] = record
+        return True
+
+    def close(self) -> None:
+        """It has no thread."""
+
+
 def make_pages(
     num_pages: int,
     max_rows: int,
@@ -67,7 +96,7 @@ def make_pages(
     windows: Sequence[int | None] = (None,),
     state_pages: int = 0,
 ) -> tuple[RowPages, FakeMemory]:
-    layout = PageLayout(num_pages, PAGE_TOKENS, 1, is_bound, windows, state_pages)
+    layout = PageLayout(num_pages, PAGE_TOKENS, PAGE_BYTES, is_bound, windows, state_pages)
     memory = FakeMemory(layout, max_rows)
     kind = BoundRowPages if is_bound else RowPages
     return kind(memory, layout, max_rows, reuse), memory

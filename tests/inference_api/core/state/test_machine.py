@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 
 from inference_api.core.state.prefixes import GONE, Node, encode
 from inference_api.core.state.row_pages import Reuse
-from tests.inference_api.core.state.memory import PAGE_TOKENS, make_pages
+from inference_api.core.state.stored_pages import Disk
+from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeFolder, make_pages
 
 MAX_ROWS, ROW_PAGES = 3, 4
 MAX_TOKENS = ROW_PAGES * PAGE_TOKENS
@@ -51,18 +52,40 @@ class Rows(RuleBasedStateMachine):
     state_pages = 0
     said: Bundle[tuple[int, ...]] = Bundle("said")
 
-    @initialize(reuse=st.sampled_from(REUSES), spare_pages=st.integers(0, 8))
-    def make(self, reuse: Reuse, spare_pages: int) -> None:
+    @initialize(
+        reuse=st.sampled_from(REUSES), spare_pages=st.integers(0, 8), has_disk=st.booleans()
+    )
+    def make(self, reuse: Reuse, spare_pages: int, has_disk: bool) -> None:
         of_row = ROW_PAGES * len(self.windows)
         self.num_pages = MAX_ROWS * of_row if self.is_bound else of_row + spare_pages
         # Bound pages have neither windows nor states.
         if (any(self.windows) or self.state_pages) and reuse == "prompts":
             reuse = "all"
         self.reuse = reuse
-        self.pages, self.memory = make_pages(
-            *(self.num_pages, MAX_ROWS, reuse, self.is_bound, self.windows, self.state_pages)
-        )
         self.texts: dict[int, Text] = {}  # by row, the oldest first
+        self.folder = FakeFolder() if has_disk and reuse == "all" and not self.is_bound else None
+        self._start()
+
+    def _start(self) -> None:
+        self.pages, self.memory = make_pages(
+            *(self.num_pages, MAX_ROWS, self.reuse, self.is_bound, self.windows, self.state_pages)
+        )
+        if self.folder is not None:
+            self.pages.store(Disk(self.folder, b"fingerprint"), self.memory)
+
+    @precondition(lambda self: self.folder is not None)
+    @rule(restarts=st.booleans(), num_lost=st.integers(0, 2))
+    def keep_on_disk(self, restarts: bool, num_lost: int) -> None:
+        assert self.folder is not None
+        assert self.pages.disk is not None
+        if restarts:
+            for row in tuple(self.texts):
+                self._end(row)
+        assert not self.pages.disk.write()
+        for key in [*self.folder.records][:num_lost]:
+            del self.folder.records[key]
+        if restarts:
+            self._start()
 
     @rule(target=said, root=st.sampled_from("aab"), prompt=texts)
     def begin(self, root: str, prompt: tuple[int, ...]) -> Said:
@@ -142,7 +165,9 @@ class Rows(RuleBasedStateMachine):
         self.pages.trim(num_pages)
         assert self.pages.num_held == num_held
         left = self.num_pages - self.pages.num_free
-        if len(self.windows) == 1 and not self.state_pages:  # else several go together
+        if self.is_bound:  # a cached page stays while a row has a copy of it
+            num_held += num_held
+        elif len(self.windows) == 1 and not self.state_pages:  # else several go together
             assert left == min(num_used, max(num_held, num_pages))
         assert left <= min(num_used, max(num_held, num_pages))
         assert self.pages._pool.num_touched <= max(num_held, num_pages)

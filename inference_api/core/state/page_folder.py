@@ -1,0 +1,210 @@
+"""A folder of pages of KV memory: what outlives its place in memory, and the process.
+
+A record's file is `KEY.PARTS`: its key, and which of its parts it has, both in hexadecimal. It
+holds a checksum and the parts. A file is complete or absent. One that was damaged is removed, and
+so are those used least recently, while all together take more than the limit.
+"""
+
+import logging
+import os
+import re
+import secrets
+import time
+import zlib
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, Full, Queue
+from threading import Lock, Thread
+from typing import NamedTuple
+
+logger = logging.getLogger(__name__)
+
+NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{1,16})")
+DRAFT = ".draft"
+MAX_DRAFT_S = 3600.0  # a file is written in less
+MAGIC = b"HPF1"
+HEADER_BYTES = len(MAGIC) + 4  # and a CRC-32
+QUEUED_RECORDS = 4  # waiting to be written
+WAIT_S = 60.0  # the writer waits so long for a record, and then again
+JOIN_TIMEOUT_S = 5.0
+OWNER_ALONE = 0o700  # pages tell what was prompted
+LESS_URGENT = 10  # the writer's niceness beyond that of others
+
+
+class Stored(NamedTuple):
+    """What a file has."""
+
+    parts: int
+    size_bytes: int
+
+
+class PageRecord(NamedTuple):
+    key: bytes
+    parts: int
+    content: bytes
+
+
+class PageFolder:
+    """Records by key, at most `max_bytes` of them. A thread of its own writes.
+
+    Any thread may call `parts` and `read`, the decode thread alone `put` and `close`.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Makes the folder if it does not exist. Raises OSError if it cannot be used."""
+        self._folder = folder
+        self._max_bytes = max_bytes
+        folder.mkdir(OWNER_ALONE, parents=True, exist_ok=True)
+        self._lock = Lock()  # guards the two below
+        self._stored: OrderedDict[bytes, Stored] = OrderedDict()  # least recently used first
+        self._num_bytes = 0
+        self._find_files()
+        self._check_writable()
+        self._queue: Queue[PageRecord | None] = Queue(QUEUED_RECORDS)
+        self._is_closing = False
+        self._has_failed = False
+        self._writer = Thread(target=self._write_all, name="prefix-writer", daemon=True)
+        self._writer.start()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def parts(self, key: bytes) -> int | None:
+        """Returns which parts a record has, or None if there is no record."""
+        with self._lock:
+            stored = self._stored.get(key)
+            return None if stored is None else stored.parts
+
+    def read(self, key: bytes) -> memoryview | None:
+        """Returns a record's content, and counts it as used. None if it is gone or damaged."""
+        with self._lock:
+            stored = self._stored.get(key)
+            if stored is None:
+                return None
+            self._stored.move_to_end(key)
+        path = self._path(key, stored.parts)
+        try:
+            file = path.read_bytes()
+            os.utime(path)  # for the order after the next start
+        except OSError:  # removed by another process or by hand
+            self._remove(key)
+            return None
+        content = memoryview(file)[HEADER_BYTES:]
+        if file[:HEADER_BYTES] != _header(content):
+            logger.warning("%s is damaged and is removed", path)
+            self._remove(key)
+            return None
+        return content
+
+    def put(self, record: PageRecord, timeout_s: float = 0.0) -> bool:
+        """Write a record soon. Returns False if too many wait to be written, or it is closed."""
+        if self._is_closing:
+            return False
+        try:
+            self._queue.put(record, timeout_s > 0, timeout_s or None)
+        except Full:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Write what waits, and end the writer. May be called again."""
+        if not self._is_closing:
+            self._is_closing = True
+            with suppress(Full):  # the disk is stuck
+                self._queue.put(None, timeout=JOIN_TIMEOUT_S)
+        self._writer.join(JOIN_TIMEOUT_S)
+
+    def _find_files(self) -> None:
+        found: list[tuple[float, bytes, Stored]] = []
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                is_draft, name = entry.name.endswith(DRAFT), NAME.fullmatch(entry.name)
+                if not is_draft and name is None:
+                    continue
+                try:
+                    state = entry.stat()
+                except FileNotFoundError:  # another server has removed it
+                    continue
+                if is_draft and time.time() - state.st_mtime > MAX_DRAFT_S:
+                    Path(entry).unlink(missing_ok=True)  # left by a process that was killed
+                elif name is not None:
+                    stored = Stored(int(name[2], 16), state.st_size)
+                    found.append((state.st_mtime, bytes.fromhex(name[1]), stored))
+        for _, key, stored in sorted(found):
+            self._note(key, stored)
+        self._trim()
+
+    def _check_writable(self) -> None:
+        draft = self._draft()
+        draft.touch(0o600)
+        draft.unlink()
+
+    def _write_all(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + LESS_URGENT)
+        while True:
+            try:
+                record = self._queue.get(timeout=WAIT_S)
+            except Empty:
+                continue
+            if record is None:
+                return
+            try:
+                self._write(record)
+                self._has_failed = False
+            except OSError as error:
+                if not self._has_failed:
+                    logger.warning("prefixes are not kept in %s: %s", self._folder, error)
+                self._has_failed = True
+
+    def _write(self, record: PageRecord) -> None:
+        # Not synced: what a crash of the machine damages, the checksum tells.
+        draft = self._draft()
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(_header(record.content))
+                file.write(record.content)
+            draft.replace(self._path(record.key, record.parts))
+        finally:
+            draft.unlink(missing_ok=True)
+        size_bytes = HEADER_BYTES + len(record.content)
+        if self.parts(record.key) != record.parts:  # the file that it had
+            self._remove(record.key)
+        self._note(record.key, Stored(record.parts, size_bytes))
+        self._trim()
+
+    def _note(self, key: bytes, stored: Stored) -> None:
+        with self._lock:
+            before = self._stored.pop(key, None)
+            self._stored[key] = stored
+            self._num_bytes += stored.size_bytes - (before.size_bytes if before else 0)
+
+    def _trim(self) -> None:
+        while self._num_bytes > self._max_bytes:
+            self._remove(next(iter(self._stored)))
+
+    def _remove(self, key: bytes) -> None:
+        with self._lock:
+            stored = self._stored.pop(key, None)
+            if stored is None:
+                return
+            self._num_bytes -= stored.size_bytes
+        try:
+            self._path(key, stored.parts).unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("a file of %s is not removed: %s", self._folder, error)
+
+    def _path(self, key: bytes, parts: int) -> Path:
+        return self._folder / f"{key.hex()}.{parts:x}"
+
+    def _draft(self) -> Path:
+        return self._folder / f"{secrets.token_hex(8)}{DRAFT}"
+
+
+def _header(content: bytes | memoryview) -> bytes:
+    return MAGIC + zlib.crc32(content).to_bytes(4, "little")

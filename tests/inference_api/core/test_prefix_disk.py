@@ -1,0 +1,128 @@
+"""What the disk keeps of prompts changes no text: after a restart, without memory, or damaged."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from inference_api.core.state import stored_pages
+from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.errors import StartupError
+from tests.inference_api.core.stepped_server import CONTEXT, NAME, Server, Tokens, text
+from tests.inference_api.engine.tiny_models import make_model
+
+PAGE = 32
+TURNS = 4
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3", "deepseek-v3", "qwen3.5"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("model")
+    make_model(request.param, made, max_position_embeddings=CONTEXT)
+    return made
+
+
+@pytest.fixture(scope="module")
+def forgetful(folder: Path) -> Server:
+    return Server(folder, prefix_reuse=False)
+
+
+def with_disk(folder: Path, pages: Path, **settings: object) -> Server:
+    return Server(folder, prefix_cache_dir=str(pages), **settings)
+
+
+def least_memory(server: Server) -> str:
+    """Too little for more than one row."""
+    runner = server.backend.models[NAME].runner
+    assert isinstance(runner, KernelRunner)
+    return f"{1.05 * runner.footprint.within(None).cache_bytes / 2**20:.3f}MiB"
+
+
+def test_a_chat_goes_on_after_each_restart(
+    folder: Path, forgetful: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_pages, "READ_BYTES", 1)  # a page in a turn
+    prompt, written = text(0, 150), 0
+    for turn in range(TURNS):
+        server = with_disk(folder, tmp_path)
+        [answer] = server.answers([prompt])
+        server.stop()
+        assert [answer] == forgetful.answers([prompt])
+        # Of the prompt before, and of its answer where no state of recurrent layers is needed.
+        assert server.reused_tokens in (written // PAGE * PAGE, (len(prompt) - 21) // PAGE * PAGE)
+        assert (server.reused_tokens > 0) == (turn > 0)
+        written = len(prompt) - 2
+        prompt += (*answer, *text(turn + 1, 20))
+
+
+def test_what_memory_has_no_room_for_is_read_again(
+    folder: Path, forgetful: Server, tmp_path: Path
+) -> None:
+    chats = [text(10 + each, 200) for each in range(4)]
+    server = with_disk(folder, tmp_path, kv_cache_memory=least_memory(forgetful))
+    little = Server(folder, kv_cache_memory=least_memory(forgetful))
+    for turn in range(3):
+        for number, prompt in enumerate(chats):
+            [answer] = forgetful.answers([prompt])
+            assert server.answers([prompt]) == little.answers([prompt]) == [answer]
+            chats[number] = (*prompt, *answer, *text(30 + 4 * turn + number, 20))
+            server.backend.models[NAME].flush_pages(60)
+    server.stop()
+    assert server.reused_tokens > little.reused_tokens + 1000
+
+
+def test_rows_read_side_by_side(folder: Path, forgetful: Server, tmp_path: Path) -> None:
+    prompts = [text(50, 150) + text(60 + each % 3, 10 * each) for each in range(6)]
+    alone = [forgetful.answers([prompt])[0] for prompt in prompts]
+    for _ in range(2):
+        server = with_disk(folder, tmp_path)
+        assert server.answers(prompts) == alone
+        server.stop()
+    pages = server.backend.models[NAME].rows.pages
+    assert pages.num_held == 0
+    pages.forget_cached()
+    assert pages.num_free == pages.counts.total
+
+
+def test_damage_costs_time_and_no_text(folder: Path, forgetful: Server, tmp_path: Path) -> None:
+    prompt = text(70, 300)
+    answer = forgetful.answers([prompt])
+    for seed in range(4):
+        server = with_disk(folder, tmp_path)
+        assert server.answers([prompt]) == answer
+        server.stop()
+        files, draw = sorted(tmp_path.iterdir()), Random(seed)
+        broken, content = draw.choice(files), bytearray(draw.choice(files).read_bytes())
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        broken.write_bytes(content)
+
+
+def test_pages_of_another_model_are_not_read(
+    folder: Path, forgetful: Server, tmp_path: Path
+) -> None:
+    prompt: Tokens = text(80, 150)
+    for settings in ({}, {"kv_cache_dtype": "int8"}, {"quantization": "int8"}):
+        server = with_disk(folder, tmp_path, **settings)
+        server.answers([prompt])
+        server.stop()
+        assert server.reused_tokens == 0
+    kept = [*tmp_path.iterdir()]
+    server = with_disk(folder, tmp_path, prefix_reuse=False)
+    assert server.answers([prompt]) == forgetful.answers([prompt])
+    server.stop()
+    assert [*tmp_path.iterdir()] == kept
+
+
+def test_salts_share_nothing_on_disk(folder: Path, tmp_path: Path) -> None:
+    prompt = text(90, 150)
+    for salt, is_found in (("a", False), ("b", False), ("a", True)):
+        server = with_disk(folder, tmp_path)
+        server.answers([prompt], cache_salt=salt)
+        server.stop()
+        assert (server.reused_tokens > 0) == is_found
+
+
+def test_a_folder_that_cannot_be_used_is_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match=r"PREFIX_CACHE_DIR=.*file cannot be used"):
+        with_disk(folder, tmp_path / "file")
