@@ -65,7 +65,8 @@ class LocalRunner(ModelRunner):
     is_batch_invariant: bool
     chunk_tokens: int
     bits: Bits | None = None
-    """The form in which weights are packed for the kernels; None with torch."""
+    """The form in which weights are packed; None with torch if they are not."""
+    _by_torch: bool = False
     _has_packed_file: bool = False
     _most_pages: int | None = None  # None: as many as all rows need
     medusa: DraftHeads | None = None
@@ -83,10 +84,11 @@ class LocalRunner(ModelRunner):
         self._whole = whole = checkpoint.kept(whole, asked, tensors)
         self._config = config = asked.part_of(whole)
         settled = checkpoint.settled(plain, asked, tensors)
-        faults = checkpoint.quantization_faults(settled) + checkpoint.device_faults(whole, asked)
+        faults = checkpoint.quantization_faults(plain, settled)
+        faults += checkpoint.device_faults(whole, asked)
         if faults:
             raise StartupError(faults)
-        _log_losses(model_dir.name, whole, asked, settled, tensors)
+        _log_losses(model_dir.name, whole, settled, tensors)
         context = self._context(config, asked.max_seq_len)
         settled = replace(settled, max_seq_len=context)
         self._options = settled.on(asked.device, checkpoint.keeps_bfloat16(plain, tensors))
@@ -111,7 +113,8 @@ class LocalRunner(ModelRunner):
 
     def _footprint_of(self, config: ModelConfig) -> Footprint:
         is_packed, most_pages = self._has_packed_file, self._most_pages
-        footprint = Footprint.of(config, self._options, self.bits, is_packed, most_pages)
+        how = (is_packed, most_pages, self._by_torch)
+        footprint = Footprint.of(config, self._options, self.bits, *how)
         if self._heads is None:
             return footprint
         weights_bytes = footprint.weights_bytes + heads_bytes(self._heads)
@@ -266,15 +269,8 @@ class LocalRunner(ModelRunner):
         """Does nothing: memory is freed with the object."""
 
 
-def _log_losses(
-    name: str, config: ModelConfig, asked: EngineOptions, settled: EngineOptions, tensors: Tensors
-) -> None:
-    """Log what QUANTIZATION costs this model: memory and speed, or quality."""
-    is_none = asked.quantization in ("auto", "file") and asked.device == "cuda"
-    if is_none and checkpoint.is_quantised(config, tensors):
-        logger.info(
-            "%s is quantised, yet QUANTIZATION=%s is none on CUDA", name, asked.quantization
-        )
+def _log_losses(name: str, config: ModelConfig, settled: EngineOptions, tensors: Tensors) -> None:
+    """Log what QUANTIZATION costs this model's quality."""
     count = num_rounded(config, tensors) if settled.quantization == "int4" else 0
     if count:
         logger.warning(

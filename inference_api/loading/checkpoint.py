@@ -27,7 +27,7 @@ from inference_api.loading.generation_config import GENERATION_CONFIG
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.files import KEPT_BITS, SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
-from inference_api.loading.layout import Tensors, linear_weights, matrices, spared
+from inference_api.loading.layout import Tensors, is_int4, linear_weights, matrices, spared
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.quantised.formats import FLOATS
@@ -117,7 +117,8 @@ def _examined(model: str, options: EngineOptions) -> Examined:
     config, faults = described.config, described.faults
     if config is None:
         return faults, None
-    faults += context_faults(config, options.max_seq_len) + quantization_faults(options)
+    faults += context_faults(config, options.max_seq_len)
+    faults += quantization_faults(config, settled(config, options, described.tensors))
     faults += device_faults(config, options)
     if options.device == "cuda" or (options.device == "auto" and hardware.may_have_cuda()):
         return faults, None
@@ -163,12 +164,13 @@ def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
 def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
     """Returns the options with QUANTIZATION=auto and file resolved for a checkpoint.
 
-    On the CPU: none if no matrix is quantised; file if some are used as they are in the file (see
-    `kept`); else int8. On other devices: none.
+    None if no matrix is quantised, or on CUDA if some cannot be packed; file if some are used as
+    they are in the file (see `kept`); else int8.
     """
     if options.quantization not in ("auto", "file"):
         return options
-    if options.device == "cuda" or not is_quantised(config, tensors):
+    is_uneven = options.device == "cuda" and bool(uneven(config))
+    if is_uneven or not is_quantised(config, tensors):
         return replace(options, quantization="none")
     is_kept = kept(config, options, tensors).kept_bits
     return replace(options, quantization="file" if is_kept else "int8")
@@ -186,21 +188,25 @@ def kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Model
 
     Under QUANTIZATION=file, matrices of fewer than 8 bits stay as they are in the file, if the
     kernels support their form. The same holds under auto, unless the processor multiplies whole
-    tiles, which support only int8 and int4 and are faster with many rows. Under int4, the output
-    head and the value projections become int8, unless the file has them in groups of 4 bits: they
-    are small, and rounding them to 4 bits would cost the most quality.
+    tiles, which support only int8 and int4 and are faster with many rows. On CUDA both keep what
+    int4 holds unchanged. Under int4, the output head and the value projections become int8, unless
+    the file has them in groups of 4 bits: small, they would lose the most quality by rounding.
     """
-    if options.device == "cuda":
+    on_cuda = options.device == "cuda"
+    if on_cuda and uneven(config):  # see `settled`
         return config
     if options.quantization == "int4":
         return replace(config, kept_bits=dict.fromkeys(spared(config, tensors), BITS["int8"]))
     is_wanted = options.quantization == "file" or (
-        options.quantization == "auto" and not multiplies_tiles()
+        options.quantization == "auto" and (on_cuda or not multiplies_tiles())
     )
     if not is_wanted:
         return config
-    names = [part.name for part in matrices(config) if part.name in tensors]
-    kinds = {name: tensors[name].dtype for name in names}
+    names = [part.name for part in matrices(config)]
+    if on_cuda:
+        held = [name for name in names if is_int4(name, config, tensors)]
+        return replace(config, kept_bits=dict.fromkeys(held, BITS["int4"]))
+    kinds = {name: tensors[name].dtype for name in names if name in tensors}
     bits = {name: KEPT_BITS[kind] for name, kind in kinds.items() if kind in KEPT_BITS}
     return replace(config, kept_bits=bits)
 
@@ -212,14 +218,21 @@ def is_quantised(config: ModelConfig, tensors: Tensors) -> bool:
     )
 
 
-def quantization_faults(options: EngineOptions) -> list[str]:
-    """Returns a fault if weights cannot be quantised on the device."""
-    if options.device != "cuda" or options.quantization in ("auto", "none"):
+def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
+    """Returns a fault if weights cannot be quantised on CUDA. `options` are settled."""
+    found = uneven(config)
+    if options.device != "cuda" or options.quantization == "none" or not found:
         return []
     return [
-        f"QUANTIZATION={options.quantization} is not there yet for CUDA; unset it or set "
-        "DEVICE=cpu."
+        f"QUANTIZATION={options.quantization} needs weights with a multiple of {GROUP} columns; "
+        f"these differ: {shown(found)}; set QUANTIZATION=none."
     ]
+
+
+def uneven(config: ModelConfig) -> list[str]:
+    """Returns the weights that cannot be packed."""
+    parts = [part for parts in linear_weights(config).values() for part in parts]
+    return [f"{part.name} {part.shape}" for part in parts if part.shape[1] % GROUP]
 
 
 def device_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
@@ -251,12 +264,10 @@ def kernel_faults(config: ModelConfig) -> list[str]:
             f"kv_lora_rank={latent.kv_rank} and qk_rope_head_dim={config.rotary_dim} exceed "
             f"{MAX_HEAD_DIM} together, the kernels' limit"
         )
-    parts = [part for parts in linear_weights(config).values() for part in parts]
-    uneven = [f"{part.name} {part.shape}" for part in parts if part.shape[1] % GROUP]
-    if uneven:
+    if found := uneven(config):
         faults.append(
             f"the kernels need weights with a multiple of {GROUP} columns; these differ: "
-            f"{shown(uneven)}"
+            f"{shown(found)}"
         )
     return faults
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from inference_api.kernels.packing import FLOAT_BITS, PANEL, Bits, packed_bytes
+from inference_api.kernels.packing import BITS, FLOAT_BITS, PANEL, Bits, packed_bytes
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import (
     LAYER_INPUTS,
@@ -140,7 +140,7 @@ def spared(config: ModelConfig, tensors: Tensors) -> list[str]:
     qkv = [parts for name, parts in weights.items() if name.endswith(".qkv.weight")]
     values = [parts[-1] for parts in qkv if len(parts) > 1]
     names = [part.name for part in (*weights.get(HEAD, ()), *values)]
-    return [name for name in names if not _is_int4(name, config, tensors)]
+    return [name for name in names if not is_int4(name, config, tensors)]
 
 
 def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
@@ -152,10 +152,10 @@ def num_rounded(config: ModelConfig, tensors: Tensors) -> int:
         for part in parts
     ]
     names = [part.name for part in parts if part.name not in config.kept_bits]
-    return sum(not _is_int4(name, config, tensors) for name in names)
+    return sum(not is_int4(name, config, tensors) for name in names)
 
 
-def _is_int4(name: str, config: ModelConfig, tensors: Tensors) -> bool:
+def is_int4(name: str, config: ModelConfig, tensors: Tensors) -> bool:
     """Whether the file has the tensor in groups of 4 bits without zeros, as the kernels do."""
     if name in tensors:
         return tensors[name].dtype == "Q4_0"
@@ -215,6 +215,30 @@ def parameter_forms(
     return forms
 
 
+def torch_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> dict[str, TensorForm]:
+    """Returns the form of every parameter that torch loads, by name. With `bits`, linear maps but
+    exact ones are packed, the output head apart from the embedding unless both have one form; an
+    embedding is if the file has it so. Everything else is a tensor, exact ones of float32."""
+    forms = parameter_forms(config, dtype_bytes, None)
+    if bits is None:
+        return forms
+    weights = linear_weights(config)
+    packed: dict[str, Bits] = {
+        name: kept_bits(config, parts) or bits
+        for name, parts in weights.items()
+        if not is_exact(name)
+    }
+    embedded = config.embedding_bits.get(EMBEDDING)
+    if EMBEDDING in forms and embedded is not None and embedded in BITS.values():
+        packed[EMBEDDING] = embedded
+        if config.is_head_tied and packed[HEAD] == embedded:
+            del packed[HEAD]
+    plan = weight_plan(config) | weights
+    return forms | {
+        name: TensorForm(parameter_shape(plan[name]), of_all, 1) for name, of_all in packed.items()
+    }
+
+
 def latent_forms(config: ModelConfig, name: str, bits: Bits | None) -> dict[str, TensorForm]:
     """What the kernels have of a matrix that makes keys and values of latents, since they read
     latents as they are: for each head what is not turned of a query to what meets latents
@@ -239,9 +263,12 @@ def kept_bits(config: ModelConfig, parts: tuple[SourceTensor, ...]) -> Bits | No
     return found.pop() if len(found) == 1 else None
 
 
-def weight_bytes(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> int:
+def weight_bytes(
+    config: ModelConfig, dtype_bytes: int, bits: Bits | None, by_torch: bool = False
+) -> int:
     """Returns the memory of loaded parameters, packed in `bits`, or not packed if None."""
-    return sum(form.num_bytes for form in parameter_forms(config, dtype_bytes, bits).values())
+    forms = (torch_forms if by_torch else parameter_forms)(config, dtype_bytes, bits)
+    return sum(form.num_bytes for form in forms.values())
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -40,24 +40,25 @@ class Footprint:
         bits: Bits | None,
         is_packed_file: bool = False,
         most_pages: int | None = None,
+        by_torch: bool = False,
     ) -> Self:
-        """Returns the footprint of a model. `options.dtype` is not auto.
+        """Returns the footprint of a model. `options.dtype` is not auto; without `bits`, weights
+        are not packed.
 
         With `is_packed_file`, weights take the size of the file. `most_pages` bounds the pages; all
         rows may need fewer.
         """
         max_rows, context = options.max_rows, config.context(options.max_seq_len)
         dtype_bytes = FLOAT_BITS[options.dtype] // 8
-        if bits is not None:
-            element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
-            num_slots, groups = context, page_groups(config, context)
-        else:
+        if by_torch or bits is None:
             element_bytes, num_slots = dtype_bytes, context + SPARE_SLOTS
-            groups = [PageGroup(None, range(config.num_layers))]
-        # Torch keeps the keys and values that latents make.
-        kept = config if bits is not None else replace(config, latent=None)
+            groups: Sequence[PageGroup] = [PageGroup(None, range(config.num_layers))]
+            kept = replace(config, latent=None)  # the keys and values that latents make
+        else:
+            element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
+            num_slots, groups, kept = context, page_groups(config, context), config
         page_bytes = bytes_of_pages(kept, groups, element_bytes)
-        weights_bytes = weight_bytes(config, dtype_bytes, bits)
+        weights_bytes = weight_bytes(config, dtype_bytes, bits, by_torch)
         if is_packed_file and bits is not None:
             weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
         state_bytes = FLOAT_BYTES * config.state_floats

@@ -57,9 +57,8 @@ class ModelSettings(BaseModel):
     quantization: Literal["none", "auto", "file", "int8", "int4"] = Field(
         "auto",
         description=(
-            "Form of linear maps; int8 and int4 on the CPU only; auto: as a quantised file has "
-            "them, where the kernels can, else int8; none for other files. file: auto on any "
-            "processor."
+            "Form of linear maps; auto: as a quantised file has them, where the kernels can, else "
+            "int8; none for other files. file: auto on any processor."
         ),
     )
     kernels: Annotated[bool, AfterValidator(kernels_alone)] = Field(

@@ -1,1 +1,1 @@
-"""What is checked on a machine with a GPU, when there is one: nine minutes, one run."""
+"""What is checked on a machine with a GPU, when there is one: twelve minutes, one run."""

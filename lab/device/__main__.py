@@ -1,4 +1,4 @@
-"""`python -m lab.device`: every check that wants a GPU, one after the other, in nine minutes.
+"""`python -m lab.device`: every check that wants a GPU, one after the other, in twelve minutes.
 
 A check is a process with a limit in seconds, and cannot stop the next. What it prints is kept, one
 file a check, in a folder. The end is a table of what passed. `--rehearse` runs
@@ -63,7 +63,27 @@ CHECKS = (
         ("lab.device.bits", "1.1b"),
         ("lab.device.bits", "tiny", "--device", "cpu", "--steps", "1"),
     ),
+    Check(
+        "bits-int4",
+        40,
+        ("lab.device.bits", "1.1b", "--quantization", "int4", "--steps", "10"),
+        ("lab.device.bits", "tiny", "--device", "cpu", "--steps", "1", "--quantization", "int4"),
+    ),
+    Check(
+        "launches-int4",
+        50,
+        ("lab.device.launches", "1.1b", "--quantization", "int4"),
+        ("lab.device.launches", "tiny", "--device", "cpu", "--quantization", "int4"),
+    ),
     Check("steps", 140, ("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.4")),
+    Check(
+        "steps-int4",
+        90,
+        (
+            *("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.2"),
+            *("--quantization", "int4"),
+        ),
+    ),
     Check("draws", 40, ("lab.benches", "draw", "--times", "5")),
 )
 

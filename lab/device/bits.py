@@ -16,7 +16,7 @@ from torch import Tensor
 from inference_api.engine.cuda.decoder import PROMPT_SIZES, Decoder
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep
-from lab.device.launches import loaded
+from lab.device.launches import QUANTIZATIONS, loaded
 from lab.device.products import product_shapes
 from lab.models.random_model import SHAPES, Shape
 
@@ -31,10 +31,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
     parser.add_argument("--steps", type=int, default=20)
     given = parser.parse_args()
     shape, rng = SHAPES[given.shape], random.Random(SEED)
-    runner = loaded(shape, given.device, CONTEXT_TOKENS, "bfloat16")
+    how = {"dtype": "bfloat16", "quantization": given.quantization}
+    runner = loaded(shape, given.device, CONTEXT_TOKENS, **how)
     if given.device == "cuda":
         runner.warm_up()
     with torch.inference_mode():

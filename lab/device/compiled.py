@@ -1,7 +1,8 @@
 """Compiles the kernels in Triton for a card that need not be here.
 
 Prints the most shared memory that each takes. Exits with 1 where cards of 8.6 have less, or where a
-model has several forms of one: a token's bits could then depend on how many a step has.
+model has several forms of one of the same sizes: a token's bits could then depend on how many there
+are.
 """
 
 import argparse
@@ -49,14 +50,17 @@ def main() -> int:
     parser.add_argument("capability", type=int, help="times ten: 80, 90 …")
     driver.set_active(Card(parser.parse_args().capability))
     shared: defaultdict[str, int] = defaultdict(int)
-    forms: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    forms: defaultdict[tuple[object, ...], set[str]] = defaultdict(set)
     run, model = JITFunction.run, 0
 
     def compiled(kernel: Any, *args: Any, **options: Any) -> None:
         made = run(kernel, *args, **options | {"warmup": True})
         name = kernel.__name__
         shared[name] = max(shared[name], made.metadata.shared)
-        forms[name, model].add(made.hash)
+        sizes = [
+            each for param, each in zip(kernel.params, args, strict=False) if param.is_constexpr
+        ]
+        forms[name, model, *sizes].add(made.hash)
 
     with patch.object(JITFunction, "run", compiled), torch.inference_mode():
         for config, dtype in product(configs(), (torch.bfloat16, torch.float32)):

@@ -16,9 +16,12 @@ from inference_api.engine.cuda.graphs import captured
 from inference_api.engine.cuda.inputs import token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.ops import Affine, LayerHeads, TokenOperations
+from inference_api.engine.cuda.panels import Panels
+from inference_api.engine.cuda.parameters import whole
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.engine.cuda.triton_ops import TritonOps
+from inference_api.kernels.packing import BITS, GROUP, PANEL, SCALE_BYTES, Bits, packed_bytes
 from inference_api.loading.config import LayerRange, ModelConfig, cache_capacity
 from inference_api.loading.families.read import read_config
 from inference_api.request import SamplingParams
@@ -97,6 +100,7 @@ def work(
         random(config.num_heads) if config.has_sinks else None,
     )
     queries = random(rows, config.num_heads, config.head_dim)
+    weights = {bits: random_panels(2 * ffn, hidden, bits, device) for bits in BITS.values()}
 
     def tokens(count: int, context: int) -> TokenOperations:
         steps = [RowStep(row, context - 1, (0,), (DRAW,)) for row in range(count)]
@@ -106,6 +110,14 @@ def work(
     return {
         f"norm_add, {rows} tokens": lambda: ops.norm_add(x, more, None, Affine(weight, weight))[1],
         f"gate, {rows} tokens": lambda: ops.gate(up),
+        **{
+            f"multiply in {bits} bits, {count} tokens": partial(
+                lambda weight, count: whole(ops.multiply(x[:count], [weight], None), dtype),
+                *(weight, count),
+            )
+            for bits, weight in weights.items()
+            for count in (1, rows)
+        },
         f"place_heads, {rows} tokens": partial(
             lambda placing: placing.place_heads(qkv.clone(), heads), tokens(rows, longest)
         ),
@@ -119,6 +131,17 @@ def work(
             for count in (1, rows)
         },
     }
+
+
+def random_panels(outputs: int, inputs: int, bits: Bits, device: torch.device) -> Panels:
+    """Random bytes, but for scales."""
+    generator = torch.Generator(device).manual_seed(SEED)
+    num_bytes = packed_bytes(bits, outputs, inputs)
+    blocks = torch.randint(256, (num_bytes,), generator=generator, device=device)
+    blocks = blocks.byte().view(-1, packed_bytes(bits, PANEL, GROUP))
+    scales = torch.rand(len(blocks), PANEL, generator=generator, device=device).half()
+    blocks[:, -PANEL * SCALE_BYTES :] = scales.view(torch.uint8)
+    return Panels(blocks.flatten(), bits, outputs, inputs)
 
 
 def time_us(works: Sequence[Work], on_cuda: bool) -> float:

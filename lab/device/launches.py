@@ -30,6 +30,7 @@ from inference_api.runner import Draw, RowStep
 from lab.models.random_model import SHAPES, Shape, make_random_model
 
 CONTEXT_TOKENS, SHOWN, STEPS = 128, 10, 5
+QUANTIZATIONS = ("none", "int8", "int4")
 DRAW = Draw(SamplingParams(), (), ())
 STEPS_OF = {
     "one token": RowStep(0, CONTEXT_TOKENS - 1, (7,), (DRAW,)),
@@ -60,11 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
     given = parser.parse_args()
     for kind in (CudaRunner, TritonRunner) if given.device == "cpu" else (CudaRunner,):
-        for step, count in operations_a_layer(kind).items():
+        for step, count in operations_a_layer(kind, given.quantization).items():
             print(f"{kind.__name__}: {count} operations a layer in a step of {step}")
-    runner = loaded(SHAPES[given.shape], given.device)
+    runner = loaded(SHAPES[given.shape], given.device, quantization=given.quantization)
     runner.warm_up()
     print(report(launches(runner, given.device), SHAPES[given.shape].layers))
 
@@ -84,11 +86,18 @@ def loaded(
     max_seq_len: int = 2 * CONTEXT_TOKENS,
     dtype: str = "auto",
     kind: type[CudaRunner] = CudaRunner,
+    quantization: str = "none",
 ) -> CudaRunner:
     """A model of random weights."""
     with TemporaryDirectory() as folder:
         make_random_model(shape, Path(folder))
-        options = EngineOptions(device=device, dtype=dtype, max_rows=32, max_seq_len=max_seq_len)
+        options = EngineOptions(
+            device=device,
+            dtype=dtype,
+            max_rows=32,
+            max_seq_len=max_seq_len,
+            quantization=quantization,
+        )
         runner = kind(Path(folder), options)
         runner.load()
     return runner
@@ -126,11 +135,14 @@ class _Operations(TorchDispatchMode):
 
 
 @torch.inference_mode()
-def operations_a_layer(kind: type[CudaRunner] = CudaRunner) -> dict[str, int]:
+def operations_a_layer(
+    kind: type[CudaRunner] = CudaRunner, quantization: str = "none"
+) -> dict[str, int]:
     """What one layer more adds to a step, by what the step has."""
     counts: dict[str, list[int]] = {step: [] for step in STEPS_OF}
     for layers in (1, 2):
-        runner = loaded(replace(SHAPES["tiny"], layers=layers), "cpu", dtype="float32", kind=kind)
+        shape = replace(SHAPES["tiny"], layers=layers)
+        runner = loaded(shape, "cpu", dtype="float32", kind=kind, quantization=quantization)
         for step, row in STEPS_OF.items():
             with _Operations() as operations, ExitStack() as stack:
                 if kind is TritonRunner:

@@ -1,4 +1,4 @@
-"""Products of a step's tokens by a kernel in Triton beside cuBLAS', for each weight of a model.
+"""Products of a step's tokens by kernels in Triton beside cuBLAS', for each weight of a model.
 
 Exits with 1 where the kernel is too far from float64, or a token's bits depend on its place or on
 how many there are. Times are of recorded launches over more weights than a card's cache holds.
@@ -6,6 +6,7 @@ how many there are. Times are of recorded launches over more weights than a card
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -14,8 +15,10 @@ import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 import triton
 from torch import Tensor
 
+from inference_api.engine.cuda.triton_ops import TritonOps
+from inference_api.kernels.packing import BITS, Bits
 from lab.benches.engine.cuda import MODEL_SHAPES
-from lab.device.kernels import BOUNDS, SEED, time_us
+from lab.device.kernels import BOUNDS, SEED, random_panels, time_us
 from lab.device.linear_kernel import multiply
 from lab.models.random_model import Shape
 
@@ -39,8 +42,10 @@ def main() -> int:
     parser.add_argument("shape", choices=MODEL_SHAPES)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     given = parser.parse_args()
-    is_good = True
-    for name, (inputs, outputs) in product_shapes(MODEL_SHAPES[given.shape]).items():
+    is_good, shapes = True, product_shapes(MODEL_SHAPES[given.shape])
+    if given.device == "cpu":  # the interpreter takes long
+        shapes = {"out": shapes["out"]}
+    for name, (inputs, outputs) in shapes.items():
         x, weights = numbers(inputs, outputs, given.device)
         is_good &= all(is_right(x, weights[0], form) for form in FORMS)
         works = {"cuBLAS": [partial(F.linear, x, each) for each in weights]}
@@ -50,7 +55,26 @@ def main() -> int:
         times = ", ".join(f"{of} {each:.1f} us" for of, each in us.items())
         gb_s = weights[0].nbytes / min(us.values()) / 1e3
         print(f"{name}, {inputs} x {outputs}: {times}; at best {gb_s:.0f} GB/s", flush=True)
+        for bits in BITS.values():
+            print(packed_times(x, outputs, bits), flush=True)
     return 0 if is_good else 1
+
+
+def packed_times(x: Tensor, outputs: int, bits: Bits) -> str:
+    """A text of products by packed weights, of one token and of all."""
+    on_cuda, inputs = x.device.type == "cuda", x.shape[1]
+    matrix = random_panels(outputs, inputs, bits, x.device)
+    count = CACHE_BYTES // matrix.blocks.nbytes + 1 if on_cuda else 1
+    weights = [[replace(matrix, blocks=matrix.blocks.clone())] for _ in range(count)]
+    us = {
+        len(some): time_us(
+            [partial(TritonOps.multiply, some, each, None) for each in weights], on_cuda
+        )
+        for some in (x[:1], x)
+    }
+    times = ", ".join(f"{tokens} tokens {each:.1f} us" for tokens, each in us.items())
+    gb_s = matrix.blocks.nbytes / min(us.values()) / 1e3
+    return f"  in {bits} bits: {times}; at best {gb_s:.0f} GB/s"
 
 
 def numbers(inputs: int, outputs: int, device: str) -> tuple[Tensor, list[Tensor]]:

@@ -29,3 +29,9 @@ def test_a_layer_launches_ever_fewer_operations() -> None:
 def test_a_layer_by_triton_launches_four_products_and_six_more() -> None:
     found = operations_a_layer(TritonRunner)
     assert found == dict.fromkeys(STEPS_OF, 10)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles where there is CUDA")
+def test_a_layer_of_packed_weights_launches_no_more() -> None:
+    """Operations add the parts of products themselves."""
+    assert operations_a_layer(TritonRunner, "int8")["one token"] == 10

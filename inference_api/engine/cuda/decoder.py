@@ -8,7 +8,7 @@ summation order depends on how many rows they see, see a fixed number of them.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from inference_api.engine.cuda.latent import LatentOut, latent_qkv
 from inference_api.engine.cuda.mlp import Mlp, make_mlp
 from inference_api.engine.cuda.ops import (
     IDS,
+    MOST_MULTIPLIED,
     NUM_LINES,
     PROMPT_LINES,
     ROWS,
@@ -38,8 +39,10 @@ from inference_api.engine.cuda.ops import (
     Operations,
     TokenOperations,
 )
-from inference_api.engine.cuda.parameters import Linear, TorchParameters
+from inference_api.engine.cuda.panels import Panels
+from inference_api.engine.cuda.parameters import Linear, TorchParameters, whole
 from inference_api.loading.config import ModelConfig
+from inference_api.loading.layout import EMBEDDING
 from inference_api.runner import RowStep
 
 logger = logging.getLogger(__name__)
@@ -102,17 +105,21 @@ class Decoder:
         self._spare_slot = cache.capacity - 1  # see `SPARE_SLOTS`
         max_rows = cache.entries.shape[1]
         self._num_tokens = max(max_rows, min(max_rows * (1 + num_guesses), MOST_GUESSED))
-        self._ops = ops
-        self._embedding = parameters.tensors["embedding"]
+        self._num_given = self._num_tokens
+        if parameters.panels and ops.is_of_any_size and config.mixture is None:
+            self._num_tokens, self._num_given = MOST_MULTIPLIED, 0
+        self._ops, self._like = ops, cache.entries
+        parameters = replace(parameters, multiply=ops.multiply)
+        self._embedding = parameters.panels.get(EMBEDDING) or parameters.tensors[EMBEDDING]
         # In the precision of the sums, as Gemma was trained with it.
-        self._embedding_multiplier = self._embedding.new_tensor(config.embedding_multiplier)
+        self._embedding_multiplier = self._like.new_tensor(config.embedding_multiplier)
         self._layers = [
             _layer(config, parameters, i, ops, self._num_tokens) for i in range(config.num_layers)
         ]
         self._final_norm = _affine(parameters, "final_norm")
         self._head = parameters.linear("head")
         sizes = (config.vocab_size,), (config.hidden_size,), ()
-        self._nothing = [torch.empty(0, *size, device=self._embedding.device) for size in sizes]
+        self._nothing = [torch.empty(0, *size, device=self._like.device) for size in sizes]
         self.prepare(step_lengths(cache.max_seq_len))
 
     def prepare(self, lengths: Sequence[int]) -> None:
@@ -123,7 +130,7 @@ class Decoder:
             forward: LengthForward, num_lines: int, num_tokens: int, lengths: Sequence[int]
         ) -> FixedStep:
             inputs = torch.from_numpy(absent(num_lines, num_tokens, self._spare_slot))
-            return FixedStep(forward, inputs.to(self._embedding.device), lengths)
+            return FixedStep(forward, inputs.to(self._like.device), lengths)
 
         of_rows, of_tokens = (partial(self._token_outputs, each) for each in (True, False))
         most = self._num_tokens
@@ -239,11 +246,12 @@ class Decoder:
     ) -> Sequence[Tensor]:
         """Logits [n, vocab] float32, states [n, hidden] and the likeliest tokens [n]; see
         `Operations.tokens`. Products are of as many tokens in every step: their order of summation
-        depends on it."""
+        depends on it, unless weights are packed."""
         tokens = self._ops.tokens(inputs, lengths, is_in_order)
-        states = self._states(inputs, tokens, self._num_tokens)
+        states = self._states(inputs, tokens, self._num_given)
         num_tokens = inputs.shape[1]
-        logits = capped(self._head(states)[:num_tokens], self._config)
+        logits = whole(self._head(states), states.dtype)[:num_tokens]
+        logits = capped(logits, self._config)
         return logits, states[:num_tokens], logits.argmax(-1)
 
     def prompt_states(self, lengths: Sequence[int], inputs: Tensor) -> Sequence[Tensor]:
@@ -254,7 +262,11 @@ class Decoder:
     def _states(self, inputs: Tensor, tokens: TokenOperations, num_given: int) -> Tensor:
         """What the output head takes, [num_given, hidden], of n tokens or more."""
         ops, config = self._ops, self._config
-        x = F.embedding(inputs[IDS], self._embedding) * self._embedding_multiplier
+        if isinstance(self._embedding, Panels):
+            x = ops.embed(inputs[IDS], self._embedding)
+        else:
+            x = F.embedding(inputs[IDS], self._embedding)
+        x = x * self._embedding_multiplier
         if len(x) < num_given:
             x = F.pad(x, (0, 0, 0, num_given - len(x)))
         made, made_norm = None, None  # not yet in x
@@ -268,7 +280,7 @@ class Decoder:
                 continue
             if layer.mlp_norm is not None:
                 _, normed = ops.norm_add(x, None, None, layer.mlp_norm)
-            made = attention + layer.mlp(normed)
+            made = whole(attention, x.dtype) + whole(layer.mlp(normed), x.dtype)
         return ops.norm_add(x, made, made_norm, self._final_norm)[1]
 
 
@@ -292,14 +304,19 @@ def _layer(
     def affine(name: str) -> Affine | None:
         return _affine(parameters, f"layers.{index}.{name}")
 
-    def linear(name: str) -> Linear:
-        return parameters.linear(f"layers.{index}.{name}.weight", f"layers.{index}.{name}.bias")
+    def linear(name: str, after: str | None = None) -> Linear:
+        weight, bias = (f"layers.{index}.{name}.{each}" for each in ("weight", "bias"))
+        return parameters.linear(weight, bias, after=f"layers.{index}.{after}")
 
     latent = config.latent
     sinks = parameters.tensors.get(f"layers.{index}.sinks")
     return Layer(
         attention_norm=affine("attention_norm"),
-        qkv=linear("qkv") if latent is None else latent_qkv(config, latent, parameters, index),
+        qkv=(
+            linear("qkv", after="values")
+            if latent is None
+            else latent_qkv(config, latent, parameters, index)
+        ),
         heads=LayerHeads(index, parameters.qk_norm(config, index), sinks),
         out=linear("out") if latent is None else LatentOut(config, linear("out")),
         attention_output_norm=affine("attention_output_norm"),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.cuda.parameters import Linear, TorchParameters
+from inference_api.engine.cuda.parameters import Linear, TorchParameters, whole
 from inference_api.loading.config import LATENT_NORM_EPS, LatentConfig, ModelConfig
 
 
@@ -22,7 +22,7 @@ class Latent:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What is turned [n, the other outputs], and the latents."""
-        made = self.linear(x)
+        made = whole(self.linear(x), x.dtype)
         rank = len(self.norm)
         turned, latent = made.split([made.shape[-1] - rank, rank], -1)
         return turned, F.rms_norm(latent, self.norm.shape, self.norm, LATENT_NORM_EPS)
@@ -42,11 +42,12 @@ class LatentQkv:
         config = self.config
         _, query_latent = (None, x) if self.query_latent is None else self.query_latent(x)
         turned, latent = self.kv_latent(x)
-        heads = self.keys_and_values(latent).view(len(x), config.num_heads, -1)
+        heads = whole(self.keys_and_values(latent), x.dtype).view(len(x), config.num_heads, -1)
         unturned, values = heads.split([config.head_dim - config.rotary_dim, config.value_dim], -1)
         keys = torch.cat((turned.unsqueeze(1).expand(-1, config.num_heads, -1), unturned), -1)
         values = F.pad(values, (0, config.head_dim - config.value_dim))
-        return torch.cat((self.queries(query_latent), keys.flatten(1), values.flatten(1)), -1)
+        queries = whole(self.queries(query_latent), x.dtype)
+        return torch.cat((queries, keys.flatten(1), values.flatten(1)), -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from inference_api.engine.medusa_tree import tree_paths
 from inference_api.kernels.interface import Floats
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.heads import MedusaFile
-from inference_api.loading.layout import EMBEDDING, HEAD
+from inference_api.loading.layout import HEAD
 from inference_api.runner import HeadGuesses, Hidden
 
 
@@ -22,7 +22,7 @@ class TorchMedusaHeads:
 
     def __init__(self, file: MedusaFile, config: ModelConfig, parameters: TorchParameters) -> None:
         """`parameters` are the model's."""
-        like = parameters.tensors[EMBEDDING]
+        like = parameters.tensors["final_norm.weight"]
         self.paths = tree_paths(file, config)
         self._num_heads = max(map(len, self.paths))
         self._num_ranks = 1 + max(map(max, self.paths))
@@ -40,7 +40,7 @@ class TorchMedusaHeads:
             self._token_ids = torch.from_numpy(file.token_ids).to(like.device)
         chosen = slice(None) if self._token_ids is None else self._token_ids
         if file.outputs is None:
-            self._outputs = parameters.tensors[HEAD][chosen]
+            self._outputs = parameters.matrix(HEAD).to(like)[chosen]
         else:
             outputs = _stacked(file.outputs[: self._num_heads]).to(like)
             self._outputs = outputs[:, chosen]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.cuda.parameters import Linear, TorchParameters
+from inference_api.engine.cuda.parameters import Linear, TorchParameters, whole
 from inference_api.loading.config import ExpertGroups, MixtureConfig, ModelConfig
 from inference_api.loading.families.layer_plan import ROUTER
 
@@ -16,7 +16,7 @@ LEAST_SUM = 1e-20  # keeps a sum of sigmoids from dividing by zero
 
 
 class Mlp(Protocol):
-    """[n, hidden] to [n, hidden]."""
+    """[n, hidden] to [n, hidden], whole or in parts: see `Linear`."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -50,11 +50,12 @@ class Mixture:
 
     def __call__(self, x: Tensor) -> Tensor:
         chosen, shares = self._choose(x)
-        out = torch.zeros_like(x) if self.shared is None else self.shared(x)
+        out = torch.zeros_like(x) if self.shared is None else whole(self.shared(x), x.dtype)
         for expert in chosen.unique().tolist():
             rows, ranks = torch.where(chosen == expert)
             given = F.pad(x[rows], (0, 0, 0, -len(rows) % self.rows_multiple))
-            out[rows] += self.experts[expert](given)[: len(rows)] * shares[rows, ranks, None]
+            made = whole(self.experts[expert](given), x.dtype)
+            out[rows] += made[: len(rows)] * shares[rows, ranks, None]
         return out
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:

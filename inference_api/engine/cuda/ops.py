@@ -1,7 +1,8 @@
 """The operations that a layer is made of. `torch_ops` has them for any device.
 
-These and three that are found elsewhere are all that a step launches: products
-(`parameters.Linear`), the choice of experts (`mlp.Mixture`) and draws (`sampler.sample`).
+These and three that are found elsewhere are all that a step launches: products by weights that
+are not packed (`parameters.TorchLinear`), the choice of experts (`mlp.Mixture`) and draws
+(`sampler.sample`).
 
 A step's tokens are described by one tensor [NUM_LINES, n] of integers on the device: their ids,
 their positions, the rows they are in, and the slots of the last positions up to their own, the
@@ -15,11 +16,15 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from inference_api.engine.cuda.panels import Panels
 from inference_api.runner import MAX_TREE_TOKENS
 
 IDS, POSITIONS, ROWS, SLOTS = range(4)
 PROMPT_LINES = SLOTS + 1
 NUM_LINES = SLOTS + MAX_TREE_TOKENS
+
+MOST_MULTIPLIED = 128
+"""Tokens of a step whose products with packed weights have bits that depend on no other token."""
 
 
 class Affine(NamedTuple):
@@ -42,7 +47,8 @@ class TokenOperations(Protocol):
 
     def place_heads(self, qkv: Tensor, heads: LayerHeads) -> Tensor:
         """Queries [n, heads, head_dim], of queries, keys and values [n, all heads * head_dim],
-        which it overwrites: normalised and turned, keys and values written to their slots."""
+        whole or in parts, which it may overwrite: normalised and turned, keys and values written to
+        their slots."""
 
     def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
         """Each token to all positions up to its own: [n, heads * head_dim]."""
@@ -61,12 +67,19 @@ class Operations(Protocol):
     def norm_add(
         self, x: Tensor, made: Tensor | None, made_norm: Affine | None, norm: Affine | None
     ) -> tuple[Tensor, Tensor]:
-        """The residual `x` with what was `made` of it, itself normalised by `made_norm`; and the
-        sum normalised by `norm`. All are [n, hidden]; a norm that is None changes nothing."""
+        """The residual `x` with what was `made` of it, whole or in parts, itself normalised by
+        `made_norm`; and the sum normalised by `norm`. All are [n, hidden]; a norm that is None
+        changes nothing."""
 
     def gate(self, up: Tensor) -> Tensor:
-        """What an MLP makes of what it made first: [n, ffn] of the same or, gated, of [n, 2 ffn],
-        the first half of which lets the second pass."""
+        """What an MLP makes of what it made first, whole or in parts: [n, ffn] of the same or,
+        gated, of [n, 2 ffn], the first half of which lets the second pass."""
+
+    def multiply(self, x: Tensor, weights: Sequence[Panels], bias: Tensor | None) -> Tensor:
+        """A `Linear` of these weights, whose outputs are in their order."""
+
+    def embed(self, ids: Tensor, table: Panels) -> Tensor:
+        """Rows of a packed embedding, [n, hidden]."""
 
     def tokens(self, inputs: Tensor, lengths: Sequence[int], is_in_order: bool) -> TokenOperations:
         """Tokens of which something follows; `lengths` ascend, the last is above every position.

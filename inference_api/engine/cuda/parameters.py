@@ -1,24 +1,37 @@
 """The parameters of a model that torch decodes, on any device and in any precision."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
+from inference_api.engine.cuda.panels import Panels, unpacked
+from inference_api.kernels.library import PackedWeight
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.families.layer_plan import SourceTensor
-from inference_api.loading.layout import EMBEDDING, HEAD, parameter_forms, weight_plan
+from inference_api.loading.families.layer_plan import ParameterSources, SourceTensor
+from inference_api.loading.layout import (
+    EMBEDDING,
+    HEAD,
+    linear_weights,
+    torch_forms,
+    weight_plan,
+)
 from inference_api.loading.numbers import Numbers
 from inference_api.loading.stream import Weight, Write, write_weights
+from inference_api.loading.weights import Packing
+
+Multiply = Callable[[Tensor, Sequence[Panels], Tensor | None], Tensor]
 
 
 class Linear(Protocol):
-    """[n, inputs] to [n, outputs], in the same precision."""
+    """[n, inputs] to [n, outputs] in the same precision; or to parts of these in float32,
+    [parts, n, outputs], which `whole` adds, and so do all operations but products."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -35,21 +48,66 @@ class TorchLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """The outputs of all weights, in their order."""
+
+    weights: Sequence[Panels]
+    bias: Tensor | None
+    multiply: Multiply
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.multiply(x, self.weights, self.bias)
+
+
+def multiply(x: Tensor, weights: Sequence[Panels], bias: Tensor | None) -> Tensor:
+    """See `Operations.multiply`."""
+    return F.linear(x, torch.cat([unpacked(each).to(x.dtype) for each in weights]), bias)
+
+
+def whole(made: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a `Linear` makes, [n, outputs] of `dtype`."""
+    if made.ndim == 2:
+        return made
+    total, *others = made.unbind()
+    for each in others:
+        total = total + each
+    return total.to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class TorchParameters:
     """Weights named as in `weight_plan`, and "head", the embedding when the two are tied."""
 
     tensors: dict[str, Tensor]
+    panels: Mapping[str, Panels] = field(default_factory=dict, kw_only=True)
+    multiply: Multiply = field(default=multiply, kw_only=True)
 
-    def linear(self, weight: str, bias: str | None = None) -> Linear:
-        """The linear map of these parameters; `bias` may name one that the model has not."""
-        return TorchLinear(self.tensors[weight], None if bias is None else self.tensors.get(bias))
+    def linear(self, weight: str, bias: str | None = None, *, after: str | None = None) -> Linear:
+        """The linear map of these parameters, then that of those called `after`. `bias` and
+        `after` may name some that the model has not."""
+        biases = [self.tensors.get(bias or "")]
+        if weight not in self.panels:
+            return TorchLinear(self.tensors[weight], biases[0])
+        weights = [self.panels[weight]]
+        if f"{after}.weight" in self.panels:
+            weights.append(self.panels[f"{after}.weight"])
+            biases.append(self.tensors.get(f"{after}.bias"))
+        found = [each for each in biases if each is not None]
+        return PackedLinear(weights, torch.cat(found) if found else None, self.multiply)
 
     def linears(self, weight: str, bias: str, count: int) -> list[Linear]:
         """The linear maps whose weights are stacked in one, and so are their biases, if any."""
         stacked = self.tensors.get(bias)
         biases = [None] * count if stacked is None else stacked.chunk(count)
+        if weight in self.panels:
+            parts = zip(self.panels[weight].parts(count), biases, strict=True)
+            return [PackedLinear([part], own, self.multiply) for part, own in parts]
         weights = self.tensors[weight].chunk(count)
         return [TorchLinear(*each) for each in zip(weights, biases, strict=True)]
+
+    def matrix(self, name: str) -> Tensor:
+        """Its numbers, whatever form they have."""
+        return unpacked(self.panels[name]) if name in self.panels else self.tensors[name]
 
     def qk_norm(self, config: ModelConfig, layer: int) -> Tensor | None:
         """What a layer's queries and keys are multiplied by, [heads + kv_heads, head_dim]."""
@@ -64,31 +122,69 @@ class TorchParameters:
 
 
 def load_torch_parameters(
-    files: Sequence[Path], config: ModelConfig, device: torch.device, dtype: torch.dtype
+    files: Sequence[Path],
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    packing: Packing | None = None,
 ) -> TorchParameters:
-    """Read every parameter straight to its place, device and precision. Raises StartupError; see
-    `write_weights`."""
-    tensors = {
-        name: torch.empty(
-            form.shape,
-            dtype=dtype if form.element_bytes == dtype.itemsize else torch.float32,
-            device=device,
-        )
-        for name, form in parameter_forms(config, dtype.itemsize, None).items()
-    }
-    write_weights(files, _targets(tensors, config), config)
-    if config.is_head_tied and config.has_ends:
-        tensors[HEAD] = tensors[EMBEDDING]
-    return TorchParameters(tensors)
+    """Read every parameter straight to its place, device and precision; with `packing`, weights
+    are packed first, one at a time. Raises StartupError; see `write_weights`."""
+    tensors: dict[str, Tensor] = {}
+    panels: dict[str, Panels] = {}
+    bits = None if packing is None else packing.bits
+    for name, form in torch_forms(config, dtype.itemsize, bits).items():
+        if form.bits is None:
+            is_own = form.element_bytes == dtype.itemsize
+            kind = dtype if is_own else torch.float32
+            tensors[name] = torch.empty(form.shape, dtype=kind, device=device)
+        else:
+            blocks = torch.empty(form.num_bytes, dtype=torch.uint8, device=device)
+            outputs, inputs = form.shape
+            panels[name] = Panels(blocks, form.bits, outputs, inputs)
+    plan = weight_plan(config) | linear_weights(config)
+    targets = list(_tensor_targets(tensors, plan))
+    if packing is not None:
+        for name, matrix in panels.items():
+            targets += _packed_targets(matrix, plan[name], packing)
+    write_weights(files, targets, config)
+    if config.is_head_tied and config.has_ends and HEAD not in panels:
+        if EMBEDDING in panels:
+            panels[HEAD] = panels[EMBEDDING]
+        else:
+            tensors[HEAD] = tensors[EMBEDDING]
+    return TorchParameters(tensors, panels=panels)
 
 
-def _targets(
-    tensors: Mapping[str, Tensor], config: ModelConfig
+def _tensor_targets(
+    tensors: Mapping[str, Tensor], plan: ParameterSources
 ) -> Iterator[tuple[SourceTensor, Write]]:
-    for name, parts in weight_plan(config).items():
-        views = tensors[name].split_with_sizes([part.shape[0] for part in parts])
-        for part, view in zip(parts, views, strict=True):
+    for name, tensor in tensors.items():
+        views = tensor.split_with_sizes([part.shape[0] for part in plan[name]])
+        for part, view in zip(plan[name], views, strict=True):
             yield part, partial(_copy, view)
+
+
+def _packed_targets(
+    matrix: Panels, parts: Sequence[SourceTensor], packing: Packing
+) -> Iterator[tuple[SourceTensor, Write]]:
+    """All parts are packed on the host before they go to the device: two may share a panel."""
+    left = len(parts)
+    packed: PackedWeight | None = None
+
+    def pack(first: int, weight: Weight) -> None:
+        nonlocal left, packed
+        if packed is None:
+            packed = PackedWeight.empty(matrix.bits, matrix.outputs, matrix.inputs)
+        weight.pack_into(packing.kernels.pack, packed, first)
+        left -= 1
+        if left == 0:
+            matrix.blocks.copy_(torch.from_numpy(packed.blocks))
+            packed = None
+
+    firsts = np.cumsum([0, *(part.shape[0] for part in parts)]).tolist()
+    for part, first in zip(parts, firsts[:-1], strict=True):
+        yield part, partial(pack, first)
 
 
 def _copy(target: Tensor, weight: Weight) -> None:

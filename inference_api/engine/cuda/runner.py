@@ -17,9 +17,12 @@ from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.sampler import sample, takes_likeliest
 from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.engine.local_runner import LocalRunner
-from inference_api.loading import hardware
+from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels, KernelsUnavailable
+from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.weights import Packing
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, Hidden, PageLayout, RowStep, RunnerFacts
 
@@ -36,6 +39,7 @@ class CudaRunner(LocalRunner):
     """One model over `max_rows` user rows."""
 
     is_batch_invariant = False
+    _by_torch = True
     chunk_tokens = max(PROMPT_SIZES)
     decoder: Decoder
     _cache: TorchCache
@@ -44,6 +48,8 @@ class CudaRunner(LocalRunner):
         """See `LocalRunner`."""
         super().__init__(model_dir, options)
         self._device = torch.device(options.device)
+        if self._options.quantization != "none":
+            self.bits = checkpoint.weight_bits(self._options)
 
     @cached_property
     def facts(self) -> RunnerFacts:
@@ -67,7 +73,8 @@ class CudaRunner(LocalRunner):
         self._check(self.footprint)
         config, dtype = self._config, getattr(torch, self._options.dtype)
         self._cache = TorchCache(config, self.max_rows, self.max_seq_len, self._device, dtype)
-        parameters = load_torch_parameters(self.files, config, self._device, dtype)
+        packing = None if self.bits is None else Packing(_kernels(), self.bits)
+        parameters = load_torch_parameters(self.files, config, self._device, dtype, packing)
         rope = Rope(config, self.max_seq_len, self._device, dtype)
         num_guesses = self._options.num_guesses
         self.decoder = self._decoder(
@@ -76,7 +83,10 @@ class CudaRunner(LocalRunner):
         heads = self._read_heads()
         if heads is not None:
             self.medusa = TorchMedusaHeads(heads, config, parameters)
-        logger.info("loaded %s by torch: %s, %s", self._folder.name, self.device, dtype)
+        logger.info(
+            "loaded %s by torch: %s, %s, QUANTIZATION=%s",
+            *(self._folder.name, self.device, dtype, self._options.quantization),
+        )
 
     def _decoder(self, make: Callable[[Operations], Decoder], rope: Rope) -> Decoder:
         """With operations by kernels of our own on CUDA, and by torch where those do not run."""
@@ -114,3 +124,11 @@ class CudaRunner(LocalRunner):
             logits, states = self.decoder.forward(rows)
             drawn = sample(logits, draws, positions)
         return drawn, [None if each is None else each.cpu().numpy() for each in states]
+
+
+def _kernels() -> Kernels:
+    """What packs weights on the host, by all cores. Raises StartupError."""
+    try:
+        return Kernels(hardware.physical_cores())
+    except KernelsUnavailable as error:
+        raise StartupError([f"QUANTIZATION: {error}"]) from error

@@ -17,6 +17,8 @@ from inference_api.engine.cuda.ops import (
     LayerHeads,
     TokenOperations,
 )
+from inference_api.engine.cuda.panels import Panels, unpacked
+from inference_api.engine.cuda.parameters import multiply
 from inference_api.engine.cuda.rope import Rope, turn
 from inference_api.loading.config import ModelConfig
 from inference_api.runner import MAX_TREE_TOKENS
@@ -64,6 +66,13 @@ class TorchOps:
             return activation(gate) * up
         gate, up = gate.clamp(max=swiglu.limit), up.clamp(-swiglu.limit, swiglu.limit)
         return gate * torch.sigmoid(swiglu.alpha * gate) * (up + 1)
+
+    @staticmethod
+    def multiply(x: Tensor, weights: Sequence[Panels], bias: Tensor | None) -> Tensor:
+        return multiply(x, weights, bias)
+
+    def embed(self, ids: Tensor, table: Panels) -> Tensor:
+        return unpacked(table, ids).to(self.cache.entries.dtype)
 
     def tokens(self, inputs: Tensor, lengths: Sequence[int], is_in_order: bool) -> TokenOperations:
         return (_RowTokens if is_in_order else _AnyTokens)(self, inputs, lengths)

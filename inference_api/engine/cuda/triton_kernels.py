@@ -1,9 +1,10 @@
 """Kernels in Triton's language, which `triton_ops` launches.
 
-All but the products of a step are here. A program belongs to one token, and to a head or a part of
-it, and nobody else writes where it writes: so none waits for another, and a token's bits are the
-same whatever else a step has. Memory is in the model's precision, sums are float32. Every size that
-is a `constexpr` is the model's or the cache's: no step compiles anew for its tokens.
+All but the products of a step are here; `triton_products` has those of packed weights. A program
+belongs to one token, and to a head or a part of it, and nobody else writes where it writes: so
+none waits for another, and a token's bits are the same whatever else a step has. Memory is in the
+model's precision, sums are float32. Every size that is a `constexpr` is the model's or the cache's:
+no step compiles anew for its tokens.
 """
 
 import triton
@@ -14,6 +15,15 @@ of_tokens = triton.jit(
     do_not_specialize=["num_tokens"],
     do_not_specialize_on_alignment=["positions", "rows", "slots"],
 )
+
+
+@triton.jit
+def added(parts, places, is_in, part_size, num_parts: tl.constexpr):
+    """What a product made: the sum of `parts`, which lie `part_size` apart, in their order."""
+    total = tl.load(parts + places, is_in, 0.0).to(tl.float32)
+    for part in tl.static_range(1, num_parts):
+        total += tl.load(parts + part * part_size + places, is_in, 0.0)
+    return total
 
 
 @triton.jit
@@ -28,10 +38,10 @@ def normed(x, at, is_in, weight, bias, eps, size: tl.constexpr, is_rms: tl.const
     return x
 
 
-@triton.jit
+@of_tokens
 def norm_add(
     x,  # [n, size]
-    made,  # [n, size] or None
+    made,  # [num_parts, n, size] or None
     made_weight,  # [size] or None, and so are all weights and biases
     made_bias,
     weight,
@@ -40,9 +50,11 @@ def norm_add(
     out,  # [n, size], written if there is a weight
     multiplier,
     eps,
+    num_tokens,
     size: tl.constexpr,
     block: tl.constexpr,
     is_rms: tl.constexpr,
+    num_parts: tl.constexpr,
 ):
     """A program for each token: see `Operations.norm_add`."""
     at = tl.arange(0, block)
@@ -50,7 +62,7 @@ def norm_add(
     places = tl.program_id(0).to(tl.int64) * size + at
     value = tl.load(x + places, is_in, 0.0).to(tl.float32)
     if made is not None:
-        more = tl.load(made + places, is_in, 0.0).to(tl.float32)
+        more = added(made, places, is_in, num_tokens * size, num_parts)
         if made_weight is not None:
             more = normed(more, at, is_in, made_weight, made_bias, eps, size, is_rms)
         rounded = (value + multiplier * more).to(total.dtype.element_ty)
@@ -61,22 +73,25 @@ def norm_add(
         tl.store(out + places, value.to(out.dtype.element_ty), is_in)
 
 
-@triton.jit
+@of_tokens
 def gate(
-    up,  # [n, width]
+    up,  # [num_parts, n, width]
     out,  # [n, size]
     limit,  # None: gates are not clamped
     alpha,
+    num_tokens,
     width: tl.constexpr,  # `size`, or 2 `size`: the first half lets the second pass
     size: tl.constexpr,
     activation: tl.constexpr,
     block: tl.constexpr,
+    num_parts: tl.constexpr,
 ):
     """A program for each token and `block` of its outputs: see `Operations.gate`."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * block + tl.arange(0, block)
     is_in = at < size
-    x = tl.load(up + token * width + at, is_in, 0.0).to(tl.float32)
+    part_size = num_tokens * width
+    x = added(up, token * width + at, is_in, part_size, num_parts)
     if limit is not None:
         x = tl.minimum(x, limit)
         x *= tl.sigmoid(alpha * x)
@@ -93,7 +108,7 @@ def gate(
         x = tl.maximum(x, 0.0)
         x *= x
     if width > size:
-        passed = tl.load(up + token * width + size + at, is_in, 0.0).to(tl.float32)
+        passed = added(up, token * width + size + at, is_in, part_size, num_parts)
         if limit is not None:
             passed = tl.minimum(tl.maximum(passed, -limit), limit) + 1.0
         x *= passed
@@ -102,7 +117,7 @@ def gate(
 
 @of_tokens
 def place_heads(
-    qkv,  # [n or more, heads + 2 kv_heads, head_dim]
+    qkv,  # [num_parts, num_tokens, heads + 2 kv_heads, head_dim]
     positions,  # [n], below 0: absent
     rows,  # [n]
     slots,  # [1 or more, n], own ones first
@@ -114,6 +129,7 @@ def place_heads(
     entries,  # [rows, 2, kv_heads, capacity, head_dim]
     eps,
     capacity,
+    num_tokens,
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
@@ -121,6 +137,7 @@ def place_heads(
     is_norm_last: tl.constexpr,
     whole_block: tl.constexpr,  # room for all heads, which are normalised as one; 0: each alone
     block: tl.constexpr,
+    num_parts: tl.constexpr,
 ):
     """A program for each token and head, of queries, then of keys, then of values: see
     `TokenOperations.place_heads`."""
@@ -132,19 +149,20 @@ def place_heads(
     is_in = at < head_dim
     is_value = head >= num_normed
     is_norm_in = is_in & (head < num_normed)
-    own = qkv + (token * num_all + head) * head_dim
-    held = tl.load(own + at, is_in, 0.0)
-    x = held.to(tl.float32)
+    part_size = num_tokens * num_all * head_dim
+    own = (token * num_all + head) * head_dim
+    held = added(qkv, own + at, is_in, part_size, num_parts)
+    x = held
     is_turned = at < rotary_dim
     other_at = tl.where(at < rotary_dim // 2, at + rotary_dim // 2, at - rotary_dim // 2)
-    other = tl.load(own + other_at, is_turned, 0.0).to(tl.float32)
+    other = added(qkv, own + other_at, is_turned, part_size, num_parts)
     if qk_norm is not None and not is_norm_last:
         if whole_block > 0:
             first = tl.where(head < num_heads, 0, num_heads)
             size = tl.where(head < num_heads, num_heads, num_kv_heads) * head_dim
             places = tl.arange(0, whole_block)
-            all_heads = qkv + (token * num_all + first) * head_dim + places
-            all_x = tl.load(all_heads, places < size, 0.0).to(tl.float32)
+            all_heads = (token * num_all + first) * head_dim + places
+            all_x = added(qkv, all_heads, places < size, part_size, num_parts)
             factor = tl.rsqrt(tl.sum(all_x * all_x, 0) / size + eps)
         else:
             factor = tl.rsqrt(tl.sum(x * x, 0) / head_dim + eps)
@@ -163,7 +181,7 @@ def place_heads(
     if query_scales is not None:
         scale = tl.load(query_scales + tl.maximum(position, 0)).to(tl.float32)
         x *= tl.where(head < num_heads, scale, 1.0)
-    x = tl.where(is_value, held, x.to(held.dtype))
+    x = tl.where(is_value, held, x).to(queries.dtype.element_ty)
     tl.store(queries + (token * num_heads + head) * head_dim + at, x, is_in & (head < num_heads))
     place = (row * (2 * num_kv_heads) + head - num_heads) * capacity + slot
     is_written = (head >= num_heads) & (position >= 0)

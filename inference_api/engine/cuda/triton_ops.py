@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 import triton
 from torch import Tensor
 
 from inference_api.engine.cuda import triton_kernels as kernels
+from inference_api.engine.cuda import triton_products as products
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.ops import (
+    MOST_MULTIPLIED,
     POSITIONS,
     PROMPT_LINES,
     SLOTS,
@@ -22,8 +25,10 @@ from inference_api.engine.cuda.ops import (
     LayerHeads,
     TokenOperations,
 )
+from inference_api.engine.cuda.panels import Panels
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.torch_ops import TorchOps
+from inference_api.kernels.packing import GROUP, PANEL
 from inference_api.loading.config import ModelConfig
 
 LEAST_SPLIT, MOST_SPLITS = 256, 32  # positions that a program attends to, and programs for a head
@@ -31,6 +36,10 @@ LEAST_SIDE = 16  # a dot product takes no less
 TILE_BYTES = 16384  # keys, and values, that are multiplied at once
 MOST_PLACES = 64
 GATE_BLOCK = 1024
+BLOCK_TOKENS, BLOCK_OUTPUTS = LEAST_SIDE, 2 * PANEL  # multiplied at once by a program
+LEAST_PROGRAMS = 512  # in a product, unless its inputs are too few to cut
+MOST_PARTS, LEAST_GROUPS = 8, 4  # parts of the inputs, and groups of a part
+WIDENED_GROUPS = 8  # widened by a program, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +60,9 @@ class TritonOps:
             return x, x
         total = x if made is None else torch.empty_like(x)
         normed = total if norm is None else torch.empty_like(x)
-        size = x.shape[1]
+        num_tokens, size = x.shape
         block = triton.next_power_of_2(size)
-        kernels.norm_add[(len(x),)](
+        kernels.norm_add[(num_tokens,)](
             x,
             made,
             *self._weights(made_norm),
@@ -62,9 +71,11 @@ class TritonOps:
             normed,
             self.config.residual_multiplier,
             self.config.norm_eps,
+            num_tokens,
             size,
             block,
             self.config.norm == "rms",
+            1 if made is None else _num_parts_of(made),
             num_warps=_num_warps(block),
         )
         return total, normed
@@ -75,20 +86,64 @@ class TritonOps:
         return norm.weight, None if self.config.norm == "rms" else norm.bias
 
     def gate(self, up: Tensor) -> Tensor:
-        num_tokens, width = up.shape
+        num_tokens, width = up.shape[-2:]
         size = width // 2 if self.config.is_mlp_gated else width
         swiglu = self.config.swiglu if self.config.is_mlp_gated else None
-        out = up.new_empty(num_tokens, size)
+        out = self.cache.entries.new_empty(num_tokens, size)
         kernels.gate[(num_tokens, triton.cdiv(size, GATE_BLOCK))](
             up,
             out,
             None if swiglu is None else swiglu.limit,
             None if swiglu is None else swiglu.alpha,
+            num_tokens,
             width,
             size,
             self.config.activation,
             GATE_BLOCK,
+            _num_parts_of(up),
         )
+        return out
+
+    @staticmethod
+    def multiply(x: Tensor, weights: Sequence[Panels], bias: Tensor | None) -> Tensor:
+        """Many tokens, as only prompts have, are multiplied by cuBLAS: weights are widened first,
+        which takes less time than to read them again for every few tokens."""
+        x = x.contiguous()
+        (num_tokens, inputs), width = x.shape, sum(each.outputs for each in weights)
+        if num_tokens > MOST_MULTIPLIED:
+            numbers = x.new_empty(width, inputs)
+            sizes = [each.outputs for each in weights]
+            for each, place in zip(weights, numbers.split_with_sizes(sizes), strict=True):
+                _widen(each, None, place)
+            return F.linear(x, numbers, bias)
+        parts = num_parts(width, inputs)
+        out = x.new_empty(parts, num_tokens, width, dtype=x.dtype if parts == 1 else torch.float32)
+        column = 0
+        for each in weights:
+            blocks = triton.cdiv(num_tokens, BLOCK_TOKENS), triton.cdiv(each.outputs, BLOCK_OUTPUTS)
+            products.multiply[(*blocks, parts)](
+                x,
+                *_views(each),
+                bias,
+                out,
+                num_tokens,
+                inputs,
+                each.outputs,
+                each.first,
+                each.bits,
+                width,
+                column,
+                triton.cdiv(inputs // GROUP, parts),
+                BLOCK_TOKENS,
+                BLOCK_OUTPUTS,
+                num_stages=4,
+            )
+            column += each.outputs
+        return out[0] if parts == 1 else out
+
+    def embed(self, ids: Tensor, table: Panels) -> Tensor:
+        out = self.cache.entries.new_empty(len(ids), table.inputs)
+        _widen(table, ids, out)
         return out
 
     def tokens(self, inputs: Tensor, lengths: Sequence[int], is_in_order: bool) -> TokenOperations:
@@ -124,7 +179,8 @@ class _Tokens:
         if heads.qk_norm is not None and config.is_qk_norm_whole:
             assert not config.is_qk_norm_last, "no family has both"
             whole_block = triton.next_power_of_2(num_heads * head_dim)
-        queries = qkv.new_empty(len(qkv), num_heads, head_dim)
+        num_given = qkv.shape[-2]
+        queries = self._entries.new_empty(num_given, num_heads, head_dim)
         kernels.place_heads[(len(self._positions), num_heads + 2 * num_kv_heads)](
             qkv,
             self._positions,
@@ -136,6 +192,7 @@ class _Tokens:
             self._entries[heads.layer],
             config.norm_eps,
             self._entries.shape[-2],
+            num_given,
             num_heads,
             num_kv_heads,
             head_dim,
@@ -143,6 +200,7 @@ class _Tokens:
             config.is_qk_norm_last,
             whole_block,
             self._block_dims,
+            _num_parts_of(qkv),
             num_warps=_num_warps(max(whole_block, self._block_dims)),
         )
         return queries
@@ -209,6 +267,39 @@ class _PromptTokens:
 
     def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
         return self.attended.attend(queries, heads)
+
+
+def num_parts(outputs: int, inputs: int) -> int:
+    """Returns how many parts the inputs of a product are cut into, however many tokens it has."""
+    parts, num_blocks = 1, triton.cdiv(outputs, BLOCK_OUTPUTS)
+    while parts < MOST_PARTS and parts * num_blocks < LEAST_PROGRAMS:
+        if inputs < 2 * parts * LEAST_GROUPS * GROUP:
+            break
+        parts *= 2
+    return parts
+
+
+def _num_parts_of(made: Tensor) -> int:
+    return 1 if made.ndim == 2 else len(made)
+
+
+def _views(matrix: Panels) -> tuple[Tensor, Tensor]:
+    return matrix.blocks.view(torch.int32), matrix.blocks.view(torch.float16)
+
+
+def _widen(matrix: Panels, rows: Tensor | None, out: Tensor) -> None:
+    groups = triton.cdiv(matrix.inputs // GROUP, WIDENED_GROUPS)
+    products.widen[(triton.cdiv(len(out), PANEL), groups)](
+        *_views(matrix),
+        rows,
+        out,
+        len(out),
+        matrix.inputs,
+        matrix.first,
+        matrix.bits,
+        WIDENED_GROUPS,
+        PANEL,
+    )
 
 
 def _num_warps(block: int) -> int:

@@ -67,6 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODEL_SHAPES, default=["1.1b", "8b"])
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
+    parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="none")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("torch finds no CUDA device; `make bench-step` times steps on the CPU")
@@ -78,17 +79,24 @@ def main() -> None:
         "recorded ÷ floor |\n|---|---|---|---|---|---|---|---|---|"
     )
     for model in arguments.models:
-        for line in lines(model, read_per_s, arguments.seconds):
+        for line in lines(model, read_per_s, arguments.seconds, arguments.quantization):
             print(line, flush=True)
 
 
 @torch.inference_mode()
-def lines(model: str, read_per_s: float, budget_s: float) -> Iterator[str]:
+def lines(
+    model: str, read_per_s: float, budget_s: float, quantization: str = "none"
+) -> Iterator[str]:
     """Lines of the table, one for each case and each prompt."""
     folder = MODELS / f"random-{model}"
     if not (folder / "model.safetensors").exists():
         make_random_model(MODEL_SHAPES[model], folder)
-    options = EngineOptions(device="cuda", max_rows=max(ROWS), max_seq_len=CONTEXT_TOKENS)
+    options = EngineOptions(
+        device="cuda",
+        max_rows=max(ROWS),
+        max_seq_len=CONTEXT_TOKENS,
+        quantization=quantization,
+    )
     runner = CudaRunner(folder, options)
     runner.load()
     launched = times_s(runner, budget_s)
@@ -96,9 +104,10 @@ def lines(model: str, read_per_s: float, budget_s: float) -> Iterator[str]:
     recorded = times_s(runner, budget_s)
     cache_bytes_per_token = runner.footprint.cache_bytes_per_row / CONTEXT_TOKENS
     peer = Transformers(folder)
+    weights_bytes = linear_bytes(folder, "bfloat16" if quantization == "none" else quantization)
     for case in CASES:
         cache_bytes = case.rows * case.context_tokens * cache_bytes_per_token
-        floor_s = (linear_bytes(folder, "bfloat16") + cache_bytes) / read_per_s
+        floor_s = (weights_bytes + cache_bytes) / read_per_s
         yield (
             f"| {model} | {case.rows} | {case.tokens} | {case.context_tokens} | "
             f"{recorded[case] * 1e3:.2f} | {launched[case] * 1e3:.2f} | "

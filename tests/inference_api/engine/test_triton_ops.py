@@ -5,25 +5,37 @@ Where there is no CUDA, Triton's interpreter runs them: it knows no bfloat16, an
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
 from inference_api.engine.cuda.inputs import token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
-from inference_api.engine.cuda.ops import NUM_LINES, POSITIONS, SLOTS, Affine, LayerHeads
+from inference_api.engine.cuda.ops import (
+    MOST_MULTIPLIED,
+    NUM_LINES,
+    POSITIONS,
+    SLOTS,
+    Affine,
+    LayerHeads,
+)
+from inference_api.engine.cuda.panels import Panels, unpacked
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.torch_ops import TorchOps
+from inference_api.kernels.packing import BITS, Bits
 from inference_api.loading.config import ModelConfig, RopeConfig, SwiGluConfig
 from inference_api.runner import RowStep
 from tests.inference_api.engine import test_torch_ops as of_torch
+from tests.inference_api.engine.test_panels import all_bits, panels
 from tests.inference_api.engine.test_torch_ops import CONTEXT, LENGTHS, ROWS, SHAPES, draws
 
 pytest.importorskip("triton")
-from inference_api.engine.cuda.triton_ops import TritonOps
+from inference_api.engine.cuda.triton_ops import TritonOps, num_parts
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPLIT = 32  # so that few positions are several
@@ -200,7 +212,9 @@ def test_what_was_made_is_normalised_and_added_and_the_sum_normalised(
 
 
 def wide(norm: Affine | None) -> Affine | None:
-    return None if norm is None else Affine(*(each.double() for each in norm if each is not None))
+    if norm is None:
+        return None
+    return Affine(norm.weight.double(), None if norm.bias is None else norm.bias.double())
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu"])
@@ -219,3 +233,81 @@ def test_gates_let_pass_what_is_behind_them(
     )
     up = made(2, 2 * 1050, seed=1, dtype=dtype) * 2
     assert_close(of.ours.gate(up), of.exact.gate(up.double()))
+
+
+INPUTS = 352  # so that parts are unlike
+PARTS = 2
+
+
+def on_device(matrix: Panels) -> Panels:
+    return replace(matrix, blocks=matrix.blocks.to(DEVICE))
+
+
+def weights_of(bits: Bits) -> list[Panels]:
+    """Of outputs that are more than a program's, then of other bits, then of an expert's."""
+    other = BITS["int8"] if bits == 4 else BITS["int4"]
+    others, stacked = panels(32, INPUTS, other)[0], panels(80, INPUTS, bits, seed=3)[0]
+    return [*map(on_device, (panels(75, INPUTS, bits)[0], others, stacked.parts(2)[1]))]
+
+
+@all_bits
+@dtypes
+def test_products_equal_those_by_the_numbers(bits: Bits, dtype: torch.dtype) -> None:
+    """By tokens that are more than a program's, in parts that are whole in the operations behind
+    them."""
+    of, weights = both((8, 2, 3), dtype), weights_of(bits)
+    x, bias = made(18, INPUTS, seed=1, dtype=dtype), made(147, seed=2, dtype=dtype)
+    for given, parts in ((weights, PARTS), (weights[:1], PARTS)):
+        width = sum(each.outputs for each in given)
+        assert num_parts(width, INPUTS) == parts
+        actual = of.ours.multiply(x, given, bias[:width])
+        assert actual.shape == (parts, 18, width)
+        expected = of.exact.multiply(x.double(), given, bias[:width].double())
+        torch.testing.assert_close(actual.double().sum(0), expected, atol=1e-3, rtol=1e-4)
+
+
+@all_bits
+def test_a_token_times_weights_has_its_own_bits(bits: Bits) -> None:
+    """Beside any, which may be no numbers, and at any place."""
+    of, weights = both((8, 2, 3)), weights_of(bits)
+    x = made(20, INPUTS, seed=1)
+    whole = of.ours.multiply(x, weights, None)
+    x[17] = torch.nan
+    for columns in ([3], [17, 3], [19, 18, 0, 3], [*range(4, 20), 3, 17]):
+        place = columns.index(3)
+        assert torch.equal(of.ours.multiply(x[columns], weights, None)[:, place], whole[:, 3])
+
+
+@all_bits
+def test_many_tokens_are_multiplied_by_widened_weights(bits: Bits) -> None:
+    of, weights = both((8, 2, 3)), weights_of(bits)
+    x, bias = made(MOST_MULTIPLIED + 1, INPUTS, seed=1), made(147, seed=2)
+    numbers = torch.cat([*map(unpacked, weights)])
+    assert torch.equal(of.ours.multiply(x, weights, bias), F.linear(x, numbers, bias))
+    rows = torch.tensor([74, 0, 31, 32, 33], device=DEVICE)
+    assert torch.equal(of.ours.embed(rows, weights[0]), of.exact.embed(rows, weights[0]).float())
+
+
+@dtypes
+def test_what_comes_in_parts_is_added_first(dtype: torch.dtype) -> None:
+    """By all operations that take products."""
+    of = both((24, 2, 3), dtype, is_qk_norm_whole=True)
+    parts, x = made(3, 2, 10 * 24, seed=1), made(2, 240, seed=2, dtype=dtype)
+    added = parts.double().sum(0)
+    norm = Affine(made(240, seed=3, dtype=dtype), None)
+    for own, exact in zip(
+        of.ours.norm_add(x, parts, norm, norm),
+        of.exact.norm_add(x.double(), added, wide(norm), wide(norm)),
+        strict=True,
+    ):
+        assert_close(own, exact)
+    assert_close(of.ours.gate(parts), of.exact.gate(added))
+    inputs = inputs_of([RowStep(3, 7, (0,), draws(1)), RowStep(1, 0, (0,), draws(1))])
+    heads = LayerHeads(0, made(8, 24, seed=4, dtype=dtype), None)
+    tokens, exact_tokens = (
+        ops.tokens(inputs, LENGTHS, is_in_order=False) for ops in (of.ours, of.exact)
+    )
+    assert heads.qk_norm is not None
+    exact_heads = LayerHeads(0, heads.qk_norm.double(), None)
+    assert_close(tokens.place_heads(parts, heads), exact_tokens.place_heads(added, exact_heads))
+    assert_close(of.ours.cache.entries[0], of.exact.cache.entries[0])

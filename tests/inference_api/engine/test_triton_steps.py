@@ -15,7 +15,7 @@ import torch
 
 from inference_api.engine.cuda.decoder import Decoder
 from inference_api.engine.cuda.graphs import token_sizes
-from inference_api.engine.cuda.ops import Operations
+from inference_api.engine.cuda.ops import MOST_MULTIPLIED, Operations
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.cuda.torch_ops import TorchOps
@@ -30,6 +30,7 @@ pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, NUM_GUESSES = 3, 1
+Load = Callable[..., CudaRunner]
 # Models whose norms, heads, windows, sinks, turns and layers differ.
 NAMES = ("gemma3-capped", "gpt-oss", "olmo3", "falcon-7b")
 
@@ -43,16 +44,17 @@ def _inference_mode() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def loaded(
     tiny_model: Callable[[str], TinyModel],
-) -> Callable[[type[CudaRunner], str], CudaRunner]:
+) -> Load:
     """A runner over a cache of random numbers, the same for both kinds."""
 
-    def load(kind: type[CudaRunner], name: str) -> CudaRunner:
+    def load(kind: type[CudaRunner], name: str, quantization: str = "none") -> CudaRunner:
         options = EngineOptions(
             device=DEVICE,
             dtype="float32",
             max_rows=ROWS,
             max_seq_len=CONTEXT,
             num_guesses=NUM_GUESSES,
+            quantization=quantization,
         )
         runner = kind(tiny_model(name)[0], options)
         runner.load()
@@ -69,9 +71,7 @@ def steps_of_rows() -> Sequence[RowStep]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_and_caches_equal_those_by_torch(
-    name: str, loaded: Callable[[type[CudaRunner], str], CudaRunner]
-) -> None:
+def test_logits_and_caches_equal_those_by_torch(name: str, loaded: Load) -> None:
     ours, theirs = (loaded(kind, name) for kind in (TritonRunner, CudaRunner))
     actual, expected = (each.decoder.forward(steps_of_rows()) for each in (ours, theirs))
     torch.testing.assert_close(actual.logits, expected.logits, atol=3e-5, rtol=1e-5)
@@ -80,7 +80,7 @@ def test_logits_and_caches_equal_those_by_torch(
 
 
 def test_tokens_have_the_same_bits_in_steps_of_any_size(
-    loaded: Callable[[type[CudaRunner], str], CudaRunner],
+    loaded: Load,
 ) -> None:
     """A drafted one, alone and beside others, and a row's only one."""
     decoder = loaded(TritonRunner, "llama").decoder
@@ -101,6 +101,34 @@ def test_tokens_have_the_same_bits_in_steps_of_any_size(
     assert torch.equal(of_only(hidden), others)
 
 
+# A head in 8 bits, experts that are stacked, layers without a residual between, and latents.
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [("llama", "int4"), ("gpt-oss", "int8"), ("falcon-7b", "int4"), ("deepseek-v3", "int8")],
+)
+def test_packed_weights_give_the_logits_of_their_numbers(
+    name: str, quantization: str, loaded: Load
+) -> None:
+    ours, theirs = (loaded(kind, name, quantization) for kind in (TritonRunner, CudaRunner))
+    actual, expected = (each.decoder.forward(steps_of_rows()) for each in (ours, theirs))
+    torch.testing.assert_close(actual.logits, expected.logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_token_has_the_same_bits_by_packed_weights_in_steps_of_any_size(loaded: Load) -> None:
+    decoder = loaded(TritonRunner, "llama", "int4").decoder
+    sizes = [step.num_tokens for step in decoder._of_tokens]
+    assert sizes == token_sizes(MOST_MULTIPLIED)
+    logits, (states, _) = decoder.forward(steps_of_rows())
+    assert states is not None
+    last = one_token(2, 41, steps_of_rows()[0].token_ids[1])
+    for step in (decoder._of_tokens[0], decoder._of_tokens[sizes.index(8)]):
+        of_one_size = copy(decoder)
+        of_one_size._of_tokens = [step]
+        alone, hidden = of_one_size.forward([last])
+        assert torch.equal(alone[0], logits[1])
+        assert torch.equal(of_only(hidden)[0], states[1])
+
+
 def test_sizes_double_up_to_the_most() -> None:
     assert token_sizes(32) == [1, 2, 4, 8, 16, 32]
     assert token_sizes(18) == [1, 2, 4, 8, 16, 18]
@@ -108,7 +136,7 @@ def test_sizes_double_up_to_the_most() -> None:
 
 
 def test_where_triton_does_not_run_torchs_operations_serve(
-    loaded: Callable[[type[CudaRunner], str], CudaRunner],
+    loaded: Load,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

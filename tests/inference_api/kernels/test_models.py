@@ -222,8 +222,3 @@ def test_a_weight_that_is_no_number_is_named(folder: Callable[[str], Path], tmp_
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(StartupError, match=rf"{name} cannot be loaded: its row 5"):
         loaded(tmp_path, "int4")
-
-
-def test_cuda_is_refused() -> None:
-    options = EngineOptions(device="cuda", max_rows=1, quantization="int8")
-    assert "DEVICE=cpu" in checkpoint.quantization_faults(options)[0]

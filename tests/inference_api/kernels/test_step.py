@@ -84,7 +84,7 @@ class OpByOp(TorchParameters):
         vectors = {name: torch.from_numpy(each) for name, each in packed.tensors.items()}
         return cls(vectors | {EMBEDDING: embedding}, packed, config)
 
-    def linear(self, weight: str, bias: str | None = None) -> Linear:
+    def linear(self, weight: str, bias: str | None = None, *, after: str | None = None) -> Linear:
         if KV_B in weight:
             return partial(torch.nn.functional.linear, weight=self._keys_and_values(weight))
         own_bias = self.packed.tensors.get(bias or "")

@@ -1,7 +1,6 @@
 """Quantised safetensors serve the numbers that their formats say, and are refused when damaged."""
 
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -15,14 +14,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inference_api.engine.cuda.runner import CudaRunner
+from inference_api.engine.cuda.panels import unpacked
+from inference_api.engine.cuda.parameters import load_torch_parameters
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.build import multiplies_tiles
-from inference_api.kernels.packing import Bits
+from inference_api.kernels.library import Kernels
+from inference_api.kernels.packing import BITS, Bits
 from inference_api.loading import checkpoint
-from inference_api.loading.layout import linear_weights
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.files import weight_files
+from inference_api.loading.layout import linear_weights, weight_bytes
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.weights import Packing
 from inference_api.settings.model import ModelSettings
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
@@ -34,6 +38,7 @@ from tests.inference_api.parameters import numbers_of, packed_parameters
 Tiny = Callable[[str], TinyModel]
 Make = Callable[[str], tuple[Path, Path]]
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="session")
@@ -126,11 +131,10 @@ def spoiled(folder: Path, target: Path, change: Change) -> Path:
     return copy
 
 
-def quantization_of(model: Path, device: str = "cpu", **settings: Any) -> str:
+def quantization_of(model: Path, **settings: Any) -> str:
     """Of the weights as they are loaded where settings say nothing but these."""
     asked = EngineOptions.from_settings(ModelSettings(model=str(model), **settings))
-    runner = CudaRunner if device == "cuda" else KernelRunner
-    return runner(model, replace(asked, device=device))._options.quantization
+    return KernelRunner(model, replace(asked, device="cpu"))._options.quantization
 
 
 def quantised_files(quantised: Make, folder: Path) -> list[Path]:
@@ -154,18 +158,51 @@ def test_who_names_no_form_gets_8_bits_of_what_is_quantised_and_the_rest_as_it_i
         assert quantization_of(file) == "none"
 
 
-def test_auto_is_none_on_cuda_and_the_log_says_so(
-    quantised: Make, caplog: pytest.LogCaptureFixture
+def on_cuda(file: Path) -> tuple[ModelConfig, str]:
+    """The forms of weights there, and QUANTIZATION, where settings say nothing."""
+    options = EngineOptions(device="cuda", max_rows=1, quantization="auto")
+    found = checkpoint.describe(str(file))
+    assert found.config is not None
+    settled = checkpoint.settled(found.config, options, found.tensors)
+    return checkpoint.kept(found.config, options, found.tensors), settled.quantization
+
+
+def test_auto_on_cuda_packs_what_is_quantised_as_the_kernels_do(
+    quantised: Make, tmp_path: Path
 ) -> None:
-    folder, plain = quantised("awq")
-    caplog.set_level(logging.INFO)
-    assert quantization_of(folder, "cuda") == "none"
-    [message] = caplog.messages
-    assert message.endswith("is quantised, yet QUANTIZATION=auto is none on CUDA")
-    caplog.clear()
-    assert quantization_of(folder, quantization="none") == "none"  # nobody asked for more
-    assert quantization_of(plain) == "none"
-    assert caplog.messages == []
+    """In 4 bits what these hold, with as many bytes as are planned."""
+    of_four_bits = {quantised(name)[0] for name in ("packed-4", "gptq-symmetric")} | {
+        tmp_path / "Q4_0.gguf"
+    }
+    for file in quantised_files(quantised, tmp_path):
+        config, quantization = on_cuda(file)
+        assert quantization == ("file" if file in of_four_bits else "int8"), file
+        packing = Packing(Kernels(1), 8)
+        loaded = load_torch_parameters(weight_files(file), config, CPU, torch.float32, packing)
+        packed = {bits: packed_parameters(file, bits).packed for bits in BITS.values()}
+        for name, matrix in loaded.panels.items():
+            assert name == "head" or matrix.bits == (4 if file in of_four_bits else 8)
+            assert np.array_equal(unpacked(matrix), packed[matrix.bits][name].unpack()), name
+        taken = sum(each.blocks.nbytes for each in loaded.panels.values())
+        taken += sum(each.nbytes for each in loaded.tensors.values())
+        assert taken == weight_bytes(config, 4, 8, by_torch=True)
+        assert file.stem != "Q4_0" or taken <= file.stat().st_size
+    assert on_cuda(quantised("awq")[1])[1] == "none"
+
+
+def test_what_cannot_be_packed_is_refused_on_cuda_if_asked_for(
+    quantised: Make, tmp_path: Path
+) -> None:
+    """By quantised files it is not: they are served in the precision of the rest."""
+    options = EngineOptions(device="cuda", max_rows=1, quantization="int8")
+    config = checkpoint.load_config(quantised("awq")[1])
+    assert checkpoint.quantization_faults(config, options) == []
+    uneven = replace(config, ffn_size=config.ffn_size + 8)
+    [fault] = checkpoint.quantization_faults(uneven, options)
+    assert "needs weights with a multiple of 32 columns; these differ: " in fault
+    assert fault.endswith("set QUANTIZATION=none.")
+    auto = replace(options, quantization="auto")
+    assert checkpoint.settled(uneven, auto, {}).quantization == "none"
 
 
 def test_int4_is_warned_of_where_it_rounds_and_nowhere_else(

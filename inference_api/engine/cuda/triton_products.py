@@ -1,0 +1,111 @@
+"""Products by packed weights in Triton's language, which `triton_ops` launches.
+
+Weights are read as the kernels for the CPU pack them (`kernels/src/layout.h`): a block has 32
+inputs of 32 outputs, a word as many values of one output as have room, and behind the values a
+scale for each output. Values are multiplied as they are, which every precision holds, and a
+group's sum by the scale: nothing is rounded but sums, in float32, and those in one order for any
+number of tokens.
+"""
+
+import triton
+import triton.language as tl
+
+GROUP = tl.constexpr(32)  # inputs that share a scale
+PANEL = tl.constexpr(32)  # outputs that are packed together
+
+
+@triton.jit
+def group_of(
+    words,  # blocks as 32 bits each
+    halves,  # the same memory as float16
+    first_blocks,  # [block_outputs], of the outputs' panels
+    lanes,  # [block_outputs], of the outputs in their panels
+    is_in,  # [block_outputs]
+    group,
+    bits: tl.constexpr,
+    block_outputs: tl.constexpr,
+):
+    """A group's values [GROUP, block_outputs], integers, and their scales [block_outputs]."""
+    quad = tl.arange(0, bits)
+    field = tl.arange(0, 32 // bits)
+    begin = (first_blocks + group) * (PANEL * bits + PANEL // 2)  # a scale is half a word
+    places = begin[None, :] + quad[:, None] * PANEL + lanes[None, :]
+    found = tl.load(words + places, is_in[None, :], 0)
+    # Bytes are neighbours; of a byte in two halves, the high one is four inputs further.
+    shifts = field % 4 * 8 + field // 4 * 4
+    fields = (found[:, None, :] >> shifts[None, :, None]) & ((1 << bits) - 1)
+    values = tl.reshape(fields, [GROUP, block_outputs]) - (1 << (bits - 1))
+    scales = tl.load(halves + 2 * (begin + PANEL * bits) + lanes, is_in, 0.0)
+    return values, scales.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def multiply(
+    x,  # [n, inputs]
+    words,  # see `group_of`
+    halves,
+    bias,  # [outputs] or None
+    out,  # [parts, n, width]: who reads them adds the parts in their order
+    num_tokens,
+    inputs: tl.constexpr,
+    outputs: tl.constexpr,
+    first_lane: tl.constexpr,  # where the first output is in its panel
+    bits: tl.constexpr,
+    width: tl.constexpr,
+    column: tl.constexpr,  # where the first output is in `out`
+    part_groups: tl.constexpr,
+    block_tokens: tl.constexpr,
+    block_outputs: tl.constexpr,
+):
+    """A program for each block of tokens and of outputs, and part of the inputs. Neighbours have
+    the same weights, which the second finds in the card's cache."""
+    token = tl.program_id(0) * block_tokens + tl.arange(0, block_tokens)
+    output = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
+    part = tl.program_id(2)
+    num_groups: tl.constexpr = inputs // GROUP
+    is_token, is_output = token < num_tokens, output < outputs
+    row = first_lane + output
+    first_blocks, lanes = row // PANEL * num_groups, row % PANEL
+    of_tokens = x + token[:, None].to(tl.int64) * inputs + tl.arange(0, GROUP)[None, :]
+    summed = tl.zeros([block_tokens, block_outputs], tl.float32)
+    for group in range(part * part_groups, tl.minimum((part + 1) * part_groups, num_groups)):
+        values, scales = group_of(
+            words, halves, first_blocks, lanes, is_output, group, bits, block_outputs
+        )
+        given = tl.load(of_tokens + group * GROUP, is_token[:, None], 0.0)
+        made = tl.dot(given, values.to(given.dtype), input_precision="ieee")
+        summed += made * scales[None, :]
+    if bias is not None:
+        more = tl.load(bias + column + output, is_output & (part == 0), 0.0)
+        summed += more.to(tl.float32)[None, :]
+    places = (part.to(tl.int64) * num_tokens + token[:, None]) * width + column + output[None, :]
+    tl.store(out + places, summed.to(out.dtype.element_ty), is_token[:, None] & is_output[None, :])
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def widen(
+    words,  # see `group_of`
+    halves,
+    rows,  # [num_rows] or None: all from the first on
+    out,  # [num_rows, inputs]
+    num_rows,
+    inputs: tl.constexpr,
+    first_lane: tl.constexpr,
+    bits: tl.constexpr,
+    part_groups: tl.constexpr,
+    block_outputs: tl.constexpr,
+):
+    """A program for each block of rows and part of the inputs: the numbers that are packed."""
+    at = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    part = tl.program_id(1)
+    num_groups: tl.constexpr = inputs // GROUP
+    is_in = at < num_rows
+    row = first_lane + at if rows is None else tl.load(rows + at, is_in, 0).to(tl.int32)
+    first_blocks, lanes = row // PANEL * num_groups, row % PANEL
+    of_rows = out + at[None, :].to(tl.int64) * inputs + tl.arange(0, GROUP)[:, None]
+    for group in range(part * part_groups, tl.minimum((part + 1) * part_groups, num_groups)):
+        values, scales = group_of(
+            words, halves, first_blocks, lanes, is_in, group, bits, block_outputs
+        )
+        numbers = values.to(tl.float32) * scales[None, :]
+        tl.store(of_rows + group * GROUP, numbers.to(out.dtype.element_ty), is_in[None, :])
