@@ -2,8 +2,9 @@
 
 Each variant (one instruction set) is two translation units with flags of their own, which take as
 long to compile as each other; which variant runs is decided when the library is used. A library
-compiled here has the best variant that this processor can run; for tests, all that it can. A
-shipped one, in a wheel or an image, has all of its kind of processor, its "machine".
+compiled here has the best variant that this processor can run; for tests, all that it can, those
+that no server here would use in half the time. A shipped one, in a wheel or an image, has all of
+its kind of processor, its "machine".
 `python -m inference_api.kernels.build` compiles the best variant; with `--variants` all that this
 processor can run; with `--beside` all of its kind, beside the sources, where an image keeps them;
 with `--release FOLDER` all of every kind, as wheels ship them.
@@ -106,32 +107,35 @@ def library_path() -> Path:
 
     Whatever was made of the same sources will do, whichever compiler made it.
     """
-    stems = {library_stem(units(left_out)) for left_out in (variants_left_out(), variants_unused())}
+    stems = [library_stem(each) for each in _builds()]
     made = [library for stem in stems for library in MADE.glob(f"{stem}-*.so")]
     shipped = SHIPPED / f"{library_stem(units())}.so"
     return max(made, key=_made_ns) if made else shipped if shipped.exists() else compiled()
 
 
-def compiled(with_all: bool = False) -> Path:
-    """The library for this processor from the compiler at hand, compiled unless it is there: with
-    its best variant, or `with_all`. Raises BuildFailed.
+def compiled(wanted: Mapping[str, Sequence[str]] | None = None) -> Path:
+    """The library for this processor from the compiler at hand, compiled unless it is there: of the
+    units `wanted`, or else whatever serves, with its best variant. Raises BuildFailed.
 
     Processes that build at the same time do not disturb each other: each writes elsewhere and moves
     the finished file to its place.
     """
     compiler = find_compiler()
     version = _version(compiler)
-    kept = units(variants_left_out())
-    target = MADE / f"{library_stem(kept)}-{version}.so"
-    if not (with_all or target.exists()):
-        kept = units(variants_unused())
-        target = MADE / f"{library_stem(kept)}-{version}.so"
+    builds = [wanted] if wanted else _builds()
+    targets = {MADE / f"{library_stem(each)}-{version}.so": each for each in builds}
+    target = next((each for each in targets if each.exists()), [*targets][-1])
     if not target.exists():
         logger.info("compiling the kernels, once: this takes up to half a minute, by zig longer")
-        _build(compiler, kept, target)
+        _build(compiler, targets[target], target)
         _remove_old_builds()
     target.touch()  # the newest one is loaded
     return target
+
+
+def _builds() -> list[dict[str, Sequence[str]]]:
+    """Returns the units of all builds for this processor, that with the best variant alone last."""
+    return [units_here(), units_of_tests(), units(variants_unused())]
 
 
 def release(folder: Path) -> list[Path]:
@@ -154,6 +158,21 @@ def units(left_out: Sequence[str] = ()) -> dict[str, Sequence[str]]:
     kept = {unit: every[unit] for unit in every if variant_of(unit) not in left_out}
     lacks = [f"-DHEARTH_WITHOUT_{name.upper()}" for name in left_out]
     return kept | {"interface": [*every["interface"], *lacks]} if lacks else kept
+
+
+def units_here() -> dict[str, Sequence[str]]:
+    """Returns the units of all variants that this processor can run."""
+    return units(variants_left_out())
+
+
+def units_of_tests() -> dict[str, Sequence[str]]:
+    """Returns the same, but those that no server here would use are optimised less: `make
+    test-kernels` runs them as they are shipped."""
+    unused = variants_unused()
+    return {
+        unit: [*flags, "-O1"] if variant_of(unit) in unused else flags
+        for unit, flags in units_here().items()
+    }
 
 
 def variant_of(unit: str) -> str | None:
@@ -190,7 +209,7 @@ def _every() -> dict[str, Sequence[str]]:
 
 def multiplies_tiles() -> bool:
     """Whether this processor does, as far as Linux tells."""
-    return any(unit in TILES for unit in units(variants_left_out()))
+    return any(unit in TILES for unit in units_here())
 
 
 def _instructions(flags: Sequence[str]) -> set[str]:
@@ -336,7 +355,7 @@ def main() -> None:
         made = [SHIPPED / f"{library_stem(units())}.so"]
         _build(find_compiler(), units(), made[0])
     else:
-        made = [compiled(options.variants)]
+        made = [compiled(units_of_tests() if options.variants else None)]
     for library in made:
         print(f"kernels: {library}")
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inference_api.kernels.build import BuildFailed, compiled, library_path
+from inference_api.kernels.build import BuildFailed, compiled, library_path, units_here
 from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.packing import FILE_BITS, PANEL, Bits, group_inputs, packed_bytes
 
@@ -285,7 +285,7 @@ def _library() -> Any:
     try:
         library = ffi.dlopen(str(library_path()))
         # Linux may have listed a variant that this process may not use.
-        return library if _variants(library) else ffi.dlopen(str(compiled(with_all=True)))
+        return library if _variants(library) else ffi.dlopen(str(compiled(units_here())))
     except (BuildFailed, OSError) as error:
         raise KernelsUnavailable(str(error)) from error
 

@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.kernel_runner import KernelRunner
-from inference_api.kernels.build import BuildFailed, compiled
+from inference_api.kernels.build import BuildFailed, compiled, units_of_tests
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import place_own_pages
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model
 
 with suppress(BuildFailed):  # tests that need it say so
-    compiled(with_all=True)
+    compiled(units_of_tests())
 
 MAX_ROWS = 32
 TinyModel = tuple[Path, PreTrainedModel]

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 
 from benchmarking.machine import describe_machine
-from inference_api.kernels.build import compiled
+from inference_api.kernels.build import compiled, units_here
 from inference_api.kernels.library import Kernels, PackedWeight, supported_variants
 from inference_api.kernels.packing import BITS, FLOAT_BITS
 
@@ -44,7 +44,7 @@ class Contender:
 
 
 def main() -> None:
-    compiled(with_all=True)
+    compiled(units_here())
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--weights", nargs="+", choices=FORMS, default=list(FORMS))

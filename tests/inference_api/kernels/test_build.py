@@ -62,7 +62,7 @@ def test_one_variant_is_compiled_unless_all_are_there(source: Path) -> None:
     source.write_text(SAYS_HOW_MANY)
     best = build.compiled()
     assert library.supported_variants() == ["1"]
-    every = build.compiled(with_all=True)
+    every = build.compiled(build.units_of_tests())
     assert library.supported_variants() == ["1", "2"]
     assert build.compiled() == every != best
 
@@ -121,6 +121,10 @@ def test_variants_that_the_processor_cannot_run_are_left_out(
     assert not {*left_out} & {*map(build.variant_of, units)}
     assert {"variant_portable", "variant_portable_forms"} <= units.keys()
     assert units["interface"] == [f"-DHEARTH_WITHOUT_{name.upper()}" for name in left_out]
+    of_tests = build.units_of_tests()
+    assert of_tests.keys() == units.keys()
+    quick = {build.variant_of(unit) for unit, added in of_tests.items() if "-O1" in added}
+    assert quick == {*map(build.variant_of, units)} - served - {None}
     units = build.units(build.variants_unused())
     assert {*map(build.variant_of, units)} - {None} == served
 
