@@ -5,6 +5,6 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "optimizer-full",
     max_examples=10_000,
-    deadline=1000,
+    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -1,6 +1,6 @@
 """Random bodies, sound and broken, over every route that takes one: never a 500, never a NaN.
 
-500 bodies by default, 12,500 with `--hypothesis-profile=optimizer-full`.
+125 bodies by default, 12,500 with `--hypothesis-profile=optimizer-full`.
 """
 
 import json
@@ -38,7 +38,7 @@ from optimizer.state import StateData
 from tests.optimizer.support import SPEED, perf, server, system_data, target
 
 HANG_S = 60  # some milliseconds; minutes where each state of a queue is gone through
-EXAMPLES = max(400, settings.default.max_examples if settings.default else 0)
+EXAMPLES = max(100, settings.default.max_examples if settings.default else 0)
 
 ROUTES: dict[tuple[str, str], type[Body]] = {
     ("POST", "/setAccelerators"): AcceleratorData,
@@ -131,7 +131,7 @@ def requests(draw: st.DrawFn) -> tuple[str, str, str]:
 
 
 @settings(
-    max_examples=EXAMPLES, deadline=None,
+    max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(request=requests())
@@ -177,7 +177,7 @@ def systems(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(
-    max_examples=EXAMPLES // 4, deadline=None,
+    max_examples=EXAMPLES // 4,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(body=systems())

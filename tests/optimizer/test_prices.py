@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.candidates.replicas import SizingCache
@@ -84,7 +84,6 @@ def value(solution: Solution) -> float:
     )
 
 
-@settings(max_examples=300)
 @given(problems(), st.sampled_from(SCARCITIES))
 def test_it_serves_no_priority_worse_than_greedy_and_at_no_higher_value(
     problem: Problem, scarcity: Scarcity
@@ -97,7 +96,6 @@ def test_it_serves_no_priority_worse_than_greedy_and_at_no_higher_value(
         assert value(found) <= value(greedy) + 1e-6
 
 
-@settings(max_examples=200)
 @given(problems(), st.sampled_from(SCARCITIES))
 def test_it_keeps_within_the_cards_and_accounts_for_every_server(
     problem: Problem, scarcity: Scarcity
@@ -116,7 +114,6 @@ def test_it_keeps_within_the_cards_and_accounts_for_every_server(
     assert all(used[t] <= problem.cards.get(t, 0) for t in TYPES)
 
 
-@settings(max_examples=100)
 @given(problems(), st.sampled_from(SCARCITIES), st.randoms(use_true_random=False))
 def test_equal_problems_have_equal_answers_in_whatever_order(
     problem: Problem, scarcity: Scarcity, rng: random.Random
@@ -128,7 +125,6 @@ def test_equal_problems_have_equal_answers_in_whatever_order(
     assert dict(first.choices) == dict(second.choices)
 
 
-@settings(max_examples=60)
 @given(problems())
 def test_the_bound_that_prices_prove_is_below_the_optimum(problem: Problem) -> None:
     milp = MilpSolver(MilpOptions(False, 20, 0), Scarcity()).solve(problem)

@@ -46,7 +46,6 @@ loads = st.dictionaries(st.sampled_from(LOAD_FIELDS), st.sampled_from(UNUSABLE),
 
 
 @settings(
-    max_examples=60, deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(load=loads, flags=st.sampled_from(SOLVERS), rates=st.lists(st.integers(0, 500), max_size=3))
@@ -135,9 +134,7 @@ SPEED_OF_ONE = {"maxBatchSize": 8, "decodeParms": {"alpha": 5}, "prefillParms": 
 HOW_MANY = {"model": "llama-3.1-8b", "arrivalRate": 60, "accelerators": ["h100"]}
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tokens=st.floats(1, 4000), out=st.floats(1, 4000))
 def test_mean_tokens_are_taken_as_the_nearest_whole_ones(
     client: FlaskClient, tokens: float, out: float

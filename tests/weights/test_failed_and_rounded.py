@@ -13,9 +13,7 @@ from weights.engine_formats import engine_settings
 
 SESSION = "/weights/sessions/s"
 NEEDS_LAYERS = {"vllm", "sglang", "exo", "pipeline"}
-quick = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.weights.memory_store import MemoryStore
 from tests.weights.support import DELETE, GENERATE, UPDATE, new_client
 
-EXAMPLES = 400
+EXAMPLES = max(100, settings.default.max_examples if settings.default else 0)
 ROUTES = [UPDATE, GENERATE, DELETE, "/weights_log", "/weights/sessions/s/observations",
           "/weights/sessions/s/partition"]  # fmt: skip
 
@@ -91,7 +91,7 @@ def answer(client: FlaskClient, path: str, text: str) -> int:
 
 @pytest.mark.slow
 @settings(
-    max_examples=EXAMPLES, deadline=None, database=None,
+    max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @given(request=requests())
@@ -106,7 +106,7 @@ def test_no_body_is_answered_with_500_and_what_is_refused_changes_nothing(
 
 
 @settings(
-    max_examples=EXAMPLES // 40, deadline=None, database=None,
+    max_examples=EXAMPLES // 10,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 @given(metrics=st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=20), data=st.data())

@@ -4,7 +4,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from weights.engine_formats import engine_settings, tensor_split
@@ -29,7 +29,6 @@ def splits(draw: st.DrawFn) -> tuple[list[float], int, list[float], list[int]]:
     return weights, num_layers, [cap / num_layers for cap in high], low
 
 
-@settings(max_examples=300, deadline=None)
 @given(split=splits())
 def test_every_layer_is_dealt_once_within_the_caps(
     split: tuple[list[float], int, list[float], list[int]],
@@ -44,7 +43,6 @@ def test_every_layer_is_dealt_once_within_the_caps(
     assert all(a[1] == b[0] for a, b in pairwise(parts))
 
 
-@settings(max_examples=100, deadline=None)
 @given(split=splits())
 def test_no_partition_is_nearer_to_the_weights(
     split: tuple[list[float], int, list[float], list[int]],
@@ -61,7 +59,6 @@ def test_no_partition_is_nearer_to_the_weights(
     assert distance(partition(weights, num_layers, caps, low)) == pytest.approx(nearest, abs=1e-4)
 
 
-@settings(max_examples=100, deadline=None)
 @given(split=splits())
 def test_whole_layers_stand_for_themselves(
     split: tuple[list[float], int, list[float], list[int]],
@@ -126,7 +123,6 @@ def placed_by_llama_cpp(split: str, num_layers: int) -> list[int]:
     return [int(i) for i in np.searchsorted(sums / sums[-1], places, side="right")]
 
 
-@settings(max_examples=300, deadline=None)
 @given(layers=st.lists(st.integers(0, 50), min_size=2, max_size=8).filter(lambda k: sum(k) > 0))
 def test_llama_cpp_places_the_layers_as_told(layers: list[int]) -> None:
     wanted = [node for node, count in enumerate(layers) for _ in range(count)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarking.analysis.fit import Fit, fit, robust_line
@@ -58,7 +58,6 @@ def test_a_tenth_of_outliers_moves_the_lines_by_a_few_percent_only(outliers: flo
     assert found.prefill.at(128 * 16) == pytest.approx(GAMMA + DELTA * 128 * 16, rel=0.03)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     intercept=st.floats(0.01, 1000),
     slope=st.floats(0.001, 100),

@@ -8,7 +8,7 @@ from random import Random
 from typing import Protocol, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarking.analysis.curve import LoadPoint, load_point, load_points, steady_window
@@ -126,7 +126,6 @@ def test_rates_are_shares_of_the_closed_loop_and_end_in_saturation() -> None:
     assert [point.load for point in end.too_short] == server.loads[1:2]
 
 
-@settings(deadline=None)
 @given(start_qps=st.floats(100, 1000), limit_ms=st.floats(2.1, 8.3))
 def test_the_search_brackets_the_rate_at_which_itl_reaches_its_level(
     start_qps: float, limit_ms: float

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarking.analysis.latency import hidden_tokens, output_tokens
@@ -60,7 +60,6 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(records(), min_size=1, max_size=4))
 def test_no_time_is_before_the_request_and_no_figure_is_none_that_can_be(
     of_row: list[RequestRecord],

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from gunicorn.config import Config
 from gunicorn.workers.gthread import ThreadWorker
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.connections.waiting import PolledConnection
@@ -80,7 +80,6 @@ def answer_to(client: socket.socket) -> bytes:
     return b"".join(iter(lambda: client.recv(65536), b""))
 
 
-@settings(max_examples=30)
 @given(kinds=st.lists(st.sampled_from(sorted(BYTES)), max_size=12), is_in_time=st.booleans())
 def test_whole_requests_are_served_and_who_is_one_too_many_is_told(
     kinds: list[str], is_in_time: bool

@@ -40,7 +40,7 @@ LOOKS: list[tuple[ViewportSize, Scheme, dict[str, Any]]] = [
     (WIDE, "dark", {"runOnly": RULES}),
     (WIDE, "light", {"runOnly": ["color-contrast"]}),
 ]
-RUN_AXE = "options => axe.run(options).then(({violations}) => ({violations}))"
+RUN_AXE = "([of, options]) => axe.run(of, options).then(({violations}) => ({violations}))"
 BLANK = "about:blank"
 TIMEOUT_MS = 60_000
 
@@ -141,13 +141,17 @@ def show(page: Page, view: str) -> None:
     expect(page.locator(f"#view-{view}")).to_be_visible()
 
 
-def check_accessibility(page: Page) -> None:
-    """Axe finds nothing, and nothing needs scrolling sideways: narrow and wide, dark and light."""
+def check_accessibility(page: Page, of: str = "html") -> None:
+    """Axe finds nothing `of` the page, and nothing needs scrolling sideways: narrow and wide, dark
+    and light.
+
+    The views are checked whole by `test_dashboard_access`; what other tests bring to one, alone.
+    """
     page.evaluate(AXE_SCRIPT)
     for size, scheme, options in LOOKS:
         page.set_viewport_size(size)
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        found = AxeResults(page.evaluate(RUN_AXE, options | {"resultTypes": ["violations"]}))
+        found = AxeResults(page.evaluate(RUN_AXE, [of, options | {"resultTypes": ["violations"]}]))
         told = f"{size['width']} px, {scheme}: {found.generate_report()}"
         assert found.violations_count == 0, told
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]

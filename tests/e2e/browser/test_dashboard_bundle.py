@@ -69,7 +69,7 @@ def test_every_expert_is_shown_with_its_state(api: ServedApi, browser: Browser) 
             expect(facts).to_contain_text(in_use)
         expect(page.get_by_role("region", name="Model")).to_be_hidden()
         expect(page.locator("#rows .cell")).to_have_count(32)
-        check_accessibility(page)
+        check_accessibility(page, "#bundle")
 
 
 def test_an_expert_is_loaded_and_unloaded_by_keyboard(api: ServedApi, browser: Browser) -> None:

@@ -335,12 +335,11 @@ def test_a_conversation_by_keyboard_alone(slow_api: ServedApi, browser: Browser)
 
 def test_a_conversation_breaks_no_rule_of_accessibility(api: ServedApi, page: Page) -> None:
     expect(page.locator("#server-phase")).to_have_text("ready")
-    check_accessibility(page)
     answer_with(page, MARKDOWN + "\n\n" + "long" * 200 + "\n```\n" + "wide " * 100)
     page.get_by_text("Settings", exact=True).click()
     for text in ("Hello", "word" * 100):
         ask_by_enter(page, text)
-    check_accessibility(page)
+    check_accessibility(page, "#playground-panel")
 
 
 def test_on_a_phone_the_conversation_comes_first(api: ServedApi, browser: Browser) -> None:

@@ -75,4 +75,4 @@ def test_it_is_accessible_and_fits(api: ServedApi, browser: Browser) -> None:
     with opened(browser, api.url) as page:
         ask(page)
         expect(page.locator(".choices tbody tr").first).to_be_visible()
-        check_accessibility(page)
+        check_accessibility(page, ".plan")

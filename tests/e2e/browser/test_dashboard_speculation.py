@@ -38,4 +38,4 @@ def test_models_that_drafted_are_shown_with_what_it_brought(
         expect(panel.locator("dd").nth(0)).to_have_text(LONG_NAME)
         expect(panel.locator("dd").nth(1)).to_have_text(f"{share} %")
         expect(panel.locator("dd").nth(2)).to_have_text(re.compile(r"^[2-9](\.\d+)?$"))
-        check_accessibility(page)
+        check_accessibility(page, "#speculation")

@@ -50,7 +50,7 @@ def test_a_token_is_asked_for_and_kept_in_the_tab_only(
         field.fill("not a token")
         field.press("Enter")
         expect(dialog.get_by_role("alert")).to_have_text("The server refused this token.")
-        check_accessibility(page)
+        check_accessibility(page, "#token-dialog")
     with entered(browser, guarded_api) as page:
         expect(page.get_by_role("dialog")).to_be_hidden()
         ask(page, "hello", 5)

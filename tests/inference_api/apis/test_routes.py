@@ -29,7 +29,7 @@ from inference_api.web.whole_body import decompressed
 from lab.kit.servers import eventually
 from tests.recorded_turns import recorded_turns
 
-RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "500"))  # `make fuzz` has more
+RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "250"))  # `make fuzz` has more
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api._mock_inference_api_server import END_TOKEN, ByteTokenizer, EchoRunner
@@ -225,7 +225,6 @@ def test_cancelled_request_leaves_the_queue_at_once() -> None:
     assert len(loop.input_queue) == 0
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12), st.booleans()), max_size=25))
 def test_no_row_leaks_whatever_the_order_of_arrivals_and_cancels(
     plan: list[tuple[int, int, bool]],

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api.core.rows import RowTable, Tokens, UserRow
@@ -136,7 +136,6 @@ def test_what_is_reused_depends_on_the_runner(reuse: Reuse, expected: int) -> No
 prompts = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40).map(tuple)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(prompts, st.integers(0, 4), st.booleans()), max_size=20),
     st.booleans(),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -98,7 +98,6 @@ def reference_probabilities(logits: Sequence[float], params: SamplingParams) -> 
 
 
 @given(logits=a_row_of_logits, params=any_sampling, position=st.integers(0, 2000))
-@settings(max_examples=100, deadline=None)
 def test_draw_is_the_inverse_of_the_reference_distribution(
     kernels: Kernels | None, logits: list[float], params: SamplingParams, position: int
 ) -> None:
@@ -114,7 +113,6 @@ def test_draw_is_the_inverse_of_the_reference_distribution(
 
 
 @given(rows=st.lists(st.tuples(a_row_of_logits, any_sampling), min_size=2, max_size=9))
-@settings(max_examples=30, deadline=None)
 def test_tokens_do_not_depend_on_the_neighbours(
     kernels: Kernels | None,
     rows: list[tuple[list[float], SamplingParams]],
@@ -250,7 +248,6 @@ def test_greedy_heeds_the_penalties(kernels: Kernels | None) -> None:
         st.tuples(a_row_of_logits, any_sampling, st.none() | st.integers(0, 5)), min_size=1
     )
 )
-@settings(max_examples=30, deadline=None)
 def test_logprobs_are_of_the_models_own_distribution(
     kernels: Kernels | None,
     rows: list[tuple[list[float], SamplingParams, int | None]],
@@ -297,7 +294,6 @@ any_draw = st.builds(
 
 
 @given(rows=st.lists(st.tuples(a_row_of_logits, any_draw), min_size=1, max_size=5))
-@settings(max_examples=100, deadline=None)
 def test_tokens_and_their_likelihoods_are_those_of_torch(
     rows: list[tuple[list[float], Draw]],
 ) -> None:

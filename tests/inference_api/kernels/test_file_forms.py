@@ -5,7 +5,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api.kernels.library import (
@@ -53,7 +53,6 @@ def test_packed_bytes_are_those_of_the_version(kind: str) -> None:
     assert found == PACKED[LAYOUT_VERSION, kind]
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     kind=st.sampled_from(list(FILE_BITS)),
     rows=st.integers(1, 65),

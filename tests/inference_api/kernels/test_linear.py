@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -87,7 +87,6 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor | None]:
     return x, weights, random(outputs, seed=seed + 2) if draw(st.booleans()) else None
 
 
-@settings(max_examples=40, deadline=None)
 @given(problem=problems(), bits=st.sampled_from(BITS))
 def test_products_are_those_of_the_quantised_weights(
     kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None], bits: Bits
@@ -102,7 +101,6 @@ def test_products_are_those_of_the_quantised_weights(
     assert (error <= bound(x, unpacked(weight)) + rounding).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(problem=problems(), bits=st.sampled_from(FLOATS))
 def test_products_of_weights_as_they_are_lose_nothing_but_rounding(
     kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None], bits: Bits
@@ -127,7 +125,6 @@ def taken_for_zero(x: Tensor, weights: Tensor) -> Tensor:
     return torch.finfo(torch.float32).tiny * (largest[0][:, None] + largest[1] + x.shape[1])
 
 
-@settings(max_examples=40, deadline=None)
 @given(problem=problems())
 def test_bfloat16_products_have_the_bits_that_the_same_numbers_have_in_float32(
     kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None]
@@ -139,7 +136,6 @@ def test_bfloat16_products_have_the_bits_that_the_same_numbers_have_in_float32(
     assert ((result - exact).abs() <= taken_for_zero(x, weights)).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(problem=problems())
 def test_int8_weights_are_within_half_a_step(
     kernels: Kernels, problem: tuple[Tensor, Tensor, Tensor | None]

@@ -29,7 +29,7 @@ from tests.inference_api.loading.gguf_copies import Metadata, rewritten
 
 Tiny = Callable[[str], TinyModel]
 EMBEDDED = Path("models/hearth-tiny")
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from gguf import GGUFWriter
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api.errors import StartupError
@@ -42,7 +42,6 @@ numbers = st.integers(2, 4).flatmap(lambda count: st.tuples(st.integers(1, count
 
 
 @given(numbers, st.data())
-@settings(deadline=None)
 def test_a_part_is_refused_with_all_that_is_missing(
     own: tuple[int, int], data: st.DataObject
 ) -> None:
@@ -64,7 +63,6 @@ def test_a_part_is_refused_with_all_that_is_missing(
 
 
 @given(numbers, st.one_of(numbers.map(lambda each: part_name(*each)), st.just("model.gguf")))
-@settings(deadline=None)
 def test_a_part_of_another_name_is_refused_with_its_own(own: tuple[int, int], name: str) -> None:
     right = part_name(*own)
     with TemporaryDirectory() as folder:

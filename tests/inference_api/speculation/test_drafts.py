@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api import model_loading
@@ -292,7 +292,6 @@ def test_what_was_kept_is_in_the_cache_and_what_was_not_is_written_again() -> No
     assert (row.take_step().start, row.num_cached) == (4, 5)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_accepted_branch_is_the_one_that_single_steps_would_go(data: st.DataObject) -> None:
     """A random tree, of tokens that differ among siblings, against a walk from its root."""

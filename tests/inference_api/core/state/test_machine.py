@@ -298,6 +298,6 @@ class HybridWindowRows(Rows):
 TestHybridRows, TestHybridWindowRows = HybridRows.TestCase, HybridWindowRows.TestCase
 TestRows, TestBoundRows = Rows.TestCase, BoundRows.TestCase
 TestMixedRows, TestWindowRows = MixedRows.TestCase, WindowRows.TestCase
-TestRows.settings = TestBoundRows.settings = settings(max_examples=60, deadline=None)
+TestRows.settings = TestBoundRows.settings = settings(deadline=None)
 TestMixedRows.settings = TestWindowRows.settings = TestRows.settings
 TestHybridRows.settings = TestHybridWindowRows.settings = TestRows.settings
