@@ -6,17 +6,20 @@ conversations have together, and with one for all; so does llama.cpp's server, w
 prompts beside it. Each gets the same requests, but for the answers in them, which are its own:
 greedy, of equally many tokens. All agents send a turn to one server, then to the next, at once or,
 in every other turn, one by one. In the end one more agent has each server for itself, so that its
-conversation stays in the cache. Goals: less than 5 % of later prompts is computed, and turns that
-come one by one take at most 1.3 times as long to the first token as those of that agent.
+conversation stays in the cache. A third server of ours has little memory and a disk for what it
+remembers. It starts again in the end, and all agents send it one more turn, one by one.
+
+Goals: less than 5 % of later prompts is computed, and turns that come one by one take at most 1.3
+times as long to the first token as those of the agent that is alone.
 
 Where the model's context is too short for the sizes, they shrink alike. Time it alone: nothing else
 may use the cores.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
@@ -33,19 +36,21 @@ from inference_api.loading.checkpoint import load_config
 from lab.benches.state.conversation import TOOLS, Message, Sizes, opening, turn
 from lab.benches.state.memory import QUANTIZATION, cache_for
 from lab.kit.completions import NotAnswered, streamed
-from lab.kit.servers import exit_on_sigterm, served
+from lab.kit.servers import STOP_TIMEOUT_S, ServedApi, exit_on_sigterm, served
 from lab.peers.install import LLAMA_CPP, NotInstalled, install
 from lab.peers.llama_server import llama_server
 from scripts.fetch_smollm2 import fetch_smollm2
 
 START_TIMEOUT_S = 600.0
 SHARES = {"a third": 3, "all": 1}  # of the memory of all conversations
+DISK = "a third and a disk"
 LLAMA_OPTIONS = ("--kv-unified", "--cache-prompt", "--cache-ram", "8192", "--cache-reuse", "32")
 FIRST, LATER = slice(0, 1), slice(1, None)
 AT_ONCE, ONE_BY_ONE = slice(2, None, 2), slice(1, None, 2)  # of the later turns
 COLUMNS = (
     "| memory for | answered | computed of later prompts | TTFT p50 / p95 ms, first turn "
-    "| later, at once | later, one by one | alone | one by one ÷ alone | same texts |"
+    "| later, at once | later, one by one | alone | one by one ÷ alone | same texts "
+    "| computed after a restart | TTFT p50 / p95 ms |"
 )
 
 
@@ -76,12 +81,19 @@ class Agent:
         self.replies.append(reply)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Server:
     name: str
     port: int
     agents: Sequence[Agent]
     lone: Agent
+    after_restart: Sequence[Reply] = ()
+
+    def go_on(self, port: int) -> None:
+        """The server has started again: one more turn of each agent."""
+        for agent in self.agents:
+            agent.send(port)
+        self.after_restart = [reply for agent in self.agents if (reply := agent.replies.pop())]
 
     def replies(self, turns: slice) -> list[Reply]:
         """Returns what was answered to all but the lone agent."""
@@ -106,19 +118,26 @@ def main() -> None:
     given = parser.parse_args()
     exit_on_sigterm()
     model = given.model or fetch_smollm2()
-    asked = Sizes(given.system_tokens, given.result_tokens, given.answer_tokens, given.turns)
+    turns = given.turns + 1  # one after a restart
+    asked = Sizes(given.system_tokens, given.result_tokens, given.answer_tokens, turns)
     sizes = asked.within(load_config(model).max_positions)
     print(f"{describe_machine('gunicorn')}\n\n{model.name}, {given.agents} agents, {sizes}\n")
     with TemporaryDirectory() as logs, ExitStack() as stack:
         tokens = given.agents * sizes.context
         ports = _hearth(stack, model, given.agents, tokens, Path(logs))
+        start = _with_disk(model, given.agents, tokens, Path(logs))
+        with_disk = stack.enter_context(start())
+        ports[f"hearth, {DISK}"] = with_disk.port
         ports |= _llama(stack, model, given.agents, tokens, given.llama)
         servers = []
         for name, port in ports.items():
             agents = [Agent(f"{number}", sizes) for number in range(given.agents)]
             servers.append(Server(name, port, agents, Agent("alone", sizes)))
-        play(servers, sizes.turns)
-    print(f"{turns_table(servers, sizes.turns)}\n\n{servers_table(servers)}")
+        play(servers, given.turns)
+        with_disk.process.terminate()
+        with_disk.process.wait(STOP_TIMEOUT_S)
+        servers[len(SHARES)].go_on(stack.enter_context(start()).port)
+    print(f"{turns_table(servers, given.turns)}\n\n{servers_table(servers)}")
 
 
 def play(servers: Sequence[Server], turns: int) -> None:
@@ -162,11 +181,12 @@ def turns_table(servers: Sequence[Server], turns: int) -> str:
 
 
 def servers_table(servers: Sequence[Server]) -> str:
-    """Of Hearth, whose first server has little memory and whose second has enough, and of peers."""
+    """Of Hearth, whose second server has memory enough, and of peers."""
     lines = [COLUMNS, "|---" * (COLUMNS.count("|") - 1) + "|"]
-    little, enough, *_ = servers
-    same = f"{sum(map(eq, little.texts, enough.texts))} of {len(enough.texts)}"
+    enough = servers[1]
     for server in servers:
+        is_compared = server.name.startswith("hearth") and server is not enough
+        same = f"{sum(map(eq, server.texts, enough.texts))} of {len(enough.texts)}"
         lone = [reply for reply in server.lone.replies[ONE_BY_ONE] if reply]
         cells = [
             server.name,
@@ -175,7 +195,9 @@ def servers_table(servers: Sequence[Server]) -> str:
             *(_ttft(server.replies(turns)) for turns in (FIRST, AT_ONCE, ONE_BY_ONE)),
             _ttft(lone),
             f"{_p50_s(server.replies(ONE_BY_ONE)) / _p50_s(lone):.2f}",
-            same if server is little else "",
+            same if is_compared else "",
+            _computed(server.after_restart) if server.after_restart else "",
+            _ttft(server.after_restart),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -203,13 +225,31 @@ def _hearth(
 ) -> dict[str, int]:
     """Returns ports by names, in the order of `SHARES` of memory for so many tokens."""
     ports = {}
-    settings: dict[str, Any] = {"MODEL": model, "MODEL_NAME": "model", "USER_ROWS": num_agents}
-    settings |= {"QUANTIZATION": QUANTIZATION, "MAX_SEQ_LEN": tokens // num_agents}
+    settings = _settings(model, num_agents, tokens)
     for name, share in SHARES.items():
         cache = cache_for(model, tokens // share)
         server = served(logs / name, start_timeout_s=START_TIMEOUT_S, **settings, **cache)
         ports[f"hearth, {name}"] = stack.enter_context(server).port
     return ports
+
+
+def _with_disk(
+    model: Path, num_agents: int, tokens: int, folder: Path
+) -> Callable[[], AbstractContextManager[ServedApi]]:
+    """Returns what starts a server with little memory, and with the same disk each time."""
+    return partial(
+        served,
+        folder / "disk.log",
+        start_timeout_s=START_TIMEOUT_S,
+        PREFIX_CACHE_DIR=folder / "pages",
+        **_settings(model, num_agents, tokens),
+        **cache_for(model, tokens // SHARES["a third"]),
+    )
+
+
+def _settings(model: Path, num_agents: int, tokens: int) -> dict[str, Any]:
+    settings: dict[str, Any] = {"MODEL": model, "MODEL_NAME": "model", "USER_ROWS": num_agents}
+    return settings | {"QUANTIZATION": QUANTIZATION, "MAX_SEQ_LEN": tokens // num_agents}
 
 
 def _llama(

@@ -91,9 +91,10 @@ def main() -> None:
     models = {name: _model(name) for name in given.models}
     for name, model in models.items():
         longest = min(given.longest, load_config(model).max_positions)
-        contexts = doubling(given.shortest, longest)
-        measured = [each for c in contexts for each in measure(model, c, given.times, peers)]
-        print(f"\n{name}\n\n{table(measured)}\n", flush=True)
+        measured: list[Figures] = []
+        for context in doubling(given.shortest, longest):
+            measured += measure(model, context, given.times, peers)
+            print(f"\n{name}, up to {context}\n\n{table(measured)}\n", flush=True)
     if given.users:
         name, model = next(iter(models.items()))
         print(f"{name}, {given.users} users, {CROWD_TOKENS} tokens in and as many out\n")

@@ -69,17 +69,20 @@ def answered(name: str, ttft_s: float, computed: int, last: Reply | None) -> Ser
 
 def test_tables_tell_what_was_answered_computed_and_as_fast_as_alone() -> None:
     servers = [
-        answered("little", 0.12, 8, last=None),
-        answered("endless", 0.1, 8, last=Reply(200, 192, 0.2, "c")),
+        answered("hearth, little", 0.12, 8, last=None),
+        answered("hearth, endless", 0.1, 8, last=Reply(200, 192, 0.2, "c")),
     ]
+    servers[0].after_restart = [Reply(250, 240, 0.3, "d")]
     *_, second = turns_table(servers, 2).splitlines()
     assert second == "| 2 | one by one | 200 | 8 (4.0%) | 16 (4.0%) |"
     *_, little, endless = servers_table(servers).splitlines()
     assert little == (
-        "| little | 3 of 4 | 8 (4.0%) | 1000 / 1000 |  | 120 / 120 | 100 / 100 | 1.20 | 3 of 4 |"
+        "| hearth, little | 3 of 4 | 8 (4.0%) | 1000 / 1000 |  | 120 / 120 | 100 / 100 | 1.20 "
+        "| 3 of 4 | 10 (4.0%) | 300 / 300 |"
     )
     assert endless == (
-        "| endless | 4 of 4 | 16 (4.0%) | 1000 / 1000 |  | 150 / 195 | 100 / 100 | 1.50 |  |"
+        "| hearth, endless | 4 of 4 | 16 (4.0%) | 1000 / 1000 |  | 150 / 195 | 100 / 100 | 1.50 "
+        "|  |  |  |"
     )
 
 
