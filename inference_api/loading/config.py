@@ -30,6 +30,7 @@ TensorNames = Literal[
     "mixtral",
     "nemotron_h",
     "olmo2",
+    "olmo_hybrid",
     "phi3",
     "qwen3_5",
     "qwen3_next",

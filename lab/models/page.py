@@ -45,6 +45,7 @@ FAMILIES: Mapping[str, Sequence[str]] = {  # keys: what people call them, values
     "Mixtral": ("mixtral",),
     "Nemotron-H, Nemotron 3 Nano": ("nemotron_h",),
     "OLMo 2 and 3": ("olmo2", "olmo3"),
+    "OLMo Hybrid": ("olmo_hybrid",),
     "Phi-3, 3.5, 4 and 4-mini": ("phi3",),
     "Qwen 2, 2.5 and 3": ("qwen2", "qwen3"),
     "Qwen3-MoE": ("qwen3_moe",),

@@ -289,11 +289,12 @@ class KernelDecoder:
         if config.kind == "short_conv":
             return fields
         decays = self._tensors[f"{name}.decays"]
-        sizes = ("heads", "key_heads", "is_tiled", "key_dim", "value_dim")
+        own = ("heads", "key_heads", "is_tiled", "key_dim", "value_dim", "is_doubled")
         return (
             fields
-            | {each: getattr(config, each) for each in sizes}
+            | {each: getattr(config, each) for each in own}
             | {
+                "norm_eps": config.norm_eps or self._config.norm_eps,
                 "state_at": tail_at + config.tail_floats,
                 "decay": self._pointer(-np.exp(decays) if config.has_log_decays else decays),
                 "step_bias": self._pointer(self._tensors[f"{name}.step_bias"]),

@@ -114,7 +114,8 @@ void prepare_token(const DeltaCall& call, int64_t head, int64_t token, int at,
   const bool corrects = layer.skip == nullptr;
   const float step = corrects ? steps[layer.heads + head] : steps[head];
   const float length = softplus(step + layer.step_bias[head]);
-  tokens.betas[at] = corrects ? sigmoid<Scalar>(steps[head]) : length;
+  const float most = layer.is_doubled ? 2.0f : 1.0f;
+  tokens.betas[at] = corrects ? most * sigmoid<Scalar>(steps[head]) : length;
   tokens.decays[at] = exp_of_negative<Scalar>(layer.decay[head] * length);
   if (corrects) {
     set_length(tokens.queries[at], key_dim, 1.0f / __builtin_sqrtf(static_cast<float>(key_dim)));
@@ -224,7 +225,7 @@ void write_delta(const DeltaCall& call, int64_t head, int64_t token, const float
   const int64_t size = call.layer.value_dim;
   const bool is_normed = call.layer.skip == nullptr;
   const float inverse =
-      is_normed ? inverse_root(sum_of_squares(read, size, 0.0f), size, call.eps) : 1.0f;
+      is_normed ? inverse_root(sum_of_squares(read, size, 0.0f), size, call.layer.norm_eps) : 1.0f;
   const float* const gates = call.gates + token * call.row_stride + head * size;
   float* const out = call.out + (token * call.layer.heads + head) * size;
   for (int64_t i = 0; i < size; i += Simd::kLanes) {

@@ -166,11 +166,10 @@ int hearth_attention(HearthContext* context, const float* queries, int64_t query
   return 1;
 }
 
-void hearth_delta(HearthContext* context, const HearthRecurrent* layer, float eps,
-                  const float* rows, int64_t row_stride, const float* steps, int64_t num_tokens,
-                  int64_t num_kept, const float* tail, float* state, float* out) {
+void hearth_delta(HearthContext* context, const HearthRecurrent* layer, const float* rows,
+                  int64_t row_stride, const float* steps, int64_t num_tokens, int64_t num_kept,
+                  const float* tail, float* state, float* out) {
   const hearth::DeltaCall call = {*layer,
-                                  eps,
                                   rows,
                                   rows + layer->conv_dim,
                                   steps,

@@ -116,6 +116,8 @@ typedef struct {
   int32_t is_tiled;    // of heads that take turns instead
   int64_t key_dim;     // a multiple of 16
   int64_t value_dim;   // like key_dim; neither is more than 256
+  int32_t is_doubled;  // of the delta rule: heads correct twice as much
+  float norm_eps;      // of head_norm
   int64_t log_at;      // where in a row's log is [log_tokens] of what `in` makes, then of `steps`
   int64_t state_at;  // where in a row's block is [heads][key_dim * value_dim], as variants have it
   const float* decay;      // [heads], below 0: the logarithm of what a step of length 1 leaves
@@ -129,7 +131,7 @@ typedef struct {
 // [tokens] are what `in` and `steps` make, `tail` and `state` are in the row's block. The state
 // moves on over the first `num_kept` tokens; what follows them, at most 32, are drafts. `out`
 // [tokens][heads][value_dim] may be null.
-HEARTH_EXPORT void hearth_delta(HearthContext* context, const HearthRecurrent* layer, float eps,
+HEARTH_EXPORT void hearth_delta(HearthContext* context, const HearthRecurrent* layer,
                                 const float* rows, int64_t row_stride, const float* steps,
                                 int64_t num_tokens, int64_t num_kept, const float* tail,
                                 float* state, float* out);

@@ -175,7 +175,6 @@ struct AttentionTask {
 // Tokens of one user row over a layer's state; see hearth_delta.
 struct DeltaCall {
   const HearthRecurrent& layer;
-  float eps;
   const float* inputs;  // of the convolution, of the first token, as the two that follow
   const float* gates;
   const float* steps;

@@ -59,19 +59,18 @@ void Recurrent::run(Workers& workers, const HearthModel& model, const HearthLaye
     workers.multiply(linear_call(model, recurrent.steps, exact, num_tokens_, Finish::kStore, 1.0f,
                                  steps_.data()));
   }
-  mix(workers, model, recurrent, out);
+  mix(workers, recurrent, out);
   if (has_guesses_) {
     write_log(workers, model, recurrent);
   }
 }
 
 // From mixed_ and steps_ to `out`, and to the rows' states.
-void Recurrent::mix(Workers& workers, const HearthModel& model, const HearthRecurrent& layer,
-                    float* out) {
+void Recurrent::mix(Workers& workers, const HearthRecurrent& layer, float* out) {
   if (static_cast<Mixer>(layer.kind) == Mixer::kShortConv) {
     run_short_conv(workers, layer, out);
   } else {
-    run_delta(workers, model, layer, out);
+    run_delta(workers, layer, out);
   }
 }
 
@@ -108,7 +107,7 @@ void Recurrent::keep(Workers& workers, const HearthModel& model, int64_t row, in
     std::copy_n(log, count * layer.in.outputs, mixed_.data());
     std::copy_n(log + rows.log_tokens * layer.in.outputs, count * layer.steps.outputs,
                 steps_.data());
-    mix(workers, model, layer, replayed_.data());
+    mix(workers, layer, replayed_.data());
   }
 }
 
@@ -133,8 +132,7 @@ void Recurrent::run_short_conv(Workers& workers, const HearthRecurrent& layer, f
   });
 }
 
-void Recurrent::run_delta(Workers& workers, const HearthModel& model, const HearthRecurrent& layer,
-                          float* out) {
+void Recurrent::run_delta(Workers& workers, const HearthRecurrent& layer, float* out) {
   const int64_t stride = layer.in.outputs;
   const int64_t width = layer.heads * layer.value_dim;
   const bool is_mamba2 = static_cast<Mixer>(layer.kind) == Mixer::kMamba2;
@@ -144,7 +142,6 @@ void Recurrent::run_delta(Workers& workers, const HearthModel& model, const Hear
       const float* const rows = mixed_.data() + run.first * stride;
       const float* const inputs = rows + inputs_at(layer);
       DeltaCall call = {layer,
-                        model.norm_eps,
                         inputs,
                         rows + layer.conv_dim,
                         steps_.data() + run.first * layer.steps.outputs,
@@ -170,7 +167,7 @@ void Recurrent::run_delta(Workers& workers, const HearthModel& model, const Hear
       const float* const weight = layer.head_norm + index % layer.key_heads * size;
       float* const group = out + index * size;
       workers.kernels.norm_row(
-          {Bits::kFloat32, NormKind::kRms, model.norm_eps, weight, nullptr, size}, group, group);
+          {Bits::kFloat32, NormKind::kRms, layer.norm_eps, weight, nullptr, size}, group, group);
     });
   }
 }

@@ -49,11 +49,10 @@ class Recurrent {
     }
   }
 
-  void mix(Workers& workers, const HearthModel& model, const HearthRecurrent& layer, float* out);
+  void mix(Workers& workers, const HearthRecurrent& layer, float* out);
   void write_log(Workers& workers, const HearthModel& model, const HearthRecurrent& layer);
   void run_short_conv(Workers& workers, const HearthRecurrent& layer, float* out);
-  void run_delta(Workers& workers, const HearthModel& model, const HearthRecurrent& layer,
-                 float* out);
+  void run_delta(Workers& workers, const HearthRecurrent& layer, float* out);
   void move_tail(const HearthRecurrent& layer, const Run& run) const;
 
   std::vector<Run> runs_;        // by wave

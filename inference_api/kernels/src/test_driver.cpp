@@ -299,14 +299,15 @@ void run_delta(HearthContext* context, int variant, int64_t key_dim, int64_t val
   layer.decay = decay.data();
   layer.step_bias = step_bias.data();
   layer.head_norm = head_norm.data();
+  layer.norm_eps = kEps;
   const int64_t stride = layer.conv_dim + value_dim;
   const std::vector<float> rows = random_floats(kTokens * stride);
   const std::vector<float> steps = random_floats(kTokens * 2);
   const std::vector<float> tail = random_floats((kWidth - 1) * layer.conv_dim);
   std::vector<float> state(static_cast<size_t>(key_dim * value_dim));
   std::vector<float> out(kTokens * static_cast<size_t>(value_dim));
-  hearth_delta(context, &layer, kEps, rows.data(), stride, steps.data(), kTokens, kKept,
-               tail.data(), state.data(), out.data());
+  hearth_delta(context, &layer, rows.data(), stride, steps.data(), kTokens, kKept, tail.data(),
+               state.data(), out.data());
 
   std::vector<double> mixed;
   std::vector<double> decays;

@@ -43,6 +43,11 @@ ParameterSources = dict[str, tuple[SourceTensor, ...]]  # parts by parameter nam
 
 
 def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSources:
+    recurrent = config.recurrent_of(index)
+    if recurrent is not None and recurrent.has_norms_before:
+        config = replace(
+            config, has_attention_norm=True, has_mlp_norm=True, has_output_norms=False
+        )
     plan, prefix = _layer_plan(config, names, index), f"{names.layer}.{config.first_layer + index}."
     factors = {f"{prefix}{name}.weight": each for name, each in config.weight_factors.items()}
     return {
@@ -206,18 +211,21 @@ def _recurrent_plan(
 ) -> ParameterSources:
     channels, has_bias, heads = recurrent.conv_dim, recurrent.has_bias, recurrent.heads
     vectors: dict[str, int] = {}
-    conv = f"{theirs}.{names.conv}"
-    columns = recurrent.out_columns
-    in_rows = (recurrent.in_rows,) if len(names.mixer_in) == 1 else (channels, columns)
+    keys, columns = recurrent.key_heads * recurrent.key_dim, recurrent.out_columns
+    apart = (keys, keys, columns, columns)  # queries, keys, values and what gates them
+    in_rows = {1: (recurrent.in_rows,), 2: (channels, columns)}.get(len(names.mixer_in), apart)
+    conv_rows = (channels,) if len(names.conv) == 1 else apart[:3]
     plan = {
         **_linear(f"{ours}.in", theirs, names.mixer_in, in_rows, hidden, has_bias),
-        f"{ours}.conv.weight": (
-            SourceTensor(f"{conv}.weight", (channels, 1, recurrent.conv_width)),
+        f"{ours}.conv.weight": tuple(
+            SourceTensor(f"{theirs}.{name}.weight", (rows, 1, recurrent.conv_width))
+            for name, rows in zip(names.conv, conv_rows, strict=True)
         ),
         **_linear(f"{ours}.mixer_out", theirs, (names.mixer_out,), (hidden,), columns, has_bias),
     }
     if recurrent.has_conv_bias:
-        plan[f"{ours}.conv.bias"] = (SourceTensor(f"{conv}.bias", (channels,)),)
+        [conv] = names.conv
+        plan[f"{ours}.conv.bias"] = (SourceTensor(f"{theirs}.{conv}.bias", (channels,)),)
     if recurrent.kind == "delta":
         step_rows = (2 * heads // len(names.steps),) * len(names.steps)
         plan.update(_linear(f"{ours}.steps", theirs, names.steps, step_rows, hidden, False))

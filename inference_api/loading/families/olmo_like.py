@@ -1,14 +1,19 @@
-"""Reads the config.json of families with norms only after attention and MLP: OLMo and EXAONE."""
+"""Reads the config.json of families with norms only after attention and MLP: OLMo and EXAONE.
+
+OLMo Hybrid has these in layers with attention alone, and the usual norms in the others.
+"""
 
 from dataclasses import replace
 
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.fields import ConfigFields
 from inference_api.loading.families.llama_like import read_llama_like
-from inference_api.loading.families.ropes import read_ropes_by_kind
+from inference_api.loading.families.qwen3_next import read_delta
+from inference_api.loading.families.ropes import DEFAULT_THETA, read_ropes_by_kind
 from inference_api.loading.families.windows import are_local_but_every, same_window, with_windows
 
 _OLMO3_LOCAL_THETA = 500_000.0
+_DELTA_EPS = 1e-5  # of the norm in a delta rule, whatever other norms have
 
 
 def read_olmo2(fields: ConfigFields) -> ModelConfig:
@@ -26,6 +31,44 @@ def read_olmo3(fields: ConfigFields) -> ModelConfig:
     [window, *_] = same_window(fields, config.num_layers)
     ropes = read_ropes_by_kind(fields, config, _OLMO3_LOCAL_THETA)
     return with_windows(config, are_local, window, ropes)
+
+
+def read_olmo_hybrid(fields: ConfigFields) -> ModelConfig:
+    """OLMo 2's attention, without rope where its theta is null, in every fourth layer, and a gated
+    delta rule in the others. Missing fields have the values of transformers' OlmoHybridConfig."""
+    theta = fields.mapping("rope_parameters").get(
+        "rope_theta", fields.raw.get("rope_theta", DEFAULT_THETA)
+    )
+    hidden_size, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    names = ("linear_num_key_heads", "linear_num_value_heads")
+    fields = fields.or_else({**_HYBRID, **dict.fromkeys(names, heads)})
+    key_dim = 3 * hidden_size // (4 * fields.count(names[0]))
+    fields = fields.or_else({"linear_key_head_dim": key_dim})
+    value_dim = 2 * fields.count("linear_key_head_dim")
+    fields = fields.or_else({"linear_value_head_dim": value_dim})
+    config = _read(fields)
+    recurrent = replace(
+        read_delta(fields, config),
+        norm_eps=_DELTA_EPS,
+        is_doubled=fields.flag("linear_allow_neg_eigval"),
+        has_norms_before=True,
+    )
+    return replace(
+        config,
+        is_qk_norm_whole=True,
+        ropes=config.ropes if theta is not None else (None,) * config.num_layers,
+        tensor_names="olmo_hybrid",
+        recurrent=recurrent,
+    )
+
+
+_HYBRID = {
+    "full_attention_interval": 4,
+    "linear_allow_neg_eigval": True,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 65_536,
+    "rms_norm_eps": 1e-6,
+}
 
 
 def read_exaone4(fields: ConfigFields) -> ModelConfig:

@@ -83,10 +83,7 @@ def _read(fields: ConfigFields, names: TensorNames, mixture: ReadMixture) -> Mod
     config = read_llama_like(
         fields, has_qk_norm=True, tensor_names=names, mixture=mixture, usual_rotary_share=0.25
     )
-    if config.activation != "silu":
-        fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which convolutions have")
-    recurrent = _read_delta(fields, _delta_layers(fields, config.num_layers))
-    return replace(config, has_output_gates=True, recurrent=recurrent)
+    return replace(config, has_output_gates=True, recurrent=read_delta(fields, config))
 
 
 def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig | None:
@@ -108,7 +105,9 @@ def _delta_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == LINEAR)
 
 
-def _read_delta(fields: ConfigFields, layers: frozenset[int]) -> RecurrentConfig:
+def read_delta(fields: ConfigFields, config: ModelConfig) -> RecurrentConfig:
+    if config.activation != "silu":
+        fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which convolutions have")
     heads = fields.count("linear_num_value_heads", most=MAX_HEADS)
     key_heads = fields.count("linear_num_key_heads", most=MAX_HEADS)
     if heads % key_heads:
@@ -117,7 +116,7 @@ def _read_delta(fields: ConfigFields, layers: frozenset[int]) -> RecurrentConfig
     value_dim = _dim(fields, "linear_value_head_dim")
     return RecurrentConfig(
         "delta",
-        layers,
+        _delta_layers(fields, config.num_layers),
         conv_dim=2 * key_heads * key_dim + heads * value_dim,
         conv_width=fields.count("linear_conv_kernel_dim", least=2, most=MAX_CONV_WIDTH),
         heads=heads,

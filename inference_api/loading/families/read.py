@@ -31,7 +31,12 @@ from inference_api.loading.families.mixtures import (
     read_qwen3_mixture,
 )
 from inference_api.loading.families.nemotron_h import read_nemotron_h
-from inference_api.loading.families.olmo_like import read_exaone4, read_olmo2, read_olmo3
+from inference_api.loading.families.olmo_like import (
+    read_exaone4,
+    read_olmo2,
+    read_olmo3,
+    read_olmo_hybrid,
+)
 from inference_api.loading.families.qwen3_next import READERS as OF_QWEN3_NEXT
 from inference_api.loading.families.ropes import (
     PHI_KINDS,
@@ -244,6 +249,7 @@ READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     ),
     "olmo2": read_olmo2,
     "olmo3": read_olmo3,
+    "olmo_hybrid": read_olmo_hybrid,
     "phi3": _read_phi3,
     "qwen2": partial(read_llama_like, has_qkv_bias=True, windows=windows_by_layer),
     "qwen3": partial(read_llama_like, has_qk_norm=True, windows=windows_by_layer),

@@ -32,6 +32,9 @@ class RecurrentConfig:
     is_tiled: bool = False  # value heads that share are interleaved instead
     has_log_decays: bool = True  # the checkpoint has logarithms of how fast heads forget
     has_norm: bool = True  # the output of `mamba2` is normalised
+    norm_eps: float | None = None  # of the outputs of heads; None: as the model's norms have it
+    is_doubled: bool = False  # heads correct up to twice: what a state has may change its sign
+    has_norms_before: bool = False  # these layers have norms before mixer and MLP alone
     is_beside_attention: bool = False  # attention reads the same input, and the outputs are added
 
     @property

@@ -51,7 +51,7 @@ class Names:
     layer_scalar: str = ""
     qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     mixer_in: tuple[str, ...] = ()  # only in recurrent layers
-    conv: str = ""
+    conv: tuple[str, ...] = ()
     mixer_out: str = ""
     steps: tuple[str, ...] = ()  # only in a delta rule; the next three in Mamba-2 too
     decays: str = ""
@@ -99,7 +99,7 @@ _LFM2 = replace(
     out="self_attn.out_proj",
     qk_norm=("self_attn.q_layernorm", "self_attn.k_layernorm"),
     mixer_in=("conv.in_proj",),
-    conv="conv.conv",
+    conv=("conv.conv",),
     mixer_out="conv.out_proj",
     up=("feed_forward.w1", "feed_forward.w3"),
     down="feed_forward.w2",
@@ -115,7 +115,7 @@ _QWEN3_5 = replace(
     shared="mlp.shared_expert",
     shared_gate="mlp.shared_expert_gate",
     mixer_in=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-    conv="linear_attn.conv1d",
+    conv=("linear_attn.conv1d",),
     mixer_out="linear_attn.out_proj",
     steps=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
     decays="linear_attn.A_log",
@@ -132,7 +132,7 @@ _QWEN3_5 = replace(
 _GRANITE_HYBRID = replace(
     _LLAMA,
     mixer_in=("mamba.in_proj",),
-    conv="mamba.conv1d",
+    conv=("mamba.conv1d",),
     mixer_out="mamba.out_proj",
     decays="mamba.A_log",
     step_bias="mamba.dt_bias",
@@ -156,7 +156,7 @@ _NEMOTRON_H = replace(
     experts="mixer.experts",
     expert_up=("up_proj",),
     mixer_in=("mixer.in_proj",),
-    conv="mixer.conv1d",
+    conv=("mixer.conv1d",),
     mixer_out="mixer.out_proj",
     decays="mixer.A_log",
     step_bias="mixer.dt_bias",
@@ -240,6 +240,21 @@ SCHEMES: dict[TensorNames, Names] = {
         _LLAMA,
         attention_output_norm="post_attention_layernorm",
         mlp_output_norm="post_feedforward_layernorm",
+    ),
+    "olmo_hybrid": replace(
+        _LLAMA,
+        attention_norm="attention_layer_norm",  # as the next one of layers with a delta rule alone
+        mlp_norm="feedforward_layer_norm",
+        attention_output_norm="post_attention_layernorm",
+        mlp_output_norm="post_feedforward_layernorm",
+        mixer_in=tuple(f"linear_attn.{name}_proj" for name in "qkvg"),
+        conv=tuple(f"linear_attn.{name}_conv1d" for name in "qkv"),
+        mixer_out="linear_attn.o_proj",
+        steps=("linear_attn.b_proj", "linear_attn.a_proj"),
+        decays="linear_attn.A_log",
+        step_bias="linear_attn.dt_bias",
+        head_norm="linear_attn.o_norm.weight",
+        mtp=None,
     ),
     "qwen3_5": _QWEN3_5,
     "qwen3_next": replace(_QWEN3_NEXT, mixer_in=("linear_attn.in_proj_qkvz",)),

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedConfig, PreTrainedModel
 
 VOCAB_SIZE = 300
 EOS = 2
@@ -310,6 +311,17 @@ DELTA: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
 }
 DELTA_MIXTURE = {**DELTA, **MIXTURE, "head_dim": 32, "shared_expert_intermediate_size": 64}
+OLMO_HYBRID: dict[str, Any] = {
+    **NO_PAD,
+    "initializer_range": 0.1,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": None},
+}
 
 GRANITE_HYBRID: dict[str, Any] = {
     **GATED,
@@ -403,6 +415,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {  # with recurrent layers, whi
         {**NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
     ),
     "qwen3-next": ("Qwen3Next", {**DELTA_MIXTURE, "decoder_sparse_step": 2}),
+    "olmo-hybrid": ("OlmoHybrid", OLMO_HYBRID),
+    "olmo-hybrid-turned": (
+        "OlmoHybrid",
+        {**OLMO_HYBRID, "linear_allow_neg_eigval": False, "rope_parameters": LOCAL_ROPE},
+    ),
 }
 
 
@@ -472,8 +489,29 @@ def make_model(name: str, folder: Path, **changes: object) -> PreTrainedModel:
         if parameter.ndim == 1 or parameter_name.endswith("_bias"):
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
     model.eval().save_pretrained(folder)
+    if family == "OlmoHybrid":
+        publish_olmo_hybrid(folder, model.config)
     write_tokenizer(folder)
     return model
+
+
+def publish_olmo_hybrid(folder: Path, config: PreTrainedConfig) -> None:
+    """Names and cuts tensors as published files do: transformers gives norms the same name in all
+    layers when it saves, and cuts convolutions into thirds."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    for layer, kind in enumerate(config.layer_types):
+        prefix = f"model.layers.{layer}"
+        if kind == "full_attention":
+            norm = tensors.pop(f"{prefix}.feedforward_layer_norm.weight")
+            tensors[f"{prefix}.post_attention_layernorm.weight"] = norm
+            continue
+        names = [f"{prefix}.linear_attn.{each}_conv1d.weight" for each in "qkv"]
+        whole = torch.cat([tensors[name] for name in names])
+        parts = whole.tensor_split((keys, 2 * keys))
+        tensors |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
+    save_file(tensors, file)
 
 
 def write_tokenizer(folder: Path) -> None:

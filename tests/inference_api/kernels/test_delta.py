@@ -24,6 +24,7 @@ class Shape:
     key_dim: int
     value_dim: int
     is_tiled: bool = False
+    is_doubled: bool = False
 
     @property
     def heads(self) -> int:
@@ -36,7 +37,7 @@ class Shape:
 
 SHAPES = [
     Shape(2, 2, 16, 48),
-    Shape(2, 3, 48, 64, is_tiled=True),
+    Shape(2, 3, 48, 64, is_tiled=True, is_doubled=True),
     Shape(1, 1, 128, 128),
     Shape(1, 1, 256, 256),
 ]
@@ -72,13 +73,14 @@ class Layer:
             "conv_dim": shape.channels,
             "conv_width": CONV_WIDTH,
             "is_tiled": shape.is_tiled,
+            "is_doubled": shape.is_doubled,
+            "norm_eps": EPS,
             **{n: floats(getattr(self, n)) for n in ("conv", "decay", "step_bias", "head_norm")},
         }
         rows = self.rows[begin:end].copy()
         out = np.full((end - begin, shape.heads, shape.value_dim), np.nan, np.float32)
         arguments: Any = (
             ffi.new("HearthRecurrent *", description),
-            EPS,
             floats(rows),
             rows.shape[1],
             floats(self.steps[begin:end].copy()),
@@ -104,7 +106,7 @@ class Layer:
         queries = unit(by_head(queries, shape.key_heads)) * shape.key_dim**-0.5
         keys, values = unit(by_head(keys, shape.key_heads)), by_head(values, shape.heads)
         z = by_head(rows[:, shape.channels :], shape.heads)
-        beta = 1 / (1 + np.exp(-steps[:, : shape.heads]))
+        beta = (1 + shape.is_doubled) / (1 + np.exp(-steps[:, : shape.heads]))
         lengths = np.log1p(np.exp(steps[:, shape.heads :] + self.step_bias))
         decay = np.exp(self.decay * lengths)
         out = np.zeros_like(values)

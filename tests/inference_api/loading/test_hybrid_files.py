@@ -188,6 +188,14 @@ FALCON_1_5B = {
     "rope_theta": 100_000_000_000.0,
 }
 
+OLMO_HYBRID_7B = {
+    "model_type": "olmo_hybrid",
+    "vocab_size": 100_352,
+    "hidden_size": 3840,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 30,
+}
 
 @pytest.mark.parametrize(
     ("raw", "matrices", "inputs", "page_bytes"),
@@ -195,6 +203,7 @@ FALCON_1_5B = {
         (QWEN3_5_9B, 50_331_648, 2_359_296, 32_768),
         (QWEN3_NEXT_80B, 75_497_472, 3_538_944, 24_576),
         (FALCON_1_5B, 75_497_472, 1_032_192, 49_152),
+        (OLMO_HYBRID_7B, 53_084_160, 3_317_760, 122_880),
     ],
 )
 def test_a_row_remembers_as_much_as_published_shapes_say(
