@@ -25,6 +25,7 @@ TensorNames = Literal[
     "granite_hybrid",
     "granite_hybrid_split",
     "hunyuan",
+    "kimi_linear",
     "lfm2",
     "llama",
     "mixtral",

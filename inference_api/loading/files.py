@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from inference_api.errors import StartupError, shown
 from inference_api.loading.config import ModelConfig, TensorNames
+from inference_api.loading.families.tensor_names import SCHEMES
 from inference_api.loading.gguf.files import is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, UnusableJson, parse_json, read_json
 from inference_api.loading.layout import (
@@ -108,11 +109,15 @@ def unstacked(tensors: Tensors, names: TensorNames) -> Tensors:
 def _unstacked(
     places: Mapping[str, TensorLocation], names: TensorNames
 ) -> Iterator[tuple[str, TensorLocation]]:
-    """Yields the tensors with single experts instead of stacks of them."""
-    for name, (stored, begin, end, _) in places.items():
+    """Yields the tensors with single experts instead of stacks of them, by a scheme's names."""
+    others = SCHEMES[names].others
+    for name, place in places.items():
+        for theirs, ours in others.items():
+            name = name.replace(theirs, ours)
+        stored, begin, end, _ = place
         stacked = singles(name, stored.shape, end - begin, names)
         if stacked is None:
-            yield name, places[name]
+            yield name, place
             continue
         for each in stacked:
             single = StoredTensor(each.shape, stored.dtype)

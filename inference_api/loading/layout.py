@@ -24,7 +24,7 @@ MTP = "mtp."  # prefix of the parameters of the layer that guesses further token
 EMBEDDINGS = (EMBEDDING, LAYER_INPUTS)
 KV_B = ".kv_b."  # is in the name of the matrix that makes keys and values of latents
 K_B, V_B = ".k_b.", ".v_b."  # in those of what the kernels have instead: see `latent_forms`
-_EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.")
+_EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.", ".forgets.")
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # bytes of an element
 _FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are bytes of a dtype
 

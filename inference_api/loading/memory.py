@@ -130,7 +130,8 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
     )
     recurrent = config.recurrent
     if recurrent is not None:  # inputs and outputs of mixers, and the latter for products
-        token_floats += recurrent.in_rows + 2 * recurrent.out_columns + 2 * recurrent.heads
+        token_floats += recurrent.in_floats + 2 * recurrent.out_columns
+        token_floats += recurrent.step_rows + recurrent.gate_rank
     latent = config.latent
     if latent is not None:  # latents of queries; of each head what meets latents, and comes of them
         rows = max(whole_panels(config.head_dim), latent.kv_rank)  # inputs of a head's matrices

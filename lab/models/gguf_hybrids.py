@@ -1,6 +1,6 @@
 """GGUF files of models with recurrent layers, with all that llama.cpp's converter does to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from common.files import whole_file
+from lab.models.gguf_kimi import KimiConverter
 from lab.models.gguf_vocabulary import add_vocabulary, read_json
 
 Array = NDArray[np.float32]
@@ -338,9 +339,10 @@ class NemotronConverter(MambaConverter):
         writer.add_expert_group_used_count(config["topk_group"])
 
 
-MAMBAS = {
+OTHERS: Mapping[str, type[MambaConverter | KimiConverter]] = {
     "falcon_h1": FalconConverter,
     "granitemoehybrid": GraniteConverter,
+    "kimi_linear": KimiConverter,
     "nemotron_h": NemotronConverter,
 }
 
@@ -355,8 +357,8 @@ def write_hybrid_gguf(
     folder: Path, target: Path, type_name: str = "F32", *, is_old: bool = False
 ) -> Path:
     """`is_old`: projections of Qwen3-Next are as safetensors have them."""
-    of_mamba = MAMBAS.get(read_json(folder / "config.json")["model_type"])
-    converter = Converter(folder, is_old) if of_mamba is None else of_mamba(folder)
+    other = OTHERS.get(read_json(folder / "config.json")["model_type"])
+    converter = Converter(folder, is_old) if other is None else other(folder)
     config = converter.config
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target) as draft:

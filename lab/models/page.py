@@ -38,6 +38,7 @@ FAMILIES: Mapping[str, Sequence[str]] = {  # keys: what people call them, values
     "Granite 3": ("granite",),
     "Granite 4": ("granitemoehybrid",),
     "Hunyuan": ("hunyuan_v1_dense", "hunyuan_v1_moe"),
+    "Kimi Linear": ("kimi_linear",),
     "LFM2": ("lfm2", "lfm2_moe"),
     "Llama, SmolLM2 and others": ("llama",),
     "Mistral, Mistral Small 3, Ministral 3": ("mistral", "mistral3", "ministral3"),
@@ -57,6 +58,7 @@ FAMILIES: Mapping[str, Sequence[str]] = {  # keys: what people call them, values
 DRAFTING = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 RECURRENT: Mapping[MixerKind, str] = {
     "delta": "gated delta rule",
+    "kimi_delta": "Kimi delta attention",
     "mamba2": "Mamba-2",
     "short_conv": "short convolution",
 }
@@ -85,6 +87,7 @@ SAMPLE: Mapping[str, Any] = {  # what some reader has no default for
 }
 OWN: Mapping[str, Mapping[str, Any]] = {  # what families say in words of their own
     "gemma4": {"enable_moe_block": True, "top_k_experts": 2},
+    "kimi_linear": {"linear_attn_config": {"full_attn_layers": [4]}},
     "mistral3": {"text_config": {**SAMPLE, "model_type": "mistral"}},
     "nemotron_h": {"layers_block_type": None, "hybrid_override_pattern": "ME*-"},
 }

@@ -28,7 +28,7 @@ Fields = dict[str, Any]  # fields of a C struct
 LINEARS = (  # each layer has some of these
     *("qkv", "values", "q_a", "q_b", "kv_a", "k_b", "v_b", "out", "in", "mixer_out"),
     *("router", "up", "down", "shared_up", "shared_down", "shared_gate"),
-    *("steps", "input_gate", "input_out"),
+    *("steps", "gates", "forgets", "input_gate", "input_out"),
 )
 LAYER_NORMS = (
     *("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm"),
@@ -36,7 +36,12 @@ LAYER_NORMS = (
 )
 HEAD_SIZES = ("head_dim", "value_dim", "rotary_dim")
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
-MIXERS: Mapping[MixerKind, int] = {"short_conv": 1, "delta": 2, "mamba2": 3}  # 0: attention
+MIXERS: Mapping[MixerKind, int] = {  # 0: attention
+    "short_conv": 1,
+    "delta": 2,
+    "mamba2": 3,
+    "kimi_delta": 4,
+}
 
 
 class KernelDecoder:
@@ -241,8 +246,10 @@ class KernelDecoder:
         recurrent = self._config.recurrent_of(index)
         remembered: Fields = {}
         if recurrent is not None:
-            names = {"in": "in", "out": "mixer_out", "steps": "steps"}
-            own = {its: linears.pop(each) for its, each in names.items() if each in linears}
+            names = ("in", "mixer_out", "steps", "gates", "forgets")
+            own = {
+                each.removeprefix("mixer_"): linears.pop(each) for each in names if each in linears
+            }
             remembered = {"recurrent": own | self._recurrent(recurrent, index)}
         if self._config.attends(index):
             group, place = cache.places[self._first_place + index]

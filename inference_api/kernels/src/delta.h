@@ -3,6 +3,9 @@
 //
 //     S = decay S;  u = beta (v - S^T k);  S = S + k u^T;  o = S^T q
 //
+// In Kimi delta attention (Kimi Team 2025, arXiv 2510.26692) each channel of a key has a decay of
+// its own. It cannot be taken out of what is read, so keys and queries that read are decayed.
+//
 // Mamba-2 (Dao and Gu 2024, arXiv 2405.21060) is the same without the correction: its B are keys,
 // its C queries, its x values, and how long a step is stands for beta.
 //
@@ -27,22 +30,32 @@ struct DeltaTokens {
   alignas(64) float queries[kDeltaTokens][kMaxDeltaDim];
   alignas(64) float keys[kDeltaTokens][kMaxDeltaDim];
   alignas(64) float values[kDeltaTokens][kMaxDeltaDim];  // then what is read
-  float decays[kDeltaTokens];
+  float decays[kDeltaTokens];                            // 1 where channels have theirs
   float betas[kDeltaTokens];
   float overlaps[kDeltaTokens];                                // of key and query
   alignas(64) float drafted[kMaxDeltaDim * kMaxDeltaColumns];  // columns that drafts alone see
+  alignas(64) float channel_decays[kDeltaTokens][kMaxDeltaDim];
+  alignas(64) float decayed_keys[kDeltaTokens][kMaxDeltaDim];
 };
 
+inline bool has_channel_decays(const HearthRecurrent& layer) {
+  return static_cast<Mixer>(layer.kind) == Mixer::kKimiDelta;
+}
+
 // log(1 + exp(x)), by log(1 + y) = 2 artanh(y / (2 + y)), whose series is 2 z (1 + z^2 / 3 + …).
-inline float softplus(float x) {
-  const float power = exp_of_negative<Scalar>(Scalar::minus_magnitude(x));
-  const float z = power / (2.0f + power);
-  const float square = z * z;
-  float sum = 1.0f / 15;
+template <class Simd>
+typename Simd::Vector softplus(typename Simd::Vector x) {
+  const auto one = Simd::set(1.0f);
+  const auto two = Simd::set(2.0f);
+  const auto power = exp_of_negative<Simd>(Simd::minus_magnitude(x));
+  const auto z = Simd::divide(power, Simd::multiply_add(one, power, two));
+  const auto square = Simd::multiply(z, z);
+  auto sum = Simd::set(1.0f / 15);
   for (int odd = 13; odd > 0; odd -= 2) {
-    sum = sum * square + 1.0f / static_cast<float>(odd);
+    sum = Simd::multiply_add(sum, square, Simd::set(1.0f / static_cast<float>(odd)));
   }
-  return (x > 0.0f ? x : 0.0f) + 2.0f * z * sum;
+  const auto positive = Simd::where_negative(x, Simd::set(0.0f), x);
+  return Simd::multiply_add(Simd::multiply(two, z), sum, positive);
 }
 
 // silu of the convolution of the channels [first, end).
@@ -101,6 +114,28 @@ inline DeltaChannels channels_of(const HearthRecurrent& layer, int64_t head) {
   return {values + keys + at, values + at, head * layer.value_dim};
 }
 
+// Decays of channels, and keys and queries that read what was before.
+template <class Simd>
+void decay_channels(const DeltaCall& call, int64_t head, int64_t token, int at,
+                    DeltaTokens& tokens) {
+  const HearthRecurrent& layer = call.layer;
+  const int64_t first = head * layer.key_dim;
+  const float* const steps =
+      call.gates + token * call.row_stride + layer.heads * layer.value_dim + first;
+  const float* const bias = layer.step_bias + first;
+  const auto one = Simd::set(1.0f);
+  const auto rate = Simd::set(layer.decay[head]);
+  for (int64_t i = 0; i < layer.key_dim; i += Simd::kLanes) {
+    const auto step = Simd::multiply_add(one, Simd::load(bias + i), Simd::load(steps + i));
+    const auto decay = exp_of_negative<Simd>(Simd::multiply(rate, softplus<Simd>(step)));
+    const auto key = Simd::load(tokens.keys[at] + i);
+    const auto query = Simd::load(tokens.queries[at] + i);
+    Simd::store(tokens.channel_decays[at] + i, decay);
+    Simd::store(tokens.decayed_keys[at] + i, Simd::multiply(decay, key));
+    Simd::store(tokens.queries[at] + i, Simd::multiply(decay, query));
+  }
+}
+
 template <class Simd>
 void prepare_token(const DeltaCall& call, int64_t head, int64_t token, int at,
                    DeltaTokens& tokens) {
@@ -112,16 +147,23 @@ void prepare_token(const DeltaCall& call, int64_t head, int64_t token, int at,
   convolve_channels<Simd>(call, token, from.value, from.value + layer.value_dim, tokens.values[at]);
   const float* const steps = call.steps + token * call.step_stride;
   const bool corrects = layer.skip == nullptr;
-  const float step = corrects ? steps[layer.heads + head] : steps[head];
-  const float length = softplus(step + layer.step_bias[head]);
-  const float most = layer.is_doubled ? 2.0f : 1.0f;
-  tokens.betas[at] = corrects ? most * sigmoid<Scalar>(steps[head]) : length;
-  tokens.decays[at] = exp_of_negative<Scalar>(layer.decay[head] * length);
   if (corrects) {
+    tokens.betas[at] = (layer.is_doubled ? 2.0f : 1.0f) * sigmoid<Scalar>(steps[head]);
     set_length(tokens.queries[at], key_dim, 1.0f / __builtin_sqrtf(static_cast<float>(key_dim)));
     set_length(tokens.keys[at], key_dim, 1.0f);
   }
   tokens.overlaps[at] = overlap(tokens.keys[at], tokens.queries[at], key_dim);
+  if (has_channel_decays(layer)) {
+    tokens.decays[at] = 1.0f;
+    decay_channels<Simd>(call, head, token, at, tokens);
+    return;
+  }
+  const float step = corrects ? steps[layer.heads + head] : steps[head];
+  const float length = softplus<Scalar>(step + layer.step_bias[head]);
+  tokens.decays[at] = exp_of_negative<Scalar>(layer.decay[head] * length);
+  if (!corrects) {
+    tokens.betas[at] = length;
+  }
 }
 
 template <class Simd, int kVectors>
@@ -158,15 +200,24 @@ ReadColumns<Simd, kVectors> read_columns(const float* state, int64_t key_dim, co
   return read;
 }
 
+// Keys that read what was before a token.
+template <bool kByChannel>
+const float* reading_keys(const DeltaTokens& tokens, int token) {
+  return kByChannel ? tokens.decayed_keys[token] : tokens.keys[token];
+}
+
 // to = decay from + k u^T, and what the next token reads of it.
-template <class Simd, int kVectors>
-ReadColumns<Simd, kVectors> move_columns(const float* from, float* to, int64_t key_dim, float decay,
-                                         const float* key,
-                                         const typename Simd::Vector (&update)[kVectors],
-                                         const float* next_key, const float* next_query) {
+template <class Simd, int kVectors, bool kByChannel>
+ReadColumns<Simd, kVectors> move_columns(const float* from, float* to, int64_t key_dim,
+                                         const DeltaTokens& tokens, int token, int next,
+                                         const typename Simd::Vector (&update)[kVectors]) {
   ReadColumns<Simd, kVectors> read = nothing_read<Simd, kVectors>();
-  const auto decays = Simd::set(decay);
+  const float* const key = tokens.keys[token];
+  const float* const next_key = reading_keys<kByChannel>(tokens, next);
+  const float* const next_query = tokens.queries[next];
+  const auto head_decay = Simd::set(tokens.decays[token]);
   for (int64_t i = 0; i < key_dim; ++i) {
+    const auto decays = kByChannel ? Simd::set(tokens.channel_decays[token][i]) : head_decay;
     const auto keys = Simd::set(key[i]);
     const auto next_keys = Simd::set(next_key[i]);
     const auto next_queries = Simd::set(next_query[i]);
@@ -185,14 +236,14 @@ ReadColumns<Simd, kVectors> move_columns(const float* from, float* to, int64_t k
 // All of `tokens` over kVectors of columns of a head's state, of which values are at `column`.
 // Moves on `state`, or where these are drafts, a copy. Where tokens do not correct, what is read
 // has `skip` times the value on it.
-template <class Simd, int kVectors>
+template <class Simd, int kVectors, bool kByChannel>
 void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, const HearthRecurrent& layer,
                      int64_t head, int64_t column, float* state) {
   const int64_t key_dim = layer.key_dim;
   const float* from = state + column * key_dim;
   float* const to = are_drafts ? tokens.drafted : state + column * key_dim;
-  ReadColumns<Simd, kVectors> read =
-      read_columns<Simd, kVectors>(from, key_dim, tokens.keys[0], tokens.queries[0]);
+  ReadColumns<Simd, kVectors> read = read_columns<Simd, kVectors>(
+      from, key_dim, reading_keys<kByChannel>(tokens, 0), tokens.queries[0]);
   for (int token = 0; token < count; ++token) {
     const auto decay = Simd::set(tokens.decays[token]);
     const auto minus_decay = Simd::set(-tokens.decays[token]);
@@ -213,13 +264,28 @@ void go_over_columns(DeltaTokens& tokens, int count, bool are_drafts, const Hear
       Simd::store(place, Simd::multiply_add(overlap, update[v], kept));
     }
     const int next = token + 1 < count ? token + 1 : token;  // of the last one nothing is used
-    read = move_columns<Simd, kVectors>(from, to, key_dim, tokens.decays[token], tokens.keys[token],
-                                        update, tokens.keys[next], tokens.queries[next]);
+    read = move_columns<Simd, kVectors, kByChannel>(from, to, key_dim, tokens, token, next, update);
     from = to;
   }
 }
 
-// What is read, times silu of what the token has for it: of a delta rule its norm.
+// All of `tokens` over a head's state.
+template <class Simd, bool kByChannel>
+void go_over_state(DeltaTokens& tokens, int count, bool are_drafts, const HearthRecurrent& layer,
+                   int64_t head, float* state) {
+  int64_t column = 0;
+  for (; column + kColumns<Simd, kDeltaVectors> <= layer.value_dim;
+       column += kColumns<Simd, kDeltaVectors>) {
+    go_over_columns<Simd, kDeltaVectors, kByChannel>(tokens, count, are_drafts, layer, head, column,
+                                                     state);
+  }
+  for (; column < layer.value_dim; column += Simd::kLanes) {
+    go_over_columns<Simd, 1, kByChannel>(tokens, count, are_drafts, layer, head, column, state);
+  }
+}
+
+// What is read, times silu of what the token has for it: of a delta rule its norm, and of Kimi's
+// times the sigmoid.
 template <class Simd>
 void write_delta(const DeltaCall& call, int64_t head, int64_t token, const float* read) {
   const int64_t size = call.layer.value_dim;
@@ -234,8 +300,10 @@ void write_delta(const DeltaCall& call, int64_t head, int64_t token, const float
       result = Simd::multiply(Simd::multiply(result, Simd::set(inverse)),
                               Simd::load(call.layer.head_norm + i));
     }
-    const auto gate = activated<Simd>(Activation::kSilu, Simd::load(gates + i));
-    Simd::store(out + i, Simd::multiply(result, gate));
+    const auto gate = Simd::load(gates + i);
+    const auto share = has_channel_decays(call.layer) ? sigmoid<Simd>(gate)
+                                                      : activated<Simd>(Activation::kSilu, gate);
+    Simd::store(out + i, Simd::multiply(result, share));
   }
 }
 
@@ -243,6 +311,8 @@ template <class Simd>
 void delta_head(const DeltaCall& call, int64_t head) {
   DeltaTokens tokens;
   const HearthRecurrent& layer = call.layer;
+  const auto go_over =
+      has_channel_decays(layer) ? go_over_state<Simd, true> : go_over_state<Simd, false>;
   float* const state = call.state + head * layer.key_dim * layer.value_dim;
   for (int64_t first = 0; first < call.num_tokens;) {
     const bool are_drafts = first >= call.num_kept;
@@ -251,14 +321,7 @@ void delta_head(const DeltaCall& call, int64_t head) {
     for (int token = 0; token < count; ++token) {
       prepare_token<Simd>(call, head, first + token, token, tokens);
     }
-    int64_t column = 0;
-    for (; column + kColumns<Simd, kDeltaVectors> <= layer.value_dim;
-         column += kColumns<Simd, kDeltaVectors>) {
-      go_over_columns<Simd, kDeltaVectors>(tokens, count, are_drafts, layer, head, column, state);
-    }
-    for (; column < layer.value_dim; column += Simd::kLanes) {
-      go_over_columns<Simd, 1>(tokens, count, are_drafts, layer, head, column, state);
-    }
+    go_over(tokens, count, are_drafts, layer, head, state);
     for (int token = 0; token < count && call.out != nullptr; ++token) {
       write_delta<Simd>(call, head, first + token, tokens.values[token]);
     }

@@ -169,17 +169,10 @@ int hearth_attention(HearthContext* context, const float* queries, int64_t query
 void hearth_delta(HearthContext* context, const HearthRecurrent* layer, const float* rows,
                   int64_t row_stride, const float* steps, int64_t num_tokens, int64_t num_kept,
                   const float* tail, float* state, float* out) {
-  const hearth::DeltaCall call = {*layer,
-                                  rows,
-                                  rows + layer->conv_dim,
-                                  steps,
-                                  row_stride,
-                                  2 * layer->heads,
-                                  num_tokens,
-                                  num_kept,
-                                  tail,
-                                  state,
-                                  out};
+  const hearth::DeltaCall call = {*layer,     rows,       rows + layer->conv_dim,
+                                  steps,      row_stride, 2 * layer->heads,
+                                  num_tokens, num_kept,   tail,
+                                  state,      out};
   context->workers.pool.run(layer->heads,
                             [&](int64_t head) { context->workers.kernels.delta_head(call, head); });
 }

@@ -109,28 +109,33 @@ typedef struct {
   const float* conv_bias;  // [conv_dim] or null
   // Of the delta rule. `in` makes queries, keys and values, which are convolved, and gates of what
   // is read; `steps` in float32 how much each head corrects, and how long a step is for it. Of
-  // Mamba-2 `in` makes gates, values, keys and queries, and how long a step is.
-  HearthLinear steps;  // [2 heads][hidden]; none of Mamba-2
-  int64_t heads;       // of values
-  int64_t key_heads;   // as many of queries and of keys, each of heads that follow each other
-  int32_t is_tiled;    // of heads that take turns instead
-  int64_t key_dim;     // a multiple of 16
-  int64_t value_dim;   // like key_dim; neither is more than 256
-  int32_t is_doubled;  // of the delta rule: heads correct twice as much
-  float norm_eps;      // of head_norm
-  int64_t log_at;      // where in a row's log is [log_tokens] of what `in` makes, then of `steps`
+  // Mamba-2 `in` makes gates, values, keys and queries, and how long a step is. Of Kimi's rule `in`
+  // makes no gates, and `steps` makes how much each head corrects and two latents, of which `gates`
+  // and `forgets` make gates and how long a step is for each channel of a key.
+  HearthLinear steps;    // [2 heads][hidden], of Kimi's [heads + 2 rank]; none of Mamba-2
+  HearthLinear gates;    // [heads * value_dim][rank]; without outputs: it is not Kimi's rule
+  HearthLinear forgets;  // [heads * key_dim][rank]
+  int64_t heads;         // of values
+  int64_t key_heads;     // as many of queries and of keys, each of heads that follow each other
+  int32_t is_tiled;      // of heads that take turns instead
+  int64_t key_dim;       // a multiple of 16
+  int64_t value_dim;     // like key_dim; neither is more than 256
+  int32_t is_doubled;    // of the delta rule: heads correct twice as much
+  float norm_eps;        // of head_norm
+  // Where in a row's log is [log_tokens] of what `in`, `gates` and `forgets` make, then of `steps`.
+  int64_t log_at;
   int64_t state_at;  // where in a row's block is [heads][key_dim * value_dim], as variants have it
   const float* decay;      // [heads], below 0: the logarithm of what a step of length 1 leaves
-  const float* step_bias;  // [heads]
+  const float* step_bias;  // [heads], or of Kimi's [heads][key_dim]
   const float* head_norm;  // of what is read, [value_dim]; of Mamba-2, gated, [heads][value_dim],
                            // or null
   const float* skip;       // [heads] of Mamba-2: how much of a value is on what is read; else null
 } HearthRecurrent;
 
-// The delta rule of a layer over tokens of one row: `rows` [tokens][row_stride] and `steps`
-// [tokens] are what `in` and `steps` make, `tail` and `state` are in the row's block. The state
-// moves on over the first `num_kept` tokens; what follows them, at most 32, are drafts. `out`
-// [tokens][heads][value_dim] may be null.
+// The delta rule of a layer over tokens of one row: `rows` [tokens][row_stride] are what `in`
+// makes, then `gates` and `forgets`, and `steps` [tokens][2 heads] what `steps` does; `tail` and
+// `state` are in the row's block. The state moves on over the first `num_kept` tokens; what follows
+// them, at most 32, are drafts. `out` [tokens][heads][value_dim] may be null.
 HEARTH_EXPORT void hearth_delta(HearthContext* context, const HearthRecurrent* layer,
                                 const float* rows, int64_t row_stride, const float* steps,
                                 int64_t num_tokens, int64_t num_kept, const float* tail,

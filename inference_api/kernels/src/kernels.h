@@ -38,7 +38,7 @@ enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 // one of them stands for.
 enum class CacheType : int { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 enum class NormKind : int { kRms = 0, kLayer = 1 };
-enum class Mixer : int { kAttention = 0, kShortConv = 1, kDelta = 2, kMamba2 = 3 };
+enum class Mixer : int { kAttention = 0, kShortConv = 1, kDelta = 2, kMamba2 = 3, kKimiDelta = 4 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kSquaredRelu = 4 };
 
 // What becomes of a product's results.

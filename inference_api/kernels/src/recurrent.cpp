@@ -14,6 +14,11 @@ int64_t inputs_at(const HearthRecurrent& layer) {
   return is_mamba2 ? layer.heads * layer.value_dim : 0;
 }
 
+// Of a token in mixed_: what `in` makes, then what of latents is made.
+int64_t mixed_width(const HearthRecurrent& layer) {
+  return layer.in.outputs + layer.gates.outputs + layer.forgets.outputs;
+}
+
 }  // namespace
 
 void Recurrent::begin(Workers& workers, const HearthModel& model, const int64_t* rows,
@@ -51,17 +56,46 @@ void Recurrent::begin(Workers& workers, const HearthModel& model, const int64_t*
 void Recurrent::run(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                     const char* normed, const char* exact, float* out) {
   const HearthRecurrent& recurrent = layer.recurrent;
-  grow(mixed_, num_tokens_ * recurrent.in.outputs);
-  workers.multiply(
-      linear_call(model, recurrent.in, normed, num_tokens_, Finish::kStore, 1.0f, mixed_.data()));
+  grow(mixed_, num_tokens_ * mixed_width(recurrent));
+  LinearCall in =
+      linear_call(model, recurrent.in, normed, num_tokens_, Finish::kStore, 1.0f, mixed_.data());
+  in.out_stride = mixed_width(recurrent);
+  workers.multiply(in);
   if (recurrent.steps.outputs > 0) {
     grow(steps_, num_tokens_ * recurrent.steps.outputs);
     workers.multiply(linear_call(model, recurrent.steps, exact, num_tokens_, Finish::kStore, 1.0f,
                                  steps_.data()));
   }
+  multiply_latents(workers, model, recurrent);
   mix(workers, recurrent, out);
   if (has_guesses_) {
     write_log(workers, model, recurrent);
+  }
+}
+
+// From the latents in steps_, which are behind what corrects, to their parts of mixed_.
+void Recurrent::multiply_latents(Workers& workers, const HearthModel& model,
+                                 const HearthRecurrent& layer) {
+  int64_t latent = layer.heads;
+  float* out = mixed_.data() + layer.in.outputs;
+  for (const HearthLinear* linear : {&layer.gates, &layer.forgets}) {
+    if (linear->outputs == 0) {
+      continue;
+    }
+    const auto form = static_cast<Bits>(linear->bits);
+    const int64_t groups = linear->inputs / kGroup;
+    const int64_t row = groups * group_bytes(form);
+    grow(latents_, num_tokens_ * row);
+    workers.each_row(num_tokens_, [&](int64_t token) {
+      workers.kernels.prepare_row(form, steps_.data() + token * layer.steps.outputs + latent,
+                                  groups, latents_.data() + token * row);
+    });
+    LinearCall call =
+        linear_call(model, *linear, latents_.data(), num_tokens_, Finish::kStore, 1.0f, out);
+    call.out_stride = mixed_width(layer);
+    workers.multiply(call);
+    latent += linear->inputs;
+    out += linear->outputs;
   }
 }
 
@@ -84,9 +118,10 @@ void Recurrent::write_log(Workers& workers, const HearthModel& model,
       return;
     }
     float* const log = run.log + layer.log_at;
-    std::copy_n(mixed_.data() + first * layer.in.outputs, count * layer.in.outputs, log);
+    const int64_t width = mixed_width(layer);
+    std::copy_n(mixed_.data() + first * width, count * width, log);
     std::copy_n(steps_.data() + first * layer.steps.outputs, count * layer.steps.outputs,
-                log + model.recurrent.log_tokens * layer.in.outputs);
+                log + model.recurrent.log_tokens * width);
   });
 }
 
@@ -101,12 +136,12 @@ void Recurrent::keep(Workers& workers, const HearthModel& model, int64_t row, in
       continue;
     }
     const float* const log = runs_[0].log + layer.log_at;
-    grow(mixed_, count * layer.in.outputs);
+    const int64_t width = mixed_width(layer);
+    grow(mixed_, count * width);
     grow(steps_, count * layer.steps.outputs);
     grow(replayed_, count * layer.out.inputs);
-    std::copy_n(log, count * layer.in.outputs, mixed_.data());
-    std::copy_n(log + rows.log_tokens * layer.in.outputs, count * layer.steps.outputs,
-                steps_.data());
+    std::copy_n(log, count * width, mixed_.data());
+    std::copy_n(log + rows.log_tokens * width, count * layer.steps.outputs, steps_.data());
     mix(workers, layer, replayed_.data());
   }
 }
@@ -133,7 +168,7 @@ void Recurrent::run_short_conv(Workers& workers, const HearthRecurrent& layer, f
 }
 
 void Recurrent::run_delta(Workers& workers, const HearthRecurrent& layer, float* out) {
-  const int64_t stride = layer.in.outputs;
+  const int64_t stride = mixed_width(layer);
   const int64_t width = layer.heads * layer.value_dim;
   const bool is_mamba2 = static_cast<Mixer>(layer.kind) == Mixer::kMamba2;
   each_wave([&](const Run* runs, int64_t num_runs) {
@@ -180,7 +215,7 @@ void Recurrent::move_tail(const HearthRecurrent& layer, const Run& run) const {
     const int64_t token = run.kept - size + i;
     const float* const input =
         token < 0 ? tail + (size + token) * layer.conv_dim
-                  : mixed_.data() + (run.first + token) * layer.in.outputs + inputs_at(layer);
+                  : mixed_.data() + (run.first + token) * mixed_width(layer) + inputs_at(layer);
     std::copy_n(input, layer.conv_dim, tail + i * layer.conv_dim);
   }
 }

@@ -49,6 +49,7 @@ class Recurrent {
     }
   }
 
+  void multiply_latents(Workers& workers, const HearthModel& model, const HearthRecurrent& layer);
   void mix(Workers& workers, const HearthRecurrent& layer, float* out);
   void write_log(Workers& workers, const HearthModel& model, const HearthRecurrent& layer);
   void run_short_conv(Workers& workers, const HearthRecurrent& layer, float* out);
@@ -56,8 +57,9 @@ class Recurrent {
   void move_tail(const HearthRecurrent& layer, const Run& run) const;
 
   std::vector<Run> runs_;        // by wave
-  std::vector<float> mixed_;     // [tokens][outputs of `in`]
+  std::vector<float> mixed_;     // [tokens][outputs of `in`, then of `gates` and `forgets`]
   std::vector<float> steps_;     // [tokens][outputs of `steps`]
+  std::vector<char> latents_;    // of steps_, as products take them
   std::vector<float> replayed_;  // what is made of kept guesses once more
   int64_t num_tokens_ = 0;
   bool has_guesses_ = false;

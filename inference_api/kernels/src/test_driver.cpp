@@ -20,6 +20,8 @@ namespace {
 constexpr int kThreads = 3;
 constexpr int kFloat32 = 0;
 constexpr int kInt8Cache = 2;
+constexpr int kDelta = 2;
+constexpr int kKimiDelta = 4;
 constexpr int64_t kPageTokens = 32;
 
 // Forms that nothing is packed to: inputs of a block; and what the blocks of a panel begin with,
@@ -247,7 +249,8 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
 }
 
 // One head of the delta rule as its formula says, in double precision: of what follows convolution,
-// [tokens][queries, keys, values of one head]. Returns [tokens][value_dim], not normalised.
+// [tokens][queries, keys, values of one head], with `decays` [tokens][key_dim]. Returns
+// [tokens][value_dim], not normalised.
 std::vector<double> delta_reference(const HearthRecurrent& layer, const std::vector<double>& mixed,
                                     const std::vector<double>& decays,
                                     const std::vector<double>& betas) {
@@ -255,13 +258,13 @@ std::vector<double> delta_reference(const HearthRecurrent& layer, const std::vec
   const auto values = static_cast<size_t>(layer.value_dim);
   std::vector<double> state(keys * values);
   std::vector<double> out;
-  for (size_t token = 0; token < decays.size(); ++token) {
+  for (size_t token = 0; token < betas.size(); ++token) {
     const double* const query = mixed.data() + token * (2 * keys + values);
     const double* const key = query + keys;
     for (size_t column = 0; column < values; ++column) {
       double seen = 0;
       for (size_t i = 0; i < keys; ++i) {
-        state[i * values + column] *= decays[token];
+        state[i * values + column] *= decays[token * keys + i];
         seen += key[i] * state[i * values + column];
       }
       const double update = betas[token] * (key[keys + column] - seen);
@@ -276,15 +279,19 @@ std::vector<double> delta_reference(const HearthRecurrent& layer, const std::vec
   return out;
 }
 
-double silu(double x) { return x / (1 + std::exp(-x)); }
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+double silu(double x) { return x * sigmoid(x); }
 
 // Every token of a row, with drafts and without, in memory of exactly its size.
-void run_delta(HearthContext* context, int variant, int64_t key_dim, int64_t value_dim) {
+void run_delta(HearthContext* context, int variant, int64_t key_dim, int64_t value_dim,
+               bool is_kimi = false) {
   constexpr int64_t kWidth = 4;
   constexpr size_t kTokens = 45;
   constexpr int64_t kKept = 40;
   constexpr float kEps = 1e-6f;
   HearthRecurrent layer = {};
+  layer.kind = is_kimi ? kKimiDelta : kDelta;
   layer.heads = 1;
   layer.key_heads = 1;
   layer.key_dim = key_dim;
@@ -294,13 +301,14 @@ void run_delta(HearthContext* context, int variant, int64_t key_dim, int64_t val
   const std::vector<float> conv = random_floats(kWidth * layer.conv_dim);
   const std::vector<float> head_norm = random_floats(value_dim);
   const std::vector<float> decay = {-0.7f};
-  const std::vector<float> step_bias = {-0.5f};
+  const std::vector<float> step_bias(is_kimi ? static_cast<size_t>(key_dim) : 1, -0.5f);
   layer.conv = conv.data();
   layer.decay = decay.data();
   layer.step_bias = step_bias.data();
   layer.head_norm = head_norm.data();
   layer.norm_eps = kEps;
-  const int64_t stride = layer.conv_dim + value_dim;
+  const int64_t channel_steps_at = layer.conv_dim + value_dim;
+  const int64_t stride = channel_steps_at + (is_kimi ? key_dim : 0);
   const std::vector<float> rows = random_floats(kTokens * stride);
   const std::vector<float> steps = random_floats(kTokens * 2);
   const std::vector<float> tail = random_floats((kWidth - 1) * layer.conv_dim);
@@ -337,9 +345,13 @@ void run_delta(HearthContext* context, int variant, int64_t key_dim, int64_t val
     }
     unit(at, key_dim, 1 / std::sqrt(static_cast<double>(key_dim)));
     unit(at + static_cast<size_t>(key_dim), key_dim, 1);
-    const double length = std::log1p(std::exp(steps[2 * token + 1] + step_bias[0]));
-    decays.push_back(std::exp(decay[0] * length));
-    betas.push_back(1 / (1 + std::exp(-static_cast<double>(steps[2 * token]))));
+    const float* const channel_steps =
+        rows.data() + static_cast<int64_t>(token) * stride + channel_steps_at;
+    for (int64_t i = 0; i < key_dim; ++i) {
+      const double step = is_kimi ? channel_steps[i] : steps[2 * token + 1];
+      decays.push_back(std::exp(decay[0] * std::log1p(std::exp(step + step_bias[0]))));
+    }
+    betas.push_back(sigmoid(steps[2 * token]));
   }
   const std::vector<double> read = delta_reference(layer, mixed, decays, betas);
   const auto values = static_cast<size_t>(value_dim);
@@ -352,7 +364,8 @@ void run_delta(HearthContext* context, int variant, int64_t key_dim, int64_t val
     for (size_t i = 0; i < values; ++i) {
       const double gate =
           rows[token * static_cast<size_t>(stride) + static_cast<size_t>(layer.conv_dim) + i];
-      const double wanted = read[token * values + i] / norm * head_norm[i] * silu(gate);
+      const double share = is_kimi ? sigmoid(gate) : silu(gate);
+      const double wanted = read[token * values + i] / norm * head_norm[i] * share;
       expect(std::fabs(out[token * values + i] - wanted) < 1e-3 * (1 + std::fabs(wanted)),
              "a delta rule is wrong", variant);
     }
@@ -829,6 +842,7 @@ int main(int argc, char** argv) {
     run_delta(context, variant, 16, 32);
     run_delta(context, variant, 128, 96);
     run_delta(context, variant, 256, 256);
+    run_delta(context, variant, 48, 64, true);
     for (int kind = 0; kind < Model::kFirstMixture + 4; ++kind) {
       run_step(context, portable, variant, kind, 8);
       run_step(context, portable, variant, kind, 4);

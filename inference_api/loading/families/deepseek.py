@@ -1,4 +1,4 @@
-"""Reads the config.json of DeepSeek, and of its relatives GLM 4.5 to 4.7 and Mistral 4."""
+"""Reads the config.json of DeepSeek and its relatives: GLM 4.5 to 4.7, Mistral 4, Kimi Linear."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -7,7 +7,9 @@ from inference_api.loading.config import LatentConfig, ModelConfig
 from inference_api.loading.families.fields import ConfigFields
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import TOP_TWO, read_deepseek_mixture
+from inference_api.loading.families.qwen3_next import LINEAR, read_delta
 from inference_api.loading.families.ropes import PARTIAL, read_score_magnitude
+from inference_api.loading.families.windows import GLOBAL
 
 
 def _read_v2(fields: ConfigFields) -> ModelConfig:
@@ -75,6 +77,65 @@ def _read_glm4_moe_lite(fields: ConfigFields) -> ModelConfig:
     return _read_v3(fields.or_else(_GLM4_MOE_DEFAULTS | {"routed_scaling_factor": 1.8}))
 
 
+def _read_kimi_linear(fields: ConfigFields) -> ModelConfig:
+    """Kimi delta attention in most layers, and in the others latent attention without rope. Missing
+    fields have the values of transformers' KimiLinearConfig."""
+    if not fields.flag("mla_use_nope", True):
+        fields.refuse("mla_use_nope", False, "mla_use_nope=true")
+    fields = fields.or_else({ours: fields.raw.get(its) for its, ours in _KIMI_NAMES.items()})
+    delta = fields.mapping("linear_attn_config")
+    named = {ours: delta.get(its) for its, ours in _KIMI_DELTA_NAMES.items()}
+    defaults = _GLM4_MOE_DEFAULTS | _KIMI_DEFAULTS
+    fields = fields.under(named).or_else(fields.raw).or_else(defaults)
+    heads, head_dim = fields.count("linear_num_heads"), fields.count("linear_head_dim")
+    own = {f"linear_num_{kind}_heads": heads for kind in ("key", "value")}
+    own |= {f"linear_{kind}_head_dim": head_dim for kind in ("key", "value")}
+    config = _read_v3(fields)
+    kinds = _kimi_kinds(delta.get("full_attn_layers"), config.num_layers)
+    fields = fields.under({**fields.raw, **own}).or_else({"layer_types": kinds})
+    return replace(
+        config,
+        ropes=(None,) * config.num_layers,
+        tensor_names="kimi_linear",
+        recurrent=replace(read_delta(fields, config), kind="kimi_delta", gate_rank=head_dim),
+    )
+
+
+def _kimi_kinds(full: object, num_layers: int) -> list[str]:
+    """`full`: the layers with latent attention, counted from 1."""
+    if not isinstance(full, list):
+        full = range(5, num_layers + 1, 4)
+    return [GLOBAL if layer in full else LINEAR for layer in range(1, num_layers + 1)]
+
+
+_KIMI_NAMES = {  # our names of fields, by theirs
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "moe_router_activation_func": "scoring_func",
+    "num_expert_group": "n_group",
+    "num_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
+_KIMI_DELTA_NAMES = {
+    "head_dim": "linear_head_dim",
+    "num_heads": "linear_num_heads",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+_KIMI_DEFAULTS = {
+    "kv_lora_rank": 512,
+    "linear_conv_kernel_dim": 4,
+    "linear_head_dim": 128,
+    "linear_num_heads": 32,
+    "max_position_embeddings": 1_048_576,
+    "moe_intermediate_size": 1024,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "routed_scaling_factor": 2.446,
+    "v_head_dim": 128,
+}
 _GLM4_MOE_DEFAULTS = {
     "first_k_dense_replace": 1,
     "n_shared_experts": 1,
@@ -87,4 +148,5 @@ READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model
     "deepseek_v3": _read_v3,
     "glm4_moe": _read_glm4_moe,
     "glm4_moe_lite": _read_glm4_moe_lite,
+    "kimi_linear": _read_kimi_linear,
 }

@@ -45,9 +45,7 @@ ParameterSources = dict[str, tuple[SourceTensor, ...]]  # parts by parameter nam
 def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSources:
     recurrent = config.recurrent_of(index)
     if recurrent is not None and recurrent.has_norms_before:
-        config = replace(
-            config, has_attention_norm=True, has_mlp_norm=True, has_output_norms=False
-        )
+        config = replace(config, has_attention_norm=True, has_mlp_norm=True, has_output_norms=False)
     plan, prefix = _layer_plan(config, names, index), f"{names.layer}.{config.first_layer + index}."
     factors = {f"{prefix}{name}.weight": each for name, each in config.weight_factors.items()}
     return {
@@ -213,7 +211,8 @@ def _recurrent_plan(
     vectors: dict[str, int] = {}
     keys, columns = recurrent.key_heads * recurrent.key_dim, recurrent.out_columns
     apart = (keys, keys, columns, columns)  # queries, keys, values and what gates them
-    in_rows = {1: (recurrent.in_rows,), 2: (channels, columns)}.get(len(names.mixer_in), apart)
+    joined = {1: (recurrent.in_floats,), 2: (channels, columns)}
+    in_rows = joined.get(len(names.mixer_in), apart[: len(names.mixer_in)])
     conv_rows = (channels,) if len(names.conv) == 1 else apart[:3]
     plan = {
         **_linear(f"{ours}.in", theirs, names.mixer_in, in_rows, hidden, has_bias),
@@ -234,6 +233,13 @@ def _recurrent_plan(
             for name, parts in plan.items()
         }
         vectors = {"decays": heads, "step_bias": heads, "head_norm": recurrent.value_dim}
+    elif recurrent.kind == "kimi_delta":
+        rank = recurrent.gate_rank
+        step_rows = (heads, rank, rank)
+        plan.update(_linear(f"{ours}.steps", theirs, names.steps, step_rows, hidden, False))
+        plan.update(_linear(f"{ours}.gates", theirs, (names.gates,), (columns,), rank, False))
+        plan.update(_linear(f"{ours}.forgets", theirs, (names.forgets,), (keys,), rank, False))
+        vectors = {"decays": heads, "step_bias": keys, "head_norm": recurrent.value_dim}
     elif recurrent.kind == "mamba2":
         vectors = {"decays": heads, "step_bias": heads, "skip": heads}
         if recurrent.has_norm:

@@ -13,7 +13,7 @@ from inference_api.loading.families.ropes import DEFAULT_THETA, read_ropes_by_ki
 from inference_api.loading.families.windows import are_local_but_every, same_window, with_windows
 
 _OLMO3_LOCAL_THETA = 500_000.0
-_DELTA_EPS = 1e-5  # of the norm in a delta rule, whatever other norms have
+_DELTA_EPS = 1e-5  # a delta rule's norm has it, whatever other norms have
 
 
 def read_olmo2(fields: ConfigFields) -> ModelConfig:

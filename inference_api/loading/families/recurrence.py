@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-MixerKind = Literal["short_conv", "delta", "mamba2"]
+MixerKind = Literal["short_conv", "delta", "mamba2", "kimi_delta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,8 @@ class RecurrentConfig:
     before it. `short_conv` (LFM2) projects its input to three vectors: one gates the convolution's
     input, another its result. `delta` takes the convolution's results as queries, keys and values;
     each value head keeps a matrix, updated by the gated delta rule. `mamba2` does the same without
-    the rule's correction: see `src/delta.h`.
+    the rule's correction, and in `kimi_delta` each channel of a key decays by itself: see
+    `src/delta.h`.
     """
 
     kind: MixerKind
@@ -32,16 +33,29 @@ class RecurrentConfig:
     is_tiled: bool = False  # value heads that share are interleaved instead
     has_log_decays: bool = True  # the checkpoint has logarithms of how fast heads forget
     has_norm: bool = True  # the output of `mamba2` is normalised
-    norm_eps: float | None = None  # of the outputs of heads; None: as the model's norms have it
+    norm_eps: float | None = None  # norms of what heads make have it; None: as other norms
     is_doubled: bool = False  # heads correct up to twice: what a state has may change its sign
     has_norms_before: bool = False  # these layers have norms before mixer and MLP alone
     is_beside_attention: bool = False  # attention reads the same input, and the outputs are added
+    gate_rank: int = 0  # `kimi_delta` makes gates and decays of latents of this size
 
     @property
-    def in_rows(self) -> int:
-        """Rows of the projection to the mixer's inputs."""
-        rows = {"short_conv": 2 * self.conv_dim, "delta": 0, "mamba2": self.heads}
-        return self.conv_dim + self.heads * self.value_dim + rows[self.kind]
+    def in_floats(self) -> int:
+        """Floats of a token that the mixer reads, besides those of `step_rows`."""
+        others = {
+            "short_conv": 2 * self.conv_dim,
+            "delta": 0,
+            "mamba2": self.heads,
+            "kimi_delta": self.heads * self.key_dim,
+        }
+        return self.conv_dim + self.heads * self.value_dim + others[self.kind]
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of the exact projection: to how much heads correct and how long a step is."""
+        if self.kind == "kimi_delta":
+            return self.heads + 2 * self.gate_rank
+        return 2 * self.heads if self.kind == "delta" else 0
 
     @property
     def out_columns(self) -> int:
@@ -56,7 +70,7 @@ class RecurrentConfig:
     @property
     def log_floats(self) -> int:
         """Floats that a layer's mixer reads for a token; these are logged for a guess."""
-        return self.in_rows + (2 * self.heads if self.kind == "delta" else 0)
+        return self.in_floats + self.step_rows
 
     @property
     def layer_floats(self) -> int:

@@ -1,6 +1,7 @@
 """Names of tensors in checkpoints, by naming scheme."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from inference_api.loading.config import TensorNames
@@ -53,8 +54,10 @@ class Names:
     mixer_in: tuple[str, ...] = ()  # only in recurrent layers
     conv: tuple[str, ...] = ()
     mixer_out: str = ""
-    steps: tuple[str, ...] = ()  # only in a delta rule; the next three in Mamba-2 too
-    decays: str = ""
+    steps: tuple[str, ...] = ()  # only in a delta rule; the next two in Kimi's
+    gates: str = ""
+    forgets: str = ""
+    decays: str = ""  # the next three in Mamba-2 too
     step_bias: str = ""
     head_norm: str = ""
     skip: str = ""  # only in Mamba-2
@@ -62,9 +65,12 @@ class Names:
     shared_down: str = ""
     shared_gate: str = ""
     mtp: MtpNames | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Parts of names that transformers saves, and what published files have instead."""
 
 
 _NEXTN = (".eh_proj", ".enorm", ".hnorm", ".shared_head.norm")
+_MLP = ("gate_proj", "up_proj", "down_proj")
 _LLAMA = Names(
     embedding="model.embed_tokens",
     final_norm="model.norm",
@@ -232,6 +238,24 @@ SCHEMES: dict[TensorNames, Names] = {
         router="mlp.gate.wg",
         shared="mlp.shared_mlp",
     ),
+    "kimi_linear": replace(
+        _MIXTRAL,
+        selection_bias="block_sparse_moe.gate.e_score_correction_bias",
+        shared="block_sparse_moe.shared_experts",
+        shared_up=_MLP[:2],
+        shared_down=_MLP[2],
+        others={f".block_sparse_moe.{each}.": f".mlp.{each}." for each in _MLP},
+        mixer_in=_LLAMA.qkv,
+        conv=tuple(f"self_attn.{name}_conv1d" for name in "qkv"),
+        mixer_out=_LLAMA.out,
+        steps=tuple(f"self_attn.{name}_proj" for name in ("b", "g_a", "f_a")),
+        gates="self_attn.g_b_proj",
+        forgets="self_attn.f_b_proj",
+        decays="self_attn.A_log",
+        step_bias="self_attn.dt_bias",
+        head_norm="self_attn.o_norm.weight",
+        mtp=None,
+    ),
     "lfm2": _LFM2,
     "llama": _LLAMA,
     "mixtral": _MIXTRAL,
@@ -243,7 +267,7 @@ SCHEMES: dict[TensorNames, Names] = {
     ),
     "olmo_hybrid": replace(
         _LLAMA,
-        attention_norm="attention_layer_norm",  # as the next one of layers with a delta rule alone
+        attention_norm="attention_layer_norm",
         mlp_norm="feedforward_layer_norm",
         attention_output_norm="post_attention_layernorm",
         mlp_output_norm="post_feedforward_layernorm",

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inference_api.loading.families.qwen3_next import HAS_DECAYS, LINEAR
 from inference_api.loading.families.ropes import ORIGINAL_POSITIONS, QUERY_GROWTH
 from inference_api.loading.families.windows import GLOBAL, LOCAL
 from inference_api.loading.gguf.hybrids import HYBRIDS, Shapes, by_layer
@@ -105,9 +106,11 @@ def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]
     if architecture in HYBRIDS:
         return HYBRIDS[architecture](value, shapes)
     if architecture == "deepseek2":
-        return _deepseek(value, vocab_size=shapes.get("token_embd.weight", (0,))[0])
+        return _deepseek(value, _usual_gating(value, shapes))
     if architecture == "mistral4":
-        return _deepseek(value, vocab_size=0) | {"model_type": "mistral4"}
+        return _deepseek(value, _SOFTMAX) | {"model_type": "mistral4"}
+    if architecture == "kimi-linear":
+        return _deepseek(value, _SIGMOID) | _kimi_linear(value)
     if architecture == "ernie4_5-moe":
         return _ernie_moe(value, shapes)
     if architecture == "hunyuan-moe":
@@ -210,14 +213,34 @@ def _gpt_oss(value: Any) -> dict[str, Any]:
     }
 
 
-def _deepseek(value: Any, vocab_size: int) -> dict[str, Any]:
+def _usual_gating(value: Any, shapes: Shapes) -> int:
+    """Files of GLM-4.7-Flash do not say how experts are chosen."""
+    vocab_size = shapes.get("token_embd.weight", (0,))[0]
+    is_glm = value("block_count") in _GLM_FLASH_LAYERS and vocab_size == _GLM_FLASH_VOCABULARY
+    return _SIGMOID if is_glm else _SOFTMAX
+
+
+def _kimi_linear(value: Any) -> dict[str, Any]:
+    """Layers without key-value heads have Kimi delta attention, with as many heads as attention.
+    Files have the rates of decay, not their logarithms."""
+    kv_heads = by_layer(value, "attention.head_count_kv")
+    return {
+        "model_type": "kimi_linear",
+        "layer_types": [GLOBAL if each else LINEAR for each in kv_heads],
+        "linear_conv_kernel_dim": value("ssm.conv_kernel"),
+        "linear_head_dim": value("kda.head_dim"),
+        "linear_num_heads": value("attention.head_count"),
+        "norm_topk_prob": True,  # as for llama.cpp, whatever the file says
+        HAS_DECAYS: True,
+    }
+
+
+def _deepseek(value: Any, usual_gating: int) -> dict[str, Any]:
     """Returns the fields of latent attention. Keys that end in _mla give the sizes of heads; if a
-    file has them, the keys without _mla give the sizes that llama.cpp caches. Files of
-    GLM-4.7-Flash do not say how experts are chosen."""
+    file has them, the keys without _mla give the sizes that llama.cpp caches."""
     rotary_dim = value("rope.dimension_count")
     head_dim = value("attention.key_length_mla") or value("attention.key_length")
-    is_glm = value("block_count") in _GLM_FLASH_LAYERS and vocab_size == _GLM_FLASH_VOCABULARY
-    mixture = _deepseek_mixture(value, usual_gating=_SIGMOID if is_glm else _SOFTMAX)
+    mixture = _deepseek_mixture(value, usual_gating)
     return {
         **mixture,
         "model_type": "deepseek_v3" if mixture["topk_method"] == "noaux_tc" else "deepseek_v2",

@@ -353,10 +353,7 @@ def _single(part: SourceTensor, tensor: ReaderTensor) -> ReaderTensor:
     found = of_expert(part.name)
     if found is None:
         data = tensor.data
-        if len(part.shape) == 1:
-            data = data.reshape(-1)
-        elif part.shape[0] == 1:
-            data = data.reshape(1, -1)
+        data = data.reshape(-1) if len(part.shape) == 1 else data.reshape(part.shape[0], -1)
         return tensor._replace(shape=np.array(part.shape[::-1]), data=data)
     own = tensor.data[found.expert]
     begin, end = rows_of_fused(part.name, len(own)) if FUSED in tensor.name else (0, len(own))

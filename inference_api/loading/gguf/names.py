@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "granitehybrid",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
+    "kimi_linear": "kimi-linear",
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
     "llama": "llama",
@@ -77,7 +78,7 @@ _SCALES = {".router.scale": ".router.proj", ".router.per_expert_scale": ".expert
 FUSED = ".ffn_gate_up_exps."  # the experts' gate and up projections in one stack
 _WITHOUT_SUFFIX = (".ffn_norm", ".ssm_a", ".ssm_d")
 # Architectures with the row order of safetensors.
-_ORDERED = ("deepseek2", "mistral4", "qwen3next", "qwen35", "qwen35moe")
+_ORDERED = ("deepseek2", "kimi-linear", "mistral4", "qwen3next", "qwen35", "qwen35moe")
 _BY_VALUE = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
 
 

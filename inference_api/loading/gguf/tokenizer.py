@@ -57,14 +57,19 @@ def _words_and_numbers(digits: str, marks: str = "") -> Json:
 
 
 _MARK = r"[^\r\n\p{L}\p{N}]?"
-_UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
+_HAN = r"\p{Han}"
 
 
-def _cased_words(contractions: str, digits: str) -> Json:
-    """Returns the pattern of GPT-4o and its descendants: a word ends where capitals begin."""
+def _cased_words(contractions: str, digits: str, has_han_apart: bool = False) -> Json:
+    """Returns the pattern of GPT-4o and its descendants: a word ends where capitals begin. Kimi's
+    are, besides, either Chinese or not."""
+    first, others, ends = (rf"{_HAN}+|", f"&&[^{_HAN}]", "") if has_han_apart else ("", "", "/")
+    upper, lower = (
+        rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}{others}]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}")
+    )
     pattern = (
-        rf"{_MARK}{_UPPER}*{_LOWER}+{contractions}|{_MARK}{_UPPER}+{_LOWER}*{contractions}"
-        rf"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACE}"
+        rf"{first}{_MARK}{upper}*{lower}+{contractions}|{_MARK}{upper}+{lower}*{contractions}"
+        rf"|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n{ends}]*|{_SPACE}"
     )
     return _sequence(_split(pattern), _BYTES_OF_PIECES)
 
@@ -116,6 +121,7 @@ PRE_TOKENIZERS: dict[str, Json] = {
     "chatglm-bpe": _words_and_numbers("{1,3}"),
     "glm4": _words_and_numbers("{1,3}"),
     "gpt-4o": _cased_words(f"{_CONTRACTIONS}?", "{1,3}"),
+    "kimi-k2": _cased_words(f"{_CONTRACTIONS}?", "{1,3}", has_han_apart=True),
     "tekken": _cased_words("", ""),
     "qwen2": _words_and_numbers(""),
     "qwen35": _words_and_numbers("", marks=r"\p{M}"),

@@ -45,9 +45,10 @@ class Wants(NamedTuple):
 
 def wants(part: SourceTensor, quantisation: Quantisation | None, tensors: Tensors) -> Wants:
     """Returns the tensors that make up `part`: just one if it is not quantised in the file."""
-    is_vector = len(part.shape) == 1  # some files have it as a matrix of one row
-    shapes = (part.shape, (1, *part.shape)) if is_vector else (part.shape,)
-    plain = Wants(Wanted(part.name, shapes))
+    shapes = [part.shape]
+    if len(part.shape) == 1:  # some files have it as a matrix of one row, Kimi in four dimensions
+        shapes += [(1, *part.shape), (1, 1, *part.shape, 1)]
+    plain = Wants(Wanted(part.name, tuple(shapes)))
     if quantisation is None or len(part.shape) != 2 or not part.name.endswith(WEIGHT):
         return plain
     quantised = _FORMS[quantisation.form](part, quantisation)

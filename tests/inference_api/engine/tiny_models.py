@@ -322,6 +322,28 @@ OLMO_HYBRID: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "rope_parameters": {"rope_type": "default", "rope_theta": None},
 }
+KIMI_LINEAR: dict[str, Any] = {
+    **NO_PAD,
+    "bos_token_id": None,
+    "initializer_range": 0.1,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "linear_head_dim": 32,
+    "linear_num_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+}
 
 GRANITE_HYBRID: dict[str, Any] = {
     **GATED,
@@ -419,6 +441,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {  # with recurrent layers, whi
     "olmo-hybrid-turned": (
         "OlmoHybrid",
         {**OLMO_HYBRID, "linear_allow_neg_eigval": False, "rope_parameters": LOCAL_ROPE},
+    ),
+    "kimi-linear": ("KimiLinear", KIMI_LINEAR),
+    "kimi-linear-one-group": (
+        "KimiLinear",
+        {**KIMI_LINEAR, "n_group": 1, "topk_group": 1, "q_lora_rank": 32, "norm_topk_prob": False},
     ),
 }
 

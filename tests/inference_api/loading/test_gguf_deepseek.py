@@ -159,6 +159,7 @@ def words_of(name: str, text: str) -> list[str]:
         ("deepseek-v3", ["Don", "'t", " say", " (", "123", "4", ")", " ", "你好", "\n", "ა"]),
         ("lfm2", ["Don", "'t", " say", " (", "123", "4", ")", " 你好", "\n", "ა"]),
         ("qwen35", ["Don", "'t", " say", " (", "1", "2", "3", "4", ")", " 你好", "\n", "ა"]),
+        ("kimi-k2", ["Don't", " say", " (", "123", "4", ")", " ", "你好", "\n", "ა"]),
         ("tekken", ["Don", "'t", " say", " (", "1", "2", "3", "4", ")", " 你好", "\n", "ა"]),
     ],
 )
@@ -173,6 +174,7 @@ def test_text_is_cut_into_words_as_the_models_were_trained(name: str, words: lis
         ("qwen2", ["ह", "िन", "्द", "ी", " aBc"]),
         ("qwen35", ["हिन्दी", " aBc"]),
         ("tekken", ["हिन्दी", " a", "Bc"]),
+        ("kimi-k2", ["हिन्दी", " a", "Bc"]),
     ],
 )
 def test_marks_and_capitals_are_cut_as_each_has_it(name: str, words: list[str]) -> None:

@@ -57,7 +57,7 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "name",
     [
         *("qwen3.5", "qwen3.5-moe", "granite4", "granite4-moe", "falcon-h1", "falcon-h1-norm"),
-        *("nemotron", "nemotron-dense"),
+        *("nemotron", "nemotron-dense", "kimi-linear"),
     ],
 )
 def test_gguf_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
@@ -146,6 +146,21 @@ def test_text_part_of_a_model_that_sees_is_the_same(
     assert np.array_equal(logits(composite(folder, tmp_path / "whole", change)), logits(folder))
 
 
+def test_a_dense_layer_of_kimi_linear_has_two_names(tiny_model: Tiny, tmp_path: Path) -> None:
+    """That of published files, and that which transformers saves."""
+    folder, _ = tiny_model("kimi-linear")
+    tensors = load_file(folder / "model.safetensors")
+    layer = "model.layers.0"
+    renamed = {
+        name.replace(f"{layer}.block_sparse_moe.", f"{layer}.mlp."): tensor
+        for name, tensor in tensors.items()
+    }
+    assert renamed.keys() != tensors.keys()
+    copytree(folder, tmp_path / "published")
+    save_file(renamed, tmp_path / "published/model.safetensors")
+    assert np.array_equal(logits(tmp_path / "published"), logits(folder))
+
+
 QWEN3_5_9B = {
     "model_type": "qwen3_5_text",
     "vocab_size": 248_320,
@@ -196,6 +211,30 @@ OLMO_HYBRID_7B = {
     "num_hidden_layers": 32,
     "num_attention_heads": 30,
 }
+KIMI_48B = {
+    "model_type": "kimi_linear",
+    "vocab_size": 163_840,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 32,
+    "head_dim": 72,
+    "first_k_dense_replace": 1,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        "head_dim": 128,
+        "num_heads": 32,
+        "short_conv_kernel_size": 4,
+    },
+    "model_max_length": 1_048_576,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_expert_group": 1,
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "num_shared_experts": 1,
+}
+
 
 @pytest.mark.parametrize(
     ("raw", "matrices", "inputs", "page_bytes"),
@@ -204,6 +243,7 @@ OLMO_HYBRID_7B = {
         (QWEN3_NEXT_80B, 75_497_472, 3_538_944, 24_576),
         (FALCON_1_5B, 75_497_472, 1_032_192, 49_152),
         (OLMO_HYBRID_7B, 53_084_160, 3_317_760, 122_880),
+        (KIMI_48B, 41_943_040, 2_949_120, 8064),
     ],
 )
 def test_a_row_remembers_as_much_as_published_shapes_say(
@@ -247,6 +287,25 @@ def test_a_layer_of_nemotron_is_of_one_kind() -> None:
 def test_what_is_not_understood_is_refused(changes: dict[str, Any], fault: str) -> None:
     with pytest.raises(StartupError, match=fault):
         read_config(QWEN3_5_9B | changes)
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes", "fault"),
+    [
+        (OLMO_HYBRID_7B, {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        (OLMO_HYBRID_7B, {"linear_key_head_dim": 72}, "linear_key_head_dim=72"),
+        (OLMO_HYBRID_7B, {"layer_types": ["linear_attention"] * 32}, "layer_types=.* some of both"),
+        (KIMI_48B, {"mla_use_nope": False}, "mla_use_nope=False .* with mla_use_nope=true"),
+        (KIMI_48B, {"moe_router_activation_func": "softmax"}, "scoring_func='softmax'"),
+        (KIMI_48B, {"linear_attn_config": {"head_dim": 72}}, "linear_key_head_dim=72"),
+        (KIMI_48B, {"linear_attn_config": {"full_attn_layers": []}}, "layer_types=.* some of both"),
+    ],
+)
+def test_what_newer_delta_rules_do_not_have_is_refused(
+    raw: dict[str, Any], changes: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(StartupError, match=fault):
+        read_config(raw | changes)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ MODELS: dict[str, dict[str, object]] = {
     "falcon-h1-norm": {},
     "granite4": {},
     "granite4-moe": {},
+    "kimi-linear": {"n_group": 1, "topk_group": 1},
     "lfm2": {"conv_bias": False},
     "lfm2-moe": {},
     "nemotron": {
