@@ -16,6 +16,7 @@ MODELS: dict[str, dict[str, object]] = {  # changes of tiny models
     "qwen3-next": {"decoder_sparse_step": 1},
     "glm4-moe": {},
     "glm4-moe-lite": {},
+    "deepseek-v3": {},
 }
 QWEN_NAMES = {
     "mtp_block": "mtp.layers.0",
