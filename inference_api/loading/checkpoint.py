@@ -24,8 +24,8 @@ from inference_api.loading.files import (
     weight_files,
 )
 from inference_api.loading.generation_config import GENERATION_CONFIG
+from inference_api.loading.gguf import KEPT_BITS, SUFFIX, is_gguf, read_gguf
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
-from inference_api.loading.gguf.files import KEPT_BITS, SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.layout import Tensors, is_int4, linear_weights, matrices, spared
 from inference_api.loading.memory import Footprint, memory_faults

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from inference_api.errors import StartupError, shown
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.tensor_names import SCHEMES
-from inference_api.loading.gguf.files import is_gguf, read_gguf
+from inference_api.loading.gguf import is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, UnusableJson, parse_json, read_json
 from inference_api.loading.layout import (
     StoredTensor,

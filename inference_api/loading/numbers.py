@@ -62,3 +62,7 @@ def _float8() -> "Floats":
 
 
 _FLOAT8 = _float8()
+
+# Values of MXFP4's codes, doubled to be integers (OCP Microscaling Formats 1.0, E2M1).
+MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+MXFP4_BIAS = 128  # bias of exponents: the format's 127, and 1 because values are doubled

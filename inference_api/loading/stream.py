@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import ReaderTensor
 from numpy.typing import NDArray
 
 from inference_api.errors import StartupError
@@ -14,14 +13,13 @@ from inference_api.kernels.library import UnusableWeight
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.files import tensor_places
-from inference_api.loading.gguf.blocks import GgufTensor, joined
-from inference_api.loading.gguf.files import is_gguf, read_gguf
-from inference_api.loading.gguf.names import row_order
+from inference_api.loading.gguf import is_gguf
 from inference_api.loading.numbers import Numbers
+from inference_api.loading.packing.blocks import BlockTensor
 from inference_api.loading.quantised.weights import QuantisedTensor, read_quantised
 from inference_api.loading.safetensors import opened, read_numbers
 
-Weight = Numbers | QuantisedTensor | GgufTensor
+Weight = Numbers | BlockTensor
 Write = Callable[[Weight], object]  # writes a weight to its parameter
 
 
@@ -49,9 +47,8 @@ def write_weights(
             for write in writes.pop(name):
                 write(weight)
         except UnusableWeight as error:
-            what = "file" if isinstance(weight, GgufTensor) else "model"
             raise StartupError(
-                [f"{name} cannot be loaded: {error}; get the {what} again."]
+                [f"{name} cannot be loaded: {error}; get the model again."]
             ) from error
         pause()
     assert not writes, f"headers were checked, yet {sorted(writes)} were not in the files"
@@ -73,7 +70,9 @@ def read_weights(
         return
     for file in files:
         if is_gguf(file):
-            yield from _read_gguf(file, parts)
+            from inference_api.loading.gguf.weights import read_parts
+
+            yield from read_parts(file, parts)
         else:
             yield from map(as_ours, _read(file, parts.keys(), config.tensor_names))
 
@@ -93,31 +92,6 @@ def _read(file: Path, wanted: Collection[str], names: TensorNames) -> Iterator[t
     with opened(file) as stream:
         for name, place in sorted(places.items(), key=lambda each: each[1].begin):
             yield name, read_numbers(stream, name, place)
-
-
-def _read_gguf(file: Path, parts: Mapping[str, SourceTensor]) -> Iterator[tuple[str, Weight]]:
-    model = read_gguf(file)
-
-    def read(tensor: ReaderTensor) -> GgufTensor:
-        try:
-            return GgufTensor.read(file, tensor)
-        except (OSError, ValueError) as error:
-            raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
-
-    for name, halves in model.halves.items():
-        if name in parts:
-            yield name, _joined(file, *map(read, halves))
-    for name, tensor in model.tensors.items():
-        if name in parts:
-            order = row_order(model.architecture, parts[name], model.config)
-            yield name, read(tensor).reordered(order) if order else read(tensor)
-
-
-def _joined(file: Path, keys: GgufTensor, values: GgufTensor) -> Numbers:
-    try:
-        return joined(keys, values)
-    except UnusableWeight as error:
-        raise StartupError([f"{file} cannot be loaded: {error}; get the file again."]) from error
 
 
 def _converted(weight: Numbers | QuantisedTensor, part: SourceTensor) -> Numbers | QuantisedTensor:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inference_api.errors import StartupError
+from inference_api.loading.gguf import is_gguf, read_gguf
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
-from inference_api.loading.gguf.files import is_gguf, read_gguf
 from inference_api.loading.json_files import read_json
 from inference_api.loading.tokenizer_files import TOKENIZER, TOKENIZER_CONFIG, tokenizer_json
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from inference_api.errors import StartupError
-from inference_api.loading.gguf.files import SUFFIX, GgufModel, is_gguf
+from inference_api.loading.gguf import SUFFIX, is_gguf
+from inference_api.loading.gguf.files import GgufModel
 from inference_api.loading.hardware import INSTALL_TORCH
 from scripts.quantize.making import Made, make
 

@@ -1,1 +1,30 @@
-"""GGUF files."""
+"""GGUF files.
+
+The modules that read them import the package `gguf`, which takes 6 MB. Most models are in
+safetensors, so other modules import this one, and those only for a file.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inference_api.kernels.packing import FILE_BITS, Bits
+
+if TYPE_CHECKING:
+    from inference_api.loading.gguf.files import GgufModel
+
+SUFFIX = ".gguf"
+# Bits of the kernels' blocks that hold values of these types unchanged; see `gguf.blocks`.
+KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
+BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, **KEPT_BITS}
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == SUFFIX
+
+
+def read_gguf(path: Path) -> "GgufModel":
+    """See `gguf.files`. Raises StartupError."""
+    from inference_api.loading.gguf import files
+
+    return files.read_gguf(path)

@@ -19,7 +19,7 @@ from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight, UnusableWeight
 from inference_api.kernels.packing import FILE_BITS
 from inference_api.loading.gguf.panels import STORED, write_panels
-from inference_api.loading.numbers import Numbers, Pack
+from inference_api.loading.numbers import MXFP4_BIAS, MXFP4_VALUES, Numbers, Pack
 from inference_api.loading.packing.blocks import (
     INT4_OFFSET,
     INT8_VALUES,
@@ -33,8 +33,6 @@ _Q8_0 = STORED[GGMLQuantizationType.Q8_0]
 _Q4_0 = STORED[GGMLQuantizationType.Q4_0]  # the low halves of all bytes come before the high ones
 _MXFP4 = STORED[GGMLQuantizationType.MXFP4]
 _IQ4_NL_VALUES = np.array(gguf.quants.IQ4_NL.kvalues, np.int8)
-MXFP4_VALUES = np.array(gguf.quants.MXFP4.kvalues, np.int8)  # doubled, to be integers
-MXFP4_BIAS = 128  # bias of exponents: the format's 127, and 1 because values are doubled
 _HALF_EXPONENTS = (-24, 15)  # least and largest power of two in half precision
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, ReaderField, ReaderTensor
 
 from inference_api.errors import StartupError, shown
-from inference_api.kernels.packing import FILE_BITS, Bits
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import LAYER_INPUTS, SourceTensor
 from inference_api.loading.families.read import read_config
+from inference_api.loading.gguf import BLOCK_BITS, SUFFIX
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
 from inference_api.loading.gguf.names import (
@@ -34,15 +34,11 @@ from inference_api.loading.layout import EMBEDDING, StoredTensor, Tensors, mtp_p
 from inference_api.loading.numbers import FLOATS
 from inference_api.loading.stacks import of_expert
 
-SUFFIX = ".gguf"
 MAX_VALUES = 4_000_000  # in all lists of metadata; vocabularies and merges have about 100,000
 MAX_TEXT_BYTES = 64 * 1024**2  # size of one text of metadata
 MAX_ENTRIES = 100_000  # entries of metadata, and as many tensors
 ROPE_TENSORS = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 EMBEDDINGS = {"token_embd.weight": EMBEDDING, "per_layer_token_embd.weight": LAYER_INPUTS}
-# Bits of the kernels' blocks that hold values of these types unchanged; see `gguf.blocks`.
-KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
-BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, **KEPT_BITS}
 LAYER = re.compile(r"blk\.(\d{1,9})\.")
 GROUPED_NORM = ".ssm_norm."  # Mamba-2's has a row for each group
 PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
@@ -83,10 +79,6 @@ class GgufModel:
             for name, tensor in self.tensors.items()
         }
         return whole | {name: _stored(halves) for name, halves in self.halves.items()}
-
-
-def is_gguf(path: Path) -> bool:
-    return path.suffix == SUFFIX
 
 
 def read_gguf(path: Path) -> GgufModel:

@@ -20,8 +20,7 @@ from inference_api.kernels.packing import GROUP
 from inference_api.loading.config import Quantisation, TensorNames
 from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.files import tensor_faults, tensor_places
-from inference_api.loading.gguf.blocks import MXFP4_BIAS, MXFP4_VALUES
-from inference_api.loading.numbers import DTYPES, FLOATS, Numbers
+from inference_api.loading.numbers import DTYPES, FLOATS, MXFP4_BIAS, MXFP4_VALUES, Numbers
 from inference_api.loading.packing.blocks import (
     INT4_VALUES,
     INT8_VALUES,

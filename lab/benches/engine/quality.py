@@ -26,7 +26,7 @@ from torch.nn.functional import kl_div
 
 from benchmarking.machine import describe_machine
 from inference_api.engine.kernel_runner import KernelRunner
-from inference_api.loading.gguf.files import is_gguf
+from inference_api.loading.gguf import is_gguf
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, place_own_pages

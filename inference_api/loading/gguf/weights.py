@@ -1,0 +1,43 @@
+"""Reads weights of a GGUF file, one after another."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gguf import ReaderTensor
+
+from inference_api.errors import StartupError
+from inference_api.kernels.library import UnusableWeight
+from inference_api.loading.families.layer_plan import SourceTensor
+from inference_api.loading.gguf.blocks import GgufTensor, joined
+from inference_api.loading.gguf.files import read_gguf
+from inference_api.loading.gguf.names import row_order
+from inference_api.loading.numbers import Numbers
+
+
+def read_parts(
+    file: Path, parts: Mapping[str, SourceTensor]
+) -> Iterator[tuple[str, Numbers | GgufTensor]]:
+    """Yields `parts` by their names in the checkpoint, with rows in our order. Raises
+    StartupError."""
+    model = read_gguf(file)
+
+    def read(tensor: ReaderTensor) -> GgufTensor:
+        try:
+            return GgufTensor.read(file, tensor)
+        except (OSError, ValueError) as error:
+            raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
+
+    for name, halves in model.halves.items():
+        if name in parts:
+            yield name, _joined(file, *map(read, halves))
+    for name, tensor in model.tensors.items():
+        if name in parts:
+            order = row_order(model.architecture, parts[name], model.config)
+            yield name, read(tensor).reordered(order) if order else read(tensor)
+
+
+def _joined(file: Path, keys: GgufTensor, values: GgufTensor) -> Numbers:
+    try:
+        return joined(keys, values)
+    except UnusableWeight as error:
+        raise StartupError([f"{file} cannot be loaded: {error}; get the file again."]) from error
