@@ -6,15 +6,20 @@ import socket
 
 def is_readable(sock: socket.socket) -> bool:
     """Returns whether bytes, or the peer's end, can be read."""
-    return _is_ready(sock, select.POLLIN)
+    return bool(reading(sock).poll(0))
 
 
 def is_writable(sock: socket.socket) -> bool:
     """Returns whether a few bytes can be written without waiting."""
-    return _is_ready(sock, select.POLLOUT)
+    return bool(_polling(sock, select.POLLOUT).poll(0))
 
 
-def _is_ready(sock: socket.socket, event: int) -> bool:
+def reading(sock: socket.socket) -> select.poll:
+    """Returns what tells by `poll(0)` whether a socket is readable, for those who often ask."""
+    return _polling(sock, select.POLLIN)
+
+
+def _polling(sock: socket.socket, event: int) -> select.poll:
     poll = select.poll()
     poll.register(sock, event)
-    return bool(poll.poll(0))
+    return poll

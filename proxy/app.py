@@ -159,16 +159,19 @@ class ProxyApp:
     def _answer_probe(self, exchange: Exchange) -> bool:
         """Answer requests that need no token: probes, and preflights of allowed origins."""
         head = exchange.head
-        origin, allowed = head.get("origin"), origins_for(head, self._settings.cors_origins)
-        if is_preflight(head) and is_allowed(origin, allowed):
-            cors = cors_headers(origin, allowed)
-            exchange.answer(204, cors + PREFLIGHT_HEADERS, b"")
-            return True
-        if head.method not in ("GET", "HEAD") or not (answer := self._probes.answer(head.target)):
+        is_asking = is_preflight(head)
+        answer = self._probes.answer(head.target) if head.method in ("GET", "HEAD") else None
+        if not is_asking and answer is None:
             return False
-        status, content_type, body = answer
-        headers = content_headers(content_type, body) + cors_headers(origin, allowed)
-        exchange.answer(status, headers, body)
+        origin, allowed = head.get("origin"), origins_for(head, self._settings.cors_origins)
+        cors = cors_headers(origin, allowed)
+        if answer is not None:
+            status, content_type, body = answer
+            exchange.answer(status, content_headers(content_type, body) + cors, body)
+        elif is_allowed(origin, allowed):
+            exchange.answer(204, cors + PREFLIGHT_HEADERS, b"")
+        else:
+            return False
         return True
 
     def _sweep(self) -> None:

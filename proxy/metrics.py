@@ -66,7 +66,7 @@ class Metrics(Collector):
 
     def record(self, record: AuditRecord) -> None:
         team_id = record.team_id or NO_TEAM
-        self._requests[team_id, record.status, record.outcome.value] += 1
+        self._requests[team_id, record.status, record.outcome] += 1
         if record.server is not None:
             self._servers[record.server, record.status] += 1
         self._bytes["in"] += record.bytes_in
@@ -96,7 +96,7 @@ class Metrics(Collector):
             labels=["team_id", "status", "outcome"],
         )
         for (team_id, status, outcome), count in self._requests.copy().items():
-            requests.add_metric([team_id, str(status), outcome], count)
+            requests.add_metric([team_id, str(status), str(outcome)], count)
         servers = CounterMetricFamily(
             "hearth_proxy_server_requests",
             "Requests answered by a server with a name, by status.",

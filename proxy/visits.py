@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -132,7 +132,8 @@ class Visits:
         if fault := target_fault(head.method, head.target):
             raise BadRequest(fault)
         path = plain_path(head.target)
-        check_preflight(head, origins_for(head, self._settings.cors_origins))
+        if head.method == "OPTIONS":
+            check_preflight(head, origins_for(head, self._settings.cors_origins))
         if path in (LOGIN_PATH, LOGOUT_PATH):
             self._show(visit, await self._login.answer(head, body, path))
             return
@@ -143,12 +144,13 @@ class Visits:
             return
         policies = self._parts.policy()
         policy = policies.for_team(principal.team_id)
-        visit.admission = await self._admissions.admit(principal.team_id, policy)
-        if body.is_present:
+        if policy.has_limits:
+            visit.admission = await self._admissions.admit(principal.team_id, policy)
+        if not body.is_empty:
             await body.read_prefix(self._settings.max_content_length)
         hints = read_hints(head, body)
         if head.method in SAFE_METHODS and (model := model_of(path)) != hints.model:
-            hints = replace(hints, model=model)
+            hints = hints._replace(model=model)
         record.model = hints.model[:128] if hints.model else None
         visit.price, visit.currency = policies.price_of(hints.model), policies.currency
         if self._parts.balancer.route_of(hints):
@@ -216,7 +218,7 @@ class Visits:
     ) -> dict[str, Any] | None:
         """One more list of models; None where it cannot be had, or not soon."""
         model = next(iter(upstream.spec.models), None)
-        request = replace(request, hints=replace(request.hints, model=model))
+        request = request._replace(hints=request.hints._replace(model=model))
         try:
             async with asyncio.timeout(LIST_TIMEOUT_S):
                 reply = await self.forwarder.open(request, identity, upstream)

@@ -88,11 +88,8 @@ class Authenticator:
         self._rules = rules
         self._revoked_ids = revoked_ids
         self._known: dict[str, Principal] = {}  # keyed by Authorization header
-
-    @property
-    def may_block(self) -> bool:
-        """Whether a check may wait for the network, and must not run in an event loop."""
-        return any(source.may_block for source in self._key_sources)
+        # Whether a check may wait for the network, and must not run in an event loop.
+        self.may_block = any(source.may_block for source in key_sources)
 
     def authenticate(self, authorization: str | None) -> Principal:
         """Returns the caller of an Authorization header. Raises Unauthorized with the reason."""

@@ -56,6 +56,8 @@ class DayBudget:
 
 
 def budgets_of(policy: TeamPolicy) -> list[DayBudget]:
+    if policy.tokens_per_day is None and policy.cost_per_day is None:
+        return []
     bounds = [("tokens", policy.tokens_per_day, 1), ("cost", policy.cost_per_day, NANOS)]
     return [DayBudget(unit, bound, parts) for unit, bound, parts in bounds if bound is not None]
 

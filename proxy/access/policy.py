@@ -10,6 +10,7 @@
 A team's entry overrides the defaults key by key. `null` means no limit.
 """
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -37,6 +38,11 @@ class TeamPolicy(BaseModel):
     max_concurrent: Limit = None
     models: frozenset[str] | None = None
     role: Literal["team", "viewer", "operator"] | None = None
+
+    @cached_property
+    def has_limits(self) -> bool:
+        limits = (self.requests_per_minute, self.tokens_per_minute, self.tokens_per_day)
+        return any(limits) or self.cost_per_day is not None or self.max_concurrent is not None
 
     def role_of(self, claimed: Role) -> Role:
         """Returns the role in the file, which overrides tokens, or else the token's."""

@@ -16,6 +16,9 @@ from urllib.parse import unquote_to_bytes
 
 from proxy.errors import BadRequest
 
+# What anybody may send is cached only where it is short: thousands of long ones fill the memory.
+MAX_CACHED_CHARS = 256
+
 
 class Role(IntEnum):
     """Roles of callers, from least to most."""
@@ -161,7 +164,8 @@ def plain_path(target: str) -> str:
 
     Raises BadRequest as `_decoded` does.
     """
-    return _decoded(target.partition("?")[0])
+    raw = target.partition("?")[0]
+    return _decoded(raw) if len(raw) <= MAX_CACHED_CHARS else _decoded.__wrapped__(raw)
 
 
 @lru_cache(maxsize=4096)
@@ -184,9 +188,14 @@ def _decoded(raw: str) -> str:
     return path.rstrip("/") or "/"
 
 
-@lru_cache(maxsize=4096)
 def needed_role(method: str, path: str) -> Role:
     """Returns the least role that may use a plain path: the highest of the lines that match it."""
+    find = _needed_role if len(path) <= MAX_CACHED_CHARS else _needed_role.__wrapped__
+    return find(method, path)
+
+
+@lru_cache(maxsize=4096)
+def _needed_role(method: str, path: str) -> Role:
     line = f"{method} {path}"
     if method == "HEAD" and line not in ROLE_BY_ROUTE:
         line = f"GET {path}"

@@ -276,9 +276,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _await_head(self, wait: Wait) -> None:
         patience, is_kept = self._patience, wait is Wait.NEXT_REQUEST
-        self.deadline_s = self._loop.time() + (patience.keepalive_s if is_kept else patience.head_s)
+        now_s = self._loop.time()
+        self.deadline_s = now_s + (patience.keepalive_s if is_kept else patience.head_s)
         if self.wait is not wait:
-            self._crowd.wait(self, wait, self._loop.time())
+            self._crowd.wait(self, wait, now_s)
 
     def _pace_body(self) -> None:
         """As Apache's mod_reqtimeout does it: some seconds, and more for what has come."""

@@ -4,8 +4,7 @@ import asyncio
 import json
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from proxy.clients.request_head import RequestHead
@@ -39,6 +38,9 @@ GENERATING_ROUTES = frozenset(
 )
 
 
+REMEDY = "send less, or have MAX_CONTENT_LENGTH raised"
+
+
 class BodySource(Protocol):
     """The connection that a body comes from."""
 
@@ -57,8 +59,9 @@ class RequestBody:
     def __init__(self, head: RequestHead, source: BodySource) -> None:
         self.length = head.content_length
         self.is_chunked = head.is_chunked
-        self.is_ended = not self.is_chunked and not self.length
-        self.is_complete = self.is_ended  # the prefix is all of it, so that it can be sent again
+        self.is_empty = not self.is_chunked and not self.length
+        self.is_ended = self.is_empty
+        self.is_complete = self.is_empty  # the prefix is all of it, so that it can be sent again
         self.num_read_bytes = 0
         self.prefix = b""
         self.is_held_back = False  # enough is here for now
@@ -92,17 +95,12 @@ class RequestBody:
         self.is_ended = True
         self._wake()
 
-    async def read_prefix(
-        self, max_bytes: int, remedy: str = "send less, or have MAX_CONTENT_LENGTH raised"
-    ) -> None:
+    async def read_prefix(self, max_bytes: int, remedy: str = REMEDY) -> None:
         """Wait for the first INSPECTED_BYTES, or for all of it. Raises BodyTooLarge."""
-        too_large = BodyTooLarge(f"The request body exceeds {max_bytes} bytes; {remedy}.")
-        if (self.length or 0) > max_bytes:
-            raise too_large
+        _check_size(self.length or 0, max_bytes, remedy)
         while not self.is_ended and self._num_held_bytes < min(INSPECTED_BYTES, max_bytes + 1):
             await self._wait()
-        if self.num_read_bytes > max_bytes:
-            raise too_large
+        _check_size(self.num_read_bytes, max_bytes, remedy)
         self.prefix = self._take()
         self.is_complete = self.is_ended and len(self.prefix) <= INSPECTED_BYTES
 
@@ -111,11 +109,7 @@ class RequestBody:
         while True:
             while not self._pieces and not self.is_ended:
                 await self._wait()
-            if self.num_read_bytes > max_bytes:
-                raise BodyTooLarge(
-                    f"The request body exceeds {max_bytes} bytes; send less, or have "
-                    "MAX_CONTENT_LENGTH raised."
-                )
+            _check_size(self.num_read_bytes, max_bytes, REMEDY)
             if not self._pieces:
                 return
             yield self._take()
@@ -152,8 +146,12 @@ class RequestBody:
             self._waiter.set_result(None)
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingHints:
+def _check_size(num_bytes: int, max_bytes: int, remedy: str) -> None:
+    if num_bytes > max_bytes:
+        raise BodyTooLarge(f"The request body exceeds {max_bytes} bytes; {remedy}.")
+
+
+class RoutingHints(NamedTuple):
     """What is read of a JSON body, mostly what decides where it goes. Other bodies have none."""
 
     model: str | None = None
@@ -164,13 +162,11 @@ class RoutingHints:
     def routed(self, team_id: str, request_id: str) -> "RoutingHints":
         """A team's session stays with the server that it has met; without one it is chance."""
         is_session = (self.affinity_key or "").startswith(SESSION)
-        return replace(
-            self, route_key=f"{team_id}\0{self.affinity_key if is_session else request_id}"
-        )
+        own_key = self.affinity_key if is_session else request_id
+        return self._replace(route_key=f"{team_id}\0{own_key}")
 
 
-@dataclass(frozen=True, slots=True)
-class InboundRequest:
+class InboundRequest(NamedTuple):
     """One request, ready to be forwarded."""
 
     head: RequestHead
@@ -207,7 +203,7 @@ def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
 
     Those routes do not look for a model in the body, so one named there must not count.
     """
-    if head.method == "GET" and not body.is_present:
+    if head.method == "GET" and body.is_empty:
         return RoutingHints()
     # Decoded before it is split, as the server behind us does: otherwise `/inference%2Fx` would
     # be another model to us than to it.

@@ -113,8 +113,9 @@ def parse_whole(data: bytes, tally: Tally) -> bool:
     for holder in (fields, fields.get("message"), fields.get("response")):
         if isinstance(holder, dict) and isinstance(usage := holder.get("usage"), dict):
             tally.take_usage(usage)
-    for key, text in _TEXT.findall(data):
-        tally.take_text(key, len(text))
+    if tally.completion is None and tally.total is None:  # or nobody estimates it by its text
+        for key, text in _TEXT.findall(data):
+            tally.take_text(key, len(text))
     return True
 
 

@@ -7,6 +7,7 @@ servers could read in two ways is refused here.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import overload
 
 import httptools
@@ -17,6 +18,7 @@ from proxy.errors import BadRequest, ExpectationFailed, HeadTooLarge, ProxyError
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 100
+MAX_CACHED_NAME = 64  # bytes; longer ones could fill the memory
 END_OF_HEAD = b"\r\n\r\n"
 HEAD_OF_CHUNKS = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 # One line each: a second one could be the one that another server believes.
@@ -62,6 +64,11 @@ class RequestHead:
     @property
     def expects_continue(self) -> bool:
         return "expect" in self.fields and not self.is_http_1_0
+
+
+@lru_cache(maxsize=1024)
+def _key_of(name: bytes) -> str:
+    return name.decode("latin-1").lower()
 
 
 class RequestPart(Enum):
@@ -189,11 +196,9 @@ class RequestReader:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.part is RequestPart.NONE:
-            return
-        key = name.decode("latin-1").lower()
+        key = (_key_of if len(name) <= MAX_CACHED_NAME else _key_of.__wrapped__)(name)
         if self.part is not RequestPart.HEAD:
-            if key in NO_TRAILERS:
+            if key in NO_TRAILERS and self.part is not RequestPart.NONE:
                 raise BadRequest(f"A trailer may not be called '{key}'; send it with the head.")
             return
         self._num_fields += 1
@@ -223,16 +228,16 @@ class RequestReader:
             is_http_1_0=version == "1.0",
             keeps_alive=self._parser.should_keep_alive() and version == "1.1",
         )
-        if head.is_chunked and head.is_http_1_0:
+        is_chunked = self._is_chunked = head.is_chunked
+        if is_chunked and head.is_http_1_0:
             raise BadRequest("HTTP/1.0 knows no Transfer-Encoding; send a Content-Length.")
-        if head.get("transfer-encoding", "chunked").lower() != "chunked":
+        if is_chunked and self._fields["transfer-encoding"].lower() != "chunked":
             raise BadRequest("Only the Transfer-Encoding 'chunked' is known here.")
         if fault := host_fault(head.get("host"), is_http_1_0=head.is_http_1_0):
             raise BadRequest(f"The request is refused: {fault}; send one.")
-        if head.get("expect", "100-continue").lower() != "100-continue":
-            raise ExpectationFailed(head.get("expect", "")[:64])
-        self._is_chunked = head.is_chunked
-        if head.is_chunked:
+        if "expect" in self._fields and self._fields["expect"].lower() != "100-continue":
+            raise ExpectationFailed(self._fields["expect"][:64])
+        if is_chunked:
             self.part = RequestPart.CHUNKED_BODY
         else:
             self.num_missing_bytes = head.content_length or 0

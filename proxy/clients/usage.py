@@ -6,7 +6,7 @@ bytes of the request, the answer's from those of its text.
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from proxy.clients.event_reader import EventEnd, EventReader
 from proxy.clients.inflater import ENCODINGS, Inflater
@@ -19,8 +19,7 @@ BYTES_PER_TOKEN = 4
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """`source` is "usage" when the upstream said it all, else "estimated". `cached_tokens` is the
     part of the prompt that a prefix cache had, where the upstream says so."""
 

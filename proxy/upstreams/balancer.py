@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
@@ -245,6 +245,8 @@ class Balancer:
 
     def with_other_models(self, upstream: Upstream) -> list[Upstream]:
         """One usable upstream for each list of models that is not the upstream's own."""
+        if self._upstreams == (upstream,):
+            return []
         with self._lock:
             usable = [each for each in self._upstreams if self._is_usable(each)]
         found = {each.spec.models: each for each in usable}
@@ -262,6 +264,8 @@ class Balancer:
     def share_s(self, upstream: Upstream) -> float:
         """Seconds that a request would have had of the upstream that was there all along, if those
         that are there at a time have equal shares of it. Requests count between two readings."""
+        if upstream.spec.cents_per_hour is None:
+            return 0.0
         with self._lock:
             upstream.share(self._clock())
             return upstream.share_s
@@ -286,9 +290,10 @@ class Balancer:
         upstream.last_piece_s = self._clock()
 
     def report_success(self, upstream: Upstream) -> None:
-        with self._lock:
-            upstream.num_failures = 0
-            upstream.cooldown_s = FIRST_COOLDOWN_S
+        if upstream.num_failures or upstream.cooldown_s > FIRST_COOLDOWN_S:  # which is rare
+            with self._lock:
+                upstream.num_failures = 0
+                upstream.cooldown_s = FIRST_COOLDOWN_S
 
     def report_failure(self, upstream: Upstream, *, is_unreachable: bool = False) -> None:
         """Count a failure; leave the upstream alone for a while when there are too many.
@@ -352,16 +357,16 @@ class Balancer:
             serving = [upstream for upstream in serving if upstream.spec.server in servers]
         if not serving and not takes_row:
             serving = list(self._upstreams)
-        return [upstream for upstream in serving if upstream not in excluded]
+        return [each for each in serving if each not in excluded] if excluded else serving
 
-    def _groups(self, candidates: list[Upstream], hints: RoutingHints) -> Iterator[list[Upstream]]:
+    def _groups(self, candidates: list[Upstream], hints: RoutingHints) -> Iterable[list[Upstream]]:
         """In the order in which they are to be asked; by the route, if the model has one."""
         backends = self.route_of(hints)
         if not backends:
-            yield candidates
+            return (candidates,)
         present = {upstream.spec.server for upstream in candidates}
-        for server in servers_in_turn(backends, present, hints.route_key):
-            yield [upstream for upstream in candidates if upstream.spec.server == server]
+        in_turn = servers_in_turn(backends, present, hints.route_key)
+        return ([each for each in candidates if each.spec.server == name] for name in in_turn)
 
     def _is_usable(self, upstream: Upstream) -> bool:
         now_s = self._clock()

@@ -8,7 +8,7 @@ dies does. In all cases the whole body is still in hand.
 
 import asyncio
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from httptools import HttpParserError
@@ -127,7 +127,7 @@ class Forwarder:
         if not reply.has_asked_usage or reply.head.status not in REFUSALS:
             return reply
         reply.close()
-        plain = replace(request, hints=replace(request.hints, may_ask_usage=False))
+        plain = request._replace(hints=request.hints._replace(may_ask_usage=False))
         again = await self._open(plain, identity, only)
         if again.head.status < 300:
             reply.upstream.tells_usage = False
@@ -142,7 +142,7 @@ class Forwarder:
         ServerStarting, or what the body's connection failed with.
         """
         head = upstream_headers(request.head, identity)
-        tried = set[Upstream]() if only is None else set(self.balancer.upstreams) - {only}
+        tried: set[Upstream] = set() if only is None else set(self.balancer.upstreams) - {only}
         unreachable: UpstreamUnreachable | None = None
         is_repeated = False
         self._retries.note_request()

@@ -1,7 +1,7 @@
 """Headers that pass through the proxy, and those it sets itself. Pure functions."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from proxy.access.auth import Principal
@@ -51,8 +51,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"(?i)(https?:)?//[^\s;,'\"]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """The caller and id of a request, for the headers that tell the upstream."""
 
     principal: Principal

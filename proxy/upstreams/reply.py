@@ -5,13 +5,14 @@ or that a HEAD never has, is told here, as the parser does not know what was ask
 """
 
 import asyncio
+import select
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
-from common.readiness import is_readable
+from common.readiness import reading
 from proxy.errors import Headers, StreamBroken, UpstreamBroken
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -76,6 +77,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.was_chunked = False  # its last answer
         self.head: ReplyHead | None = None
         self._error: Exception | None = None
+        self._poll: select.poll | None = None
 
     # The event loop calls these.
 
@@ -200,8 +202,11 @@ class UpstreamConnection(asyncio.Protocol):
     @property
     def is_silent(self) -> bool:
         """Whether it is open, and nothing lies in its socket that nobody asked for."""
-        sock = self._transport.get_extra_info("socket")
-        return not self._transport.is_closing() and not is_readable(sock)
+        if self._transport.is_closing():
+            return False
+        if self._poll is None:
+            self._poll = reading(self._transport.get_extra_info("socket"))
+        return not self._poll.poll(0)
 
     def rest(self) -> None:
         """Makes ready for the next conversation."""
@@ -250,9 +255,12 @@ class UpstreamConnection(asyncio.Protocol):
             key = name.lower()
             values[key] = f"{values[key]},{value}" if key in values else value
         length = values.get("content-length")
+        phrase = self._phrase.decode("latin-1")
+        if not phrase.isprintable():
+            phrase = "".join(filter(str.isprintable, phrase))
         head = ReplyHead(
             status,
-            "".join(c for c in self._phrase.decode("latin-1") if c.isprintable()).strip() or "-",
+            phrase.strip() or "-",
             self._fields,
             values,
             is_chunked=values.get("transfer-encoding", "").strip().lower() == "chunked",

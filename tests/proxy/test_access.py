@@ -13,8 +13,10 @@ from inference_api.inference_api_server import create_server
 from inference_api.settings import Settings
 from lab.kit.servers import MOCK_APP, ServedApi
 from optimizer.settings import Settings as OptimizerSettings
+from proxy.access import roles
 from proxy.access.auth import ClaimRules
 from proxy.access.roles import ROLE_BY_ROUTE, Role, needed_role, plain_path
+from proxy.clients import request_head
 from proxy.errors import BadRequest
 from tests.forked import served
 from tests.proxy.support import (
@@ -269,3 +271,20 @@ def test_policy_file_decides_about_a_role_and_else_the_token(
     ruled: ProxyProcess, team: str, claimed: object, status: int
 ) -> None:
     assert ask(ruled, "POST /drain", team_id=team, role=claimed).status_code == status
+
+
+def test_what_strangers_send_is_kept_only_where_it_is_short() -> None:
+    """Thousands of paths or names of 64 KiB would fill the memory."""
+    kept = (roles._decoded, roles._needed_role, request_head._key_of)
+
+    def send(padding: str) -> list[int]:
+        head = f"GET /v1/models/{padding} HTTP/1.1\r\nHost: h\r\nX-{padding}: 1\r\n\r\n"
+        found: list[request_head.RequestHead] = []
+        request_head.RequestReader(found.append, lambda _: None).feed(head.encode())
+        assert found[0].get(f"x-{padding}") == "1"
+        assert needed_role("GET", plain_path(found[0].target)) is Role.TEAM
+        return [each.cache_info().currsize for each in kept]
+
+    before = send("")
+    assert send("x" * 60) == [size + 1 for size in before]
+    assert send("x" * 1000) == [size + 1 for size in before]
