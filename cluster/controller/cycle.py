@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from cluster.config import ClusterConfig
-from cluster.controller.demand import Demand, OfferedLoad
+from cluster.controller.demand import Demand, OfferedLoad, PastLoad
 from cluster.controller.forecasts import (
     ARRIVALS,
     Forecast,
@@ -92,21 +92,29 @@ class ControllerParts:
     reader: Reader
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What an earlier controller knew. `judged`: its forecasts, oldest first. By server: the
+    `loads` that it measured last, and how long the last starts took."""
+
+    judged: Sequence[JudgedForecasts] = ()
+    loads: Mapping[str, PastLoad] = field(default_factory=dict)
+    starts_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
 class Planner:
     """Makes plans; `plan` is the current one. Controller thread only."""
 
     def __init__(
-        self,
-        parts: ControllerParts,
-        replicas: Sequence[Replica],
-        past: Iterable[JudgedForecasts] = (),
+        self, parts: ControllerParts, replicas: Sequence[Replica], past: Past | None = None
     ) -> None:
-        """The first plan is the running replicas. `past` has earlier forecasts, oldest first."""
+        """The first plan is the running replicas."""
+        past, scale_down_s = past or Past(), parts.config.scale_down_s
         self._parts = parts
         self._speeds = Speeds(parts.system, parts.optimizer)
-        self._forecasts = Forecasts(past)
+        self._forecasts = Forecasts(past.judged)
         self._demands = {
-            name: Demand(_expected(parts.system.load(name)), parts.config.scale_down_s)
+            name: Demand(_expected(parts.system.load(name)), scale_down_s, past.loads.get(name))
             for name in parts.system.servers
         }
         self._before: Readings = {}

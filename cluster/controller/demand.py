@@ -48,6 +48,14 @@ class OfferedLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class PastLoad:
+    """The load that was planned for at a time."""
+
+    at_s: float
+    load: OfferedLoad
+
+
+@dataclass(frozen=True, slots=True)
 class _Seen:
     at_s: float
     traffic: Traffic
@@ -57,12 +65,17 @@ class _Seen:
 class Demand:
     """The demand on one server."""
 
-    def __init__(self, expected: OfferedLoad, scale_down_s: float) -> None:
-        """`expected` is the load to plan for until one has been measured."""
-        self._latest = expected
-        self._next_per_minute = expected.per_minute
+    def __init__(
+        self, expected: OfferedLoad, scale_down_s: float, past: PastLoad | None = None
+    ) -> None:
+        """`expected` is the load to plan for until one has been measured. `past`: the last one that
+        an earlier controller measured, which counts as the highest until it is too old."""
+        self._latest = expected if past is None else past.load
+        self._next_per_minute = self._latest.per_minute
         self._scale_down_s = scale_down_s
         self._seen: deque[_Seen] = deque()
+        if past is not None:
+            self._seen.append(_Seen(past.at_s, Traffic(), past.load.per_minute))
         self._first_s: float | None = None
 
     @property

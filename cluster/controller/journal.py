@@ -15,12 +15,16 @@ READ_BACK_BYTES = 32 * 1024 * 1024
 
 class Journal:
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Raises OSError if the file cannot be written."""
+        """Puts a file aside that ends within a line. Raises OSError if none can be written."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._paths = [path, *(Path(f"{path}.{n}") for n in range(1, KEPT + 1))]
         self._path, self._max_bytes = path, max_bytes
-        with path.open("a"):
-            pass
+        with path.open("ab+") as stream:
+            stream.seek(-min(stream.tell(), 1), os.SEEK_END)
+            is_whole = stream.read(1) in (b"", b"\n")
+        if not is_whole:  # the next line would be lost with it
+            log.warning("%s ends within a line, and is %s now", path, self._paths[1])
+            self._rotate()
 
     def write(self, entry: dict[str, Any]) -> None:
         """Writes a complete line or nothing. Raises OSError."""

@@ -1,20 +1,25 @@
 """A cycle as JSON: whole for the journal, without question and answer, and in short; and what a
 starting controller reads of it."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Annotated, Any, NotRequired, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AwareDatetime, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
-from cluster.controller.cycle import Cycle, Latencies, ServerCycle
+from cluster.controller.cycle import Cycle, Latencies, Past, ServerCycle
+from cluster.controller.demand import OfferedLoad, PastLoad
 from cluster.controller.forecasts import Forecast, JudgedForecast, JudgedForecasts, Score
 from cluster.controller.rollout import Plan
 from cluster.replicas import Group, Outcome
 
+log = logging.getLogger(__name__)
+
 Json = dict[str, Any]
+Amount = Annotated[FiniteFloat, Field(ge=0)]
 
 
 class GroupTold(TypedDict):
@@ -85,32 +90,68 @@ class DecisionTold(TypedDict):
     servers: dict[str, ServerDecision]
 
 
+class _PastLoad(TypedDict):
+    arrivalRate: Amount
+    avgInTokens: Amount
+    avgOutTokens: Amount
+
+
 class _PastServer(TypedDict):
-    judged: dict[str, JudgedForecast]
+    judged: NotRequired[dict[str, JudgedForecast]]
+    arrived_per_minute: NotRequired[float | None]
+    load: NotRequired[_PastLoad]
 
 
 class _PastCycle(TypedDict):
-    servers: dict[str, _PastServer]
+    """A fault's line has no servers."""
+
+    at: AwareDatetime
+    servers: NotRequired[dict[str, _PastServer]]
+    starts_s: NotRequired[dict[str, list[Amount]]]
 
 
 _PAST = TypeAdapter(_PastCycle)
 
 
-def judgements_in(line: bytes) -> JudgedForecasts:
-    """What a line of the journal says of forecasts: none for a fault's, or one that is damaged."""
-    try:
-        past = _PAST.validate_json(line)
-    except ValidationError:
-        return {}
-    return {name: each["judged"] for name, each in past["servers"].items()}
+def past_in(lines: Iterable[bytes], now_s: float, kept_s: float) -> Past:
+    """What lines of the journal say, the oldest first, of loads only those of the last `kept_s`.
+    The first line may lack its beginning; how many others are damaged is logged."""
+    judged: list[JudgedForecasts] = []
+    loads: dict[str, PastLoad] = {}
+    starts_s: Mapping[str, Sequence[float]] = {}
+    num_damaged = 0
+    for number, line in enumerate(lines):
+        try:
+            past = _PAST.validate_json(line)
+        except ValidationError:
+            num_damaged += number > 0
+            continue
+        servers, at_s = past.get("servers", {}), past["at"].timestamp()
+        judged.append({name: each.get("judged", {}) for name, each in servers.items()})
+        starts_s = past.get("starts_s", starts_s)
+        for name, each in servers.items():
+            is_measured = each.get("arrived_per_minute") is not None
+            if is_measured and "load" in each and 0 <= now_s - at_s <= kept_s:
+                load = each["load"]
+                tokens = load["avgInTokens"], load["avgOutTokens"]
+                loads[name] = PastLoad(at_s, OfferedLoad.of(load["arrivalRate"], *tokens))
+    if num_damaged:
+        log.warning("lines of the journal that are damaged, and left out: %d", num_damaged)
+    return Past(judged, loads, starts_s)
 
 
-def entry_of(cycle: Cycle, unplaced: Mapping[Group, Outcome], dry_run: bool) -> Json:
-    """A line of the journal."""
+def entry_of(
+    cycle: Cycle,
+    unplaced: Mapping[Group, Outcome],
+    starts_s: Mapping[str, Sequence[float]],
+    dry_run: bool,
+) -> Json:
+    """A line of the journal. `starts_s`: by server how long its last starts took."""
     answer = None if cycle.answer is None else cycle.answer.model_dump(by_alias=True)
     return {
         **told(cycle),
         "unplaced": unplaced_of(unplaced),
+        "starts_s": {name: took for name, took in starts_s.items() if name in cycle.servers},
         "dry_run": dry_run,
         "question": cycle.question,
         "answer": answer,

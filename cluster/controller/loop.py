@@ -24,7 +24,7 @@ from cluster.controller.journal_entry import (
     decision_of,
     entry_of,
     fault_entry,
-    judgements_in,
+    past_in,
 )
 from cluster.controller.rollout import Plan, next_steps
 from cluster.controller.sleep import StartForecast, StartTimes
@@ -61,10 +61,15 @@ class Rollout:
     """Executes plans. Controller thread only."""
 
     def __init__(
-        self, actuator: Actuator, dry_run: bool, clock: Callable[[], float] = time.time
+        self,
+        actuator: Actuator,
+        dry_run: bool,
+        clock: Callable[[], float] = time.time,
+        past_starts_s: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
+        """`past_starts_s`: as `StartTimes` has them."""
         self._actuator, self._dry_run, self._clock = actuator, dry_run, clock
-        self._starts = StartTimes()
+        self.start_times = StartTimes(past_starts_s)
         self._plan: Plan = {}
         self._names: frozenset[str] = frozenset()
         self.unplaced: dict[Group, Outcome] = {}
@@ -73,7 +78,7 @@ class Rollout:
     def step(self, plan: Plan) -> tuple[Replica, ...]:
         """Take a step towards the plan. Returns the replicas before it. Raises ActuatorUnusable."""
         replicas = tuple(self._actuator.replicas())
-        self.starts = self._starts.see(replicas, self._clock())
+        self.starts = self.start_times.see(replicas, self._clock())
         names = frozenset(each.name for each in replicas)
         # A new plan, or room from a replica that has gone, justifies another try.
         if plan != self._plan or self._names - names:
@@ -86,7 +91,7 @@ class Rollout:
         for group, count in steps.start:
             begun_s = self._clock()
             outcome = self._actuator.start(group, count)
-            self._starts.begin(outcome.started, begun_s)
+            self.start_times.begin(outcome.started, begun_s)
             if outcome.unplaced:
                 log.warning("unplaced=%d group=%s why=%s", outcome.unplaced, group, outcome.why)
                 self.unplaced[group] = outcome
@@ -174,7 +179,7 @@ class Controller:
 
     def _serve(self, actuator: Actuator, journal: Journal) -> None:
         config = self._parts.config
-        rollout = Rollout(actuator, config.dry_run, self._clock)
+        rollout: Rollout | None = None
         planner: Planner | None = None
         due_s = time.monotonic() if config.period_s else math.inf
         while not self._must_end.is_set():
@@ -183,14 +188,19 @@ class Controller:
             if is_due:
                 due_s = max(due_s + config.period_s, time.monotonic())
             try:
-                if planner is None:
-                    replicas, past = actuator.replicas(), journal.read_back()
-                    planner = Planner(self._parts, replicas, map(judgements_in, past))
+                if planner is None or rollout is None:
+                    replicas = actuator.replicas()
+                    # The last line may be a period old.
+                    kept_s = config.scale_down_s + config.period_s
+                    past = past_in(journal.read_back(), self._clock(), kept_s)
+                    rollout = Rollout(actuator, config.dry_run, self._clock, past.starts_s)
+                    planner = Planner(self._parts, replicas, past)
                 is_woken = planner.wake(woken, self._clock())
                 if is_due or is_woken:
                     cycle = planner.cycle(actuator.replicas(), self._clock(), rollout.starts)
                     self._roll(rollout, planner, cycle)
-                    journal.write(entry_of(cycle, rollout.unplaced, config.dry_run))
+                    starts_s = rollout.start_times.took_s
+                    journal.write(entry_of(cycle, rollout.unplaced, starts_s, config.dry_run))
                     for each in asking:
                         each.put(cycle)
                 else:

@@ -56,16 +56,24 @@ class StartForecast:
 class StartTimes:
     """Measures how long replicas take from their start until they are ready."""
 
-    def __init__(self) -> None:
+    def __init__(self, past_s: Mapping[str, Iterable[float]] | None = None) -> None:
+        """`past_s`: by server how long earlier starts took, oldest first."""
         self._begun_s: dict[str, float] = {}
         self._starting: set[str] = set()
         self._took_s: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=STARTS_KEPT))
+        for server, took_s in (past_s or {}).items():
+            self._took_s[server].extend(took_s)
 
     def begin(self, names: Iterable[str], now_s: float) -> None:
         """Note that replicas of these names were started now."""
         for name in names:
             self._begun_s[name] = now_s
             self._starting.add(name)
+
+    @property
+    def took_s(self) -> dict[str, list[float]]:
+        """The last starts of each server, oldest first."""
+        return {server: list(took_s) for server, took_s in self._took_s.items() if took_s}
 
     def see(self, replicas: Iterable[Replica], now_s: float) -> dict[str, StartForecast]:
         """Returns a forecast for each server that has ever had replicas."""

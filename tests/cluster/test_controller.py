@@ -33,6 +33,7 @@ class Running:
         folder: Path,
         create: Callable[[], Actuator] | None = None,
         document: dict[str, Any] | None = None,
+        at_s: float = 0.0,
         **keys: Any,
     ) -> None:
         self.actuator, self.reader = MemoryActuator(), CountingReader()
@@ -42,7 +43,7 @@ class Running:
             **{"period_s": 0, "rollout_s": 0.1, "journal": folder / "cluster.jsonl", **keys},
         )
         parts = ControllerParts(self.config, self.system, OptimizerClient(url), self.reader)
-        self.at_s = 0.0
+        self.at_s = at_s
         self.controller = Controller(parts, create or (lambda: self.actuator), lambda: self.at_s)
         self.client: FlaskClient = create_app(self.controller, self.system).test_client()
         self.controller.start()
@@ -221,6 +222,27 @@ def test_a_restarted_controller_knows_how_its_forecasts_did(run: Callable[..., R
     after = run()
     cycle = after.controller.invoke(DEADLINE_S)
     assert {name: asdict(each) for name, each in cycle.servers["s"].scores.items()} == scores
+
+
+def test_a_restarted_controller_knows_the_load_and_how_long_starts_take(
+    run: Callable[..., Running],
+) -> None:
+    before = run()
+    for took_s in (30, 60, 60):
+        before.controller.invoke(DEADLINE_S)
+        before.at_s = before.reader.at_s = before.at_s + took_s
+        before.actuator.settle()
+        eventually(lambda: before.controller.ready_in_s("s") == 0, DEADLINE_S)
+        before.reader.serve(before.actuator.replicas(), 100)
+    load = before.controller.invoke(DEADLINE_S).servers["s"].load
+    before.controller.stop()
+    assert load.per_minute < 3000, "which the document says"
+    starts_s = before.journal()[-1]["starts_s"]
+    assert set(starts_s["s"]) == {30.0}
+    after = run(at_s=before.at_s + 1)
+    assert after.controller.invoke(DEADLINE_S).servers["s"].load == load
+    assert after.journal()[-1]["starts_s"] == starts_s
+    assert after.controller.ready_in_s("s") == 30
 
 
 def test_a_thread_that_has_ended_is_not_healthy(run: Callable[..., Running]) -> None:

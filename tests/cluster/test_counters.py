@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from cluster.controller.demand import Demand, OfferedLoad
+from cluster.controller.demand import Demand, OfferedLoad, PastLoad
 from cluster.controller.loads import Traffic, between, traffic_of, with_door
 from cluster.counters import Counters, parse_counters
 from cluster.engines import ENGINES
@@ -213,6 +213,14 @@ def test_demand_falls_no_sooner_than_another_replica_would_be_ready() -> None:
         assert demand.load.per_minute == 1200
     demand.see(Traffic(5.0, arrived=10, ended=10), 70.0, start_s=60.0)
     assert demand.load.per_minute == 120
+
+
+def test_a_load_of_before_counts_until_it_is_too_old() -> None:
+    demand = Demand(OfferedLoad(600, 10, 10), 300, PastLoad(0.0, OfferedLoad(90, 11, 22)))
+    assert demand.load == OfferedLoad(90, 11, 22)
+    for at_s, highest in ((200.0, 90), (300.0, 90), (400.0, 30)):
+        demand.see(Traffic(60.0, arrived=30), at_s)
+        assert demand.load == OfferedLoad(highest, 11, 22)
 
 
 @given(

@@ -1,7 +1,11 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from cluster.controller.demand import OfferedLoad, PastLoad
 from cluster.controller.journal import KEPT, Journal
+from cluster.controller.journal_entry import past_in
 
 
 def lines(path: Path) -> list[int]:
@@ -54,3 +58,42 @@ def test_a_journal_is_carried_on(tmp_path: Path) -> None:
     for number in range(2):
         Journal(path, max_bytes=2**16).write({"n": number})
     assert lines(path) == [0, 1]
+
+
+def test_a_file_that_ends_within_a_line_is_put_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "cluster.jsonl"
+    path.write_text('{"n":0}\n{"n":')
+    journal = Journal(path, max_bytes=2**16)
+    journal.write({"n": 1})
+    assert (lines(path), Path(f"{path}.1").read_text()) == ([1], '{"n":0}\n{"n":')
+    assert journal.read_back() == [b'{"n":0}', b'{"n":', b'{"n":1}']
+    assert f"{path} ends within a line" in caplog.text
+
+
+def test_of_damaged_lines_nothing_is_believed_and_of_loads_the_latest_measured(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load = {"arrivalRate": 60.0, "avgInTokens": 10, "avgOutTokens": 20}
+
+    def line(second: int, *starts_s: float, arrived: float | None = 1.0, **keys: float) -> bytes:
+        server = {"load": load | keys, "arrived_per_minute": arrived}
+        at = f"1970-01-01T00:00:{second:02}.000+00:00"
+        return json.dumps(
+            {"at": at, "servers": {"s": server}, "starts_s": {"s": starts_s}}
+        ).encode()
+
+    def told(*found: bytes) -> tuple[dict[str, PastLoad], dict[str, list[float]]]:
+        past = past_in([b'gin"}', *found], 50.0, 30.0)
+        return dict(past.loads), {name: list(each) for name, each in past.starts_s.items()}
+
+    seen = {"s": PastLoad(30.0, OfferedLoad(60.0, 10, 20))}
+    assert told(line(19, 4.0)) == ({}, {"s": [4.0]}), "too old for a load"
+    assert told(line(51, 4.0)) == ({}, {"s": [4.0]}), "of the future"
+    assert told(line(30, 4.0), line(40, 5.0, arrived=None)) == (seen, {"s": [5.0]})
+    assert told(line(30, 4.0), b'{"at":"1970-01-01T00:00:40Z","fault":"f"}') == (seen, {"s": [4.0]})
+    assert not caplog.text
+    damaged = [line(31, -1.0), line(31, float("nan")), line(31, arrivalRate=-1), line(31)[:-1]]
+    assert told(line(30, 4.0), *damaged, b"[]") == (seen, {"s": [4.0]})
+    assert "left out: 5" in caplog.text
