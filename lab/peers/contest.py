@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import psutil
@@ -111,6 +112,7 @@ def peer(
     name: str, recipe: Recipe, arguments: Callable[[], Sequence[str]], log_path: Path
 ) -> Iterator[Contestant]:
     """A peer's own loop, without any HTTP. See `process`. `arguments` may have to make its model.
+    What it leaves in its temporary folder, as vLLM does sockets, goes with it.
 
     Raises PeerEnded, as `run` does."""
     try:
@@ -119,10 +121,11 @@ def peer(
         raise PeerEnded(name, _reason(error.returncode, error.stderr.decode())) from None
     with (
         log_path.open("wb") as log,
+        TemporaryDirectory(ignore_cleanup_errors=True) as temporary,
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment(**recipe.settings),
+            env=environment(**recipe.settings, TMPDIR=temporary),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

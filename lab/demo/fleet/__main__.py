@@ -9,6 +9,7 @@ all day as the peak needs. Time it alone.
 
 import argparse
 import logging
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from lab.demo.cluster.processes import DemoFailed
 from lab.demo.cluster.show import verdict_text
-from lab.demo.fleet.members import members
+from lab.demo.fleet.members import TEMPORARY, members
 from lab.demo.fleet.picture import draw
 from lab.demo.fleet.play import play
 from lab.demo.fleet.speeds import with_speed
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         day = play(fleet, folder, given.day, lambda line: print(line, flush=True))
     except DemoFailed as error:
         sys.exit(f"The demo cannot go on: {error}")
+    finally:
+        shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
     findings = verdict(day)
     print(f"\n{verdict_text(findings)}")
     lost = [each for asked in day.asked.values() for each in asked if each.fault]

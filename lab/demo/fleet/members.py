@@ -11,6 +11,7 @@ from lab.models.gguf_file import make_gguf
 from lab.peers.install import PREBUILT_LLAMA, VLLM, NotInstalled, install
 
 OUT_TOKENS = 40
+TEMPORARY = "temporary"  # vLLM's sockets and files, which it leaves when it is killed
 CONTEXT_TOKENS = 128  # of a row
 
 
@@ -53,6 +54,7 @@ def members(folder: Path, tell: Any = print) -> Sequence[Member]:
         "model": str(file),
         "command": f"{words} --users {{rows}} --context {CONTEXT_TOKENS} --metrics",
     }
+    (folder / TEMPORARY).mkdir()
     # The community build's own command does not start: it asks for the version of another package.
     words = f"{VLLM.python} -m vllm.entrypoints.openai.api_server --model {{model}}"
     vllm = {
@@ -60,7 +62,11 @@ def members(folder: Path, tell: Any = print) -> Sequence[Member]:
         "model": str(EMBEDDED_MODEL),
         "command": f"{words} --host {{host}} --port {{port}} --served-model-name mail "
         f"--max-num-seqs {{rows}} --max-model-len {CONTEXT_TOKENS} --enforce-eager",
-        "settings": {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},
+        "settings": {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(folder / TEMPORARY),
+        },
     }
     for recipe, member in (
         (PREBUILT_LLAMA, Member("code", "llama.cpp", llama, 0.1, 0.15, 0.85)),

@@ -1,6 +1,7 @@
 """A peer for tests: `runs`, ends `at its start`, or ends `at its second load`."""
 
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from lab.peers.process import serve
@@ -29,6 +30,7 @@ class OneTokenAStep:
 
 if __name__ == "__main__":
     [ending] = sys.argv[1:]
+    tempfile.mkdtemp()  # and never removes it
     if ending == "at its start":
         sys.exit("ValueError: too little memory to start\n[W] a library's last word")
     loads = 1 if ending == "at its second load" else 100

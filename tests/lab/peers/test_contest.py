@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -59,17 +60,23 @@ def test_a_peer_that_does_not_start_or_ends_is_named_with_its_reason_and_the_oth
     assert report.chart().count("<rect") == 2
 
 
-def test_a_peer_that_ends_while_it_waits_is_noticed_at_its_turn(
-    stack: ExitStack, tmp_path: Path
+def test_a_peer_that_ends_while_it_waits_is_noticed_at_its_turn_and_leaves_nothing(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     starts = [peer(name, MADE_UP, lambda: ["never"], tmp_path / name) for name in ("one", "other")]
     one, other = (stack.enter_context(each) for each in starts)
     contest = Contest(stack, [nullcontext(one), nullcontext(other)], {})
+    assert len([*temporary.glob("*/*")]) == 2, "what each has made"
     other.process.kill()
     first, second = contest.measure(LOAD, 1)
     assert (first.name, len(first.rates)) == ("one", 1)
     assert (second.name, second.rates) == ("other", [])
     assert second.about.startswith("exit status -9")
+    stack.close()
+    assert not [*temporary.iterdir()]
 
 
 def test_a_peer_whose_model_is_not_made_does_not_start(stack: ExitStack, tmp_path: Path) -> None:
