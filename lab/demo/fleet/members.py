@@ -20,8 +20,8 @@ class Member:
     """A server of the system; its model has its name. `keys`: its part of the cluster's file.
 
     `share`: of a core, that each replica is held to once it is ready: small enough that two of
-    each, one that starts, and the services fit on two cores. `dawn` and `dusk`: shares of the day
-    between which it is asked."""
+    each, one of them starting, and the services fit on two cores. `dawn` and `dusk`: shares of the
+    day between which it is asked."""
 
     name: str
     title: str
@@ -70,7 +70,7 @@ def members(folder: Path, tell: Any = print) -> Sequence[Member]:
     }
     for recipe, member in (
         (PREBUILT_LLAMA, Member("code", "llama.cpp", llama, 0.1, 0.15, 0.85)),
-        (VLLM, Member("mail", "vLLM", vllm, 0.3, 0.3, 1.0)),
+        (VLLM, Member("mail", "vLLM", vllm, 0.35, 0.3, 1.0)),
     ):
         try:
             tell(f"{member.title} {install(recipe)}")
