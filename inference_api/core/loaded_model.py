@@ -66,10 +66,13 @@ class LoadedModel:
             self.rows.pages.forget_cached()
 
     def write_pages(self) -> bool:
-        """Write some of the pages that ended rows have left to disk. Returns whether there are
-        more."""
+        """Write some of the pages that ended rows have left to disk, and count what was read.
+        Returns whether there are more to write."""
         disk = self.rows.pages.disk
-        return disk is not None and disk.write()
+        if disk is None:
+            return False
+        self.served.totals.disk_tokens += disk.take_read_tokens()
+        return disk.write()
 
     def flush_pages(self, seconds: float) -> None:
         """Write to disk what ended rows have left, as far as so much time suffices."""

@@ -21,6 +21,7 @@ class StepTotals:
     pauses: int = 0  # pauses of rows, for want of pages
     prefilled_tokens: int = 0
     reused_tokens: int = 0  # prompt tokens that needed no prefill
+    disk_tokens: int = 0  # tokens of prompts that were read from disk
     generated_tokens: int = 0
     model_s: float = 0.0  # inside ModelRunner.step
     loop_s: float = 0.0  # the rest of each step

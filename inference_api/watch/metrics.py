@@ -49,6 +49,7 @@ class ServerState:
     generated_tokens: int
     model_s: float
     loop_s: float
+    disk_tokens: int = 0
     pauses: int = 0
     drafts: int = 0
     drafted_tokens: int = 0
@@ -93,6 +94,10 @@ COUNTERS: StateMetrics = {
         "Prompt tokens that were remembered instead of prefilled.",
         lambda state: state.reused_tokens,
     ),
+    "inference_disk_tokens": (
+        "Tokens of prompts read from PREFIX_CACHE_DIR.",
+        lambda state: state.disk_tokens,
+    ),
     "inference_generated_tokens": ("Tokens decoded.", lambda state: state.generated_tokens),
     "inference_model_seconds": ("Time inside the model.", lambda state: state.model_s),
     "inference_loop_seconds": ("Time of steps outside the model.", lambda state: state.loop_s),
@@ -114,6 +119,7 @@ VLLM_COUNTERS: StateMetrics = {
         lambda state: state.prefilled_tokens + state.reused_tokens,
     ),
     "vllm:prefix_cache_hits": COUNTERS["inference_reused_tokens"],
+    "vllm:external_prefix_cache_hits": COUNTERS["inference_disk_tokens"],
     "vllm:spec_decode_num_drafts": COUNTERS["inference_drafts"],
     "vllm:spec_decode_num_draft_tokens": COUNTERS["inference_drafted_tokens"],
     "vllm:spec_decode_num_accepted_tokens": COUNTERS["inference_accepted_tokens"],

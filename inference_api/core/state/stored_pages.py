@@ -60,6 +60,7 @@ class StoredPages:
         self._memory, self._layout, self._tree, self._pool = memory, layout, tree, pool
         self._size = layout.page_tokens * TOKEN_BYTES
         self._wanted: OrderedDict[Node, None] = OrderedDict()
+        self._read_tokens = 0
 
     def ahead(self, root: Hashable, tokens: bytes) -> deque[StoredPage]:
         """Returns the pages to read, after those in the tree, so that a row can continue after the
@@ -95,8 +96,14 @@ class StoredPages:
                 break
             nodes.append(self._bring(nodes[-1] if nodes else self._tree.root(root), page, contents))
             num_read += len(contents)
+            self._read_tokens += self._layout.page_tokens
         for node in reversed(nodes):  # the first pages are evicted last
             self._drop(node)
+
+    def take_read_tokens(self) -> int:
+        """Returns how many tokens were read since the last call."""
+        num_tokens, self._read_tokens = self._read_tokens, 0
+        return num_tokens
 
     def want(self, nodes: Iterable[Node]) -> None:
         """Have nodes written, by calls of `write`; the deepest last."""

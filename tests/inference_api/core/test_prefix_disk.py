@@ -60,15 +60,18 @@ def test_what_memory_has_no_room_for_is_read_again(
 ) -> None:
     chats = [text(10 + each, 200) for each in range(4)]
     server = with_disk(folder, tmp_path, kv_cache_memory=least_memory(forgetful))
+    model = server.backend.models[NAME]
     little = Server(folder, kv_cache_memory=least_memory(forgetful))
     for turn in range(3):
         for number, prompt in enumerate(chats):
             [answer] = forgetful.answers([prompt])
             assert server.answers([prompt]) == little.answers([prompt]) == [answer]
             chats[number] = (*prompt, *answer, *text(30 + 4 * turn + number, 20))
-            server.backend.models[NAME].flush_pages(60)
+            model.flush_pages(60)
+            model.write_pages()
     server.stop()
     assert server.reused_tokens > little.reused_tokens + 1000
+    assert model.served.totals.disk_tokens > 1000
 
 
 def test_rows_read_side_by_side(folder: Path, forgetful: Server, tmp_path: Path) -> None:
