@@ -45,7 +45,7 @@ constexpr Hashes kHashes[] = {
     {32, 0x0cc58eb987bcf978, 0xcc335e04976246b8, 0x7e522dc021960212},
     {16, 0xf3175ad90fe3753e, 0x5935d47f76c296cd, 0x5935d47f76c296cd},
     {8, 0xeb2b2d6a107d1ad3, 0xf0de2b6dfa3ed832, 0xc2af63e8c54ae19f},
-    {4, 0xff80d8b5cc19b259, 0x6ebd619ef6030089, 0x04e2462082b240a6},
+    {4, 0xf0a05fd4ab233ab3, 0xdf03ea71633153c1, 0x8b4ac30e30677cf8},
 };
 
 // What is not as `expected`, or null.
