@@ -43,10 +43,10 @@ from proxy.errors import (
 )
 from proxy.parts import ProxyParts
 from proxy.settings import Settings
-from proxy.upstreams.balancer import Upstream
 from proxy.upstreams.forward import SAFE_METHODS, Forwarder, Reply
 from proxy.upstreams.headers import Identity, client_headers
 from proxy.upstreams.sleepers import Sleepers
+from proxy.upstreams.upstream import Upstream
 
 log = logging.getLogger(__name__)
 

@@ -26,11 +26,12 @@ from proxy.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from proxy.upstreams.balancer import Balancer, Upstream
+from proxy.upstreams.balancer import Balancer
 from proxy.upstreams.headers import Identity, upstream_headers
 from proxy.upstreams.reply import Receiver, ReplyHead, StaleConnection, UpstreamConnection
 from proxy.upstreams.retries import RetryBudget
 from proxy.upstreams.sleepers import Sleepers
+from proxy.upstreams.upstream import Upstream
 from proxy.upstreams.waiting_room import WaitingRoom
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

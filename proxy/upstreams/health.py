@@ -12,7 +12,8 @@ from contextlib import suppress
 from httptools import HttpParserError
 
 from proxy.errors import StreamBroken, UpstreamBroken
-from proxy.upstreams.balancer import Balancer, Upstream, UpstreamHealth, UpstreamRows
+from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.upstream import Upstream, UpstreamHealth, UpstreamRows
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from proxy.clients.inbound import InboundRequest
 from proxy.errors import AllRowsBusy, ProxyError
-from proxy.upstreams.balancer import Upstream
+from proxy.upstreams.upstream import Upstream
 
 # How many requests of a line are tried, because the first may have tried the upstream that is free.
 MAX_LOOKED_AT = 16
