@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from common.stores import Record
 Connection = sqlite3.Connection
 
 RECORDS_TIMEOUT_S = 5.0
+TURN_S = 0.005
 RECORDS_SCHEMA = """
     CREATE TABLE IF NOT EXISTS records (
         kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, name)
@@ -68,13 +70,26 @@ class SqliteFile:
             self._path, timeout=self._timeout_s, isolation_level=None, check_same_thread=False
         )
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
+            self._choose_wal(connection)
             connection.execute("PRAGMA synchronous=FULL")
             connection.executescript(self._schema)
         except sqlite3.Error:
             connection.close()
             raise
         return connection
+
+    def _choose_wal(self, connection: Connection) -> None:
+        """Others may choose it for the same new file, and SQLite itself does not wait for them."""
+        give_up_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # or a kind of it
+                if not is_busy or time.monotonic() > give_up_s:
+                    raise
+                time.sleep(TURN_S)
 
 
 class SqliteRecords:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 
@@ -68,6 +69,20 @@ def test_failed_sqlite_commit_changes_nothing(sqlite_path: Path) -> None:
         with pytest.raises(StoreFailed, match="not saved"):
             store.commit([Record("server", "a", "2"), unwritable])
         assert store.load() == [Record("server", "a", "1")]
+
+
+def test_a_new_file_is_opened_once_others_are_done_with_it(sqlite_path: Path) -> None:
+    """Processes that start together all choose WAL, for which SQLite waits for nobody."""
+    sqlite_path.parent.mkdir()
+    with (
+        closing(sqlite3.connect(sqlite_path, isolation_level=None)) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        opened = pool.submit(SqliteRecords, sqlite_path)
+        wait([opened], timeout=0.1)  # ends at once where it fails
+        other.execute("COMMIT")
+        opened.result().close()
 
 
 def test_files_written_before_are_read(sqlite_path: Path) -> None:
