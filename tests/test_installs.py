@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from itertools import chain
 from pathlib import Path
@@ -78,6 +79,9 @@ def with_dependencies(requirements: list[Requirement]) -> set[str]:
     return found
 
 
+distributions_of_modules = cache(packages_distributions)  # reads the metadata of all that is here
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("files", PARTS)
 def test_a_part_imports_with_what_its_install_brings(files: str | None) -> None:
@@ -85,7 +89,7 @@ def test_a_part_imports_with_what_its_install_brings(files: str | None) -> None:
     brought = with_dependencies([each for file in read for each in listed(file)])
     refused = {
         module
-        for module, distributions in packages_distributions().items()
+        for module, distributions in distributions_of_modules().items()
         if not brought & {canonicalize_name(name) for name in distributions}
     }
     assert ({"torch", "transformers"} <= refused) == ("requirements-train.txt" not in read)

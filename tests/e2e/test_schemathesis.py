@@ -22,7 +22,7 @@ CONFIG = ROOT / "tests" / "e2e" / "schemathesis.toml"
 SYSTEM = ROOT / "tests" / "data" / "optimizer" / "systems" / "s00_documented.json"
 EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "0"))  # of each operation; 0: a few
 PHASES = "coverage,fuzzing" if EXAMPLES else "fuzzing"
-A_FEW = 2
+A_FEW = 1
 EXCLUDED_CHECKS = (
     # Reading is lenient on purpose (null for absent, numbers as text), and more is checked than a
     # JSON schema can say (that a prompt fits the context).

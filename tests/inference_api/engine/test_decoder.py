@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,38 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 Loaded = Callable[[str], Runner]
 Tiny = Callable[[str], TinyModel]
+Exact = Callable[[str], Tensor]
+Said = Callable[[str], list[int]]
+
+
+@pytest.fixture(scope="module")
+def exact(tiny_model: Tiny) -> Exact:
+    """By transformers, computed once for all engines: logits of every position of PROMPT."""
+
+    @torch.inference_mode()
+    def logits(name: str) -> Tensor:
+        every: Tensor = tiny_model(name)[1](torch.tensor([PROMPT])).logits[0]
+        return every
+
+    return cache(logits)
+
+
+@pytest.fixture(scope="module")
+def generated_by_transformers(tiny_model: Tiny) -> Said:
+    """What it says after PROMPT."""
+
+    def generate(name: str) -> list[int]:
+        model: Any = tiny_model(name)[1]
+        tokens: list[int] = model.generate(
+            torch.tensor([PROMPT]),
+            attention_mask=torch.ones(1, len(PROMPT), dtype=torch.int64),
+            max_new_tokens=NUM_NEW,
+            do_sample=False,
+            pad_token_id=EOS,
+        )[0, len(PROMPT) :].tolist()
+        return tokens
+
+    return cache(generate)
 
 
 def prefill(runner: Runner, row: int, tokens: Sequence[int], cuts: Sequence[int] = ()) -> None:
@@ -50,15 +83,11 @@ def random_prompt(rng: random.Random) -> list[int]:
 
 @every_model
 def test_logits_of_every_position_equal_those_of_transformers(
-    name: str, tiny_model: Tiny, loaded: Loaded
+    name: str, exact: Exact, loaded: Loaded
 ) -> None:
     runner = loaded(name)
-    model = tiny_model(name)[1]
-    with torch.inference_mode():
-        expected = model(torch.tensor([PROMPT])).logits[0]
-    for position in range(len(PROMPT)):
-        actual = next_logits(runner, {3: PROMPT[: position + 1]})[3]
-        torch.testing.assert_close(actual.cpu(), expected[position], atol=1e-4, rtol=0)
+    actual = [next_logits(runner, {3: PROMPT[:end]})[3] for end in range(1, len(PROMPT) + 1)]
+    torch.testing.assert_close(torch.stack(actual).cpu(), exact(name), atol=1e-4, rtol=0)
 
 
 def test_embeddings_of_gemma_3_have_their_factor_in_the_precision_of_the_sums(
@@ -74,21 +103,15 @@ def test_embeddings_of_gemma_3_have_their_factor_in_the_precision_of_the_sums(
 
 
 @every_model
-def test_greedy_text_equals_generate(name: str, tiny_model: Tiny, loaded: Loaded) -> None:
+def test_greedy_text_equals_generate(
+    name: str, generated_by_transformers: Said, loaded: Loaded
+) -> None:
     runner = loaded(name)
-    model: Any = tiny_model(name)[1]
-    expected = model.generate(
-        torch.tensor([PROMPT]),
-        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.int64),
-        max_new_tokens=NUM_NEW,
-        do_sample=False,
-        pad_token_id=EOS,
-    )[0, len(PROMPT) :].tolist()
     prefill(runner, 0, PROMPT[:-1])
     generated: list[int] = []
     while len(generated) < NUM_NEW and EOS not in generated:
         generated.append(draw_next(runner, 0, PROMPT, generated).token_id)
-    assert generated == expected
+    assert generated == generated_by_transformers(name)
 
 
 @every_model
@@ -98,15 +121,12 @@ def test_greedy_text_equals_generate(name: str, tiny_model: Tiny, loaded: Loaded
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 def test_logits_equal_those_of_transformers_however_the_prompt_is_cut(
-    name: str, tiny_model: Tiny, loaded: Loaded, cuts: list[int], row: int
+    name: str, exact: Exact, loaded: Loaded, cuts: list[int], row: int
 ) -> None:
     runner = loaded(name)
-    model = tiny_model(name)[1]
-    with torch.inference_mode():
-        expected = model(torch.tensor([PROMPT])).logits[0, -1]
     prefill(runner, row, PROMPT[:-1], cuts)
     actual = next_logits(runner, {row: PROMPT})[row]
-    torch.testing.assert_close(actual.cpu(), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(actual.cpu(), exact(name)[-1], atol=1e-4, rtol=0)
 
 
 def assert_rows_do_not_mix(runner: Runner, num_neighbours: int) -> None:

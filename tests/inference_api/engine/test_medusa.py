@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +25,7 @@ from inference_api.loading.checkpoint import load_config
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.heads import MAX_HEADS, MedusaFile
 from inference_api.loading.layout import HEAD
+from inference_api.loading.weights import Parameters
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.parameters import packed_parameters, torch_parameters
 
@@ -54,6 +56,13 @@ def file_of(num_layers: int, vocab_size: int, token_ids: Sequence[int] | None) -
         paths=(),
         tokenizer_sha256=None,
     )
+
+
+@cache
+def packed_by(variant: str, bits: str) -> tuple[Kernels, Parameters]:
+    """The embedded model, and what has packed it."""
+    kernels = Kernels(2, variant)
+    return kernels, packed_parameters(EMBEDDED_MODEL, BITS[bits], kernels=kernels)
 
 
 def rounded(kernels: Kernels | None, weights: Floats, bits: str) -> Tensor:
@@ -109,8 +118,7 @@ def test_guesses_are_those_of_the_formula(
     config: ModelConfig,
 ) -> None:
     torch.manual_seed(1)
-    kernels = Kernels(2, variant)
-    parameters = packed_parameters(EMBEDDED_MODEL, BITS[bits], kernels=kernels)
+    kernels, parameters = packed_by(variant, bits)
     file = file_of(num_layers, vocab_size, token_ids)
     heads = MedusaHeads(file, config, parameters)
     own_head = parameters.packed[HEAD].unpack()

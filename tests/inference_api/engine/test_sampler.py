@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -153,12 +155,17 @@ def test_frequencies_follow_the_exact_probabilities(
     assert result.pvalue > 0.001
 
 
-@pytest.mark.parametrize("spread", [0.3, 3.0, 100.0])
-@pytest.mark.parametrize("vocab", [1, 7, 2048, 40_000])
-def test_kernels_draw_from_large_vocabularies_what_torch_does(
-    kernels: Kernels | None, vocab: int, spread: float
-) -> None:
-    """With ties, and with tokens that may not be drawn."""
+class LargeStep(NamedTuple):
+    """With ties, and with tokens that may not be drawn; and what torch draws of it."""
+
+    logits: torch.Tensor
+    inputs: list[Draw]
+    positions: range
+    by_torch: list[int]
+
+
+@cache
+def large_step(vocab: int, spread: float) -> LargeStep:
     rng = np.random.default_rng(vocab)
     logits = torch.from_numpy(rng.normal(0, spread, (64, vocab)).astype(np.float32))
     logits[::2] = logits[::2].mul(4).round().div(4)
@@ -176,8 +183,18 @@ def test_kernels_draw_from_large_vocabularies_what_torch_does(
         for seed in [-1, 2**63, 2**64 + 1, *range(3, len(logits))]
     ]
     positions = range(0, 100 * len(logits), 100)
-    by_torch = tokens(logits.clone(), inputs, None, positions)
-    assert tokens(logits.clone(), inputs, kernels, positions) == by_torch
+    return LargeStep(logits, inputs, positions, tokens(logits.clone(), inputs, None, positions))
+
+
+@pytest.mark.parametrize("variant", supported_variants())
+@pytest.mark.parametrize("spread", [0.3, 3.0, 100.0])
+@pytest.mark.parametrize("vocab", [1, 7, 2048, 40_000])
+def test_kernels_draw_from_large_vocabularies_what_torch_does(
+    variant: str, vocab: int, spread: float
+) -> None:
+    logits, inputs, positions, by_torch = large_step(vocab, spread)
+    drawn = tokens(logits.clone(), inputs, Kernels(2, variant), positions)
+    assert drawn == by_torch
 
 
 @pytest.mark.parametrize("numbers", [[math.nan] * 3, [-math.inf] * 3, [1.0, math.inf, math.nan]])

@@ -47,9 +47,9 @@ except KernelsUnavailable as unavailable:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Half a gigabyte of float32 weights in shards of nearly equal size."""
+    """A third of a gigabyte of float32 weights in shards of nearly equal size."""
     made = tmp_path_factory.mktemp("sharded")
-    make_random_model(replace(SHAPES["110m"], layers=8), made)
+    make_random_model(replace(SHAPES["110m"], layers=4), made)
     tensors = load_file(made / "model.safetensors")
     (made / "model.safetensors").unlink()
     names = sorted(tensors)

@@ -29,7 +29,7 @@ from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE, 
 from tests.inference_api.parameters import packed_parameters, torch_parameters
 
 ROWS = 32
-BATCHES = 4  # of ROWS texts of CONTEXT tokens: 16,384 positions
+BATCHES = 2  # of ROWS texts of CONTEXT tokens: 8,192 positions
 HELDOUT = EMBEDDED_MODEL / "heldout.txt"
 
 

@@ -12,7 +12,7 @@ from werkzeug.serving import make_server
 
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
-from inference_api.pipeline import pauses
+from inference_api.pipeline import pauses, routes
 from inference_api.settings import Settings
 from lab.kit.servers import eventually
 from optimizer.settings import Settings as OptimizerSettings
@@ -45,6 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pauses, "QUIET_S", 0.0)
+        patch.setattr(routes, "MEASURE_S", 0.1)
         for name, value in (("RANK", 0), ("WORLD_SIZE", 2), ("MASTER_PORT", port)):
             patch.setenv(name, str(value))
         patch.setenv("MASTER_ADDR", "127.0.0.1")
