@@ -126,7 +126,6 @@ class JsonScan:
     """
 
     tally: Tally
-    has_begun: bool = False
     has_usage: bool = False
     has_no_choices: bool = False  # but an empty list of them
     _rest: bytes = b""  # what cannot be told apart yet
@@ -139,7 +138,6 @@ class JsonScan:
 
     def feed(self, piece: bytes) -> None:
         data, at = self._rest + piece, 0
-        self.has_begun = True
         while at < len(data):
             begin, is_usage = at, self._usage is not None
             at = self._step(data, at)

@@ -44,7 +44,8 @@ class UsageMeter:
         self._tally = Tally()
         self._inflater = Inflater() if encoding in ENCODINGS else None
         is_readable = self._inflater is not None or encoding in ("", "identity")
-        self._document = JsonScan(self._tally) if is_readable and "json" in kind else None
+        self._is_document = is_readable and "json" in kind
+        self._document: JsonScan | None = None  # reads what does not come whole
         is_events = is_readable and kind == "text/event-stream"
         self._events = EventReader(self._tally) if is_events else None
         self._num_pieces = 0  # pieces of raw text
@@ -73,8 +74,10 @@ class UsageMeter:
     def _read(self, piece: bytes) -> list[EventEnd]:
         if self._events is not None:
             return self._events.feed(piece)
-        if self._document is not None:
-            if self._document.has_begun or not parse_whole(piece, self._tally):
+        if self._is_document:
+            if self._document is None and not parse_whole(piece, self._tally):
+                self._document = JsonScan(self._tally)
+            if self._document is not None:
                 self._document.feed(piece)
         else:
             self._num_pieces += 1

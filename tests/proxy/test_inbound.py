@@ -2,11 +2,43 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from proxy.clients.inbound import RequestBody, RoutingHints, read_hints, takes_row, target_fault
+from proxy.clients.inbound import (
+    RequestBody,
+    RoutingHints,
+    parsed,
+    read_hints,
+    takes_row,
+    target_fault,
+)
 from proxy.clients.request_head import RequestHead
+
+LEAVES = [b"NaN", b"-Infinity", b"1e999", b"-0", b"0.1", b"01", b"-", b"9" * 5000, b"true", b"tru"]
+LEAVES += [
+    b'"a"',
+    b'"\\ud800"',
+    b'"\\ud83d\\ude00"',
+    b'"\xc3\xa9"',
+    b'"\xed\xa0\x80"',
+    b'"\t"',
+    b'"\\x"',
+]
+KEYS = st.sampled_from([b'"model"', b'"mode\\u006c"', b'"a"', b"a", b"'a'"])
+
+
+def containers(parts: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """Keys may come twice, and commas at the end."""
+    joined = st.tuples(st.sampled_from([b",", b" , ", b"\x0b,"]), st.lists(parts, max_size=3))
+    pairs = st.tuples(KEYS, parts).map(b":".join)
+    objects = st.tuples(st.sampled_from([b"", b","]), st.lists(pairs, max_size=3))
+    return joined.map(lambda each: b"[%b]" % each[0].join(each[1])) | objects.map(
+        lambda each: b"{%b%b}" % (b",".join(each[1]), each[0])
+    )
 
 
 class NoSource:
@@ -140,3 +172,23 @@ def test_what_a_row_answers_takes_one(path: str) -> None:
     assert takes_row("POST", path)
     assert not takes_row("GET", path)
     assert not takes_row("POST", "/v1/messages/count_tokens")
+
+
+@given(
+    st.recursive(st.sampled_from(LEAVES), containers),
+    st.sampled_from([b"", b" ", b"\xef\xbb\xbf", b"\x00"]),
+    st.sampled_from(["utf-8", "utf-16", "utf-16-le", "utf-32"]),
+)
+def test_a_body_is_read_as_json_loads_reads_it(data: bytes, before: bytes, encoding: str) -> None:
+    """Which model a team may use is decided by it."""
+
+    def read(parse: Callable[[bytes], object]) -> str:
+        try:
+            return repr(parse(sent))
+        except (ValueError, RecursionError):
+            return "refused"
+
+    sent = (before + data).decode(errors="replace").encode(encoding)
+    assert read(parsed) == read(json.loads)
+    sent = before + data
+    assert read(parsed) == read(json.loads)
