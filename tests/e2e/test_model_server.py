@@ -12,7 +12,7 @@ from lab.kit.servers import ServedApi, eventually
 from tests.e2e.browser.pages import busy
 from tests.e2e.test_mock_server import AUSTIN, NUMBER, PARIS
 
-SOAK_REQUESTS = 800
+SOAK_REQUESTS = 500
 SOAK_CLIENTS = 40
 LEAVING_SHARE = 0.2
 MEMORY_TOLERANCE = 0.05
