@@ -66,6 +66,12 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether penalties or biases do."""
+        is_added = self.logit_bias or self.presence_penalty or self.frequency_penalty
+        return bool(is_added) or self.repetition_penalty != 1.0
+
 
 # Parameters for which a model's files may give defaults.
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -10,13 +10,13 @@ from pathlib import Path
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.cpu.medusa import MedusaHeads
 from inference_api.engine.cpu.mtp import MtpLayer
-from inference_api.engine.local_runner import LocalRunner
+from inference_api.engine.local_runner import LocalRunner, make_kernels
 from inference_api.engine.paged_cache import PagedCache
 from inference_api.engine.sampler import sample
 from inference_api.engine.step_decoder import StepDecoder
 from inference_api.errors import StartupError
 from inference_api.kernels.build import library_path
-from inference_api.kernels.library import Kernels, KernelsUnavailable
+from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import ModelConfig
@@ -64,7 +64,7 @@ class KernelRunner(LocalRunner):
             raise StartupError(faults)
         self.bits = checkpoint.weight_bits(self._options)
         self._threads = _num_threads(self._config)
-        self._packing = Packing(_make_kernels(kernels_of, self._threads), self.bits)
+        self._packing = Packing(make_kernels(self._threads, kernels_of), self.bits)
         self.share_pages(None if packed is not None else self._pages_that_fit())
 
     def _context(self, config: ModelConfig, asked: int | None) -> int:
@@ -241,10 +241,3 @@ def _too_few_pages(budget_bytes: int, least_bytes: int) -> str:
 
 def _num_threads(config: ModelConfig) -> int:
     return hardware.physical_cores() if num_parameters(config) >= MIN_PARAMETERS_TO_SHARE else 1
-
-
-def _make_kernels(kernels_of: Callable[[int], Kernels], num_threads: int) -> Kernels:
-    try:
-        return kernels_of(num_threads)
-    except KernelsUnavailable as error:
-        raise StartupError([str(error)]) from error

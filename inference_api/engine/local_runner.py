@@ -3,7 +3,7 @@ and does what surrounds a decoder's step."""
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from inference_api.errors import StartupError
+from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import PAGE_TOKENS, ModelConfig
@@ -267,6 +268,14 @@ class LocalRunner(ModelRunner):
 
     def close(self) -> None:
         """Does nothing: memory is freed with the object."""
+
+
+def make_kernels(num_threads: int, kernels_of: Callable[[int], Kernels] = Kernels) -> Kernels:
+    """Raises StartupError."""
+    try:
+        return kernels_of(num_threads)
+    except KernelsUnavailable as error:
+        raise StartupError([str(error)]) from error
 
 
 def _log_losses(name: str, config: ModelConfig, settled: EngineOptions, tensors: Tensors) -> None:

@@ -1,4 +1,4 @@
-"""`python -m lab.device`: every check that wants a GPU, one after the other, in twelve minutes.
+"""`python -m lab.device`: every check that wants a GPU, one after the other, in thirteen minutes.
 
 A check is a process with a limit in seconds, and cannot stop the next. What it prints is kept, one
 file a check, in a folder. The end is a table of what passed. `--rehearse` runs
@@ -56,6 +56,12 @@ CHECKS = (
         70,
         ("lab.device.launches", "1.1b"),
         ("lab.device.launches", "tiny", "--device", "cpu"),
+    ),
+    Check(
+        "host",
+        30,
+        ("lab.device.host", "1.1b"),
+        ("lab.device.host", "tiny", "--device", "cpu"),
     ),
     Check(
         "bits",

@@ -7,7 +7,7 @@ views or allocates memory is none.
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,14 +136,17 @@ class _Operations(TorchDispatchMode):
 
 @torch.inference_mode()
 def operations_a_layer(
-    kind: type[CudaRunner] = CudaRunner, quantization: str = "none"
+    kind: type[CudaRunner] = CudaRunner,
+    quantization: str = "none",
+    steps: Iterable[str] = tuple(STEPS_OF),
 ) -> dict[str, int]:
     """What one layer more adds to a step, by what the step has."""
-    counts: dict[str, list[int]] = {step: [] for step in STEPS_OF}
+    counts: dict[str, list[int]] = {step: [] for step in steps}
     for layers in (1, 2):
         shape = replace(SHAPES["tiny"], layers=layers)
         runner = loaded(shape, "cpu", dtype="float32", kind=kind, quantization=quantization)
-        for step, row in STEPS_OF.items():
+        for step in counts:
+            row = STEPS_OF[step]
             with _Operations() as operations, ExitStack() as stack:
                 if kind is TritonRunner:
                     stack.enter_context(operations.of_triton())

@@ -13,7 +13,7 @@ from lab.device.launches import STEPS_OF, TritonRunner, operations_a_layer
 def test_checks_are_rehearsed_without_a_gpu(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    checks = "machine", "kernels", "products", "launches", "bits"
+    checks = "machine", "kernels", "products", "launches", "host", "bits"
     assert main(["--rehearse", "--only", *checks, "--out", str(tmp_path)]) == 0
     assert "launches a layer" in (tmp_path / "launches.txt").read_text()
     assert "equal" in (tmp_path / "bits.txt").read_text()
@@ -34,4 +34,4 @@ def test_a_layer_by_triton_launches_four_products_and_six_more() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles where there is CUDA")
 def test_a_layer_of_packed_weights_launches_no_more() -> None:
     """Operations add the parts of products themselves."""
-    assert operations_a_layer(TritonRunner, "int8")["one token"] == 10
+    assert operations_a_layer(TritonRunner, "int8", ["one token"]) == {"one token": 10}

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -17,23 +18,28 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
+from inference_api.engine.cuda.draws import DRAWS, WAY_LINES, Plan
 from inference_api.engine.cuda.graphs import (
     Capture,
+    Columns,
     FixedStep,
     LengthForward,
     step_lengths,
     token_sizes,
 )
-from inference_api.engine.cuda.inputs import Lines, absent, prompt_inputs, token_inputs
+from inference_api.engine.cuda.inputs import Lines, Numbers, absent, prompt_inputs, token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.latent import LatentOut, latent_qkv
 from inference_api.engine.cuda.mlp import Mlp, make_mlp
 from inference_api.engine.cuda.ops import (
     IDS,
+    LIKELIEST,
+    LOGITS,
     MOST_MULTIPLIED,
     NUM_LINES,
     PROMPT_LINES,
     ROWS,
+    STATES,
     Affine,
     LayerHeads,
     Operations,
@@ -53,20 +59,12 @@ up to 256, weights take longer to read than to multiply; more are left to severa
 
 MOST_GUESSED = 32
 """Tokens of a step that has more of them than rows. Reading the weights takes longer than these."""
-LOGITS, STATES, LIKELIEST = range(3)  # what a step puts out for each of its tokens
 
 
 class TorchOutputs(NamedTuple):
     """The outputs of a step: see `step_decoder.Outputs`."""
 
     logits: Tensor  # float32
-    hidden: Sequence[Tensor | None]
-
-
-class TorchDraws(NamedTuple):
-    """The outputs of a step whose draws are greedy."""
-
-    token_ids: Sequence[int]
     hidden: Sequence[Tensor | None]
 
 
@@ -129,8 +127,10 @@ class Decoder:
         def step(
             forward: LengthForward, num_lines: int, num_tokens: int, lengths: Sequence[int]
         ) -> FixedStep:
-            inputs = torch.from_numpy(absent(num_lines, num_tokens, self._spare_slot))
-            return FixedStep(forward, inputs.to(self._like.device), lengths)
+            is_drawn = num_lines == NUM_LINES
+            inputs = absent(num_lines + is_drawn * WAY_LINES, num_tokens, self._spare_slot)
+            draws = DRAWS if is_drawn else ()
+            return FixedStep(forward, inputs, lengths, self._like.device, draws)
 
         of_rows, of_tokens = (partial(self._token_outputs, each) for each in (True, False))
         most = self._num_tokens
@@ -167,40 +167,57 @@ class Decoder:
 
     def forward(self, rows: Sequence[RowStep]) -> TorchOutputs:
         """See `StepDecoder`."""
-        return TorchOutputs(*self._outputs(rows, LOGITS))
+        logits, hidden = self._outputs(rows, [LOGITS], None)
+        return TorchOutputs(logits[0], hidden)
 
-    def draw_greedily(self, rows: Sequence[RowStep]) -> TorchDraws:
-        """As `forward`, with the likeliest tokens in place of logits."""
-        drawn, hidden = self._outputs(rows, LIKELIEST)
-        return TorchDraws(drawn.tolist(), hidden)
+    def draw(
+        self, rows: Sequence[RowStep], plan: Plan
+    ) -> tuple[Sequence[int], Sequence[Tensor | None]]:
+        """As `forward`, with token ids in place of logits, -1 where `draws` finds none."""
+        kinds = [LIKELIEST + 1 + kind for kind in plan.kinds] or [LIKELIEST]
+        drawn, hidden = self._outputs(rows, kinds, plan.numbers)
+        first, *others = [each.tolist() for each in drawn]
+        for other in others:
+            choices = zip(plan.is_among_all, first, other, strict=True)
+            first = [second if is_other else one for is_other, one, second in choices]
+        return first, hidden
 
     def _outputs(
-        self, rows: Sequence[RowStep], of_draws: int
-    ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """One output of all draws, and the states of all rows that want them. Prompt tokens that
-        draw nothing are computed apart; the few that a draft model lacks before it draws are tokens
-        of the step."""
+        self, rows: Sequence[RowStep], of_draws: Sequence[int], ways: Numbers | None
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+        """These outputs of all draws, which `ways` [WAYS, draws] may be for, and the states of all
+        rows that want them. Prompt tokens that draw nothing are computed apart; the few that a
+        draft model lacks before it draws are tokens of the step."""
         firsts = [
             each.num_undrawn if not each.draws or each.num_undrawn > self._num_tokens else 0
             for each in rows
         ]
-        before = [[*self._prompt(row, first)] for row, first in zip(rows, firsts, strict=True)]
+        before = [
+            [*self._prompt(row, first)] if first else ()
+            for row, first in zip(rows, firsts, strict=True)
+        ]
         counts = [len(row.token_ids) - first for row, first in zip(rows, firsts, strict=True)]
+        num_tokens = sum(counts)
         wants_hidden = any(each.wants_hidden for each in rows)
-        wanted = [of_draws, STATES] if wants_hidden else [of_draws]
-        drawn, *states = (
-            self._tokens(token_inputs(rows, firsts), wanted)
-            if any(counts)
+        wanted = [*of_draws, STATES] if wants_hidden else of_draws
+        drawing: Columns = slice(None)
+        if sum(len(each.draws) for each in rows) < num_tokens:
+            ends = zip(rows, accumulate(counts), strict=True)
+            drawing = [at for row, end in ends for at in range(end - len(row.draws), end)]
+        of_tokens = np.zeros((0 if ways is None else len(ways), num_tokens))
+        if ways is not None:
+            of_tokens[:, drawing] = ways
+        outputs = (
+            self._tokens(token_inputs(rows, firsts), wanted, of_tokens)
+            if num_tokens
             else [self._nothing[each] for each in wanted]
         )
-        if sum(len(each.draws) for each in rows) < len(drawn):
-            of_rows = zip(rows, drawn.split(counts), strict=True)
-            drawn = torch.cat([own[len(own) - len(row.draws) :] for row, own in of_rows])
+        drawn = [each[drawing] for each in outputs[: len(of_draws)]]
         if not wants_hidden:
             return drawn, [None] * len(rows)
         return drawn, [
             torch.cat([*first, rest.float()]) if row.wants_hidden else None
-            for row, first, rest in zip(rows, before, states[0].split(counts), strict=True)
+            for row, first, rest in zip(rows, before, outputs[-1].split(counts), strict=True)
         ]
 
     def _prompt(self, row: RowStep, num_tokens: int) -> Iterator[Tensor]:
@@ -216,30 +233,27 @@ class Decoder:
                 yield states[: end - begin].to(torch.float32, copy=True)
             begin = end
 
-    def _tokens(self, inputs: Lines, wanted: Sequence[int]) -> Sequence[Tensor]:
-        """The outputs of as many tokens as there are, to keep."""
+    def _tokens(self, inputs: Lines, wanted: Sequence[int], ways: Numbers) -> Sequence[Tensor]:
+        """The outputs of as many tokens as there are, to keep, by `ways` [0 or WAYS, tokens]."""
         rows, most = inputs[ROWS].tolist(), self._num_tokens
         if self._of_rows is not None and len({*rows}) == len(rows):
-            return self._run(self._of_rows, inputs, rows, wanted)
-        parts = [
-            self._run(self._fitting(part), part, slice(part.shape[1]), wanted)
-            for part in np.split(inputs, range(most, len(rows), most), axis=1)
-        ]
+            return self._run(self._of_rows, inputs, rows, wanted, ways)
+        parts = []
+        for at in range(0, len(rows), most):
+            part, of_part = inputs[:, at : at + most], ways[:, at : at + most]
+            count = part.shape[1]
+            step = next(each for each in self._of_tokens if count <= each.num_tokens)
+            parts.append(self._run(step, part, slice(count), wanted, of_part))
         return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
 
-    def _fitting(self, tokens: Lines) -> FixedStep:
-        """The smallest step that has room for them."""
-        return next(step for step in self._of_tokens if tokens.shape[1] <= step.num_tokens)
-
     def _run(
-        self, step: FixedStep, tokens: Lines, columns: Sequence[int] | slice, wanted: Sequence[int]
+        self, step: FixedStep, tokens: Lines, columns: Columns, wanted: Sequence[int], ways: Numbers
     ) -> Sequence[Tensor]:
         """Run a step that has `tokens` in `columns`, and no others."""
-        inputs = absent(NUM_LINES, step.num_tokens, self._spare_slot)
-        inputs[:, columns] = tokens
-        outputs = step.run(inputs)
-        found = [outputs[each][columns] for each in wanted]
-        return [each.clone() for each in found] if isinstance(columns, slice) else found
+        outputs = step.run(tokens, columns, ways)
+        drawn = range(len(outputs), len(outputs) + len(DRAWS))
+        found = [step.drawn(drawn.index(i)) if i in drawn else outputs[i] for i in wanted]
+        return [each[columns].clone() for each in found]
 
     def _token_outputs(
         self, is_in_order: bool, lengths: Sequence[int], inputs: Tensor
@@ -247,6 +261,7 @@ class Decoder:
         """Logits [n, vocab] float32, states [n, hidden] and the likeliest tokens [n]; see
         `Operations.tokens`. Products are of as many tokens in every step: their order of summation
         depends on it, unless weights are packed."""
+        inputs = inputs[:NUM_LINES]
         tokens = self._ops.tokens(inputs, lengths, is_in_order)
         states = self._states(inputs, tokens, self._num_given)
         num_tokens = inputs.shape[1]
@@ -262,10 +277,8 @@ class Decoder:
     def _states(self, inputs: Tensor, tokens: TokenOperations, num_given: int) -> Tensor:
         """What the output head takes, [num_given, hidden], of n tokens or more."""
         ops, config = self._ops, self._config
-        if isinstance(self._embedding, Panels):
-            x = ops.embed(inputs[IDS], self._embedding)
-        else:
-            x = F.embedding(inputs[IDS], self._embedding)
+        table, ids = self._embedding, inputs[IDS]
+        x = ops.embed(ids, table) if isinstance(table, Panels) else F.embedding(ids, table)
         x = x * self._embedding_multiplier
         if len(x) < num_given:
             x = F.pad(x, (0, 0, 0, num_given - len(x)))

@@ -8,19 +8,26 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from inference_api.engine.cuda.inputs import Lines
-from inference_api.engine.cuda.ops import POSITIONS
+from inference_api.engine.cuda.inputs import Lines, Numbers
+from inference_api.engine.cuda.ops import NUM_LINES, POSITIONS
 from inference_api.loading.config import cache_capacity
 
 LEAST_LENGTH = 128
+ALL, NO_WAYS = slice(None), np.empty((0, 1))
+MOST_RECORDED_DRAWS = 32  # tokens; more would take the vocabulary's memory as often, in float64
 WARM_UP_RUNS = 3  # before capture, as PyTorch's notes on CUDA graphs have it
 
+Columns = Sequence[int] | slice
 Forward = Callable[[Tensor], Sequence[Tensor]]
 LengthForward = Callable[[Sequence[int], Tensor], Sequence[Tensor]]  # with the lengths up to one
 Step = Callable[[], Sequence[Tensor]]
+Draw = Callable[
+    [Sequence[Tensor], Tensor], Sequence[Tensor]
+]  # from the outputs and the inputs: see `draws`
 Capture = Callable[[Forward, Tensor], Step]  # see `captured`
 
 
@@ -28,15 +35,33 @@ class FixedStep:
     """A step of one shape, for each of a few lengths that it may read of the cache: short contexts
     do not pay for long ones. Launched operation by operation until it is recorded."""
 
-    def __init__(self, forward: LengthForward, inputs: Tensor, lengths: Sequence[int]) -> None:
-        """`inputs` are overwritten. `lengths` ascend."""
-        self._inputs = inputs
+    def __init__(
+        self,
+        forward: LengthForward,
+        inputs: Lines,
+        lengths: Sequence[int],
+        device: torch.device,
+        draws: Sequence[Draw] = (),
+    ) -> None:
+        """`inputs` are those of absent tokens; with `draws`, ways to draw lie behind them.
+        `lengths` ascend."""
+        self._absent = inputs
+        given = torch.from_numpy(inputs.copy())
+        self._given = given.pin_memory() if device.type == "cuda" else given
+        self._host: Lines = self._given.numpy()
+        self._ways: Numbers = self._host[NUM_LINES:].reshape(-1).view(np.float64)
+        self._ways = self._ways.reshape(-1, inputs.shape[1])
+        self._inputs = given.to(device, copy=True)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self._forwards = {
             length: partial(forward, lengths[: index + 1]) for index, length in enumerate(lengths)
         }
         self._steps: dict[int, Step] = {
-            length: partial(forward, inputs) for length, forward in self._forwards.items()
+            length: partial(forward, self._inputs) for length, forward in self._forwards.items()
         }
+        self._draws = draws
+        self._recorded_draws: list[Step] = []
+        self._outputs: Sequence[Tensor] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -45,13 +70,36 @@ class FixedStep:
     def record(self, capture: Capture) -> None:
         for length, forward in self._forwards.items():
             self._steps[length] = capture(forward, self._inputs)
+        first, *others = self._steps.values()
+        outputs = first()
+        if others or outputs is not first() or self.num_tokens > MOST_RECORDED_DRAWS:
+            return  # they lie elsewhere each time, or are many
+        for draw in self._draws:
+            self._recorded_draws.append(capture(partial(draw, outputs), self._inputs))
 
-    def run(self, inputs: Lines) -> Sequence[Tensor]:
-        """Run the shortest step that covers all positions. The next run may overwrite the
-        outputs."""
+    def run(
+        self, inputs: Lines, columns: Columns = ALL, ways: Numbers = NO_WAYS
+    ) -> Sequence[Tensor]:
+        """Run the shortest step that covers all positions, with these tokens in `columns` and no
+        others, which `ways` may draw from. The next run may overwrite the outputs."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._host[:] = self._absent
+        self._host[: len(inputs), columns] = inputs
+        self._ways[: len(ways), columns] = ways
         furthest = int(inputs[POSITIONS].max())
-        self._inputs.copy_(torch.from_numpy(inputs))
-        return next(step for length, step in self._steps.items() if furthest < length)()
+        self._inputs.copy_(self._given, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        step = next(step for length, step in self._steps.items() if furthest < length)
+        self._outputs = step()
+        return self._outputs
+
+    def drawn(self, kind: int) -> Tensor:
+        """The tokens of the last run by one of the draws, [n]."""
+        if self._recorded_draws:
+            return self._recorded_draws[kind]()[0]
+        return self._draws[kind](self._outputs, self._inputs)[0]
 
 
 def token_sizes(most: int) -> list[int]:

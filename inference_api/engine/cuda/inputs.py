@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from inference_api.engine.cuda.ops import IDS, NUM_LINES, POSITIONS, PROMPT_LINES, ROWS, SLOTS
 from inference_api.runner import MAX_TREE_TOKENS, RowStep
 
-Lines = NDArray[np.int64]
-BACK = np.arange(MAX_TREE_TOKENS)[:, None]
+Lines = NDArray[np.int32]
+Numbers = NDArray[np.float64]
+BACK = np.arange(MAX_TREE_TOKENS, dtype=np.int32)[:, None]
 
 
 def token_inputs(rows: Sequence[RowStep], firsts: Sequence[int]) -> Lines:
@@ -17,25 +18,24 @@ def token_inputs(rows: Sequence[RowStep], firsts: Sequence[int]) -> Lines:
     ids: list[int] = []
     positions: list[int] = []
     numbers: list[int] = []
+    trees: list[tuple[int, Lines]] = []  # where each begins, and its slots
     for row, first in zip(rows, firsts, strict=True):
+        if row.parents is not None:
+            trees.append((len(ids), _tree_slots(row.start, row.parents)[:, first:]))
         ids += row.token_ids[first:]
         positions += row.positions[first:]
         numbers += [row.row] * (len(row.token_ids) - first)
-    inputs = np.empty((NUM_LINES, len(ids)), np.int64)
+    inputs = np.empty((NUM_LINES, len(ids)), np.int32)
     inputs[:SLOTS] = ids, positions, numbers
     inputs[SLOTS:] = np.maximum(inputs[POSITIONS] - BACK, 0)
-    begin = 0
-    for row, first in zip(rows, firsts, strict=True):
-        end = begin + len(row.token_ids) - first
-        if row.parents is not None:
-            inputs[SLOTS:, begin:end] = _tree_slots(row.start, row.parents)[:, first:]
-        begin = end
+    for begin, slots in trees:
+        inputs[SLOTS:, begin : begin + slots.shape[1]] = slots
     return inputs
 
 
 def _tree_slots(start: int, parents: Sequence[int]) -> Lines:
     """Returns the slots of each token's last positions: its own, then those of its parent."""
-    slots = np.empty((MAX_TREE_TOKENS, len(parents)), np.int64)
+    slots = np.empty((MAX_TREE_TOKENS, len(parents)), np.int32)
     before = np.maximum(start - 1 - BACK[:, 0], 0)
     for index, parent in enumerate(parents):
         slots[0, index] = start + index
@@ -57,7 +57,7 @@ def prompt_inputs(row: RowStep, begin: int, end: int, size: int, spare_slot: int
 
 def absent(num_lines: int, num_tokens: int, spare_slot: int) -> Lines:
     """Returns those of tokens without a meaning, which write where nobody reads."""
-    inputs = np.zeros((num_lines, num_tokens), np.int64)
+    inputs = np.zeros((num_lines, num_tokens), np.int32)
     inputs[POSITIONS] = -1
     inputs[SLOTS] = spare_slot
     return inputs

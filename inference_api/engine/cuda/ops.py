@@ -22,6 +22,7 @@ from inference_api.runner import MAX_TREE_TOKENS
 IDS, POSITIONS, ROWS, SLOTS = range(4)
 PROMPT_LINES = SLOTS + 1
 NUM_LINES = SLOTS + MAX_TREE_TOKENS
+LOGITS, STATES, LIKELIEST = range(3)  # what a step puts out for each of its tokens
 
 MOST_MULTIPLIED = 128
 """Tokens of a step whose products with packed weights have bits that depend on no other token."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from inference_api.engine.cuda.panels import Panels, unpacked
 from inference_api.kernels.library import PackedWeight
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.families.layer_plan import ParameterSources, SourceTensor
+from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.layout import (
     EMBEDDING,
     HEAD,
@@ -66,12 +66,7 @@ def multiply(x: Tensor, weights: Sequence[Panels], bias: Tensor | None) -> Tenso
 
 def whole(made: Tensor, dtype: torch.dtype) -> Tensor:
     """What a `Linear` makes, [n, outputs] of `dtype`."""
-    if made.ndim == 2:
-        return made
-    total, *others = made.unbind()
-    for each in others:
-        total = total + each
-    return total.to(dtype)
+    return made if made.ndim == 2 else reduce(torch.add, made.unbind()).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +80,12 @@ class TorchParameters:
     def linear(self, weight: str, bias: str | None = None, *, after: str | None = None) -> Linear:
         """The linear map of these parameters, then that of those called `after`. `bias` and
         `after` may name some that the model has not."""
-        biases = [self.tensors.get(bias or "")]
-        if weight not in self.panels:
-            return TorchLinear(self.tensors[weight], biases[0])
-        weights = [self.panels[weight]]
-        if f"{after}.weight" in self.panels:
-            weights.append(self.panels[f"{after}.weight"])
-            biases.append(self.tensors.get(f"{after}.bias"))
-        found = [each for each in biases if each is not None]
-        return PackedLinear(weights, torch.cat(found) if found else None, self.multiply)
+        names = (weight, bias), (f"{after}.weight", f"{after}.bias")
+        weights = [self.panels[each] for each, _ in names if each in self.panels]
+        biases = [self.tensors[each] for _, each in names if each in self.tensors]
+        if not weights:
+            return TorchLinear(self.tensors[weight], biases[0] if biases else None)
+        return PackedLinear(weights, torch.cat(biases) if biases else None, self.multiply)
 
     def linears(self, weight: str, bias: str, count: int) -> list[Linear]:
         """The linear maps whose weights are stacked in one, and so are their biases, if any."""
@@ -133,20 +125,18 @@ def load_torch_parameters(
     tensors: dict[str, Tensor] = {}
     panels: dict[str, Panels] = {}
     bits = None if packing is None else packing.bits
+    targets: list[tuple[SourceTensor, Write]] = []
+    plan = weight_plan(config) | linear_weights(config)
     for name, form in torch_forms(config, dtype.itemsize, bits).items():
-        if form.bits is None:
-            is_own = form.element_bytes == dtype.itemsize
-            kind = dtype if is_own else torch.float32
+        if form.bits is None or packing is None:
+            kind = dtype if form.element_bytes == dtype.itemsize else torch.float32
             tensors[name] = torch.empty(form.shape, dtype=kind, device=device)
+            targets += _tensor_targets(tensors[name], plan[name])
         else:
             blocks = torch.empty(form.num_bytes, dtype=torch.uint8, device=device)
             outputs, inputs = form.shape
             panels[name] = Panels(blocks, form.bits, outputs, inputs)
-    plan = weight_plan(config) | linear_weights(config)
-    targets = list(_tensor_targets(tensors, plan))
-    if packing is not None:
-        for name, matrix in panels.items():
-            targets += _packed_targets(matrix, plan[name], packing)
+            targets += _packed_targets(panels[name], plan[name], packing)
     write_weights(files, targets, config)
     if config.is_head_tied and config.has_ends and HEAD not in panels:
         if EMBEDDING in panels:
@@ -157,12 +147,11 @@ def load_torch_parameters(
 
 
 def _tensor_targets(
-    tensors: Mapping[str, Tensor], plan: ParameterSources
+    tensor: Tensor, parts: Sequence[SourceTensor]
 ) -> Iterator[tuple[SourceTensor, Write]]:
-    for name, tensor in tensors.items():
-        views = tensor.split_with_sizes([part.shape[0] for part in plan[name]])
-        for part, view in zip(plan[name], views, strict=True):
-            yield part, partial(_copy, view)
+    views = tensor.split_with_sizes([part.shape[0] for part in parts])
+    for part, view in zip(parts, views, strict=True):
+        yield part, partial(_copy, view)
 
 
 def _packed_targets(

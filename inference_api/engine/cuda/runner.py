@@ -8,17 +8,16 @@ from pathlib import Path
 import torch
 
 from inference_api.engine.cuda.decoder import PROMPT_SIZES, Decoder
+from inference_api.engine.cuda.draws import plan_of
 from inference_api.engine.cuda.graphs import capturing
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
 from inference_api.engine.cuda.ops import Operations
 from inference_api.engine.cuda.parameters import load_torch_parameters
 from inference_api.engine.cuda.rope import Rope
-from inference_api.engine.cuda.sampler import sample, takes_likeliest
+from inference_api.engine.cuda.sampler import sample
 from inference_api.engine.cuda.torch_ops import TorchOps
-from inference_api.engine.local_runner import LocalRunner
-from inference_api.errors import StartupError
-from inference_api.kernels.library import Kernels, KernelsUnavailable
+from inference_api.engine.local_runner import LocalRunner, make_kernels
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.loading.options import EngineOptions
@@ -73,7 +72,11 @@ class CudaRunner(LocalRunner):
         self._check(self.footprint)
         config, dtype = self._config, getattr(torch, self._options.dtype)
         self._cache = TorchCache(config, self.max_rows, self.max_seq_len, self._device, dtype)
-        packing = None if self.bits is None else Packing(_kernels(), self.bits)
+        packing = (
+            None
+            if self.bits is None
+            else Packing(make_kernels(hardware.physical_cores()), self.bits)
+        )
         parameters = load_torch_parameters(self.files, config, self._device, dtype, packing)
         rope = Rope(config, self.max_seq_len, self._device, dtype)
         num_guesses = self._options.num_guesses
@@ -83,10 +86,8 @@ class CudaRunner(LocalRunner):
         heads = self._read_heads()
         if heads is not None:
             self.medusa = TorchMedusaHeads(heads, config, parameters)
-        logger.info(
-            "loaded %s by torch: %s, %s, QUANTIZATION=%s",
-            *(self._folder.name, self.device, dtype, self._options.quantization),
-        )
+        how = (self.device, dtype, self._options.quantization)
+        logger.info("loaded %s by torch: %s, %s, QUANTIZATION=%s", self._folder.name, *how)
 
     def _decoder(self, make: Callable[[Operations], Decoder], rope: Rope) -> Decoder:
         """With operations by kernels of our own on CUDA, and by torch where those do not run."""
@@ -116,19 +117,12 @@ class CudaRunner(LocalRunner):
     def _forward(
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
     ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
-        drawn: Sequence[Drawn]
-        if all(map(takes_likeliest, draws)):
-            token_ids, states = self.decoder.draw_greedily(rows)
+        drawn: Sequence[Drawn] = ()
+        plan = plan_of(draws, positions)
+        if plan is not None:
+            token_ids, states = self.decoder.draw(rows, plan)
             drawn = [*map(Drawn, token_ids)]
-        else:
+        if plan is None or min(token_ids, default=0) < 0:  # one is not among the likeliest
             logits, states = self.decoder.forward(rows)
             drawn = sample(logits, draws, positions)
         return drawn, [None if each is None else each.cpu().numpy() for each in states]
-
-
-def _kernels() -> Kernels:
-    """What packs weights on the host, by all cores. Raises StartupError."""
-    try:
-        return Kernels(hardware.physical_cores())
-    except KernelsUnavailable as error:
-        raise StartupError([f"QUANTIZATION: {error}"]) from error

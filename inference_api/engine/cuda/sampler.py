@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +21,14 @@ FindCandidates = Callable[[Tensor, Sequence[Draw]], Candidates]
 MAX_PARTIAL_SORT = 1024  # larger top-k values sort the whole vocabulary
 
 
-def takes_likeliest(draw: Draw) -> bool:
-    """Whether it is the likeliest token as the model has it, and nothing else is wanted."""
-    params = draw.sampling
-    is_changed = params.logit_bias or params.presence_penalty or params.frequency_penalty
-    is_plain = not is_changed and params.repetition_penalty == 1.0 and draw.allowed is None
-    wants_more = draw.known_id is not None or params.num_logprobs is not None
-    return params.is_greedy and is_plain and not wants_more
+class DrawWays(NamedTuple):
+    """How tokens are drawn, columns [n, 1] of float64: see `SamplingParams`."""
+
+    temperature: Tensor  # 0: the likeliest
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    number: Tensor  # in (0, 1], which decides
 
 
 def sample(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[Drawn]:
@@ -57,7 +59,11 @@ def _drawn(logits: Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> l
     for candidates, rows in _plan(draws).items():
         index = torch.tensor(rows, device=logits.device)
         group = [draws[row] for row in rows]
-        tokens[index] = _draw(*candidates(logits[index], group), group, numbers[rows])
+        found, ids = candidates(logits[index], group)
+        ways = _ways(group, numbers[rows], found)
+        weights = kept_weights(found, ways, is_sorted=ids is not None)
+        chosen = choice(weights, ways.number)
+        tokens[index] = (chosen if ids is None else ids.gather(-1, chosen)).squeeze(-1)
     drawn: list[int] = tokens.tolist()
     return drawn
 
@@ -181,29 +187,41 @@ def _likeliest(logits: Tensor, draws: Sequence[Draw]) -> Candidates:
     return values, ids.gather(-1, order)
 
 
-def _draw(logits: Tensor, ids: Tensor | None, draws: Sequence[Draw], numbers: Numbers) -> Tensor:
-    """One token id per row by inverse CDF, [n].
+def kept_weights(
+    logits: Tensor, ways: DrawWays, *, is_sorted: bool, total: Tensor | None = None
+) -> Tensor:
+    """Weights [n, candidates] relative to the likeliest token, 0 where a token is not drawn. Top-k
+    and top-p cut off a tail of what `is_sorted`; `total` [n, 1] has the weights of all tokens, None
+    if they are the candidates.
 
-    Everything comes from running sums over weights relative to the likeliest token: they do not
-    change when a neighbour brings more candidates, as a normalising sum might.
+    Everything comes from running sums over such weights: they do not change when a neighbour brings
+    more candidates, as a normalising sum might.
     """
-    params = [draw.sampling for draw in draws]
-    temperature = _column([p.temperature for p in params], logits)
     likeliest = logits.amax(dim=-1, keepdim=True).double()
-    weights = ((logits.double() - likeliest) / temperature).exp()
-    if ids is not None:  # sorted: top-k and top-p cut off a tail
-        num_candidates = weights.shape[-1]
-        top_k = _column([p.top_k or num_candidates for p in params], logits)
-        weights = weights * (torch.arange(num_candidates, device=logits.device) < top_k)
+    weights = ((logits.double() - likeliest) / ways.temperature).exp()
+    if is_sorted:
+        ranks = torch.arange(weights.shape[-1], device=logits.device)
+        weights = weights * ((ranks < ways.top_k) | (ways.top_k == 0))
         up_to = weights.cumsum(dim=-1)
-        top_p = _column([p.top_p for p in params], logits)
-        weights = weights * (up_to - weights < top_p * up_to[:, -1:])
-    weights = weights * (weights >= _column([p.min_p for p in params], logits))
+        whole = up_to[:, -1:]
+        if total is not None:
+            whole = torch.where(ways.top_k > 0, whole, total)
+        weights = weights * (up_to - weights < ways.top_p * whole)
+    return weights * (weights >= ways.min_p)
+
+
+def choice(weights: Tensor, number: Tensor) -> Tensor:
+    """The index of one candidate per row by inverse CDF, [n, 1]."""
     up_to = weights.cumsum(dim=-1)
-    targets = _column(numbers, logits) * up_to[:, -1:]  # above 0, at most the last sum
+    targets = number * up_to[:, -1:]  # above 0, at most the last sum
     # Beyond the last one only where logits are no numbers: a wrong token, but not the server's end.
-    choice = torch.searchsorted(up_to, targets).clamp_(max=up_to.shape[-1] - 1)
-    return (choice if ids is None else ids.gather(-1, choice)).squeeze(-1)
+    return torch.searchsorted(up_to, targets).clamp_(max=up_to.shape[-1] - 1)
+
+
+def _ways(draws: Sequence[Draw], numbers: Numbers, like: Tensor) -> DrawWays:
+    params = [draw.sampling for draw in draws]
+    values = [(each.temperature, each.top_k, each.top_p, each.min_p) for each in params]
+    return DrawWays(*(_column(each, like) for each in (*np.array(values).T, numbers)))
 
 
 def _column(values: Sequence[float] | Numbers, like: Tensor) -> Tensor:

@@ -75,10 +75,10 @@ class TorchOps:
         return unpacked(table, ids).to(self.cache.entries.dtype)
 
     def tokens(self, inputs: Tensor, lengths: Sequence[int], is_in_order: bool) -> TokenOperations:
-        return (_RowTokens if is_in_order else _AnyTokens)(self, inputs, lengths)
+        return (_RowTokens if is_in_order else _AnyTokens)(self, inputs.long(), lengths)
 
     def prompt(self, inputs: Tensor, length: int) -> TokenOperations:
-        return _PromptTokens(self, inputs, [length])
+        return _PromptTokens(self, inputs.long(), [length])
 
 
 class _RowTokens:

@@ -142,7 +142,8 @@ def place_heads(
     """A program for each token and head, of queries, then of keys, then of values: see
     `TokenOperations.place_heads`."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    position, row, slot = tl.load(positions + token), tl.load(rows + token), tl.load(slots + token)
+    position, slot = tl.load(positions + token), tl.load(slots + token)
+    row = tl.load(rows + token).to(tl.int64)
     num_normed: tl.constexpr = num_heads + num_kv_heads
     num_all: tl.constexpr = num_normed + num_kv_heads
     at = tl.arange(0, block)
@@ -217,7 +218,7 @@ def attend(
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
     position = tl.load(positions + token).to(tl.int32)
-    row = tl.load(rows + token)
+    row = tl.load(rows + token).to(tl.int64)
     first = tl.maximum(position - window + 1, 0)
     begin = tl.maximum(part * split, first // block_places * block_places)
     end = tl.minimum(part * split + split, position + 1)

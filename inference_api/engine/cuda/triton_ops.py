@@ -63,19 +63,9 @@ class TritonOps:
         num_tokens, size = x.shape
         block = triton.next_power_of_2(size)
         kernels.norm_add[(num_tokens,)](
-            x,
-            made,
-            *self._weights(made_norm),
-            *self._weights(norm),
-            total,
-            normed,
-            self.config.residual_multiplier,
-            self.config.norm_eps,
-            num_tokens,
-            size,
-            block,
-            self.config.norm == "rms",
-            1 if made is None else _num_parts_of(made),
+            *(x, made, *self._weights(made_norm), *self._weights(norm), total, normed),
+            *(self.config.residual_multiplier, self.config.norm_eps, num_tokens),
+            *(size, block, self.config.norm == "rms", 1 if made is None else _num_parts_of(made)),
             num_warps=_num_warps(block),
         )
         return total, normed
@@ -89,18 +79,11 @@ class TritonOps:
         num_tokens, width = up.shape[-2:]
         size = width // 2 if self.config.is_mlp_gated else width
         swiglu = self.config.swiglu if self.config.is_mlp_gated else None
+        clamps = (None, None) if swiglu is None else (swiglu.limit, swiglu.alpha)
         out = self.cache.entries.new_empty(num_tokens, size)
         kernels.gate[(num_tokens, triton.cdiv(size, GATE_BLOCK))](
-            up,
-            out,
-            None if swiglu is None else swiglu.limit,
-            None if swiglu is None else swiglu.alpha,
-            num_tokens,
-            width,
-            size,
-            self.config.activation,
-            GATE_BLOCK,
-            _num_parts_of(up),
+            *(up, out, *clamps, num_tokens, width, size),
+            *(self.config.activation, GATE_BLOCK, _num_parts_of(up)),
         )
         return out
 
@@ -122,20 +105,9 @@ class TritonOps:
         for each in weights:
             blocks = triton.cdiv(num_tokens, BLOCK_TOKENS), triton.cdiv(each.outputs, BLOCK_OUTPUTS)
             products.multiply[(*blocks, parts)](
-                x,
-                *_views(each),
-                bias,
-                out,
-                num_tokens,
-                inputs,
-                each.outputs,
-                each.first,
-                each.bits,
-                width,
-                column,
-                triton.cdiv(inputs // GROUP, parts),
-                BLOCK_TOKENS,
-                BLOCK_OUTPUTS,
+                *(x, *_views(each), bias, out, num_tokens),
+                *(inputs, each.outputs, each.first, each.bits, width, column),
+                *(triton.cdiv(inputs // GROUP, parts), BLOCK_TOKENS, BLOCK_OUTPUTS),
                 num_stages=4,
             )
             column += each.outputs
@@ -182,25 +154,12 @@ class _Tokens:
         num_given = qkv.shape[-2]
         queries = self._entries.new_empty(num_given, num_heads, head_dim)
         kernels.place_heads[(len(self._positions), num_heads + 2 * num_kv_heads)](
-            qkv,
-            self._positions,
-            self._rows,
-            self._slots,
-            heads.qk_norm,
+            *(qkv, self._positions, self._rows, self._slots, heads.qk_norm),
             *((None,) * 3 if turns is None else turns),
-            queries,
-            self._entries[heads.layer],
-            config.norm_eps,
-            self._entries.shape[-2],
-            num_given,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            0 if turns is None else config.rotary_dim,
-            config.is_qk_norm_last,
-            whole_block,
-            self._block_dims,
-            _num_parts_of(qkv),
+            *(queries, self._entries[heads.layer], config.norm_eps, self._entries.shape[-2]),
+            *(num_given, num_heads, num_kv_heads, head_dim),
+            *(0 if turns is None else config.rotary_dim, config.is_qk_norm_last),
+            *(whole_block, self._block_dims, _num_parts_of(qkv)),
             num_warps=_num_warps(max(whole_block, self._block_dims)),
         )
         return queries
@@ -214,43 +173,18 @@ class _Tokens:
         sums = queries.new_empty(*of_parts, head_dim, dtype=torch.float32)
         totals, largests = (queries.new_empty(of_parts, dtype=torch.float32) for _ in range(2))
         kernels.attend[(num_tokens, config.num_kv_heads, self._num_splits)](
-            queries,
-            self._positions,
-            self._rows,
-            self._slots,
-            self._entries[heads.layer],
-            sums,
-            totals,
-            largests,
-            num_tokens,
-            capacity,
-            window,
-            config.attention_scale,
-            num_heads,
-            config.num_kv_heads,
-            head_dim,
-            len(self._slots),
-            self._split,
+            *(queries, self._positions, self._rows, self._slots, self._entries[heads.layer]),
+            *(sums, totals, largests, num_tokens, capacity, window, config.attention_scale),
+            *(num_heads, config.num_kv_heads, head_dim, len(self._slots), self._split),
             max(triton.next_power_of_2(config.num_groups), LEAST_SIDE),
-            self._block_dims,
-            self._block_places,
+            *(self._block_dims, self._block_places),
             num_stages=2,
         )
         out = torch.empty_like(queries)
         kernels.combine[(len(out), num_heads)](
-            sums,
-            totals,
-            largests,
-            self._positions,
-            heads.sinks,
-            out,
-            num_tokens,
-            window,
-            head_dim,
-            self._num_splits,
-            self._split,
-            triton.next_power_of_2(self._num_splits),
-            self._block_dims,
+            *(sums, totals, largests, self._positions, heads.sinks, out, num_tokens, window),
+            *(head_dim, self._num_splits, self._split),
+            *(triton.next_power_of_2(self._num_splits), self._block_dims),
         )
         return out.flatten(1)
 
@@ -271,12 +205,8 @@ class _PromptTokens:
 
 def num_parts(outputs: int, inputs: int) -> int:
     """Returns how many parts the inputs of a product are cut into, however many tokens it has."""
-    parts, num_blocks = 1, triton.cdiv(outputs, BLOCK_OUTPUTS)
-    while parts < MOST_PARTS and parts * num_blocks < LEAST_PROGRAMS:
-        if inputs < 2 * parts * LEAST_GROUPS * GROUP:
-            break
-        parts *= 2
-    return parts
+    wanted: int = triton.cdiv(LEAST_PROGRAMS, triton.cdiv(outputs, BLOCK_OUTPUTS))
+    return max(min(MOST_PARTS, wanted, inputs // (LEAST_GROUPS * GROUP)), 1)
 
 
 def _num_parts_of(made: Tensor) -> int:
@@ -290,15 +220,8 @@ def _views(matrix: Panels) -> tuple[Tensor, Tensor]:
 def _widen(matrix: Panels, rows: Tensor | None, out: Tensor) -> None:
     groups = triton.cdiv(matrix.inputs // GROUP, WIDENED_GROUPS)
     products.widen[(triton.cdiv(len(out), PANEL), groups)](
-        *_views(matrix),
-        rows,
-        out,
-        len(out),
-        matrix.inputs,
-        matrix.first,
-        matrix.bits,
-        WIDENED_GROUPS,
-        PANEL,
+        *(*_views(matrix), rows, out, len(out)),
+        *(matrix.inputs, matrix.first, matrix.bits, WIDENED_GROUPS, PANEL),
     )
 
 

@@ -1,10 +1,8 @@
 """Products by packed weights in Triton's language, which `triton_ops` launches.
 
-Weights are read as the kernels for the CPU pack them (`kernels/src/layout.h`): a block has 32
-inputs of 32 outputs, a word as many values of one output as have room, and behind the values a
-scale for each output. Values are multiplied as they are, which every precision holds, and a
-group's sum by the scale: nothing is rounded but sums, in float32, and those in one order for any
-number of tokens.
+Weights are read as the kernels for the CPU pack them (`kernels/src/layout.h`). Values are
+multiplied as they are, which every precision holds, and a group's sum by its scale: nothing is
+rounded but sums, in float32, and those in one order for any number of tokens.
 """
 
 import triton
@@ -16,19 +14,16 @@ PANEL = tl.constexpr(32)  # outputs that are packed together
 
 @triton.jit
 def group_of(
-    words,  # blocks as 32 bits each
-    halves,  # the same memory as float16
-    first_blocks,  # [block_outputs], of the outputs' panels
-    lanes,  # [block_outputs], of the outputs in their panels
-    is_in,  # [block_outputs]
-    group,
-    bits: tl.constexpr,
-    block_outputs: tl.constexpr,
+    words, halves, panels, lanes, is_in, group, bits: tl.constexpr, block_outputs: tl.constexpr
 ):
-    """A group's values [GROUP, block_outputs], integers, and their scales [block_outputs]."""
+    """A group's values [GROUP, block_outputs], integers, and their scales [block_outputs].
+
+    `words` are blocks, in 32 bits each, `halves` the same memory as float16; `panels` has the first
+    block of each output's panel, and `lanes` the output's place there.
+    """
     quad = tl.arange(0, bits)
     field = tl.arange(0, 32 // bits)
-    begin = (first_blocks + group) * (PANEL * bits + PANEL // 2)  # a scale is half a word
+    begin = (panels + group) * (PANEL * bits + PANEL // 2)  # a scale is half a word
     places = begin[None, :] + quad[:, None] * PANEL + lanes[None, :]
     found = tl.load(words + places, is_in[None, :], 0)
     # Bytes are neighbours; of a byte in two halves, the high one is four inputs further.
@@ -65,12 +60,12 @@ def multiply(
     num_groups: tl.constexpr = inputs // GROUP
     is_token, is_output = token < num_tokens, output < outputs
     row = first_lane + output
-    first_blocks, lanes = row // PANEL * num_groups, row % PANEL
+    panels, lanes = row // PANEL * num_groups, row % PANEL
     of_tokens = x + token[:, None].to(tl.int64) * inputs + tl.arange(0, GROUP)[None, :]
     summed = tl.zeros([block_tokens, block_outputs], tl.float32)
     for group in range(part * part_groups, tl.minimum((part + 1) * part_groups, num_groups)):
         values, scales = group_of(
-            words, halves, first_blocks, lanes, is_output, group, bits, block_outputs
+            words, halves, panels, lanes, is_output, group, bits, block_outputs
         )
         given = tl.load(of_tokens + group * GROUP, is_token[:, None], 0.0)
         made = tl.dot(given, values.to(given.dtype), input_precision="ieee")
@@ -101,11 +96,9 @@ def widen(
     num_groups: tl.constexpr = inputs // GROUP
     is_in = at < num_rows
     row = first_lane + at if rows is None else tl.load(rows + at, is_in, 0).to(tl.int32)
-    first_blocks, lanes = row // PANEL * num_groups, row % PANEL
+    panels, lanes = row // PANEL * num_groups, row % PANEL
     of_rows = out + at[None, :].to(tl.int64) * inputs + tl.arange(0, GROUP)[:, None]
     for group in range(part * part_groups, tl.minimum((part + 1) * part_groups, num_groups)):
-        values, scales = group_of(
-            words, halves, first_blocks, lanes, is_in, group, bits, block_outputs
-        )
+        values, scales = group_of(words, halves, panels, lanes, is_in, group, bits, block_outputs)
         numbers = values.to(tl.float32) * scales[None, :]
         tl.store(of_rows + group * GROUP, numbers.to(out.dtype.element_ty), is_in[None, :])

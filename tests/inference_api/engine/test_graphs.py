@@ -23,11 +23,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from inference_api.engine.cuda import decoder as decoder_module
 from inference_api.engine.cuda.decoder import Decoder, capped
+from inference_api.engine.cuda.draws import plan_of
 from inference_api.engine.cuda.graphs import Forward, Step, captured, capturing, step_lengths
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.runner import CudaRunner
+from inference_api.engine.cuda.sampler import sample
 from inference_api.loading.options import EngineOptions
-from inference_api.runner import MAX_TREE_TOKENS, RowStep
+from inference_api.request import SamplingParams
+from inference_api.runner import MAX_TREE_TOKENS, Draw, RowStep
 from inference_api.settings import ModelSettings
 from tests.inference_api.conftest import MAX_ROWS, TinyModel
 from tests.inference_api.engine import steps
@@ -323,19 +326,37 @@ def test_a_draft_of_few_rows_is_one_step(
     assert decoder._num_tokens == 18, "fewer would take several steps"
 
 
+WAYS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(),
+    SamplingParams(top_p=0.9, temperature=1.5),
+    SamplingParams(top_k=9, min_p=0.01),
+)
+
+
+@pytest.mark.parametrize("ways", [WAYS[:1], WAYS[:2], WAYS], ids=["greedy", "from all", "mixed"])
 @pytest.mark.parametrize("is_recorded", [False, True])
-def test_greedy_draws_are_the_likeliest_by_the_logits(is_recorded: bool, decoders: Make) -> None:
-    """Of rows, of more tokens than a step has, and beside prompts."""
+def test_draws_in_a_step_are_those_by_its_logits(
+    is_recorded: bool, ways: Sequence[SamplingParams], decoders: Make
+) -> None:
+    """From rows, from more tokens than a step has, and beside prompts."""
     decoder, launched, _ = decoders("llama", is_recorded)
     fill(launched, random_prompts(2, MAX_ROWS))
     rng = random.Random(2)
     prompt = RowStep(8, 0, rng.choices(range(VOCAB_SIZE), k=70), wants_hidden=True)
     drafts = [draft(rng, row, 20, parents) for row, parents in enumerate((CHAIN, *TREES))]
-    for rows in ([one_token(row, 50, row) for row in (7, 3, 30)], [*drafts, prompt], [prompt]):
-        likeliest = decoder.draw_greedily(rows)
+    for plain in ([one_token(row, 50, row) for row in (7, 3, 30)], [*drafts, prompt], [prompt]):
+        rows = [
+            replace(row, draws=[Draw(rng.choice(ways), (), ()) for _ in row.draws]) for row in plain
+        ]
+        draws = [each for row in rows for each in row.draws]
+        positions = [each for row in rows for each in row.positions[row.num_undrawn :]]
+        plan = plan_of(draws, positions)
+        assert plan is not None
+        drawn, states = decoder.draw(rows, plan)
         logits, hidden = decoder.forward(rows)
-        assert likeliest.token_ids == logits.argmax(-1).tolist()
-        for own, expected in zip(likeliest.hidden, hidden, strict=True):
+        assert drawn == [each.token_id for each in sample(logits, draws, positions)]
+        for own, expected in zip(states, hidden, strict=True):
             assert own is not None
             assert expected is not None
             assert torch.equal(own, expected)

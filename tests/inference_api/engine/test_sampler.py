@@ -16,7 +16,9 @@ from scipy.stats import chisquare
 
 from inference_api.engine import sampler
 from inference_api.engine.cuda import sampler as torch_sampler
-from inference_api.engine.cuda.sampler import MAX_PARTIAL_SORT, takes_likeliest
+from inference_api.engine.cuda.draws import DRAWS, WAY_LINES, plan_of
+from inference_api.engine.cuda.ops import NUM_LINES
+from inference_api.engine.cuda.sampler import MAX_PARTIAL_SORT
 from inference_api.engine.random_numbers import uniforms
 from inference_api.kernels.library import Kernels, supported_variants
 from inference_api.request import SamplingParams
@@ -344,14 +346,55 @@ def _seeded() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
 
-def test_only_plain_greedy_draws_are_left_to_the_step() -> None:
-    """What changes the logits, or wants more of them than the likeliest token, is not."""
+def in_a_step(logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[int]) -> list[int]:
+    """As recorded steps draw."""
+    plan = plan_of(draws, positions)
+    assert plan is not None
+    inputs = np.zeros((NUM_LINES + WAY_LINES, len(draws)), np.int32)
+    numbers = np.ascontiguousarray(plan.numbers)
+    inputs[NUM_LINES:] = numbers.view(np.int32).reshape(WAY_LINES, -1)
+    outputs = (logits, logits, logits.argmax(-1))
+    found = [draw(outputs, torch.from_numpy(inputs))[0].tolist() for draw in DRAWS]
+    return [found[is_among_all][i] for i, is_among_all in enumerate(plan.is_among_all)]
+
+
+@pytest.mark.parametrize("spread", [0.3, 3.0, 100.0])
+@pytest.mark.parametrize("vocab", [7, 1024, 5000])
+def test_steps_draw_the_same_or_say_that_they_cannot(vocab: int, spread: float) -> None:
+    """With ties: they can if the vocabulary is small, or the likeliest candidates suffice."""
+    rng = np.random.default_rng(vocab)
+    logits = torch.from_numpy(rng.normal(0, spread, (48, vocab)).astype(np.float32))
+    logits[::2] = logits[::2].mul(4).round().div(4)
+    ways = [
+        SamplingParams(
+            temperature=float(rng.choice([0.0, 0.01, 0.7, 1.0])),
+            top_k=int(rng.choice([0, 3, 40, MAX_PARTIAL_SORT])),
+            top_p=float(rng.choice([0.01, 0.5, 0.9, 0.9999, 1.0])),
+            min_p=float(rng.choice([0.0, 0.01, 0.3])),
+            seed=seed,
+        )
+        for seed in range(len(logits))
+    ]
+    draws, positions = [row(params) for params in ways], range(0, 100 * len(logits), 100)
+    drawn = in_a_step(logits.clone(), draws, positions)
+    expected = tokens(logits.clone(), draws, None, positions)
+    assert all(own in (-1, other) for own, other in zip(drawn, expected, strict=True))
+    missing = [params for params, token in zip(ways, drawn, strict=True) if token < 0]
+    if vocab <= MAX_PARTIAL_SORT:
+        assert missing == []
+    elif spread == 0.3:  # nearly equal tokens, all of which count
+        assert any(params.top_k == 0 for params in missing)
+
+
+def test_what_changes_logits_or_wants_more_of_them_is_left_to_the_sampler() -> None:
     greedy = SamplingParams(temperature=0.0)
-    assert takes_likeliest(Draw(greedy, (1,), (2,)))
+    plan = plan_of([Draw(greedy, (1,), (2,))], [3])
+    assert plan is not None
+    assert plan.kinds == ()
     others = [
         Draw(replace(greedy, **changed), (1,), (2,))
         for changed in (
-            {"temperature": 0.5},
+            {"top_k": MAX_PARTIAL_SORT + 1},
             {"logit_bias": ((3, 1.0),)},
             {"repetition_penalty": 1.1},
             {"presence_penalty": 0.1},
@@ -360,4 +403,4 @@ def test_only_plain_greedy_draws_are_left_to_the_step() -> None:
         )
     ]
     others += [Draw(greedy, (1,), (), known_id=3), Draw(greedy, (1,), (), allowed=b"\x01")]
-    assert not any(map(takes_likeliest, others))
+    assert all(plan_of([each], [3]) is None for each in others)
