@@ -3,7 +3,7 @@ and does what surrounds a decoder's step."""
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -199,19 +199,19 @@ class LocalRunner(ModelRunner):
             vars(self).pop(name, None)
 
     def warm_up(self) -> None:
-        """Run one prompt, then a step of every batch size. Overwrites pages."""
+        """Run one prompt, then a step of all rows: fewer need nothing more. Overwrites pages."""
         self._warm_up_prompt()
-        self._warm_up_rows()
+        self._warm_up_rows([self.max_rows])
 
     def _warm_up_prompt(self) -> None:
         num_tokens = min(WARM_UP_PROMPT_TOKENS, place_own_pages(self) - 1)
         self.step([RowStep(0, 0, [0] * num_tokens)])
 
-    def _warm_up_rows(self) -> None:
+    def _warm_up_rows(self, sizes: Iterable[int]) -> None:
         draw = Draw(SamplingParams(top_k=min(40, self.vocab_size)), (0,), ())
         rows = [RowStep(row, 0, (0,), (draw,)) for row in range(self.max_rows)]
-        for num_rows in range(1, self.max_rows + 1):
-            self.step(rows[:num_rows])
+        for size in sizes:
+            self.step(rows[:size])
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
         assert all(0 <= each.row < self.max_rows for each in rows)

@@ -106,12 +106,12 @@ class CudaRunner(LocalRunner):
         return make(TorchOps(self._config, self._cache, rope))
 
     def warm_up(self) -> None:
-        """See `LocalRunner`. Steps are recorded after a prompt has been run."""
+        """Run one prompt, and a step of every batch size. Steps are recorded between."""
         self._warm_up_prompt()
         if self.device == "cuda":
             with torch.inference_mode():
                 self.decoder.record(capturing())
-        self._warm_up_rows()
+        self._warm_up_rows(range(1, self.max_rows + 1))
 
     @torch.inference_mode()
     def _forward(
