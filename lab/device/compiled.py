@@ -58,7 +58,9 @@ def main() -> int:
         name = kernel.__name__
         shared[name] = max(shared[name], made.metadata.shared)
         sizes = [
-            each for param, each in zip(kernel.params, args, strict=False) if param.is_constexpr
+            each
+            for param, each in zip(kernel.params, args, strict=False)
+            if param.is_constexpr or each is None
         ]
         forms[name, model, *sizes].add(made.hash)
 

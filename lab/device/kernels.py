@@ -15,7 +15,12 @@ from torch import Tensor
 from inference_api.engine.cuda.graphs import captured
 from inference_api.engine.cuda.inputs import token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
-from inference_api.engine.cuda.ops import Affine, LayerHeads, TokenOperations
+from inference_api.engine.cuda.ops import (
+    MOST_MULTIPLIED,
+    Affine,
+    LayerHeads,
+    TokenOperations,
+)
 from inference_api.engine.cuda.panels import Panels
 from inference_api.engine.cuda.parameters import whole
 from inference_api.engine.cuda.rope import Rope
@@ -101,6 +106,9 @@ def work(
     )
     queries = random(rows, config.num_heads, config.head_dim)
     weights = {bits: random_panels(2 * ffn, hidden, bits, device) for bits in BITS.values()}
+    narrow = {bits: random_panels(2 * PANEL, hidden, bits, device) for bits in BITS.values()}
+    many = random(MOST_MULTIPLIED + 1, hidden)
+    ids = torch.arange(rows, dtype=torch.int32, device=device)
 
     def tokens(count: int, context: int) -> TokenOperations:
         steps = [RowStep(row, context - 1, (0,), (DRAW,)) for row in range(count)]
@@ -117,6 +125,16 @@ def work(
             )
             for bits, weight in weights.items()
             for count in (1, rows)
+        },
+        **{
+            f"multiply in {bits} bits, {len(many)} tokens": partial(
+                ops.multiply, many, [weight], None
+            )
+            for bits, weight in narrow.items()
+        },
+        **{
+            f"embed in {bits} bits, {rows} tokens": partial(ops.embed, ids, weight)
+            for bits, weight in narrow.items()
         },
         f"place_heads, {rows} tokens": partial(
             lambda placing: placing.place_heads(qkv.clone(), heads), tokens(rows, longest)
@@ -137,8 +155,9 @@ def random_panels(outputs: int, inputs: int, bits: Bits, device: torch.device) -
     """Random bytes, but for scales."""
     generator = torch.Generator(device).manual_seed(SEED)
     num_bytes = packed_bytes(bits, outputs, inputs)
-    blocks = torch.randint(256, (num_bytes,), generator=generator, device=device)
-    blocks = blocks.byte().view(-1, packed_bytes(bits, PANEL, GROUP))
+    blocks = torch.randint(
+        256, (num_bytes,), generator=generator, device=device, dtype=torch.uint8
+    ).view(-1, packed_bytes(bits, PANEL, GROUP))
     scales = torch.rand(len(blocks), PANEL, generator=generator, device=device).half()
     blocks[:, -PANEL * SCALE_BYTES :] = scales.view(torch.uint8)
     return Panels(blocks.flatten(), bits, outputs, inputs)
