@@ -37,8 +37,8 @@ CHECKS = (
     Check(
         "tests",
         130,
-        ("pytest", "-q", "-k", "cuda", *CUDA_TESTS),
-        ("pytest", "-q", "--collect-only", "-k", "cuda", CUDA_TESTS[0]),
+        ("pytest", "-q", "-k", "cuda or triton", *CUDA_TESTS),
+        ("pytest", "-q", "--collect-only", "-k", "cuda or triton", CUDA_TESTS[0]),
     ),
     Check(
         "kernels",
