@@ -39,9 +39,9 @@ for settings in SETTINGS:
             os.environ.pop(str(choice).upper(), None)
 
 # Hypothesis' profile "ci" is the same examples at every run and no deadline for one of them. A
-# third of them is enough to notice what changed; `make fuzz` looks for new ones, ten times as many.
+# fifth of them is enough to notice what changed; `make fuzz` looks for new ones, ten times as many.
 ALWAYS_THE_SAME = hypothesis.settings.get_profile("ci")
-hypothesis.settings.register_profile("tests", ALWAYS_THE_SAME, max_examples=30)
+hypothesis.settings.register_profile("tests", ALWAYS_THE_SAME, max_examples=20)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000)
 
 # What `make test-fast` leaves out: whose tests start processes, or compute for seconds. Elsewhere
