@@ -22,8 +22,12 @@ def write_whole(
 
 
 @contextmanager
-def whole_file(path: Path, mode: int = ANYBODY, *, replaces: bool = True) -> Iterator[Path]:
+def whole_file(
+    path: Path, mode: int = ANYBODY, *, replaces: bool = True, survives_crash: bool = True
+) -> Iterator[Path]:
     """Yields the path of an empty draft, which becomes `path` unless the block raises.
+
+    Without `survives_crash` a crash of the machine may leave `path` with any content.
 
     Raises OSError; FileExistsError if `path` exists and must not be replaced. So only one of
     several processes creates a file, and the others find it.
@@ -32,12 +36,14 @@ def whole_file(path: Path, mode: int = ANYBODY, *, replaces: bool = True) -> Ite
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
         yield draft
-        _sync(draft)
+        if survives_crash:
+            _sync(draft)
         if replaces:
             draft.replace(path)
         else:
             os.link(draft, path)
-        _sync(path.parent)
+        if survives_crash:
+            _sync(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 

@@ -8,15 +8,17 @@ so are those used least recently, while all together take more than the limit.
 import logging
 import os
 import re
-import secrets
 import time
 import zlib
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Full, Queue
+from tempfile import TemporaryFile
 from threading import Lock, Thread
 from typing import NamedTuple
+
+from common.files import OWNER_ALONE, whole_file
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ HEADER_BYTES = len(MAGIC) + 4  # and a CRC-32
 QUEUED_RECORDS = 4  # waiting to be written
 WAIT_S = 60.0  # the writer waits so long for a record, and then again
 JOIN_TIMEOUT_S = 5.0
-OWNER_ALONE = 0o700  # pages tell what was prompted
+OWNERS_FOLDER = 0o700  # pages tell what was prompted
 LESS_URGENT = 10  # the writer's niceness beyond that of others
 
 
@@ -55,12 +57,12 @@ class PageFolder:
         """Makes the folder if it does not exist. Raises OSError if it cannot be used."""
         self._folder = folder
         self._max_bytes = max_bytes
-        folder.mkdir(OWNER_ALONE, parents=True, exist_ok=True)
+        folder.mkdir(OWNERS_FOLDER, parents=True, exist_ok=True)
         self._lock = Lock()  # guards the two below
         self._stored: OrderedDict[bytes, Stored] = OrderedDict()  # least recently used first
         self._num_bytes = 0
         self._find_files()
-        self._check_writable()
+        TemporaryFile(dir=folder).close()  # raises unless it may write there
         self._queue: Queue[PageRecord | None] = Queue(QUEUED_RECORDS)
         self._is_closing = False
         self._has_failed = False
@@ -139,11 +141,6 @@ class PageFolder:
             self._note(key, stored)
         self._trim()
 
-    def _check_writable(self) -> None:
-        draft = self._draft()
-        draft.touch(0o600)
-        draft.unlink()
-
     def _write_all(self) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + LESS_URGENT)
         while True:
@@ -162,16 +159,11 @@ class PageFolder:
                 self._has_failed = True
 
     def _write(self, record: PageRecord) -> None:
-        # Not synced: what a crash of the machine damages, the checksum tells.
-        draft = self._draft()
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(_header(record.content))
-                file.write(record.content)
-            draft.replace(self._path(record.key, record.parts))
-        finally:
-            draft.unlink(missing_ok=True)
+        # What a crash of the machine damages, the checksum tells.
+        path = self._path(record.key, record.parts)
+        with whole_file(path, OWNER_ALONE, survives_crash=False) as draft, draft.open("wb") as file:
+            file.write(_header(record.content))
+            file.write(record.content)
         size_bytes = HEADER_BYTES + len(record.content)
         if self.parts(record.key) != record.parts:  # the file that it had
             self._remove(record.key)
@@ -201,9 +193,6 @@ class PageFolder:
 
     def _path(self, key: bytes, parts: int) -> Path:
         return self._folder / f"{key.hex()}.{parts:x}"
-
-    def _draft(self) -> Path:
-        return self._folder / f"{secrets.token_hex(8)}{DRAFT}"
 
 
 def _header(content: bytes | memoryview) -> bytes:

@@ -82,7 +82,7 @@ def test_what_cannot_be_served_is_named(changes: dict[str, Any], named: str) -> 
 @pytest.mark.parametrize("key", ["hidden_act", "hidden_size", "rope_scaling", "model_type"])
 def test_long_values_are_not_repeated(key: str) -> None:
     [fault] = faults({**LLAMA, key: "x" * 100_000})
-    assert len(fault) < 600  # it has the names of all families
+    assert len(fault) < 1000  # it has the names of all families
 
 
 def test_ends_that_the_model_cannot_draw_are_left_out() -> None:
