@@ -70,7 +70,7 @@ def members(folder: Path, tell: Any = print) -> Sequence[Member]:
     }
     for recipe, member in (
         (PREBUILT_LLAMA, Member("code", "llama.cpp", llama, 0.1, 0.15, 0.85)),
-        (VLLM, Member("mail", "vLLM", vllm, 0.35, 0.3, 1.0)),
+        (VLLM, Member("mail", "vLLM", vllm, 0.3, 0.3, 1.0)),
     ):
         try:
             tell(f"{member.title} {install(recipe)}")
