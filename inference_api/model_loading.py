@@ -108,19 +108,12 @@ def keep_pages(model: LoadedModel, runner: ModelRunner, folder: PageFolder) -> N
 
 
 def pages_folder(settings: Settings) -> PageFolder | None:
-    """Returns the folder of PREFIX_CACHE_DIR, if it is set. Raises StartupError."""
+    """Returns the folder of PREFIX_CACHE_DIR, if it is set. Raises OSError if it cannot be used any
+    more; `preflight` has looked."""
     if settings.prefix_cache_dir is None or not settings.prefix_reuse:
         return None
     path = Path(settings.prefix_cache_dir)
-    try:
-        folder = PageFolder(path, settings.prefix_cache_size)
-    except OSError as error:
-        raise StartupError(
-            [
-                f"PREFIX_CACHE_DIR={path} cannot be used: {error.strerror}; name a folder that "
-                "this server may write to, or unset it."
-            ]
-        ) from None
+    folder = PageFolder(path, settings.prefix_cache_size)
     logger.info("%s has %d pages of prompts, %d bytes", path, len(folder), folder.num_bytes)
     return folder
 

@@ -4,8 +4,10 @@ Runs in gunicorn's arbiter, so it must not load torch.
 """
 
 import socket
+from pathlib import Path
 
 from inference_api.bundle.check import check_bundle
+from inference_api.core.state.page_folder import make_writable
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import LayerRange
@@ -21,6 +23,7 @@ def check_start(settings: Settings, with_model: bool) -> None:
     faults = _port_faults(settings) + telemetry.faults(settings)
     if with_model:
         faults += _model_faults(settings) if settings.bundle is None else _bundle_faults(settings)
+        faults += _disk_faults(settings)
     if faults:
         raise StartupError(faults)
 
@@ -52,13 +55,26 @@ def _first_layers(settings: Settings) -> LayerRange | None:
         raise StartupError(["SPLIT is for one model; unset MODELS, or SPLIT."])
     if settings.device == "cuda":
         raise StartupError(["SPLIT is for the CPU; unset DEVICE, or SPLIT."])
-    if settings.prefix_cache_dir is not None:
-        raise StartupError(["PREFIX_CACHE_DIR is for models on one machine; unset it, or SPLIT."])
     num_ranks = load_rank_settings().world_size
     config = checkpoint.describe(settings.model).config
     if config is None:
         return None
     return layers_of(resolved(settings.split, config.num_layers, num_ranks), 0)
+
+
+def _disk_faults(settings: Settings) -> list[str]:
+    if settings.prefix_cache_dir is None:
+        return []
+    if settings.split is not None:
+        return ["PREFIX_CACHE_DIR is for models on one machine; unset it, or SPLIT."]
+    try:
+        make_writable(Path(settings.prefix_cache_dir))
+    except OSError as error:
+        return [
+            f"PREFIX_CACHE_DIR={settings.prefix_cache_dir} cannot be used: {error.strerror}; name "
+            "a folder that this server may write to, or unset it."
+        ]
+    return []
 
 
 def _bundle_faults(settings: Settings) -> list[str]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from common.files import whole_file
+from lab.models.gguf_experts import stacked
 from lab.models.gguf_kimi import KimiConverter
 from lab.models.gguf_vocabulary import add_vocabulary, read_json
 
@@ -60,21 +61,13 @@ class Converter:
         return name
 
     def tensors(self) -> dict[str, Array]:
-        stacks: dict[str, dict[int, Array]] = {}
         converted: dict[str, Array] = {}
-        for name, tensor in self._tensors.items():
+        for name, tensor in stacked(self._tensors).items():
             if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
                 converted |= self._unstacked(name, tensor)
                 continue
-            if ".mlp.experts." in name:
-                prefix, _, rest = name.partition(".experts.")
-                expert, _, kind = rest.partition(".")
-                stacks.setdefault(f"{prefix}.experts.{kind}", {})[int(expert)] = tensor
-                continue
             for its_name, its_tensor in self._converted(name, tensor):
                 converted[self._name(its_name)] = its_tensor
-        for name, stack in stacks.items():
-            converted[self._name(name)] = np.stack([stack[number] for number in sorted(stack)])
         return converted
 
     def _unstacked(self, name: str, tensor: Array) -> dict[str, Array]:

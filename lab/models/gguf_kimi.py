@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from inference_api.loading.families.tensor_names import SCHEMES
+from lab.models.gguf_experts import stacked
 from lab.models.gguf_vocabulary import read_json
 
 Array = NDArray[np.float32]
@@ -34,19 +35,11 @@ class KimiConverter:
         self._names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.KIMI_LINEAR, num_layers)
 
     def tensors(self) -> dict[str, Array]:
-        stacks: dict[str, dict[int, Array]] = {}
-        converted: dict[str, Array] = {}
-        for name, tensor in self._tensors.items():
-            prefix, _, rest = name.partition(".experts.")
-            if rest:
-                expert, _, kind = rest.partition(".")
-                stacks.setdefault(f"{prefix}.experts.{kind}", {})[int(expert)] = tensor
-                continue
-            for its_name, its_tensor in self._converted(name, tensor):
-                converted[self._name(its_name)] = its_tensor
-        for name, stack in stacks.items():
-            converted[self._name(name)] = np.stack([stack[number] for number in sorted(stack)])
-        return converted
+        return {
+            self._name(its_name): its_tensor
+            for name, tensor in stacked(self._tensors).items()
+            for its_name, its_tensor in self._converted(name, tensor)
+        }
 
     def _converted(self, name: str, tensor: Array) -> list[tuple[str, Array]]:
         if name.endswith(".A_log"):

@@ -34,6 +34,21 @@ def test_torch_that_says_nothing_is_asked_again_by_the_loader(
     assert hardware.cuda_faults() == []
 
 
+def test_a_folder_for_pages_must_be_one_that_this_process_may_write(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for changes, named in (
+        ({"prefix_cache_dir": str(tmp_path / "file")}, "file cannot be used: File exists; name a"),
+        ({"prefix_cache_dir": "/proc/pages"}, "/proc/pages cannot be used: No such file"),
+        ({"prefix_cache_dir": str(tmp_path), "split": "1,1"}, "unset it, or SPLIT"),
+    ):
+        asked = {"model": str(EMBEDDED_MODEL), "service_port": free_port(), **changes}
+        with pytest.raises(StartupError) as caught:
+            check_start(Settings.model_validate(asked), with_model=True)
+        assert any(
+            fault.startswith("PREFIX_CACHE_DIR") and named in fault for fault in caught.value.faults
+        )
+
+
 def bundle_of(source: Path) -> Bundle:
     experts = [{"name": "e", "source": str(source)}]
     limits = {"version": 1, "memory_limit": 2**30, "fast_memory_limit": 2**30}

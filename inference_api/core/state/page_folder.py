@@ -34,6 +34,12 @@ OWNERS_FOLDER = 0o700  # pages tell what was prompted
 LESS_URGENT = 10  # the writer's niceness beyond that of others
 
 
+def make_writable(folder: Path) -> None:
+    """Make the folder if it does not exist. Raises OSError if this process may not write there."""
+    folder.mkdir(OWNERS_FOLDER, parents=True, exist_ok=True)
+    TemporaryFile(dir=folder).close()
+
+
 class Stored(NamedTuple):
     """What a file has."""
 
@@ -54,15 +60,14 @@ class PageFolder:
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Makes the folder if it does not exist. Raises OSError if it cannot be used."""
+        """Raises OSError if the folder cannot be used."""
         self._folder = folder
         self._max_bytes = max_bytes
-        folder.mkdir(OWNERS_FOLDER, parents=True, exist_ok=True)
+        make_writable(folder)
         self._lock = Lock()  # guards the two below
         self._stored: OrderedDict[bytes, Stored] = OrderedDict()  # least recently used first
         self._num_bytes = 0
         self._find_files()
-        TemporaryFile(dir=folder).close()  # raises unless it may write there
         self._queue: Queue[PageRecord | None] = Queue(QUEUED_RECORDS)
         self._is_closing = False
         self._has_failed = False

@@ -7,7 +7,6 @@ import pytest
 
 from inference_api.core.state import stored_pages
 from inference_api.engine.kernel_runner import KernelRunner
-from inference_api.errors import StartupError
 from tests.inference_api.core.stepped_server import CONTEXT, NAME, Server, Tokens, text
 from tests.inference_api.engine.tiny_models import make_model
 
@@ -123,9 +122,3 @@ def test_salts_share_nothing_on_disk(folder: Path, tmp_path: Path) -> None:
         server.answers([prompt], cache_salt=salt)
         server.stop()
         assert (server.reused_tokens > 0) == is_found
-
-
-def test_a_folder_that_cannot_be_used_is_named(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StartupError, match=r"PREFIX_CACHE_DIR=.*file cannot be used"):
-        with_disk(folder, tmp_path / "file")
