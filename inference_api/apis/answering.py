@@ -56,7 +56,7 @@ class Chats:
             for generation in generations:
                 stack.callback(generation.close)
             answers = [
-                ChatAnswer(generation, answer_reader(model.tokenizer, chat.use, prompt))
+                ChatAnswer(generation, answer_reader(model.tokenizer, chat.use, prompt, chat.turns))
                 for generation in generations
             ]
             writer = writer_of(chosen, model)

@@ -20,7 +20,7 @@ from inference_api.tools.answers import AnswerReader
 from inference_api.tools.dialects import MISTRAL, Dialect
 from inference_api.tools.events import Event, ThoughtDelta, ToolUse
 from inference_api.tools.formats import text_only
-from inference_api.tools.history import Message
+from inference_api.tools.history import Message, ids_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,18 @@ def chat_params(params: GenerationParams, use: ToolUse, tokenizer: Tokenizer) ->
     )
 
 
-def answer_reader(tokenizer: Tokenizer, use: ToolUse, prompt_tokens: Iterable[int]) -> AnswerReader:
-    """Returns the reader of the answer to a prompt."""
+def answer_reader(
+    tokenizer: Tokenizer, use: ToolUse, prompt_tokens: Iterable[int], turns: Sequence[Message] = ()
+) -> AnswerReader:
+    """Returns the reader of the answer to a prompt, which has these messages."""
     dialect = tokenizer.dialect
+    new_id = ids_behind(turns) if dialect.name == "kimi" else _new_id
     schemas = {name: tool.parameters for name, tool in use.callable_tools.items()}
     reads_marks = bool(schemas) or dialect.name == "harmony"
     return AnswerReader(
         dialect.read if reads_marks else text_only,
         schemas,
-        _short_id if dialect.read is MISTRAL.read else _new_id,
+        _short_id if dialect.read is MISTRAL.read else new_id,
         dialect.thought,
         is_thinking(tokenizer, tuple(prompt_tokens)),
         frozenset(n for n, tool in use.callable_tools.items() if tool.input_rule is not None),
@@ -159,9 +162,9 @@ def _kept_names(dialect: Dialect, use: ToolUse) -> Iterator[str]:
         yield from dialect.markers
 
 
-def _new_id() -> str:
+def _new_id(_: str) -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def _short_id() -> str:
+def _short_id(_: str) -> str:
     return secrets.token_hex(5)[:9]

@@ -36,6 +36,7 @@ class Shape:
 
     After a `trigger` in the text comes `opening`, then each call as `begin` name `middle` arguments
     `end`, separated by `between`, then `closing`.
+    With `is_numbered`, a colon and a number follow the name.
     """
 
     trigger: str
@@ -45,6 +46,7 @@ class Shape:
     opening: str = ""
     between: str = ""
     closing: str = ""
+    is_numbered: bool = False
 
 
 _OBJECT = ('{"name": "', '", "arguments": ', "}")
@@ -68,6 +70,10 @@ SHAPES: Mapping[DialectName, Shape] = {
     "deepseek-fenced": Shape(
         formats.BEGIN_ALL, f"{formats.BEGIN}function{formats.SEPARATOR}", "\n```json\n",
         f"\n```{formats.END}", between="\n", closing=formats.END_ALL,
+    ),
+    "kimi": Shape(
+        formats.SECTION, formats.KIMI_BEGIN + formats.KIMI_PREFIX, formats.ARGUMENTS,
+        formats.KIMI_END, closing=formats.SECTION_END, is_numbered=True,
     ),
     "harmony": Shape(
         "", "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""
@@ -123,6 +129,8 @@ def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
         f"calls: {written(shape.opening)} {before if asked['allows_several'] and tools else ''}"
         f"({' | '.join(last)})",
     ]
+    if shape.is_numbered:
+        rules.append("NUMBER: /[0-9]{1,3}/")
     if dialect.name == "gemma":
         rules += gemma_grammars.any_value(written)
     for rule, names in (("call", tools), ("input", inputs)):
@@ -132,11 +140,11 @@ def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
     else:
         rules += _body(asked["is_required"], dialect, [*tools, *inputs], written)
     for number, (name, rule) in enumerate(inputs.items()):
-        begin = written(shape.begin + name + (shape.middle or "\n"))
+        begin = _opened(shape, name, shape.middle or "\n", written)
         rules += [f"input_{number}: {begin} text_{number}", f"text_{number}: {rule}"]
     for number, (name, schema) in enumerate(tools.items()):
         rules += [
-            f"call_{number}: {written(shape.begin + name + shape.middle)} args_{number} "
+            f"call_{number}: {_opened(shape, name, shape.middle, written)} args_{number} "
             f"{written(shape.end)}",
             *_arguments(
                 f"args_{number}",
@@ -147,6 +155,12 @@ def calls_grammar(asked: Json, dialect: Dialect, terminal: Terminal) -> str:
             ),
         ]
     return "\n".join(rules)
+
+
+def _opened(shape: Shape, name: str, middle: str, written: "_Marks") -> str:
+    if not shape.is_numbered:
+        return written(shape.begin + name + middle)
+    return f"{written(f'{shape.begin}{name}:')} NUMBER {written(middle)}"
 
 
 class _Marks:

@@ -203,6 +203,7 @@ def manners_of(render: Template, dialect: Dialect) -> Manners:
         takes_users_in_a_row=_renders(render, [other, user], ()),
         one_call_per_turn=dialect.one_call_per_turn,
         wants_short_ids=dialect.read is MISTRAL.read,
+        wants_numbered_ids=dialect.name == "kimi",
         takes_thoughts_beside_text=dialect.name != "harmony",
     )
     for wants_text in (False, True):

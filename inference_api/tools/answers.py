@@ -25,7 +25,7 @@ class AnswerReader:
         self,
         read: Read,
         schemas: Mapping[str, Json],
-        new_id: Callable[[], str],
+        new_id: Callable[[str], str],
         thought: Thought | None = None,
         is_thinking: bool = False,
         plain: frozenset[str] = frozenset(),

@@ -17,11 +17,11 @@ class Calls:
     def __init__(
         self,
         schemas: Mapping[str, Json],
-        new_id: Callable[[], str],
+        new_id: Callable[[str], str],
         plain: frozenset[str] = frozenset(),
     ) -> None:
         """`schemas` has the parameters of each function that may be called, by name. A function in
-        `plain` takes the rest of the answer as its input."""
+        `plain` takes the rest of the answer as its input. `new_id` is given a function's name."""
         self.schemas = schemas
         self.plain = plain
         self.count = 0
@@ -35,7 +35,7 @@ class Calls:
             raise NotACall
         self.is_open = True
         self.count += 1
-        return CallStart(self.count - 1, self._new_id(), name)
+        return CallStart(self.count - 1, self._new_id(name), name)
 
     def arguments(self, piece: str) -> Event:
         return ArgumentsDelta(self.count - 1, piece)

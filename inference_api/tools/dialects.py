@@ -8,7 +8,7 @@ from inference_api.tools.answers import Thought
 from inference_api.tools.formats import Read
 
 DialectName = Literal[
-    "harmony", "deepseek", "deepseek-fenced", "glm", "seed", "qwen-coder", "gemma", "phi",
+    "harmony", "deepseek", "deepseek-fenced", "kimi", "glm", "seed", "qwen-coder", "gemma", "phi",
     "granite", "hunyuan", "nemotron", "hermes", "llama", "mistral", "mistral-args", "generic",
 ]  # fmt: skip
 
@@ -46,6 +46,7 @@ DEEPSEEK = Dialect(
     (formats.BEGIN_ALL, formats.BEGIN, formats.SEPARATOR, formats.END, formats.END_ALL),
 )
 DEEPSEEK_FENCED = replace(DEEPSEEK, name="deepseek-fenced")
+KIMI = Dialect("kimi", formats.kimi, formats.KIMI_MARKERS)
 GLM = Dialect(
     "glm",
     xml_formats.glm,
@@ -72,6 +73,7 @@ _BY_TEXTS: tuple[tuple[tuple[str, ...], Dialect], ...] = (
     (("<|channel|>",), HARMONY),
     ((formats.BEGIN_ALL, "```json"), DEEPSEEK_FENCED),
     ((formats.BEGIN_ALL,), DEEPSEEK),
+    (formats.KIMI_MARKERS[:1], KIMI),
     (("<arg_key>",), GLM),
     (xml_formats.SEED_TAGS[:1], SEED),
     (("<function=", "<parameter="), QWEN_CODER),

@@ -161,3 +161,26 @@ def _deepseek_call(reader: Reader, calls: Calls) -> Steps[None]:
 
 
 deepseek = tagged((BEGIN_ALL + BEGIN, BEGIN), (END, END_ALL), _deepseek_call)
+
+
+# The id of a call of Kimi is `functions.NAME:NUMBER`; numbers run through the conversation.
+KIMI_MARKERS = SECTION, KIMI_BEGIN, ARGUMENTS, KIMI_END, SECTION_END = (
+    "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>", "<|tool_calls_section_end|>",
+)  # fmt: skip
+KIMI_PREFIX = "functions."
+
+
+def _kimi_call(reader: Reader, calls: Calls) -> Steps[None]:
+    yield from reader.skip_space()
+    if (yield from reader.take(KIMI_BEGIN)):
+        yield from reader.skip_space()
+    yield from reader.take(KIMI_PREFIX)
+    name = yield from reader.word(NAME_CHARS, MAX_NAME_CHARS)
+    if (yield from reader.take(":")):
+        yield from reader.word("0123456789", MAX_NAME_CHARS)
+    yield from reader.expect(ARGUMENTS)
+    yield from arguments_of(reader, calls, name)
+
+
+kimi = tagged((SECTION, KIMI_BEGIN), (KIMI_END, SECTION_END), _kimi_call)

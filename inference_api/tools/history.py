@@ -5,18 +5,21 @@ message. For templates without tools, the tools, calls and results are written i
 """
 
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inference_api.tools.events import Json
+from inference_api.tools.formats import KIMI_PREFIX
 from inference_api.tools.values import MAX_DEPTH, is_deeper_than
 
 Message = Mapping[str, Any]  # a chat message: role, content, and fields of its role
 
 _ID = re.compile(r"[A-Za-z0-9]{9}")
+_NUMBER = re.compile(r":(\d{1,9})$")
 _INSTRUCTION = (
     "You can call these tools:\n\n{tools}\n\nTo call one or more of them, answer with nothing but "
     'a JSON object: {{"tool_calls": [{{"name": "the tool\'s name", "arguments": {{...}}}}]}}. '
@@ -35,6 +38,7 @@ class Manners:
     takes_users_in_a_row: bool = True
     one_call_per_turn: bool = False
     wants_short_ids: bool = False  # ids of nine letters and digits, which Mistral's templates check
+    wants_numbered_ids: bool = False  # see `ids_behind`
     takes_thoughts_beside_text: bool = True  # before calls; Harmony's template refuses both
 
 
@@ -64,6 +68,7 @@ def prepared(messages: Sequence[Message], tools: Sequence[Json], manners: Manner
     if not manners.is_native:
         return _in_plain_turns(messages, tools, manners)
     turns = _one_call_each(messages) if manners.one_call_per_turn else list(messages)
+    turns = _numbered(turns) if manners.wants_numbered_ids else turns
     names = _names_by_id(turns)
     return [_native(turn, names, manners) for turn in turns]
 
@@ -114,6 +119,35 @@ def _short_id(call_id: str) -> str:
     if _ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def ids_behind(messages: Sequence[Message]) -> Callable[[str], str]:
+    """Returns what makes the ids of further calls in Kimi's form, from the functions' names.
+
+    Numbers run through the conversation, and none comes twice if messages are left out.
+    """
+    ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    found = [int(match[1]) + 1 for each in ids if (match := _NUMBER.search(each))]
+    numbers = itertools.count(max([len(ids), *found]))
+    return lambda name: f"{KIMI_PREFIX}{name}:{next(numbers)}"
+
+
+def _numbered(messages: Sequence[Message]) -> list[Message]:
+    """Gives calls and results ids in Kimi's form, which its templates write, whoever made them."""
+    new_id, shown = ids_behind(()), dict[str, str]()
+    numbered: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            message = {**message, "tool_call_id": shown.get(call_id, call_id)}
+        elif "tool_calls" in message:
+            calls = message["tool_calls"]
+            ids = [new_id(call["function"]["name"]) for call in calls]
+            shown |= {call["id"]: each for call, each in zip(calls, ids, strict=True)}
+            calls = [{**call, "id": each} for call, each in zip(calls, ids, strict=True)]
+            message = {**message, "tool_calls": calls}
+        numbered.append(message)
+    return numbered
 
 
 def _names_by_id(messages: Sequence[Message]) -> dict[str, str]:

@@ -50,7 +50,7 @@ def answer(num_pieces: int = len(PIECES)) -> ChatAnswer:
     reason = FinishReason.STOP if is_whole else FinishReason.LENGTH
     generation = ScriptedGeneration(num_pieces, reason)
     thought = Thought("<think>", "</think>")
-    reader = AnswerReader(hermes, {"f": {"type": "object"}}, lambda: "call_1", thought)
+    reader = AnswerReader(hermes, {"f": {"type": "object"}}, lambda _: "call_1", thought)
     return ChatAnswer(cast(Any, generation), reader)
 
 

@@ -177,6 +177,7 @@ BEGUN = {
     "generic": '{"tool_calls"',
     "deepseek": f"Hm.{formats.BEGIN_ALL}",
     "deepseek-fenced": f"Hm.{formats.BEGIN_ALL}",
+    "kimi": "Hm.<|tool_calls_section_begin|>",
     "gemma": "Hm.<|tool_call>",
     "phi": "Hm.<|tool_call|>",
     "granite": "Hm.<|tool_call|>",

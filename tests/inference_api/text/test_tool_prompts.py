@@ -1,6 +1,7 @@
 """Tools, calls and results as templates want them, and nothing in them that forges a turn."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from inference_api.text.chat_prompts import Extras
 from inference_api.text.tokenizer_config import TokenizerConfig
 from inference_api.text.tokens import HuggingFaceTokenizer, is_thinking
 from inference_api.tools.events import Tool
+from inference_api.tools.history import ids_behind
 
 SPECIALS = ["</s>", "<|im_start|>", "<|python_tag|>", "[TOOL_CALLS]"]
 TOOL = Tool("look", "Looks.", {"type": "object", "properties": {"city": {"type": "string"}}})
@@ -31,6 +33,9 @@ HERMES = NATIVE.replace(
 DEEPSEEK = NATIVE.replace(
     "CALL", "{{ '<｜tool▁calls▁begin｜>' + c.function.name + c.function.arguments }}"
 )
+KIMI = NATIVE.replace(
+    "CALL", "<|tool_calls_section_begin|>{{ c.id }}|{{ c.function.arguments | tojson }}"
+).replace("{{ m.content }}", "{{ m.name }}|{{ m.tool_call_id }}|{{ m.content }}")
 GLM = NATIVE.replace(
     "CALL", "<arg_key>{{ c.function.name }}"
     "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}",
@@ -95,6 +100,7 @@ def prompt(template: str | None, messages: list[dict[str, Any]], extras: Extras 
         (HERMES, "hermes", '"arguments": {"city": "Oslo"}}'),
         (HARMONY, "harmony", 'functions.look<|channel|>commentary json<|message|>{"city": "Oslo"}'),
         (DEEPSEEK, "deepseek", 'look{"city": "Oslo"}'),
+        (KIMI, "kimi", 'functions.look:0|{"city": "Oslo"}'),
         (GLM, "glm", "lookcity=Oslo;"),
         (GEMMA, "gemma", '<|tool_call>call:look{city:<|"|>Oslo<|"|>}<tool_call|>'),
         (LLAMA, "llama", 'look{"city": "Oslo"}'),
@@ -137,6 +143,23 @@ def test_ids_of_mistral_are_nine_letters_and_digits() -> None:
     assert written.isalnum()
     assert said.count(f":{written}") == 2  # of the call, and of its result
     assert ":abc123DEF" in prompt(MISTRAL, conversation(call(call_id="abc123DEF")))
+
+
+def test_ids_of_kimi_are_numbered_through_the_conversation() -> None:
+    again, other = call(call_id="call_1"), call(call_id="toolu_2", name="add-up")
+    said = prompt(KIMI, [*conversation(call(), other), *conversation(again)])
+    written = ["functions.look:0", "functions.add-up:1", "functions.look:2"]
+    assert re.findall(r"begin\|>([^|]+)", said) == written
+    assert re.findall(r"\|(functions[^|]+)\|12", said) == written  # of the results
+
+
+def test_ids_for_kimi_go_on_behind_the_conversation() -> None:
+    kept = conversation(call(call_id="functions.look:3"), call(call_id="toolu_2"))
+    for turns, number in ((conversation(), 0), (conversation(call(), call()), 2), (kept, 4)):
+        new_id = ids_behind(turns)
+        assert [new_id("look"), new_id("now")] == [
+            f"functions.look:{number}", f"functions.now:{number + 1}"
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", '"a"', '{"a": "\\ud800"}', "{" * 5000])

@@ -38,7 +38,7 @@ def events_of(
 ) -> list[Event]:
     ids = itertools.count()
     reader = AnswerReader(
-        dialect.read, SCHEMAS, lambda: f"id{next(ids)}", thought, is_thinking=is_thinking
+        dialect.read, SCHEMAS, lambda _: f"id{next(ids)}", thought, is_thinking=is_thinking
     )
     return [*(e for piece in pieces for e in reader.push(piece)), *reader.finish()]
 
@@ -66,6 +66,10 @@ SEED_CALL = (
     "<seed:tool_call><function=look><parameter=city>Oslo</parameter></function></seed:tool_call>"
 )
 GLM_CALL = "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"
+KIMI_CALL = (
+    f"{formats.SECTION}{formats.KIMI_BEGIN}functions.look:0{formats.ARGUMENTS}{CITY}"
+    f"{formats.KIMI_END}{formats.SECTION_END}"
+)
 GEMMA_CALL = '<|tool_call>call:look{city:<|"|>Oslo<|"|>}<tool_call|>'
 HARMONY_CALL = (
     "<|channel|>commentary to=functions.look <|constrain|>json<|message|>" + CITY + "<|call|>"
@@ -94,6 +98,10 @@ ONE_CALL = [
     (dialects.GENERIC, f'<tool_call>[{{"name": "look", "arguments": {CITY}}}]</tool_call>'),
     (dialects.DEEPSEEK, DEEPSEEK_CALL),
     (dialects.DEEPSEEK, OLD_DEEPSEEK_CALL),
+    (dialects.KIMI, KIMI_CALL),
+    (dialects.KIMI, KIMI_CALL.replace("functions.look:0", "look ").replace("|><|", "|>\n<|")),
+    (dialects.KIMI, KIMI_CALL.removeprefix(formats.SECTION)),
+    (dialects.KIMI, KIMI_CALL.partition(formats.KIMI_END)[0]),
     (dialects.QWEN_CODER, CODER_CALL),
     (dialects.QWEN_CODER, CODER_CALL.removeprefix("<tool_call>\n")),
     (dialects.QWEN_CODER, "<tool_call><function=look><parameter=city>Oslo"),
@@ -125,6 +133,9 @@ SEVERAL = [
     (dialects.GENERIC, f'{{"tool_calls": [{{"name": "look", "arguments": {CITY}}}, '
      f'{{"name": "look", "arguments": {CITY}}}]}}'),
     (dialects.DEEPSEEK, DEEPSEEK_CALL + DEEPSEEK_CALL),
+    (dialects.KIMI, KIMI_CALL + KIMI_CALL),
+    (dialects.KIMI, KIMI_CALL.removesuffix(formats.SECTION_END) + "\n"
+     + KIMI_CALL.removeprefix(formats.SECTION).replace(":0", ":12")),
     (dialects.QWEN_CODER, CODER_CALL + "\n" + CODER_CALL),
     (dialects.GLM, GLM_CALL + GLM_CALL),
     (dialects.SEED, SEED_CALL + "\n" + SEED_CALL),
@@ -227,6 +238,21 @@ def test_values_of_gemma_become_json() -> None:
 )
 def test_what_is_no_call_of_gemma_is_text(text: str) -> None:
     assert (read(dialects.GEMMA, text).text, calls(dialects.GEMMA, text)) == (text, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        KIMI_CALL.replace("look", "unknown"),
+        KIMI_CALL.replace(CITY, "5"),
+        KIMI_CALL.replace(formats.ARGUMENTS, ""),
+        KIMI_CALL[:70],
+        "<|tool_calls_section_begin|>",
+        "a <|tool_call_b",
+    ],
+)
+def test_what_is_no_call_of_kimi_is_text(text: str) -> None:
+    assert (read(dialects.KIMI, text).text, calls(dialects.KIMI, text)) == (text, [])
 
 
 def test_arguments_of_gemma_are_no_deeper_than_others() -> None:
