@@ -100,6 +100,7 @@ class MixtureConfig:
     groups: ExpertGroups | None = None
     scale: float = 1.0  # factor of all shares
     shared_ffn_size: int = 0  # size of one more MLP that all tokens pass; 0: there is none
+    latent_size: int = 0  # size of what experts read and make; 0: the size of the residual
     has_shared_gate: bool = False  # a sigmoid weighs that MLP
     has_own_norms: bool = False  # router, experts and that MLP have norms, and shares factors
     least_sum: float = 1e-20  # added to a sum that is divided by: of sigmoids it may be 0

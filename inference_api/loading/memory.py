@@ -143,6 +143,7 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         rows = max(EXPERT_ROWS, mixture.experts_per_token)
         routed = 2 * config.hidden_size + 2 * mixture.num_experts  # norms, logits and their powers
         routed += mixture.has_own_norms * config.hidden_size
+        routed += 2 * mixture.latent_size  # what experts read, and make, also prepared for products
         floats += STEP_TOKENS * routed + rows * (config.hidden_size + mixture.ffn_size)
     return FLOAT_BYTES * floats
 

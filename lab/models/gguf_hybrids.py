@@ -326,6 +326,8 @@ class NemotronConverter(MambaConverter):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         shared = config["moe_shared_expert_intermediate_size"]
         writer.add_expert_shared_feed_forward_length(shared)
+        if config.get("moe_latent_size"):
+            writer.add_moe_latent_size(config["moe_latent_size"])
         writer.add_expert_weights_norm(config["norm_topk_prob"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_group_count(config["n_group"])

@@ -44,7 +44,7 @@ FAMILIES: Mapping[str, Sequence[str]] = {  # keys: what people call them, values
     "Mistral, Mistral Small 3, Ministral 3": ("mistral", "mistral3", "ministral3"),
     "Mistral 4": ("mistral4",),
     "Mixtral": ("mixtral",),
-    "Nemotron-H, Nemotron 3 Nano": ("nemotron_h",),
+    "Nemotron-H, Nemotron 3 Nano and Super": ("nemotron_h",),
     "OLMo 2 and 3": ("olmo2", "olmo3"),
     "OLMo Hybrid": ("olmo_hybrid",),
     "Phi-3, 3.5, 4 and 4-mini": ("phi3",),

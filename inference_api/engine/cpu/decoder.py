@@ -28,6 +28,7 @@ Fields = dict[str, Any]  # fields of a C struct
 LINEARS = (  # each layer has some of these
     *("qkv", "values", "q_a", "q_b", "kv_a", "k_b", "v_b", "out", "in", "mixer_out"),
     *("router", "up", "down", "shared_up", "shared_down", "shared_gate"),
+    *("latent_down", "latent_up"),
     *("steps", "gates", "forgets", "input_gate", "input_out"),
 )
 LAYER_NORMS = (

@@ -84,11 +84,38 @@ void Experts::run_part(Workers& workers, const HearthModel& model, const HearthL
   choose(workers, model, layer, num_tokens);
   ends_.assign(static_cast<size_t>(layer.router.outputs), 0);
   sort(model, num_tokens);
-  gather(workers, model, num_rows);
   grow(activated_, num_rows * row_bytes(model, layer.down.inputs));
-  describe(model, layer, out);
+  const int64_t latent = layer.latent_down.outputs;
+  if (latent == 0) {
+    gather(workers, num_rows, row);
+    describe(model, layer, model.residual_multiplier, out);
+    workers.multiply(ups_);
+    workers.multiply_in_order(downs_);
+    return;
+  }
+  grow(latents_, num_tokens * latent);
+  workers.multiply(linear_call(model, layer.latent_down, normed_.data(), num_tokens, Finish::kStore,
+                               1.0f, latents_.data()));
+  prepare_latents(workers, model, latent, num_tokens);
+  gather(workers, num_rows, row_bytes(model, latent));
+  std::fill_n(latents_.data(), num_tokens * latent, 0.0f);
+  describe(model, layer, 1.0f, latents_.data());
   workers.multiply(ups_);
   workers.multiply_in_order(downs_);
+  prepare_latents(workers, model, latent, num_tokens);
+  workers.multiply(linear_call(model, layer.latent_up, normed_.data(), num_tokens, Finish::kAdd,
+                               model.residual_multiplier, out));
+}
+
+// From latents_ to normed_, as products take them.
+void Experts::prepare_latents(Workers& workers, const HearthModel& model, int64_t size,
+                              int64_t num_tokens) {
+  const int64_t row = row_bytes(model, size);
+  grow(normed_, num_tokens * row);
+  workers.each_row(num_tokens, [&](int64_t token) {
+    workers.kernels.prepare_row(bits(model), latents_.data() + token * size, size / kGroup,
+                                normed_.data() + token * row);
+  });
 }
 
 void Experts::choose(Workers& workers, const HearthModel& model, const HearthLayer& layer,
@@ -168,8 +195,8 @@ void Experts::sort(const HearthModel& model, int64_t num_tokens) {
   }
 }
 
-void Experts::gather(Workers& workers, const HearthModel& model, int64_t num_rows) {
-  const int64_t row = row_bytes(model, model.hidden);
+// Of `row` bytes each.
+void Experts::gather(Workers& workers, int64_t num_rows, int64_t row) {
   grow(rows_, num_rows * row);
   workers.each_row(num_rows, [&](int64_t i) {
     std::memcpy(rows_.data() + i * row, normed_.data() + places_[static_cast<size_t>(i)] * row,
@@ -177,11 +204,12 @@ void Experts::gather(Workers& workers, const HearthModel& model, int64_t num_row
   });
 }
 
-void Experts::describe(const HearthModel& model, const HearthLayer& layer, float* out) {
+void Experts::describe(const HearthModel& model, const HearthLayer& layer, float factor,
+                       float* out) {
   ups_.clear();
   downs_.clear();
   const int64_t num_experts = layer.router.outputs;
-  const int64_t row = row_bytes(model, model.hidden);
+  const int64_t row = row_bytes(model, layer.up.inputs);
   const int64_t activated_row = row_bytes(model, layer.down.inputs);
   int64_t begin = 0;
   for (int64_t expert = 0; expert < num_experts; ++expert) {
@@ -197,7 +225,7 @@ void Experts::describe(const HearthModel& model, const HearthLayer& layer, float
     up.activated = activated;
     ups_.push_back(up);
     LinearCall down = linear_call(model, one_of(layer.down, num_experts, expert), activated, count,
-                                  Finish::kAdd, model.residual_multiplier, out);
+                                  Finish::kAdd, factor, out);
     down.places = places_.data() + begin;
     down.shares = shares_.data() + begin;
     downs_.push_back(down);

@@ -29,11 +29,14 @@ class Experts {
   void choose(Workers& workers, const HearthModel& model, const HearthLayer& layer,
               int64_t num_tokens);
   void sort(const HearthModel& model, int64_t num_tokens);
-  void gather(Workers& workers, const HearthModel& model, int64_t num_rows);
-  void describe(const HearthModel& model, const HearthLayer& layer, float* out);
+  void gather(Workers& workers, int64_t num_rows, int64_t row);
+  void describe(const HearthModel& model, const HearthLayer& layer, float factor, float* out);
+  void prepare_latents(Workers& workers, const HearthModel& model, int64_t size,
+                       int64_t num_tokens);
 
   std::vector<float> floats_;         // [tokens][hidden]: the norm, for the router
-  std::vector<char> normed_;          // [tokens][hidden / kGroup]: the same, for the experts
+  std::vector<char> normed_;          // [tokens][… / kGroup]: the same, for the experts, or latents_
+  std::vector<float> latents_;        // [tokens][size]: what the experts read, then what they make
   std::vector<float> logits_;         // [tokens][experts] of the router
   std::vector<float> scores_;         // [tokens][experts]: their powers or sigmoids
   std::vector<float> group_scores_;   // [tokens][groups]

@@ -180,6 +180,8 @@ typedef struct {
   // do their biases. Without outputs: the layer has one MLP.
   HearthLinear router;
   const float* selection_bias;  // [experts] or null
+  HearthLinear latent_down;     // [size][hidden]: what the experts read; or no outputs
+  HearthLinear latent_up;       // [hidden][size]: on what they make together
   HearthLinear shared_up;       // of an MLP beside the experts; without outputs: there is none
   HearthLinear shared_down;
   HearthLinear shared_gate;  // [1][hidden], as the router: how much that MLP counts; or no outputs

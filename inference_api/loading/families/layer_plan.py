@@ -177,15 +177,20 @@ def _mixture_plan(
     """Returns the sources of a mixture. The experts' gate and up projections are stacked, expert by
     expert, and so are their down projections and biases. Shared experts form a separate MLP."""
     count, ffn, hidden = mixture.num_experts, mixture.ffn_size, config.hidden_size
+    inner = mixture.latent_size or hidden
     experts = [f"{names.experts}.{expert}" for expert in range(count)]
     ups = tuple(f"{expert}.{name}" for expert in experts for name in names.expert_up)
     downs = tuple(f"{expert}.{names.expert_down}" for expert in experts)
     has_biases = mixture.has_biases
     plan = {
         **_linear(f"{ours}{ROUTER}", theirs, (names.router,), (count,), hidden, has_biases),
-        **_linear(f"{ours}.up", theirs, ups, (ffn,) * len(ups), hidden, has_biases),
-        **_linear(f"{ours}.down", theirs, downs, (hidden,) * count, ffn, has_biases),
+        **_linear(f"{ours}.up", theirs, ups, (ffn,) * len(ups), inner, has_biases),
+        **_linear(f"{ours}.down", theirs, downs, (inner,) * count, ffn, has_biases),
     }
+    if mixture.latent_size:
+        to, back = ("mixer.fc1_latent_proj",), ("mixer.fc2_latent_proj",)
+        plan.update(_linear(f"{ours}.latent_down", theirs, to, (inner,), hidden, False))
+        plan.update(_linear(f"{ours}.latent_up", theirs, back, (hidden,), inner, False))
     if mixture.has_selection_bias:
         bias = SourceTensor(f"{theirs}.{names.selection_bias}", (count,))
         plan[f"{ours}{ROUTER}.selection_bias"] = (bias,)

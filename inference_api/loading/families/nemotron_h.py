@@ -22,7 +22,7 @@ _NAMES = {  # the names of some newer files, which we use, by those of most file
     "ssm_state_size": "mamba_d_state",
     "use_conv_bias": "mamba_conv_bias",
 }
-_ONLY = {"mamba_hidden_act": "silu", "moe_latent_size": None, "sliding_window": None}
+_ONLY = {"mamba_hidden_act": "silu", "sliding_window": None}
 
 
 def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
@@ -47,9 +47,15 @@ def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
         return frozenset(layer for layer, kind in enumerate(kinds) if kind in wanted)
 
     def read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+        if fields.flag("mlp_bias"):
+            fields.refuse("mlp_bias", True, "mlp_bias=false beside experts")
         mixture = read_deepseek_mixture(fields, num_layers)
-        shared = fields.count("moe_shared_expert_intermediate_size")
-        return replace(mixture, dense_layers=of_kind(MLP), shared_ffn_size=shared)
+        return replace(
+            mixture,
+            dense_layers=of_kind(MLP),
+            shared_ffn_size=fields.count("moe_shared_expert_intermediate_size"),
+            latent_size=fields.count("moe_latent_size", 0, fields.count("hidden_size"), least=0),
+        )
 
     config = read_llama_like(
         fields,

@@ -80,6 +80,7 @@ def _nemotron_h(value: Any, shapes: Shapes) -> dict[str, Any]:
         "partial_rotary_factor": None,
         "n_routed_experts": value("expert_count"),
         "moe_shared_expert_intermediate_size": value("expert_shared_feed_forward_length"),
+        "moe_latent_size": value("moe_latent_size"),
         "routed_scaling_factor": value("expert_weights_scale"),
         "norm_topk_prob": value("expert_weights_norm"),
         "n_group": value("expert_group_count"),

@@ -436,6 +436,14 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {  # with recurrent layers, whi
         "NemotronH",
         {**NEMOTRON, "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
     ),
+    "nemotron-super": (
+        "NemotronH",
+        {
+            **NEMOTRON,
+            "layers_block_type": ["linear_attention", "moe", "full_attention"],
+            "moe_latent_size": 32,
+        },
+    ),
     "qwen3-next": ("Qwen3Next", {**DELTA_MIXTURE, "decoder_sparse_step": 2}),
     "olmo-hybrid": ("OlmoHybrid", OLMO_HYBRID),
     "olmo-hybrid-turned": (

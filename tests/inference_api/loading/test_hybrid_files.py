@@ -57,7 +57,7 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "name",
     [
         *("qwen3.5", "qwen3.5-moe", "granite4", "granite4-moe", "falcon-h1", "falcon-h1-norm"),
-        *("nemotron", "nemotron-dense", "kimi-linear"),
+        *("nemotron", "nemotron-dense", "nemotron-super", "kimi-linear"),
     ],
 )
 def test_gguf_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
@@ -188,6 +188,7 @@ NEMOTRON_9B = {
     "mamba_head_dim": 80,
     "time_step_limit": [0.0, math.inf],
 }
+EXPERTS = {"hybrid_override_pattern": "ME*-"}
 FALCON_1_5B = {
     "model_type": "falcon_h1",
     "vocab_size": 65_536,
@@ -319,7 +320,8 @@ def test_what_newer_delta_rules_do_not_have_is_refused(
         (NEMOTRON_9B, {"hybrid_override_pattern": "M-M-"}, "pattern='M-M-' .* of M"),
         (NEMOTRON_9B, {"hybrid_override_pattern": "M*X"}, "pattern='M.X' .* of M"),
         (NEMOTRON_9B, {"hybrid_override_pattern": "M*" * 513}, "pattern=.* up to 1024 of M"),
-        (NEMOTRON_9B, {"moe_latent_size": 1024}, "moe_latent_size=1024 .* with no moe_latent_size"),
+        (NEMOTRON_9B, EXPERTS | {"moe_latent_size": 4481}, "moe_latent_size=4481 .* 0 to 4480"),
+        (NEMOTRON_9B, EXPERTS | {"mlp_bias": True}, "mlp_bias=True .* beside experts"),
         (NEMOTRON_9B, {"mlp_hidden_act": "xielu"}, "hidden_act='xielu' .* relu2"),
     ],
 )
