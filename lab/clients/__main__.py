@@ -2,6 +2,7 @@
 
     python -m lab.clients                      # all
     python -m lab.clients codex opencode       # those whose names contain a word
+    python -m lab.clients claude --at-once 3   # three sessions of each side by side
     python -m lab.clients --write docs/clients.md
 
 Logs and requests of a run lie in var/clients/runs.
@@ -14,27 +15,23 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from lab.clients.client import MODEL, Client, all_clients
-from lab.clients.model import CONTEXT_TOKENS, make_model
+from lab.clients.model import make_model
 from lab.clients.run import INSTALLS, InstallFailed, Run, install, run
-from lab.clients.table import HEAD, Line, line_of, write_table
+from lab.clients.table import HEAD, Line, line_of, together, write_table
 from lab.kit.servers import exit_on_sigterm, served
 
 RUNS = INSTALLS / "runs"
-SETTINGS: dict[str, Any] = {
-    "USER_ROWS": 2,
-    "MAX_SEQ_LEN": CONTEXT_TOKENS,
-    "PREFILL_CHUNK_TOKENS": 2048,
-    "MODEL_ALIASES": "gpt-*",
-}
+ALIASES = "gpt-*"  # for clients that choose tools by a name they know; all else is as by default
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run agents and SDKs, unchanged, against Hearth.")
     parser.add_argument("words", nargs="*", help="only clients whose names contain one of these")
+    parser.add_argument("--at-once", type=int, default=1, help="sessions of each client")
     parser.add_argument("--write", type=Path, help="a Markdown file with the two marks")
     arguments = parser.parse_args()
     exit_on_sigterm()
@@ -42,9 +39,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hearth-clients-") as scratch:
         folder = Path(scratch)
         make_model(folder / MODEL)
-        with served(folder / "log", MODEL=folder / MODEL, **SETTINGS) as api:
+        with served(folder / "log", MODEL=folder / MODEL, MODEL_ALIASES=ALIASES) as api:
             print(HEAD, flush=True)
-            lines = [_tried(client, api.url, folder) for client in clients]
+            lines = [_tried(client, api.url, folder, arguments.at_once) for client in clients]
     if arguments.write:
         write_table(arguments.write, "\n".join([HEAD, *map(str, lines)]))
     return int(any(line.faults for line in lines))
@@ -54,15 +51,18 @@ def _is_wanted(client: Client, words: Sequence[str]) -> bool:
     return not words or any(word.lower() in client.name.lower() for word in words)
 
 
-def _tried(client: Client, url: str, folder: Path) -> Line:
-    own = folder / _file_name(client)
+def _tried(client: Client, url: str, folder: Path, at_once: int) -> Line:
     try:
-        ran = run(client, install(client), url, own)
+        installed = install(client)
     except InstallFailed as error:
         line = Line(client, faults=None, remarks=[f"cannot be installed here: {error}"])
     else:
-        _keep(ran, own, RUNS / own.name)
-        line = line_of(client, ran)
+        names = [f"{_file_name(client)}-{number}" for number in range(1, at_once + 1)]
+        with ThreadPoolExecutor(at_once) as pool:
+            runs = list(pool.map(lambda name: run(client, installed, url, folder / name), names))
+        for name, ran in zip(names, runs, strict=True):
+            _keep(ran, folder / name, RUNS / name)
+        line = together([line_of(client, ran) for ran in runs])
     print(line, flush=True)
     return line
 

@@ -41,6 +41,16 @@ def line_of(client: Client, run: Run) -> Line:
     return Line(client, ignored, [*sorted(faults), *_unfinished(client, run)], sorted(remarks))
 
 
+def together(lines: Sequence[Line]) -> Line:
+    """Returns one line of several runs of a client: whatever any of them showed."""
+    return Line(
+        lines[0].client,
+        sorted({name for line in lines for name in line.ignored}),
+        sorted({fault for line in lines for fault in line.faults or ()}),
+        sorted({remark for line in lines for remark in line.remarks}),
+    )
+
+
 def write_table(path: Path, table: str) -> None:
     """Put the table between the two marks of the file."""
     before, _, rest = path.read_text().partition(BEGIN)

@@ -4,7 +4,8 @@ A prompt fills the context but for a short answer. All contestants start with a 
 length, take turns with prompts of random tokens, and end; then comes the next, of twice the length.
 Prefill is the prompt's tokens over the time to the first token, decoding what follows. Memory is
 all that a contestant has, resident, after its turns; a token of context takes what that grew since
-the shortest. Our weights are int8 and llama.cpp's Q8_0; SmolLM2's are what its file has. Nobody
+the shortest. Who takes more than --patience times as long as the fastest is asked for no longer
+contexts. Our weights are int8 and llama.cpp's Q8_0; SmolLM2's are what its file has. Nobody
 drafts, since random prompts are answered with loops.
 
 Then many users at once ask the first model for long answers: with a KV cache that has room for all
@@ -13,7 +14,7 @@ of them, and with one that has room for some. Time it alone: nothing else may us
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--shortest", type=int, default=4096, help="context in tokens")
     parser.add_argument("--longest", type=int, default=16_384)
     parser.add_argument("--times", type=int, default=2, help="turns at each context")
+    parser.add_argument("--patience", type=float, default=6.0, help="times the fastest")
     parser.add_argument("--peers", nargs="*", choices=recipes, default=list(recipes))
     parser.add_argument("--users", type=int, default=64, help="at once; 0: none")
     parser.add_argument("--room", type=int, default=16, help="users that little memory is for")
@@ -93,7 +95,8 @@ def main() -> None:
         longest = min(given.longest, load_config(model).max_positions)
         measured: list[Figures] = []
         for context in doubling(given.shortest, longest):
-            measured += measure(model, context, given.times, peers)
+            slow = too_slow(measured, given.patience)
+            measured += measure(model, context, given.times, peers, slow)
             print(f"\n{name}, up to {context}\n\n{table(measured)}\n", flush=True)
     if given.users:
         name, model = next(iter(models.items()))
@@ -106,10 +109,28 @@ def doubling(shortest: int, longest: int) -> list[int]:
     return [] if shortest > longest else [shortest, *doubling(2 * shortest, longest)]
 
 
-def measure(model: Path, context: int, times: int, peers: Sequence[Recipe]) -> list[Figures]:
+def too_slow(measured: Sequence[Figures], patience: float) -> set[str]:
+    """Returns the names of who once took more than `patience` times as long as the fastest."""
+    turn_s: dict[int, dict[str, float]] = {}
+    for each in measured:
+        seconds = median(took.seconds for took in each.turns)
+        turn_s.setdefault(each.context, {})[each.name] = seconds
+    return {
+        name
+        for by_name in turn_s.values()
+        for name, seconds in by_name.items()
+        if seconds > patience * min(by_name.values())
+    }
+
+
+def measure(
+    model: Path, context: int, times: int, peers: Sequence[Recipe], left_out: Container[str]
+) -> list[Figures]:
     load = Load("1 user", 1, context - ANSWER_TOKENS, ANSWER_TOKENS)
     with TemporaryDirectory() as logs, ExitStack() as stack:
-        contest = Contest(stack, _contestants(model, context, peers, Path(logs)), {})
+        every = _contestants(model, context, peers, Path(logs))
+        starts = (start for name, start in every if name not in left_out)
+        contest = Contest(stack, starts, {})
         turns = contest.turns(load, times)
         return [
             Figures(each.name, context, turns[each.name], each.memory_bytes())
@@ -169,16 +190,20 @@ def _model(name: str) -> Path:
 
 def _contestants(
     model: Path, context: int, peers: Sequence[Recipe], logs: Path
-) -> Iterator[AbstractContextManager[Contestant]]:
+) -> Iterator[tuple[str, AbstractContextManager[Contestant]]]:
+    """By the name that each has in its figures."""
     threads = ("--threads", str(physical_cores()))
     for cache in ("float16", "int8"):
         settings = {"QUANTIZATION": QUANTIZATION, "KV_CACHE_DTYPE": cache, **NO_DRAFTS}
-        yield hearth(f"{cache} cache", model, 1, context, logs / cache, settings)
+        name = f"{cache} cache"
+        yield f"hearth {name}", hearth(name, model, 1, context, logs / cache, settings)
     for cache in ("F16", "Q8_0") if LLAMA_CPP in peers else ():
         options = ("--users", "1", "--context", str(context), "--flash", "1", "--cache", cache)
         file = model if model.is_file() else gguf_model(model, "Q8_0")
         arguments = partial(list[str], [str(file), *options, *threads])
-        yield peer(f"llama.cpp, {cache} cache", LLAMA_CPP, arguments, logs / cache)
+        name = f"llama.cpp, {cache} cache"
+        yield name, peer(name, LLAMA_CPP, arguments, logs / cache)
     if OPENVINO in peers:
         exported = partial(openvino_model, model, QUANTIZATION)
-        yield peer("OpenVINO", OPENVINO, lambda: [str(exported()), *threads], logs / "openvino")
+        start = peer("OpenVINO", OPENVINO, lambda: [str(exported()), *threads], logs / "openvino")
+        yield "OpenVINO", start

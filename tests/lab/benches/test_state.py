@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.benches.state.agents import Agent, Reply, Server, play, servers_table, turns_table
-from lab.benches.state.context import Figures, doubling, num_preemptions, table
+from lab.benches.state.context import Figures, doubling, num_preemptions, table, too_slow
 from lab.benches.state.conversation import Sizes, opening, turn
 from lab.benches.state.memory import cache_for
 from lab.kit.servers import MOCK_APP, served
@@ -90,6 +90,18 @@ def test_contexts_double() -> None:
     assert doubling(4096, 16_384) == [4096, 8192, 16_384]
     assert doubling(4096, 16_383) == [4096, 8192]
     assert doubling(4096, 2048) == []
+
+
+def test_who_once_took_too_long_is_named() -> None:
+    seconds = {1024: {"ours": 1.0, "slow": 4.0, "slower": 7.0}, 2048: {"ours": 2.0, "slow": 7.0}}
+    measured = [
+        Figures(name, context, [Took(took_s, took_s / 2)], 1)
+        for context, by_name in seconds.items()
+        for name, took_s in by_name.items()
+    ]
+    assert too_slow(measured, 6.0) == {"slower"}
+    assert too_slow(measured, 3.5) == {"slow", "slower"}
+    assert too_slow([], 6.0) == set()
 
 
 def test_a_row_says_what_memory_grew_for_a_token() -> None:

@@ -11,7 +11,7 @@ from lab.clients.client import MODEL, Client, all_clients
 from lab.clients.model import CONTEXT_TOKENS, make_model
 from lab.clients.run import run
 from lab.clients.steering import Call
-from lab.clients.table import line_of, write_table
+from lab.clients.table import Line, line_of, together, write_table
 from lab.kit.servers import ServedApi, served
 
 KEYS = {"OPENAI_BASE_URL": "$url/v1", "OPENAI_API_KEY": "made-up"}
@@ -52,6 +52,13 @@ def test_what_is_refused_is_said_as_the_server_says_it(api: ServedApi, tmp_path:
     assert line.faults
     assert "`/v1/chat/completions` 404" in line.faults[0]
     assert "0 of 1 calls made" in line.faults
+
+
+def test_of_several_sessions_the_line_says_whatever_one_showed() -> None:
+    client = Client(name="a", api="b")
+    well, ill = Line(client, ignored=["x"]), Line(client, ["y"], ["it ended with 1"], ["r"])
+    assert together([well, ill, ill]) == Line(client, ["x", "y"], ["it ended with 1"], ["r"])
+    assert not together([well, well]).faults
 
 
 def test_the_table_goes_between_its_marks(tmp_path: Path) -> None:
