@@ -37,18 +37,18 @@ def whole_file(
     try:
         yield draft
         if survives_crash:
-            _sync(draft)
+            sync(draft)
         if replaces:
             draft.replace(path)
         else:
             os.link(draft, path)
         if survives_crash:
-            _sync(path.parent)
+            sync(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make content, or the names in a folder, survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

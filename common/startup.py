@@ -13,10 +13,12 @@ class StartupError(Exception):
 
     service: str
 
-    def __init__(self, faults: Sequence[str]) -> None:
+    def __init__(self, faults: str | Sequence[str]) -> None:
+        """`faults` is one sentence, or several."""
+        faults = (faults,) if isinstance(faults, str) else tuple(faults)
         lines = "\n".join(f"  - {fault}" for fault in faults)
         super().__init__(f"{self.service} cannot start:\n{lines}")
-        self.faults = tuple(faults)
+        self.faults = faults
 
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)

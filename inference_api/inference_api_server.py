@@ -2,9 +2,8 @@
 
 import os
 import signal
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from flask import Blueprint, Flask
 
@@ -22,9 +21,7 @@ from inference_api.apis.responses import route as responses
 from inference_api.apis.tokenize import route as tokenize
 from inference_api.bundle import routes as bundle
 from inference_api.bundle import validation_route as bundle_validation
-from inference_api.bundle.members import MemberState
 from inference_api.bundle.residents import bring_up as bring_up_bundle
-from inference_api.bundle.residents import bundle_of
 from inference_api.bundle.router import MemberRouter
 from inference_api.core.decode_backend import BringUp, DecodeBackend
 from inference_api.core.generations import Generations
@@ -41,7 +38,7 @@ from inference_api.watch import dashboard_route as dashboard
 from inference_api.watch import health_route as health
 from inference_api.watch import metrics_route as metrics_routes
 from inference_api.watch import speed_route as speed
-from inference_api.watch.bundle_metrics import BundleCollector, MemberFigures
+from inference_api.watch.bundle_metrics import BundleCollector
 from inference_api.watch.cluster_state import ClusterState
 from inference_api.watch.live_state import LiveState
 from inference_api.watch.log_lines import LogLines
@@ -125,9 +122,7 @@ def create_server(
     watcher = DisconnectWatcher()
     tracing = Tracing(settings) if settings.otel_exporter_otlp_endpoint else None
     if settings.bundle is not None:
-        metrics.registry.register(
-            BundleCollector(MemberState, lambda: _member_figures(backend, input_queue))
-        )
+        metrics.registry.register(BundleCollector(backend, input_queue))
     metrics.registry.register(ReplicaGauges(lambda: optimizer.state, optimizer_settings.namespace))
     recent = RecentRequests()
     observers: list[Observer] = [metrics, recent, LogLines(names_model=len(by_name) > 1)]
@@ -158,14 +153,14 @@ def create_server(
 
 def _inference_routes(server: Server, generations: Generations) -> Iterator[Blueprint]:
     settings, backend = server.settings, server.backend
-    choice = ModelChoice(settings, _router(settings))
-    chats = Chats(generations, backend, choice)
+    choice = ModelChoice(settings, _router(settings), backend)
+    chats = Chats(generations, choice)
     yield generate.create_blueprint(generations, settings, choice)
-    yield openai.create_blueprint(generations, backend, choice, chats)
+    yield openai.create_blueprint(generations, choice, chats)
     yield models.create_blueprint(backend, settings)
     yield responses.create_blueprint(chats)
     yield messages.create_blueprint(chats)
-    yield embeddings.create_blueprint(generations, backend, choice)
+    yield embeddings.create_blueprint(generations, choice)
     yield tokenize.create_blueprint(backend, settings)
 
 
@@ -245,32 +240,11 @@ def _state(
         user_rows=model.user_rows,
         queued=input_queue.num_waiting(model.name) + snapshot.paused,
         sessions=output_queues.num_sessions(model.name),
-        **asdict(snapshot.totals),
+        totals=snapshot.totals,
         depths=snapshot.depths,
         step_times=StepTimes() if served is None else served.step_times,
         pages=snapshot.pages,
     )
-
-
-def _member_figures(backend: DecodeBackend, input_queue: InputQueue) -> Mapping[str, MemberFigures]:
-    if (residents := bundle_of(backend)) is None:  # the members are not known yet
-        return {}
-    waiting, now_s = input_queue.all_waiting(), time.monotonic()
-    return {
-        name: MemberFigures(
-            state=each.state,
-            bytes={
-                "weights": each.weights_bytes,
-                "other": each.other_bytes,
-                "cache": each.cache_bytes,
-            },
-            loads=each.num_loads,
-            evictions={str(reason): count for reason, count in each.evictions.items()},
-            failures={str(reason): count for reason, count in each.failures.items()},
-            oldest_wait_s=now_s - waiting[name].oldest_came_s if name in waiting else 0.0,
-        )
-        for name, each in residents.snapshot.members.items()
-    }
 
 
 def _end_arbiter() -> None:

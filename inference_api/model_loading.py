@@ -103,7 +103,7 @@ def keep_pages(model: LoadedModel, runner: ModelRunner, folder: PageFolder) -> N
     from inference_api.engine.kernel_runner import KernelRunner
 
     if not isinstance(runner, KernelRunner):
-        raise StartupError(["PREFIX_CACHE_DIR is for the CPU; unset it, or set DEVICE=cpu."])
+        raise StartupError("PREFIX_CACHE_DIR is for the CPU; unset it, or set DEVICE=cpu.")
     model.rows.pages.store(Disk(folder, runner.fingerprint), runner)
 
 
@@ -217,10 +217,8 @@ def make_drafter(
     config = load_config(folder)
     if config.recurrent is not None:
         raise StartupError(
-            [
-                f"DRAFT_MODEL={folder} has recurrent layers, which forget no guesses; name a model "
-                "without or unset DRAFT_MODEL."
-            ]
+            f"DRAFT_MODEL={folder} has recurrent layers, which forget no guesses; name a model "
+            "without or unset DRAFT_MODEL."
         )
     assert options.max_seq_len is not None
     context_tokens = min(options.max_seq_len, config.max_positions)

@@ -5,7 +5,7 @@ A `GenerationRequest` goes from a request thread to the decode thread and carrie
 """
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from queue import Empty, SimpleQueue
@@ -106,10 +106,8 @@ class Constraint(Protocol):
         token may follow them."""
 
 
-class Grammar(Protocol):
-    """A compiled constraint. Immutable; any thread."""
-
-    def start(self) -> Constraint: ...
+Grammar = Callable[[], Constraint]
+"""A compiled constraint, which starts an answer. Any thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def create_service(settings: Settings) -> StatelessService | StatefulService:
         return StatefulService(_create_store(settings), options)
     except (StoreFailed, InvalidRequest) as error:
         remedy = "set REDIS_URL or OPTIMIZER_STORE_PATH to a store that can be read"
-        raise StartupError([f"{error}; {remedy}"]) from error
+        raise StartupError(f"{error}; {remedy}") from error
 
 
 def _create_store(settings: Settings) -> RecordStore:

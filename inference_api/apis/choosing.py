@@ -6,6 +6,8 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from inference_api.bundle.router import MemberRouter, Route
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.served_model import ServedModel
 from inference_api.errors import InvalidRequest
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import ROUTED
@@ -29,8 +31,11 @@ class Chosen(NamedTuple):
 class ModelChoice:
     """Immutable; any request thread."""
 
-    def __init__(self, settings: Settings, router: MemberRouter | None) -> None:
+    def __init__(
+        self, settings: Settings, router: MemberRouter | None, backend: DecodeBackend
+    ) -> None:
         self._settings = settings
+        self._backend = backend
         self._router = router
 
     def check(self, asked: str) -> None:
@@ -60,3 +65,10 @@ class ModelChoice:
             )
         route = self._router.route(messages)
         return Chosen(route.member, route.member, route)
+
+    def served(self, asked: str | None, messages: Sequence[str]) -> tuple[Chosen, ServedModel]:
+        """Returns the model too. Raises what `choose` raises, NotReady, Draining and
+        BackendFailed."""
+        chosen = self.choose(asked, messages)
+        self._backend.check_admission()
+        return chosen, self._backend.served[chosen.name]

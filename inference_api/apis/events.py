@@ -8,12 +8,17 @@ from inference_api.core.generations import TextGeneration
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
-_dumped = json.JSONEncoder(separators=(",", ":")).encode
+dumped = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def sse(content: Mapping[str, object]) -> bytes:
+    """Returns an event without a name."""
+    return f"data: {dumped(content)}\n\n".encode()
 
 
 def named_event(content: Mapping[str, object]) -> bytes:
     """Returns an event that is named by the content's `type`."""
-    return f"event: {content['type']}\ndata: {_dumped(content)}\n\n".encode()
+    return f"event: {content['type']}\n".encode() + sse(content)
 
 
 def switch_headers(generations: Iterable[TextGeneration]) -> dict[str, str]:

@@ -93,13 +93,11 @@ class BundleResidents:
         return answer.result(ANSWER_TIMEOUT_S)
 
     def start(self, now_s: float) -> None:
-        """Begin to load the members that load at start."""
         self._loader.start()
         for name in self._at_start:
             self._residency.ask_load(name, now_s)
 
     def stop(self) -> None:
-        """Stop loading. Call it after joining the decode thread."""
         self._loader.stop()
 
     # --- decode thread --------------------------------------------------------------------

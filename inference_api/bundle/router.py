@@ -71,13 +71,13 @@ class MemberRouter:
             names += [member.name] * len(said)
         if len(set(names)) < 2:
             raise StartupError(
-                ["router: fewer than two experts have a description or examples; add some"]
+                "router: fewer than two experts have a description or examples; add some"
             )
         try:
             classifier = _text_classifier().fit(texts, names)
         except ValueError as error:
             raise StartupError(
-                [f"router: descriptions and examples cannot be learned ({error}); add words"]
+                f"router: descriptions and examples cannot be learned ({error}); add words"
             ) from None
         return cls(classifier, threshold, fallback)
 
@@ -108,7 +108,7 @@ def _text_classifier() -> Any:
     """Returns an untrained classifier. It treats all numbers as one word, and symbols as words.
     Raises StartupError if scikit-learn is not installed."""
     if find_spec("sklearn") is None:
-        raise StartupError([NO_SKLEARN])
+        raise StartupError(NO_SKLEARN)
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline, make_union

@@ -1,5 +1,6 @@
 """Routes that show, load and unload the members of a bundle."""
 
+from collections.abc import Callable
 from concurrent.futures import TimeoutError as NoAnswer
 
 from flask import Blueprint, Response, jsonify, request
@@ -8,12 +9,12 @@ from common.errors import Error
 from common.operations import operation
 from inference_api.bundle.cards import BundleState, ExpertState, bundle_state
 from inference_api.bundle.members import UnloadMode
-from inference_api.bundle.residents import BundleResidents, bundle_of
+from inference_api.bundle.residency import Residency
+from inference_api.bundle.residents import Answer, BundleResidents, bundle_of
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.errors import InvalidRequest, NoBundle, Unavailable, UnknownModel
 from inference_api.settings import Settings
-from inference_api.settings.bundle_file import Bundle
 
 UNLOAD_QUERY = {
     "drain": {"type": "string", "description": "Let its rows finish first.", "enum": [""]},
@@ -55,11 +56,7 @@ class _Views:
     )
     def load(self, name: str) -> tuple[Response, int]:
         """Idempotent."""
-        residents = self._admitted(name)
-        try:
-            is_there = residents.ask(lambda residency, now_s: residency.ask_load(name, now_s))
-        except NoAnswer:
-            raise _no_turn() from None
+        is_there = self._ask(name, lambda residency, now_s: residency.ask_load(name, now_s))
         return jsonify(self._member(name)), 200 if is_there else 202
 
     @operation(
@@ -70,35 +67,33 @@ class _Views:
     def unload(self, name: str) -> tuple[Response, int]:
         """Idempotent. Requests that wait for the member cause it to be loaded again."""
         mode = _unload_mode()
-        residents = self._admitted(name)
-        try:
-            residents.ask(lambda residency, now_s: residency.ask_unload(name, mode, now_s))
-        except NoAnswer:
-            raise _no_turn() from None
+        self._ask(name, lambda residency, now_s: residency.ask_unload(name, mode, now_s))
         return jsonify(self._member(name)), 202
 
-    def _admitted(self, name: str) -> BundleResidents:
-        """Raises NoBundle, UnknownModel, and the errors that a new request would get."""
+    def _ask(self, name: str, question: Callable[[Residency, float], Answer]) -> Answer:
+        """Has the decode thread answer a question about a member. Raises what it raises, NoBundle,
+        UnknownModel, and the errors that a new request would get."""
         residents = self._residents()
-        names = [member.name for member in self._bundle().members]
+        names = list(residents.snapshot.members)
         if name not in names:
             raise UnknownModel(name, names)
         self._backend.check_admission()
-        return residents
+        try:
+            return residents.ask(question)
+        except NoAnswer:
+            raise Unavailable(
+                "The decode thread is busy with a long step; try again later.", BUSY_RETRY_AFTER_S
+            ) from None
 
     def _residents(self) -> BundleResidents:
         """Raises NoBundle, and NotReady before the members are known."""
-        self._bundle()
+        if self._settings.bundle is None:
+            raise NoBundle
         residents = bundle_of(self._backend)
         if residents is None:
             self._backend.check_admission()
             raise NoBundle(is_mock=True)
         return residents
-
-    def _bundle(self) -> Bundle:
-        if self._settings.bundle is None:
-            raise NoBundle
-        return self._settings.bundle
 
     def _state(self) -> BundleState:
         self._residents()
@@ -118,9 +113,3 @@ def _unload_mode() -> UnloadMode:
     if len(asked) > 1 or asked[0] not in UNLOAD_QUERY:
         raise InvalidRequest(f"Unloading takes ?drain or ?force, not ?{'&'.join(asked)[:100]}.")
     return UnloadMode(asked[0])
-
-
-def _no_turn() -> Unavailable:
-    return Unavailable(
-        "The decode thread is busy with a long step; try again later.", BUSY_RETRY_AFTER_S
-    )

@@ -1,15 +1,13 @@
 """Drafts: tokens tried beyond a row's next one, and which of them the model drew itself."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from inference_api.core.rows import Draft, UserRow
 from inference_api.runner import Drawn, Hidden, RowStep
 
 if TYPE_CHECKING:
     from inference_api.core.plan import PlannedStep
-
-State = TypeVar("State")
 
 
 class Outcome(NamedTuple):
@@ -45,29 +43,6 @@ class Drafting(DraftSource, Protocol):
 
     def learn_turn(self, step: "PlannedStep", model_s: float, loop_s: float) -> None:
         """Learn how many seconds a turn took inside the model, and outside it."""
-
-
-class RowStates(Generic[State]):
-    """A draft source's state for each row, kept while its request decodes."""
-
-    def __init__(self, start: Callable[[UserRow], State]) -> None:
-        self._start = start
-        self._held: dict[int, tuple[UserRow, State]] = {}  # keyed by row index
-
-    def for_rows(self, rows: Sequence[UserRow]) -> list[State]:
-        """Returns the states of `rows`, in their order, and drops the states of all other rows."""
-        held, self._held = self._held, {}
-        for row in rows:
-            known = held.get(row.index)
-            if known is None or known[0] is not row:
-                known = row, self._start(row)
-            self._held[row.index] = known
-        return [state for _, state in self._held.values()]
-
-    def get(self, row: UserRow) -> State | None:
-        """Returns the state of `row`, if it was among the rows of the last `of`."""
-        known = self._held.get(row.index)
-        return known[1] if known is not None and known[0] is row else None
 
 
 class Accepted(NamedTuple):

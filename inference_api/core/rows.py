@@ -281,7 +281,7 @@ class RowTable:
     def assign(self, request: GenerationRequest, max_seq_len: int, now_s: float) -> UserRow:
         """Put a request into a free row. There must be one: see `has_free_row`."""
         room = max_seq_len - len(request.prompt_tokens)
-        constraint = None if request.grammar is None else request.grammar.start()
+        constraint = None if request.grammar is None else request.grammar()
         token_limit, self._num_admitted = min(request.max_tokens, room), self._num_admitted + 1
         index = self._best_row(request, request.prompt_tokens)
         row = UserRow(index, request, token_limit, now_s, constraint, self._num_admitted)

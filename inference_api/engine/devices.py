@@ -39,7 +39,7 @@ def _is_on_cuda(asked: str) -> bool:
         return False
     if not hardware.has_torch():
         if is_asked:
-            raise StartupError([hardware.NO_TORCH])
+            raise StartupError(hardware.NO_TORCH)
         logger.warning(
             "there is an NVIDIA driver and no torch: the CPU serves; %s to use the GPU",
             hardware.INSTALL_TORCH,
@@ -48,7 +48,7 @@ def _is_on_cuda(asked: str) -> bool:
     from inference_api.engine.cuda.runner import has_cuda
 
     if is_asked and not has_cuda():
-        raise StartupError([hardware.NO_CUDA])
+        raise StartupError(hardware.NO_CUDA)
     return has_cuda()
 
 

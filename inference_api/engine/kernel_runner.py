@@ -97,7 +97,7 @@ class KernelRunner(LocalRunner):
             return max(least, needed.pages_within(half_bytes // self._options.num_runners))
         count = needed.pages_within(budget_bytes)
         if count < least:
-            raise StartupError([_too_few_pages(budget_bytes, needed.within(None).cache_bytes)])
+            raise StartupError(_too_few_pages(budget_bytes, needed.within(None).cache_bytes))
         return count
 
     def share_pages(self, count: int | None) -> None:

@@ -275,7 +275,7 @@ def make_kernels(num_threads: int, kernels_of: Callable[[int], Kernels] = Kernel
     try:
         return kernels_of(num_threads)
     except KernelsUnavailable as error:
-        raise StartupError([str(error)]) from error
+        raise StartupError(str(error)) from error
 
 
 def _log_losses(name: str, config: ModelConfig, settled: EngineOptions, tensors: Tensors) -> None:

@@ -45,13 +45,11 @@ def weight_files(folder: Path) -> list[Path]:
         missing = [WEIGHTS_INDEX]
     if any(folder.glob("*.bin")):
         raise StartupError(
-            [
-                f"{folder} has only .bin weights, which can run code when they are read; convert "
-                "them to safetensors with transformers: load the model, then save_pretrained."
-            ]
+            f"{folder} has only .bin weights, which can run code when they are read; convert "
+            "them to safetensors with transformers: load the model, then save_pretrained."
         )
     raise StartupError(
-        [f"{folder} lacks weights: {shown(missing)}; get the model again, in safetensors format."]
+        f"{folder} lacks weights: {shown(missing)}; get the model again, in safetensors format."
     )
 
 
@@ -94,7 +92,7 @@ def stored_places(file: Path, rename: Callable[[str], str]) -> dict[str, TensorL
         return places
     except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
         raise StartupError(
-            [f"{file} is damaged or incomplete ({error}); get the file again."]
+            f"{file} is damaged or incomplete ({error}); get the file again."
         ) from None
 
 
@@ -229,5 +227,5 @@ def _file_names(folder: Path) -> list[str]:
     by_tensor = read_json(index).get("weight_map")
     names = list(by_tensor.values()) if isinstance(by_tensor, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
-        raise StartupError([f"{index} names no weights; get the file again."])
+        raise StartupError(f"{index} names no weights; get the file again.")
     return sorted(set(names))

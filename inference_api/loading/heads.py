@@ -97,13 +97,11 @@ def _file_of(folder: Path, config: ModelConfig) -> Path:
     """Returns the heads' file. Raises StartupError if there is none that can be read."""
     file = heads_file(folder)
     if file is None:
-        raise StartupError([f"{folder} has no {WEIGHTS}; get the heads again."])
+        raise StartupError(f"{folder} has no {WEIGHTS}; get the heads again.")
     if file.name == PICKLE:
         raise StartupError(
-            [
-                f"{file} is a pickle, which can run code when it is read; make it safetensors: "
-                f"python -m scripts.convert_heads {folder}"
-            ]
+            f"{file} is a pickle, which can run code when it is read; make it safetensors: "
+            f"python -m scripts.convert_heads {folder}"
         )
     most = MAX_HEADS * (config.vocab_size + 8 * config.hidden_size) * config.hidden_size * 4
     if (size := file.stat().st_size) > most:
@@ -192,15 +190,13 @@ def _paths(folder: Path, description: Mapping[str, Any], num_heads: int) -> Sequ
     ordered = sorted(paths, key=len)
     if not is_valid or any(path[:-1] not in paths for path in ordered if len(path) > 1):
         raise StartupError(
-            [
-                f"{folder / CONFIG}: medusa_choices has to be a list of at most {MAX_PATHS} lists "
-                "of ranks, with all that each begins with; correct it or remove it."
-            ]
+            f"{folder / CONFIG}: medusa_choices has to be a list of at most {MAX_PATHS} lists "
+            "of ranks, with all that each begins with; correct it or remove it."
         )
     return [path for path in ordered if len(path) <= num_heads]
 
 
 def _unusable(file: Path, fault: str) -> NoReturn:
     raise StartupError(
-        [f"{file} cannot serve as Medusa heads: {fault}; set MEDUSA_HEADS to heads of this model."]
+        f"{file} cannot serve as Medusa heads: {fault}; set MEDUSA_HEADS to heads of this model."
     )

@@ -24,7 +24,7 @@ def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
     if is_hub_id(medusa_heads):
         return fetch(medusa_heads, [CONFIG, WEIGHTS, PICKLE], setting="MEDUSA_HEADS")
     raise StartupError(
-        [f"MEDUSA_HEADS={medusa_heads} is no folder here and no name on the hub; correct it."]
+        f"MEDUSA_HEADS={medusa_heads} is no folder here and no name on the hub; correct it."
     )
 
 

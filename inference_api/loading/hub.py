@@ -49,8 +49,6 @@ def _faults_named(model: str, setting: str = "MODEL") -> Iterator[None]:
     except Exception as error:  # network, hub and disk libraries each raise their own errors
         reason = str(error).strip().split("\n")[0]
         raise StartupError(
-            [
-                f"{setting}={model} is no folder here and cannot be fetched from the hub "
-                f"({reason}); correct it, or set HF_TOKEN if the model is gated."
-            ]
+            f"{setting}={model} is no folder here and cannot be fetched from the hub "
+            f"({reason}); correct it, or set HF_TOKEN if the model is gated."
         ) from error

@@ -19,13 +19,13 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
     if not path.is_file():
         if not required:
             return {}
-        raise StartupError([f"{path.parent} has no {path.name}; get the model again."])
+        raise StartupError(f"{path.parent} has no {path.name}; get the model again.")
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_JSON_BYTES + 1)
         return parse_json(content)
     except (OSError, UnusableJson) as error:
-        raise StartupError([f"{path} cannot be read ({error}); get the file again."]) from None
+        raise StartupError(f"{path} cannot be read ({error}); get the file again.") from None
 
 
 def parse_json(content: bytes) -> dict[str, Any]:

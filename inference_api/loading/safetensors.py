@@ -22,7 +22,7 @@ def opened(file: Path) -> Iterator[FileIO]:
         with file.open("rb", buffering=0) as stream:
             yield stream
     except (OSError, EOFError) as error:
-        raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
+        raise StartupError(f"{file} is damaged ({error}); get the file again.") from None
 
 
 def read_numbers(
@@ -32,7 +32,7 @@ def read_numbers(
     kind = place.stored.dtype
     if kind not in kinds:
         raise StartupError(
-            [f"{name} is {kind}; choose a float32, float16 or bfloat16 checkpoint, or a GGUF file."]
+            f"{name} is {kind}; choose a float32, float16 or bfloat16 checkpoint, or a GGUF file."
         )
     content = np.empty(place.end - place.begin, np.uint8)
     stream.seek(place.begin)

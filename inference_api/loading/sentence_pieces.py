@@ -35,7 +35,7 @@ def read_sentence_pieces(file: Path) -> dict[str, Any]:
         return _metadata(content)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         raise StartupError(
-            [f"{file} is no SentencePiece model that can be read ({error}); add a tokenizer.json."]
+            f"{file} is no SentencePiece model that can be read ({error}); add a tokenizer.json."
         ) from None
 
 

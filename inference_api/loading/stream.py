@@ -47,9 +47,7 @@ def write_weights(
             for write in writes.pop(name):
                 write(weight)
         except UnusableWeight as error:
-            raise StartupError(
-                [f"{name} cannot be loaded: {error}; get the model again."]
-            ) from error
+            raise StartupError(f"{name} cannot be loaded: {error}; get the model again.") from error
         pause()
     assert not writes, f"headers were checked, yet {sorted(writes)} were not in the files"
 

@@ -60,10 +60,8 @@ def tokenizer_json(folder: Path) -> dict[str, Any]:
         described = {**read_sentence_pieces(pieces), "tokenizer.ggml.add_bos_token": adds_bos}
         return gguf_tokenizer.tokenizer_json(described)
     raise StartupError(
-        [
-            f"{folder} has no {TOKENIZER}; get the model again or, if its tokenizer is of another "
-            f"format, make one: {CONVERSION.format(folder)}."
-        ]
+        f"{folder} has no {TOKENIZER}; get the model again or, if its tokenizer is of another "
+        f"format, make one: {CONVERSION.format(folder)}."
     )
 
 
@@ -86,5 +84,5 @@ def read_tokenizer(folder: Path) -> Vocabulary:
         return Vocabulary(ids, special)
     except (LookupError, TypeError, AttributeError):
         raise StartupError(
-            [f"{folder / TOKENIZER} is no tokenizer of the tokenizers library; get it again."]
+            f"{folder / TOKENIZER} is no tokenizer of the tokenizers library; get it again."
         ) from None

@@ -34,7 +34,7 @@ def main() -> None:
     try:
         ranks, settings = load_rank_settings(), load_settings()
         if settings.split is None:
-            raise StartupError(["SPLIT is not set; set it to auto, or to the layers of each rank."])
+            raise StartupError("SPLIT is not set; set it to auto, or to the layers of each rank.")
     except StartupError as error:
         sys.exit(str(error))
     if ranks.rank == 0:

@@ -25,11 +25,7 @@ logger = logging.getLogger(__name__)
 class RankWorker:
     """Owns weights and KV cache of its layers."""
 
-    def __init__(
-        self,
-        ring: Ring,
-        make_runner: MakeRunner,
-    ) -> None:
+    def __init__(self, ring: Ring, make_runner: MakeRunner) -> None:
         self._ring, self._make_runner = ring, make_runner
         self._runner: KernelRunner | None = None
 
@@ -96,11 +92,9 @@ class RankWorker:
         self._runner = self._make_runner_for(split)
         if self._runner.agreement != agreement:
             raise StartupError(
-                [
-                    f"Rank {self._ring.rank} has another model than rank 0, or other settings of "
-                    "it; give all ranks the same MODEL, DTYPE, QUANTIZATION, KV_CACHE_DTYPE, "
-                    "USER_ROWS and MAX_SEQ_LEN, and the same version of Hearth."
-                ]
+                f"Rank {self._ring.rank} has another model than rank 0, or other settings of "
+                "it; give all ranks the same MODEL, DTYPE, QUANTIZATION, KV_CACHE_DTYPE, "
+                "USER_ROWS and MAX_SEQ_LEN, and the same version of Hearth."
             )
         self._runner.share_pages(pages)
         self._runner.load()

@@ -43,8 +43,6 @@ def load_rank_settings() -> RankSettings:
     except ValidationError:
         given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
         raise StartupError(
-            [
-                f"SPLIT needs 2 to 256 ranks, but the environment says {given}; start with "
-                "`hearth serve`, or as docs/pipeline.md says, or unset SPLIT."
-            ]
+            f"SPLIT needs 2 to 256 ranks, but the environment says {given}; start with "
+            "`hearth serve`, or as docs/pipeline.md says, or unset SPLIT."
         ) from None

@@ -34,7 +34,7 @@ def checked(split: Split, num_layers: int, num_ranks: int) -> Split:
         fault = f"{shown} leaves a rank without layers; start fewer ranks"
     else:
         return split
-    raise StartupError([f"{fault}; set as many numbers as ranks, with the model's sum, or auto."])
+    raise StartupError(f"{fault}; set as many numbers as ranks, with the model's sum, or auto.")
 
 
 def layers_of(split: Sequence[int], rank: int) -> LayerRange:

@@ -278,18 +278,18 @@ def read_bundle(path: Path) -> Bundle:
     """
     try:
         if not path.is_file():
-            raise StartupError([f"{path} is not a file; give the path of a bundle's YAML file."])
+            raise StartupError(f"{path} is not a file; give the path of a bundle's YAML file.")
         with path.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a NUL in the path
-        raise StartupError([f"{path} cannot be read ({error}); correct the path."]) from None
+        raise StartupError(f"{path} cannot be read ({error}); correct the path.") from None
     return parse_bundle(content).from_folder(path.parent.resolve())
 
 
 def parse_bundle(content: bytes) -> Bundle:
     """Returns the bundle in this text. Raises StartupError with every fault."""
     if len(content) > MAX_FILE_BYTES:
-        raise StartupError([f"The file has more than {MAX_FILE_BYTES} bytes; shorten it."])
+        raise StartupError(f"The file has more than {MAX_FILE_BYTES} bytes; shorten it.")
     try:
         return parse_keys(content, Bundle, _keys_at, _name_faults)
     except KeysFaulty as error:

@@ -5,12 +5,11 @@ The idea is Saxena's prompt lookup decoding (2023), known from transformers and 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
 from operator import mul
 from typing import NamedTuple
 
-from inference_api.core.drafts import Outcome, RowStates
+from inference_api.core.drafts import Outcome
 from inference_api.core.rows import Draft, UserRow
 from inference_api.speculation.calibration import Calibration, Proposed
 
@@ -31,14 +30,6 @@ class Match(NamedTuple):
 NO_MATCH = Match()
 
 
-@dataclass(slots=True)
-class _Lookup:
-    """One row's index, and its recent share of right guesses."""
-
-    index: "NgramIndex"
-    share: float = FIRST_SHARE
-
-
 class NgramDrafts:
     """A `DraftSource` that gives each row with a match a chain of up to `max_tokens`."""
 
@@ -47,38 +38,44 @@ class NgramDrafts:
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._lookups = RowStates(lambda row: _Lookup(NgramIndex(row)))
+        self._indices: dict[int, NgramIndex] = {}  # keyed by row index; only rows that decode
         # Kinds: first and later guesses from pairs, then from triples.
         self._calibration = Calibration(num_kinds=4)
 
     def propose(self, rows: Sequence[UserRow]) -> Mapping[int, Draft]:
-        proposed = []
-        for row, lookup in zip(rows, self._lookups.for_rows(rows), strict=True):
-            match = lookup.index.match(self._max_tokens)
-            if match.size:
-                proposed.append(self._chain(row, match, lookup.share))
-        return self._calibration.drafts(proposed)
+        self._indices = {row.index: self._index_of(row) or NgramIndex(row) for row in rows}
+        matches = [(each, each.match(self._max_tokens)) for each in self._indices.values()]
+        return self._calibration.drafts(
+            self._chain(index, match) for index, match in matches if match.size
+        )
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         for row, is_right in self._calibration.learn(outcomes):
-            if (lookup := self._lookups.get(row)) is not None:
-                lookup.share += SHARE_RATE * (is_right - lookup.share)
+            if (index := self._index_of(row)) is not None:
+                index.share += SHARE_RATE * (is_right - index.share)
 
-    def _chain(self, row: UserRow, match: Match, share: float) -> Proposed:
+    def _index_of(self, row: UserRow) -> "NgramIndex | None":
+        index = self._indices.get(row.index)
+        return index if index is not None and index.row is row else None
+
+    def _chain(self, index: "NgramIndex", match: Match) -> Proposed:
         kind, num_later = 2 * (match.size - 2), len(match.token_ids) - 1
         (first, likely), (later, likely_later) = (
-            self._calibration.calibrated(each, share) for each in (kind, kind + 1)
+            self._calibration.calibrated(each, index.share) for each in (kind, kind + 1)
         )
         likelihoods = accumulate(repeat(likely_later, num_later), mul, initial=likely)
         draft = Draft(match.token_ids, None, [*likelihoods])
-        return Proposed(row, draft, [first, *[later] * num_later], [share] * (1 + num_later))
+        bins, shares = [first, *[later] * num_later], [index.share] * (1 + num_later)
+        return Proposed(index.row, draft, bins, shares)
 
 
 class NgramIndex:
-    """The pairs and triples of a row's tokens, with the position after their last occurrence."""
+    """The pairs and triples of a row's tokens, with the position after their last occurrence, and
+    the recent share of right guesses."""
 
     def __init__(self, row: UserRow) -> None:
-        self._row = row
+        self.row = row
+        self.share = FIRST_SHARE
         self._tokens = tokens = list(row.request.prompt_tokens[-MAX_PROMPT_TOKENS:])
         self._num_generated = 0  # number of the answer's tokens in `_tokens`
         count = len(tokens)
@@ -91,7 +88,7 @@ class NgramIndex:
 
     def match(self, max_tokens: int) -> Match:
         """Returns the tokens after the latest earlier place of the last triple, or pair."""
-        row = self._row
+        row = self.row
         if len(row.generated) > self._num_generated:
             self._extend()
         at, size = self._after_pair.get(self._last_pair), 2
@@ -106,7 +103,7 @@ class NgramIndex:
 
     def _extend(self) -> None:
         """Add the tokens that the row has generated since."""
-        tokens, generated = self._tokens, self._row.generated
+        tokens, generated = self._tokens, self.row.generated
         for token_id in generated[self._num_generated :]:
             self._after_pair[self._last_pair] = len(tokens)
             self._after_triple[self._last_triple] = len(tokens)

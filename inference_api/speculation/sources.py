@@ -35,24 +35,18 @@ def draft_sources(
         return (NgramDrafts.name,)
     if mode == "draft" and drafter is None:
         raise StartupError(
-            [
-                f"SPECULATION=draft, but {name} has no draft model; name a small one of the same "
-                "vocabulary in DRAFT_MODEL, or set SPECULATION=auto."
-            ]
+            f"SPECULATION=draft, but {name} has no draft model; name a small one of the same "
+            "vocabulary in DRAFT_MODEL, or set SPECULATION=auto."
         )
     if mode == "medusa" and not runner.has_medusa_heads:
         raise StartupError(
-            [
-                f"SPECULATION=medusa, but {name} has no Medusa heads; name their folder in "
-                "MEDUSA_HEADS, train some with `hearth medusa`, or set SPECULATION=auto."
-            ]
+            f"SPECULATION=medusa, but {name} has no Medusa heads; name their folder in "
+            "MEDUSA_HEADS, train some with `hearth medusa`, or set SPECULATION=auto."
         )
     if mode == "mtp" and not runner.has_mtp:
         raise StartupError(
-            [
-                f"SPECULATION=mtp, but {name} has no layer that guesses further tokens, or is not "
-                "on the CPU in one process; get files with one, or set SPECULATION=auto."
-            ]
+            f"SPECULATION=mtp, but {name} has no layer that guesses further tokens, or is not "
+            "on the CPU in one process; get files with one, or set SPECULATION=auto."
         )
     there = {
         NgramDrafts.name: mode in ("auto", "ngram"),

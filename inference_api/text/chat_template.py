@@ -137,8 +137,6 @@ def read_chat_template(config: TokenizerConfig) -> ChatTemplate | None:
     else:
         return template
     raise StartupError(
-        [
-            f"The chat template in {config.template_source} {fault}; correct it or remove it: "
-            "chats are then put as plain text."
-        ]
+        f"The chat template in {config.template_source} {fault}; correct it or remove it: "
+        "chats are then put as plain text."
     )

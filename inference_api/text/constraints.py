@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from inference_api.errors import ConstraintFailed, InvalidRequest
-from inference_api.request import ConstraintSpec
+from inference_api.request import ConstraintSpec, Grammar
 from inference_api.text.call_grammars import calls_grammar, of_schema, text_rule, thought_grammar
 from inference_api.text.client_grammars import CLIENT_GRAMMAR, EXTRA, first_line, lark_of, unusable
 from inference_api.text.tokens import Tokenizer
@@ -60,16 +60,6 @@ class GuidedConstraint:
         return ahead.compute_bitmask()
 
 
-class CompiledGrammar:
-    """Immutable; see `request.Grammar`."""
-
-    def __init__(self, matcher: "LLMatcher") -> None:
-        self._matcher = matcher
-
-    def start(self) -> GuidedConstraint:
-        return GuidedConstraint(self._matcher.deep_copy())
-
-
 def bits_without(token_ids: Iterable[int], vocab_size: int) -> bytes:
     """Returns a value of `Constraint.allowed` that allows all tokens except these."""
     bits = bytearray(b"\xff" * (4 * -(-vocab_size // 32)))  # whole words, like llguidance's masks
@@ -90,7 +80,7 @@ class GrammarCompiler:
         self._added: dict[str, int] = {}
         self.compile = lru_cache(MAX_COMPILED)(self._compile)
 
-    def compiled(self, spec: ConstraintSpec) -> CompiledGrammar | None:
+    def compiled(self, spec: ConstraintSpec) -> Grammar | None:
         """Returns the grammar; None if it fails and the constraint is dispensable. Raises what
         `compile` raises."""
         try:
@@ -100,7 +90,7 @@ class GrammarCompiler:
                 return None
             raise
 
-    def _compile(self, spec: ConstraintSpec) -> CompiledGrammar:
+    def _compile(self, spec: ConstraintSpec) -> Grammar:
         """Returns the grammar. Raises InvalidRequest if it is invalid, or not supported here."""
         try:
             from llguidance import LLMatcher, LLParserLimits
@@ -119,7 +109,8 @@ class GrammarCompiler:
             raise unusable(spec, _culprit(spec) + matcher.get_error())
         if first_step.is_error():
             raise unusable(spec, "no answer meets it")
-        return CompiledGrammar(first_step)  # rows then start from the first step's result
+        # Answers start from the first step's result.
+        return lambda: GuidedConstraint(first_step.deep_copy())
 
     def _grammar(self, spec: ConstraintSpec) -> str:
         thought = self._tokenizer.dialect.thought

@@ -49,7 +49,7 @@ def read_tokenizer(model_dir: Path) -> "tuple[Backend, TokenizerConfig]":
         raise
     except Exception as error:  # the library raises nothing more specific for faulty files
         raise StartupError(
-            [f"{model_dir}: the tokenizer cannot be loaded ({error}); get its files again."]
+            f"{model_dir}: the tokenizer cannot be loaded ({error}); get its files again."
         ) from error
 
 
@@ -86,7 +86,7 @@ def _of_folder(folder: Path) -> "tuple[Backend, TokenizerConfig]":
     templates, source = _templates(folder, described)
     if templates and DEFAULT not in templates:
         raise StartupError(
-            [f"{source} has chat templates ({', '.join(templates)}) but no {DEFAULT} one; add it."]
+            f"{source} has chat templates ({', '.join(templates)}) but no {DEFAULT} one; add it."
         )
     names = {name: token.content for name, token in named.items()}
     return backend, TokenizerConfig(

@@ -1,38 +1,27 @@
 """Metrics of the members of a bundle, read at each scrape."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from inference_api.bundle.members import MemberSnapshot, MemberState
+from inference_api.bundle.residents import bundle_of
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
 from inference_api.watch.metrics import MODEL
 
 
-@dataclass(frozen=True, slots=True)
-class MemberFigures:
-    """Figures of one member at one moment: `bytes` by kind, counts by reason."""
-
-    state: str
-    bytes: Mapping[str, int]
-    loads: int
-    evictions: Mapping[str, int]
-    failures: Mapping[str, int]
-    oldest_wait_s: float
-
-
 class BundleCollector(Collector):
-    """`figures` returns the figures of members by name; empty before members are known."""
+    """Yields families without samples before the members are known."""
 
-    def __init__(
-        self, states: Iterable[str], figures: Callable[[], Mapping[str, MemberFigures]]
-    ) -> None:
-        self._states = tuple(states)
-        self._figures = figures
+    def __init__(self, backend: DecodeBackend, input_queue: InputQueue) -> None:
+        self._backend = backend
+        self._input_queue = input_queue
 
     def collect(self) -> Iterable[Metric]:
-        figures = self._figures()
         state = GaugeMetricFamily(
             "hearth:expert_state", "1 for the state that an expert is in.", labels=[MODEL, "state"]
         )
@@ -57,15 +46,22 @@ class BundleCollector(Collector):
             "Times an expert could not be loaded, by why.",
             labels=[MODEL, "reason"],
         )
-        for name, each in figures.items():
-            for known in self._states:
-                state.add_metric([name, known], float(each.state == known))
-            for kind, num_bytes in each.bytes.items():
-                taken.add_metric([name, kind], num_bytes)
-            wait.add_metric([name], each.oldest_wait_s)
-            loads.add_metric([name], each.loads)
-            for reason, count in each.evictions.items():
-                evictions.add_metric([name, reason], count)
-            for reason, count in each.failures.items():
-                failures.add_metric([name, reason], count)
+        residents = bundle_of(self._backend)
+        members: Mapping[str, MemberSnapshot] = {}
+        if residents is not None:
+            members = residents.snapshot.members
+        waiting, now_s = self._input_queue.all_waiting(), time.monotonic()
+        for name, each in members.items():
+            for known in MemberState:
+                state.add_metric([name, known], float(each.state is known))
+            taken.add_metric([name, "weights"], each.weights_bytes)
+            taken.add_metric([name, "other"], each.other_bytes)
+            taken.add_metric([name, "cache"], each.cache_bytes)
+            waited_s = now_s - waiting[name].oldest_came_s if name in waiting else 0.0
+            wait.add_metric([name], waited_s)
+            loads.add_metric([name], each.num_loads)
+            for eviction, count in each.evictions.items():
+                evictions.add_metric([name, eviction], count)
+            for failure, count in each.failures.items():
+                failures.add_metric([name, failure], count)
         yield from (state, taken, wait, loads, evictions, failures)

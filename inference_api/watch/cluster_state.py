@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, NoReturn
+from typing import Any
 
 from common.fetch import FetchBounds, FetchFailed, fetch
 from inference_api.errors import Unavailable
+from inference_api.web.json_object import refuse_constant
 
 BOUNDS = FetchBounds(connect_s=2.0, read_s=3.0, max_bytes=4 * 2**20)
 FRESH_S = 1.0  # requests within this time share an answer
@@ -57,11 +58,7 @@ class ClusterState:
 
 def _state(content: bytes) -> Json:
     """Raises ValueError and RecursionError."""
-    state = json.loads(content, parse_constant=_refuse)
+    state = json.loads(content, parse_constant=refuse_constant)
     if not isinstance(state, dict):
         raise ValueError("its state is no JSON object")
     return state
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import EndedGeneration, Observer
+from inference_api.core.served_model import StepTotals
 from inference_api.core.state.row_pages import NO_PAGES, PageCounts
 from inference_api.core.step_times import BUCKETS_S, StepTimes
 
@@ -31,8 +32,8 @@ LATENCY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 1
 TOKEN_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
 ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
-VLLM_REASONS = {"cancelled": "abort"}  # finish reasons with another name in vLLM
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
+VLLM_REASONS = {"cancelled": "abort"}  # finish reasons with another name in vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +44,20 @@ class ServerState:
     user_rows: int
     queued: int
     sessions: int
-    steps: int
-    prefilled_tokens: int
-    reused_tokens: int
-    generated_tokens: int
-    model_s: float
-    loop_s: float
-    disk_tokens: int = 0
-    pauses: int = 0
-    drafts: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
+    totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
     step_times: StepTimes = field(default_factory=StepTimes)
     pages: PageCounts = NO_PAGES
 
 
-StateMetrics = dict[str, tuple[str, Callable[[ServerState], float]]]  # name -> help text and value
+# Keyed by name: the help text, and the value.
+Gauges = dict[str, tuple[str, Callable[[ServerState], float]]]
+Counters = dict[str, tuple[str, Callable[[StepTotals], float]]]
 
-GAUGES: StateMetrics = {
+GAUGES: Gauges = {
     "inference_rows_busy": ("User rows that run a request.", lambda state: state.busy_rows),
     "inference_rows": ("User rows.", lambda state: state.user_rows),
-    "inference_queue_depth": (
-        "Requests waiting for a row, or paused.",
-        lambda state: state.queued,
-    ),
+    "inference_queue_depth": ("Requests waiting for a row, or paused.", lambda state: state.queued),
     "inference_pages_held": ("Pages that rows hold.", lambda state: state.pages.held),
     "inference_pages_cached": (
         "Pages that no row holds, kept for prompts that begin alike.",
@@ -76,7 +66,7 @@ GAUGES: StateMetrics = {
     "inference_pages_free": ("Pages that hold nothing.", lambda state: state.pages.free),
     "inference_sessions": ("Sessions with an open stream.", lambda state: state.sessions),
 }
-VLLM_GAUGES: StateMetrics = {
+VLLM_GAUGES: Gauges = {
     "vllm:num_requests_running": GAUGES["inference_rows_busy"],
     "vllm:num_requests_waiting": GAUGES["inference_queue_depth"],
     "vllm:kv_cache_usage_perc": (
@@ -84,45 +74,68 @@ VLLM_GAUGES: StateMetrics = {
         lambda state: state.pages.held / max(state.pages.total, 1),
     ),
 }
-COUNTERS: StateMetrics = {
-    "inference_steps": ("Steps that called the model.", lambda state: state.steps),
+COUNTERS: Counters = {
+    "inference_steps": ("Steps that called the model.", lambda totals: totals.steps),
     "inference_prefilled_tokens": (
         "Prompt tokens prefilled.",
-        lambda state: state.prefilled_tokens,
+        lambda totals: totals.prefilled_tokens,
     ),
     "inference_reused_tokens": (
         "Prompt tokens that were remembered instead of prefilled.",
-        lambda state: state.reused_tokens,
+        lambda totals: totals.reused_tokens,
     ),
     "inference_disk_tokens": (
         "Tokens of prompts read from PREFIX_CACHE_DIR.",
-        lambda state: state.disk_tokens,
+        lambda totals: totals.disk_tokens,
     ),
-    "inference_generated_tokens": ("Tokens decoded.", lambda state: state.generated_tokens),
-    "inference_model_seconds": ("Time inside the model.", lambda state: state.model_s),
-    "inference_loop_seconds": ("Time of steps outside the model.", lambda state: state.loop_s),
+    "inference_generated_tokens": ("Tokens decoded.", lambda totals: totals.generated_tokens),
+    "inference_model_seconds": ("Time inside the model.", lambda totals: totals.model_s),
+    "inference_loop_seconds": ("Time of steps outside the model.", lambda totals: totals.loop_s),
     "inference_pauses": (
         "Requests that left their row to others because there were too few pages.",
-        lambda state: state.pauses,
+        lambda totals: totals.pauses,
     ),
-    "inference_drafts": ("Drafts verified.", lambda state: state.drafts),
-    "inference_drafted_tokens": ("Tokens drafted.", lambda state: state.drafted_tokens),
+    "inference_drafts": ("Drafts verified.", lambda totals: totals.drafts),
+    "inference_drafted_tokens": ("Tokens drafted.", lambda totals: totals.drafted_tokens),
     "inference_accepted_tokens": (
         "Drafted tokens that were accepted.",
-        lambda state: state.accepted_tokens,
+        lambda totals: totals.accepted_tokens,
     ),
 }
-VLLM_COUNTERS: StateMetrics = {
+VLLM_COUNTERS: Counters = {
     "vllm:num_preemptions": COUNTERS["inference_pauses"],
     "vllm:prefix_cache_queries": (
         "Prompt tokens that were looked for.",
-        lambda state: state.prefilled_tokens + state.reused_tokens,
+        lambda totals: totals.prefilled_tokens + totals.reused_tokens,
     ),
     "vllm:prefix_cache_hits": COUNTERS["inference_reused_tokens"],
     "vllm:external_prefix_cache_hits": COUNTERS["inference_disk_tokens"],
     "vllm:spec_decode_num_drafts": COUNTERS["inference_drafts"],
     "vllm:spec_decode_num_draft_tokens": COUNTERS["inference_drafted_tokens"],
     "vllm:spec_decode_num_accepted_tokens": COUNTERS["inference_accepted_tokens"],
+}
+# Histograms of ended generations, by the figure of the record: the name, help text and buckets.
+RECORDED: Mapping[str, tuple[str, str, Sequence[float]]] = {
+    "ttft_s": ("time_to_first_token_seconds", "From request to first token.", LATENCY_BUCKETS_S),
+    "queue_s": ("queue_time_seconds", "Waiting for a user row.", LATENCY_BUCKETS_S),
+    "prefill_s": (
+        "prefill_time_seconds",
+        "From leaving the queue to first token.",
+        LATENCY_BUCKETS_S,
+    ),
+    "decode_s": ("decode_time_seconds", "From first token to last token.", LATENCY_BUCKETS_S),
+    "e2e_s": ("e2e_latency_seconds", "From request to last token.", LATENCY_BUCKETS_S),
+    "prompt_tokens": ("prompt_tokens", "Tokens of a prompt.", TOKEN_BUCKETS),
+    "completion_tokens": ("completion_tokens", "Tokens of an answer.", TOKEN_BUCKETS),
+}
+VLLM_RECORDED = {  # vLLM's names for them
+    "vllm:time_to_first_token_seconds": "ttft_s",
+    "vllm:request_queue_time_seconds": "queue_s",
+    "vllm:request_prefill_time_seconds": "prefill_s",
+    "vllm:request_decode_time_seconds": "decode_s",
+    "vllm:e2e_request_latency_seconds": "e2e_s",
+    "vllm:request_prompt_tokens": "prompt_tokens",
+    "vllm:request_generation_tokens": "completion_tokens",
 }
 
 
@@ -163,46 +176,21 @@ class ServerMetrics(Observer):
         """`models` are names; `state` returns the state of one. `with_members` says that models are
         loaded on demand, and requests may wait for them."""
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "inference_requests",
-            "Generations that ended, by how.",
-            [MODEL, "finish_reason"],
-            registry=self.registry,
+        self._requests = self._counter(
+            "requests", "Generations that ended, by how.", MODEL, "finish_reason"
         )
-        self._errors = Counter(
-            "inference_errors", "Requests answered with an error.", ["code"], registry=self.registry
+        self._errors = self._counter("errors", "Requests answered with an error.", "code")
+        self._ignored = self._counter(
+            "ignored_fields", "Requests with a field that was left aside, by the field.", "field"
         )
-        self._ignored = Counter(
-            "inference_ignored_fields",
-            "Requests with a field that was left aside, by the field.",
-            ["field"],
-            registry=self.registry,
-        )
-        self._ttft = self._histogram(
-            "time_to_first_token_seconds", "From request to first token.", LATENCY_BUCKETS_S
-        )
+        self._recorded = {figure: self._histogram(*each) for figure, each in RECORDED.items()}
         self._itl = self._histogram(
             "inter_token_latency_seconds", "Between two tokens of a stream.", TOKEN_GAP_BUCKETS_S
-        )
-        self._queue = self._histogram(
-            "queue_time_seconds", "Waiting for a user row.", LATENCY_BUCKETS_S
-        )
-        self._prefill = self._histogram(
-            "prefill_time_seconds", "From leaving the queue to first token.", LATENCY_BUCKETS_S
-        )
-        self._decode = self._histogram(
-            "decode_time_seconds", "From first token to last token.", LATENCY_BUCKETS_S
-        )
-        self._e2e = self._histogram(
-            "e2e_latency_seconds", "From request to last token.", LATENCY_BUCKETS_S
-        )
-        self._prompt = self._histogram("prompt_tokens", "Tokens of a prompt.", TOKEN_BUCKETS)
-        self._completion = self._histogram(
-            "completion_tokens", "Tokens of an answer.", TOKEN_BUCKETS
         )
         batch_size = self._histogram(
             "batch_size", "Rows decoded together in a step.", BATCH_BUCKETS
         )
+        self._batch_sizes = {model: batch_size.labels(model) for model in models}
         self._switch = Histogram(
             "hearth:expert_switch_seconds",
             "From a request for an expert that was not in memory until it was.",
@@ -210,20 +198,11 @@ class ServerMetrics(Observer):
             registry=self.registry if with_members else None,
             buckets=LATENCY_BUCKETS_S,
         )
-        self._batch_sizes = {model: batch_size.labels(model) for model in models}
         self.registry.register(_StateCollector(models, state, with_vllm_names))
         if with_vllm_names:
             self._register_vllm_names()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-
-    def _register_vllm_names(self) -> None:
-        self.registry.register(_Renamed(self._known_to_vllm()))
-        totals = {
-            "vllm:prompt_tokens": ("Tokens of prompts.", self._prompt),
-            "vllm:generation_tokens": ("Tokens of answers.", self._completion),
-        }
-        self.registry.register(_Totals(totals))
 
     def token_gap(self, model: str, seconds: float) -> None:
         self._itl.labels(model).observe(seconds)
@@ -235,16 +214,8 @@ class ServerMetrics(Observer):
     def ended(self, ended: EndedGeneration) -> None:
         record = ended.record
         self._requests.labels(record.model, record.finish_reason).inc()
-        for histogram, value in (
-            (self._prompt, record.prompt_tokens),
-            (self._completion, record.completion_tokens),
-            (self._queue, record.queue_s),
-            (self._ttft, record.ttft_s),
-            (self._prefill, record.prefill_s),
-            (self._decode, record.decode_s),
-            (self._e2e, record.e2e_s),
-        ):
-            histogram.labels(record.model).observe(value)
+        for figure, histogram in self._recorded.items():
+            histogram.labels(record.model).observe(getattr(record, figure))
         if record.switch is not None:
             self._switch.labels(record.model).observe(record.switch.switching_time_s)
 
@@ -254,24 +225,28 @@ class ServerMetrics(Observer):
     def field_ignored(self, field: str) -> None:
         self._ignored.labels(field).inc()
 
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"inference_{name}", help_text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(
             f"inference_{name}", help_text, [MODEL], registry=self.registry, buckets=buckets
         )
 
-    def _known_to_vllm(self) -> Mapping[str, Collector]:
-        return {
+    def _register_vllm_names(self) -> None:
+        recorded = {name: self._recorded[figure] for name, figure in VLLM_RECORDED.items()}
+        renamed: Mapping[str, Collector] = {
             "vllm:request_success": self._requests,
-            "vllm:time_to_first_token_seconds": self._ttft,
             "vllm:time_per_output_token_seconds": self._itl,  # vLLM's older name
             "vllm:inter_token_latency_seconds": self._itl,
-            "vllm:request_queue_time_seconds": self._queue,
-            "vllm:request_prefill_time_seconds": self._prefill,
-            "vllm:request_decode_time_seconds": self._decode,
-            "vllm:e2e_request_latency_seconds": self._e2e,
-            "vllm:request_prompt_tokens": self._prompt,
-            "vllm:request_generation_tokens": self._completion,
+            **recorded,
         }
+        self.registry.register(_Renamed(renamed))
+        totals = {
+            "vllm:prompt_tokens": ("Tokens of prompts.", self._recorded["prompt_tokens"]),
+            "vllm:generation_tokens": ("Tokens of answers.", self._recorded["completion_tokens"]),
+        }
+        self.registry.register(_Totals(totals))
 
 
 class _StateCollector(Collector):
@@ -288,13 +263,16 @@ class _StateCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         states = {model: self._state(model) for model in self._models}
-        kinds = ((self._gauges, GaugeMetricFamily), (self._counters, CounterMetricFamily))
-        for metrics, family_of in kinds:
-            for name, (help_text, value_of) in metrics.items():
-                family = family_of(name, help_text, labels=[MODEL])
-                for model, state in states.items():
-                    family.add_metric([model], value_of(state))
-                yield family
+        for name, (help_text, value_of) in self._gauges.items():
+            gauge = GaugeMetricFamily(name, help_text, labels=[MODEL])
+            for model, state in states.items():
+                gauge.add_metric([model], value_of(state))
+            yield gauge
+        for name, (help_text, total_of) in self._counters.items():
+            counter = CounterMetricFamily(name, help_text, labels=[MODEL])
+            for model, state in states.items():
+                counter.add_metric([model], total_of(state.totals))
+            yield counter
         yield from self._of_drafts({model: state.depths for model, state in states.items()})
         yield _of_steps({model: state.step_times for model, state in states.items()})
 

@@ -6,7 +6,7 @@ A request counts once its body was accepted. A request for several answers has a
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 from inference_api.core.record import EndedGeneration, Observer
@@ -51,57 +51,43 @@ class RecentRequests(Observer):
         self._requests: deque[RecentRequest] = deque(maxlen=MAX_REQUESTS)
 
     def ended(self, ended: EndedGeneration) -> None:
-        record, caller, error = ended.record, ended.caller, ended.error
+        record = ended.record
         has_tokens = record.completion_tokens > 0
-        self._add(
-            RecentRequest(
-                ended_at=self._now(),
-                request_id=caller.request_id,
-                team_id=_cut(caller.team_id),
-                route=caller.route,
-                model=record.model,
-                prompt_tokens=record.prompt_tokens,
-                cached_tokens=record.reused_tokens,
-                completion_tokens=record.completion_tokens,
-                queue_ms=_ms(record.queue_s),
-                ttft_ms=_ms(record.ttft_s) if has_tokens else None,
-                itl_ms=_ms(1 / record.tokens_per_s) if record.tokens_per_s else None,
-                total_ms=_ms(record.e2e_s) if has_tokens else None,
-                finish_reason=record.finish_reason,
-                status=OK if error is None else error.status,
-                error=None if error is None else error.code,
-                ignored=caller.left_aside,
-            )
+        request = replace(
+            self._request(ended.caller, record.model, ended.error),
+            prompt_tokens=record.prompt_tokens,
+            cached_tokens=record.reused_tokens,
+            completion_tokens=record.completion_tokens,
+            queue_ms=_ms(record.queue_s),
+            ttft_ms=_ms(record.ttft_s) if has_tokens else None,
+            itl_ms=_ms(1 / record.tokens_per_s) if record.tokens_per_s else None,
+            total_ms=_ms(record.e2e_s) if has_tokens else None,
+            finish_reason=record.finish_reason,
         )
+        self._add(request)
 
     def refused(self, caller: Caller, model: str, error: HearthError) -> None:
-        self._add(
-            RecentRequest(
-                ended_at=self._now(),
-                request_id=caller.request_id,
-                team_id=_cut(caller.team_id),
-                route=caller.route,
-                model=model,
-                status=error.status,
-                error=error.code,
-                ignored=caller.left_aside,
-            )
-        )
+        self._add(self._request(caller, model, error))
 
     def newest_first(self) -> list[RecentRequest]:
         with self._lock:
             return [*reversed(self._requests)]
 
+    def _request(self, caller: Caller, model: str, error: HearthError | None) -> RecentRequest:
+        return RecentRequest(
+            ended_at=round(self._clock(), 3),
+            request_id=caller.request_id,
+            team_id=None if caller.team_id is None else caller.team_id[:MAX_TEAM],
+            route=caller.route,
+            model=model,
+            status=OK if error is None else error.status,
+            error=None if error is None else error.code,
+            ignored=caller.left_aside,
+        )
+
     def _add(self, request: RecentRequest) -> None:
         with self._lock:
             self._requests.append(request)
-
-    def _now(self) -> float:
-        return round(self._clock(), 3)
-
-
-def _cut(team_id: str | None) -> str | None:
-    return None if team_id is None else team_id[:MAX_TEAM]
 
 
 def _ms(seconds: float) -> float:

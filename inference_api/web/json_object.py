@@ -21,7 +21,7 @@ def parse_object(body: bytes) -> dict[str, object]:
     half of a surrogate pair."""
     check_structure(body)
     try:
-        parsed = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        parsed = json.loads(body.decode("utf-8"), parse_constant=refuse_constant)
     except RecursionError:
         raise _too_deep("The body") from None
     except ValueError:
@@ -49,7 +49,8 @@ def shortened(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """For `json.loads`, which reads NaN and infinities."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -131,10 +131,10 @@ def begin(text: str, file: Path, model: GgufModel) -> Calibration:
     """Raises StartupError if torch cannot decode the model."""
     config = model.config
     if config.recurrent is not None or config.shapes:
-        raise StartupError([f"torch does not decode {config.family}; leave out --calibrate."])
+        raise StartupError(f"torch does not decode {config.family}; leave out --calibrate.")
     tokens = load_tokenizer(file, frozenset()).encode(text)[:MAX_TOKENS]
     size = min(WINDOW_TOKENS, config.max_positions) - 1
     windows = [[tokens[0], *tokens[first : first + size]] for first in range(1, len(tokens), size)]
     if not windows:
-        raise StartupError(["The text of --calibrate has no tokens; give another."])
+        raise StartupError("The text of --calibrate has no tokens; give another.")
     return Calibration(file, config, windows)

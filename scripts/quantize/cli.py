@@ -52,25 +52,25 @@ def main(model: Path, target: Path, calibrate: Path | None) -> None:
 
 def _check(model: Path, target: Path) -> None:
     if model.is_dir() or not is_gguf(model):
-        raise StartupError([f"{model} is no GGUF file; convert the model to one of F16."])
+        raise StartupError(f"{model} is no GGUF file; convert the model to one of F16.")
     if not is_gguf(target):
-        raise StartupError([f"{target} does not end with {SUFFIX}; name it so."])
+        raise StartupError(f"{target} does not end with {SUFFIX}; name it so.")
     if not target.parent.is_dir():
-        raise StartupError([f"The folder {target.parent} is not there; make it."])
+        raise StartupError(f"The folder {target.parent} is not there; make it.")
     if target.exists() and target.samefile(model):
-        raise StartupError([f"{target} is MODEL itself; choose another name."])
+        raise StartupError(f"{target} is MODEL itself; choose another name.")
 
 
 def _text(file: Path) -> str:
     size = file.stat().st_size
     if size > MAX_TEXT_BYTES:
-        raise StartupError([f"{file} has {size} bytes, more than {MAX_TEXT_BYTES}; cut it."])
+        raise StartupError(f"{file} has {size} bytes, more than {MAX_TEXT_BYTES}; cut it.")
     if find_spec("torch") is None:
-        raise StartupError([f"--calibrate needs torch; {INSTALL_TORCH}, or leave it out."])
+        raise StartupError(f"--calibrate needs torch; {INSTALL_TORCH}, or leave it out.")
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise StartupError([f"{file} is no UTF-8 text ({error}); convert it."]) from None
+        raise StartupError(f"{file} is no UTF-8 text ({error}); convert it.") from None
 
 
 def _start(text: str, source: Path, model: GgufModel) -> "Calibration":

@@ -15,7 +15,6 @@ from inference_api.apis.embeddings.body import (
     EmbeddingsUsage,
 )
 from inference_api.apis.events import switch_headers
-from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.generations import Generations, TextGeneration
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import InvalidRequest
@@ -23,9 +22,7 @@ from inference_api.web.caller import caller_of_request, read
 from inference_api.web.errors import ROW_REFUSALS
 
 
-def create_blueprint(
-    generations: Generations, backend: DecodeBackend, choice: ModelChoice
-) -> Blueprint:
+def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint:
     blueprint = Blueprint("embeddings", __name__)
 
     @blueprint.post("/v1/embeddings")
@@ -37,9 +34,8 @@ def create_blueprint(
     def embeddings() -> Response:
         body = read(EmbeddingsBody)
         inputs = body.inputs()
-        chosen = choice.choose(body.model, [each for each in inputs[:1] if isinstance(each, str)])
-        backend.check_admission()
-        model = backend.served[chosen.name]
+        texts = [each for each in inputs[:1] if isinstance(each, str)]
+        chosen, model = choice.served(body.model, texts)
         check_dimensions(body.dimensions, model)
         check_numbers(body, len(inputs) * (body.dimensions or model.hidden_size))
         params = body.params()

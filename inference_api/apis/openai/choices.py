@@ -1,10 +1,10 @@
 """Writes the answers of OpenAI's two generation routes, whole or streamed."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from inference_api.apis.chat import ChatAnswer
+from inference_api.apis.events import dumped, sse
 from inference_api.apis.openai.bodies import ChatBody, GenerationBody, StreamOptions
 from inference_api.apis.openai.logprobs import Logprobs, LogprobsAnswer, first_of, prompt_logprobs
 from inference_api.apis.openai.shapes import CHAT, COMPLETION, AnswerForm
@@ -19,8 +19,6 @@ from inference_api.tools.events import CallEnd, Event, TextDelta, whole
 DONE = b"data: [DONE]\n\n"
 
 Json = dict[str, Any]
-
-_dumped = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Choice:
@@ -136,14 +134,14 @@ class ChoicesWriter:
         choices, options = self._choices(answers), self._body.stream_options or StreamOptions()
         head = {**self._identity, "object": self._form.chunk_object}
         # Only the choice differs between events, so the rest is encoded once.
-        prefix = f'data: {_dumped(head)[:-1]},"choices":['
+        prefix = f'data: {dumped(head)[:-1]},"choices":['
         suffix = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
         try:
             for shape in self._shapes(choices):
                 if options.continuous_usage_stats:
                     yield sse({**head, "choices": [shape], "usage": self._usage(answers)})
                 else:
-                    yield (prefix + _dumped(shape) + suffix).encode()
+                    yield (prefix + dumped(shape) + suffix).encode()
         except HearthError as error:
             yield sse(error.body())
             raise
@@ -249,8 +247,3 @@ def usage(records: Sequence[GenerationRecord], of_prompts: Sequence[GenerationRe
         own_times["tokens_per_step"] = record.tokens_per_step
         own_times["acceptance_by_depth"] = list(record.acceptance_by_depth)
     return own_times
-
-
-def sse(content: Mapping[str, object]) -> bytes:
-    """Returns one server-sent event."""
-    return f"data: {_dumped(content)}\n\n".encode()

@@ -7,6 +7,7 @@ none.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 from inference_api.apis.openai.wire import (
     ChatLogprob,
@@ -22,21 +23,11 @@ from inference_api.text.tokens import TextStream, Tokenizer
 LogprobsAnswer = CompletionLogprobs | ChatLogprobs
 
 
-class TokenTexts:
-    """The texts and bytes of single tokens. Belongs to one request."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, tuple[str, bytes]] = {}
-
-    def text_and_bytes(self, token_id: int) -> tuple[str, bytes]:
-        """Returns a token's text and bytes. The text of a special token is its name, and the text
-        of an incomplete character is the replacement character."""
-        if token_id not in self._known:
-            own = self._tokenizer.token_bytes(token_id)
-            name = self._tokenizer.special_token(token_id)
-            self._known[token_id] = (own.decode(errors="replace") if name is None else name, own)
-        return self._known[token_id]
+def text_and_bytes(tokenizer: Tokenizer, token_id: int) -> tuple[str, bytes]:
+    """Returns a token's text and bytes. The text of a special token is its name, and the text of an
+    incomplete character is the replacement character."""
+    own, name = tokenizer.token_bytes(token_id), tokenizer.special_token(token_id)
+    return own.decode(errors="replace") if name is None else name, own
 
 
 def first_of(tokens: Sequence[ScoredToken], num_top: int) -> list[ScoredToken]:
@@ -48,7 +39,7 @@ def first_of(tokens: Sequence[ScoredToken], num_top: int) -> list[ScoredToken]:
 
 def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> PromptLogprobs:
     """Returns the log probabilities of a prompt and the likeliest tokens in vLLM's format."""
-    texts = TokenTexts(tokenizer)
+    known = cache(partial(text_and_bytes, tokenizer))
     shown: PromptLogprobs = []
     for token_id, found in tokens:
         if found is None:
@@ -58,9 +49,7 @@ def prompt_logprobs(tokens: Sequence[ScoredToken], tokenizer: Tokenizer) -> Prom
         best = [(rank, id_, logprob) for rank, (id_, logprob) in enumerate(found.top, 1)]
         shown.append(
             {
-                str(id_): PromptLogprob(
-                    logprob=logprob, rank=rank, decoded_token=texts.text_and_bytes(id_)[0]
-                )
+                str(id_): PromptLogprob(logprob=logprob, rank=rank, decoded_token=known(id_)[0])
                 for rank, id_, logprob in [own, *(each for each in best if each[1] != token_id)]
             }
         )
@@ -105,7 +94,7 @@ class Logprobs:
     ) -> None:
         """`num_prompt_tokens` are scored before the answer's; `kept` are special tokens whose names
         are text."""
-        self._texts = TokenTexts(tokenizer)
+        self._text_and_bytes = cache(partial(text_and_bytes, tokenizer))
         self._offsets = TextOffsets(tokenizer, kept)
         self._is_chat = is_chat
         self._prompt_tokens_left = num_prompt_tokens
@@ -119,9 +108,7 @@ class Logprobs:
             if self._prompt_tokens_left == 0:
                 self._offsets.begin_answer()
             self._prompt_tokens_left -= 1
-            offset = self._offsets.push(
-                token.token_id, self._texts.text_and_bytes(token.token_id)[1]
-            )
+            offset = self._offsets.push(token.token_id, self._text_and_bytes(token.token_id)[1])
             if end is not None and offset >= end:
                 break
             kept.append(token)
@@ -132,7 +119,7 @@ class Logprobs:
         self, tokens: Sequence[ScoredToken], offsets: list[int]
     ) -> CompletionLogprobs:
         return CompletionLogprobs(
-            tokens=[self._texts.text_and_bytes(token.token_id)[0] for token in tokens],
+            tokens=[self._text_and_bytes(token.token_id)[0] for token in tokens],
             token_logprobs=[token.logprobs.logprob if token.logprobs else None for token in tokens],
             top_logprobs=[self._likeliest(token) for token in tokens],
             text_offset=offsets,
@@ -144,7 +131,7 @@ class Logprobs:
         if token.logprobs is None:
             return None
         pairs = [(token.token_id, token.logprobs.logprob), *reversed(token.logprobs.top)]
-        return {self._texts.text_and_bytes(token_id)[0]: logprob for token_id, logprob in pairs}
+        return {self._text_and_bytes(token_id)[0]: logprob for token_id, logprob in pairs}
 
     def _of_chat(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs:
         content: list[ChatLogprob] = []
@@ -155,5 +142,5 @@ class Logprobs:
         return ChatLogprobs(content=content, refusal=None)
 
     def _entry(self, token_id: int, logprob: float) -> ScoredText:
-        text, own = self._texts.text_and_bytes(token_id)
+        text, own = self._text_and_bytes(token_id)
         return ScoredText(token=text, logprob=logprob, bytes=list(own) or None)

@@ -15,16 +15,13 @@ from inference_api.apis.choosing import Chosen, ModelChoice
 from inference_api.apis.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from inference_api.apis.openai.choices import ChoicesWriter
 from inference_api.apis.openai.wire import ChatCompletion, Completion
-from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.generations import Generations
 from inference_api.core.served_model import ServedModel
 from inference_api.web.caller import caller_of_request, read
 from inference_api.web.errors import ROW_REFUSALS
 
 
-def create_blueprint(
-    generations: Generations, backend: DecodeBackend, choice: ModelChoice, chats: Chats
-) -> Blueprint:
+def create_blueprint(generations: Generations, choice: ModelChoice, chats: Chats) -> Blueprint:
     blueprint = Blueprint("openai", __name__)
 
     @blueprint.post("/v1/chat/completions")
@@ -51,9 +48,8 @@ def create_blueprint(
     def completions() -> Response:
         body = read(CompletionBody)
         prompts, params = body.prompts(), body.params()
-        chosen = choice.choose(body.model, [each for each in prompts[:1] if isinstance(each, str)])
-        backend.check_admission()
-        model = backend.served[chosen.name]
+        texts = [each for each in prompts[:1] if isinstance(each, str)]
+        chosen, model = choice.served(body.model, texts)
         writer = _writer(body, chosen, model, int(time.time()))
         with ExitStack() as stack:
             with (

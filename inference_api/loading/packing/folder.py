@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import logging
 import mmap
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO
 from weakref import WeakValueDictionary
 
+from common.files import sync
 from inference_api.errors import StartupError
 from inference_api.loading.packing.files import Identity, PackedModel, read_packed, write_packed
 from inference_api.loading.packing.hashes import SourceHashes
@@ -102,12 +102,12 @@ class PackedFolder:
             try:
                 identity = write_packed(temporary, key, model, self._pause)
                 if self._key(model) != key:
-                    raise StartupError([f"{model.name} changes while it is packed; load it again."])
+                    raise StartupError(f"{model.name} changes while it is packed; load it again.")
                 temporary.replace(path)
                 self._checked.add(identity)
             finally:
                 temporary.unlink(missing_ok=True)
-            _sync(self._folder)
+            sync(self._folder)
         logger.info("packed %s in %.1f s: %s", model.name, time.monotonic() - started_s, path)
 
     def _remove_leftovers(self) -> None:
@@ -125,10 +125,8 @@ class PackedFolder:
             while not _is_locked(lock):
                 if time.monotonic() > until_s:
                     raise StartupError(
-                        [
-                            f"{path} has been held for {LOCK_TIMEOUT_S:g} s by another process "
-                            "that packs the same model; end it, or set another PACKED_FOLDER."
-                        ]
+                        f"{path} has been held for {LOCK_TIMEOUT_S:g} s by another process "
+                        "that packs the same model; end it, or set another PACKED_FOLDER."
                     )
                 time.sleep(LOCK_POLL_S)
             yield
@@ -147,23 +145,12 @@ def _is_locked(lock: IO[str]) -> bool:
     return True
 
 
-def _sync(folder: Path) -> None:
-    """Make the names in a folder survive a crash."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
 def _faults_named(model: PackedModel, folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, UnusablePackedFile) as error:
         raise StartupError(
-            [
-                f"{model.name} cannot be packed in {folder} ({error}): it takes "
-                f"{model.layout.file_bytes} bytes there; make room, or set another PACKED_FOLDER."
-            ]
+            f"{model.name} cannot be packed in {folder} ({error}): it takes "
+            f"{model.layout.file_bytes} bytes there; make room, or set another PACKED_FOLDER."
         ) from error

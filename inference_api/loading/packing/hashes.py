@@ -47,7 +47,7 @@ class SourceHashes:
                 digest.update(part)
                 self._pause()
         if self._stamp(file) != stamp:
-            raise StartupError([f"{file} changes while it is read; load it when it is complete."])
+            raise StartupError(f"{file} changes while it is read; load it when it is complete.")
         write_whole(self._folder / (stamp + SUFFIX), digest.hexdigest())
         return digest.hexdigest()
 
@@ -60,7 +60,7 @@ class SourceHashes:
                     return self._stamps[written]
                 beginning = hashlib.sha256(stream.read(STAMPED_BYTES)).hexdigest()
         except OSError as error:
-            raise StartupError([f"{file} cannot be read ({error}); get it again."]) from None
+            raise StartupError(f"{file} cannot be read ({error}); get it again.") from None
         stamp = f"{state.st_ino} {state.st_size} {state.st_mtime_ns} {beginning}"
         stamp = hashlib.sha256(stamp.encode()).hexdigest()
         if time.time_ns() - state.st_ctime_ns > SETTLED_NS:

@@ -127,7 +127,7 @@ def read_quantised(
             yield part.name, _quantised(part, quantisation, values, scales, zeros, order)
         except UnusableWeight as error:
             raise StartupError(
-                [f"{part.name} cannot be loaded: {error}; get the model again."]
+                f"{part.name} cannot be loaded: {error}; get the model again."
             ) from error
 
 

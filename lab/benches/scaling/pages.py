@@ -12,6 +12,7 @@ from cluster.controller.pages import PageReader
 from cluster.errors import MetricsUnread
 from cluster.replicas import Group, Replica, ReplicaState
 from common.fetch import answers_ok
+from inference_api.core.served_model import StepTotals
 from inference_api.watch.metrics import ServerMetrics, ServerState
 from lab.kit.servers import eventually, free_port
 
@@ -54,8 +55,6 @@ def _read(url: str, replicas: int) -> float:
 
 def _page() -> bytes:
     """Of an API that serves one model."""
-    state = ServerState(
-        busy_rows=3, user_rows=ROWS, queued=0, sessions=3, steps=1, prefilled_tokens=1,
-        reused_tokens=0, generated_tokens=1, model_s=1.0, loop_s=1.0,
-    )  # fmt: skip
+    totals = StepTotals(steps=1, prefilled_tokens=1, generated_tokens=1, model_s=1.0, loop_s=1.0)
+    state = ServerState(busy_rows=3, user_rows=ROWS, queued=0, sessions=3, totals=totals)
     return generate_latest(ServerMetrics(["m"], lambda _: state).registry)

@@ -65,7 +65,7 @@ def test_what_was_guessed_changes_no_text(
     said: dict[Tokens, Tokens] = {}
 
     def mostly_right(index: NgramIndex, max_tokens: int) -> Match:
-        row = index._row
+        row = index.row
         begin, room = len(row.generated), row.token_limit - len(row.generated) - 1
         guesses = [*said[row.request.prompt_tokens][begin : begin + min(max_tokens, room)]]
         if begin % 3 and guesses:

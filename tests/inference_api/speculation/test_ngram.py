@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api.core.drafts import Outcome
+from inference_api.core.rows import UserRow
 from inference_api.runner import Drawn
 from inference_api.speculation import ngram
 from inference_api.speculation.ngram import NO_MATCH, NgramDrafts, NgramIndex
@@ -98,3 +99,17 @@ def test_likelihoods_fall_along_a_chain_and_follow_what_became_of_the_row() -> N
         source.learn([Outcome(rows[0], right_ones), Outcome(rows[1], [Drawn(9)])])
     [right, wrong] = likelihoods()
     assert right[-1] > 0.6 > before[-1] > wrong[0]
+
+
+def test_row_is_indexed_once_while_its_request_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    indexed: list[UserRow] = []
+
+    def index_of(row: UserRow) -> NgramIndex:
+        indexed.append(row)
+        return NgramIndex(row)
+
+    monkeypatch.setattr(ngram, "NgramIndex", index_of)
+    source, rows = NgramDrafts(4), rows_of([1, 2], [3, 4])
+    for decoding in (rows[1:], rows, [], rows[1:]):
+        source.propose(decoding)
+    assert [row.index for row in indexed] == [1, 0, 1]

@@ -15,9 +15,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from inference_api.apis.chat import answer_reader, chat_params
 from inference_api.errors import InvalidRequest
-from inference_api.request import ConstraintSpec, GenerationParams
+from inference_api.request import Constraint, ConstraintSpec, GenerationParams
 from inference_api.text.call_grammars import text_rule
-from inference_api.text.constraints import GrammarCompiler, GuidedConstraint
+from inference_api.text.constraints import GrammarCompiler
 from inference_api.text.tokenizer_config import TokenizerConfig
 from inference_api.text.tokens import HuggingFaceTokenizer, TextStream
 from inference_api.tools import dialects, formats
@@ -69,11 +69,11 @@ def compiler_of(tokenizer: HuggingFaceTokenizer) -> GrammarCompiler:
     return GrammarCompiler(tokenizer, 512)
 
 
-def grammar_of(tokenizer: HuggingFaceTokenizer, params: GenerationParams) -> GuidedConstraint:
+def grammar_of(tokenizer: HuggingFaceTokenizer, params: GenerationParams) -> Constraint:
     assert params.constraint is not None
     grammar = compiler_of(tokenizer).compiled(params.constraint)
     assert grammar is not None
-    return grammar.start()
+    return grammar()
 
 
 def drawn(
@@ -226,7 +226,7 @@ def test_a_thought_that_the_prompt_has_begun_ends_first() -> None:
     assert spec.thinking == "first"
     grammar = compiler_of(tokenizer).compiled(replace(spec, thinking="begun"))
     assert grammar is not None
-    constraint = grammar.start()
+    constraint = grammar()
     for token_id in tokenizer.encode("Hm.</think>", add_special_tokens=False):
         constraint.accept(token_id)
     assert constraint.allowed_after(tokenizer.encode("\n<tool_call>")) is not None

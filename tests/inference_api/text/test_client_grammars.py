@@ -48,7 +48,7 @@ def spec(text: str) -> ConstraintSpec:
 
 def walked(text: str, seed: int, max_tokens: int = 60) -> str | None:
     """Returns what a random way through the grammar says; None if it did not come to an end."""
-    dice, constraint = random.Random(seed), compiler().compile(spec(text)).start()
+    dice, constraint = random.Random(seed), compiler().compile(spec(text))()
     token_ids: list[int] = []
     while not constraint.is_complete and len(token_ids) < max_tokens:
         bits = np.unpackbits(np.frombuffer(constraint.allowed, np.uint8), bitorder="little")
@@ -126,7 +126,7 @@ def test_fault_of_the_converter_is_none_of_the_clients(monkeypatch: pytest.Monke
     ],
 )
 def test_as_many_rules_as_there_may_be_do_no_harm_in_a_chain(text: str) -> None:
-    assert compiler().compile(spec(text)).start().allowed.strip(b"\0")
+    assert compiler().compile(spec(text))().allowed.strip(b"\0")
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,6 @@ class Scripted:
         self.is_complete = False
         self._taken = 0
 
-    def start(self) -> Constraint:
-        return self
-
     def accept(self, token_id: int) -> None:
         if token_id == 9:
             raise ConstraintFailed("nine")
@@ -51,7 +48,7 @@ class Scripted:
 
 def constrained_row() -> UserRow:
     request = GenerationRequest(
-        OutputQueue(SessionId("s"), "m"), "m", (1,), max_tokens=9, grammar=Scripted()
+        OutputQueue(SessionId("s"), "m"), "m", (1,), max_tokens=9, grammar=Scripted
     )
     return make_rows().assign(request, max_seq_len=20, now_s=0.0)
 
@@ -82,7 +79,7 @@ def test_answer_that_is_complete_in_the_middle_of_a_step_ends_there() -> None:
 def test_looking_ahead_allows_what_going_there_would() -> None:
     tokenizer = load_tokenizer(EMBEDDED_MODEL, frozenset({0}))
     grammar = GrammarCompiler(tokenizer, vocab_size=4096).compile(REGEX)
-    constraint, beside = grammar.start(), grammar.start()
+    constraint, beside = grammar(), grammar()
     (a,) = tokenizer.encode("a")[-1:]
     (c,) = tokenizer.encode("c")[-1:]
     before = constraint.allowed
@@ -99,7 +96,7 @@ def test_same_grammar_is_compiled_once_and_followed_apart() -> None:
     compiler = GrammarCompiler(tokenizer, vocab_size=4096)
     grammar = compiler.compile(REGEX)
     assert compiler.compile(ConstraintSpec("structured_outputs", "regex", "[ab]{2}")) is grammar
-    first, second = grammar.start(), grammar.start()
+    first, second = grammar(), grammar()
     (a,) = tokenizer.encode("a")[-1:]
     first.accept(a)
     first.accept(a)
@@ -115,7 +112,7 @@ def test_pattern_whose_states_multiply_ends_its_own_row(
     text = pattern if kind == "regex" else json.dumps({"type": "string", "pattern": f"^{pattern}$"})
     tokenizer = load_tokenizer(EMBEDDED_MODEL, frozenset({0}))
     compiler = GrammarCompiler(tokenizer, vocab_size=4096)
-    constraint = compiler.compile(ConstraintSpec("guided_regex", kind, text)).start()
+    constraint = compiler.compile(ConstraintSpec("guided_regex", kind, text))()
     with pytest.raises(ConstraintFailed, match="simplify it: lexer error: too many states"):
         _follow_at_random(constraint, 1000)
 

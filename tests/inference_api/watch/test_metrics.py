@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import EndedGeneration, GenerationRecord
+from inference_api.core.served_model import StepTotals
 from inference_api.inference_api_server import server_of
 from inference_api.request import Caller, GenerationRequest, OutputQueue, SessionId
 from inference_api.settings import Settings
@@ -17,7 +18,7 @@ from inference_api.watch.metrics import ServerMetrics, ServerState
 from lab.kit.servers import eventually
 
 LABELS = '{model_name="hearth-tiny"}'
-STATE = ServerState(0, 32, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+STATE = ServerState(0, 32, 0, 0)
 RECORD = GenerationRecord("m", 1, 0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "stop", None, None, 1.0)
 ENDED = EndedGeneration(RECORD, Caller("r-1", "search", "/inference"), "s", None)
 
@@ -211,7 +212,7 @@ def test_vllm_names_can_be_left_out() -> None:
 
 
 def test_drafts_are_counted_under_our_names_and_vllms() -> None:
-    state = replace(STATE, drafts=2, drafted_tokens=8, accepted_tokens=5)
+    state = replace(STATE, totals=StepTotals(drafts=2, drafted_tokens=8, accepted_tokens=5))
     registry = ServerMetrics(["m"], lambda model: state).registry
 
     def values(*names: str) -> list[float | None]:
