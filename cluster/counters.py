@@ -37,10 +37,8 @@ class Counters:
 
 
 def parse_counters(text: str, at_s: float, engine: Engine = HEARTH) -> Counters:
-    """Returns the counters of a page in Prometheus' text format. Raises MetricsUnread.
-
-    Lines of other metrics, about a hundred on a page, are not parsed.
-    """
+    """Returns the counters of a page in Prometheus' text format. Raises MetricsUnread. Lines of
+    other metrics, about a hundred on a page, are not parsed."""
     wanted = tuple({name for names in engine.metrics.values() for name in names})
     lines = "\n".join(line for line in text.split("\n") if line.startswith(wanted))
     totals: dict[str, float] = defaultdict(float)

@@ -76,10 +76,8 @@ def ask(
     body: object = None,
     headers: Mapping[str, str] | None = None,
 ) -> Fetched:
-    """Returns the answer, whatever its status. `body` is sent as JSON.
-
-    Follows no redirect and uses no proxy, whatever the environment says. Raises FetchFailed.
-    """
+    """Returns the answer, whatever its status. `body` is sent as JSON. Follows no redirect and uses
+    no proxy, whatever the environment says. Raises FetchFailed."""
     try:
         parts = urlsplit(url)
         path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"

@@ -40,11 +40,8 @@ def parse_keys(
     further: Callable[[dict[str, Any]], list[str]] = lambda _: [],
     max_nodes: int = MAX_NODES,
 ) -> KeysT:
-    """Returns the keys of a file with this content.
-
-    `known` returns the keys that a faulty mapping may have; `further` returns other faults. Raises
-    KeysFaulty.
-    """
+    """Returns the keys of a file with this content. `known` returns the keys that a faulty mapping
+    may have; `further` returns other faults. Raises KeysFaulty."""
     try:
         raw, faults = read_yaml(content.decode(), max_nodes)
     except UnicodeDecodeError as error:

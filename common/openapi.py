@@ -20,10 +20,8 @@ NOT_DESCRIBED = frozenset({"HEAD", "OPTIONS"})  # Flask answers these by itself
 def add_description(
     app: Flask, application: Application, needs_token: Callable[[str], bool] = lambda _: False
 ) -> None:
-    """Describe the routes that are registered with `app` at the first request.
-
-    `needs_token` returns whether the application checks a bearer token for a rule's path.
-    """
+    """Describe the routes that are registered with `app` at the first request. `needs_token`
+    returns whether the application checks a bearer token for a rule's path."""
     blueprint = Blueprint("openapi", __name__)
 
     @cache

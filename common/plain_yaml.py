@@ -21,10 +21,7 @@ class UnusableYaml(Exception):
 
 
 def read_yaml(text: str, max_nodes: int = MAX_NODES) -> tuple[Any, list[str]]:
-    """Returns the value, and a fault for each duplicate key.
-
-    Raises UnusableYaml.
-    """
+    """Returns the value, and a fault for each duplicate key. Raises UnusableYaml."""
     try:
         loader = _Loader(text, max_nodes)
         return loader.get_single_data(), loader.doubled

@@ -98,10 +98,8 @@ def create_server(
     optimizer_settings: OptimizerSettings | None = None,
     weights_settings: WeightsSettings | None = None,
 ) -> Flask:
-    """The application. Nothing runs until `server_of(app).start()`; no torch is imported.
-
-    Raises the StartupError of inference_api, optimizer or weights when a setting is invalid.
-    """
+    """The application. Nothing runs until `server_of(app).start()`; no torch is imported. Raises
+    the StartupError of inference_api, optimizer or weights when a setting is invalid."""
     settings = settings or load_settings()
     optimizer_settings = optimizer_settings or load_optimizer_settings()
     weights_settings = weights_settings or load_weights_settings()

@@ -157,10 +157,8 @@ class OutputQueue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
-    """A prompt to continue. It is never empty, and shorter than the model's context.
-
-    A request equals only itself, so that it can serve as a key, whatever name the client gave it.
-    """
+    """A prompt to continue. It is never empty, and shorter than the model's context. A request
+    equals only itself, so that it can serve as a key, whatever name the client gave it."""
 
     output: OutputQueue
     model: str  # the model's own name, no alias

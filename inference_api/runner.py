@@ -95,11 +95,8 @@ class RowResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunnerFacts:
-    """What runs where, for people; nothing is decided by it.
-
-    Bytes count the whole model, even if several processes share it, and all user rows. `kernels` is
-    the kernels' variant, or torch.
-    """
+    """What runs where, for people; nothing is decided by it. Bytes count the whole model, even if
+    several processes share it, and all user rows. `kernels` is the kernels' variant, or torch."""
 
     family: str
     num_parameters: int

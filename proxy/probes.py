@@ -53,10 +53,8 @@ class Probes:
 
 
 class ControlServer:
-    """The metrics port. Each of several processes takes the next free one.
-
-    Owned by the app, which starts and stops it.
-    """
+    """The metrics port. Each of several processes takes the next free one. Owned by the app, which
+    starts and stops it."""
 
     def __init__(
         self,

@@ -42,10 +42,8 @@ log = logging.getLogger(__name__)
 
 
 def create_proxy(settings: Settings | None = None) -> ProxyApp:
-    """Returns the application, not yet started. Settings default to the environment.
-
-    Raises StartupError with every file that cannot be read.
-    """
+    """Returns the application, not yet started. Settings default to the environment. Raises
+    StartupError with every file that cannot be read."""
     settings = settings or Settings.load()
     files = FileOpener()
     upstreams = files.open(settings.upstreams_file, parse_upstreams)

@@ -90,10 +90,8 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, **overrides: Any) -> Self:
-        """Read the environment; `overrides` (from the command line) take precedence.
-
-        Raises StartupError with every fault, including those between fields.
-        """
+        """Read the environment; `overrides` (from the command line) take precedence. Raises
+        StartupError with every fault, including those between fields."""
         try:
             settings = cls(**overrides)
         except ValidationError as error:

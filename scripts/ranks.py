@@ -141,10 +141,8 @@ def _free_port() -> int:
 
 
 def _end_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Have Linux send us SIGTERM when the parent ends, however that happens.
-
-    Runs between fork and exec, which is safe as the parent has one thread.
-    """
+    """Have Linux send us SIGTERM when the parent ends, however that happens. Runs between fork and
+    exec, which is safe as the parent has one thread."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has ended before
         os._exit(1)

@@ -66,10 +66,8 @@ def smallest_layers(
 
 
 def snapped(shares: Sequence[float], problem: Problem) -> Shares:
-    """Returns the shares rounded to whole layers; unchanged without `num_layers`.
-
-    Shares outside the bounds, told before the bounds were tightened, are rounded without bounds.
-    """
+    """Returns the shares rounded to whole layers; unchanged without `num_layers`. Shares outside
+    the bounds, told before the bounds were tightened, are rounded without bounds."""
     if problem.num_layers is None:
         return tuple(shares)
     bounds = zip(problem.min_weightings, shares, problem.max_weightings, strict=True)

@@ -10,10 +10,8 @@ from weights.search import Direction, Observation, Problem
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The state of a search without its history, which every update reads and writes.
-
-    `problem` has the last bounds; `best` is the best single measurement, the earliest among equals.
-    """
+    """The state of a search without its history, which every update reads and writes. `problem` has
+    the last bounds; `best` is the best single measurement, the earliest among equals."""
 
     session_id: str
     problem: Problem

@@ -54,9 +54,7 @@ def sample_dirichlet(
     rng: np.random.Generator,
 ) -> FloatArray:
     """Returns `count` points [count, n] of the Dirichlet(`concentration`) law within the body.
-
-    Bounds whose sums miss 1 by rounding are taken for a body of one point.
-    """
+    Bounds whose sums miss 1 by rounding are taken for a body of one point."""
     points = np.tile(nearest_point(lower, lower, upper), (count, 1))
     is_free = upper > lower
     low, high = lower[is_free], upper[is_free]

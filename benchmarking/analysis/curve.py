@@ -111,10 +111,8 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
 
 
 def steady_window(row: RowRecord, measured: Sequence[RequestRecord]) -> tuple[float, float]:
-    """Returns start and end in seconds: the first request after the warm-up, the last one due.
-
-    If that is less than half of the row, as when all came due at once, the whole row counts.
-    """
+    """Returns start and end in seconds: the first request after the warm-up, the last one due. If
+    that is less than half of the row, as when all came due at once, the whole row counts."""
     last_due_s = max((record.scheduled_s for record in measured), default=row.end_s)
     if last_due_s - row.start_s < (row.end_s - row.start_s) / 2:
         return row.start_s, row.end_s

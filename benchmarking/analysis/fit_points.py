@@ -34,9 +34,8 @@ class Places:
 @dataclass(frozen=True, slots=True)
 class Point:
     """Means over one row. Concurrency is in service when a request came, itself included.
-
-    `prefill_concurrency` and `ttft_ms` leave out who had to queue. `rate_per_s`: as they came due.
-    """
+    `prefill_concurrency` and `ttft_ms` leave out who had to queue. `rate_per_s`: as they came
+    due."""
 
     row: int
     input_tokens: float
@@ -49,10 +48,8 @@ class Point:
 
 
 def fit_points(run: Run, max_batch: int | None) -> list[Point]:
-    """Returns the points of all rows of `run` but those whose tokens came in bursts.
-
-    With `max_batch` places, more in flight are not in service.
-    """
+    """Returns the points of all rows of `run` but those whose tokens came in bursts. With
+    `max_batch` places, more in flight are not in service."""
     points = []
     for row in range(len(run.rows)):
         records = [record for record in run.records if record.row == row]

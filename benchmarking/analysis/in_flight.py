@@ -42,10 +42,8 @@ class InFlight:
 
 
 def max_decoding(records: Iterable[RequestRecord]) -> int:
-    """Returns the most answers ever under way at once: begun, and not yet in their last part.
-
-    The last part is at least a step, in which the next request may have taken the place already.
-    """
+    """Returns the most answers ever under way at once: begun, and not yet in their last part. The
+    last part is at least a step, in which the next request may have taken the place already."""
     begun = [record for record in records if record.chunk_s]
     first_s = np.sort([record.chunk_s[0] for record in begun])
     last_s = np.sort([record.chunk_s[-1] - _last_part_s(record) for record in begun])

@@ -94,9 +94,7 @@ def change_within_runs(
     before: Sequence[float], after: Sequence[float], statistic: Statistic, seed: int = 0
 ) -> Interval:
     """after / before - 1 of `statistic` of two runs, each given in the order of its schedule.
-
-    `statistic` of `before` must not be 0. Too few values on a side have no bounds.
-    """
+    `statistic` of `before` must not be 0. Too few values on a side have no bounds."""
     if min(len(before), len(after)) < MIN_DRAWN:
         value = float(statistic(np.asarray(after)) / statistic(np.asarray(before))) - 1
         return Interval(value, -np.inf, np.inf)

@@ -25,10 +25,8 @@ class Saturation(StrEnum):
 
 
 def knee(points: Sequence[LoadPoint]) -> LoadPoint | None:
-    """The point of greatest power, throughput over latency (Kleinrock, 1979).
-
-    Below it more load buys much throughput for little latency. None where nothing was answered.
-    """
+    """The point of greatest power, throughput over latency (Kleinrock, 1979). Below it more load
+    buys much throughput for little latency. None where nothing was answered."""
     answered = [point for point in points if point.e2e is not None]
     return max(answered, key=_power, default=None)
 

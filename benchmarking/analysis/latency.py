@@ -61,10 +61,8 @@ def ttft_s(record: RequestRecord) -> float | None:
 
 
 def itl_s(record: RequestRecord) -> float | None:
-    """Returns the mean time from one token to the next; None for fewer than two tokens.
-
-    Counted in tokens, not in events: an event may carry several.
-    """
+    """Returns the mean time from one token to the next; None for fewer than two tokens. Counted in
+    tokens, not in events: an event may carry several."""
     gaps = output_tokens(record) - 1
     if gaps < 1 or len(record.chunk_s) < 2:
         return None

@@ -151,10 +151,8 @@ def is_comparable(point: LoadPoint) -> bool:
 def predict(
     optimizer: OptimizerApi, perf: Mapping[str, Any], points: Iterable[LoadPoint]
 ) -> list[Beside]:
-    """Returns every comparable load with the optimizer's prediction. Raises OptimizerUnusable.
-
-    Rows of the same load are pooled: the mean is over all their requests.
-    """
+    """Returns every comparable load with the optimizer's prediction. Raises OptimizerUnusable. Rows
+    of the same load are pooled: the mean is over all their requests."""
     parts: dict[Workload, list[LoadPoint]] = {}
     for point in filter(is_comparable, points):
         parts.setdefault(point.load, []).append(point)

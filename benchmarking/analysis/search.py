@@ -108,10 +108,8 @@ def search_max_rate(
     tolerance: float = 0.05,
 ) -> Generator[Workload, LoadPoint, MaxLoad]:
     """Goes from `start_qps` up or down by factors of `step` until the limit lies between two
-    probes, then halves that gap, on a logarithmic scale, down to `tolerance` of the rate.
-
-    Gives up after MAX_PROBES, and below the rate that brings MIN_ARRIVALS in `duration_s`.
-    """
+    probes, then halves that gap, on a logarithmic scale, down to `tolerance` of the rate. Gives up
+    after MAX_PROBES, and below the rate that brings MIN_ARRIVALS in `duration_s`."""
     met: LoadPoint | None = None
     missed: LoadPoint | None = None
     qps = start_qps

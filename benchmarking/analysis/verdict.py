@@ -11,10 +11,8 @@ ATTAINMENT = 0.95  # share of requests within the levels, for a load to count as
 
 def verdict(points: Sequence[LoadPoint], slo: Slo) -> str:
     """Returns one sentence; empty if no load was measured or no service level was given. If nothing
-    was answered, it says why, and no rate.
-
-    Open loops are named by the rate they offered; without any, closed loops by their answers.
-    """
+    was answered, it says why, and no rate. Open loops are named by the rate they offered; without
+    any, closed loops by their answers."""
     if why := nothing_answered([record for point in points for record in point.all_records]):
         return f"{why[0].upper()}{why[1:]}"
     if slo == Slo():

@@ -128,10 +128,8 @@ class TextAnswer:
 
 
 def error_text(body: bytes, location: str = "") -> str:
-    """The message of an error answer: OpenAI's and Hearth's form, else the body itself.
-
-    `location`: of a redirect. Nobody follows one, as a key would go along.
-    """
+    """The message of an error answer: OpenAI's and Hearth's form, else the body itself. `location`:
+    of a redirect. Nobody follows one, as a key would go along."""
     if location:
         return _shown(f"redirects to {location}; give the address of the server itself")
     try:

@@ -45,9 +45,7 @@ class Address:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of a request: its time, its HTTP status (None: no answer), and its error.
-
-    `retry_after_s`: how long to wait before asking again, where the server says so.
-    """
+    `retry_after_s`: how long to wait before asking again, where the server says so."""
 
     end_s: float
     status: int | None
@@ -181,10 +179,8 @@ class Peer:
 
 
 def retry_after_s(said: str, now_s: float) -> float | None:
-    """Returns the seconds of a `Retry-After`, a number or a date; None if it is neither.
-
-    `now_s`: Unix seconds.
-    """
+    """Returns the seconds of a `Retry-After`, a number or a date; None if it is neither. `now_s`:
+    Unix seconds."""
     try:
         wait_s = float(said)
     except ValueError:

@@ -13,11 +13,8 @@ class EventTooLong(Exception):
 
 
 class EventStream:
-    """Turns bytes into events. One thread.
-
-    Lines end with LF, CRLF or CR. The `data` lines of an event are joined by LF, and an empty line
-    ends it; an event without data says nothing.
-    """
+    """Turns bytes into events. One thread. Lines end with LF, CRLF or CR. The `data` lines of an
+    event are joined by LF, and an empty line ends it; an event without data says nothing."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -29,9 +26,7 @@ class EventStream:
 
     def feed(self, data: bytes) -> Iterator[tuple[str, str]]:
         """Yields the name (mostly empty) and the data of each event that ends in these bytes.
-
-        Raises EventTooLong.
-        """
+        Raises EventTooLong."""
         if self._after_cr and data.startswith(b"\n"):
             data = data[1:]  # the second half of a CRLF
             self._after_cr = False

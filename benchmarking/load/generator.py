@@ -230,10 +230,8 @@ class _Sender:
 
 
 class _Watch:
-    """Reports progress while the load runs, and measures the client's own cost.
-
-    A late timer shows how late a request may be sent and a token be stamped.
-    """
+    """Reports progress while the load runs, and measures the client's own cost. A late timer shows
+    how late a request may be sent and a token be stamped."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell

@@ -36,10 +36,8 @@ def only_model(target: Endpoint) -> str:
 
 
 def unserved(target: Endpoint, models: Iterable[str]) -> dict[str, str]:
-    """Returns those of `models` that the server does not list, each with a message.
-
-    A server that lists none is taken to serve all. Raises TargetUnusable if no server answers.
-    """
+    """Returns those of `models` that the server does not list, each with a message. A server that
+    lists none is taken to serve all. Raises TargetUnusable if no server answers."""
     url = target.route("/models")
     try:
         answer = _get(target, url)

@@ -24,10 +24,8 @@ EXIT_TIMEOUT_S = 30.0
 
 
 def run_load(job: LoadJob, on_progress: Callable[[Progress], None], stop: Event) -> LoadResult:
-    """Run the job to its end, or until `stop` is set. Raises LoadProcessFailed.
-
-    The process has a session of its own: Ctrl-C reaches only us.
-    """
+    """Run the job to its end, or until `stop` is set. Raises LoadProcessFailed. The process has a
+    session of its own: Ctrl-C reaches only us."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarking.load.process"],
         cwd=ROOT,

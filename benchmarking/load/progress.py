@@ -14,9 +14,7 @@ ROW_LINE = "{desc}: {n_fmt}/{total_fmt}{postfix} {bar}"
 
 class RunProgress:
     """A bar of the rows that have ended, and below it a line for each row that is running.
-
-    `num_rows`: None where it is not known beforehand: no bar. Rows may run in several threads.
-    """
+    `num_rows`: None where it is not known beforehand: no bar. Rows may run in several threads."""
 
     def __init__(self, num_rows: int | None = None) -> None:
         is_hidden = None if num_rows else True  # None: unless it is a terminal

@@ -33,10 +33,8 @@ class PromptMaker:
         self._tokens_per_word = tokenizer.count(sample) / len(sample.split())
 
     def make(self, name: str, num_tokens: int, prefix: str, rng: Random) -> str:
-        """Text of `TEXTS[name]`, repeated, whose length with special tokens is `num_tokens`.
-
-        Raises RowRefused when no such text was found.
-        """
+        """Text of `TEXTS[name]`, repeated, whose length with special tokens is `num_tokens`. Raises
+        RowRefused when no such text was found."""
         words = cycle(f" {word}" for word in TEXTS[name].split())
         pieces = [prefix] if prefix else [next(words)]
         for _ in range(MAX_TRIES):

@@ -29,10 +29,8 @@ class Tokenizer(Protocol):
 
 
 def tokenizer_for(source: str, target: Endpoint, model: str) -> Tokenizer:
-    """`source`: "server", or a path to a tokenizer.json or its folder.
-
-    Raises TargetUnusable and InvalidConfig.
-    """
+    """`source`: "server", or a path to a tokenizer.json or its folder. Raises TargetUnusable and
+    InvalidConfig."""
     return ServerTokenizer(target, model) if source == SERVER else FileTokenizer(Path(source))
 
 

@@ -79,10 +79,8 @@ def responses(records: Sequence[RequestRecord], started_at: datetime) -> list[Re
 
 
 def switching_times_s(records: Sequence[RequestRecord]) -> dict[int, float | None]:
-    """Returns switching times by index of the request, as the server reports them.
-
-    If it reports none, the first request has the documented estimate.
-    """
+    """Returns switching times by index of the request, as the server reports them. If it reports
+    none, the first request has the documented estimate."""
     answered = succeeded(records)
     answered.sort(key=lambda record: record.sent_s)
     said_s = {r.index: r.usage.switching_time_s if r.usage else None for r in answered}

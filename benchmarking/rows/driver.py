@@ -16,10 +16,8 @@ T = TypeVar("T")
 
 
 class Driver:
-    """One run whose rows are decided while it goes on. One thread; others may set `stop`.
-
-    Every method that measures raises RowRefused when a row cannot be run, and NotWritable.
-    """
+    """One run whose rows are decided while it goes on. One thread; others may set `stop`. Every
+    method that measures raises RowRefused when a row cannot be run, and NotWritable."""
 
     def __init__(
         self,

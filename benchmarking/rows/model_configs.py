@@ -58,10 +58,8 @@ class ModelConfigs:
 
 
 def read_model_configs(path: Path, images_allowed: bool = True) -> ModelConfigs:
-    """Raises InvalidConfig when nothing in the file can be run.
-
-    `images_allowed`: false when prompts are drawn from a list, which images do not go with.
-    """
+    """Raises InvalidConfig when nothing in the file can be run. `images_allowed`: false when
+    prompts are drawn from a list, which images do not go with."""
     loads, faults = [], []
     for line, cells in _lines(path):
         found = _row(cells, images_allowed)

@@ -79,10 +79,8 @@ def new_run(
     name: str | None = None,
     loads: Sequence[Workload] = (),
 ) -> Run:
-    """Returns a run that begins now, with its rows waiting. `name`: by default the local time.
-
-    Asks the server how many requests it serves at once.
-    """
+    """Returns a run that begins now, with its rows waiting. `name`: by default the local time. Asks
+    the server how many requests it serves at once."""
     started_at = runner.origin.started_at
     environment = Environment(
         machine=describe_machine(),

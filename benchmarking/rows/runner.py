@@ -46,9 +46,7 @@ class RunPlan:
 
     def served(self, tell: Callable[[str], None]) -> "RunPlan":
         """Returns the plan with the rows whose model the server serves, and a target it agrees to.
-
-        Raises TargetUnusable if the server does not answer, or serves none of them.
-        """
+        Raises TargetUnusable if the server does not answer, or serves none of them."""
         faults = unserved(self.target, [load.model for load in self.loads])
         loads = [load for load in self.loads if load.model not in faults]
         if not loads:

@@ -100,10 +100,8 @@ def devices_of(count: int) -> tuple[str, ...]:
 
 
 def claimed_cores(count: int, folder: Path) -> tuple[int, ...]:
-    """Claim cores that no other process has claimed in this folder; none if there are too few.
-
-    The claim lasts until this process ends.
-    """
+    """Claim cores that no other process has claimed in this folder; none if there are too few. The
+    claim lasts until this process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     locks: dict[int, int] = {}
     for core in sorted(os.sched_getaffinity(0)):

@@ -66,10 +66,8 @@ class LocalMachine:
         self, folder: Path, capacity: Mapping[str, float] | None = None, *, pins: bool = False
     ) -> None:
         """`capacity` is the resources of all replicas together, by default the cores that this
-        process may use. `pins` gives a replica with a whole number of CPUs its own cores.
-
-        Raises ActuatorUnusable if the folder cannot be used, or another controller uses it.
-        """
+        process may use. `pins` gives a replica with a whole number of CPUs its own cores. Raises
+        ActuatorUnusable if the folder cannot be used, or another controller uses it."""
         self._folder = folder
         self._cores = tuple(sorted(os.sched_getaffinity(0)))
         self._capacity = dict(capacity or {"CPU": len(self._cores)})

@@ -42,10 +42,8 @@ class UpstreamsFile:
             ) from error
 
     def write(self, listed: Mapping[str, Listed]) -> bool:
-        """Write the file, if it changes. Returns whether it did.
-
-        The file is replaced as a whole, so that no reader sees half of it.
-        """
+        """Write the file, if it changes. Returns whether it did. The file is replaced as a whole,
+        so that no reader sees half of it."""
         entries = [
             {"url": url}
             | ({"models": list(each.models)} if each.models else {})

@@ -71,11 +71,8 @@ def responded(
     headers: Mapping[str, str],
     streams: bool,
 ) -> Response:
-    """Returns the answers as a response.
-
-    `stack` closes the generations: when it exits, or, if the answers are streamed, when the stream
-    ends for any reason.
-    """
+    """Returns the answers as a response. `stack` closes the generations: when it exits, or, if the
+    answers are streamed, when the stream ends for any reason."""
     generations = [answer.generation for answer in answers]
     told = {**headers, **switch_headers(generations)}
     if not streams:

@@ -109,10 +109,7 @@ def invalid_file(error: StartupError) -> Validation:
 
 def check_bundle(bundle: Bundle, settings: Settings) -> Validation:
     """Returns every reason why this bundle cannot be served, and how much of the limits its members
-    use.
-
-    `settings` are the server's own; the bundle they name is ignored.
-    """
+    use. `settings` are the server's own; the bundle they name is ignored."""
     check = _Check(settings)
     taken = [each for member in bundle.members if (each := check.member(member)) is not None]
     check.rows(bundle)

@@ -48,10 +48,8 @@ class UnloadMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory and rows of one member. `rows_min` is at least 1.
-
-    Members with the same `shared_key` have the same weights, which are mapped once.
-    """
+    """Memory and rows of one member. `rows_min` is at least 1. Members with the same `shared_key`
+    have the same weights, which are mapped once."""
 
     weights_bytes: int
     other_bytes: int

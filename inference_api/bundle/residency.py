@@ -76,10 +76,8 @@ class Residency:
     # --- a turn ---------------------------------------------------------------------------
 
     def advance(self, now_s: float, waiting: Mapping[str, Waiting]) -> Sequence[Effect]:
-        """Returns the effects to carry out now, in this order.
-
-        `waiting` has exactly the members for which requests wait.
-        """
+        """Returns the effects to carry out now, in this order. `waiting` has exactly the members
+        for which requests wait."""
         states = self._states
         states.waiting = waiting
         self._rows.begin_turn(waiting)
@@ -207,10 +205,8 @@ class Residency:
 
     def ask_unload(self, name: str, mode: UnloadMode, now_s: float) -> None:
         """Unload this member: only if it is idle, after its rows have ended, or at once, in which
-        case `advance` returns an EndRows. Waiting requests cause it to be loaded again.
-
-        Raises MemberPinned, MemberLoading, MemberBusy.
-        """
+        case `advance` returns an EndRows. Waiting requests cause it to be loaded again. Raises
+        MemberPinned, MemberLoading, MemberBusy."""
         member, states = self._members[name], self._states
         if member.needs.is_pinned:
             raise MemberPinned(name)

@@ -82,11 +82,8 @@ class MemberRouter:
         return cls(classifier, threshold, fallback)
 
     def route(self, messages: Sequence[str]) -> Route:
-        """Returns the choice for the user's messages, oldest first.
-
-        The first message above the threshold decides, so a conversation keeps its member: later
-        messages cannot change it.
-        """
+        """Returns the choice for the user's messages, oldest first. The first message above the
+        threshold decides, so a conversation keeps its member: later messages cannot change it."""
         confidence = 0.0
         for message in messages[:MAX_MESSAGES]:
             (probabilities,) = self._classifier.predict_proba([_bounded(message)])

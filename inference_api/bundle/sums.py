@@ -108,10 +108,8 @@ def _weights_of(members: Members) -> dict[Key, int]:
 
 
 def _to_drop(limit: Limit, members: Members, limit_bytes: int) -> Members:
-    """Returns a small set of members to drop so that the limit is kept; empty if all would go.
-
-    If one member suffices, it is the smallest such one; otherwise the largest savings go first.
-    """
+    """Returns a small set of members to drop so that the limit is kept; empty if all would go. If
+    one member suffices, it is the smallest such one; otherwise the largest savings go first."""
 
     def need(dropped: Members) -> int:
         return limit.need([each for each in members if each not in dropped])

@@ -34,18 +34,14 @@ class DraftDepths:
 
     @property
     def accepted_by_depth(self) -> list[int]:
-        """Returns how many drafts had at least 1, 2, ... levels accepted.
-
-        The list is as long as `drafted_by_depth`.
-        """
+        """Returns how many drafts had at least 1, 2, ... levels accepted. The list is as long as
+        `drafted_by_depth`."""
         return _at_least(self.right)
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Returns by depth the share of the drafts that deep which were accepted that deep.
-
-        The list is empty if nothing was drafted.
-        """
+        """Returns by depth the share of the drafts that deep which were accepted that deep. The
+        list is empty if nothing was drafted."""
         pairs = zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)
         return [accepted / drafted for accepted, drafted in pairs]
 

@@ -53,10 +53,8 @@ class Accepted(NamedTuple):
 
 
 def accepted_branch(step: RowStep, drawn: Sequence[Drawn]) -> Accepted:
-    """Returns the branch of a draft on which each token is what the token before it drew.
-
-    A draw depends only on its branch and position, so the text is the same as without drafts.
-    """
+    """Returns the branch of a draft on which each token is what the token before it drew. A draw
+    depends only on its branch and position, so the text is the same as without drafts."""
     first = step.num_undrawn
     tokens, along = [*range(first + 1)], [drawn[0]]
     for token in range(first + 1, len(step.token_ids)):

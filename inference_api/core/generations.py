@@ -122,10 +122,8 @@ class TextGeneration:
         self._events.put(TokenEvent((), FinishReason.CANCELLED))
 
     def close(self) -> None:
-        """Release row, queue and watch, whatever their state. Idempotent.
-
-        An error in one action is raised after all actions have run.
-        """
+        """Release row, queue and watch, whatever their state. Idempotent. An error in one action is
+        raised after all actions have run."""
         self._at_end.close()
 
     def record(self) -> GenerationRecord:
@@ -202,10 +200,8 @@ class Generations:
     @contextmanager
     def admitted(self, model: str, caller: Caller) -> Iterator[Admitted]:
         """Admit a request to `model`, a name of `Settings.served_models`, before its prompt is
-        encoded. Encode and call `begin` inside, so that observers hear of a refusal.
-
-        Raises NotReady, Draining, BackendFailed and QueueFull.
-        """
+        encoded. Encode and call `begin` inside, so that observers hear of a refusal. Raises
+        NotReady, Draining, BackendFailed and QueueFull."""
         came_s = time.monotonic()
         try:
             self._backend.check_admission()
@@ -228,11 +224,8 @@ class Generations:
     def begin_all(
         self, admitted: Admitted, requests: Sequence[tuple[Prompt, GenerationParams]]
     ) -> list[TextGeneration]:
-        """Queue requests, and return once each has its first event.
-
-        Only the first must find room at once; the others wait for it. If one fails, all are ended.
-        Raises what `begin` raises.
-        """
+        """Queue requests, and return once each has its first event. Only the first must find room
+        at once; the others wait for it. If one fails, all are ended. Raises what `begin` raises."""
         generations: list[TextGeneration] = []
         for prompt, _ in requests:
             check_fits(prompt, admitted.model)  # all, before work is spent on any

@@ -23,11 +23,8 @@ QueueRank = tuple[float, int]  # order in line: arrival shifted by priority, the
 
 
 class Waiting(NamedTuple):
-    """Requests that wait for one model.
-
-    `oldest_came_s` is when the longest-waiting request came, whatever its priority; 0 if none
-    waits.
-    """
+    """Requests that wait for one model. `oldest_came_s` is when the longest-waiting request came,
+    whatever its priority; 0 if none waits."""
 
     num_requests: int
     oldest_came_s: float

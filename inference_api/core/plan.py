@@ -240,10 +240,8 @@ class StepPlanner:
         return shares
 
     def _take_prompt(self, row: UserRow, room_tokens: int, step: PlannedStep) -> int:
-        """Add chunks of one prompt, up to its end, a border, or the end of the room.
-
-        Returns how many tokens were added.
-        """
+        """Add chunks of one prompt, up to its end, a border, or the end of the room. Returns how
+        many tokens were added."""
         taken_tokens = 0
         while not row.is_prefilled:
             size_tokens = row.chunk_tokens(self._chunk_tokens)

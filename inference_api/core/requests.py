@@ -42,11 +42,8 @@ def request_of(
     prompt: Prompt,
     params: GenerationParams,
 ) -> GenerationRequest:
-    """Returns the request for the decode thread.
-
-    Raises InvalidRequest for a token or a draft source that the model does not have, and for a
-    constraint that cannot be followed.
-    """
+    """Returns the request for the decode thread. Raises InvalidRequest for a token or a draft
+    source that the model does not have, and for a constraint that cannot be followed."""
     model, prompt_tokens = admitted.model, tuple(prompt)
     _check_speculation(params.speculation, model)
     _check_token_ids("stop_token_ids", params.stop_token_ids, model.vocab_size)

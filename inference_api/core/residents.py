@@ -41,10 +41,8 @@ class Residents(Protocol):
         """Called at the beginning of every turn of the decode loop."""
 
     def to_start(self, now_s: float) -> Iterator[LoadedModel]:
-        """Yields a model that may start a request, until none may.
-
-        The caller starts the request and calls `started` before it asks for the next model.
-        """
+        """Yields a model that may start a request, until none may. The caller starts the request
+        and calls `started` before it asks for the next model."""
 
     def started(self, model: LoadedModel, row: UserRow, now_s: float) -> None:
         """A request has taken a row."""
@@ -83,9 +81,8 @@ class FixedModels:
 
     def turn(self, now_s: float) -> None:
         """If the machine runs out of memory, give up half of the pages kept for later prompts.
-
-        Pages take memory only when they are written, and other processes may have taken it first.
-        """
+        Pages take memory only when they are written, and other processes may have taken it
+        first."""
         if now_s < self._looks_at_s:
             return
         self._looks_at_s = now_s + MEMORY_LOOKS_S

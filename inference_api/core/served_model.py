@@ -32,11 +32,8 @@ class StepTotals:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as request threads see it, loaded or not. Any thread.
-
-    The counters since start (`totals`, `depths`) and the learned costs are the decode thread's;
-    they survive unloading.
-    """
+    """A model as request threads see it, loaded or not. Any thread. The counters since start
+    (`totals`, `depths`) and the learned costs are the decode thread's; they survive unloading."""
 
     name: str
     tokenizer: Tokenizer

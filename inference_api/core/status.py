@@ -63,10 +63,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Callbacks of the decode thread, each called once, on that thread.
-
-    `on_loaded` is called before the first request is taken, the others at the thread's end.
-    """
+    """Callbacks of the decode thread, each called once, on that thread. `on_loaded` is called
+    before the first request is taken, the others at the thread's end."""
 
     on_loaded: Callable[[], None] = lambda: None
     on_load_failed: Callable[[], None] = lambda: None

@@ -9,10 +9,8 @@ BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Batch sizes are grouped up to a power of two; 0 stands for steps of prompts alone.
-
-    One thread adds. Any thread may read, and sees each group whole.
-    """
+    """Batch sizes are grouped up to a power of two; 0 stands for steps of prompts alone. One thread
+    adds. Any thread may read, and sees each group whole."""
 
     _counts: dict[int, list[int]] = field(default_factory=dict)  # steps, by batch size, then bucket
     _sums_s: dict[int, float] = field(default_factory=dict)

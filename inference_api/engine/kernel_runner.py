@@ -53,10 +53,8 @@ class KernelRunner(LocalRunner):
         packed: PackedFolder | None = None,
     ) -> None:
         """`kernels_of(n)` returns kernels with n threads, which runners of one thread may share.
-        `packed`: the folder of packed weights.
-
-        Raises StartupError if the model is not supported, or there are no kernels.
-        """
+        `packed`: the folder of packed weights. Raises StartupError if the model is not supported,
+        or there are no kernels."""
         self._packed, self._has_packed_file = packed, packed is not None
         super().__init__(model_dir, replace(options, device="cpu"))
         faults = checkpoint.cpu_faults(self._config)

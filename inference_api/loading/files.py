@@ -31,10 +31,8 @@ MAX_DIMENSIONS = 8
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the files of the model in a folder, or its one GGUF file.
-
-    Raises StartupError if some are missing.
-    """
+    """Returns the files of the model in a folder, or its one GGUF file. Raises StartupError if some
+    are missing."""
     if is_gguf(folder):
         return [folder]
     files = [folder / name for name in _file_names(folder)]
@@ -54,10 +52,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_header(file: Path, names: TensorNames) -> Tensors:
-    """Returns the tensors in one file, by their names in safetensors.
-
-    Raises StartupError if the file is cut short, or not of the format that its name says.
-    """
+    """Returns the tensors in one file, by their names in safetensors. Raises StartupError if the
+    file is cut short, or not of the format that its name says."""
     if is_gguf(file):
         return read_gguf(file).stored
     return {name: place.stored for name, place in tensor_places(file, names).items()}
@@ -80,10 +76,7 @@ def tensor_places(file: Path, names: TensorNames) -> dict[str, TensorLocation]:
 
 def stored_places(file: Path, rename: Callable[[str], str]) -> dict[str, TensorLocation]:
     """Returns the tensors of a safetensors file as they are stored, with their names changed by
-    `rename`.
-
-    Raises StartupError if the file is cut short or damaged.
-    """
+    `rename`. Raises StartupError if the file is cut short or damaged."""
     try:
         start, entries = read_entries(file)
         places = {rename(name): _place(name, entry, start) for name, entry in entries.items()}
@@ -124,9 +117,7 @@ def _unstacked(
 
 def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
     """Returns the byte where the tensors of a safetensors file begin, and the header's entries.
-
-    Raises OSError, UnusableJson, ValueError, LookupError or TypeError.
-    """
+    Raises OSError, UnusableJson, ValueError, LookupError or TypeError."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")

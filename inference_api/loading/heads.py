@@ -52,10 +52,8 @@ class MedusaFile:
 
 def read_heads(folder: Path, config: ModelConfig) -> MedusaFile:
     """Returns the heads for the model that `config` describes. Raises StartupError if they do not
-    fit.
-
-    Heads and layers are counted in the file, because published configurations are often wrong.
-    """
+    fit. Heads and layers are counted in the file, because published configurations are often
+    wrong."""
     file = _file_of(folder, config)
     tensors = stored_places(file, lambda name: name.removeprefix(PREFIX))
     num_heads = _count(tensors, r"(\d+)\.\d+\.linear\.weight")

@@ -12,9 +12,7 @@ CONFIG = "config.json"
 
 def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
     """Returns the folder that MEDUSA_HEADS names, else the one in the model's folder, or None.
-
-    Raises StartupError if MEDUSA_HEADS names no folder.
-    """
+    Raises StartupError if MEDUSA_HEADS names no folder."""
     if medusa_heads is None:
         own = model_dir / FOLDER
         return own if heads_file(own) is not None else None

@@ -20,9 +20,7 @@ def is_hub_id(model: str) -> bool:
 
 def fetch(model: str, patterns: Sequence[str], setting: str = "MODEL") -> Path:
     """Returns the folder of a hub model, with the files that match, downloaded unless cached.
-
-    Raises StartupError that names `setting`.
-    """
+    Raises StartupError that names `setting`."""
     from huggingface_hub import snapshot_download
 
     with _faults_named(model, setting):

@@ -67,10 +67,7 @@ def tokenizer_json(folder: Path) -> dict[str, Any]:
 
 def read_tokenizer(folder: Path) -> Vocabulary:
     """Returns the vocabulary. Raises StartupError if the folder has no tokenizer of the tokenizers
-    library.
-
-    Unigram models list their tokens, the others map them to ids.
-    """
+    library. Unigram models list their tokens, the others map them to ids."""
     tokenizer = tokenizer_json(folder)
     try:
         vocabulary = tokenizer["model"]["vocab"]

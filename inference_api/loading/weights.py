@@ -92,10 +92,8 @@ def load_parameters(
     memory: Memory | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> Parameters:
-    """Read every parameter directly into its packed form, or into its vector.
-
-    `dtype` and `memory`: see `empty_parameters`. Raises StartupError; see `write_weights`.
-    """
+    """Read every parameter directly into its packed form, or into its vector. `dtype` and `memory`:
+    see `empty_parameters`. Raises StartupError; see `write_weights`."""
     parameters = empty_parameters(config, dtype, packing, memory)
     write_weights(files, _targets(parameters, config), config, pause)
     return parameters

@@ -45,10 +45,8 @@ class PipelineRunner:
 
     def __init__(self, make_runner: MakeRunner, split: Split, join: Callable[[int], Ring]) -> None:
         """`make_runner` makes the runner of this rank's layers, which begin with the first; `join`
-        joins the ring, given the hidden size.
-
-        Raises StartupError if the model cannot be split so.
-        """
+        joins the ring, given the hidden size. Raises StartupError if the model cannot be split
+        so."""
         self._make_runner, self._join = make_runner, join
         self.pauses = Pauses()  # when an operator may change the split
         self._ring: Ring | None = None
@@ -78,10 +76,8 @@ class PipelineRunner:
         self.medusa = self._own.medusa
 
     def set_split(self, split: Split) -> None:
-        """Have all ranks load their layers of a new split. The caches of all rows are lost.
-
-        Raises StartupError, RingBroken.
-        """
+        """Have all ranks load their layers of a new split. The caches of all rows are lost. Raises
+        StartupError, RingBroken."""
         checked(split, self.num_layers, len(self.split))
         if split == self.split:
             return

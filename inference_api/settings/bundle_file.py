@@ -272,10 +272,8 @@ class Bundle(Keys):
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Returns the file's bundle. Sources are looked up in its folder first.
-
-    Raises StartupError with every fault of the file.
-    """
+    """Returns the file's bundle. Sources are looked up in its folder first. Raises StartupError
+    with every fault of the file."""
     try:
         if not path.is_file():
             raise StartupError(f"{path} is not a file; give the path of a bundle's YAML file.")

@@ -6,9 +6,7 @@ MAX_NAME_CHARS = 256
 
 def is_match(name: str, pattern: str) -> bool:
     """Returns whether a name matches the pattern, in which `*` stands for any number of characters.
-
-    Each part of the pattern is searched for once, so that no name takes long.
-    """
+    Each part of the pattern is searched for once, so that no name takes long."""
     begin, *parts = pattern.split(ANY)
     if not parts:
         return name == pattern

@@ -345,10 +345,8 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
 
 
 def load_settings(**given: Any) -> Settings:
-    """Read the environment. Fields in `given` take precedence over their variables.
-
-    Raises StartupError naming every faulty variable at once.
-    """
+    """Read the environment. Fields in `given` take precedence over their variables. Raises
+    StartupError naming every faulty variable at once."""
     return read_settings(Settings, StartupError, **given)
 
 

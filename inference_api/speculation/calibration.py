@@ -26,10 +26,8 @@ class Proposed(NamedTuple):
 
 class Calibration:
     """Counts for each kind and bin of probability how many guesses were right, and how many were
-    expected to be. Decode thread only.
-
-    It uses plain numbers, because a step has few guesses and arrays have more overhead.
-    """
+    expected to be. Decode thread only. It uses plain numbers, because a step has few guesses and
+    arrays have more overhead."""
 
     def __init__(self, num_kinds: int) -> None:
         self._hits = [PRIOR_TRIALS] * num_kinds * NUM_BINS

@@ -23,9 +23,7 @@ def draft_sources(
     drafter: ModelRunner | None = None,
 ) -> tuple[str, ...]:
     """Returns the names of a runner's draft sources, the fastest first. It need not be loaded.
-
-    Raises StartupError if the source that the settings name is not available.
-    """
+    Raises StartupError if the source that the settings name is not available."""
     mode = settings.speculation
     if mode == "off":
         return ()

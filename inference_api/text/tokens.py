@@ -42,10 +42,8 @@ class Tokenizer(Protocol):
 
     def encode_chat(self, messages: Sequence[Message], extras: Extras = NO_EXTRAS) -> list[int]:
         """Returns the prompt of a conversation, by the model's chat template. In messages, text
-        that reads like a special token stays text.
-
-        Raises InvalidRequest if the template refuses it, for the order of roles, for example.
-        """
+        that reads like a special token stays text. Raises InvalidRequest if the template refuses
+        it, for the order of roles, for example."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of the ids, with or without special tokens."""

@@ -27,11 +27,8 @@ class ClusterAnswer:
 
 
 class ClusterState:
-    """The controller's last answer. Any thread.
-
-    One thread at a time asks; others get the last answer, so that a hanging controller blocks only
-    one thread.
-    """
+    """The controller's last answer. Any thread. One thread at a time asks; others get the last
+    answer, so that a hanging controller blocks only one thread."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = f"{url.rstrip('/')}/state"

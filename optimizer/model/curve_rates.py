@@ -135,9 +135,7 @@ def _steps_of_prompt(
     curve: StepCurve, shape: Shape, rows: FloatArray, decoding: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Returns the steps that a prompt fills, the whole steps it takes, and the room of one step.
-
-    The room depends on whether another row decodes; each does so for the same share of time.
-    """
+    The room depends on whether another row decodes; each does so for the same share of time."""
     share = np.minimum(decoding / rows, 1.0)
     alone = np.where(rows > 1, (1 - share) ** (rows - 1), 1.0)
     beside = np.maximum((rows - 1) * share, 1.0)

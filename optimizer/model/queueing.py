@@ -178,10 +178,8 @@ def _few_longest(max_batch: IntArray) -> BoolArray:
 def _step_through_states(
     replica: Replica, rate_per_ms: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns E_N and the mean below N, all pairs in step; memory does not depend on N.
-
-    Pairs are ordered by N, largest first, so that those still running are a prefix.
-    """
+    """Returns E_N and the mean below N, all pairs in step; memory does not depend on N. Pairs are
+    ordered by N, largest first, so that those still running are a prefix."""
     order = np.argsort(-replica.max_batch, kind="stable")
     ordered, rate = replica.take(order), rate_per_ms[order]
     running = _running_pairs(ordered.max_batch)
@@ -205,10 +203,8 @@ def _running_pairs(max_batch_descending: IntArray) -> list[int]:
 
 def _recur_affine(offered: FloatArray, slope: FloatArray, running: list[int]) -> FloatArray:
     """Returns E_N where lambda service(n) = offered + slope n, so that E_n = (1 + E_{n-1}) n /
-    (offered + slope n).
-
-    Four passes over arrays that stay in cache; this loop is where a solve spends its time.
-    """
+    (offered + slope n). Four passes over arrays that stay in cache; this loop is where a solve
+    spends its time."""
     below, divisor = np.zeros_like(offered), offered.copy()
     for n, count in enumerate(running, start=1):
         head, step = below[:count], divisor[:count]

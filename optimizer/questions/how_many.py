@@ -130,9 +130,7 @@ class HowMany(JsonObject):
 
 def how_many(query: HowManyQuery, cache: SizingCache) -> HowMany:
     """Returns the answer of POST /howmany. If no accelerator suffices, that is an answer, too.
-
-    Raises InvalidRequest for a name that the catalogue does not have.
-    """
+    Raises InvalidRequest for a name that the catalogue does not have."""
     facts = shipped_facts()
     demand, market = _demand(query, facts), _market(query, facts)
     found, refused = options(demand, market)

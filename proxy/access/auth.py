@@ -164,10 +164,8 @@ def claim_rules(settings: Settings) -> ClaimRules:
 
 
 def parse_revoked(text: str) -> frozenset[str]:
-    """Parses the revocation file: one token_id per line; blank lines and # comments are skipped.
-
-    An id may contain a #. If a # has no blank before it, both readings are revoked.
-    """
+    """Parses the revocation file: one token_id per line; blank lines and # comments are skipped. An
+    id may contain a #. If a # has no blank before it, both readings are revoked."""
     words = [word for line in text.splitlines() for word in line.split(maxsplit=1)[:1]]
     return frozenset(words) | frozenset(word.partition("#")[0] for word in words) - {""}
 

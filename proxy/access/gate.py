@@ -26,10 +26,8 @@ class Gate:
         self._aside = aside
 
     async def identify(self, authorization: str | None) -> tuple[Principal, Role]:
-        """Returns the principal of an Authorization header, and its role under the policy.
-
-        Raises Unauthorized.
-        """
+        """Returns the principal of an Authorization header, and its role under the policy. Raises
+        Unauthorized."""
         authenticator = self._authenticator
         if authenticator.may_block:
             principal = await self._aside.run(authenticator.authenticate, authorization)
@@ -40,10 +38,8 @@ class Gate:
     async def let_in(
         self, record: AuditRecord, head: RequestHead, path: str
     ) -> tuple[Principal, Role]:
-        """Returns the caller of a plain path and its role.
-
-        Raises Unauthorized, LoginNeeded, RoleNeeded or OriginNotAllowed.
-        """
+        """Returns the caller of a plain path and its role. Raises Unauthorized, LoginNeeded,
+        RoleNeeded or OriginNotAllowed."""
         authorization = head.get("authorization") or _api_key(head)
         token = None if authorization else cookie_token(head)
         try:

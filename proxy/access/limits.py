@@ -84,10 +84,8 @@ class TeamLimits:
         return self._shared is not None
 
     def admit(self, team_id: str, policy: TeamPolicy) -> Admission:
-        """Count a request in, until `leave`. Raises LimitExceeded if it has to wait.
-
-        Checks that count nothing come first, so that a refused request uses up no request.
-        """
+        """Count a request in, until `leave`. Raises LimitExceeded if it has to wait. Checks that
+        count nothing come first, so that a refused request uses up no request."""
         headers = self._check_day(team_id, policy)
         if policy.tokens_per_minute is not None:
             headers += self._count(team_id, "tokens", policy.tokens_per_minute, headers)

@@ -160,10 +160,8 @@ _ODD_PATH = re.compile(r"//|/\.{1,2}(?:;[^/]*)?(?:/|$)|[\\\x00-\x1f\x7f]")
 
 
 def plain_path(target: str) -> str:
-    """Returns the path of a request target, decoded once, as the upstream decodes it.
-
-    Raises BadRequest as `_decoded` does.
-    """
+    """Returns the path of a request target, decoded once, as the upstream decodes it. Raises
+    BadRequest as `_decoded` does."""
     raw = target.partition("?")[0]
     return _decoded(raw) if len(raw) <= MAX_CACHED_CHARS else _decoded.__wrapped__(raw)
 

@@ -63,10 +63,8 @@ class Crowd:
         return len(self._members) - len(self._waiting[Wait.REQUEST]) > self.max_connections
 
     def enter(self, member: Member, now_s: float) -> bool:
-        """Whether there is room for a new connection; makes some if that can be had.
-
-        Of newcomers none goes within its grace while there are kept places: one may be /health.
-        """
+        """Whether there is room for a new connection; makes some if that can be had. Of newcomers
+        none goes within its grace while there are kept places: one may be /health."""
         oldest = self._oldest()
         is_kept = oldest is not None and self._began_s(oldest) > now_s - GRACE_S
         max_connections = self.max_connections + (RESERVED_CONNECTIONS if is_kept else 0)
@@ -101,10 +99,8 @@ class Crowd:
         member.wait = None
 
     def sweep(self, now_s: float) -> bool:
-        """Close those who are too many or whose time is over. Called a few times a second.
-
-        Returns whether there are more: of thousands some at a time, to serve others meanwhile.
-        """
+        """Close those who are too many or whose time is over. Called a few times a second. Returns
+        whether there are more: of thousands some at a time, to serve others meanwhile."""
         surplus = [
             member
             for since_s in self._since_s.values()

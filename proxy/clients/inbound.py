@@ -53,10 +53,8 @@ class BodySource(Protocol):
 
 
 class RequestBody:
-    """A request's body: what has come of it, fed by its connection and read by its request.
-
-    Event loop only.
-    """
+    """A request's body: what has come of it, fed by its connection and read by its request. Event
+    loop only."""
 
     def __init__(self, head: RequestHead, source: BodySource) -> None:
         self.length = head.content_length
@@ -201,10 +199,8 @@ def takes_row(method: str, path: str) -> bool:
 
 
 def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
-    """Model, session and prompt of a JSON body; the native routes' model from the path only.
-
-    Those routes do not look for a model in the body, so one named there must not count.
-    """
+    """Model, session and prompt of a JSON body; the native routes' model from the path only. Those
+    routes do not look for a model in the body, so one named there must not count."""
     if head.method == "GET" and body.is_empty:
         return RoutingHints()
     # Decoded before it is split, as the server behind us does: otherwise `/inference%2Fx` would

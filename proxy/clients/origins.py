@@ -49,10 +49,8 @@ def check_preflight(head: RequestHead, allowed: Collection[str]) -> None:
 
 
 def check_own_page(head: RequestHead) -> None:
-    """Raises OriginNotAllowed unless the browser says that a page of ours asks.
-
-    Sec-Fetch-Site says it best; browsers leave it out over plain HTTP to another machine.
-    """
+    """Raises OriginNotAllowed unless the browser says that a page of ours asks. Sec-Fetch-Site says
+    it best; browsers leave it out over plain HTTP to another machine."""
     site = head.get("sec-fetch-site")
     origin = urlsplit(head.get("origin", "")[:256]).netloc.lower()
     host = head.get("host", "").lower()

@@ -81,10 +81,8 @@ class RequestPart(Enum):
 
 
 class RequestReader:
-    """Reads one request; the next takes another reader. Event loop only.
-
-    `on_head` is called once, then `on_body` for each piece; `part` is NONE when all has come.
-    """
+    """Reads one request; the next takes another reader. Event loop only. `on_head` is called once,
+    then `on_body` for each piece; `part` is NONE when all has come."""
 
     def __init__(
         self, on_head: Callable[[RequestHead], None], on_body: Callable[[bytes], None]

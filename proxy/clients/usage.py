@@ -123,8 +123,6 @@ class UsageMeter:
 
 
 def estimated_usage(num_prompt_bytes: int) -> Usage:
-    """Estimates the usage of a request whose client left before the first byte.
-
-    Its prompt was, or will be, worked on. The upstream had no chance to say how long it was.
-    """
+    """Estimates the usage of a request whose client left before the first byte. Its prompt was, or
+    will be, worked on. The upstream had no chance to say how long it was."""
     return Usage(num_prompt_bytes // BYTES_PER_TOKEN, 0, "estimated")

@@ -25,10 +25,8 @@ REMEDIES = {
 
 
 class ApiServer:
-    """Used by one thread; `close`, from any thread, ends its waits.
-
-    Uses the account's token and certificate over https, and neither over http (`kubectl proxy`).
-    """
+    """Used by one thread; `close`, from any thread, ends its waits. Uses the account's token and
+    certificate over https, and neither over http (`kubectl proxy`)."""
 
     def __init__(self, url: str, account: Path) -> None:
         """Raises ValueError or OSError for an unusable URL or account."""
@@ -49,10 +47,8 @@ class ApiServer:
     def get(
         self, path: str, silence_s: float = ANSWER_TIMEOUT_S
     ) -> Iterator[http.client.HTTPResponse]:
-        """Returns an answer with status 200, whose body may pause for at most `silence_s`.
-
-        Raises DiscoveryFailed for another status, and OSError or HTTPException.
-        """
+        """Returns an answer with status 200, whose body may pause for at most `silence_s`. Raises
+        DiscoveryFailed for another status, and OSError or HTTPException."""
         connection = self._connected()
         try:
             connection.request("GET", self._base + path, headers=self._headers())

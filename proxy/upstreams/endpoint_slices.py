@@ -120,10 +120,8 @@ class Services:
 
 
 class EndpointSlices:
-    """Follows the slices of Services, in its own thread between `start` and `stop`.
-
-    While the API server is down, the last list stays.
-    """
+    """Follows the slices of Services, in its own thread between `start` and `stop`. While the API
+    server is down, the last list stays."""
 
     def __init__(self, api: ApiServer, services: Services) -> None:
         self._api = api

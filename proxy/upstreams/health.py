@@ -25,10 +25,8 @@ NOT_FOR_US = frozenset({401, 403, 404, 405})  # the path needs a token, or does 
 
 class HealthChecks:
     """Asks all upstreams at the same time: every `interval_s`, at once after `request_run`, and
-    five times a second while none is ready. Silent ones get until the timeout.
-
-    `on_checked` is called after each round. Owned by the app, which starts and stops it.
-    """
+    five times a second while none is ready. Silent ones get until the timeout. `on_checked` is
+    called after each round. Owned by the app, which starts and stops it."""
 
     def __init__(
         self, balancer: Balancer, interval_s: float, on_checked: Callable[[], object]

@@ -11,10 +11,8 @@ TICK_S = 0.2
 
 
 class Maintenance:
-    """Runs its tasks every `interval_s`, or at once after `request_run`.
-
-    Owned by the app, which starts and joins it.
-    """
+    """Runs its tasks every `interval_s`, or at once after `request_run`. Owned by the app, which
+    starts and joins it."""
 
     def __init__(self, tasks: Sequence[Callable[[], object]], interval_s: float) -> None:
         self._tasks = tuple(tasks)

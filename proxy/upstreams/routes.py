@@ -80,10 +80,8 @@ def servers_in_turn(
 
 
 def rendezvous(key: str, name: str, weight: float) -> float:
-    """The score of a name for a key; the highest wins, each in proportion to its weight.
-
-    Weighted rendezvous hashing: -weight / ln(hash), the hash uniform in (0, 1).
-    """
+    """The score of a name for a key; the highest wins, each in proportion to its weight. Weighted
+    rendezvous hashing: -weight / ln(hash), the hash uniform in (0, 1)."""
     # JSON may hold half a surrogate pair, which plain UTF-8 has no bytes for.
     text = f"{name}\0{key}".encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8).digest()

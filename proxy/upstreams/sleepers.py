@@ -101,10 +101,8 @@ class Sleepers:
 
     async def wake(self, hints: RoutingHints, deadline_s: float) -> bool:
         """Have the server of a request started, and wait for its first replica until a time of the
-        loop's clock. Returns False if the server does not sleep.
-
-        Raises AllRowsBusy if too many wait, and ServerStarting if the time does not suffice.
-        """
+        loop's clock. Returns False if the server does not sleep. Raises AllRowsBusy if too many
+        wait, and ServerStarting if the time does not suffice."""
         if (sleeper := self._of(hints)) is None:
             return False
         with self._counted(sleeper.server):

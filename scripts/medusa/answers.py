@@ -86,10 +86,8 @@ class _Row:
 def answers_to(
     jobs: Iterable[Job], runner: ModelRunner, max_tokens: int, stop_ids: Collection[int]
 ) -> Iterator[TrainingAnswer]:
-    """Yields answers in the order they end. All user rows are kept busy. Stop tokens count.
-
-    Every prompt and `max_tokens` fit into a row.
-    """
+    """Yields answers in the order they end. All user rows are kept busy. Stop tokens count. Every
+    prompt and `max_tokens` fit into a row."""
     place_own_pages(runner)
     waiting = iter(jobs)
     free = list(range(runner.max_rows))

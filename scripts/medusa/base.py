@@ -33,10 +33,8 @@ class Base:
     @classmethod
     def load(cls, model: str, device: str, max_tokens: int, num_threads: int | None = None) -> Self:
         """Load the model for answers of `max_tokens`. On the CPU the int8 kernels run it, which are
-        fastest, by default with as many threads as when it is served.
-
-        Raises StartupError when the model cannot be served.
-        """
+        fastest, by default with as many threads as when it is served. Raises StartupError when the
+        model cannot be served."""
         path = locate(model)
         max_seq_len = most_prompt_tokens(model, max_tokens) + max_tokens
         options = EngineOptions(
@@ -63,9 +61,7 @@ def most_prompt_tokens(model: str, max_tokens: int) -> int:
 
 def output_matrix(path: Path) -> Tensor:
     """Returns the weight of the output head [vocab, hidden], float32, from a folder or GGUF file.
-
-    It is divided as the model divides its logits, so that a product with it has their scale.
-    """
+    It is divided as the model divides its logits, so that a product with it has their scale."""
     config = load_config(path)
     (part,) = linear_weights(config)[HEAD]
     matrix = np.empty(part.shape, np.float32)

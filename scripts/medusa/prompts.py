@@ -21,10 +21,8 @@ _PROBES = ("A", "n", "1", "?", "É", "(")  # messages that begin in different wa
 
 def read_prompts(path: Path, tokenizer: HuggingFaceTokenizer) -> Iterator[Prompt]:
     """One prompt a line: a user's message, or an object with `messages` of a chat or a `prompt`
-    that is not put into a chat.
-
-    Raises ValueError for a file that is too large, or a line that is no prompt.
-    """
+    that is not put into a chat. Raises ValueError for a file that is too large, or a line that is
+    no prompt."""
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
         raise ValueError(f"{path} has {size} bytes, more than {MAX_FILE_BYTES}; split it.")

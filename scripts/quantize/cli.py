@@ -32,10 +32,8 @@ FAILED = 1  # exit status
     help="A text of the kind that the model will read and write; the first 8,192 tokens count.",
 )
 def main(model: Path, target: Path, calibrate: Path | None) -> None:
-    """Write MODEL, a GGUF file, in at most 5 bits a weight.
-
-    Begin with F32, F16 or BF16: other types have lost something already, and lose again.
-    """
+    """Write MODEL, a GGUF file, in at most 5 bits a weight. Begin with F32, F16 or BF16: other
+    types have lost something already, and lose again."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         _check(model, target)

@@ -13,9 +13,7 @@ from weights.session import Session, Told
 
 class WeightStore(Protocol):
     """Sessions and their observations. Any thread, and any number of processes over one store.
-
-    Every method raises StoreFailed if the store cannot be reached or does not answer in time.
-    """
+    Every method raises StoreFailed if the store cannot be reached or does not answer in time."""
 
     def append(
         self, session_id: str, problem: Problem, observations: Sequence[Observation]

@@ -155,10 +155,8 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
         return max((each for each in asked if each is not None), default=None)
 
     def params(self) -> list[GenerationParams]:
-        """Returns the parameters of each choice, which draws from a seed of its own.
-
-        Raises InvalidRequest.
-        """
+        """Returns the parameters of each choice, which draws from a seed of its own. Raises
+        InvalidRequest."""
         return [self._params(choice) for choice in range(self.num_choices)]
 
     def _params(self, choice: int) -> GenerationParams:

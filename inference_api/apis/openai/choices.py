@@ -51,9 +51,7 @@ class Choice:
 
     def pieces(self) -> Iterator[tuple[Event | None, LogprobsAnswer | None]]:
         """Yields events with log probabilities as they come. The last pair may lack an event.
-
-        Raises HearthError.
-        """
+        Raises HearthError."""
         if self._echo:
             yield TextDelta(self._echo), None
         for events in self._counted():
@@ -94,11 +92,8 @@ class Choice:
 
 
 class ChoicesWriter:
-    """Writes the choices of one request.
-
-    `model` is the name to show; `route` says how a router chose it, if one did; `created_at` is in
-    seconds since 1970.
-    """
+    """Writes the choices of one request. `model` is the name to show; `route` says how a router
+    chose it, if one did; `created_at` is in seconds since 1970."""
 
     def __init__(
         self,

@@ -44,11 +44,8 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """How calls of a tool are shown.
-
-    For a custom tool with a grammar, the model writes the input itself. Without a grammar it writes
-    JSON: `{"input": ...}`.
-    """
+    """How calls of a tool are shown. For a custom tool with a grammar, the model writes the input
+    itself. Without a grammar it writes JSON: `{"input": ...}`."""
 
     name: str
     kind: Literal["function", "custom", "shell", "search"] = "function"

@@ -54,10 +54,8 @@ class PageRecord(NamedTuple):
 
 
 class PageFolder:
-    """Records by key, at most `max_bytes` of them. A thread of its own writes.
-
-    Any thread may call `parts` and `read`, the decode thread alone `put` and `close`.
-    """
+    """Records by key, at most `max_bytes` of them. A thread of its own writes. Any thread may call
+    `parts` and `read`, the decode thread alone `put` and `close`."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Raises OSError if the folder cannot be used."""

@@ -90,9 +90,7 @@ class PagePool:
 
     def give_back(self, num_pages: int) -> list[int]:
         """Remove up to `num_pages` free pages that have memory, and count them as never used.
-
-        Returns them, so that the caller can release their memory.
-        """
+        Returns them, so that the caller can release their memory."""
         given_back = [self._freed.popitem()[0] for _ in range(min(num_pages, len(self._freed)))]
         self._untouched.update(dict.fromkeys(given_back))
         return given_back

@@ -63,10 +63,8 @@ class PrefixMatch(NamedTuple):
 
 
 class PrefixTree:
-    """Sequences of tokens under roots, such as one for each model and adapter.
-
-    Tokens are given as `encode` returns them. The tree keeps the pages of its nodes in `pool`.
-    """
+    """Sequences of tokens under roots, such as one for each model and adapter. Tokens are given as
+    `encode` returns them. The tree keeps the pages of its nodes in `pool`."""
 
     def __init__(self, pool: PagePool, layout: PageLayout) -> None:
         self.nodes: dict[int, Node] = {}  # the node of each page
@@ -80,10 +78,8 @@ class PrefixTree:
         return self._roots.setdefault(name, Node(name=name))
 
     def match(self, name: Hashable, tokens: bytes) -> PrefixMatch:
-        """Returns the longest beginning of `tokens` after which a row can continue.
-
-        A longer one may be in the tree, without pages that a layer's window would need there.
-        """
+        """Returns the longest beginning of `tokens` after which a row can continue. A longer one
+        may be in the tree, without pages that a layer's window would need there."""
         root, size = self._roots.get(name), self._page_bytes
         if root is None:
             return PrefixMatch()

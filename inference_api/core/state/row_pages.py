@@ -133,10 +133,8 @@ class RowPages:
 
     def can_begin(self, root: Hashable, tokens: Sequence[int], num_spare: int) -> bool:
         """Returns whether there are pages for those of `tokens` that no row holds, and `num_spare`
-        pages of each group besides. Always True if all rows together could be full.
-
-        Pages of a window that rows hold now do not count, because they may be gone by then.
-        """
+        pages of each group besides. Always True if all rows together could be full. Pages of a
+        window that rows hold now do not count, because they may be gone by then."""
         layout, size = self._layout, self.page_tokens
         missing = layout.row_pages(len(tokens)) + num_spare * layout.num_groups
         missing -= self.num_free + self.num_cached
@@ -185,9 +183,7 @@ class RowPages:
 
     def reserve(self, row: int, num_tokens: int) -> bool:
         """Take pages for the row's first `num_tokens` positions, evicting cached ones if needed.
-
-        Returns whether there were enough. If not, the row's pages do not change.
-        """
+        Returns whether there were enough. If not, the row's pages do not change."""
         held = self._rows[row]
         first, end = held.num_places, -(-num_tokens // self.page_tokens)
         if end <= first:

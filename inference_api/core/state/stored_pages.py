@@ -114,10 +114,8 @@ class StoredPages:
             self._wanted.popitem(last=False)
 
     def write(self, timeout_s: float = 0.0) -> bool:
-        """Hand nodes to the folder's writer, up to WRITTEN_BYTES or until it has enough.
-
-        Returns whether there are more. `timeout_s` is how long to wait for the writer.
-        """
+        """Hand nodes to the folder's writer, up to WRITTEN_BYTES or until it has enough. Returns
+        whether there are more. `timeout_s` is how long to wait for the writer."""
         num_bytes = 0
         while self._wanted and num_bytes < WRITTEN_BYTES:
             node, _ = self._wanted.popitem(last=False)

@@ -55,10 +55,8 @@ class PackedModel:
         return empty_parameters(self.config, self.dtype, packing, self._views(memory))
 
     def pack_into(self, memory: mmap.mmap, pause: Pause) -> None:
-        """Read the model's weights into memory of zeros. Raises StartupError.
-
-        Uses kernels with one thread of its own, because the server's belong to the decode thread.
-        """
+        """Read the model's weights into memory of zeros. Raises StartupError. Uses kernels with one
+        thread of its own, because the server's belong to the decode thread."""
         packing = Packing(Kernels(1), self.bits)
         views = self._views(memory)
         load_parameters(self.files, self.config, self.dtype, packing, views, pause)

@@ -75,10 +75,8 @@ class PackedLayout:
         return (preamble + header).ljust(self.begin, b"\0")
 
     def read_crcs(self, file: int, key: str) -> Mapping[str, int]:
-        """Returns the checksums in an open file's header. Does not read the tensors.
-
-        Raises OSError, or UnusablePackedFile if the file has another layout, size or key.
-        """
+        """Returns the checksums in an open file's header. Does not read the tensors. Raises
+        OSError, or UnusablePackedFile if the file has another layout, size or key."""
         size = os.fstat(file).st_size
         head = os.pread(file, self.begin, 0)
         if len(head) < PREAMBLE.size:

@@ -31,20 +31,15 @@ def advise(memory: mmap.mmap, advice: int) -> None:
 
 
 def mapped(file: int, num_bytes: int) -> mmap.mmap:
-    """Returns a read-only map of an open file's first bytes. The system may drop its pages.
-
-    The file must not become shorter: see `touch`. Raises MemoryError.
-    """
+    """Returns a read-only map of an open file's first bytes. The system may drop its pages. The
+    file must not become shorter: see `touch`. Raises MemoryError."""
     with _memory_errors():
         return mmap.mmap(file, num_bytes, access=mmap.ACCESS_READ)
 
 
 def touch(memory: mmap.mmap, pause: Pause) -> None:
     """Read every page of a mapped file into memory, so that no step waits for the disk. Pauses for
-    other threads.
-
-    If the file has become shorter, the process dies here, or later.
-    """
+    other threads. If the file has become shorter, the process dies here, or later."""
     pages = np.frombuffer(memory, np.uint8)
     for begin, end in slices(0, len(pages)):
         pages[begin : end : mmap.PAGESIZE].max()

@@ -95,10 +95,8 @@ def read_quantised(
     quantisation: Quantisation,
     names: TensorNames,
 ) -> Iterator[tuple[str, Numbers | QuantisedTensor]]:
-    """Yields `parts` by name, in the order of the files. Raises StartupError.
-
-    Takes the memory of one part, with a byte or two for each value, and of its tensors in the file.
-    """
+    """Yields `parts` by name, in the order of the files. Raises StartupError. Takes the memory of
+    one part, with a byte or two for each value, and of its tensors in the file."""
     places = {name: (file, at) for file in files for name, at in tensor_places(file, names).items()}
     stored = {name: place.stored for name, (_, place) in places.items()}
     wanted = [(part, wants(part, quantisation, stored)) for part in parts.values()]
