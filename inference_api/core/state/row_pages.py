@@ -357,9 +357,11 @@ class RowPages:
             for page in pages:
                 self._pool.share(page)
             self._drop(table[first:end])
-            table[first:end] = [GONE] * num_passed + pages
             # Passed positions are never read, so any page may stand there.
-            self._memory.place(held.row, group, first, pages[-1:] * num_passed + pages)
+            placed = pages[-1:] * num_passed + pages
+            if table[first:end] != placed:  # a runner takes the first page for another request
+                self._memory.place(held.row, group, first, placed)
+            table[first:end] = [GONE] * num_passed + pages
 
     def _join(self, held: HeldPages, node: Node) -> None:
         """Hold the node of tokens that the row itself has written."""
