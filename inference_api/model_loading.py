@@ -166,9 +166,11 @@ def describe_models(
     for model in asked:
         folder = locate(model.model)
         options = replace(EngineOptions.from_settings(model), num_runners=num_runners)
-        runner = make_runner(folder, options, kernels_of, packed)
+        assistant = find_assistant(model)
+        own = replace(options, assistant=assistant)
+        runner = make_runner(folder, own, kernels_of, packed)
         drafter = None
-        if model.used_draft_model is not None:
+        if model.used_draft_model is not None and assistant is None:
             of_drafter = replace(options, max_seq_len=runner.max_seq_len)
             drafter = make_drafter(model, folder, of_drafter, kernels_of, packed)
         made.append((model, folder, runner, drafter))
@@ -193,6 +195,18 @@ def describe_model(
     max_guesses = model.speculation_tokens if sources else 0
     defaults = read_defaults(folder) if model.generation_config == "auto" else NO_DEFAULTS
     return ServedModel.of(model.name, runner, tokenizer, sources, budget, max_guesses, defaults)
+
+
+def find_assistant(model: ModelSettings) -> Path | None:
+    """Returns the folder of DRAFT_MODEL if it drafts with the model's own keys and values. Raises
+    StartupError."""
+    from inference_api.engine.cpu.assistant import is_assistant
+    from inference_api.loading.checkpoint import locate
+
+    if model.used_draft_model is None:
+        return None
+    folder = locate(model.used_draft_model, setting="DRAFT_MODEL")
+    return folder if is_assistant(folder) else None
 
 
 def make_drafter(

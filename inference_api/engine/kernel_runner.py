@@ -7,6 +7,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
+from inference_api.engine.cpu.assistant import Assistant, AssistantFiles, read_assistant
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.cpu.medusa import MedusaHeads
 from inference_api.engine.cpu.mtp import MtpLayer
@@ -17,10 +18,11 @@ from inference_api.engine.step_decoder import StepDecoder
 from inference_api.errors import StartupError
 from inference_api.kernels.build import library_path
 from inference_api.kernels.library import Kernels
-from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
+from inference_api.kernels.packing import FLOAT_BITS, LAYOUT_VERSION, cache_dtype
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import num_parameters
+from inference_api.loading.layout import num_parameters, weight_bytes
+from inference_api.loading.memory import Footprint
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.files import PackedModel
 from inference_api.loading.packing.folder import PackedFolder
@@ -42,7 +44,8 @@ class KernelRunner(LocalRunner):
     is_batch_invariant = True
     chunk_tokens = 256
     decoder: StepDecoder
-    mtp: MtpLayer | None = None
+    mtp: MtpLayer | Assistant | None = None
+    _assistant: AssistantFiles | None = None
     _cache: PagedCache
 
     def __init__(
@@ -60,6 +63,10 @@ class KernelRunner(LocalRunner):
         faults = checkpoint.cpu_faults(self._config)
         if faults:
             raise StartupError(faults)
+        if options.assistant is not None:
+            self._assistant = read_assistant(options.assistant, self._whole)
+            self.has_mtp = True
+            self._config = self._whole = replace(self._whole, window_margin=2)
         self.bits = checkpoint.weight_bits(self._options)
         self._threads = _num_threads(self._config)
         self._packing = Packing(make_kernels(self._threads, kernels_of), self.bits)
@@ -172,20 +179,34 @@ class KernelRunner(LocalRunner):
         num_guesses = self._options.num_guesses
         self._cache = PagedCache(config, self.max_rows, context, dtype, count, groups, num_guesses)
         parameters = self._parameters()
-        self.decoder = KernelDecoder(config, parameters, self._cache, context)
+        self.decoder = decoder = KernelDecoder(config, parameters, self._cache, context)
         self.medusa = self._medusa_heads(parameters)
         if config.has_mtp:
             self.mtp = MtpLayer(config, parameters, self._cache, context)
+        if self._assistant is not None:
+            self.mtp = self._loaded_assistant(self._assistant, decoder)
         logger.info(
             "loaded %s: %s, cache %s, QUANTIZATION=%s, by kernels of %s on %d threads",
             *(self._folder.name, self._options.dtype, dtype, self._options.quantization),
             *(self._packing.kernels.variant, self._threads),
         )
 
+    def _loaded_assistant(self, files: AssistantFiles, model: KernelDecoder) -> Assistant:
+        own = load_parameters(files.files, files.config, self._options.dtype, self._packing)
+        return Assistant(files.config, own, model, self._config, self._cache, self.max_seq_len)
+
     def _parameters(self) -> Parameters:
         if self._packed is not None:
             return self._packed.load(self._packed_model, self._packing)
         return load_parameters(self.files, self._config, self._options.dtype, self._packing)
+
+    def _footprint_of(self, config: ModelConfig) -> Footprint:
+        footprint = super()._footprint_of(config)
+        if self._assistant is None:
+            return footprint
+        dtype_bytes = FLOAT_BITS[self._options.dtype] // 8
+        own = weight_bytes(self._assistant.config, dtype_bytes, self.bits)
+        return replace(footprint, weights_bytes=footprint.weights_bytes + own)
 
     def _medusa_heads(self, parameters: Parameters) -> DraftHeads | None:
         file = self._read_heads()
@@ -220,7 +241,10 @@ class KernelRunner(LocalRunner):
     def _forward(
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
     ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
-        logits, hidden = self.decoder.forward(rows)
+        asked = rows
+        if self._assistant is not None:
+            asked = [replace(row, wants_hidden=row.wants_hidden or bool(row.draws)) for row in rows]
+        logits, hidden = self.decoder.forward(asked)
         if self.mtp is not None:
             self.mtp.follow(rows, hidden)
             pairs = zip(rows, hidden, strict=True)

@@ -241,6 +241,9 @@ class ModelConfig:
     """Forms of the checkpoint's matrices that are used unchanged, by their names there."""
     has_mtp: bool = False
     """Whether the layer that guesses further tokens is loaded, too: see `mtp`."""
+    backbone_size: int = 0
+    """Hidden size of the model that this one drafts for, whose keys and values it uses; else 0."""
+    window_margin: int = 0  # how many positions before its windows a model keeps for a drafter
 
     def part(self, layers: LayerRange) -> Self:
         """Returns the config of a process that runs these layers. The one with the first layer also

@@ -79,7 +79,16 @@ def weight_plan(config: ModelConfig) -> ParameterSources:
     plan.update(norm_plan(config, names, "final_norm", names.final_norm))
     if not config.is_head_tied:
         plan[HEAD] = (SourceTensor("lm_head.weight", vocab),)
+    if config.backbone_size:
+        plan.update(_projections(config))
     return plan | (mtp_plan(config) if config.has_mtp else {})
+
+
+def _projections(config: ModelConfig) -> ParameterSources:
+    """Returns what goes from and to the hidden size of the model that this one drafts for."""
+    own, its = config.hidden_size, config.backbone_size
+    shapes = {"pre_projection.weight": (own, 2 * its), "post_projection.weight": (its, own)}
+    return {name: (SourceTensor(name, shape),) for name, shape in shapes.items()}
 
 
 def mtp_plan(config: ModelConfig) -> ParameterSources:

@@ -1,6 +1,7 @@
 """`EngineOptions`: the settings that the engine uses."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 from inference_api.loading.config import LayerRange, ModelConfig
@@ -31,6 +32,8 @@ class EngineOptions:
     """The folder of the Medusa heads; None: the model's own."""
     has_mtp: bool = False
     """Whether to load the layer that guesses further tokens, if the checkpoint has one."""
+    assistant: Path | None = None
+    """The folder of layers that draft with the model's own keys and values."""
     num_guesses: int = 0
     """The most guesses of a row in a step, which recurrent layers log."""
     layers: LayerRange | None = None

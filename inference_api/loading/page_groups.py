@@ -48,6 +48,7 @@ def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]
         shape = config.shapes[layer] if config.shapes else config.shape_of(0)
         if shape.kv_source is not None or not config.attends(layer - first):
             continue
+        window = window and window + config.window_margin
         is_whole = window is None or window >= context_tokens
         kinds[_Kind(None if is_whole else window, config.cache_shape(shape))].append(layer)
     size = _page_size({kind: len(layers) for kind, layers in kinds.items()})

@@ -31,7 +31,7 @@ def draft_sources(
     if has_states and mode == "medusa":
         logger.info("%s has recurrent layers: n-grams draft instead of Medusa heads", name)
         return (NgramDrafts.name,)
-    if mode == "draft" and drafter is None:
+    if mode == "draft" and drafter is None and not runner.has_mtp:  # an assistant is of the latter
         raise StartupError(
             f"SPECULATION=draft, but {name} has no draft model; name a small one of the same "
             "vocabulary in DRAFT_MODEL, or set SPECULATION=auto."

@@ -55,18 +55,21 @@ class KernelDecoder:
         parameters: Parameters,
         cache: PagedCache,
         max_seq_len: int,
-        first_place: int = 0,
+        places: Mapping[int, tuple[int, int]] | None = None,
+        first_turn: int = 0,
     ) -> None:
-        """`first_place` is the index in the cache of the first of these layers."""
+        """`places` has the places of these layers in the cache, by default those of the first ones.
+        Positions are turned like those `first_turn` behind."""
         self._config = config
-        self._first_place = first_place
+        self._places = cache.places if places is None else places
+        self._first_turn = first_turn
         self._packed = parameters.packed
         self._tensors = parameters.tensors
         self._kernels = parameters.packing.kernels
         self._num_guesses = cache.log.shape[1] // config.log_floats if config.log_floats else 0
         self._bits = parameters.packing.bits
         self._floats: list[Any] = []  # keeps alive the arrays that the C model points to
-        self._rope = RopeTurns(config, max_seq_len)
+        self._rope = RopeTurns(config, max_seq_len + first_turn)
         turns = self._turns()
         layers = [
             self._layer(index, cache, parameters.qk_norm(config, index)) | turns[index]
@@ -75,7 +78,7 @@ class KernelDecoder:
         self._layers = ffi.new("HearthLayer[]", layers)
         self._model = ffi.new("HearthModel *", self._describe(cache))
         self._head = ffi.new("HearthModel *", self._model[0])
-        self._head.num_layers = 0
+        self._head.num_layers = self._head.inputs.size = 0
         self._cache = cache
         self._logits = np.empty((0, config.vocab_size), np.float32)
 
@@ -142,15 +145,16 @@ class KernelDecoder:
                 assert each.parents is None, "a state is of one branch"
                 assert each.num_guesses <= self._num_guesses, "what is guessed is noted"
                 self._cache.kept[each.row] = each.start + len(each.token_ids) - each.num_guesses
-        self._rope.reach(max(each.start + len(each.token_ids) for each in rows))
+        end = max(each.start + len(each.token_ids) for each in rows)
+        self._rope.reach(end + self._first_turn)
 
     def _turns(self) -> list[Fields]:
         """Returns pointers to each layer's rotary turns; null for layers without rope."""
         layers = self._rope.layers
         pointers = {
             id(turns): {
-                "cos": self._pointer(turns.cosines),
-                "sin": self._pointer(turns.sines),
+                "cos": self._pointer(turns.cosines[self._first_turn :]),
+                "sin": self._pointer(turns.sines[self._first_turn :]),
                 "query_scales": self._pointer_or_null(turns.query_scales),
             }
             for turns in layers
@@ -253,7 +257,7 @@ class KernelDecoder:
             }
             remembered = {"recurrent": own | self._recurrent(recurrent, index)}
         if self._config.attends(index):
-            group, place = cache.places[self._first_place + index]
+            group, place = self._places[index]
             shape = self._config.shape_of(index)
             sizes = shape._asdict()
             remembered |= {each: sizes[each] for each in HEAD_SIZES} | {

@@ -69,7 +69,8 @@ class MtpLayer:
         num_guessed = max(config.vocab_size // GUESSED_SHARE // PANEL * PANEL, LEAST_GUESSED)
         shape = replace(config.mtp, vocab_size=min(num_guessed, config.vocab_size))
         own = parameters.of_mtp(shape.vocab_size)
-        self._decoder = KernelDecoder(shape, own, cache, max_seq_len, config.num_layers)
+        places = {0: cache.places[config.num_layers]}
+        self._decoder = KernelDecoder(shape, own, cache, max_seq_len, places)
         self._kernels = own.packing.kernels
         self._projection = own.packed["projection.weight"]
         self._norms = [own.tensors[f"{name}_norm.weight"] for name in ("embedding", "hidden")]
@@ -115,12 +116,7 @@ class MtpLayer:
         return unread is not None and unread.tried is None and unread.end == position
 
     def guess(self, tokens: Sequence[RowToken]) -> list[Guess]:
-        logits = self.logits_behind(tokens)
-        best = logits.argmax(axis=1)
-        logits -= np.take_along_axis(logits, best[:, np.newaxis], axis=1)
-        np.exp(logits, out=logits)
-        probabilities = 1 / logits.sum(axis=1)
-        return list(map(Guess, best.tolist(), probabilities.tolist()))
+        return likeliest(self.logits_behind(tokens))
 
     def logits_behind(self, tokens: Sequence[RowToken]) -> Floats:
         """Returns the logits of guesses, [tokens, guessed vocabulary]. The next call overwrites
@@ -150,3 +146,12 @@ class MtpLayer:
         squares = np.square(rows).mean(axis=1, keepdims=True)
         normed: Floats = rows / np.sqrt(squares + self._eps) * weight
         return normed
+
+
+def likeliest(logits: Floats) -> list[Guess]:
+    """Returns each row's likeliest token. Overwrites the logits [rows, vocabulary]."""
+    best = logits.argmax(axis=1)
+    logits -= np.take_along_axis(logits, best[:, np.newaxis], axis=1)
+    np.exp(logits, out=logits)
+    probabilities = 1 / logits.sum(axis=1)
+    return list(map(Guess, best.tolist(), probabilities.tolist()))

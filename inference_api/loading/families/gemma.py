@@ -126,6 +126,21 @@ def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
     )
 
 
+def read_gemma4_assistant(fields: ConfigFields) -> ModelConfig:
+    """A few layers that draft for a Gemma 4, whose keys and values they use. They guess by fewer
+    tokens (`use_ordered_embeddings`) only for speed, which is not read."""
+    text = text_fields(fields)
+    own = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
+    config = read_gemma4_text(text.under({**text.raw, **own, "vocab_size_per_layer_input": None}))
+    return replace(
+        config,
+        shapes=tuple(shape._replace(kv_source=0) for shape in config.shapes),
+        windows=tuple(window and window + 1 for window in config.windows),  # as in transformers
+        logits_softcap=None,
+        backbone_size=fields.count("backbone_hidden_size", 1536),
+    )
+
+
 def _layer_input_size(fields: ConfigFields, vocab_size: int) -> int:
     size = fields.count("hidden_size_per_layer_input", least=0)
     num_tokens = fields.count("vocab_size_per_layer_input", vocab_size)
@@ -242,6 +257,10 @@ def _last_alike(fields: ConfigFields, are_local: Sequence[bool], is_local: bool)
     return max(alike, default=0)
 
 
+ASSISTANTS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
+    "gemma4_assistant": read_gemma4_assistant,
+    "gemma4_unified_assistant": read_gemma4_assistant,
+}
 READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "gemma3": read_gemma3,
     "gemma3_text": read_gemma3_text,

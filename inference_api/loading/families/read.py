@@ -53,19 +53,22 @@ from inference_api.loading.families.windows import (
 )
 from inference_api.loading.quantised.formats import read_quantisation
 
+Reader = Callable[[ConfigFields], ModelConfig]
 
-def read_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Read the contents of a config.json.
+
+def read_config(raw: Mapping[str, Any], readers: Mapping[str, Reader] | None = None) -> ModelConfig:
+    """Read the contents of a config.json. `readers` are by `model_type`, by default READERS.
 
     Raises StartupError that names every value which cannot be served.
     """
     family = raw.get("model_type")
-    reader = READERS.get(family) if isinstance(family, str) else None
+    readers = READERS if readers is None else readers
+    reader = readers.get(family) if isinstance(family, str) else None
     if reader is None:
         raise StartupError(
             [
                 f"model_type={reprlib.repr(family)} in config.json is not supported; choose a "
-                f"model of one of these: {', '.join(sorted(READERS))}."
+                f"model of one of these: {', '.join(sorted(readers))}."
             ]
         )
     fields = ConfigFields(raw)
@@ -227,7 +230,7 @@ def _read_seed_oss(fields: ConfigFields) -> ModelConfig:
     return replace(config, has_out_bias=fields.flag("attention_out_bias"))
 
 
-READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
+READERS: dict[str, Reader] = {
     **OF_DEEPSEEK,
     **OF_ERNIE,
     "exaone4": read_exaone4,

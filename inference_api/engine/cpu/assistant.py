@@ -1,0 +1,151 @@
+"""Drafting on the CPU by an assistant: narrow layers that read the model's own keys and values.
+
+Gemma 4's have a checkpoint of their own (`gemma4_assistant` in transformers). An assistant's input
+is a projection of the embedding of a row's last token, and of the model's final hidden state before
+it. For a further guess, the guess and a projection of the assistant's own result take their places.
+All guesses are made at the position of the row's last token, which has no keys and values yet.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.cpu.mtp import DRAW, likeliest
+from inference_api.engine.paged_cache import PagedCache
+from inference_api.errors import StartupError
+from inference_api.kernels.interface import Floats
+from inference_api.loading.checkpoint import CONFIG
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.families.gemma import ASSISTANTS
+from inference_api.loading.families.read import read_config
+from inference_api.loading.files import read_headers, shape_faults, weight_files
+from inference_api.loading.json_files import read_json
+from inference_api.loading.weights import Parameters
+from inference_api.runner import Guess, Hidden, RowStep, RowToken
+
+
+class AssistantFiles(NamedTuple):
+    config: ModelConfig
+    files: Sequence[Path]
+
+
+def is_assistant(folder: Path) -> bool:
+    """Returns whether a folder has an assistant, not a model of its own. Raises StartupError."""
+    return folder.is_dir() and read_json(folder / CONFIG).get("model_type") in ASSISTANTS
+
+
+def read_assistant(folder: Path, model: ModelConfig) -> AssistantFiles:
+    """Reads configuration and headers. Raises StartupError if it cannot draft for this model."""
+    config, files = read_config(read_json(folder / CONFIG), ASSISTANTS), weight_files(folder)
+    faults = shape_faults(read_headers(files, config.tensor_names), config)
+    sources = _sources(model)
+    pairs = zip(config.windows, config.layer_shapes, strict=True)
+    own = {(window, shape.num_kv_heads, shape.head_dim) for window, shape in pairs}
+    there = {
+        (window and window + 1, *model.shape_of(layer)[:2])
+        for window, layer in ((model.windows[layer], layer) for layer in sources.values())
+    }
+    sizes = (config.backbone_size, config.vocab_size)
+    if sizes != (model.hidden_size, model.vocab_size) or not own <= there:
+        faults.append(
+            f"DRAFT_MODEL={folder} drafts for a model with other sizes; name the assistant of this "
+            "model, or unset DRAFT_MODEL."
+        )
+    if faults:
+        raise StartupError(faults)
+    return AssistantFiles(config, files)
+
+
+def _sources(model: ModelConfig) -> dict[bool, int]:
+    """Returns the last layer with a window that has its own keys and values, and the last one
+    without; the key says whether it has one."""
+    layers = [n for n, shape in enumerate(model.layer_shapes) if shape.kv_source is None]
+    return {model.windows[layer] is not None: layer for layer in layers}
+
+
+@dataclass(slots=True)
+class _Known:
+    """The final hidden state before a row's token at `position`, and those after guesses from there
+    on. `tried` has the states of the row's last step until `keep` says which were accepted."""
+
+    position: int
+    state: Floats
+    guessed: list[Floats] = field(default_factory=list)
+    tried: Floats | None = None
+
+
+class Assistant:
+    """`DraftLayer` for a model on the CPU. It follows steps that draw; in others it forgets."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: Parameters,
+        model: KernelDecoder,
+        model_config: ModelConfig,
+        cache: PagedCache,
+        max_seq_len: int,
+    ) -> None:
+        """`cache` is the model's."""
+        sources = _sources(model_config)
+        places = {
+            layer: cache.places[sources[window is not None]]
+            for layer, window in enumerate(config.windows)
+        }
+        # A query of the last token reads the slots up to the one before it.
+        self._decoder = KernelDecoder(config, parameters, cache, max_seq_len, places, first_turn=1)
+        self._kernels, self._packed = parameters.packing.kernels, parameters.packed
+        self._model = model
+        self._known: dict[int, _Known] = {}  # keys are rows
+
+    def follow(self, steps: Sequence[RowStep], hidden: Sequence[Hidden | None]) -> None:
+        """Take the hidden states of a model's step."""
+        for step, states in zip(steps, hidden, strict=True):
+            self.forget(step.row)
+            if step.draws and states is not None:
+                certain = len(step.token_ids) - step.num_guesses
+                known = _Known(step.start + certain, states[certain - 1].copy())
+                known.tried = states if step.num_guesses else None
+                self._known[step.row] = known
+
+    def keep(self, step: RowStep, accepted: Sequence[int]) -> None:
+        """See `ModelRunner`."""
+        known = self._known.get(step.row)
+        if known is not None and known.tried is not None:
+            known.position = step.start + len(accepted)
+            known.state, known.tried = known.tried[accepted[-1]].copy(), None
+
+    def forget(self, row: int) -> None:
+        """Forget a row's state, because another request begins in it."""
+        self._known.pop(row, None)
+
+    def knows(self, row: int, position: int) -> bool:
+        known = self._known.get(row)
+        if known is None or known.tried is not None:
+            return False
+        return known.position <= position <= known.position + len(known.guessed)
+
+    def guess(self, tokens: Sequence[RowToken]) -> list[Guess]:
+        return likeliest(self.logits_behind(tokens))
+
+    def logits_behind(self, tokens: Sequence[RowToken]) -> Floats:
+        """Returns the logits of guesses, [tokens, vocabulary]. The next call overwrites them."""
+        steps, states = [], []
+        for row, position, token_id in tokens:
+            known = self._known[row]
+            del known.guessed[position - known.position :]
+            states.append((known.guessed or [known.state])[-1])
+            steps.append(RowStep(row, known.position - 1, (token_id,), (DRAW,), wants_hidden=True))
+        embedded = self._model.embedded([token.token_id for token in tokens])
+        inputs = np.concatenate([embedded, np.stack(states)], axis=1)
+        projected = self._kernels.linear(inputs, self._packed["pre_projection.weight"])
+        logits, hidden = self._decoder.forward(steps, projected)
+        made = np.concatenate([each for each in hidden if each is not None])
+        results = self._kernels.linear(made, self._packed["post_projection.weight"])
+        for token, result in zip(tokens, results, strict=True):
+            self._known[token.row].guessed.append(result)
+        return logits
