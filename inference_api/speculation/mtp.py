@@ -20,7 +20,10 @@ class MtpDrafts:
     name = "mtp"
     wants_hidden = False
 
-    def __init__(self, layer: DraftLayer, max_tokens: int, vocab_size: int) -> None:
+    def __init__(
+        self, layer: DraftLayer, max_tokens: int, vocab_size: int, name: str = name
+    ) -> None:
+        self.name = name
         self._layer = layer
         self._max_tokens = max_tokens
         self._growth = Growth(vocab_size, NUM_DEPTHS)

@@ -31,7 +31,9 @@ def draft_sources(
     if has_states and mode == "medusa":
         logger.info("%s has recurrent layers: n-grams draft instead of Medusa heads", name)
         return (NgramDrafts.name,)
-    if mode == "draft" and drafter is None and not runner.has_mtp:  # an assistant is of the latter
+    # It is then the model's own layer that drafts, from files of DRAFT_MODEL.
+    is_assisted = runner.has_mtp and drafter is None and settings.used_draft_model is not None
+    if mode == "draft" and drafter is None and not is_assisted:
         raise StartupError(
             f"SPECULATION=draft, but {name} has no draft model; name a small one of the same "
             "vocabulary in DRAFT_MODEL, or set SPECULATION=auto."
@@ -49,8 +51,8 @@ def draft_sources(
     there = {
         NgramDrafts.name: mode in ("auto", "ngram"),
         MedusaDrafts.name: runner.has_medusa_heads and not has_states,
-        MtpDrafts.name: runner.has_mtp,
-        ModelDrafts.name: drafter is not None,
+        MtpDrafts.name: runner.has_mtp and not is_assisted,
+        ModelDrafts.name: drafter is not None or is_assisted,
     }
     return tuple(source for source, is_there in there.items() if is_there)
 
@@ -70,11 +72,10 @@ def drafting_of(
         elif source == MedusaDrafts.name:
             assert runner.medusa is not None
             sources.append(MedusaDrafts(runner.medusa, max_tokens))
-        elif source == MtpDrafts.name:
+        elif source == MtpDrafts.name or drafter is None:
             assert runner.mtp is not None
-            sources.append(MtpDrafts(runner.mtp, max_tokens, runner.vocab_size))
+            sources.append(MtpDrafts(runner.mtp, max_tokens, runner.vocab_size, source))
         else:
-            assert drafter is not None
             sources.append(ModelDrafts(drafter, max_tokens, runner.vocab_size))
     if not sources:
         return None

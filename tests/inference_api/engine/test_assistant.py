@@ -126,7 +126,7 @@ def test_guesses_change_no_text(mode: str, made: Made) -> None:
         folder, speculation=mode, speculation_tokens=MAX_GUESSES, draft_model=str(assistant)
     )
     own = server.backend.served[NAME].draft_sources
-    assert own == (("mtp",) if mode == "draft" else ("ngram", "mtp"))
+    assert own == (("draft",) if mode == "draft" else ("ngram", "draft"))
     asked = prompts()
     for turn in range(2):
         said = [plain.answers([prompt])[0] for prompt in asked]

@@ -125,6 +125,13 @@ def test_required_calls_are_read_and_fit(dialect: Dialect, has_marks: bool) -> N
         assert answer.text == ""
 
 
+def test_calls_of_kimi_are_answered_with_their_ids() -> None:
+    calls = drawn(tokenizer_of(dialects.KIMI), use(), 2).calls
+    ids = [f"functions.{call.name}:{number}" for number, call in enumerate(calls)]
+    assert [call.call_id for call in calls] == ids
+    assert len(ids) > 1
+
+
 @each_dialect
 def test_one_call_and_no_more_where_several_are_not_wanted(dialect: Dialect) -> None:
     one: Any
