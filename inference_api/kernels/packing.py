@@ -5,13 +5,14 @@ from typing import Literal, NamedTuple
 LAYOUT_VERSION = 3  # version of packed bytes in files: raise it when packing changes
 # Forms of weights are numbered by bits: 32 is float32, 16 bfloat16. A form that only GGUF files
 # have is numbered 100 + its GGUF type.
-Bits = Literal[32, 16, 8, 4, 103, 106, 107, 110, 111, 112, 113, 114, 120, 123, 139]
+Bits = Literal[32, 16, 8, 4, 103, 106, 107, 110, 111, 112, 113, 114, 120, 123, 139, 140]
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # keys are values of QUANTIZATION
 FLOAT_BITS: dict[str, Bits] = {"float32": 32, "bfloat16": 16}
 SUPER_GROUP = 256  # inputs of a superblock
 GROUP = 32  # inputs that share a scale
 PANEL = 32  # outputs that are packed together
 SCALE_BYTES = 2
+FACTOR_OUTPUTS = 8  # outputs that share a factor in NVFP4
 
 
 class FileForm(NamedTuple):
@@ -34,6 +35,7 @@ FILE_FORMS = {
     "IQ4_NL": FileForm(120, GROUP, 18),
     "IQ4_XS": FileForm(123, SUPER_GROUP, 136),
     "MXFP4": FileForm(139, GROUP, 17),
+    "NVFP4": FileForm(140, 64, 36),
 }
 FILE_BITS = {name: form.bits for name, form in FILE_FORMS.items()}
 _FILE_FORMS = {form.bits: form for form in FILE_FORMS.values()}

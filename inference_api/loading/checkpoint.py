@@ -24,10 +24,10 @@ from inference_api.loading.files import (
     weight_files,
 )
 from inference_api.loading.generation_config import GENERATION_CONFIG
-from inference_api.loading.gguf import KEPT_BITS, SUFFIX, is_gguf, read_gguf
+from inference_api.loading.gguf import SUFFIX, is_gguf, read_gguf
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
-from inference_api.loading.layout import Tensors, is_int4, linear_weights, matrices, spared
+from inference_api.loading.layout import Tensors, held_bits, linear_weights, matrices, spared
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.quantised.formats import FLOATS
@@ -202,13 +202,7 @@ def kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Model
     )
     if not is_wanted:
         return config
-    names = [part.name for part in matrices(config)]
-    if on_cuda:
-        held = [name for name in names if is_int4(name, config, tensors)]
-        return replace(config, kept_bits=dict.fromkeys(held, BITS["int4"]))
-    kinds = {name: tensors[name].dtype for name in names if name in tensors}
-    bits = {name: KEPT_BITS[kind] for name, kind in kinds.items() if kind in KEPT_BITS}
-    return replace(config, kept_bits=bits)
+    return replace(config, kept_bits=held_bits(config, tensors, on_cuda))
 
 
 def is_quantised(config: ModelConfig, tensors: Tensors) -> bool:

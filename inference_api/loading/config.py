@@ -38,7 +38,7 @@ TensorNames = Literal[
     "qwen3_next_split",
 ]
 Scoring = Literal["softmax", "sigmoid"]
-QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq", "mxfp4"]
+QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq", "mxfp4", "nvfp4", "nvfp4_packed"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
 
@@ -141,6 +141,10 @@ class Quantisation:
         """Whether the kernels' groups of 4 bits can hold its values unchanged."""
         is_other = self.has_zeros or self.has_order or self.form == "mxfp4"
         return self.bits == 4 and not is_other and self.block[1] % GROUP == 0
+
+    @property
+    def is_nvfp4(self) -> bool:
+        return self.form in ("nvfp4", "nvfp4_packed")
 
 
 class RowFactor(NamedTuple):

@@ -6,7 +6,15 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-from inference_api.kernels.packing import BITS, FLOAT_BITS, PANEL, Bits, packed_bytes
+from inference_api.kernels.packing import (
+    BITS,
+    FACTOR_OUTPUTS,
+    FLOAT_BITS,
+    PANEL,
+    Bits,
+    group_inputs,
+    packed_bytes,
+)
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import (
     LAYER_INPUTS,
@@ -18,6 +26,7 @@ from inference_api.loading.families.layer_plan import (
     norm_plan,
 )
 from inference_api.loading.families.tensor_names import SCHEMES
+from inference_api.loading.gguf import KEPT_BITS, NVFP4
 
 EMBEDDING, HEAD = "embedding", "head"
 MTP = "mtp."  # prefix of the parameters of the layer that guesses further tokens
@@ -169,6 +178,28 @@ def is_int4(name: str, config: ModelConfig, tensors: Tensors) -> bool:
     if name in tensors:
         return tensors[name].dtype == "Q4_0"
     return config.quantisation is not None and config.quantisation.is_plain_int4
+
+
+def held_bits(config: ModelConfig, tensors: Tensors, on_cuda: bool) -> dict[str, Bits]:
+    """Returns the forms of fewer than 8 bits in which matrices stay as they are in the file, by the
+    matrices' names."""
+    if on_cuda:
+        names = [part.name for part in matrices(config)]
+        return {name: BITS["int4"] for name in names if is_int4(name, config, tensors)}
+    found = {part.name: _bits_in_file(part, config, tensors) for part in matrices(config)}
+    return {name: bits for name, bits in found.items() if bits is not None}
+
+
+def _bits_in_file(part: SourceTensor, config: ModelConfig, tensors: Tensors) -> Bits | None:
+    kind = tensors[part.name].dtype if part.name in tensors else ""
+    if config.quantisation is not None and config.quantisation.is_nvfp4 and kind in ("", "U8"):
+        kind = NVFP4
+    bits = KEPT_BITS.get(kind)
+    if bits is None or kind != NVFP4:
+        return bits
+    rows, inputs = part.shape
+    is_whole = rows % FACTOR_OUTPUTS == 0 and inputs % group_inputs(bits) == 0
+    return bits if is_whole and not part.factors else None
 
 
 def num_stacked(config: ModelConfig, name: str) -> int:

@@ -54,6 +54,8 @@ def make(
 ) -> Made:
     """Write `target`; `start` begins a calibration. Raises StartupError."""
     model = read_gguf(source)
+    if model.factors:
+        raise StartupError([f"{source} has NVFP4 with factors; begin with a file of F16 or BF16."])
     stacks = _stacks(model)
     reader = GGUFReader(source)
     sizes = {

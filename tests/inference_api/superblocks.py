@@ -20,6 +20,7 @@ UNITS = {  # the bytes that are half precision
     "Q3_K": slice(108, 110),
     "Q6_K": slice(208, 210),
     "MXFP4": slice(0, 1),  # or exponents
+    "NVFP4": slice(0, 4),  # or floats of eight bits
 }
 
 
@@ -31,6 +32,9 @@ def drawn(kind: str, rows: int, inputs: int, seed: int = 0) -> NDArray[np.uint8]
     units = data[..., UNITS[kind]]
     if kind == "MXFP4":
         units[:] = generator.integers(115, 118, units.shape)
+        return data.reshape(rows, -1)
+    if kind == "NVFP4":
+        units[:] = generator.integers(0x00, 0x20, units.shape)
         return data.reshape(rows, -1)
     sizes = generator.uniform(0.0003, 0.0006, (*units.shape[:2], units.shape[2] // 2))
     data[..., UNITS[kind]] = sizes.astype(np.float16).view(np.uint8)

@@ -31,6 +31,7 @@ enum class Bits : int {
   kIq4Nl = 120,
   kIq4Xs = 123,
   kMxFp4 = 139,
+  kNvFp4 = 140,
 };
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
@@ -231,6 +232,8 @@ auto with_block(Bits bits, Visit visit) {
       return visit(BlockType<Iq4XsBlock>());
     case Bits::kMxFp4:
       return visit(BlockType<MxFp4Block>());
+    case Bits::kNvFp4:
+      return visit(BlockType<NvFp4Block>());
     default:
       return visit(BlockType<Int4Block>());
   }

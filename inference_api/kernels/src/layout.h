@@ -124,6 +124,28 @@ struct MxFp4Block {
 };
 static_assert(sizeof(MxFp4Block) == kPanel * 17);
 
+// NVFP4: MxFp4Block's values in groups of 16 inputs. A scale is a float of eight bits without a
+// sign (E4M3), whose bits are those of a half that is 2^8 times less, seven places lower. The bits
+// of signs in a panel's first block are floats that results are multiplied by, one for each eight
+// outputs: bit 8 s + i of a float is that of scale s of output i. It has the 2^8 back, and doubled
+// values halved.
+struct NvFp4Block {
+  using Group = ActivationGroup;
+  static constexpr int kInputs = 64;
+  static constexpr int kScales = 4;
+  static constexpr int kBits = MxFp4Block::kBits;
+  static constexpr int kOffset = MxFp4Block::kOffset;
+  static constexpr bool kHasMinima = false;
+  static constexpr const auto& kTable = MxFp4Block::kTable;
+  static constexpr int kFactorOutputs = 8;  // that share a factor
+  struct Values {
+    uint8_t pairs[kQuads / 4][kPanel][kQuad];  // as in Int4Block
+  };
+  uint8_t scales[kScales][kPanel];
+  Values groups[kScales];
+};
+static_assert(sizeof(NvFp4Block) == kPanel * 36 && sizeof(NvFp4Block) % 64 == 0);
+
 // The K-quants of llama.cpp's files, in as many bytes as there: a weight is scale * value -
 // minimum. Scales and minima of a group are small integers times two halves of a superblock of 256
 // inputs.

@@ -10,6 +10,20 @@ namespace {
 
 constexpr int kApartRows = 128;  // that are multiplied by what was taken apart: bounds the results
 
+// Multiplies a panel's results by its factors, where it has any; `first` is its first block.
+template <class Block>
+void multiply_by_factors(const Block& first, int64_t count, float (*results)[kPanel]) {
+  if constexpr (kHasFactors<Block>) {
+    float factors[kPanel];
+    unpack_factors(first, factors);
+    for (int64_t row = 0; row < count; ++row) {
+      for (int lane = 0; lane < kPanel; ++lane) {
+        results[row][lane] *= factors[lane];
+      }
+    }
+  }
+}
+
 // All rows times one panel of blocks of few bits. A single tile takes them as they are; for several
 // they are taken apart, and the first tile fetches what is taken apart next.
 template <class Isa, class Simd, class Packed>
@@ -51,6 +65,9 @@ void multiply_apart(const LinearCall& call, int64_t panel) {
                    results[part] + begin);
         }
       }
+    }
+    for (int part = 0; part < num_parts; ++part) {
+      multiply_by_factors(*panel_blocks<Packed>(call, panel, part), count, results[part]);
     }
     for (int64_t row = 0; row < count; ++row) {
       finish_row<Simd>(call, first + row, panel, results[0][row], results[1][row]);

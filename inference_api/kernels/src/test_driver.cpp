@@ -23,6 +23,8 @@ constexpr int kInt8Cache = 2;
 constexpr int kDelta = 2;
 constexpr int kKimiDelta = 4;
 constexpr int64_t kPageTokens = 32;
+constexpr int64_t kPanel = 32;
+constexpr int kNvFp4 = 140;
 
 // Forms that nothing is packed to: inputs of a block; and what the blocks of a panel begin with,
 // which is about 2^-10: so many halves, or pairs of bytes that are exponents.
@@ -43,7 +45,8 @@ constexpr FileForm kFileForms[] = {{103, 32, 64},
                                    {114, 256, 32},
                                    {120, 32, 32},
                                    {123, 256, 32},
-                                   {139, 32, 16, 0x7474, 0x0101}};
+                                   {139, 32, 16, 0x7474, 0x0101},
+                                   {140, 64, 64, 0x2020, 0x0707}};
 
 int num_failures = 0;
 
@@ -70,6 +73,16 @@ std::vector<uint8_t> random_blocks(const FileForm& form, int64_t size) {
     for (int64_t index = 0; index < form.num_units; ++index) {
       const auto unit = static_cast<uint16_t>(form.unit | (generator() & form.unit_noise));
       std::memcpy(blocks.data() + block + index * 2, &unit, sizeof unit);
+    }
+  }
+  if (form.bits == kNvFp4) {  // bit i of a factor is in the sign of a scale
+    constexpr uint32_t kOneAndAHalf = 0x3fc00000;
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t at = i % block_bytes;
+      if (at < form.num_units * 2 && (kOneAndAHalf >> (at / kPanel * 8 + at % 8) & 1) != 0) {
+        uint8_t& byte = blocks[static_cast<size_t>(i)];
+        byte = static_cast<uint8_t>(byte | 0x80);
+      }
     }
   }
   return blocks;
@@ -124,7 +137,7 @@ void run_linear(HearthContext* context, int variant) {
     for (const int64_t rows : {1, 2, 5, 6, 7, 13, 32, 41}) {
       for (const int64_t outputs : {1, 31, 33, 290}) {
         for (const int64_t groups : {1, 3, 33}) {
-          const int64_t inputs = (form.inputs == 32 ? groups : 1 + groups % 4) * form.inputs;
+          const int64_t inputs = (form.inputs < 256 ? groups : 1 + groups % 4) * form.inputs;
           const double error =
               linear_error(context, form.bits, rows, outputs, inputs, rows % 2 == 0);
           expect(error < 0.1, "a product is wrong", variant);

@@ -64,6 +64,13 @@ void unpack_row(const void* packed, int64_t num_groups, int64_t output, float* w
   for (int64_t index = 0; index < num_blocks; ++index) {
     unpack_block(blocks[index], output % kPanel, weights + index * Block::kInputs);
   }
+  if constexpr (kHasFactors<Block>) {
+    float factors[kPanel];
+    unpack_factors(blocks[0], factors);
+    for (int64_t i = 0; i < num_blocks * Block::kInputs; ++i) {
+      weights[i] *= factors[output % kPanel];
+    }
+  }
 }
 
 }  // namespace

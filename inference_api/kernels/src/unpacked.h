@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "half.h"
@@ -213,6 +214,41 @@ void unpack_scales(const Q6KBlock& block, int, GroupFloats<2 * kSuperGroups>& to
     multiply_lanes(units, block.scales[group], to.scales[group]);
   }
 }
+
+template <class Isa, int kNumScales>
+void unpack_scales(const NvFp4Block& block, int index, GroupFloats<kNumScales>& to) {
+  for (int group = 0; group < NvFp4Block::kScales; ++group) {
+    uint16_t scales[kPanel];
+    for (int lane = 0; lane < kPanel; ++lane) {
+      scales[lane] = static_cast<uint16_t>((block.scales[group][lane] & 0x7f) << 7);
+    }
+    unpack_halves<Isa>(scales, to.scales[index * NvFp4Block::kScales + group]);
+  }
+}
+
+// The highest bits of eight bytes, the first one's lowest.
+inline uint32_t highest_bits(const uint8_t* bytes) {
+  uint64_t eight;
+  std::memcpy(&eight, bytes, sizeof eight);
+  return static_cast<uint32_t>((eight & 0x8080808080808080) * 0x0002040810204081 >> 56);
+}
+
+// What results of a panel are multiplied by; `first` is its first block.
+inline void unpack_factors(const NvFp4Block& first, float (&factors)[kPanel]) {
+  constexpr int kShared = NvFp4Block::kFactorOutputs;
+  for (int output = 0; output < kPanel; output += kShared) {
+    uint32_t bits = 0;
+    for (int scale = 0; scale < NvFp4Block::kScales; ++scale) {
+      bits |= highest_bits(first.scales[scale] + output) << (scale * 8);
+    }
+    for (int i = 0; i < kShared; ++i) {
+      factors[output + i] = float_from_bits(bits);
+    }
+  }
+}
+
+template <class Block>
+constexpr bool kHasFactors = std::is_same_v<Block, NvFp4Block>;
 
 // Values as bytes of as many inputs of a panel as a superblock has, in kNumScales groups: 12 KiB
 // at most, which stay in the first level cache for all rows.

@@ -13,7 +13,7 @@ from inference_api.kernels.packing import FILE_BITS, Bits
 if TYPE_CHECKING:
     from inference_api.loading.gguf.files import GgufModel
 
-SUFFIX = ".gguf"
+SUFFIX, NVFP4 = ".gguf", "NVFP4"
 # Bits of the kernels' blocks that hold values of these types unchanged; see `gguf.blocks`.
 KEPT_BITS: Mapping[str, Bits] = {"Q4_0": 4, **FILE_BITS}  # forms of fewer than 8 bits
 BLOCK_BITS: Mapping[str, Bits] = {"Q8_0": 8, **KEPT_BITS}

@@ -6,7 +6,7 @@ kernels support can stay as they are: see `panels`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,43 +38,47 @@ _HALF_EXPONENTS = (-24, 15)  # least and largest power of two in half precision
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor(BlockTensor):
-    """One tensor as it is in the file. `data` is [rows, …] in the gguf package's own form."""
+    """One tensor as it is in the file. `data` is [rows, …] in the gguf package's own form; the
+    numbers are `factor` times those that it stands for."""
 
     kind: GGMLQuantizationType
     data: NDArray[Any]
+    factor: float = 1  # other than 1 only in NVFP4: see `factors`
 
     @staticmethod
     def of(tensor: ReaderTensor) -> "GgufTensor":
         return GgufTensor(tensor.tensor_type, tensor.data)
 
     @staticmethod
-    def read(file: Path, tensor: ReaderTensor) -> "GgufTensor":
+    def read(file: Path, tensor: ReaderTensor, factor: float) -> "GgufTensor":
         """Returns a copy, which does not depend on the file. Raises OSError or ValueError."""
         view = tensor.data
         data = np.fromfile(file, view.dtype, view.size, offset=int(tensor.data_offset))
-        return GgufTensor(tensor.tensor_type, data.reshape(view.shape))
+        return GgufTensor(tensor.tensor_type, data.reshape(view.shape), factor)
 
     def reordered(self, order: Sequence[int]) -> "GgufTensor":
         """Returns the tensor with the rows of every head in this order."""
         heads = self.data.reshape(-1, len(order), *self.data.shape[1:])
-        return GgufTensor(self.kind, heads[:, order].reshape(self.data.shape))
+        return replace(self, data=heads[:, order].reshape(self.data.shape))
 
     def numbers(self) -> Floats:
         """Returns floats [rows, columns], stacked matrices in turn. Raises UnusableWeight."""
-        whole = GgufTensor(self.kind, self.data.reshape(-1, self.data.shape[-1]))
+        whole = replace(self, data=self.data.reshape(-1, self.data.shape[-1]))
         return np.concatenate([numbers for _, numbers in whole.rows()])
 
     def rows(self) -> Iterator[tuple[int, Floats]]:
         for first in range(0, len(self.data), ROWS_AT_A_TIME):
             rows = self.data[first : first + ROWS_AT_A_TIME]
-            numbers = gguf.quants.dequantize(rows, self.kind)
+            numbers = np.asarray(gguf.quants.dequantize(rows, self.kind), np.float32)
+            if self.factor != 1:
+                numbers = numbers * np.float32(self.factor)
             _check_finite(numbers)
-            yield first, np.asarray(numbers, np.float32)
+            yield first, numbers
 
     def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
         """See `BlockTensor`."""
         if packed.bits in FILE_BITS.values():
-            write_panels(self.kind, self.data, packed, first_output)
+            write_panels(self.kind, self.data, packed, first_output, self.factor)
         else:
             BlockTensor.pack_into(self, pack, packed, first_output)
 

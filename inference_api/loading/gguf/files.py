@@ -20,6 +20,7 @@ from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import LAYER_INPUTS, SourceTensor
 from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf import BLOCK_BITS, SUFFIX
+from inference_api.loading.gguf import factors as nvfp4
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, raw_config
 from inference_api.loading.gguf.names import (
@@ -64,13 +65,15 @@ class Halves(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """The contents of a file. `tensors` are views of it, keyed by the names of `weight_plan`."""
+    """The contents of a file. `tensors` are views of it, keyed by the names of `weight_plan`; keys
+    of `factors` are names in the file."""
 
     architecture: str
     config: ModelConfig
     metadata: Mapping[str, Any]
     tensors: Mapping[str, ReaderTensor]
     halves: Mapping[str, Halves]
+    factors: nvfp4.Factors
 
     @property
     def stored(self) -> Tensors:
@@ -120,14 +123,19 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
     stored = replace(config, has_mtp=_has_mtp(architecture, config, tensors))
     names = gguf_names(architecture, stored, tensors)
     halves = _halves(names, tensors)
-    _check_tensors(path, stored, _wanted(stored, names, halves), tensors)
+    wanted = _wanted(stored, names, halves)
+    scales = nvfp4.scales(wanted, tensors)
+    _check_tensors(
+        path, stored, wanted, {n: each for n, each in tensors.items() if n not in scales}
+    )
     parts = (part for parts in weight_plan(stored).values() for part in parts)
     whole = {
         part.name: _single(part, tensors[names[part.name]])
         for part in parts
         if part.name not in halves
     }
-    return GgufModel(architecture, config, metadata, whole, halves)
+    factors = nvfp4.factors(path, scales, tensors)
+    return GgufModel(architecture, config, metadata, whole, halves, factors)
 
 
 class _Unreadable(Exception):

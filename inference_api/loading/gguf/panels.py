@@ -13,12 +13,22 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from inference_api.kernels.library import PackedWeight, UnusableWeight
-from inference_api.kernels.packing import FILE_BITS, GROUP, PANEL, SUPER_GROUP, group_inputs
+from inference_api.kernels.packing import (
+    FACTOR_OUTPUTS,
+    FILE_BITS,
+    GROUP,
+    PANEL,
+    SUPER_GROUP,
+    group_inputs,
+)
 
 QUAD = 4
 FOUR, TWO_BITS = np.uint8(4), np.uint8(3)
 MINIMUM_SIGN = np.array([0, 0x8000], np.uint16)  # negates the second of two half floats
 GROUPS, SMALL_GROUPS = SUPER_GROUP // GROUP, SUPER_GROUP // 16  # small ones: of Q2_K, Q3_K, Q6_K
+SMALLEST = 16  # inputs of a group in NVFP4
+SIGN, NO_SCALE = np.uint8(0x80), 0x7F  # in its scales: a bit that none has; what stands for 0
+SCALE_HALF = np.float32(2**7)  # makes up for what its scales are too small by as halves
 MAX_EXPONENT = 252  # largest MXFP4 exponent at which all values are finite floats
 ROWS_AT_A_TIME = 256  # bounds the memory of a conversion
 
@@ -63,6 +73,7 @@ _FIELDS: Mapping[str, list[Any]] = {
         ("low", np.uint8, (GROUPS, GROUP // 2)),
     ],
     "MXFP4": [("exponents", np.uint8, (1,)), _HALVES],
+    "NVFP4": [("scales", np.uint8, (4,)), ("low", np.uint8, (4, SMALLEST // 2))],
 }
 STORED = {  # dtypes of blocks in files
     GGMLQuantizationType[name]: np.dtype(fields) for name, fields in _FIELDS.items()
@@ -104,14 +115,19 @@ _FORMS = {
     "IQ4_NL": _Form([_UNIT], 1, _FOUR),
     "IQ4_XS": _Form([_UNIT, *_IQ4_SCALES], GROUPS, _FOUR),
     "MXFP4": _Form([("exponents", np.uint8, 1)], 1, _FOUR),
+    "NVFP4": _Form([("scales", np.uint8, 4)], 4, _FOUR),
 }
 
 
 def write_panels(
-    kind: GGMLQuantizationType, data: Bytes, packed: PackedWeight, first_output: int
+    kind: GGMLQuantizationType,
+    data: Bytes,
+    packed: PackedWeight,
+    first_output: int,
+    factor: float = 1,
 ) -> None:
-    """Write `data` [rows, bytes] of a file to outputs `first_output`, … of `packed`. Raises
-    UnusableWeight."""
+    """Write `data` [rows, bytes] of a file to outputs `first_output`, … of `packed`; `factor` is of
+    NVFP4, whose outputs share one by eights. Raises UnusableWeight."""
     if FILE_BITS.get(kind.name) != packed.bits:
         raise UnusableWeight(f"it is {kind.name} by now")
     form, inputs = _FORMS[kind.name], group_inputs(packed.bits)
@@ -126,10 +142,29 @@ def write_panels(
         for name, bits in form.planes.items():
             values = _fields(stored[name], bits).reshape(*stored.shape, form.num_groups, -1, QUAD)
             blocks["groups"][name][panels, ..., lanes, :] = _packed_fields(values, bits)
+    if kind == GGMLQuantizationType.NVFP4:
+        _write_factor(factor, blocks["scales"][:, 0], first_output, first_output + len(data))
+
+
+def _write_factor(factor: float, scales: Bytes, first: int, end: int) -> None:
+    """Write the factor of outputs `first` to `end` into the signs of `scales` [panels, 4, 32]: see
+    `NvFp4Block`. Raises UnusableWeight."""
+    assert first % FACTOR_OUTPUTS == 0
+    bits = np.array([np.float32(factor) * SCALE_HALF], "<f4")
+    if not np.isfinite(bits).all():
+        raise UnusableWeight(f"its factor {factor} is too large or no number")
+    signs = np.unpackbits(bits.view(np.uint8), bitorder="little").reshape(4, FACTOR_OUTPUTS)
+    outputs = np.arange(first, -(-end // FACTOR_OUTPUTS) * FACTOR_OUTPUTS)
+    panels, lanes = np.divmod(outputs, PANEL)
+    scales[panels, :, lanes] |= SIGN * signs[:, outputs % FACTOR_OUTPUTS].T
 
 
 def _scales(kind: str, stored: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
     """Returns by name the kernels' fields besides values that differ from the file's."""
+    if kind == "NVFP4":
+        if (stored["scales"] >= SIGN).any():
+            raise UnusableWeight("it has scales below zero")
+        return {"scales": stored["scales"] * (stored["scales"] != NO_SCALE)}
     if kind == "MXFP4":
         is_finite = stored["exponents"] <= MAX_EXPONENT
     else:

@@ -12,6 +12,7 @@ from inference_api.loading.gguf.blocks import GgufTensor, joined
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.names import row_order
 from inference_api.loading.numbers import Numbers
+from inference_api.loading.stacks import of_expert
 
 
 def read_parts(
@@ -21,9 +22,11 @@ def read_parts(
     StartupError."""
     model = read_gguf(file)
 
-    def read(tensor: ReaderTensor) -> GgufTensor:
+    def read(tensor: ReaderTensor, expert: int = 0) -> GgufTensor:
+        factors = model.factors.get(tensor.name)
+        factor = 1.0 if factors is None else float(factors[expert])
         try:
-            return GgufTensor.read(file, tensor)
+            return GgufTensor.read(file, tensor, factor)
         except (OSError, ValueError) as error:
             raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
 
@@ -33,7 +36,9 @@ def read_parts(
     for name, tensor in model.tensors.items():
         if name in parts:
             order = row_order(model.architecture, parts[name], model.config)
-            yield name, read(tensor).reordered(order) if order else read(tensor)
+            single = of_expert(name)
+            weight = read(tensor, 0 if single is None else single.expert)
+            yield name, weight.reordered(order) if order else weight
 
 
 def _joined(file: Path, keys: GgufTensor, values: GgufTensor) -> Numbers:

@@ -1,13 +1,14 @@
 """Reads the quantisation in a config.json, and lists the tensors that make up a matrix.
 
-Formats: FP8 as published by Qwen and DeepSeek, compressed-tensors (float, int and packed), AWQ's
-gemm layout, GPTQ and GPTQv2, and gpt-oss's MXFP4. `quantised.weights` converts the tensors.
+Formats: FP8 as published by Qwen and DeepSeek, compressed-tensors (float, int, packed and NVFP4),
+ModelOpt's NVFP4, AWQ's gemm layout, GPTQ and GPTQv2, and gpt-oss's MXFP4. `quantised.weights`
+converts the tensors.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from inference_api.loading.config import Quantisation
+from inference_api.loading.config import Quantisation, QuantisedForm
 from inference_api.loading.families.fields import MAX_COUNT, ConfigFields
 from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.layout import Tensors
@@ -17,6 +18,7 @@ FLOATS = ("F32", "F16", "BF16")
 WORDS = ("I32",)
 BYTES = ("U8",)
 MXFP4_BLOCK = 32  # inputs that share a scale, in 16 bytes
+NVFP4_BLOCK = 16  # inputs that share a scale, in 8 bytes
 WEIGHT = ".weight"
 WHOLE = 0  # as a block's size: all outputs, or all inputs
 MAX_NAME = 64  # characters of a group's name in messages
@@ -41,6 +43,7 @@ class Wants(NamedTuple):
     scale: Wanted | None = None
     zero: Wanted | None = None
     order: Wanted | None = None
+    factor: Wanted | None = None  # multiplies all numbers of the matrix, or divides them
 
 
 def wants(part: SourceTensor, quantisation: Quantisation | None, tensors: Tensors) -> Wants:
@@ -178,9 +181,15 @@ def _read_compressed_tensors(given: _Description) -> Quantisation | None:
 def _read_group(group: _Description, whole: _Description) -> Quantisation:
     described = group if group.raw.get("format") is not None else whole
     form = described.choice(
-        "format", "pack-quantized", "float-quantized", "int-quantized", "naive-quantized"
+        "format",
+        *("pack-quantized", "float-quantized", "int-quantized", "naive-quantized"),
+        "nvfp4-pack-quantized",
     )
     weights = group.part("weights")
+    if form == "nvfp4-pack-quantized":
+        weights.choice("type", "float")
+        weights.choice("strategy", "tensor_group")
+        return _nvfp4_in("nvfp4_packed", weights)
     strategy = weights.choice("strategy", "tensor", "channel", "group", "block")
     block = {"tensor": (WHOLE, WHOLE), "channel": (1, WHOLE)}.get(strategy)
     if strategy == "group":
@@ -206,11 +215,23 @@ def _read_group(group: _Description, whole: _Description) -> Quantisation:
     return Quantisation("float8" if is_float else "int8", 8, block, "weight_scale")
 
 
+def _read_modelopt(given: _Description) -> Quantisation:
+    given.choice("quant_algo", "NVFP4")
+    return _nvfp4_in("nvfp4", given)
+
+
+def _nvfp4_in(form: QuantisedForm, given: _Description) -> Quantisation:
+    given.choice("num_bits", 4)
+    given.choice("group_size", NVFP4_BLOCK)
+    return Quantisation(form, 4, (1, NVFP4_BLOCK), "weight_scale")
+
+
 _READERS: dict[str, Callable[[_Description], Quantisation | None]] = {
     "awq": _read_awq,
     "compressed-tensors": _read_compressed_tensors,
     "fp8": _read_fp8,
     "gptq": _read_gptq,
+    "modelopt": _read_modelopt,
     "mxfp4": _read_mxfp4,
 }
 
@@ -255,6 +276,19 @@ def _mxfp4(part: SourceTensor, quantisation: Quantisation) -> Wants:
     )
 
 
+def _nvfp4(part: SourceTensor, quantisation: Quantisation) -> Wants:
+    """Bytes of two values, the first one's lowest."""
+    outputs, inputs = part.shape
+    stem, values, factor = _stem(part), part.name, "weight_scale_2"
+    if quantisation.form == "nvfp4_packed":
+        values, factor = f"{stem}.weight_packed", "weight_global_scale"
+    return Wants(
+        Wanted(values, ((outputs, inputs // 2),), BYTES),
+        _scale(part, quantisation)._replace(dtypes=("F8_E4M3",)),
+        factor=Wanted(f"{stem}.{factor}", ((1,), ()), ("F32",)),
+    )
+
+
 def _packed(part: SourceTensor, quantisation: Quantisation) -> Wants:
     outputs, inputs = part.shape
     _, groups = num_blocks(part, quantisation)
@@ -293,4 +327,6 @@ _FORMS: dict[str, Callable[[SourceTensor, Quantisation], Wants]] = {
     "awq": _transposed,
     "gptq": _transposed,
     "mxfp4": _mxfp4,
+    "nvfp4": _nvfp4,
+    "nvfp4_packed": _nvfp4,
 }

@@ -1,8 +1,8 @@
 """Converts matrices of quantised safetensors to floats, or directly to the kernels' blocks.
 
 Integers of 4 and 8 bits in groups of a multiple of 32 inputs are moved unchanged; their scales are
-rounded to half precision, which most have already. Other formats are converted to floats and packed
-again, a few rows at a time.
+rounded to half precision, which most have already. NVFP4 stays as it is if the kernels' form is its
+own. Other formats are converted to floats and packed again, a few rows at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +16,19 @@ from numpy.typing import NDArray
 from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight, UnusableWeight
-from inference_api.kernels.packing import GROUP
+from inference_api.kernels.packing import FILE_BITS, GROUP
 from inference_api.loading.config import Quantisation, TensorNames
 from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.files import tensor_faults, tensor_places
-from inference_api.loading.numbers import DTYPES, FLOATS, MXFP4_BIAS, MXFP4_VALUES, Numbers
+from inference_api.loading.gguf import NVFP4
+from inference_api.loading.numbers import (
+    DTYPES,
+    FLOATS,
+    MXFP4_BIAS,
+    MXFP4_VALUES,
+    Numbers,
+    Pack,
+)
 from inference_api.loading.packing.blocks import (
     INT4_VALUES,
     INT8_VALUES,
@@ -28,12 +36,21 @@ from inference_api.loading.packing.blocks import (
     Scales,
     Values,
 )
-from inference_api.loading.quantised.formats import WORD_BITS, Wanted, num_blocks, wants
+from inference_api.loading.quantised.formats import (
+    NVFP4_BLOCK,
+    WORD_BITS,
+    Wanted,
+    num_blocks,
+    wants,
+)
 from inference_api.loading.safetensors import opened, read_numbers
 
 ROWS_AT_A_TIME = 256  # bounds the memory of a conversion; a multiple of any word's values
 MAX_HALF = np.finfo(np.float16).max
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # positions of eight outputs in a word
+
+_NVFP4_CODES = np.zeros(25, np.uint8)  # keys are values plus 12
+_NVFP4_CODES[MXFP4_VALUES[::-1] + 12] = np.arange(15, -1, -1)
 
 Reorder = Callable[[NDArray[Any]], NDArray[Any]]  # reorders the first dimension
 
@@ -51,7 +68,7 @@ class QuantisedTensor(BlockTensor):
         """Returns the tensor with its rows in another order."""
         values = Numbers(self.values.kind, reorder(self.values.data))
         row_blocks = reorder(self.row_blocks)
-        return QuantisedTensor(values, self.scales, row_blocks, self.column_blocks)
+        return replace(self, values=values, row_blocks=row_blocks)
 
     def multiplied(self, factors: Floats) -> "QuantisedTensor":
         """Returns the tensor with its rows multiplied. Each row then has its own scales."""
@@ -89,6 +106,36 @@ class QuantisedTensor(BlockTensor):
             yield first, Numbers(self.values.kind, self.values.data[rows]), scales
 
 
+@dataclass(frozen=True, slots=True)
+class Nvfp4Tensor(QuantisedTensor):
+    """Its scales are those that `codes` stand for, times `factor` and half, for doubled values."""
+
+    codes: NDArray[np.uint8]  # [row blocks, column blocks]
+    factor: float
+
+    def pack_into(self, pack: Pack, packed: PackedWeight, first_output: int) -> None:
+        """See `BlockTensor`. Goes by way of GGUF's bytes, which have a group's first eight values
+        in the low halves."""
+        if packed.bits != FILE_BITS[NVFP4]:
+            QuantisedTensor.pack_into(self, pack, packed, first_output)
+            return
+        from gguf import GGMLQuantizationType
+
+        from inference_api.loading.gguf.panels import write_panels
+
+        for first in range(0, len(self.row_blocks), ROWS_AT_A_TIME):
+            rows = slice(first, first + ROWS_AT_A_TIME)
+            halves = _NVFP4_CODES[self.values.data[rows] + 12]
+            halves = halves.reshape(len(halves), -1, 4, 2, NVFP4_BLOCK // 2)
+            pairs = halves[:, :, :, 0] | halves[:, :, :, 1] << np.uint8(4)
+            scales = self.codes[self.row_blocks[rows]].reshape(*pairs.shape[:3])
+            blocks = np.concatenate((scales, pairs.reshape(*pairs.shape[:2], -1)), -1)
+            data = blocks.reshape(len(blocks), -1)
+            write_panels(
+                GGMLQuantizationType.NVFP4, data, packed, first_output + first, self.factor
+            )
+
+
 def read_quantised(
     files: Sequence[Path],
     parts: Mapping[str, SourceTensor],
@@ -119,10 +166,14 @@ def read_quantised(
             yield part.name, values
             continue
         scales = read(tensors.scale)
+        factor = None if tensors.factor is None else read(tensors.factor)
         zeros = None if tensors.zero is None else read(tensors.zero).data
         order = None if tensors.order is None else read(tensors.order).data
         try:
-            yield part.name, _quantised(part, quantisation, values, scales, zeros, order)
+            if factor is not None:
+                yield part.name, _nvfp4(part, quantisation, values, scales, factor)
+            else:
+                yield part.name, _quantised(part, quantisation, values, scales, zeros, order)
         except UnusableWeight as error:
             raise StartupError(
                 f"{part.name} cannot be loaded: {error}; get the model again."
@@ -160,6 +211,29 @@ def _quantised(
     else:
         values = _integers(part, quantisation, stored.data, zeros, column_blocks)
     return QuantisedTensor(values, factors, row_blocks, column_blocks)
+
+
+def _nvfp4(
+    part: SourceTensor,
+    quantisation: Quantisation,
+    stored: Numbers,
+    scales: Numbers,
+    factor: Numbers,
+) -> Nvfp4Tensor:
+    """Raises UnusableWeight."""
+    [number] = factor.floats().reshape(-1)
+    codes = scales.data.reshape(num_blocks(part, quantisation))
+    with np.errstate(all="ignore"):
+        halved = Numbers(scales.kind, codes).floats() * np.float32(0.5)
+        if quantisation.form == "nvfp4_packed":
+            of_blocks, number = halved / number, np.float32(1) / number
+        else:
+            of_blocks = halved * number
+    if not np.isfinite(of_blocks).all():
+        raise UnusableWeight("it has scales that are not finite")
+    values = Numbers("I8", MXFP4_VALUES[_halves(stored.data)])
+    rows, columns = (np.arange(size) for size in part.shape)
+    return Nvfp4Tensor(values, of_blocks, rows, columns // NVFP4_BLOCK, codes, float(number))
 
 
 def _powers() -> Floats:

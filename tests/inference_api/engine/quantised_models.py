@@ -153,9 +153,31 @@ def scaled(block: tuple[int, int], scale_name: str, kind: torch.dtype) -> Draw:
     return draw
 
 
+def nvfp4(names: tuple[str, str], *, is_divided: bool) -> Draw:
+    """Floats of four bits, two a byte, `names`: of those and of the matrix's factor."""
+    generator = torch.Generator().manual_seed(5)
+    positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat((positive, -positive))
+
+    def draw(stem: str, outputs: int, inputs: int) -> tuple[Tensors, Tensor]:
+        codes = torch.randint(16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+        scales = (torch.rand(outputs, inputs // 16, generator=generator) * 40).to(FLOAT8)
+        factor = (1 + torch.rand(1, generator=generator)) * (1000.0 if is_divided else 0.001)
+        whole = scales.float() / factor if is_divided else scales.float() * factor
+        stored = {
+            f"{stem}.{names[0]}": codes[:, 0::2] | codes[:, 1::2] << 4,
+            f"{stem}.weight_scale": scales,
+            f"{stem}.{names[1]}": factor if is_divided else factor.reshape(()),
+        }
+        return stored, values[codes.long()] * whole.repeat_interleave(16, 1)
+
+    return draw
+
+
 def compressed(format_name: str, **weights: Any) -> dict[str, Any]:
     """A quantization_config of compressed-tensors."""
-    kind = {"type": "float" if format_name == "float-quantized" else "int", "symmetric": True}
+    is_float = format_name in ("float-quantized", "nvfp4-pack-quantized")
+    kind = {"type": "float" if is_float else "int", "symmetric": True}
     return {
         "quant_method": "compressed-tensors",
         "format": format_name,
@@ -175,10 +197,10 @@ def compressed_words(bits: int, group: int, **weights: Any) -> dict[str, Any]:
     )
 
 
+FLOAT8 = torch.float8_e4m3fn
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
-FLOAT8 = torch.float8_e4m3fn
 
 # name: (quantization_config, how its tensors are drawn)
 QUANTISED: dict[str, tuple[dict[str, Any], Draw]] = {
@@ -212,6 +234,14 @@ QUANTISED: dict[str, tuple[dict[str, Any], Draw]] = {
     "packed-8-zeros": (
         compressed_words(8, 32, symmetric=False),
         packed(8, 32, is_symmetric=False),
+    ),
+    "nvfp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        nvfp4(("weight", "weight_scale_2"), is_divided=False),
+    ),
+    "nvfp4-packed": (
+        compressed("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group", group_size=16),
+        nvfp4(("weight_packed", "weight_global_scale"), is_divided=True),
     ),
     "awq": ({**AWQ, "group_size": 32}, awq(32)),
     "awq-whole": ({**AWQ, "group_size": -1}, awq(-1)),

@@ -2,19 +2,24 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
 from torch import Tensor
 
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import FILE_BITS
 from inference_api.loading import checkpoint
 from inference_api.loading.config import LayerRange, ModelConfig
 from inference_api.loading.files import read_headers
+from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.layout import linear_weights, weight_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
@@ -23,7 +28,9 @@ from inference_api.runner import RowStep, place_own_pages
 from lab.models.gguf_file import make_gguf
 from lab.models.random_model import SHAPES, make_random_model
 from tests.inference_api.engine.steps import ANY_DRAW
+from tests.inference_api.loading.gguf_copies import rewritten
 from tests.inference_api.loading.test_gguf import stored_numbers
+from tests.inference_api.parameters import numbers_of
 from tests.inference_api.superblocks import with_superblocks
 
 PROMPT = [5, 17, 250, 9, 33, 4]
@@ -83,6 +90,46 @@ def test_answers_are_nearly_those_of_the_numbers_as_floats(
     file = with_superblocks(plain, tmp_path / "model.gguf", in_all(kind))
     meant = logits(file, "none")
     assert (logits(file) - meant).norm() < 0.05 * meant.norm()
+
+
+def with_factors(source: Path, target: Path, factor: NDArray[np.float32]) -> Path:
+    """A copy in which every matrix of NVFP4 has a factor, `factor` times its number, and another
+    for activations."""
+
+    def add(tensors: dict[str, Any]) -> None:
+        matrices = [name for name, (_, kind) in tensors.items() if kind.name == "NVFP4"]
+        for number, name in enumerate(matrices):
+            stem, kind = name.removesuffix("weight"), GGMLQuantizationType.F32
+            tensors[f"{stem}scale"] = (factor * np.float32(number), kind)
+            tensors[f"{stem}input_scale"] = (np.ones(1, np.float32), kind)
+
+    return rewritten(source, target, tensors=add)
+
+
+def test_matrices_have_their_factors(plain: Path, tmp_path: Path) -> None:
+    bare = with_superblocks(plain, tmp_path / "bare.gguf", in_all("NVFP4"))
+    file = with_factors(bare, tmp_path / "model.gguf", np.array([0.37], np.float32))
+    model = read_gguf(file)
+    packed, floats = parameters(file).packed, numbers_of(file)
+    for name, parts in linear_weights(config_of(file)).items():
+        names = [model.tensors[part.name].name for part in parts]
+        each = [
+            stored_numbers(file, [part]) * model.factors[its][0]
+            for part, its in zip(parts, names, strict=True)
+        ]
+        assert packed[name].bits == FILE_BITS["NVFP4"]
+        assert np.array_equal(packed[name].unpack(), torch.cat(each))
+        assert name not in floats or torch.equal(floats[name], torch.cat(each))
+
+
+@pytest.mark.parametrize("factor", [[np.nan], [1.0, 2.0]])
+def test_factors_that_are_none_are_refused(
+    factor: list[float], plain: Path, tmp_path: Path
+) -> None:
+    bare = with_superblocks(plain, tmp_path / "bare.gguf", in_all("NVFP4"))
+    file = with_factors(bare, tmp_path / "model.gguf", np.array(factor, np.float32))
+    with pytest.raises(StartupError, match=r"attn_q.scale is not 1 finite F32"):
+        read_gguf(file)
 
 
 def test_weights_take_no_more_memory_than_their_file(plain: Path, tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.build import multiplies_tiles
 from inference_api.kernels.library import Kernels
-from inference_api.kernels.packing import BITS, Bits
+from inference_api.kernels.packing import BITS, FILE_BITS, Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.files import weight_files
 from inference_api.loading.layout import linear_weights, weight_bytes
 from inference_api.loading.options import EngineOptions
-from inference_api.loading.weights import Packing
+from inference_api.loading.weights import Packing, load_parameters
 from inference_api.settings.model import ModelSettings
 from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
@@ -87,6 +87,24 @@ def test_others_are_packed_as_their_numbers_are(name: str, bits: Bits, quantised
     packed, again = packed_parameters(folder, bits).packed, packed_parameters(plain, bits).packed
     for parameter, weight in again.items():
         assert np.array_equal(packed[parameter].blocks, weight.blocks)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4-packed"])
+def test_nvfp4_stays_as_it_is(name: str, quantised: Make) -> None:
+    folder, plain = quantised(name)
+    found = checkpoint.describe(str(folder))
+    assert found.config is not None
+    options = EngineOptions(device="cpu", max_rows=1, quantization="file")
+    config = checkpoint.kept(found.config, options, found.tensors)
+    packing = Packing(Kernels(1), 8)
+    packed = load_parameters(weight_files(folder), config, "float32", packing).packed
+    numbers = numbers_of(plain)
+    for parameter in linear_weights(config):
+        if parameter != "head":
+            weight = packed[parameter]
+            assert weight.bits == (8 if weight.inputs % 64 else FILE_BITS["NVFP4"])
+            is_alike = np.allclose(weight.unpack(), numbers[parameter], rtol=3e-7, atol=0)
+            assert is_alike or weight.bits == 8
 
 
 def test_scales_of_float32_are_rounded_to_half(quantised: Make) -> None:
@@ -150,7 +168,8 @@ def test_who_names_no_form_gets_8_bits_of_what_is_quantised_and_the_rest_as_it_i
     quantised: Make, tmp_path: Path
 ) -> None:
     for file in quantised_files(quantised, tmp_path):
-        is_kept = file.stem in ("Q4_0", "MXFP4") and not multiplies_tiles()
+        is_small = "nvfp4" in str(file) or file.stem in ("Q4_0", "MXFP4")
+        is_kept = is_small and not multiplies_tiles()
         assert quantization_of(file) == ("file" if is_kept else "int8"), file
     _, plain = quantised("awq")
     make_gguf(plain, tmp_path / "F16.gguf", "F16")
@@ -251,7 +270,9 @@ QUERIES = "model.layers.0.self_attn.q_proj"
         ("fp8-blocks", {"weight_block_size": [128]}, "weight_block_size"),
         ("fp8-blocks", {"weight_block_size": 128}, "weight_block_size=128"),
         ("fp8-blocks", {"fmt": "e5m2"}, "fmt='e5m2'"),
-        ("packed-4", {"format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'"),
+        ("packed-4", {"format": "mixed-precision"}, "format='mixed-precision'"),
+        ("packed-4", {"format": "nvfp4-pack-quantized"}, "type='int'"),
+        ("nvfp4", {"quant_algo": "FP8"}, r"\(modelopt\): quant_algo='FP8'"),
         ("packed-4", {"format": "float-quantized"}, "type='int'"),
         ("packed-4", {"config_groups": {}}, "config_groups={}"),
         ("packed-4", {"config_groups": {"a": {"weights": None}}}, "weights=None"),
@@ -299,6 +320,8 @@ def retyped(name: str, dtype: torch.dtype) -> Change:
         ("fp8-blocks", retyped(f"{QUERIES}.weight", torch.bfloat16), "BF16 instead of F8_E4M3"),
         ("packed-4-zeros", without(f"{QUERIES}.weight_zero_point"), "weight_zero_point"),
         ("packed-4", without(f"{QUERIES}.weight_packed"), f"lack {QUERIES}.weight_packed"),
+        ("nvfp4", without(f"{QUERIES}.weight_scale_2"), f"lack {QUERIES}.weight_scale_2"),
+        ("nvfp4", retyped(f"{QUERIES}.weight_scale", torch.float32), "F32 instead of F8_E4M3"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(
@@ -321,6 +344,8 @@ def test_tensors_that_do_not_fit_are_refused(
         ("gptq", "g_idx", -1, "groups that are not among its 2"),
         ("gptq", "scales", torch.inf, "scales that are not finite"),
         ("fp8-blocks", "weight", torch.nan, "not finite"),
+        ("nvfp4", "weight_scale_2", torch.nan, "scales that are not finite"),
+        ("nvfp4-packed", "weight_global_scale", 0.0, "scales that are not finite"),
     ],
 )
 def test_numbers_that_are_none_are_refused(
