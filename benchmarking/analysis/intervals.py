@@ -91,7 +91,7 @@ def mean_within_run(values: Sequence[float]) -> Interval:
 
 
 def change_within_runs(
-    before: Sequence[float], after: Sequence[float], statistic: Statistic, seed: int = 0
+    before: Sequence[float], after: Sequence[float], statistic: Statistic
 ) -> Interval:
     """after / before - 1 of `statistic` of two runs, each given in the order of its schedule.
     `statistic` of `before` must not be 0. Too few values on a side have no bounds."""
@@ -100,7 +100,7 @@ def change_within_runs(
         return Interval(value, -np.inf, np.inf)
     first = np.asarray(before, dtype=np.float64)
     second = np.asarray(after, dtype=np.float64)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn, base = _drawn(second, statistic, rng), _drawn(first, statistic, rng)
     changes = drawn[base != 0] / base[base != 0] - 1
     tail = 100 * (1 - LEVEL) / 2

@@ -13,6 +13,8 @@ from benchmarking.analysis.knee import Saturation, brings_no_more, saturation
 from benchmarking.records import Workload
 
 MAX_PROBES = 12
+STEP = 2.0  # between probes, until the limit lies between two
+TOLERANCE = 0.05  # relative gap of both, at which the search ends
 MIN_ARRIVALS = 10  # requests in an open loop; fewer say nothing
 
 
@@ -104,11 +106,9 @@ def search_max_rate(
     is_met: Callable[[LoadPoint], bool],
     start_qps: float,
     duration_s: float,
-    step: float = 2.0,
-    tolerance: float = 0.05,
 ) -> Generator[Workload, LoadPoint, MaxLoad]:
-    """Goes from `start_qps` up or down by factors of `step` until the limit lies between two
-    probes, then halves that gap, on a logarithmic scale, down to `tolerance` of the rate. Gives up
+    """Goes from `start_qps` up or down by factors of STEP until the limit lies between two
+    probes, then halves that gap, on a logarithmic scale, down to TOLERANCE of the rate. Gives up
     after MAX_PROBES, and below the rate that brings MIN_ARRIVALS in `duration_s`."""
     met: LoadPoint | None = None
     missed: LoadPoint | None = None
@@ -120,14 +120,14 @@ def search_max_rate(
         else:
             missed = point
         if met is None:
-            qps /= step
+            qps /= STEP
             if qps * duration_s < MIN_ARRIVALS:
                 break
         elif missed is None:
-            qps *= step
+            qps *= STEP
         else:
             low, high = _qps(met), _qps(missed)
-            if high <= low * (1 + tolerance):
+            if high <= low * (1 + TOLERANCE):
                 break
             qps = (low * high) ** 0.5
     return MaxLoad(met, missed)

@@ -16,7 +16,7 @@ from cluster.controller.forecasts import (
     Score,
 )
 from cluster.controller.loads import ServerTraffic, traffic_of, with_door
-from cluster.controller.optimizer import Optimizer, OptimizerReply
+from cluster.controller.optimizer import OptimizerClient, OptimizerReply
 from cluster.controller.pages import Reader, Readings
 from cluster.controller.question import Standing, as_it_is, groups_of, question
 from cluster.controller.rollout import Plan, running
@@ -88,7 +88,7 @@ class ControllerParts:
 
     config: ClusterConfig
     system: SystemDocument
-    optimizer: Optimizer
+    optimizer: OptimizerClient
     reader: Reader
 
 

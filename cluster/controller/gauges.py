@@ -35,25 +35,21 @@ class ControllerGauges(Collector):
         for server, forecast in now.starts.items():
             if forecast.longest_s is not None:
                 starts.add_metric([server], forecast.longest_s)
-        fault = _gauge("fault", "1 if the last attempt to do anything failed.", [])
-        fault.add_metric([], float(bool(now.fault or (now.cycle and now.cycle.fault))))
-        faults = CounterMetricFamily(f"{PREFIX}faults", "Attempts that failed in a new way.")
-        faults.add_metric([], float(now.num_faults))
-        yield from (desired, current, unplaced, starts, fault, faults)
+        yield from (desired, current, unplaced, starts)
+        has_fault = bool(now.fault or (now.cycle and now.cycle.fault))
+        yield _figure("fault", "1 if the last attempt to do anything failed.", has_fault)
+        text = "Attempts that failed in a new way."
+        yield CounterMetricFamily(f"{PREFIX}faults", text, value=now.num_faults)
         if now.cycle is not None:
             yield from _of_cycle(now.cycle)
 
 
 def _of_cycle(cycle: Cycle) -> Iterable[Metric]:
-    number = _gauge("cycle", "Number of the last cycle.", [])
-    number.add_metric([], float(cycle.number))
-    seconds = _gauge("cycle_seconds", "What the last cycle took.", [])
-    seconds.add_metric([], cycle.seconds)
-    yield from (number, seconds)
+    yield _figure("cycle", "Number of the last cycle.", cycle.number)
+    yield _figure("cycle_seconds", "What the last cycle took.", cycle.seconds)
     if cycle.answer is not None:
-        cost = _gauge("cost_cents_per_hour", "Of the plan that was answered.", [])
-        cost.add_metric([], cycle.answer.summary.total_cost)
-        yield cost
+        cost = cycle.answer.summary.total_cost
+        yield _figure("cost_cents_per_hour", "Of the plan that was answered.", cost)
     arrivals = _gauge("arrivals_per_minute", "Requests that came.", ["server"])
     held = _gauge("held", "1 for a server that was left as it is.", ["server"])
     short = _gauge("short", "1 for a server with fewer replicas than its load needs.", ["server"])
@@ -99,3 +95,7 @@ def _labels(group: Group) -> list[str]:
 
 def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
     return GaugeMetricFamily(PREFIX + name, text, labels=labels)
+
+
+def _figure(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, value=value)

@@ -1,6 +1,6 @@
 """Asks the optimizer's service two questions over HTTP. Controller thread only."""
 
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -81,15 +81,9 @@ class TuneReply(_Answer):
     state: dict[str, Any]
 
 
-class Optimizer(Protocol):
-    """Raises OptimizerUnusable."""
-
-    def solve(self, system: Json) -> OptimizerReply: ...
-
-    def tune(self, question: Json) -> TuneReply: ...
-
-
 class OptimizerClient:
+    """Its calls raise OptimizerUnusable."""
+
     def __init__(self, url: str) -> None:
         self._url = url
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cluster.controller.demand import OfferedLoad
 from cluster.controller.loads import ServerTraffic, Traffic
-from cluster.controller.optimizer import FactorsReply, Optimizer, TuneReply
+from cluster.controller.optimizer import FactorsReply, OptimizerClient, TuneReply
 from cluster.errors import OptimizerUnusable
 from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
@@ -35,7 +35,7 @@ class Learned:
 
 
 class Speeds:
-    def __init__(self, system: SystemDocument, optimizer: Optimizer) -> None:
+    def __init__(self, system: SystemDocument, optimizer: OptimizerClient) -> None:
         self._system, self._optimizer = system, optimizer
         self._tuned: dict[ModelOn, TuneReply] = {}
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from proxy.errors import DiscoveryFailed
 from proxy.upstreams.api_server import ApiServer
-from proxy.upstreams.discovery import Specs
+from proxy.upstreams.discovery import Discovery, Specs
 from proxy.upstreams.specs import UpstreamSpec
 
 log = logging.getLogger(__name__)
@@ -119,11 +119,12 @@ class Services:
         return f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices?{asked}"
 
 
-class EndpointSlices:
+class EndpointSlices(Discovery):
     """Follows the slices of Services, in its own thread between `start` and `stop`. While the API
     server is down, the last list stays."""
 
     def __init__(self, api: ApiServer, services: Services) -> None:
+        super().__init__()
         self._api = api
         self._services = services
         self._slices: dict[str, EndpointSlice] = {}  # this object's thread only
@@ -132,7 +133,6 @@ class EndpointSlices:
         self._thread: threading.Thread | None = None
         self._told: Specs = ()  # maintenance thread only
         self._fault = "not listed yet"
-        self.current: Specs = ()
 
     @property
     def is_stale(self) -> bool:

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor, nn
 
+GUESSING_AT_ONCE = 1024  # positions
+
 Variant = Literal["shared", "full"]
 
 
@@ -45,10 +47,10 @@ class Heads(nn.Module):
         return F.linear(hidden + block, self.outputs[head if self.is_full else 0])
 
     @torch.inference_mode()
-    def guesses(self, hidden: Tensor, count: int, chunk: int = 1024) -> Tensor:
+    def guesses(self, hidden: Tensor, count: int) -> Tensor:
         """Returns the likeliest tokens of every head, best first, [positions, heads, count]."""
         found = []
-        for part in hidden.split(chunk):
+        for part in hidden.split(GUESSING_AT_ONCE):
             states = part.to(self.weight)
             best = [self(states, head).topk(count).indices for head in range(self.num_heads)]
             found.append(torch.stack(best, dim=1).cpu())

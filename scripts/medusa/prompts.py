@@ -51,9 +51,9 @@ def chat(message: str, tokenizer: HuggingFaceTokenizer) -> list[int]:
     return tokenizer.encode_chat([{"role": "user", "content": message}])
 
 
-def ordinary_messages(seed: int, forms_file: Path = FORMS_FILE) -> Iterator[str]:
+def ordinary_messages(seed: int) -> Iterator[str]:
     """Yields filled forms, endlessly and with repetitions."""
-    forms, words = _read_forms(forms_file)
+    forms, words = _read_forms()
     rng = Random(seed)
     while True:
         text = rng.choice(forms)
@@ -63,10 +63,10 @@ def ordinary_messages(seed: int, forms_file: Path = FORMS_FILE) -> Iterator[str]
         yield text
 
 
-def _read_forms(path: Path) -> tuple[list[str], dict[str, list[str]]]:
+def _read_forms() -> tuple[list[str], dict[str, list[str]]]:
     sections: dict[str, list[str]] = {"": []}
     name = ""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in FORMS_FILE.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             name = line.strip("[]")
             sections[name] = []

@@ -101,14 +101,14 @@ class _Description:
         self.refuse(field, " or ".join(map(str, allowed)))
         return allowed[0]
 
-    def group_size(self, field: str) -> int:
-        """Returns the inputs of a group; WHOLE if the field is -1 or absent."""
-        value = self.raw.get(field)
+    def group_size(self) -> int:
+        """Returns the inputs of a group; WHOLE if `group_size` is -1 or absent."""
+        value = self.raw.get("group_size")
         if value in (None, -1):
             return WHOLE
         if _is_count(value):
             return int(value)
-        self.refuse(field, f"an integer from 1 to {MAX_COUNT}, or -1")
+        self.refuse("group_size", f"an integer from 1 to {MAX_COUNT}, or -1")
         return WHOLE
 
     def block(self, field: str) -> tuple[int, int]:
@@ -145,7 +145,7 @@ def _read_gptq(given: _Description) -> Quantisation:
     return Quantisation(
         "gptq",
         given.choice("bits", 4, 8),
-        (1, given.group_size("group_size")),
+        (1, given.group_size()),
         has_zeros=given.raw.get("sym") is False,  # otherwise every zero is the middle
         zero_offset=1 if form == "gptq" else 0,
         has_order=given.choice("desc_act", False, True),
@@ -156,7 +156,7 @@ def _read_awq(given: _Description) -> Quantisation:
     given.choice("version", "gemm", "GEMM")
     given.choice("zero_point", True)
     bits = given.choice("bits", 4)
-    return Quantisation("awq", bits, (1, given.group_size("group_size")), has_zeros=True)
+    return Quantisation("awq", bits, (1, given.group_size()), has_zeros=True)
 
 
 def _read_mxfp4(given: _Description) -> Quantisation:
@@ -193,7 +193,7 @@ def _read_group(group: _Description, whole: _Description) -> Quantisation:
     strategy = weights.choice("strategy", "tensor", "channel", "group", "block")
     block = {"tensor": (WHOLE, WHOLE), "channel": (1, WHOLE)}.get(strategy)
     if strategy == "group":
-        block = (1, weights.group_size("group_size"))
+        block = (1, weights.group_size())
     elif strategy == "block":
         block = weights.block("block_structure")
     assert block is not None
