@@ -70,6 +70,7 @@ UNITS: Mapping[str, Sequence[str]] = {
     "pool": (),
     "recurrent": (),
     "step": (),
+    "streams": (),
     "unpack": ("-O2",),  # is called for single rows, of many forms
     "workers": (),
     **_variants({"portable": ()}),

@@ -40,6 +40,7 @@ FILE_FORMS = {
 FILE_BITS = {name: form.bits for name, form in FILE_FORMS.items()}
 _FILE_FORMS = {form.bits: form for form in FILE_FORMS.values()}
 MAX_HEAD_DIM = 576
+MAX_STREAMS = 8  # streams of the residual
 CACHE_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # keys: KV_CACHE_DTYPE; values: bytes
 CACHE_SCALE_BYTES = 4  # size of the scale behind an int8 key or value
 

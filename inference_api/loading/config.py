@@ -164,6 +164,7 @@ class LayerShape(NamedTuple):
     ffn_size: int
     kv_source: int | None = None  # layer whose keys and values it uses; None: its own
     has_values: bool = True  # False: the key projection's output serves as values too
+    gate_cutoff: float | None = None  # gates count above their mean and so many deviations
 
 
 class CacheShape(NamedTuple):
@@ -232,6 +233,9 @@ class ModelConfig:
     has_value_norm: bool = False  # each head of values is normalised, without a weight
     has_layer_scalars: bool = False  # after each layer the residual is multiplied by a number
     layer_input_size: int = 0  # per layer, size of one more embedding that it reads; 0: none
+    layer_input_tokens: int = 0  # tokens that have a part of that; others have the first token's
+    num_streams: int = 1  # more: the residual has alternating updates, see `src/streams.h`
+    laurel_rank: int = 0  # rank of a map beside attention; 0: there is none
     has_sinks: bool = False  # each head's softmax has one more score, learned, without a value
     swiglu: SwiGluConfig | None = None  # replaces the activation of gated MLPs
     first_layer: int = 0  # index in the checkpoint of the first of these layers

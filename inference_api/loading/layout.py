@@ -17,6 +17,7 @@ from inference_api.kernels.packing import (
 )
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import (
+    ALTUP,
     LAYER_INPUTS,
     ROUTER,
     ParameterSources,
@@ -24,6 +25,7 @@ from inference_api.loading.families.layer_plan import (
     input_plan,
     layer_plan,
     norm_plan,
+    stream_plan,
 )
 from inference_api.loading.families.tensor_names import SCHEMES
 from inference_api.loading.gguf import KEPT_BITS, NVFP4
@@ -33,7 +35,7 @@ MTP = "mtp."  # prefix of the parameters of the layer that guesses further token
 EMBEDDINGS = (EMBEDDING, LAYER_INPUTS)
 KV_B = ".kv_b."  # is in the name of the matrix that makes keys and values of latents
 K_B, V_B = ".k_b.", ".v_b."  # in those of what the kernels have instead: see `latent_forms`
-_EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.", ".forgets.")
+_EXACT = (f"{ROUTER}.", ".shared_gate.", ".steps.", ".forgets.", f"{ALTUP}.")
 VECTOR_BYTES = FLOAT_BITS["float32"] // 8  # bytes of an element
 _FLOAT_BITS = {bits // 8: bits for bits in FLOAT_BITS.values()}  # keys are bytes of a dtype
 
@@ -81,6 +83,8 @@ def weight_plan(config: ModelConfig) -> ParameterSources:
         plan[EMBEDDING] = (SourceTensor(f"{names.embedding}.weight", vocab),)
     if config.layer_input_size:
         plan.update(input_plan(config))
+    if config.num_streams > 1:
+        plan.update(stream_plan(config))
     for index in range(config.num_layers):
         plan.update(layer_plan(config, names, index))
     if not config.has_ends:

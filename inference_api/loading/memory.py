@@ -127,7 +127,10 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         + config.max_ffn_size
         + 2 * config.layer_inputs_size  # the vectors that layers read besides the residual
         + 2 * config.layer_input_size
+        + 2 * max(shape.ffn_size * (shape.gate_cutoff is not None) for shape in shapes)
     )
+    if config.num_streams > 1:  # streams, also for products; what is computed of one
+        token_floats += (2 * config.num_streams + 1) * config.hidden_size
     recurrent = config.recurrent
     if recurrent is not None:  # inputs and outputs of mixers, and the latter for products
         token_floats += recurrent.in_floats + 2 * recurrent.out_columns

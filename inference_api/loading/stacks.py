@@ -4,7 +4,7 @@ Most safetensors have single experts. Some have `experts.gate_up_proj` [experts,
 hidden] and `experts.down_proj` [experts, hidden, ffn]. In gpt-oss, rows of gate and up alternate,
 there are biases, and matrices are transposed, [experts, inputs, outputs], or MXFP4: `_blocks`
 [experts, outputs, blocks, bytes] with `_scales` [experts, outputs, blocks]. GGUF has a stack for
-each of gate, up and down.
+each of gate, up and down, and stacks of Gemma 3n's projections of streams.
 """
 
 import re
@@ -15,7 +15,7 @@ from inference_api.loading.config import TensorNames
 from inference_api.loading.families.mixtures import MAX_EXPERTS
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales)")
-_SINGLE = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.*)")
+_SINGLE = re.compile(r"(.*\.(?:experts|altup_(?:unembed_)?projections))\.(\d{1,9})\.(.*)")
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _GRANITE_STACKS = {
     "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
@@ -100,14 +100,14 @@ def _by_turns(
     )
 
 
-class OfExpert(NamedTuple):
-    """The expert that a tensor belongs to, and the tensor's name without its number."""
+class InStack(NamedTuple):
+    """The place of a tensor in a stack, and the tensor's name without its number."""
 
-    expert: int
+    number: int
     stack: str
 
 
-def of_expert(name: str) -> OfExpert | None:
-    """Returns the expert in a single tensor's name; None if it has none."""
+def in_stack(name: str) -> InStack | None:
+    """Returns the place of a tensor in the stack that GGUF has it in; None if it is in none."""
     found = _SINGLE.fullmatch(name)
-    return None if found is None else OfExpert(int(found[2]), f"{found[1]}.{found[3]}")
+    return None if found is None else InStack(int(found[2]), f"{found[1]}.{found[3]}")

@@ -37,7 +37,7 @@ from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_orde
 from inference_api.loading.layout import is_exact, weight_plan
 from inference_api.loading.numbers import Numbers
 from inference_api.loading.safetensors import opened, read_numbers
-from inference_api.loading.stacks import of_expert
+from inference_api.loading.stacks import in_stack
 from inference_api.loading.stream import converted
 from lab.models.gguf_hybrids import write_hybrid_gguf
 from lab.models.gguf_vocabulary import add_vocabulary, read_json
@@ -257,7 +257,7 @@ def _write_tensors(
     for name, stack in stacks.items():
         first = stack[0]
         block, block_bytes = gguf.GGML_QUANT_SIZES[kinds[first]]
-        is_single, shape = of_expert(first.name) is None, squeezed(first.shape)
+        is_single, shape = in_stack(first.name) is None, squeezed(first.shape)
         shape = shape if is_single else (len(stack), *shape)
         num_bytes = int(np.prod(shape)) // block * block_bytes
         writer.add_tensor_info(name, shape, np.dtype(np.float32), num_bytes, kinds[first])

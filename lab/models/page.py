@@ -30,6 +30,7 @@ FAMILIES: Mapping[str, Sequence[str]] = {  # keys: what people call them, values
     "Falcon": ("falcon",),
     "Falcon-H1": ("falcon_h1",),
     "Gemma 3": ("gemma3", "gemma3_text"),
+    "Gemma 3n": ("gemma3n", "gemma3n_text"),
     "Gemma 4": ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
     "GLM-4-0414": ("glm4",),
     "GLM-4.5, 4.5-Air": ("glm4_moe",),
@@ -86,6 +87,8 @@ SAMPLE: Mapping[str, Any] = {  # what some reader has no default for
     "mamba_d_ssm": 512,
 }
 OWN: Mapping[str, Mapping[str, Any]] = {  # what families say in words of their own
+    "gemma3n": {"num_kv_shared_layers": 2},
+    "gemma3n_text": {"num_kv_shared_layers": 2},
     "gemma4": {"enable_moe_block": True, "top_k_experts": 2},
     "kimi_linear": {"linear_attn_config": {"full_attn_layers": [4]}},
     "mistral3": {"text_config": {**SAMPLE, "model_type": "mistral"}},
@@ -141,6 +144,8 @@ def _words(config: ModelConfig) -> Iterator[str]:
         yield "experts"
     if config.latent is not None:
         yield "latents"
+    if config.num_streams > 1:
+        yield "alternating updates"
     if config.recurrent is not None:
         yield RECURRENT[config.recurrent.kind]
 

@@ -6,9 +6,9 @@ from inference_api.loading.families.read import READERS
 from inference_api.loading.gguf.names import KNOWN_ARCHITECTURES
 from lab.models.page import BEGIN, DRAFTING, END, FAMILIES, PAGE, lines, sample
 from tests.inference_api.engine import mtp_models
-from tests.inference_api.engine.tiny_models import GEMMA4S, HYBRIDS, MODELS
+from tests.inference_api.engine.tiny_models import GEMMAS, HYBRIDS, MODELS
 
-ALL = MODELS | HYBRIDS | GEMMA4S
+ALL = MODELS | HYBRIDS | GEMMAS
 AROUND_ANOTHER = {"mistral3"}  # its text model is another family
 
 

@@ -18,7 +18,7 @@ from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import Floats, data, ffi, floats
 from inference_api.kernels.library import CACHE_TYPES, StepStates, StepTokens
 from inference_api.loading.config import ACTIVATIONS, ExpertGroups, ModelConfig
-from inference_api.loading.families.layer_plan import LAYER_INPUTS, ROUTER
+from inference_api.loading.families.layer_plan import ALTUP, LAYER_INPUTS, ROUTER
 from inference_api.loading.families.recurrence import MixerKind, RecurrentConfig
 from inference_api.loading.layout import EMBEDDING, HEAD
 from inference_api.loading.weights import Parameters
@@ -29,11 +29,11 @@ LINEARS = (  # each layer has some of these
     *("qkv", "values", "q_a", "q_b", "kv_a", "k_b", "v_b", "out", "in", "mixer_out"),
     *("router", "up", "down", "shared_up", "shared_down", "shared_gate"),
     *("latent_down", "latent_up"),
-    *("steps", "gates", "forgets", "input_gate", "input_out"),
+    *("steps", "gates", "forgets", "input_gate", "input_out", "laurel_in", "laurel_out"),
 )
 LAYER_NORMS = (
     *("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm"),
-    *("experts_norm", "experts_output_norm", "shared_output_norm", "input_norm"),
+    *("experts_norm", "experts_output_norm", "shared_output_norm", "input_norm", "laurel_norm"),
 )
 HEAD_SIZES = ("head_dim", "value_dim", "rotary_dim")
 NORMS = ("rms", "layer")  # in the order of kernels.h, as are the config's ACTIVATIONS
@@ -212,6 +212,7 @@ class KernelDecoder:
             "swiglu_alpha": config.swiglu.alpha if config.swiglu else 0.0,
             "mixture": self._mixture(),
             "inputs": self._inputs(),
+            "streams": self._streams(),
         }
 
     def _inputs(self) -> Fields:
@@ -220,11 +221,18 @@ class KernelDecoder:
         embedding = self._packed[LAYER_INPUTS]
         return {
             "size": self._config.layer_input_size,
+            "num_tokens": self._config.layer_input_tokens,
             "embedding": data(embedding.blocks),
             "bits": embedding.bits,
             "projection": self._linear("inputs.weight"),
             "norm": self._pointer(self._tensors["inputs.norm"]),
         }
+
+    def _streams(self) -> Fields:
+        if self._config.num_streams == 1:
+            return {}
+        ends = {each: self._linear(f"streams_{each}.weight") for each in ("in", "out")}
+        return ends | {"count": self._config.num_streams}
 
     def _mixture(self) -> Fields:
         mixture = self._config.mixture
@@ -277,6 +285,8 @@ class KernelDecoder:
                 "kv_a_norm": self._optional(f"{name}.kv_a_norm.weight"),
                 "sinks": self._optional(f"{name}.sinks"),
                 "output_scale": self._optional(f"{name}.output_scale"),
+                "gate_cutoff": self._gate_cutoff(index),
+                "altup": self._altup(f"{name}{ALTUP}"),
                 "expert_scales": self._optional(f"{name}.expert_scales"),
                 "router_norm": {"weight": self._router_norm(f"{name}.router_scale")},
                 "selection_bias": self._optional(f"{name}{ROUTER}.selection_bias"),
@@ -314,6 +324,17 @@ class KernelDecoder:
                 "skip": self._optional(f"{name}.skip"),
             }
         )
+
+    def _gate_cutoff(self, index: int) -> Any:
+        cutoff = self._config.shape_of(index).gate_cutoff
+        return self._pointer_or_null(None if cutoff is None else np.array([cutoff], np.float32))
+
+    def _altup(self, name: str) -> Fields:
+        names = ("norm", "router", "predict", "correct", "scale")
+        tensors = {each: self._tensors.get(f"{name}.{each}") for each in names}
+        if tensors["norm"] is not None:  # the router reads what is normalised over its size
+            tensors["norm"] = tensors["norm"] / np.float32(self._config.hidden_size)
+        return {each: self._pointer_or_null(tensor) for each, tensor in tensors.items()}
 
     def _router_norm(self, name: str) -> Any:
         scale = self._tensors.get(name)

@@ -141,6 +141,16 @@ HEARTH_EXPORT void hearth_delta(HearthContext* context, const HearthRecurrent* l
                                 int64_t num_tokens, int64_t num_kept, const float* tail,
                                 float* state, float* out);
 
+// Around a layer of several streams of the residual, see HearthStreams: a router says how much a
+// token is of each modality, of which there are as many as streams, and that says how to mix them.
+typedef struct {
+  const float* norm;     // [hidden] of what the router reads
+  const float* router;   // [streams][hidden]
+  const float* predict;  // [streams * streams][streams]: what each stream gets of each before it
+  const float* correct;  // [streams][streams]: what each gets of the error, beside all of it
+  const float* scale;    // [hidden] of the first stream, for the gates of the layer's inputs
+} HearthAltUp;
+
 // Attention, a recurrent mixer or both, which read the same, and then an MLP or experts; of these
 // some may be left out.
 typedef struct {
@@ -198,16 +208,35 @@ typedef struct {
   HearthLinear input_out;     // [hidden][size]
   HearthNorm input_norm;      // of what that adds
   const float* output_scale;  // [1]: factor of the residual behind the layer; or null
+  // LAuReL (Menghani et al. 2024, arXiv 2411.07501): what attention reads and a normalised map of
+  // it of low rank are added to the residual too, which is then divided by the root of 2.
+  HearthLinear laurel_in;  // [rank][hidden]; without outputs: there is none
+  HearthLinear laurel_out;
+  HearthNorm laurel_norm;
+  // [1] or null: gates of the MLP count as far as they are more than so many standard deviations
+  // above the mean of the token's gates.
+  const float* gate_cutoff;
+  HearthAltUp altup;  // where there are streams
 } HearthLayer;
 
 // What layers read of a token besides the residual: each its own part of an embedding.
 typedef struct {
   int64_t size;             // of a layer's part; 0: there is none
-  const void* embedding;    // [vocab][layers * size], packed
+  int64_t num_tokens;       // that have one: later ones have the first token's
+  const void* embedding;    // [num_tokens][layers * size], packed
   int32_t bits;             // of it
   HearthLinear projection;  // [layers * size][hidden]: is on it, of the token's usual embedding
   const float* norm;        // [size] of each part of the projection
 } HearthLayerInputs;
+
+// Alternating updates: the residual is several streams. The first begins as the embedding, the
+// others as products of it. Their mean is what the head reads, once the others are multiplied back;
+// what is multiplied is made as large as the first one.
+typedef struct {
+  int64_t count;     // at most kMaxStreams; 0: the residual is one
+  HearthLinear in;   // [(count - 1) * hidden][hidden]
+  HearthLinear out;  // like it, of each stream its own [hidden][hidden]
+} HearthStreams;
 
 // How experts are chosen: see MixtureConfig in engine/.
 typedef struct {
@@ -254,6 +283,7 @@ typedef struct {
   float swiglu_alpha;
   HearthMixture mixture;  // of layers that have a router
   HearthLayerInputs inputs;
+  HearthStreams streams;
 } HearthModel;
 
 // Tokens of any user rows, those of a row in their order. A token follows the `position` slots

@@ -35,8 +35,8 @@ void LayerInputs::begin(Workers& workers, const HearthModel& model, const int64_
       workers.kernels.norm_row(
           {Bits::kFloat32, NormKind::kRms, model.norm_eps, inputs.norm, nullptr, size}, part, part);
     }
-    unpack_row(static_cast<Bits>(inputs.bits), inputs.embedding, width(model) / kGroup, ids[token],
-               own);
+    const int64_t id = ids[token] < inputs.num_tokens ? ids[token] : 0;
+    unpack_row(static_cast<Bits>(inputs.bits), inputs.embedding, width(model) / kGroup, id, own);
     for (int64_t i = 0; i < width(model); ++i) {
       made[i] = (made[i] + own[i] * embedded) * joined;
     }

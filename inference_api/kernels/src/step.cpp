@@ -5,6 +5,7 @@
 #include "activation.h"
 #include "grow.h"
 #include "model_calls.h"
+#include "norm.h"
 #include "soften.h"
 #include "unpack.h"
 
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int64_t kMaxTokens = 512;  // in one part: bounds the memory
 constexpr float kLatentEps = 1e-6f;  // LATENT_NORM_EPS in engine/
+constexpr float kInverseRoot2 = 0.707106781f;
 
 // Of queries, and of their gates.
 int64_t queries_width(const HearthModel& model, const HearthLayer& layer) {
@@ -157,9 +159,14 @@ void Step::run_part(Workers& workers, const HearthModel& model, const Part& part
     rows_[static_cast<size_t>(token)] = part.batch.rows[index];
     lengths_[static_cast<size_t>(token)] = part.batch.positions[index] + 1;
   });
-  if (model.inputs.size > 0 && part.batch.before == nullptr) {
+  if (model.inputs.size > 0 || has_streams(model)) {
     norm_rows(workers, model, {}, part.count, normed_);
+  }
+  if (model.inputs.size > 0) {
     layer_inputs_.begin(workers, model, part.batch.ids + part.first, normed_.data(), part.count);
+  }
+  if (has_streams(model)) {
+    streams_.begin(workers, model, hidden_.data(), normed_.data(), part.count);
   }
   branches_ = find_branches(part);
   if (model.recurrent.base != nullptr) {
@@ -169,6 +176,9 @@ void Step::run_part(Workers& workers, const HearthModel& model, const Part& part
   int64_t num_tokens = part.count;
   for (int64_t layer = 0; layer < model.num_layers && num_tokens > 0; ++layer) {
     num_tokens = run_layer(workers, model, model.layers[layer], part, num_tokens, layer == cut);
+  }
+  if (has_streams(model) && num_tokens > 0) {
+    streams_.end(workers, model, hidden_.data(), num_tokens);
   }
 }
 
@@ -222,6 +232,9 @@ void Step::norm_rows(Workers& workers, const HearthModel& model, const HearthNor
 // tokens are left.
 int64_t Step::run_layer(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                         const Part& part, int64_t num_tokens, bool is_cut) {
+  if (has_streams(model)) {
+    streams_.predict(workers, model, layer, hidden_.data(), num_tokens);
+  }
   if (is_recurrent(layer) || attends(layer)) {
     norm_rows(workers, model, layer.attention_norm, num_tokens, normed_);
   }
@@ -248,23 +261,34 @@ int64_t Step::run_layer(Workers& workers, const HearthModel& model, const Hearth
   if (is_recurrent(layer)) {
     add_mixed(workers, model, layer, num_tokens);
   }
+  const bool has_laurel = layer.laurel_in.outputs > 0;
+  if (has_laurel) {
+    add_laurel(workers, model, layer, num_tokens);
+  }
   if (attends(layer)) {
     attend(workers, model, layer, num_tokens);
   }
+  if (has_laurel) {
+    scale(workers, model, kInverseRoot2, num_tokens);
+  }
   add_mlp(workers, model, layer, num_tokens);
+  if (has_streams(model)) {
+    streams_.correct(workers, model, layer, hidden_.data(), num_tokens);
+  }
   if (layer.input_gate.outputs > 0) {
     norm_rows(workers, model, {}, num_tokens, normed_);
     const std::vector<char>& rows =
         layer_inputs_.gated(workers, model, layer, normed_.data(), num_tokens);
+    if (has_streams(model)) {
+      std::fill_n(hidden_.data(), num_tokens * model.hidden, 0.0f);
+    }
     add_product(workers, model, layer.input_out, rows, layer.input_norm, num_tokens);
+    if (has_streams(model)) {
+      streams_.add(workers, model, hidden_.data(), num_tokens);
+    }
   }
   if (layer.output_scale != nullptr) {
-    workers.each_row(num_tokens, [&](int64_t token) {
-      float* const hidden = hidden_.data() + token * model.hidden;
-      for (int64_t i = 0; i < model.hidden; ++i) {
-        hidden[i] *= *layer.output_scale;
-      }
-    });
+    scale(workers, model, *layer.output_scale, num_tokens);
   }
   return num_tokens;
 }
@@ -289,16 +313,46 @@ void Step::add_mlp(Workers& workers, const HearthModel& model, const HearthLayer
   }
   grow(activated_, num_tokens * row_bytes(model, mlp_down.inputs));
   const std::vector<char>& rows = shares_norm(model, layer) ? normed_ : mlp_normed_;
-  LinearCall up =
-      linear_call(model, mlp_up, rows.data(), num_tokens, Finish::kActivate, 1.0f, nullptr);
-  up.is_gated = model.is_gated != 0;
-  up.activated = activated_.data();
-  workers.multiply(up);
+  if (layer.gate_cutoff != nullptr) {
+    cut_gates(workers, model, layer, rows.data(), num_tokens);
+  } else {
+    LinearCall up =
+        linear_call(model, mlp_up, rows.data(), num_tokens, Finish::kActivate, 1.0f, nullptr);
+    up.is_gated = model.is_gated != 0;
+    up.activated = activated_.data();
+    workers.multiply(up);
+  }
   if (is_joined) {
     add_joined(workers, model, layer, num_tokens);
   } else {
     add_product(workers, model, mlp_down, activated_, layer.mlp_output_norm, num_tokens, shares);
   }
+}
+
+// From `rows` to activated_, where most gates are cut off: how many that are depends on all of a
+// token, so that a panel is not activated as soon as it is multiplied.
+void Step::cut_gates(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                     const char* rows, int64_t num_tokens) {
+  const int64_t size = layer.down.inputs;
+  grow(gates_, num_tokens * layer.up.outputs);
+  workers.multiply(
+      linear_call(model, layer.up, rows, num_tokens, Finish::kStore, 1.0f, gates_.data()));
+  workers.each_row(num_tokens, [&](int64_t token) {
+    float* const gates = gates_.data() + token * layer.up.outputs;
+    const float* const passing = gates + size;
+    const float mean = sum(gates, size) / static_cast<float>(size);
+    const float variance = sum_of_squares(gates, size, mean) / static_cast<float>(size);
+    const float cutoff = mean + *layer.gate_cutoff * __builtin_sqrtf(variance);
+    for (int64_t i = 0; i < size; ++i) {
+      const float above = gates[i] - cutoff;
+      gates[i] =
+          above <= 0.0f
+              ? 0.0f
+              : activated<Scalar>(static_cast<Activation>(model.activation), above) * passing[i];
+    }
+    workers.kernels.prepare_row(bits(model), gates, size / kGroup,
+                                activated_.data() + token * row_bytes(model, size));
+  });
 }
 
 // From activated_, of the MLP beside the experts, to hidden_.
@@ -492,11 +546,47 @@ void Step::keep_outputs(const HearthModel& model, const HearthLayer& layer, cons
     if (model.inputs.size > 0) {
       layer_inputs_.move(model, token, output);
     }
-    if (model.is_parallel) {
+    if (has_streams(model)) {
+      streams_.move(model, token, output);
+    }
+    if (model.is_parallel || layer.laurel_in.outputs > 0) {
       move(normed_, row, row);
+    }
+    if (model.is_parallel) {
       move(mlp_normed_, row, row);
     }
   }
+}
+
+// Adds to hidden_ what attention reads of it, and the norm of a map of that. See HearthLayer.
+void Step::add_laurel(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                      int64_t num_tokens) {
+  const int64_t rank = layer.laurel_in.outputs;
+  const int64_t row = row_bytes(model, rank);
+  const auto* const read = reinterpret_cast<const float*>(
+      exact_rows(workers, model, layer.attention_norm, normed_, num_tokens));
+  grow(product_, num_tokens * rank);
+  grow(prepared_, num_tokens * row);
+  workers.multiply(linear_call(model, layer.laurel_in, normed_.data(), num_tokens, Finish::kStore,
+                               1.0f, product_.data()));
+  workers.each_row(num_tokens, [&](int64_t token) {
+    workers.kernels.prepare_row(bits(model), product_.data() + token * rank, rank / kGroup,
+                                prepared_.data() + token * row);
+    float* const hidden = hidden_.data() + token * model.hidden;
+    for (int64_t i = 0; i < model.hidden; ++i) {
+      hidden[i] += read[token * model.hidden + i];
+    }
+  });
+  add_product(workers, model, layer.laurel_out, prepared_, layer.laurel_norm, num_tokens);
+}
+
+void Step::scale(Workers& workers, const HearthModel& model, float factor, int64_t num_tokens) {
+  workers.each_row(num_tokens, [&](int64_t token) {
+    float* const hidden = hidden_.data() + token * model.hidden;
+    for (int64_t i = 0; i < model.hidden; ++i) {
+      hidden[i] *= factor;
+    }
+  });
 }
 
 // From the queries in qkv_ to what attention adds to hidden_.

@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "layer_inputs.h"
 #include "recurrent.h"
+#include "streams.h"
 #include "workers.h"
 
 namespace hearth {
@@ -54,10 +55,15 @@ class Step {
                    int64_t num_tokens);
   void multiply_heads(Workers& workers, const HearthModel& model, const HearthLinear& stack,
                       int64_t num_tokens, int64_t outputs, float* out, int64_t out_dim);
+  void add_laurel(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                  int64_t num_tokens);
   void add_mixed(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                  int64_t num_tokens);
   void add_mlp(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                int64_t num_tokens);
+  void cut_gates(Workers& workers, const HearthModel& model, const HearthLayer& layer,
+                 const char* rows, int64_t num_tokens);
+  void scale(Workers& workers, const HearthModel& model, float factor, int64_t num_tokens);
   void add_joined(Workers& workers, const HearthModel& model, const HearthLayer& layer,
                   int64_t num_tokens);
   void add_product(Workers& workers, const HearthModel& model, const HearthLinear& linear,
@@ -72,9 +78,10 @@ class Step {
   void write_hidden(Workers& workers, const HearthModel& model, const Part& part);
   void reserve(const HearthModel& model, int64_t num_tokens);
 
-  std::vector<float> hidden_;         // [tokens][hidden]: the residual
+  std::vector<float> hidden_;         // [tokens][hidden]: the residual, or the first of its streams
   std::vector<float> shares_;         // [tokens]: what the MLP beside the experts counts
   std::vector<float> product_;        // [tokens][hidden]: what is normalised before it is added
+  std::vector<float> gates_;          // [tokens][2 * ffn]: gates that are cut, and what passes them
   std::vector<float> of_experts_;     // like product_
   std::vector<float> qkv_;            // [tokens][queries_width, then what keys and values take]
   std::vector<float> query_latents_;  // [tokens][outputs of q_a]
@@ -96,6 +103,7 @@ class Step {
   std::vector<char> activated_;    // [tokens][ffn / kGroup]
   Experts experts_;
   LayerInputs layer_inputs_;
+  Streams streams_;
   Recurrent recurrent_;
 };
 

@@ -1,9 +1,12 @@
-"""Reads the config.json of Gemma 3 and 4; of multimodal ones, only the text model."""
+"""Reads the config.json of Gemma 3, 3n and 4; of multimodal ones, only the text model."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import NormalDist
+from typing import Any
 
+from inference_api.kernels.packing import MAX_STREAMS
 from inference_api.loading.config import (
     LayerShape,
     MixtureConfig,
@@ -11,7 +14,7 @@ from inference_api.loading.config import (
     RopeConfig,
     RopeKind,
 )
-from inference_api.loading.families.fields import ConfigFields, text_fields
+from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields, text_fields
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import no_mixture, num_experts_of
 from inference_api.loading.families.ropes import DEFAULT_THETA, KINDS, read_ropes_by_kind, rope_of
@@ -75,6 +78,104 @@ def _logits_softcap(fields: ConfigFields) -> float | None:
     return None if fields.raw.get(name) is None else fields.number(name, 1.0)
 
 
+def read_gemma3n(fields: ConfigFields) -> ModelConfig:
+    """The text model of a multimodal Gemma 3n."""
+    return read_gemma3n_text(text_fields(fields))
+
+
+def read_gemma3n_text(fields: ConfigFields) -> ModelConfig:
+    """Alternating updates of several streams, with a map of low rank beside attention. Otherwise
+    much like Gemma 4: layers read embeddings of their own, and the last ones the keys and values of
+    earlier ones. Missing fields have the values of transformers' Gemma3nTextConfig."""
+    fields = fields.or_else(_GEMMA3N_DEFAULTS)
+    for name, only in {"altup_active_idx": 0, "altup_correct_scale": True}.items():
+        if fields.raw[name] != only:
+            fields.refuse(name, fields.raw[name], f"{name}={str(only).lower()}")
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+    ffn_sizes = _by_layer(fields, "intermediate_size", num_layers)
+    own = {"hidden_act": fields.raw["hidden_activation"], "intermediate_size": ffn_sizes[0]}
+    config = read_llama_like(
+        fields.under({**fields.raw, **own}), has_qk_norm=True, tensor_names="gemma4"
+    )
+    are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
+    ropes = read_ropes_by_kind(fields, config, fields.number("rope_local_base_freq", 1.0))
+    return replace(
+        with_windows(config, are_local, fields.count("sliding_window"), ropes),
+        shapes=_gemma3n_shapes(fields, config, are_local, ffn_sizes),
+        attention_scale=1.0,
+        embedding_multiplier=math.sqrt(config.hidden_size),
+        logits_softcap=_logits_softcap(fields),
+        has_output_norms=True,
+        has_value_norm=True,
+        layer_input_size=fields.count("hidden_size_per_layer_input", least=0),
+        layer_input_tokens=fields.count("vocab_size_per_layer_input"),
+        num_streams=fields.count("altup_num_inputs", least=2, most=MAX_STREAMS),
+        laurel_rank=fields.count("laurel_rank"),
+    )
+
+
+_GEMMA3N_DEFAULTS = {
+    "vocab_size": 262_400,
+    "hidden_size": 2048,
+    "intermediate_size": 16_384,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32_768,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10_000.0,
+    "sliding_window": 512,
+    "sliding_window_pattern": 5,
+    "final_logit_softcapping": 30.0,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+    "altup_active_idx": 0,
+    "altup_correct_scale": True,
+    "altup_num_inputs": 4,
+    "laurel_rank": 64,
+    "num_kv_shared_layers": 15,
+    "tie_word_embeddings": True,
+}
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95  # usual in models with more layers than that
+
+
+def _gemma3n_shapes(
+    fields: ConfigFields, config: ModelConfig, are_local: Sequence[bool], ffn_sizes: Sequence[Any]
+) -> tuple[LayerShape, ...]:
+    """Layers differ in their MLPs, and in whose keys and values they see."""
+    name, num_layers = "activation_sparsity_pattern", config.num_layers
+    num_sparse = _SPARSE_LAYERS if num_layers > _SPARSE_LAYERS else 0
+    usual = [_SPARSITY] * num_sparse + [0.0] * (num_layers - num_sparse)
+    shares = _by_layer(fields.or_else({name: usual}), name, num_layers)
+    if not all(map(_is_share, shares)):
+        fields.refuse(name, shares, "shares from 0 to 1, without 1, there")
+        shares = usual
+    alike = _gemma4_shapes(fields.under({**fields.raw, "per_layer_config": {}}), config, are_local)
+    return tuple(
+        shape._replace(
+            ffn_size=fields.under({"intermediate_size": size}).count("intermediate_size"),
+            gate_cutoff=NormalDist().inv_cdf(share) if share else None,
+        )
+        for shape, size, share in zip(alike, ffn_sizes, shares, strict=True)
+    )
+
+
+def _by_layer(fields: ConfigFields, name: str, num_layers: int) -> list[Any]:
+    """Returns a value for each layer, from one for all layers or a list."""
+    value = fields.raw[name]
+    values = value if isinstance(value, list) else [value] * num_layers
+    if len(values) == num_layers:
+        return values
+    fields.refuse(name, value, f"one for each of its {num_layers} layers")
+    return [1] * num_layers
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1
+
+
 def read_gemma4(fields: ConfigFields) -> ModelConfig:
     """The text model of a multimodal Gemma 4."""
     return read_gemma4_text(text_fields(fields))
@@ -122,7 +223,8 @@ def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
         has_output_norms=True,
         has_value_norm=True,
         has_layer_scalars=True,
-        layer_input_size=_layer_input_size(fields, config.vocab_size),
+        layer_input_size=fields.count("hidden_size_per_layer_input", least=0),
+        layer_input_tokens=fields.count("vocab_size_per_layer_input", config.vocab_size),
     )
 
 
@@ -139,14 +241,6 @@ def read_gemma4_assistant(fields: ConfigFields) -> ModelConfig:
         logits_softcap=None,
         backbone_size=fields.count("backbone_hidden_size", 1536),
     )
-
-
-def _layer_input_size(fields: ConfigFields, vocab_size: int) -> int:
-    size = fields.count("hidden_size_per_layer_input", least=0)
-    num_tokens = fields.count("vocab_size_per_layer_input", vocab_size)
-    if size and num_tokens != vocab_size:
-        fields.refuse("vocab_size_per_layer_input", num_tokens, f"vocab_size={vocab_size} there")
-    return size
 
 
 def _read_gemma4_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
@@ -264,6 +358,8 @@ ASSISTANTS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
 READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
     "gemma3": read_gemma3,
     "gemma3_text": read_gemma3_text,
+    "gemma3n": read_gemma3n,
+    "gemma3n_text": read_gemma3n_text,
     "gemma4": read_gemma4,
     "gemma4_text": read_gemma4_text,
     "gemma4_unified": read_gemma4_unified,

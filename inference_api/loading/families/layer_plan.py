@@ -17,6 +17,7 @@ from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, N
 
 LAYER_INPUTS = "layer_inputs"  # the embedding that layers read besides the residual
 ROUTER = ".router"
+ALTUP = ".altup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSourc
         plan[f"{ours}.output_scale"] = (SourceTensor(f"{theirs}.{names.layer_scalar}", (1,)),)
     if config.has_mlp(index):
         plan |= _mlp_plan(config, names, index, ours, theirs)
+    if config.num_streams > 1:
+        plan |= _altup_plan(config, ours, theirs)
+    if config.laurel_rank:
+        plan |= _laurel_plan(config, names, ours, theirs)
     return plan
 
 
@@ -163,11 +168,50 @@ def input_plan(config: ModelConfig) -> ParameterSources:
     size = config.layer_inputs_size
     projection = ("per_layer_model_projection",)
     norm = SourceTensor("model.per_layer_projection_norm.weight", (config.layer_input_size,))
-    embedding = SourceTensor("model.embed_tokens_per_layer.weight", (config.vocab_size, size))
+    tokens = (config.layer_input_tokens, size)
+    embedding = SourceTensor("model.embed_tokens_per_layer.weight", tokens)
     return {
         LAYER_INPUTS: (embedding,),
         **_linear("inputs", "model", projection, (size,), config.hidden_size, False),
         "inputs.norm": (norm,),
+    }
+
+
+def stream_plan(config: ModelConfig) -> ParameterSources:
+    """Returns the sources of what makes further streams of the residual, and joins them again."""
+    plan: ParameterSources = {}
+    others, hidden = range(config.num_streams - 1), config.hidden_size
+    for ours, theirs in (("in", "altup_projections"), ("out", "altup_unembed_projections")):
+        names = tuple(f"{theirs}.{number}" for number in others)
+        rows = (hidden,) * len(names)
+        plan.update(_linear(f"streams_{ours}", "model", names, rows, hidden, has_bias=False))
+    return plan
+
+
+def _altup_plan(config: ModelConfig, ours: str, theirs: str) -> ParameterSources:
+    """Returns the sources of what a layer does with the streams of the residual."""
+    streams, hidden = config.num_streams, config.hidden_size
+    tensors = {
+        "norm": ("router_norm.weight", (hidden,)),
+        "router": ("modality_router.weight", (streams, hidden)),
+        "predict": ("prediction_coefs.weight", (streams**2, streams)),
+        "correct": ("correction_coefs.weight", (streams, streams)),
+        "scale": ("correct_output_scale", (hidden,)),
+    }
+    return {
+        f"{ours}{ALTUP}.{name}": (SourceTensor(f"{theirs}{ALTUP}.{its_name}", shape),)
+        for name, (its_name, shape) in tensors.items()
+    }
+
+
+def _laurel_plan(config: ModelConfig, names: Names, ours: str, theirs: str) -> ParameterSources:
+    """Returns the sources of a map of low rank beside attention."""
+    rank, hidden = (config.laurel_rank,), config.hidden_size
+    left, right = ("laurel.linear_left",), ("laurel.linear_right",)
+    return {
+        **_linear(f"{ours}.laurel_in", theirs, left, rank, hidden, has_bias=False),
+        **_linear(f"{ours}.laurel_out", theirs, right, (hidden,), *rank, has_bias=False),
+        **norm_plan(config, names, f"{ours}.laurel_norm", f"{theirs}.laurel.post_laurel_norm"),
     }
 
 

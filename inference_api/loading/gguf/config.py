@@ -1,6 +1,7 @@
 """Converts the metadata of a GGUF file to the fields of a config.json."""
 
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,8 @@ def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]
     """Returns further fields of some families."""
     if architecture == "gemma3":
         return _gemma3(value)
+    if architecture == "gemma3n":
+        return _gemma3n(value, shapes)
     if architecture == "gpt-oss":
         return _gpt_oss(value)
     if architecture in HYBRIDS:
@@ -165,6 +168,25 @@ def _gemma3(value: Any) -> dict[str, Any]:
         "rope_local_base_freq": value("rope.freq_base_swa"),
         "final_logit_softcapping": value("final_logit_softcapping"),
         "attn_logit_softcapping": value("attn_logit_softcapping"),
+    }
+
+
+def _gemma3n(value: Any, shapes: Shapes) -> dict[str, Any]:
+    """Files have the cutoffs of gates, in standard deviations, not the shares of gates that are
+    cut; minus infinity cuts none."""
+    cutoffs = value("activation_sparsity_scale")
+    return {
+        **_windows(value),
+        "model_type": "gemma3n_text",
+        "rope_local_base_freq": value("rope.freq_base_swa"),
+        "final_logit_softcapping": value("final_logit_softcapping"),
+        "num_kv_shared_layers": value("attention.shared_kv_layers"),
+        "hidden_size_per_layer_input": value("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": shapes.get("per_layer_token_embd.weight", (0,))[0],
+        "altup_active_idx": value("altup.active_idx"),
+        "altup_num_inputs": value("altup.num_inputs"),
+        "laurel_rank": shapes.get("blk.0.laurel_l.weight", (0,))[0],
+        "activation_sparsity_pattern": cutoffs and [NormalDist().cdf(each) for each in cutoffs],
     }
 
 

@@ -33,7 +33,7 @@ from inference_api.loading.gguf.names import (
 )
 from inference_api.loading.layout import EMBEDDING, StoredTensor, Tensors, mtp_plan, weight_plan
 from inference_api.loading.numbers import FLOATS
-from inference_api.loading.stacks import of_expert
+from inference_api.loading.stacks import in_stack
 
 MAX_VALUES = 4_000_000  # in all lists of metadata; vocabularies and merges have about 100,000
 MAX_TEXT_BYTES = 64 * 1024**2  # size of one text of metadata
@@ -283,7 +283,6 @@ def _wanted(
     config: ModelConfig, names: Mapping[str, str], halves: Mapping[str, Halves]
 ) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of all tensors that the decoder needs, by the file's names."""
-    stack = () if config.mixture is None else (config.mixture.num_experts,)
     wanted: dict[str, tuple[int, ...]] = {}
     for part in (part for parts in weight_plan(config).values() for part in parts):
         if part.name in halves:
@@ -293,9 +292,9 @@ def _wanted(
             wanted[values.name] = (config.num_heads, config.value_dim, rank)
         else:
             name, (rows, *columns) = names[part.name], part.shape
-            is_single = of_expert(part.name) is None
-            times = 2 if FUSED in name else 1
-            wanted[name] = part.shape if is_single else (*stack, times * rows, *columns)
+            found, times = in_stack(part.name), 2 if FUSED in name else 1
+            stacked = () if found is None else (found.number + 1, times * rows, *columns)
+            wanted[name] = stacked or part.shape  # the last one of a stack counts
     return wanted
 
 
@@ -350,19 +349,19 @@ def layer_of(name: str) -> int:
 
 def _single(part: SourceTensor, tensor: ReaderTensor) -> ReaderTensor:
     """Returns a single tensor, or one expert's part of a stack, in our shape: see `squeezed`."""
-    found = of_expert(part.name)
+    found = in_stack(part.name)
     if found is None:
         data = tensor.data
         data = data.reshape(-1) if len(part.shape) == 1 else data.reshape(part.shape[0], -1)
         return tensor._replace(shape=np.array(part.shape[::-1]), data=data)
-    own = tensor.data[found.expert]
+    own = tensor.data[found.number]
     begin, end = rows_of_fused(part.name, len(own)) if FUSED in tensor.name else (0, len(own))
     data = own[begin:end]
     return tensor._replace(
         shape=np.array(part.shape[::-1]),
         n_elements=prod(part.shape),
         n_bytes=data.nbytes,
-        data_offset=tensor.data_offset + found.expert * own.nbytes + own[:begin].nbytes,
+        data_offset=tensor.data_offset + found.number * own.nbytes + own[:begin].nbytes,
         data=data,
     )
 

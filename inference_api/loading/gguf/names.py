@@ -9,7 +9,7 @@ from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.families.row_orders import rotary_order
 from inference_api.loading.families.tensor_names import SCHEMES
 from inference_api.loading.layout import weight_plan
-from inference_api.loading.stacks import of_expert
+from inference_api.loading.stacks import in_stack
 
 # Keys are values of `model_type` in config.json. GGUF calls Mistral llama.
 ARCHITECTURES = {
@@ -22,6 +22,8 @@ ARCHITECTURES = {
     "falcon_h1": "falcon-h1",
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
+    "gemma3n": "gemma3n",
+    "gemma3n_text": "gemma3n",
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
     "gemma4_unified": "gemma4",
@@ -94,7 +96,7 @@ def gguf_names(
     parts = [part for parts in weight_plan(config).values() for part in parts]
     names = {}
     for part in parts:
-        single = of_expert(part.name)
+        single = in_stack(part.name)
         name = part.name if single is None else single.stack
         for ours, its in nextn.items():
             if name.startswith(f"{ours}."):

@@ -12,7 +12,7 @@ from inference_api.loading.gguf.blocks import GgufTensor, joined
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.names import row_order
 from inference_api.loading.numbers import Numbers
-from inference_api.loading.stacks import of_expert
+from inference_api.loading.stacks import in_stack
 
 
 def read_parts(
@@ -36,8 +36,8 @@ def read_parts(
     for name, tensor in model.tensors.items():
         if name in parts:
             order = row_order(model.architecture, parts[name], model.config)
-            single = of_expert(name)
-            weight = read(tensor, 0 if single is None else single.expert)
+            single = in_stack(name)
+            weight = read(tensor, 0 if single is None else single.number)
             yield name, weight.reordered(order) if order else weight
 
 

@@ -1,4 +1,4 @@
-"""Gemma 4, whose layers have heads of several shapes: rows in company, drafts, caches."""
+"""Gemma 3n and 4, whose layers have several shapes: rows in company, drafts, caches."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from inference_api.loading.options import EngineOptions
 from inference_api.runner import RowStep, place_own_pages
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import ANY_DRAW
-from tests.inference_api.engine.tiny_models import CONTEXT, GEMMA4S
+from tests.inference_api.engine.tiny_models import CONTEXT, GEMMAS
 from tests.inference_api.engine.whole_logits import (
     PROMPT,
     ROWS,
@@ -23,7 +23,7 @@ from tests.inference_api.engine.whole_logits import (
     steps_of,
 )
 
-every_model = pytest.mark.parametrize("name", GEMMA4S)
+every_model = pytest.mark.parametrize("name", GEMMAS)
 
 
 @every_model
@@ -95,8 +95,8 @@ def test_layers_that_share_keys_and_values_have_no_pages(tiny_model: Tiny) -> No
 def test_where_it_cannot_be_served_it_is_said(
     changes: dict[str, object], fault: str, tiny_model: Tiny
 ) -> None:
-    folder = tiny_model("gemma4")[0]
     options = EngineOptions(max_rows=1, **changes)  # type: ignore[arg-type]
-    assert fault in "".join(check_one(folder, options))
-    with pytest.raises(StartupError, match=fault):
-        (CudaRunner if options.device == "cuda" else KernelRunner)(folder, options)
+    for folder, _ in map(tiny_model, ("gemma4", "gemma3n")):
+        assert fault in "".join(check_one(folder, options))
+        with pytest.raises(StartupError, match=fault):
+            (CudaRunner if options.device == "cuda" else KernelRunner)(folder, options)

@@ -23,12 +23,12 @@ from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, RowToken, place_own_pages
 from lab.models.gguf_hybrids import write_hybrid_gguf
 from tests.inference_api.engine.mtp_models import MODELS, WEIGHTS, make_mtp_model
-from tests.inference_api.engine.tiny_models import CONTEXT, GEMMA4S, HYBRIDS, VOCAB_SIZE
+from tests.inference_api.engine.tiny_models import CONTEXT, GEMMAS, HYBRIDS, VOCAB_SIZE
 from tests.inference_api.engine.tiny_models import MODELS as TINY_MODELS
 
 PROMPT = Random(3).choices(range(3, VOCAB_SIZE), k=71)
 DRAW = Draw(SamplingParams(temperature=0.0), (0,), ())
-EVERY_MODEL = TINY_MODELS | HYBRIDS | GEMMA4S
+EVERY_MODEL = TINY_MODELS | HYBRIDS | GEMMAS
 Made = tuple[Path, PreTrainedModel, MtpModel]
 
 

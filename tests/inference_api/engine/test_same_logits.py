@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inference_api.kernels.library import supported_variants
-from tests.inference_api.engine.tiny_models import GEMMA4S, HYBRIDS
+from tests.inference_api.engine.tiny_models import GEMMAS, HYBRIDS
 from tests.inference_api.engine.whole_logits import (
     PROMPT,
     ROWS,
@@ -16,7 +16,7 @@ from tests.inference_api.engine.whole_logits import (
     runner_of,
 )
 
-every_model = pytest.mark.parametrize("name", [*HYBRIDS, *GEMMA4S])
+every_model = pytest.mark.parametrize("name", [*HYBRIDS, *GEMMAS])
 
 
 @every_model

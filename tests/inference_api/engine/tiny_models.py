@@ -507,11 +507,30 @@ GEMMA4S: dict[str, tuple[str, dict[str, Any]]] = {  # layers of several shapes: 
     "gemma4-unified": ("Gemma4UnifiedText", {**GEMMA4, "attention_k_eq_v": True}),
 }
 
+GEMMA3N: dict[str, Any] = {
+    **GEMMA3,
+    "initializer_range": 0.1,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 3.0,
+    "intermediate_size": [96, 64, 96, 128],
+    "activation_sparsity_pattern": [0.95, 0.0, 0.6, 0.0],
+    "num_kv_shared_layers": 2,
+    "laurel_rank": 32,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB_SIZE - 20,  # the last ones have none of their own
+}
+GEMMA3NS: dict[str, tuple[str, dict[str, Any]]] = {  # with streams, which torch has not
+    "gemma3n": ("Gemma3nText", GEMMA3N),
+    "gemma3n-two-streams": ("Gemma3nText", {**GEMMA3N, "altup_num_inputs": 2}),
+}
+GEMMAS = GEMMA4S | GEMMA3NS
+
 
 def make_model(name: str, folder: Path, **changes: object) -> PreTrainedModel:
     """Build model `name`, save it to `folder` with a tokenizer, and return it. `changes`: of its
     config."""
-    family, values = (MODELS | HYBRIDS | GEMMA4S)[name]
+    family, values = (MODELS | HYBRIDS | GEMMAS)[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**deepcopy(values | changes))
     model: PreTrainedModel = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(
@@ -523,6 +542,8 @@ def make_model(name: str, folder: Path, **changes: object) -> PreTrainedModel:
             continue
         if parameter.ndim == 1 or parameter_name.endswith("_bias"):
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
+        if parameter_name.endswith("modality_router.weight"):  # what it reads is small
+            torch.nn.init.normal_(parameter, std=4.0)
     model.eval().save_pretrained(folder)
     if family == "OlmoHybrid":
         publish_olmo_hybrid(folder, model.config)

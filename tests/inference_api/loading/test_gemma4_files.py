@@ -179,7 +179,6 @@ def test_last_layers_see_what_the_last_of_their_kind_remembers() -> None:
             {"num_kv_shared_layers": 12, "per_layer_config": {"29": {"head_dim": 512}}},
             "heads alike where layers share them",
         ),
-        ({"vocab_size_per_layer_input": 299, "hidden_size_per_layer_input": 32}, "vocab_size=300"),
         ({"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5}, "top_k_experts=5"),
         ({"num_attention_heads": 6}, "6 heads of 256 over 4 key-value heads"),
         ({"global_head_dim": 31}, "8 heads of 31 over 4"),
