@@ -62,6 +62,7 @@ def _variants(flags: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
 
 
 UNITS: Mapping[str, Sequence[str]] = {
+    "codes": (),
     "draw": (),
     "experts": (),
     "guess": (),

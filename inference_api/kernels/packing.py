@@ -5,7 +5,8 @@ from typing import Literal, NamedTuple
 LAYOUT_VERSION = 3  # version of packed bytes in files: raise it when packing changes
 # Forms of weights are numbered by bits: 32 is float32, 16 bfloat16. A form that only GGUF files
 # have is numbered 100 + its GGUF type.
-Bits = Literal[32, 16, 8, 4, 103, 106, 107, 110, 111, 112, 113, 114, 120, 123, 139, 140]
+_Codes = Literal[116, 117, 118, 119, 121, 122, 129]
+Bits = Literal[32, 16, 8, 4, 103, 106, 107, 110, 111, 112, 113, 114, 120, 123, 139, 140] | _Codes
 BITS: dict[str, Bits] = {"int8": 8, "int4": 4}  # keys are values of QUANTIZATION
 FLOAT_BITS: dict[str, Bits] = {"float32": 32, "bfloat16": 16}
 SUPER_GROUP = 256  # inputs of a superblock
@@ -32,6 +33,13 @@ FILE_FORMS = {
     "Q4_K": FileForm(112, SUPER_GROUP, 144),
     "Q5_K": FileForm(113, SUPER_GROUP, 176),
     "Q6_K": FileForm(114, SUPER_GROUP, 210),
+    "IQ1_S": FileForm(119, SUPER_GROUP, 50),
+    "IQ1_M": FileForm(129, SUPER_GROUP, 56),
+    "IQ2_XXS": FileForm(116, SUPER_GROUP, 66),
+    "IQ2_XS": FileForm(117, SUPER_GROUP, 74),
+    "IQ2_S": FileForm(122, SUPER_GROUP, 82),
+    "IQ3_XXS": FileForm(118, SUPER_GROUP, 98),
+    "IQ3_S": FileForm(121, SUPER_GROUP, 110),
     "IQ4_NL": FileForm(120, GROUP, 18),
     "IQ4_XS": FileForm(123, SUPER_GROUP, 136),
     "MXFP4": FileForm(139, GROUP, 17),

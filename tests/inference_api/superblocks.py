@@ -14,7 +14,9 @@ from inference_api.loading.gguf.panels import write_panels
 from tests.inference_api.loading.gguf_copies import rewritten
 
 UNITS = {  # the bytes that are half precision
-    **dict.fromkeys(("Q5_0", "IQ4_NL", "IQ4_XS"), slice(0, 2)),
+    **dict.fromkeys(("Q5_0", "IQ4_NL", "IQ4_XS", "IQ1_S", "IQ2_XXS", "IQ2_XS"), slice(0, 2)),
+    **dict.fromkeys(("IQ2_S", "IQ3_XXS", "IQ3_S"), slice(0, 2)),
+    "IQ1_M": slice(48, 56),  # or have four bits of one each
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), slice(0, 4)),
     "Q2_K": slice(80, 84),
     "Q3_K": slice(108, 110),
@@ -32,6 +34,10 @@ def drawn(kind: str, rows: int, inputs: int, seed: int = 0) -> NDArray[np.uint8]
     units = data[..., UNITS[kind]]
     if kind == "MXFP4":
         units[:] = generator.integers(115, 118, units.shape)
+        return data.reshape(rows, -1)
+    if kind == "IQ1_M":
+        units[..., 1::2] &= 0x0F
+        units[..., 1::2] |= 0x10
         return data.reshape(rows, -1)
     if kind == "NVFP4":
         units[:] = generator.integers(0x00, 0x20, units.shape)

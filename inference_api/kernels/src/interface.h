@@ -19,7 +19,7 @@ HEARTH_EXPORT HearthContext* hearth_create(int variant, int num_threads);
 HEARTH_EXPORT void hearth_destroy(HearthContext* context);
 
 // Bytes of a packed matrix [outputs][inputs]; `inputs` is a multiple of 32, of NVFP4 of 64, of
-// K-quants and IQ4_XS of 256.
+// K-quants and IQ1 to IQ4_XS of 256.
 // `bits`: see Bits in kernels.h.
 HEARTH_EXPORT int64_t hearth_packed_bytes(int bits, int64_t outputs, int64_t inputs);
 

@@ -10,6 +10,7 @@
 
 #include "interface.h"
 #include "layout.h"
+#include "layout_codes.h"
 
 namespace hearth {
 
@@ -28,8 +29,15 @@ enum class Bits : int {
   kQ4K = 112,
   kQ5K = 113,
   kQ6K = 114,
+  kIq2Xxs = 116,
+  kIq2Xs = 117,
+  kIq3Xxs = 118,
+  kIq1S = 119,
   kIq4Nl = 120,
+  kIq3S = 121,
+  kIq2S = 122,
   kIq4Xs = 123,
+  kIq1M = 129,
   kMxFp4 = 139,
   kNvFp4 = 140,
 };
@@ -226,6 +234,20 @@ auto with_block(Bits bits, Visit visit) {
       return visit(BlockType<Q5KBlock>());
     case Bits::kQ6K:
       return visit(BlockType<Q6KBlock>());
+    case Bits::kIq2Xxs:
+      return visit(BlockType<Iq2XxsBlock>());
+    case Bits::kIq2Xs:
+      return visit(BlockType<Iq2XsBlock>());
+    case Bits::kIq3Xxs:
+      return visit(BlockType<Iq3XxsBlock>());
+    case Bits::kIq1S:
+      return visit(BlockType<Iq1SBlock>());
+    case Bits::kIq3S:
+      return visit(BlockType<Iq3SBlock>());
+    case Bits::kIq2S:
+      return visit(BlockType<Iq2SBlock>());
+    case Bits::kIq1M:
+      return visit(BlockType<Iq1MBlock>());
     case Bits::kIq4Nl:
       return visit(BlockType<Iq4NlBlock>());
     case Bits::kIq4Xs:

@@ -2,6 +2,7 @@
 // own for each instruction set, since it takes as long to compile as all others of one.
 #pragma once
 
+#include "codes.h"
 #include "linear.h"
 #include "unpacked.h"
 
@@ -24,14 +25,15 @@ void multiply_by_factors(const Block& first, int64_t count, float (*results)[kPa
   }
 }
 
-// All rows times one panel of blocks of few bits. A single tile takes them as they are; for several
-// they are taken apart, and the first tile fetches what is taken apart next.
+// All rows times one panel of blocks of few bits. A single tile takes them as they are, if they
+// have no codes; for several they are taken apart, and the first tile fetches what is taken apart
+// next.
 template <class Isa, class Simd, class Packed>
 void multiply_apart(const LinearCall& call, int64_t panel) {
   using Format = ApartOf<Isa, Packed>;
   using Block = typename Format::Block;
   constexpr int kMax = max_rows<Isa, Format>();
-  constexpr int kMin = (kMax + 1) / 2;  // of several tiles
+  constexpr int kMin = kHasCodes<Packed> ? 1 : (kMax + 1) / 2;  // of what is taken apart
   constexpr int64_t kLines = kGroupLines<Packed>;
   const int num_parts = call.is_gated ? 2 : 1;
   Block unpacked;
@@ -44,17 +46,23 @@ void multiply_apart(const LinearCall& call, int64_t panel) {
     for (int part = 0; part < num_parts; ++part) {
       std::memset(results[part], 0, static_cast<size_t>(count) * sizeof results[part][0]);
       const auto* blocks = panel_blocks<Packed>(call, panel, part);
-      if (num_tiles == 1) {
-        const auto multiply = tile_for<Isa, Whole<Isa, Packed>, 1, kMax>(count);
-        multiply(blocks, {reinterpret_cast<const char*>(blocks) + kAheadBytes<Format>, kLines},
-                 {rows, call.num_groups, call.num_groups}, results[part]);
-        continue;
+      if constexpr (!kHasCodes<Packed>) {
+        if (num_tiles == 1) {
+          const auto multiply = tile_for<Isa, Whole<Isa, Packed>, 1, kMax>(count);
+          multiply(blocks, {reinterpret_cast<const char*>(blocks) + kAheadBytes<Format>, kLines},
+                   {rows, call.num_groups, call.num_groups}, results[part]);
+          continue;
+        }
       }
       for (int64_t group = 0; group < call.num_groups; group += kSuperGroups) {
         const int64_t groups_left = call.num_groups - group;
         const int64_t groups = groups_left < kSuperGroups ? groups_left : kSuperGroups;
         for (int index = 0; index * kBlockGroups<Packed> < groups; ++index) {
-          unpack<Isa>(*blocks++, index, unpacked);
+          if constexpr (kHasCodes<Packed>) {
+            take_apart<Isa>(*blocks++, unpacked);
+          } else {
+            unpack<Isa>(*blocks++, index, unpacked);
+          }
         }
         for (int64_t tile = 0; tile < num_tiles; ++tile) {
           const int64_t begin = count * tile / num_tiles;

@@ -1,5 +1,6 @@
 #include "unpack.h"
 
+#include "codes.h"
 #include "half.h"
 #include "isa_portable.h"
 #include "unpacked.h"
@@ -37,6 +38,22 @@ void unpack_block(const Int4Block& block, int64_t lane, float* weights) {
   }
 }
 
+// Blocks whose values are in tables.
+template <class Block>
+void unpack_codes(const Block& block, int lane, float* weights) {
+  constexpr int kOfGroup = Block::kInputs / Block::kScales;
+  const float unit = half_to_float(static_cast<uint16_t>(unit_of(block, lane))) * Block::kUnit;
+  for (int i = 0; i < Block::kInputs; i += kQuad) {
+    const uint32_t place = place_of(block, i / kQuad / Block::kQuadsOfPlace, lane);
+    const uint32_t quad = quad_of(block, words_of(block)[place], i / kQuad, lane);
+    const float scale = unit * static_cast<float>(scale_of(block, i / kOfGroup, lane));
+    for (int j = 0; j < kQuad; ++j) {
+      const int value = static_cast<int>(quad >> (8 * j) & 0xff) - Block::kOffset;
+      weights[i + j] = static_cast<float>(value) * scale;
+    }
+  }
+}
+
 // Blocks that are taken apart: the scales of the whole panel are.
 template <class Block>
 void unpack_block(const Block& block, int64_t lane, float* weights) {
@@ -62,7 +79,12 @@ void unpack_row(const void* packed, int64_t num_groups, int64_t output, float* w
   const int64_t num_blocks = num_groups * kGroup / Block::kInputs;
   const auto* blocks = static_cast<const Block*>(packed) + output / kPanel * num_blocks;
   for (int64_t index = 0; index < num_blocks; ++index) {
-    unpack_block(blocks[index], output % kPanel, weights + index * Block::kInputs);
+    float* const to = weights + index * Block::kInputs;
+    if constexpr (kHasCodes<Block>) {
+      unpack_codes(blocks[index], static_cast<int>(output % kPanel), to);
+    } else {
+      unpack_block(blocks[index], output % kPanel, to);
+    }
   }
   if constexpr (kHasFactors<Block>) {
     float factors[kPanel];

@@ -2,7 +2,8 @@
 
 A file stores a block's values in planes of a few bits each: the bit fields within a byte belong to
 inputs that are as many apart as the plane has bytes. In the kernels' panels, the bit fields within
-a byte belong to successive quads of a group: see `kernels/src/layout.h`.
+a byte belong to successive quads of a group: see `kernels/src/layout.h`. Values that are places in
+tables stay as they are: see `layout_codes.h`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ QUAD = 4
 FOUR, TWO_BITS = np.uint8(4), np.uint8(3)
 MINIMUM_SIGN = np.array([0, 0x8000], np.uint16)  # negates the second of two half floats
 GROUPS, SMALL_GROUPS = SUPER_GROUP // GROUP, SUPER_GROUP // 16  # small ones: of Q2_K, Q3_K, Q6_K
+EIGHTS = SUPER_GROUP // 8
 SMALLEST = 16  # inputs of a group in NVFP4
 SIGN, NO_SCALE = np.uint8(0x80), 0x7F  # in its scales: a bit that none has; what stands for 0
 SCALE_HALF = np.float32(2**7)  # makes up for what its scales are too small by as halves
@@ -40,6 +42,8 @@ _SIX_BITS = ("scales", np.uint8, (3, 4))
 _HALVES = ("low", np.uint8, (GROUP // 2,))
 _FIFTHS = ("high", np.uint8, (GROUP // 8, 1))
 _LOW = ("low", np.uint8, (GROUPS // 2, GROUP))
+_EIGHTS, _QUADS = (("places", np.uint8, (SUPER_GROUP // each,)) for each in (8, QUAD))
+_HIGH, _SCALES = ((name, np.uint8, (GROUPS,)) for name in ("high", "scales"))
 _FIELDS: Mapping[str, list[Any]] = {
     "Q8_0": [_UNITS, ("values", np.int8, (GROUP,))],
     "Q4_0": [_UNITS, _HALVES],
@@ -64,6 +68,19 @@ _FIELDS: Mapping[str, list[Any]] = {
         ("high", np.uint8, (2, GROUP)),
         ("scales", np.int8, (SMALL_GROUPS,)),
         _UNITS,
+    ],
+    "IQ1_S": [_UNITS, _EIGHTS, ("high", np.uint16, (GROUPS,))],
+    "IQ1_M": [_EIGHTS, ("high", np.uint8, (SMALL_GROUPS,)), ("scales", np.uint16, (4,))],
+    "IQ2_XXS": [_UNITS, ("words", np.uint32, (2 * GROUPS,))],
+    "IQ2_XS": [_UNITS, ("places", np.uint16, (EIGHTS,)), _SCALES],
+    "IQ2_S": [_UNITS, _EIGHTS, ("signs", np.uint8, (EIGHTS,)), _HIGH, _SCALES],
+    "IQ3_XXS": [_UNITS, _QUADS, ("signs", np.uint32, (GROUPS,))],
+    "IQ3_S": [
+        _UNITS,
+        _QUADS,
+        _HIGH,
+        ("signs", np.uint8, (EIGHTS,)),
+        ("scales", np.uint8, (GROUPS // 2,)),
     ],
     "IQ4_NL": [_UNITS, _HALVES],
     "IQ4_XS": [
@@ -94,7 +111,13 @@ class _Form(NamedTuple):
             (name, np.uint8, (quads * bits // 8, PANEL, QUAD)) for name, bits in self.planes.items()
         ]
         scales = [(name, kind, (count, PANEL)) for name, kind, count in self.scales]
-        return np.dtype([*scales, ("groups", planes, (self.num_groups,))])
+        return np.dtype([*scales, ("groups", planes, (self.num_groups,))] if planes else scales)
+
+
+def _as_in_file(name: str, *order: str) -> _Form:
+    """Returns the form of a type whose values are in tables: its fields, in this order."""
+    fields = {field: (field, kind, shape[0]) for field, kind, shape in _FIELDS[name]}
+    return _Form([fields[each] for each in order], 1, {})
 
 
 _UNIT, _UNIT_AND_MINIMUM = ("units", np.uint16, 1), ("units", np.uint16, 2)
@@ -112,6 +135,13 @@ _FORMS = {
     "Q4_K": _Form(_K_SCALES, GROUPS, _FOUR),
     "Q5_K": _Form(_K_SCALES, GROUPS, _FIVE),
     "Q6_K": _Form([_UNIT, ("scales", np.int8, SMALL_GROUPS)], SMALL_GROUPS, _SIX),
+    "IQ1_S": _as_in_file("IQ1_S", "units", "high", "places"),
+    "IQ1_M": _as_in_file("IQ1_M", "scales", "high", "places"),
+    "IQ2_XXS": _as_in_file("IQ2_XXS", "units", "words"),
+    "IQ2_XS": _as_in_file("IQ2_XS", "units", "scales", "places"),
+    "IQ2_S": _as_in_file("IQ2_S", "units", "scales", "high", "signs", "places"),
+    "IQ3_XXS": _as_in_file("IQ3_XXS", "units", "signs", "places"),
+    "IQ3_S": _as_in_file("IQ3_S", "units", "scales", "high", "signs", "places"),
     "IQ4_NL": _Form([_UNIT], 1, _FOUR),
     "IQ4_XS": _Form([_UNIT, *_IQ4_SCALES], GROUPS, _FOUR),
     "MXFP4": _Form([("exponents", np.uint8, 1)], 1, _FOUR),
@@ -167,6 +197,9 @@ def _scales(kind: str, stored: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         return {"scales": stored["scales"] * (stored["scales"] != NO_SCALE)}
     if kind == "MXFP4":
         is_finite = stored["exponents"] <= MAX_EXPONENT
+    elif kind == "IQ1_M":  # has four bits of it in each of four scales, the lowest first
+        bits = (stored["scales"] >> np.uint16(12)) << np.array([0, 4, 8, 12], np.uint16)
+        is_finite = np.isfinite(np.bitwise_or.reduce(bits, -1).view(np.float16))
     else:
         is_finite = np.isfinite(stored["units"].view(np.float16))
     if not is_finite.all():

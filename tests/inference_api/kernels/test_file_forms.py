@@ -30,6 +30,13 @@ PACKED = {  # of each layout's version: files keep packed bytes
     (3, "Q4_K"): "8717b18529f22b65d6dbda6130c714f8e66b27ec611b61fe437e57035606fb7e",
     (3, "Q5_K"): "6f999d6b794f9e346d16edce22f2924de971959b4c064899927ac818142c6830",
     (3, "Q6_K"): "11ce6c978c5ce505fd93b73e3ebe89a3e53aa00ecd6d7eb79c63968828da243e",
+    (3, "IQ1_S"): "89ccb9be2148866e9b63a3281d0cb1d4377623fdbe289e79fa001a10e99a3c4a",
+    (3, "IQ1_M"): "d6ddd1c7aa7987f632fdf68e3b7d13385bc117bc71536c6dedb17036ab4cef76",
+    (3, "IQ2_XXS"): "9530e309ae380e92d4ffb6dfa65659c0782c426fe1b3141eabff4908fa09adf4",
+    (3, "IQ2_XS"): "0cbfb74be0a074032014b39a2b91369364f9e3f7ed9d40142e4b7ac4c6648d10",
+    (3, "IQ2_S"): "5582f1be616f19d2d36c8d95cf4ecc393c764aaf2f30cfff661c34d17dbf2ce5",
+    (3, "IQ3_XXS"): "eab241cfaa065d327c035a078802d42ec0bf0f8ba82342d899210bb839674c47",
+    (3, "IQ3_S"): "4867d9df343a63fbe517095e0dd9c389bc0307fe868ef19dd7a67a2e511c69ce",
     (3, "NVFP4"): "9c25eaa5bfcbf8a2f480cbb2fdb484143523221526f124d5558ebf9b85c696b3",
 }
 
