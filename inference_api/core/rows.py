@@ -386,15 +386,3 @@ class RowTable:
         self.users[row.index] = None
         self._free.append(row.index)
         self.pages.end(row.index, row.num_cached, row.following)
-
-
-def num_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Returns how many leading tokens are the same. Both are tuples, or both lists."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:  # comparing slices is faster than comparing tokens
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from math import exp
 
 from inference_api.core.drafts import Outcome
-from inference_api.core.rows import Draft, UserRow, num_common
+from inference_api.core.rows import Draft, UserRow
+from inference_api.core.state.prefixes import num_common
 from inference_api.request import SamplingParams
 from inference_api.runner import (
     Draw,

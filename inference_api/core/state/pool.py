@@ -40,10 +40,6 @@ class PagePool:
         """Number of pages that have memory: used, and not given back."""
         return self.num_pages - len(self._untouched)
 
-    def references(self, page: int) -> int:
-        """Returns how many holders the page has: rows, and the tree."""
-        return self._num_rows[page] + (page in self._kept)
-
     def is_held(self, page: int) -> bool:
         """Returns whether a row holds the page."""
         return self._num_rows[page] > 0

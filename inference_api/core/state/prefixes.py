@@ -6,7 +6,6 @@ Decode thread only.
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import NamedTuple
 
 from inference_api.core.state.pool import PagePool
@@ -94,7 +93,7 @@ class PrefixTree:
         tail = node.similar.get(rest[:BEGINNING_BYTES])
         if tail is None or GONE in tail.pages:
             return PrefixMatch(nodes)
-        return PrefixMatch(nodes, tail, _num_common(rest, tail.tokens))
+        return PrefixMatch(nodes, tail, num_common(rest, tail.tokens) // TOKEN_BYTES)
 
     def walk(self, name: Hashable, tokens: bytes) -> list[Node]:
         """Returns the nodes of the first whole pages of `tokens`, whatever pages they have."""
@@ -255,7 +254,13 @@ class PrefixTree:
             self._roots.pop(node.name, None)
 
 
-def _num_common(first: bytes, second: bytes) -> int:
-    """Returns how many leading tokens are equal."""
-    pairs = zip(memoryview(first).cast("i"), memoryview(second).cast("i"), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+def num_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Returns how many leading entries are the same. Both are of one type."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:  # comparing slices is faster than comparing entries
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -5,6 +5,7 @@ from collections.abc import Hashable, Sequence
 
 from inference_api.core.state.bound_pages import BoundRowPages
 from inference_api.core.state.page_folder import PageFolder, PageRecord
+from inference_api.core.state.pool import PagePool
 from inference_api.core.state.row_pages import Reuse, RowPages
 from inference_api.runner import PageLayout
 
@@ -100,3 +101,8 @@ def make_pages(
     memory = FakeMemory(layout, max_rows)
     kind = BoundRowPages if is_bound else RowPages
     return kind(memory, layout, max_rows, reuse), memory
+
+
+def holders(pool: PagePool, page: int) -> int:
+    """Returns how many holders the page has: rows, and the tree."""
+    return pool._num_rows[page] + (page in pool._kept)

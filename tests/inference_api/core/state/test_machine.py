@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from inference_api.core.state.prefixes import GONE, Node, encode
 from inference_api.core.state.row_pages import Reuse
 from inference_api.core.state.stored_pages import Disk
-from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeFolder, make_pages
+from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeFolder, holders, make_pages
 
 MAX_ROWS, ROW_PAGES = 3, 4
 MAX_TOKENS = ROW_PAGES * PAGE_TOKENS
@@ -136,7 +136,7 @@ class Rows(RuleBasedStateMachine):
         for position in range(text.num_written, end + num_drafted):
             tokens = text.tokens[: position + 1] if position < end else ()
             for page in self.memory.write(row, position, (text.root, tokens)):
-                assert self.pages._pool.references(page) == 1
+                assert holders(self.pages._pool, page) == 1
                 assert page not in self.pages._tree.nodes
         text.num_written = end
         self.memory.write_state(row, (text.root, text.tokens[:end]))
@@ -218,7 +218,7 @@ class Rows(RuleBasedStateMachine):
             if page != GONE
         )
         for page in range(self.num_pages):
-            assert pool.references(page) == tables[page] + (page in tree.nodes)
+            assert holders(pool, page) == tables[page] + (page in tree.nodes)
         assert self.pages.num_free == self.num_pages - len(tables.keys() | tree.nodes.keys())
         assert self.pages.num_cached == len(tree.nodes.keys() - tables.keys())
         assert self.pages.num_held == len(tables)

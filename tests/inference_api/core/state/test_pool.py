@@ -3,6 +3,7 @@
 import pytest
 
 from inference_api.core.state.pool import PagePool
+from tests.inference_api.core.state.memory import holders
 
 
 def test_pages_are_taken_from_the_lowest_on_and_freed_ones_before_new_ones() -> None:
@@ -17,18 +18,18 @@ def test_a_page_is_free_once_the_last_row_has_dropped_it() -> None:
     pool = PagePool(1)
     assert pool.take() == 0
     pool.share(0)
-    assert pool.references(0) == 2
+    assert holders(pool, 0) == 2
     pool.drop(0)
     assert pool.num_free == 0
     pool.drop(0)
-    assert (pool.references(0), pool.num_free) == (0, 1)
+    assert (holders(pool, 0), pool.num_free) == (0, 1)
 
 
 def test_what_only_the_tree_keeps_is_cached() -> None:
     pool = PagePool(2)
     assert pool.take() == 0
     pool.keep(0)
-    assert (pool.references(0), pool.num_cached) == (2, 0)
+    assert (holders(pool, 0), pool.num_cached) == (2, 0)
     pool.drop(0)
     assert (pool.num_free, pool.num_cached) == (1, 1)
     pool.share(0)
@@ -43,7 +44,7 @@ def test_what_the_tree_forgets_stays_with_its_rows() -> None:
     assert pool.take() == 0
     pool.keep(0)
     pool.forget(0)
-    assert (pool.references(0), pool.num_free) == (1, 0)
+    assert (holders(pool, 0), pool.num_free) == (1, 0)
 
 
 def test_a_free_page_is_shared_by_its_number() -> None:
