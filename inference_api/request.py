@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from queue import Empty, SimpleQueue
 from typing import Literal, NamedTuple, NewType, Protocol
 
@@ -47,7 +48,7 @@ class Caller:
     left_aside: tuple[str, ...] = ()  # ignored fields of the body, as in `X-Hearth-Ignored`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: every step asks what is computed once
 class SamplingParams:
     """How tokens are drawn. If `is_greedy`, only the penalties and biases count."""
 
@@ -62,11 +63,11 @@ class SamplingParams:
     seed: int = 0
     num_logprobs: int | None = None  # likeliest tokens to report with each; None: no logprobs
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
 
-    @property
+    @cached_property
     def changes_logits(self) -> bool:
         """Whether penalties or biases do."""
         is_added = self.logit_bias or self.presence_penalty or self.frequency_penalty

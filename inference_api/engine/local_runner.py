@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -214,27 +213,24 @@ class LocalRunner(ModelRunner):
             self.step(rows[:size])
 
     def step(self, rows: Sequence[RowStep]) -> list[RowResult]:
-        assert all(0 <= each.row < self.max_rows for each in rows)
-        assert all(0 <= each.start <= self.max_seq_len - len(each.token_ids) for each in rows)
-        assert all(self.has_pages(each) for each in rows)
-        assert all(min(each.token_ids) >= 0 for each in rows)
-        assert all(max(each.token_ids) < self.vocab_size for each in rows)
-        draws = [draw for each in rows for draw in each.draws]
+        draws: list[Draw] = []
         positions: list[int] = []
-        if draws:
-            for each in rows:
-                positions += each.positions[each.num_undrawn :]
+        for each in rows:
+            ids = each.token_ids
+            assert 0 <= each.row < self.max_rows
+            assert 0 <= each.start <= self.max_seq_len - len(ids)
+            assert min(ids) >= 0
+            assert max(ids) < self.vocab_size
+            # Pages of earlier tokens, and of groups before the last, were placed before it.
+            assert self.has_page(each.row, -1, (each.start + len(ids) - 1) // PAGE_TOKENS)
+            draws += each.draws
+            positions += each.positions[each.num_undrawn :]
         all_drawn, hidden = self._forward(rows, draws, positions)
-        drawn = iter(all_drawn)
-        return [
-            RowResult([*islice(drawn, len(each.draws))], states)
-            for each, states in zip(rows, hidden, strict=True)
-        ]
-
-    def has_pages(self, row: RowStep) -> bool:
-        """Returns whether the row's last token of a step has a page in the group placed last. Pages
-        of earlier tokens and groups were placed before it."""
-        return self.has_page(row.row, -1, (row.start + len(row.token_ids) - 1) // PAGE_TOKENS)
+        results, end = [], 0
+        for each, states in zip(rows, hidden, strict=True):
+            begin, end = end, end + len(each.draws)
+            results.append(RowResult(all_drawn[begin:end], states))
+        return results
 
     def has_page(self, row: int, group: int, page: int) -> bool:
         """Returns whether a row's page of this group was placed."""

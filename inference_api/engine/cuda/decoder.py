@@ -192,16 +192,15 @@ class Decoder:
             each.num_undrawn if not each.draws or each.num_undrawn > self._num_tokens else 0
             for each in rows
         ]
-        before = [
-            [*self._prompt(row, first)] if first else ()
-            for row, first in zip(rows, firsts, strict=True)
-        ]
+        before: list[Sequence[Tensor]] = [()] * len(rows)
+        for at, first in enumerate(firsts) if any(firsts) else ():
+            before[at] = [*self._prompt(rows[at], first)]
         counts = [len(row.token_ids) - first for row, first in zip(rows, firsts, strict=True)]
         num_tokens = sum(counts)
         wants_hidden = any(each.wants_hidden for each in rows)
         wanted = [*of_draws, STATES] if wants_hidden else of_draws
         drawing: Columns = slice(None)
-        if sum(len(each.draws) for each in rows) < num_tokens:
+        if sum([len(each.draws) for each in rows]) < num_tokens:
             ends = zip(rows, accumulate(counts), strict=True)
             drawing = [at for row, end in ends for at in range(end - len(row.draws), end)]
         of_tokens = np.zeros((0 if ways is None else len(ways), num_tokens))

@@ -20,6 +20,11 @@ def token_inputs(rows: Sequence[RowStep], firsts: Sequence[int]) -> Lines:
     numbers: list[int] = []
     trees: list[tuple[int, Lines]] = []  # where each begins, and its slots
     for row, first in zip(rows, firsts, strict=True):
+        if row.parents is None and len(row.token_ids) == first + 1:  # most rows: for speed
+            ids.append(row.token_ids[-1])
+            positions.append(row.start + first)
+            numbers.append(row.row)
+            continue
         if row.parents is not None:
             trees.append((len(ids), _tree_slots(row.start, row.parents)[:, first:]))
         ids += row.token_ids[first:]
