@@ -10,7 +10,8 @@ from lab.demo.cluster.files import SPEED_KEYS, Addresses
 from lab.demo.fleet.members import OUT_TOKENS, Member
 
 ACCELERATOR = "share"  # of a core
-PLANNED_TTFT_MS, PLANNED_ITL_MS = 400.0, 90.0
+PLANNED_TTFT_MS = 400.0
+PLANNED_ITL_SHARE = 0.9  # of the level
 PERIOD_S = 5.0
 IDLE_S = 15.0
 
@@ -69,7 +70,8 @@ def _speed(member: Member) -> dict[str, Any]:
 
 
 def _target(member: Member) -> dict[str, Any]:
-    return {"model": member.name, "slo-ttft": PLANNED_TTFT_MS, "slo-itl": PLANNED_ITL_MS}
+    itl_ms = PLANNED_ITL_SHARE * member.level_itl_ms
+    return {"model": member.name, "slo-ttft": PLANNED_TTFT_MS, "slo-itl": itl_ms}
 
 
 def _server(member: Member) -> dict[str, Any]:
