@@ -3,12 +3,14 @@
 A step of one row reads every weight once, so its floor is the bytes of the weights over the
 bandwidth. That is measured in turn with it, because a virtual machine's changes from second to
 second: all threads read a block of memory larger than the caches, which also leaves none of the
-weights there. Beside it steps of many rows, of rows with a long context, and prefill. Time it
-alone: nothing else may use the cores.
+weights there. Steps of many rows and prefill multiply each weight often: their floor is what the
+processor's products make with all operands in registers, also measured in turn. What attention
+multiplies does not count. Time it alone: nothing else may use the cores.
 """
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +26,11 @@ from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.packing import BITS, CACHE_BYTES, FLOAT_BITS, packed_bytes
 from inference_api.loading import hardware
 from inference_api.loading.checkpoint import load_config
-from inference_api.loading.layout import linear_weights, parameter_shape
+from inference_api.loading.layout import HEAD, linear_weights, parameter_shape
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, place_own_pages
+from lab.kernels.peak import Peak
 from lab.kit.servers import ROOT
 from lab.models.random_model import SHAPES, make_random_model
 
@@ -40,6 +43,10 @@ PREFILL_TOKENS = 1024
 CONTEXT_TOKENS = 1536
 MIN_WINDOWS = 5
 FORMS = FLOAT_BITS | BITS  # of weights, by name
+COLUMNS = (
+    "| model | weights | rows | context | ms, median (least) | tokens/s | GB/s | of stream "
+    "| Gop/s | of peak |"
+)
 
 
 class Stream:
@@ -68,10 +75,16 @@ class Result:
     median_s: float
     weight_bytes: int  # read in the step
     stream_s: float | None  # median of reading STREAM_BYTES in turn with it
+    operations: int  # products by weights and their sums
+    peak_per_s: float | None  # median of those of `Peak` in turn with it
 
     @property
     def weights_gb_per_s(self) -> float:
         return self.weight_bytes / self.median_s / 1e9
+
+    @property
+    def operations_per_s(self) -> float:
+        return self.operations / self.median_s
 
     @property
     def stream_gb_per_s(self) -> float | None:
@@ -88,8 +101,8 @@ def main() -> None:
     arguments = parser.parse_args()
     print(describe_machine("torch"))
     stream = Stream(hardware.physical_cores())
-    print("| model | weights | rows | context | ms, median (least) | tokens/s | GB/s | of stream |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(COLUMNS)
+    print("|---" * COLUMNS.count(" | ") + "|---|")
     results = []
     for path, form in cases(arguments):
         for result in measure(path, form, stream, arguments):
@@ -113,14 +126,18 @@ def cases(arguments: argparse.Namespace) -> Iterator[tuple[Path, str]]:
 
 
 def line(result: Result) -> str:
-    stream_gb_per_s, share = result.stream_gb_per_s, ""
+    stream_gb_per_s, share, of_peak = result.stream_gb_per_s, "", ""
     if stream_gb_per_s is not None:
         share = f"{result.weights_gb_per_s / stream_gb_per_s:.0%} of {stream_gb_per_s:.1f}"
+    if result.peak_per_s:
+        part = result.operations_per_s / result.peak_per_s
+        of_peak = f"{part:.0%} of {result.peak_per_s / 1e9:.0f}"
     return (
         f"| {result.model} | {result.weights} | "
         f"{'prefill' if result.tokens > result.rows else result.rows} | {result.context_tokens} | "
         f"{result.median_s * 1e3:.2f} ({result.least_s * 1e3:.2f}) | "
-        f"{result.tokens / result.median_s:.0f} | {result.weights_gb_per_s:.1f} | {share} |"
+        f"{result.tokens / result.median_s:.0f} | {result.weights_gb_per_s:.1f} | {share} | "
+        f"{result.operations_per_s / 1e9:.0f} | {of_peak} |"
     )
 
 
@@ -143,13 +160,18 @@ def measure(
     runner._cache.pages.fill(0)  # takes the memory, of which there is else one page of zeros
     decoder = runner.decoder
     assert isinstance(decoder, KernelDecoder)
-    names = linear_weights(decoder._config)  # what a step reads all of
-    weight_bytes = sum(len(decoder._packed[name].blocks) for name in names)
+    weights = linear_weights(decoder._config)  # what a step reads all of
+    weight_bytes = sum(len(decoder._packed[name].blocks) for name in weights)
+    sizes = {name: math.prod(parameter_shape(parts)) for name, parts in weights.items()}
+    head_size = sizes.pop(HEAD)  # multiplies what draws alone
+    peak = Peak(form, hardware.physical_cores())
     draw = Draw(SamplingParams(), (), ())
 
     def result(rows: int, context_tokens: int, tokens: int, step: Callable[[], object]) -> Result:
-        in_turn = [step, stream.read] if tokens == 1 else [step]
-        times, *stream_times = seconds(in_turn, arguments.seconds)
+        times, other_times = seconds(
+            [step, stream.read if tokens == 1 else peak.multiply], arguments.seconds
+        )
+        other_s = median(other_times)
         return Result(
             model,
             form,
@@ -159,7 +181,9 @@ def measure(
             min(times),
             median(times),
             weight_bytes,
-            median(stream_times[0]) if stream_times else None,
+            other_s if tokens == 1 else None,
+            2 * (tokens * sum(sizes.values()) + rows * head_size),
+            None if tokens == 1 else peak.multiply() / other_s,
         )
 
     def decode(rows: int, context_tokens: int) -> Result:
