@@ -136,17 +136,22 @@ def create_server(
     for blueprint in (*_inference_routes(server, generations), *_operator_routes(server)):
         app.register_blueprint(blueprint)
     app.register_blueprint(metrics_routes.create_blueprint(metrics.registry))
-    live_state = LiveState(backend, input_queue, metrics.registry, settings)
-    cluster = ClusterState(settings.cluster_url) if settings.cluster_url else None
     optimizer_mode = "stateful" if optimizer_settings.stateful else "stateless"
-    page = dashboard.Page.read(optimizer_mode, has_cluster=cluster is not None)
-    app.register_blueprint(
-        dashboard.create_blueprint(backend, live_state.dump, recent, cluster, page)
-    )
+    app.register_blueprint(_dashboard(server, metrics, recent, optimizer_mode))
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))
     app.register_blueprint(create_weights_blueprint(weights, weights_settings.max_body_bytes))
     register_openapi(app, lambda rule: needs_token(rule, settings))
     return app
+
+
+def _dashboard(
+    server: Server, metrics: ServerMetrics, recent: RecentRequests, optimizer_mode: str
+) -> Blueprint:
+    settings, backend = server.settings, server.backend
+    live_state = LiveState(backend, server.input_queue, metrics.registry, settings)
+    cluster = ClusterState(settings.cluster_url) if settings.cluster_url else None
+    page = dashboard.Page.read(optimizer_mode, has_cluster=cluster is not None)
+    return dashboard.create_blueprint(backend, live_state.dump, recent, cluster, page)
 
 
 def _inference_routes(server: Server, generations: Generations) -> Iterator[Blueprint]:

@@ -1,15 +1,20 @@
-"""Files that may change while the proxy runs: policy, upstreams, revoked tokens, key sets."""
+"""Files that may change while the proxy runs: policy, upstreams, revoked tokens, key sets; and how
+those in YAML are read."""
 
 import logging
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Stamp = tuple[int, int, int]
 
 
@@ -65,3 +70,20 @@ class FileOpener:
         except (OSError, ValueError) as error:
             self.faults.append(f"{path}: {error}")
             return None
+
+
+def read_yaml(text: str) -> Any:
+    """Raises ValueError."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not YAML: {error}") from error
+
+
+def validated(model: type[ModelT], document: object) -> ModelT:
+    """Returns a file's content as a model. Raises ValueError that names every faulty entry."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        places = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        raise ValueError("; ".join(place.removeprefix(": ") for place in places)) from error

@@ -82,23 +82,7 @@ def create_blueprint(
     page: Page,
 ) -> Blueprint:
     blueprint = Blueprint("dashboard", __name__)
-
-    @blueprint.get("/")
-    @operation(
-        "The dashboard for clients that ask for HTML; for all others the same as /health.",
-        {200: ("text/html", "text/plain"), 304: (), 500: "text/plain"},
-    )
-    def home() -> Response:
-        response = _index(page) if _wants_html() else liveness(backend)
-        response.vary.add("Accept")
-        return response
-
-    @blueprint.get(f"{ASSETS_PATH}<version>/<name>")
-    @operation("Scripts and styles of the dashboard.", {200: "*/*"})
-    def asset(version: str, name: str) -> Response:
-        if version != page.version or name not in page.files:
-            raise NotFound
-        return _asset(page, name)
+    _add_page(blueprint, backend, page)
 
     @blueprint.get("/dashboard/state")
     @operation(
@@ -135,6 +119,25 @@ def create_blueprint(
         return _fresh(cluster.read())
 
     return blueprint
+
+
+def _add_page(blueprint: Blueprint, backend: DecodeBackend, page: Page) -> None:
+    @blueprint.get("/")
+    @operation(
+        "The dashboard for clients that ask for HTML; for all others the same as /health.",
+        {200: ("text/html", "text/plain"), 304: (), 500: "text/plain"},
+    )
+    def home() -> Response:
+        response = _index(page) if _wants_html() else liveness(backend)
+        response.vary.add("Accept")
+        return response
+
+    @blueprint.get(f"{ASSETS_PATH}<version>/<name>")
+    @operation("Scripts and styles of the dashboard.", {200: "*/*"})
+    def asset(version: str, name: str) -> Response:
+        if version != page.version or name not in page.files:
+            raise NotFound
+        return _asset(page, name)
 
 
 def _fresh(answer: Any) -> Response:

@@ -13,10 +13,10 @@ A team's entry overrides the defaults key by key. `null` means no limit.
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from proxy.access.roles import Role
+from proxy.files import read_yaml, validated
 
 Limit = Annotated[int, Field(ge=1)] | None
 DayLimit = Annotated[int, Field(ge=1, le=10**15)] | None
@@ -84,17 +84,10 @@ class Policy(BaseModel):
 
 def parse_policy(text: str) -> Policy:
     """Returns the policies in a file's content. Raises ValueError that names every faulty entry."""
-    try:
-        document = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {error}") from error
+    document = read_yaml(text) or {}
     if not isinstance(document, dict):
         raise ValueError("expected a mapping with 'defaults' and 'teams'")
-    try:
-        policy = Policy.model_validate(_with_defaults(document))
-    except ValidationError as error:
-        places = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        raise ValueError("; ".join(places)) from error
+    policy = validated(Policy, _with_defaults(document))
     has_budget = any(each.cost_per_day for each in (policy.defaults, *policy.teams.values()))
     if has_budget and ANY_MODEL not in policy.prices:
         # A name without a price would bypass the budget.

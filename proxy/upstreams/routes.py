@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Annotated
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from proxy.files import read_yaml, validated
 
 
 class RouteBackend(BaseModel):
@@ -57,13 +58,7 @@ NO_ROUTES = Routes()
 
 def parse_routes(text: str) -> Routes:
     """Raises ValueError that names every faulty entry."""
-    try:
-        return Routes.model_validate(yaml.safe_load(text) or {})
-    except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {error}") from error
-    except ValidationError as error:
-        places = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        raise ValueError("; ".join(place.removeprefix(": ") for place in places)) from error
+    return validated(Routes, read_yaml(text) or {})
 
 
 def servers_in_turn(

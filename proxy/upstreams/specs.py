@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
-import yaml
+from proxy.files import read_yaml
 
 MAX_ROWS = 65_536
 
@@ -54,10 +54,7 @@ class UpstreamSpec:
 def parse_upstreams(text: str) -> tuple[UpstreamSpec, ...]:
     """Returns the entries of the file, a YAML list of URLs or mappings. Raises ValueError that
     names the faulty entry."""
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {error}") from error
+    document = read_yaml(text)
     entries = document.get("upstreams") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError("expected a list under 'upstreams'; it may be empty, as []")
