@@ -22,9 +22,9 @@ def read_parts(
     StartupError."""
     model = read_gguf(file)
 
-    def read(tensor: ReaderTensor, expert: int = 0) -> GgufTensor:
+    def read(tensor: ReaderTensor, number: int = 0) -> GgufTensor:
         factors = model.factors.get(tensor.name)
-        factor = 1.0 if factors is None else float(factors[expert])
+        factor = 1.0 if factors is None else float(factors[number % factors.size])
         try:
             return GgufTensor.read(file, tensor, factor)
         except (OSError, ValueError) as error:

@@ -1,5 +1,6 @@
 """Under QUANTIZATION=file or auto matrices stay as a GGUF file has them, where the kernels can."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,19 @@ from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.layout import linear_weights, weight_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
+from inference_api.loading.stacks import in_stack
 from inference_api.loading.weights import Packing, Parameters, load_parameters
 from inference_api.runner import RowStep, place_own_pages
 from lab.models.gguf_file import make_gguf
 from lab.models.random_model import SHAPES, make_random_model
+from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.steps import ANY_DRAW
 from tests.inference_api.loading.gguf_copies import rewritten
 from tests.inference_api.loading.test_gguf import stored_numbers
 from tests.inference_api.parameters import numbers_of
-from tests.inference_api.superblocks import with_superblocks
+from tests.inference_api.superblocks import drawn, with_superblocks
 
+Tiny = Callable[[str], TinyModel]
 PROMPT = [5, 17, 250, 9, 33, 4]
 SHAPE = replace(SHAPES["tiny"], hidden=256, ffn=512)
 OPTIONS = EngineOptions(device="cpu", max_rows=1, max_seq_len=64, quantization="file")
@@ -120,6 +124,26 @@ def test_matrices_have_their_factors(plain: Path, tmp_path: Path) -> None:
         assert packed[name].bits == FILE_BITS["NVFP4"]
         assert np.array_equal(packed[name].unpack(), torch.cat(each))
         assert name not in floats or torch.equal(floats[name], torch.cat(each))
+
+
+def test_experts_have_factors_of_their_own(tiny_model: Tiny, tmp_path: Path) -> None:
+    make_gguf(tiny_model("qwen3-moe")[0], tmp_path / "plain.gguf", "F32")
+
+    def draw(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if "_up_exps." in name or "_gate_exps." in name]:
+            count, rows, inputs = tensors[name][0].shape
+            data = drawn("NVFP4", count * rows, inputs).reshape(count, rows, -1)
+            tensors[name] = (data, GGMLQuantizationType.NVFP4)
+            factors = np.arange(count, dtype=np.float32) / 8
+            tensors[name.replace("weight", "scale")] = (factors, GGMLQuantizationType.F32)
+
+    file = rewritten(tmp_path / "plain.gguf", tmp_path / "model.gguf", tensors=draw)
+    packed, weights = parameters(file).packed, linear_weights(config_of(file))
+    for name in [name for name in weights if name.endswith(".up.weight")]:
+        singles = [(part, in_stack(part.name)) for part in weights[name]]
+        each = [stored_numbers(file, [part]) * of.number / 8 for part, of in singles if of]
+        assert packed[name].bits == FILE_BITS["NVFP4"]
+        assert np.array_equal(packed[name].unpack(), torch.cat(each))
 
 
 @pytest.mark.parametrize("factor", [[np.nan], [1.0, 2.0]])
