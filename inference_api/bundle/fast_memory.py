@@ -9,8 +9,8 @@ from inference_api.bundle.members import Member, MemberState
 
 
 class FastMemory:
-    """A loaded member holds its weights and the caches of its guaranteed rows. Each further row
-    borrows its cache while it runs."""
+    """A loaded member holds its weights and the caches of its guaranteed rows. What its rows need
+    beyond these is borrowed."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -21,6 +21,15 @@ class FastMemory:
     @property
     def used_bytes(self) -> int:
         return self._held_bytes + self.borrowed_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return self.limit_bytes - self.used_bytes
+
+    def lend(self, member: Member, num_bytes: int) -> None:
+        """Count the pages of a member beyond those of its guaranteed rows."""
+        self.borrowed_bytes += num_bytes - member.lent_bytes
+        member.lent_bytes = num_bytes
 
     def hold(self, member: Member) -> None:
         self.holders[member.name] = member

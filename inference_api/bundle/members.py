@@ -49,11 +49,13 @@ class UnloadMode(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Memory and rows of one member. `rows_min` is at least 1. Members with the same `shared_key`
-    have the same weights, which are mapped once."""
+    have the same weights, which are mapped once. `row_bytes` is what every row takes besides its
+    pages; `cache_bytes_per_row` is that and the pages of a whole context."""
 
     weights_bytes: int
     other_bytes: int
     cache_bytes_per_row: int
+    row_bytes: int
     rows_min: int
     rows_max: int
     is_pinned: bool = False
@@ -163,6 +165,7 @@ class Member:
     reason: str = ""
     is_packed: bool = False
     num_running: int = 0
+    lent_bytes: int = 0  # pages beyond those of its guaranteed rows
     asked_s: float | None = None  # when an operator asked for it; None once it is loaded
     eviction: Eviction = Eviction.IDLE  # why it drains, if it does
     protected_until_s: float = 0.0
@@ -192,7 +195,7 @@ class Member:
 
     @property
     def borrowed_bytes(self) -> int:
-        return self.num_borrowed * self.needs.cache_bytes_per_row
+        return self.num_borrowed * self.needs.row_bytes + self.lent_bytes
 
     @property
     def num_owed(self) -> int:
@@ -208,13 +211,13 @@ class Member:
 
     def snapshot(self, is_held: bool) -> MemberSnapshot:
         needs = self.needs
-        num_rows = needs.rows_min + self.num_borrowed
+        cache_bytes = needs.rows_min * needs.cache_bytes_per_row + self.borrowed_bytes
         return MemberSnapshot(
             state=self.state,
             reason=self.reason,
             weights_bytes=needs.weights_bytes if is_held else 0,
             other_bytes=needs.other_bytes if is_held else 0,
-            cache_bytes=num_rows * needs.cache_bytes_per_row if is_held else 0,
+            cache_bytes=cache_bytes if is_held else 0,
             num_running=self.num_running,
             last_used_s=self.last_used_s,
             num_loads=self.num_loads,

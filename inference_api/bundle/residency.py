@@ -110,6 +110,26 @@ class Residency:
         self._members[name].last_used_s = now_s
         self._snapshot = None
 
+    def is_sure(self, name: str) -> bool:
+        """Returns whether the member's next row is one of its guaranteed ones."""
+        return bool(self._members[name].num_owed)
+
+    @property
+    def may_lend(self) -> bool:
+        """Whether pages beyond those of guaranteed rows may take memory: not while a member waits
+        for room."""
+        return self._rows.may_borrow
+
+    def free_bytes(self, name: str) -> int:
+        """Returns how much memory pages of this member may take besides another row of it."""
+        return self._memory.free_bytes - self._members[name].needs.row_bytes
+
+    def lend(self, name: str, num_bytes: int) -> None:
+        """Note how much memory the member's pages take beyond those of its guaranteed rows."""
+        self._memory.lend(self._members[name], num_bytes)
+        assert self._memory.free_bytes >= 0, "only what is free is lent"
+        self._snapshot = None
+
     def switch_of(self, name: str, came_s: float) -> Switch | None:
         """Returns how long a request that came at `came_s` and starts now waited for the load of
         its member; None if the member was loaded when it came."""

@@ -31,6 +31,7 @@ from inference_api.bundle.members import (
     Refuse,
     Unload,
 )
+from inference_api.bundle.page_loans import PageLoans
 from inference_api.bundle.residency import Residency
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
@@ -67,6 +68,7 @@ class BundleResidents:
         self._residency = Residency(needs, policy)
         self.snapshot = self._residency.snapshot()  # any thread may read it
         self._needs = needs
+        self._loans = PageLoans(self._residency)
         self._num_started = 0
         self._input_queue = input_queue
         self._members = members
@@ -116,16 +118,21 @@ class BundleResidents:
         while (event := self._loader.next_event()) is not None:
             self._hear(event, now_s)
         settled = [settle() for settle in self._questions()]
-        for effect in self._residency.advance(now_s, self._input_queue.all_waiting()):
+        waiting = self._input_queue.all_waiting()
+        has_newcomer = bool(settled) or not waiting.keys() <= self.models.keys()
+        is_tight = any(self._residency.free_bytes(name) < 0 for name in waiting)
+        if has_newcomer or is_tight or not self._residency.is_settled:
+            self._loans.call_in()  # what no row holds keeps nobody out
+        for effect in self._residency.advance(now_s, waiting):
             self._do(effect)
         self.snapshot = self._residency.snapshot()
         for tell in settled:
             tell()
 
     def to_start(self, now_s: float) -> Iterator[LoadedModel]:
-        while names := self._residency.order():
+        while (model := self._next_to_start()) is not None:
             num_started = self._num_started
-            yield self.models[names[0]]
+            yield model
             if self._num_started == num_started:
                 return  # the request has just left, so the order is out of date
 
@@ -133,20 +140,21 @@ class BundleResidents:
         self._num_started += 1
         self._residency.started(model.name, now_s)
         row.switch = self._residency.switch_of(model.name, row.request.came_s)
-        self._give_back_memory(model)
 
     def ended(self, model: LoadedModel, now_s: float) -> None:
         self._residency.ended(model.name, now_s)
-        self._give_back_memory(model)
 
     def idle_s(self, now_s: float) -> float:
         return math.inf if self._residency.is_settled else TIMER_S
 
-    def _give_back_memory(self, model: LoadedModel) -> None:
-        """Free cached pages beyond those of running and guaranteed rows."""
-        num_rows = max(len(model.rows), self._needs[model.name].rows_min)
-        layout = model.runner.layout
-        model.rows.pages.trim(num_rows * (layout.num_pages // model.runner.max_rows))
+    def _next_to_start(self) -> LoadedModel | None:
+        """Returns the model whose next request starts now, if any."""
+        for name in self._residency.order():
+            model, request = self.models[name], self._input_queue.peek(name)
+            is_sure = self._residency.is_sure(name)  # has pages, too
+            if request is not None and (is_sure or model.rows.may_admit(request)):
+                return model
+        return None
 
     def _hear(self, event: LoaderEvent, now_s: float) -> None:
         match event:
@@ -154,6 +162,10 @@ class BundleResidents:
                 self._residency.packing(name)
             case Loaded(name, model):
                 self.models = {**self.models, name: model}
+                layout = model.runner.layout
+                of_row = layout.num_pages // model.runner.max_rows
+                own_pages = self._needs[name].rows_min * of_row
+                self._loans.add(name, model.rows.pages, layout, own_pages)
                 self._residency.loaded(name, now_s)
             case LoadFailed(name, reason, failure, stamp):
                 self._failed[name] = stamp
@@ -178,6 +190,7 @@ class BundleResidents:
                 self._failed.pop(name, None)
                 self._loader.load(name)
             case Unload(name):
+                self._loans.remove(name)
                 self.models = {each: model for each, model in self.models.items() if each != name}
                 self._loader.unload(name)
             case Refuse(name) if self._is_mended(name):
@@ -190,7 +203,8 @@ class BundleResidents:
                     request.output.put(ended)
             case EndRows(name):
                 ended = TokenEvent((), FinishReason.ERROR, MemberUnloaded(name))
-                for row in self.models[name].rows.busy():
+                rows = self.models[name].rows
+                for row in (*rows.busy(), *rows.paused):
                     row.finish_reason = FinishReason.ERROR
                     row.request.output.put(ended)
 
@@ -198,10 +212,14 @@ class BundleResidents:
 def needs_of(member: BundleMember, model: LoadableModel) -> Needs:
     """Returns the memory of a model as this member, less its tokenizer, always loaded."""
     quantization = model.runner.facts.quantization
+    cache_bytes_per_row = sum(each.cache_bytes_per_row for each in model.footprints)
+    layout = model.runner.layout
+    page_bytes_per_row = layout.num_pages // model.runner.max_rows * layout.page_bytes
     return Needs(
         weights_bytes=sum(each.weights_bytes for each in model.footprints),
         other_bytes=0,
-        cache_bytes_per_row=sum(each.cache_bytes_per_row for each in model.footprints),
+        cache_bytes_per_row=cache_bytes_per_row,
+        row_bytes=cache_bytes_per_row - page_bytes_per_row,
         rows_min=member.rows.min,
         rows_max=model.runner.max_rows,
         is_pinned=member.pinned,

@@ -1,7 +1,7 @@
 """Decides which loaded member gets the next user row. Each is always sure of its `rows_min`.
 
 The remaining rows are borrowed one by one: the next goes to the member that uses the smallest share
-of its `rows_max`. Running requests are never interrupted. Decode thread only.
+of its `rows_max`. Rows are never taken away. Decode thread only.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,8 @@ from inference_api.core.input_queue import Waiting
 
 
 class RowShares:
-    """Counts members' rows. `may_borrow`: whether they may start rows beyond `rows_min`."""
+    """Counts members' rows. `may_borrow`: whether they may take memory beyond that of `rows_min`
+    rows, and such rows if these need any."""
 
     def __init__(self, members: Mapping[str, Member], user_rows: int, memory: FastMemory) -> None:
         self.num_running = 0
@@ -52,11 +53,9 @@ class RowShares:
             return False
         if num_running < needs.rows_min:
             return True
-        return (
-            self.may_borrow
-            and self.num_running + self._num_owed < self._user_rows
-            and self._memory.used_bytes + needs.cache_bytes_per_row <= self._memory.limit_bytes
-        )
+        has_memory = self.may_borrow and needs.row_bytes <= self._memory.free_bytes
+        has_row = self.num_running + self._num_owed < self._user_rows
+        return has_row and (has_memory or not needs.row_bytes)
 
     def started(self, name: str) -> None:
         assert self.may_start(name), "a row is taken only by whom it is given"
@@ -64,7 +63,7 @@ class RowShares:
         if member.num_running < member.needs.rows_min:
             self._num_owed -= 1
         else:
-            self._memory.borrowed_bytes += member.needs.cache_bytes_per_row
+            self._memory.borrowed_bytes += member.needs.row_bytes
         member.num_running += 1
         self.num_running += 1
         self._num_started[name] = self._num_started.get(name, 0) + 1
@@ -76,7 +75,7 @@ class RowShares:
         member.num_running -= 1
         self.num_running -= 1
         if member.num_running >= member.needs.rows_min:
-            self._memory.borrowed_bytes -= member.needs.cache_bytes_per_row
+            self._memory.borrowed_bytes -= member.needs.row_bytes
         elif member.state is MemberState.RESIDENT:
             self._num_owed += 1
 

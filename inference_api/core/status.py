@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.served_model import StepTotals
-from inference_api.core.state.row_pages import NO_PAGES, PageCounts
+from inference_api.core.state.pool import NO_PAGES, PageCounts
 
 
 class Phase(StrEnum):

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import EndedGeneration, Observer
 from inference_api.core.served_model import StepTotals
-from inference_api.core.state.row_pages import NO_PAGES, PageCounts
+from inference_api.core.state.pool import NO_PAGES, PageCounts
 from inference_api.core.step_times import BUCKETS_S, StepTimes
 
 MODEL = "model_name"

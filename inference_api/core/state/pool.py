@@ -1,9 +1,25 @@
 """The pages of a model: which are free, and who holds the others.
 
-Decode thread only, except for `num_pages`, `num_free` and `num_cached`.
+Decode thread only, except for `limit`, `num_free` and `num_cached`.
 """
 
 from collections import OrderedDict
+from typing import NamedTuple
+
+
+class PageCounts(NamedTuple):
+    """Numbers of pages: held by rows, cached for prompts that begin alike, and free."""
+
+    held: int = 0
+    cached: int = 0
+    free: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+NO_PAGES = PageCounts()
 
 
 class PagePool:
@@ -11,11 +27,11 @@ class PagePool:
 
     A page is a number. It is *cached* if the tree keeps it and no row holds it, and free if neither
     does. `take` prefers the page freed last, then the lowest page never used, so that little memory
-    is touched.
+    is touched. `limit` says how many pages may have memory: never fewer than have it.
     """
 
     def __init__(self, num_pages: int) -> None:
-        self.num_pages = num_pages
+        self.num_pages = self.limit = num_pages
         self._num_rows = [0] * num_pages  # for each page, the number of rows that hold it
         self._kept: set[int] = set()
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order they were dropped
@@ -24,7 +40,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        return len(self._freed) + len(self._untouched)
+        return self.limit - self.num_touched + len(self._freed)
 
     @property
     def num_cached(self) -> int:
@@ -46,10 +62,9 @@ class PagePool:
 
     def take(self) -> int | None:
         """Take a free page for a row. Returns None if no page is free."""
-        free = self._freed or self._untouched
-        if not free:
+        if not self.num_free:
             return None
-        page, _ = free.popitem()
+        page, _ = (self._freed or self._untouched).popitem()
         self._num_rows[page] = 1
         return page
 

@@ -4,11 +4,11 @@ Decode thread only, except for the three counts of pages.
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
-from inference_api.core.state.pool import PagePool
+from inference_api.core.state.pool import PageCounts, PagePool
 from inference_api.core.state.prefixes import (
     GONE,
     MIN_REUSED_TOKENS,
@@ -26,21 +26,6 @@ MIN_KEPT_TOKENS = 64  # recurrent state is kept only if at least so many tokens 
 Reuse: TypeAlias = Literal["all", "prompts", "nothing"]
 """What later requests may reuse: prompts and answers to the token; only whole pages of prompts, if
 the runner is not batch invariant; or nothing."""
-
-
-class PageCounts(NamedTuple):
-    """Numbers of pages: held by rows, cached for prompts that begin alike, and free."""
-
-    held: int = 0
-    cached: int = 0
-    free: int = 0
-
-    @property
-    def total(self) -> int:
-        return sum(self)
-
-
-NO_PAGES = PageCounts()
 
 
 @dataclass(slots=True)
@@ -93,12 +78,15 @@ class RowPages:
         if max_seq_len is None:
             max_seq_len = most_pages * layout.page_tokens
         self._max_tokens = layout.row_tokens(most_pages, max_seq_len)
-        self._is_ample = layout.num_pages >= max_rows * layout.row_pages(self._max_tokens)
+        self._ample_pages = max_rows * layout.row_pages(self._max_tokens)
         self._reuse = reuse
         self._pool = PagePool(layout.num_pages)
         self._tree = PrefixTree(self._pool, layout)
         self._rows: dict[int, HeldPages] = {}
         self.disk: StoredPages | None = None
+        self.borrow: Callable[[int, int], None] | None = None
+        """Called before free pages run out: may raise the limit by up to so many pages. The second
+        number is how many are needed even if all cached pages go."""
 
     def store(self, disk: Disk, memory: PageMemory) -> None:
         """Have pages outlive their eviction, and the process, on disk."""
@@ -120,12 +108,17 @@ class RowPages:
 
     @property
     def num_held(self) -> int:
-        return self._pool.num_pages - self._pool.num_free - self._pool.num_cached
+        return self.counts.held
+
+    @property
+    def limit(self) -> int:
+        """The most pages that may have memory."""
+        return self._pool.limit
 
     @property
     def counts(self) -> PageCounts:
         free, cached = self.num_free, self.num_cached  # each read once: they change meanwhile
-        return PageCounts(self._pool.num_pages - free - cached, cached, free)
+        return PageCounts(self._pool.limit - free - cached, cached, free)
 
     def can_reserve(self, num_pages: int) -> bool:
         """Returns whether `num_pages` more pages can be taken, free or cached."""
@@ -138,7 +131,11 @@ class RowPages:
         layout, size = self._layout, self.page_tokens
         missing = layout.row_pages(len(tokens)) + num_spare * layout.num_groups
         missing -= self.num_free + self.num_cached
-        if self._is_ample or missing <= 0:
+        if missing > 0 and self.borrow is not None:
+            before = self.limit
+            self.borrow(missing, missing)
+            missing -= self.limit - before
+        if self.limit >= self._ample_pages or missing <= 0:
             return True
         num_full = layout.windows.count(None)
         if not num_full or layout.state_pages:
@@ -189,7 +186,10 @@ class RowPages:
         if end <= first:
             return True
         has_room = end <= -(-self._max_tokens // self.page_tokens)
-        if not has_room or not self.can_reserve((end - first) * self._layout.num_groups):
+        num_pages = (end - first) * self._layout.num_groups
+        if self.borrow is not None and (missing := num_pages - self.num_free) > 0:
+            self.borrow(missing, missing - self.num_cached)
+        if not has_room or not self.can_reserve(num_pages):
             return False
         for group, table in enumerate(held.tables):
             table += [self._take(held, index) for index in range(first, end)]
@@ -237,6 +237,12 @@ class RowPages:
             pass
         if given_back := self._pool.give_back(self._pool.num_touched - num_pages):
             self._memory.give_back(given_back)
+
+    def limit_to(self, num_pages: int) -> None:
+        """Let at most `num_pages` pages have memory from now on, or those that rows hold if these
+        are more. Cached pages go, least recently used first."""
+        self.trim(num_pages)
+        self._pool.limit = max(num_pages, self._pool.num_touched)
 
     def _read(self, disk: StoredPages, held: HeldPages) -> None:
         tokens = held.prompt[:-TOKEN_BYTES]

@@ -24,7 +24,7 @@ from inference_api.core.input_queue import Waiting
 from inference_api.request import Switch
 
 NEEDS = Needs(
-    weights_bytes=90, other_bytes=8, cache_bytes_per_row=1, rows_min=2, rows_max=16
+    weights_bytes=90, other_bytes=8, cache_bytes_per_row=1, row_bytes=1, rows_min=2, rows_max=16
 )  # 100 bytes with two rows
 POLICY = Policy(
     fast_memory_limit_bytes=220,  # two members and 20 rows

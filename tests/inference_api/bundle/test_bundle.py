@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from inference_api.bundle.check import check_bundle
 from inference_api.bundle.members import MemberState, UnloadMode
 from inference_api.bundle.residents import BundleResidents, bundle_of
 from inference_api.core.decode_backend import DecodeBackend
@@ -45,6 +46,8 @@ PROMPTS = (
     "Hello",
 )
 WAIT_S = 60.0
+LEAST = "1KiB"  # stands for what the largest takes alone, with one row
+LESS_THAN_A_PAGE = 2**16
 ROOM_FOR_TWO = "16MiB"  # of eight and four; plain leaves room for none beside it
 
 FILE = """
@@ -154,19 +157,27 @@ def serve(tmp_path: Path, packed: Path) -> Iterator[Callable[..., Serving]]:
         max_queue: int = 64,
         user_rows: int = 8,
     ) -> Serving:
-        file = tmp_path / "bundle.yaml"
-        file.write_text(
-            FILE.format(
-                limit=limit,
-                eight=EMBEDDED_MODEL,
-                source=source,
-                is_pinned=is_pinned,
-                max_queue=max_queue,
+        def read(limit: str) -> Settings:
+            file = tmp_path / "bundle.yaml"
+            file.write_text(
+                FILE.format(
+                    limit=limit,
+                    eight=EMBEDDED_MODEL,
+                    source=source,
+                    is_pinned=is_pinned,
+                    max_queue=max_queue,
+                )
             )
-        )
-        settings = Settings.model_validate(
-            {"bundle": str(file), "packed_folder": str(packed), "user_rows": user_rows}
-        )
+            return Settings.model_validate(
+                {"bundle": str(file), "packed_folder": str(packed), "user_rows": user_rows}
+            )
+
+        settings = read(limit)
+        if limit == LEAST:
+            assert settings.bundle is not None
+            used = check_bundle(settings.bundle, settings).utilization
+            assert used is not None
+            settings = read(str(used.fast_memory.need_bytes + LESS_THAN_A_PAGE))
         serving = Serving(settings)
         running.append(serving)
         serving.start()
@@ -212,6 +223,20 @@ def test_mixed_requests_get_the_answers_of_their_own_member(
     snapshot = serving.bundle.snapshot
     assert sum(each.num_loads for each in snapshot.members.values()) > 3
     assert snapshot.used_bytes <= 16 * 2**20
+
+
+def test_rows_share_the_memory_of_one_and_pause_for_each_other(
+    serve: Callable[..., Serving],
+) -> None:
+    serving = serve(limit=LEAST)
+    serving.ask("plain", "Hello")
+    queues = [serving.submit("plain", prompt, max_tokens=120) for prompt in PROMPTS]
+    eventually(lambda: serving.backend.snapshot.busy_rows > 1)
+    together = [drained(queue).token_ids for queue in queues]
+    assert serving.backend.snapshot.models["plain"].totals.pauses
+    assert together == [serving.ask("plain", each, max_tokens=120).token_ids for each in PROMPTS]
+    eventually(lambda: not serving.backend.snapshot.busy_rows)
+    assert serving.backend.models["plain"].rows.pages.counts.total == 256 // 32
 
 
 def test_request_that_waited_for_its_member_says_how_long(serve: Callable[..., Serving]) -> None:

@@ -42,10 +42,12 @@ def random_bundle(random: Random) -> SimulatedBundle:
 def random_needs(random: Random, most_rows_min: int) -> Needs:
     rows_min = random.randint(1, most_rows_min)
     is_shared = random.random() < 0.2
+    row_bytes = random.randint(0, 5)
     return Needs(
         weights_bytes=50 if is_shared else random.randint(10, 100),
         other_bytes=random.randint(0, 10),
-        cache_bytes_per_row=random.randint(0, 5),
+        cache_bytes_per_row=row_bytes,
+        row_bytes=row_bytes,
         rows_min=rows_min,
         rows_max=random.randint(rows_min, 32),
         is_pinned=random.random() < 0.15,
