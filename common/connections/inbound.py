@@ -16,7 +16,7 @@ from gunicorn.http.message import Request
 from gunicorn.http.parser import RequestParser
 from gunicorn.http.unreader import Unreader
 
-from common.hosts import host_fault
+from common.connections.hosts import host_fault
 
 MAX_HEAD_BYTES = 64 * 1024  # gunicorn's own limits, on lines and their number, come to 800 KiB
 MAX_FRAMING = 2  # a chunked body may take this many times the bytes of a plain one

@@ -13,7 +13,7 @@ from typing import overload
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
-from common.hosts import host_fault
+from common.connections.hosts import host_fault
 from proxy.errors import BadRequest, ExpectationFailed, HeadTooLarge, ProxyError
 
 MAX_HEAD_BYTES = 64 * 1024

@@ -1,10 +1,11 @@
-"""Comments of the product begin as sentences do, and a public class has a name of its own."""
+"""Comments of the product begin as sentences do, a public class has a name of its own, and
+files and folders stay short."""
 
 import ast
 import io
 import re
 import tokenize
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ PACKAGES = (
     "scripts",
     "weights",
 )
+MOST_LINES, MOST_FILES = 400, 22  # of a file, of a folder
 NO_SENTENCE = re.compile(r"(of|that|those|by|whose|whoever)\b", re.IGNORECASE)
 
 # One for each package on purpose: its settings, its refusal to start, its bodies.
@@ -64,6 +66,15 @@ def test_comments_begin_with_a_subject_or_a_verb(package: str) -> None:
         if NO_SENTENCE.match(text)
     ]
     assert not found, "\n".join(["say what it is, or what it does:", *found])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_file_and_a_folder_can_be_read_in_a_sitting(package: str) -> None:
+    files = list((ROOT / package).rglob("*.py"))
+    lines = {path: len(path.read_text().splitlines()) for path in files}
+    assert [path for path in files if lines[path] > MOST_LINES] == []
+    folders = Counter(path.parent for path in files)
+    assert [path for path, count in folders.items() if count > MOST_FILES] == []
 
 
 def test_what_is_no_sentence_is_found() -> None:

@@ -16,15 +16,15 @@ from inference_api.loading.config import (
     SwiGluConfig,
 )
 from inference_api.loading.families.deepseek import READERS as OF_DEEPSEEK
+from inference_api.loading.families.deepseek import read_mistral4
 from inference_api.loading.families.ernie import READERS as OF_ERNIE
 from inference_api.loading.families.falcon_h1 import read_falcon_h1
-from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
+from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields, text_fields
 from inference_api.loading.families.gemma import READERS as OF_GEMMA
 from inference_api.loading.families.granite_hybrid import read_granite_hybrid
 from inference_api.loading.families.hunyuan import READERS as OF_HUNYUAN
 from inference_api.loading.families.lfm2 import read_lfm2, read_lfm2_moe
 from inference_api.loading.families.llama_like import read_llama_like
-from inference_api.loading.families.mistral import READERS as OF_MISTRAL
 from inference_api.loading.families.mixtures import (
     read_gpt_oss_mixture,
     read_mixtral,
@@ -89,6 +89,25 @@ def _check_shape(config: ModelConfig) -> None:
     ]
     if faults:
         raise StartupError(faults)
+
+
+def _read_mistral3(fields: ConfigFields) -> ModelConfig:
+    """The text model of a multimodal one."""
+    text = text_fields(fields)
+    family = text.raw.get("model_type")
+    reader = _MISTRAL_TEXTS.get(family) if isinstance(family, str) else None
+    if reader is None:
+        text.refuse("text_config.model_type", family, f"{' or '.join(_MISTRAL_TEXTS)} there")
+    return (reader or _read_mistral)(text)
+
+
+# Queries of Ministral 3 grow with their position, as its rope fields say.
+_read_mistral = partial(read_llama_like, windows=same_window)
+_MISTRAL_TEXTS: Mapping[str, Reader] = {
+    "ministral3": _read_mistral,
+    "mistral": _read_mistral,
+    "mistral4": read_mistral4,
+}
 
 
 def _read_falcon(fields: ConfigFields) -> ModelConfig:
@@ -245,7 +264,8 @@ READERS: dict[str, Reader] = {
     "lfm2": read_lfm2,
     "lfm2_moe": read_lfm2_moe,
     "llama": read_llama_like,
-    **OF_MISTRAL,
+    **_MISTRAL_TEXTS,
+    "mistral3": _read_mistral3,
     "nemotron_h": read_nemotron_h,
     "mixtral": partial(
         read_llama_like, windows=same_window, tensor_names="mixtral", mixture=read_mixtral
