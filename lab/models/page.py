@@ -7,6 +7,7 @@ a row for every family, and a tiny model of each that is compared with transform
 """
 
 import argparse
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from inference_api.loading.families.read import read_config
 from inference_api.loading.families.recurrence import MixerKind
 from inference_api.loading.gguf.names import ALSO_NAMED, ARCHITECTURES
 from inference_api.loading.options import EngineOptions
+from lab.kit.results import PUBLISHED
 from lab.kit.servers import ROOT
 
 PAGE = ROOT / "docs/models.md"
@@ -56,6 +58,12 @@ FAMILIES: Mapping[str, Sequence[str]] = {  # keys: what people call them, values
     "Seed-OSS": ("seed_oss",),
     "SmolLM3": ("smollm3",),
 }
+MEASURED: Mapping[str, tuple[str, str]] = {  # a published result, and the model in its table
+    "LFM2": ("hybrids/2026-11-29-epyc-zen4-lfm2", "lfm2-1.2b Q8_0"),
+    "Llama, SmolLM2 and others": ("peers/2026-11-29-epyc-zen4", "1.1b int8"),
+    "Qwen3.5, Qwen3.6": ("hybrids/2026-11-29-epyc-zen4", "qwen3.5-0.8b Q8_0"),
+}
+ASSISTED = ("gemma4",)
 DRAFTING = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_next")
 RECURRENT: Mapping[MixerKind, str] = {
     "delta": "gated delta rule",
@@ -110,8 +118,8 @@ def main() -> None:
 
 def lines() -> Iterator[str]:
     """The rows of the table, and its head."""
-    yield "| models | `model_type` | GGUF | on | has | drafts |"
-    yield "|---|---|---|---|---|---|"
+    yield "| models | `model_type` | GGUF | on | has | drafts | times llama.cpp |"
+    yield "|---|---|---|---|---|---|---|"
     for name, families in FAMILIES.items():
         configs = [sample(family) for family in families]
         of_gguf = [each[family] for family in families for each in _GGUF if family in each]
@@ -121,7 +129,8 @@ def lines() -> Iterator[str]:
             _quoted(of_gguf),
             "CPU" if any(map(_is_for_cpu, configs)) else "CPU, CUDA",
             ", ".join(dict.fromkeys(word for config in configs for word in _words(config))),
-            "MTP" if any(family in DRAFTING for family in families) else "",
+            _drafts(families),
+            _speed(*MEASURED[name]) if name in MEASURED else "",
         )
         yield f"| {' | '.join(cells)} |"
 
@@ -148,6 +157,23 @@ def _words(config: ModelConfig) -> Iterator[str]:
         yield "alternating updates"
     if config.recurrent is not None:
         yield RECURRENT[config.recurrent.kind]
+
+
+def _drafts(families: Sequence[str]) -> str:
+    if any(family in ASSISTED for family in families):
+        return "assistant"
+    return "MTP" if any(family in DRAFTING for family in families) else ""
+
+
+def _speed(result: str, model: str) -> str:
+    """How many times llama.cpp's tokens/s ours are, in the order of the result's loads."""
+    table = json.loads((PUBLISHED / f"{result}.json").read_text())["tables"][-1]
+    ratios = [
+        row[-1].partition(" ")[0]
+        for row in table["rows"]
+        if row[0] == model and row[2].startswith("llama.cpp")
+    ]
+    return f"[{', '.join(ratios)}](../lab/results/{result}.md)"
 
 
 def _quoted(names: Iterable[str]) -> str:
