@@ -30,7 +30,7 @@ from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.layout import Tensors, held_bits, linear_weights, matrices, spared
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
-from inference_api.loading.quantised.formats import FLOATS
+from inference_api.loading.quantised.formats import FLOATS, with_quantisation
 
 CONFIG = "config.json"
 MAX_TEMPLATE_BYTES = 1_000_000  # size of a chat template; the longest have some 20,000
@@ -147,7 +147,7 @@ def load_config(folder: Path) -> ModelConfig:
     Raises StartupError."""
     if is_gguf(folder):
         return read_gguf(folder).config
-    raw = read_json(folder / CONFIG)
+    raw = with_quantisation(folder, read_json(folder / CONFIG))
     return read_config({**raw, "eos_token_id": sorted(tokenizer_files.eos_token_ids(folder, raw))})
 
 

@@ -6,11 +6,13 @@ converts the tensors.
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from inference_api.loading.config import Quantisation, QuantisedForm
 from inference_api.loading.families.fields import MAX_COUNT, ConfigFields
 from inference_api.loading.families.layer_plan import SourceTensor
+from inference_api.loading.json_files import read_json
 from inference_api.loading.layout import Tensors
 
 WORD_BITS = 32
@@ -20,6 +22,7 @@ BYTES = ("U8",)
 MXFP4_BLOCK = 32  # inputs that share a scale, in 16 bytes
 NVFP4_BLOCK = 16  # inputs that share a scale, in 8 bytes
 WEIGHT = ".weight"
+MODELOPT = "hf_quant_config.json"
 WHOLE = 0  # as a block's size: all outputs, or all inputs
 MAX_NAME = 64  # characters of a group's name in messages
 MAX_GROUPS = 16  # in a compressed-tensors config; published ones have one or two
@@ -63,6 +66,17 @@ def wants(part: SourceTensor, quantisation: Quantisation | None, tensors: Tensor
     if not (quantisation.has_order or has_order):  # some files have an order without effect
         quantised = quantised._replace(order=None)
     return quantised
+
+
+def with_quantisation(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config.json with its quantisation, which ModelOpt's older checkpoints have in a
+    file of its own. Raises StartupError."""
+    file = folder / MODELOPT
+    if raw.get("quantization_config") or not file.exists():
+        return raw
+    found = read_json(file).get("quantization")
+    described = {"quant_method": "modelopt", **(found if isinstance(found, dict) else {})}
+    return {**raw, "quantization_config": described}
 
 
 def read_quantisation(fields: ConfigFields) -> Quantisation | None:

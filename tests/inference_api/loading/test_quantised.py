@@ -107,6 +107,17 @@ def test_nvfp4_stays_as_it_is(name: str, quantised: Make) -> None:
             assert is_alike or weight.bits == 8
 
 
+def test_modelopt_may_describe_itself_in_a_file_of_its_own(quantised: Make, tmp_path: Path) -> None:
+    folder = quantised("nvfp4")[0]
+    copy = Path(copytree(folder, tmp_path / "model"))
+    config = json.loads((copy / "config.json").read_text())
+    del config["quantization_config"]
+    (copy / "config.json").write_text(json.dumps(config))
+    described = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}
+    (copy / "hf_quant_config.json").write_text(json.dumps({"quantization": described}))
+    assert checkpoint.load_config(copy) == checkpoint.load_config(folder)
+
+
 def test_scales_of_float32_are_rounded_to_half(quantised: Make) -> None:
     folder, plain = quantised("int-channel")
     packed, numbers = packed_parameters(folder, 8).packed, numbers_of(plain)
