@@ -295,7 +295,7 @@ def _needs(
 
 def _piece(model: _Model, options: EngineOptions) -> Piece:
     options = checkpoint.settled(model.config, replace(options, max_rows=1), model.tensors)
-    footprint = checkpoint.footprint_on_cpu(model.config, options, model.tensors)
+    footprint = checkpoint.footprint_on_cpu(model.config, options, model.tensors, True)
     has_mtp = checkpoint.with_mtp(model.config, options, model.tensors).has_mtp
     form = f"{options.quantization} with MTP" if has_mtp else options.quantization
     key = (str(model.folder.resolve()), form)

@@ -16,7 +16,7 @@ where residence is the larger of `min_residence_s` and `RESIDENCE_LOADS` times t
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inference_api.bundle.fast_memory import needed_bytes
@@ -113,6 +113,17 @@ class Residency:
     def is_sure(self, name: str) -> bool:
         """Returns whether the member's next row is one of its guaranteed ones."""
         return bool(self._members[name].num_owed)
+
+    def is_short(self, waiting: Collection[str]) -> bool:
+        """Returns whether a member that has to be loaded, or another row of one that requests wait
+        for, lacks memory as long as others have borrowed theirs."""
+        asked = [each for each in self._members.values() if each.asked_s is not None]
+        for member in [*map(self._members.__getitem__, waiting), *asked]:
+            is_held = member.name in self._memory.holders
+            has_room = self.free_bytes(member.name) >= 0 or bool(member.num_owed)
+            if not (has_room if is_held else self._memory.has_room_for(member)):
+                return True
+        return False
 
     @property
     def may_lend(self) -> bool:

@@ -119,9 +119,7 @@ class BundleResidents:
             self._hear(event, now_s)
         settled = [settle() for settle in self._questions()]
         waiting = self._input_queue.all_waiting()
-        has_newcomer = bool(settled) or not waiting.keys() <= self.models.keys()
-        is_tight = any(self._residency.free_bytes(name) < 0 for name in waiting)
-        if has_newcomer or is_tight or not self._residency.is_settled:
+        if self._residency.is_short(waiting):
             self._loans.call_in()  # what no row holds keeps nobody out
         for effect in self._residency.advance(now_s, waiting):
             self._do(effect)

@@ -127,11 +127,13 @@ def _examined(model: str, options: EngineOptions) -> Examined:
     return faults, of_all_rows.within(options.kv_cache_bytes)
 
 
-def footprint_on_cpu(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> Footprint:
-    """Returns the memory that the model takes on the CPU."""
+def footprint_on_cpu(
+    config: ModelConfig, options: EngineOptions, tensors: Tensors, is_packed_file: bool = False
+) -> Footprint:
+    """Returns the memory that the model takes on the CPU. `is_packed_file`: see `Footprint.of`."""
     options = settled(config, options, tensors).on("cpu", keeps_bfloat16(config, tensors))
     config = kept(with_mtp(config, options, tensors), options, tensors)
-    return Footprint.of(options.part_of(config), options, weight_bits(options))
+    return Footprint.of(options.part_of(config), options, weight_bits(options), is_packed_file)
 
 
 def locate(model: str, setting: str = "MODEL") -> Path:

@@ -86,7 +86,8 @@ class RowPages:
         self.disk: StoredPages | None = None
         self.borrow: Callable[[int, int], None] | None = None
         """Called before free pages run out: may raise the limit by up to so many pages. The second
-        number is how many are needed even if all cached pages go."""
+        number is how many are needed even if all cached pages go. Set where models share memory;
+        then states of recurrent layers, too, have memory only while a row runs."""
 
     def store(self, disk: Disk, memory: PageMemory) -> None:
         """Have pages outlive their eviction, and the process, on disk."""
@@ -224,6 +225,8 @@ class RowPages:
                 self._drop(self._share(node.state))
         if self.disk is not None:
             self.disk.want(held.nodes)
+        if self.borrow is not None and self._layout.state_pages:
+            self._memory.give_back(self._layout.states_of(row))
 
     def forget_cached(self) -> None:
         """Evict all cached pages."""

@@ -47,7 +47,6 @@ PROMPTS = (
 )
 WAIT_S = 60.0
 LEAST = "1KiB"  # stands for what the largest takes alone, with one row
-LESS_THAN_A_PAGE = 2**16
 ROOM_FOR_TWO = "16MiB"  # of eight and four; plain leaves room for none beside it
 
 FILE = """
@@ -177,7 +176,7 @@ def serve(tmp_path: Path, packed: Path) -> Iterator[Callable[..., Serving]]:
             assert settings.bundle is not None
             used = check_bundle(settings.bundle, settings).utilization
             assert used is not None
-            settings = read(str(used.fast_memory.need_bytes + LESS_THAN_A_PAGE))
+            settings = read(str(used.fast_memory.need_bytes))
         serving = Serving(settings)
         running.append(serving)
         serving.start()

@@ -64,7 +64,7 @@ class Members(RuleBasedStateMachine):
 
     def turn(self, waiting: dict[str, Waiting]) -> None:
         self.now_s += 0.5
-        if not waiting.keys() <= self.pages.keys() or not self.residency.is_settled:
+        if self.residency.is_short(waiting):
             self.loans.call_in()
         for effect in self.residency.advance(self.now_s, waiting):
             match effect:
@@ -179,3 +179,18 @@ def test_long_prompts_use_what_idle_members_do_not() -> None:
     assert other.counts == (3 * ROW_PAGES, 0, 0)
     assert pages.num_held == ROW_PAGES
     assert not pages.num_cached, "the end of another member's row needed what was cached beyond"
+
+
+def test_a_row_that_ends_gives_back_the_state_of_its_recurrent_layers() -> None:
+    members = Members()
+    members.load_two()
+    pages, memory = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS, state_pages=2)
+    members.loans.add("a", pages, memory.layout, own_pages=2 * ROW_PAGES)
+    pages.begin(1, "a", (5,) * 9)
+    assert pages.reserve(1, 8)
+    memory.write_state(1, ("a", (5,) * 8))
+    pages.end(1, 8)
+    states = memory.layout.states_of(1)
+    assert memory.given_back == [*states]
+    assert pages.begin(2, "a", (5,) * 9) == 8
+    assert memory.read_state(2) == {("a", (5,) * 8)}

@@ -18,6 +18,7 @@ from inference_api.loading.files import read_headers
 from inference_api.loading.heads_folder import heads_bytes
 from inference_api.loading.memory import scratch_bytes
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.folder import PackedFolder
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import Bundle
 from inference_api.settings.model import EMBEDDED_MODEL
@@ -68,7 +69,7 @@ def loaded_bytes(source: Path, quantization: str, context: int | None) -> tuple[
     options = EngineOptions(
         device="cpu", max_rows=1, quantization=quantization, max_seq_len=context
     )
-    footprint = KernelRunner(source, options).footprint
+    footprint = KernelRunner(source, options, packed=PackedFolder(Path("unused"))).footprint
     return footprint.weights_bytes, footprint.cache_bytes
 
 
