@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.kernels.interface import FLOAT32, Floats
-from inference_api.kernels.packing import CACHE_BYTES, cache_slot
+from inference_api.kernels.packing import cached_bytes
 from inference_api.loading.config import PAGE_TOKENS, ModelConfig, num_pages
 from inference_api.loading.packing.pages import advise, anonymous
 from inference_api.loading.page_groups import PageGroup, bytes_of_pages
@@ -26,8 +26,9 @@ class PagedCache:
 
     A page `pages[p]` holds PAGE_TOKENS positions of a group of layers. Row r has position i in page
     `tables[group, r, i // PAGE_TOKENS]`. Memory is taken only when it is written. An int8 cache
-    stores a scale after each key and value. `states[r]` is the state of row r's recurrent layers,
-    layer after layer: see `PageLayout.states_of`.
+    stores a scale after each key and value; an int4 cache is bytes, of groups that each begin with
+    their scale. `states[r]` is the state of row r's recurrent layers, layer after layer: see
+    `PageLayout.states_of`.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class PagedCache:
         """`dtype` is a value of KV_CACHE_DTYPE other than auto; `count` is the number of pages;
         `groups` None means one group of all layers. Raises MemoryError."""
         groups = groups or [PageGroup(None, range(config.num_layers))]
-        page_bytes = bytes_of_pages(config, groups, CACHE_BYTES[dtype])
+        page_bytes = bytes_of_pages(config, groups, dtype)
         state_bytes = FLOAT32.itemsize * config.state_floats
         all_pages = count + max_rows * -(-state_bytes // page_bytes)
         self._memory = anonymous(all_pages * page_bytes, mmap.MADV_HUGEPAGE)
-        self.pages = np.frombuffer(self._memory, dtype).reshape(all_pages, -1)
+        self.dtype = dtype
+        element = "uint8" if dtype == "int4" else dtype
+        self.pages = np.frombuffer(self._memory, element).reshape(all_pages, -1)
         self.by_group = [self._as_held_by(group, config) for group in groups]
         """All pages, viewed as a group's pages: [pages, layers, kv_heads, keys and values, or
         latents, PAGE_TOKENS, slot]."""
@@ -74,7 +77,7 @@ class PagedCache:
     def _as_held_by(self, group: PageGroup, config: ModelConfig) -> NDArray[Any]:
         shape = config.shape_of(next(iter(group.layers), 0))
         num_heads, num_kinds, dim = config.cache_shape(shape)
-        slot = cache_slot(self.pages.itemsize, dim)
+        slot = cached_bytes(self.dtype, dim) // self.pages.itemsize
         sizes = (len(group.layers), num_heads, num_kinds, PAGE_TOKENS, slot)
         return self.pages[:, : prod(sizes)].reshape(len(self.pages), *sizes)
 

@@ -17,9 +17,16 @@ from numpy.typing import NDArray
 
 from inference_api.kernels.build import BuildFailed, compiled, library_path, units_here
 from inference_api.kernels.interface import Floats, data, ffi, floats
-from inference_api.kernels.packing import FILE_BITS, PANEL, Bits, group_inputs, packed_bytes
+from inference_api.kernels.packing import (
+    CACHE_DTYPES,
+    FILE_BITS,
+    PANEL,
+    Bits,
+    group_inputs,
+    packed_bytes,
+)
 
-CACHE_TYPES = {"float32": 0, "float16": 1, "int8": 2}  # keys: values of KV_CACHE_DTYPE
+CACHE_TYPES = {name: number for number, name in enumerate(CACHE_DTYPES)}
 PORTABLE = "portable"  # the variant without instructions of its own
 SOURCE_TYPES = {"float32": 0, "float16": 1, "uint16": 2}  # uint16: the bits of bfloat16
 

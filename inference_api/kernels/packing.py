@@ -49,8 +49,9 @@ FILE_BITS = {name: form.bits for name, form in FILE_FORMS.items()}
 _FILE_FORMS = {form.bits: form for form in FILE_FORMS.values()}
 MAX_HEAD_DIM = 576
 MAX_STREAMS = 8  # streams of the residual
-CACHE_BYTES = {"float32": 4, "float16": 2, "int8": 1}  # keys: KV_CACHE_DTYPE; values: bytes
+CACHE_DTYPES = ("float32", "float16", "int8", "int4")  # values of KV_CACHE_DTYPE besides auto
 CACHE_SCALE_BYTES = 4  # size of the scale behind an int8 key or value
+_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}  # bfloat16: torch alone
 
 
 def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:
@@ -60,9 +61,13 @@ def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:
     return "float32" if bits == FLOAT_BITS["float32"] else "float16"
 
 
-def cache_slot(element_bytes: int, head_dim: int) -> int:
-    """Returns the cache elements of a key or value; an int8 one's scale follows it."""
-    return head_dim + (CACHE_SCALE_BYTES if element_bytes == CACHE_BYTES["int8"] else 0)
+def cached_bytes(dtype: str, head_dim: int) -> int:
+    """Returns the bytes of a cached key or value, with its scales. An int4 one has a scale for
+    each group; the last group may be filled up."""
+    if dtype == "int4":
+        return -(-head_dim // GROUP) * (GROUP // 2 + SCALE_BYTES)
+    scale_bytes = CACHE_SCALE_BYTES if dtype == "int8" else 0
+    return head_dim * _ELEMENT_BYTES[dtype] + scale_bytes
 
 
 def group_inputs(bits: Bits) -> int:

@@ -232,7 +232,7 @@ def uneven(config: ModelConfig) -> list[str]:
 
 
 def device_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
-    """Returns a fault if the device, or a split model, does not support the model's layers."""
+    """Returns faults if the device, or a split model, does not support the layers or the cache."""
     kinds = {"recurrent layers": config.recurrent, "layers of different shapes": config.shapes}
     faults = []
     for kind in [name for name, is_there in kinds.items() if is_there]:
@@ -240,6 +240,8 @@ def device_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
             faults.append(f"{config.family} has {kind}, not there yet on CUDA; set DEVICE=cpu.")
         if options.layers is not None:
             faults.append(f"{config.family} has {kind}, which cannot be split; unset SPLIT.")
+    if options.device == "cuda" and options.kv_cache_dtype == "int4":
+        faults.append("KV_CACHE_DTYPE=int4 is for the CPU; unset it or set DEVICE=cpu.")
     return faults
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from inference_api.kernels.packing import CACHE_BYTES, FLOAT_BITS, Bits, cache_dtype
+from inference_api.kernels.packing import FLOAT_BITS, Bits, cache_dtype
 from inference_api.loading.config import PAGE_TOKENS, SPARE_SLOTS, ModelConfig
 from inference_api.loading.layout import weight_bytes, whole_panels
 from inference_api.loading.options import EngineOptions
@@ -51,13 +51,13 @@ class Footprint:
         max_rows, context = options.max_rows, config.context(options.max_seq_len)
         dtype_bytes = FLOAT_BITS[options.dtype] // 8
         if by_torch or bits is None:
-            element_bytes, num_slots = dtype_bytes, context + SPARE_SLOTS
+            dtype, num_slots = options.dtype, context + SPARE_SLOTS
             groups: Sequence[PageGroup] = [PageGroup(None, range(config.num_layers))]
             kept = replace(config, latent=None)  # the keys and values that latents make
         else:
-            element_bytes = CACHE_BYTES[cache_dtype(options.kv_cache_dtype, bits)]
+            dtype = cache_dtype(options.kv_cache_dtype, bits)
             num_slots, groups, kept = context, page_groups(config, context), config
-        page_bytes = bytes_of_pages(kept, groups, element_bytes)
+        page_bytes = bytes_of_pages(kept, groups, dtype)
         weights_bytes = weight_bytes(config, dtype_bytes, bits, by_torch)
         if is_packed_file and bits is not None:
             weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes

@@ -22,7 +22,7 @@ class EngineOptions:
     quantization: str = "none"
     """auto, none, int8 or int4."""
     kv_cache_dtype: str = "auto"
-    """auto, float32, float16 or int8; only for the kernels."""
+    """auto, float32, float16, int8 or int4; only for the kernels."""
     kv_cache_bytes: int | None = None
     """Most memory of pages, for the kernels; None: half of the memory free besides weights."""
     num_runners: int = 1

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
-from inference_api.kernels.packing import cache_slot
+from inference_api.kernels.packing import cached_bytes
 from inference_api.loading.config import PAGE_TOKENS, CacheShape, ModelConfig
 
 MAX_GROUPS = 12  # each has its own page table, and pages to count
@@ -62,12 +62,12 @@ def page_groups(config: ModelConfig, context_tokens: int) -> Sequence[PageGroup]
     return groups
 
 
-def bytes_of_pages(config: ModelConfig, groups: Sequence[PageGroup], element_bytes: int) -> int:
-    """Returns the bytes of a page that any group can use; `element_bytes` is the cache dtype's."""
+def bytes_of_pages(config: ModelConfig, groups: Sequence[PageGroup], dtype: str) -> int:
+    """Returns the bytes of a page that any group can use, in a cache of this dtype."""
 
     def layer_bytes(layer: int) -> int:
         num_heads, num_kinds, dim = config.cache_shape(config.shape_of(layer))
-        return num_heads * num_kinds * PAGE_TOKENS * cache_slot(element_bytes, dim) * element_bytes
+        return num_heads * num_kinds * PAGE_TOKENS * cached_bytes(dtype, dim)
 
     return max(sum(map(layer_bytes, group.layers)) for group in groups)
 

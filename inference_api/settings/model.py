@@ -64,11 +64,11 @@ class ModelSettings(BaseModel):
     kernels: Annotated[bool, AfterValidator(kernels_alone)] = Field(
         True, description="false, which had torch multiply on the CPU, is refused."
     )
-    kv_cache_dtype: Literal["auto", "float16", "float32", "int8"] = Field(
+    kv_cache_dtype: Literal["auto", "float16", "float32", "int8", "int4"] = Field(
         "auto",
         description=(
             "Of the kernels' cache; auto: float16 with QUANTIZATION or DTYPE=bfloat16, else "
-            "float32; int8 is half of float16."
+            "float32; int8 is half of float16, and int4 about half of int8."
         ),
     )
     kv_cache_memory: SizeOrAuto = Field(

@@ -96,6 +96,7 @@ RUNNERS: dict[str, RunnerFactory] = {
     "int8": partial(make_kernel_runner, options=replace(OPTIONS, quantization="int8")),
     "int4": partial(make_kernel_runner, options=replace(OPTIONS, quantization="int4")),
     "cache of int8": partial(make_kernel_runner, options=replace(OPTIONS, kv_cache_dtype="int8")),
+    "cache of int4": partial(make_kernel_runner, options=replace(OPTIONS, kv_cache_dtype="int4")),
     "windows": partial(make_kernel_runner, model=WINDOWS),
     "layers of several shapes": partial(make_kernel_runner, model=SHAPES),
     "pipeline": partial(make_pipeline_runner, options=OPTIONS),
@@ -106,7 +107,13 @@ if torch.cuda.is_available():
     RUNNERS["cuda"] = partial(make_torch_runner, options=replace(OPTIONS, device="cuda"))
 
 # Of hidden states to those of float32 weights: what rounding a model of random weights costs.
-LEAST_SIMILARITY = {"int4": 0.5, "int8": 0.99, "bfloat16": 0.99, "cache of int8": 0.99}
+LEAST_SIMILARITY = {
+    "int4": 0.5,
+    "int8": 0.99,
+    "bfloat16": 0.99,
+    "cache of int8": 0.99,
+    "cache of int4": 0.5,
+}
 any_sampling = pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
 
 

@@ -193,7 +193,7 @@ class KernelDecoder:
                 "log_floats": cache.log.shape[1],
             },
             "bits": self._bits,
-            "cache_type": CACHE_TYPES[cache.pages.dtype.name],
+            "cache_type": CACHE_TYPES[cache.dtype],
             "norm": NORMS.index(config.norm),
             "activation": ACTIVATIONS.index(config.activation),
             "is_gated": config.is_mlp_gated,

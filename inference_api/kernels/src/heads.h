@@ -2,6 +2,7 @@
 // asks for it and turned to their position, its keys and values written to the cache.
 #pragma once
 
+#include "hadamard.h"
 #include "kernels.h"
 #include "norm.h"
 #include "quantise.h"
@@ -41,8 +42,49 @@ inline void write_int8_head(const float* head, int64_t head_dim, int8_t* to) {
   std::memcpy(to + head_dim, &scale.scale, sizeof scale.scale);
 }
 
+// To the nearest steps of a scale: of the number that is farthest from zero -8, or nearly so, since
+// the scale is rounded first.
+inline void quantise_cached(const float (&x)[kGroup], CachedGroup& group) {
+  constexpr int kHalf = kGroup / 2;
+  constexpr float kLeast = -8.0f;
+  constexpr float kMost = 7.0f;
+  constexpr uint16_t kHalfNan = 0x7e00;
+  const uint32_t largest_bits = largest_magnitude_bits(x, kGroup);
+  const bool is_finite = largest_bits < kInfinityBits;
+  float farthest = 0.0f;
+  for (const float each : x) {
+    farthest = (bits_from_float(each) & kMagnitudeMask) == largest_bits ? each : farthest;
+  }
+  group.scale = is_finite ? float_to_half(within_half<Scalar>(farthest / kLeast)) : kHalfNan;
+  const float scale = half_to_float(group.scale);
+  const float inverse = is_finite && scale != 0.0f ? 1.0f / scale : 0.0f;
+  const auto step = [&](float number) {
+    const float scaled = inverse == 0.0f ? 0.0f : number * inverse;  // whatever is not finite
+    const float bounded = scaled < kLeast ? kLeast : scaled;
+    return to_byte(bounded > kMost ? kMost : bounded, 1.0f);
+  };
+  for (int i = 0; i < kHalf; ++i) {
+    group.steps[i] = static_cast<uint8_t>(16 * step(x[i]) + (step(x[i + kHalf]) & 0xf));
+  }
+}
+
+inline void write_int4_head(float* head, int64_t head_dim, int64_t rotated, CachedGroup* to) {
+  rotate(head, head_dim, rotated);
+  for (int64_t first = 0; first < head_dim; first += kGroup, ++to) {
+    float x[kGroup] = {};
+    for (int i = 0; i < kGroup && first + i < head_dim; ++i) {
+      x[i] = head[first + i];
+    }
+    quantise_cached(x, *to);
+  }
+}
+
 template <class Simd>
-void write_head(const float* head, int64_t head_dim, CacheType type, char* place) {
+void write_head(float* head, int64_t head_dim, CacheType type, int64_t rotated, char* place) {
+  if (type == CacheType::kInt4) {
+    write_int4_head(head, head_dim, rotated, reinterpret_cast<CachedGroup*>(place));
+    return;
+  }
   if (type == CacheType::kInt8) {
     write_int8_head(head, head_dim, reinterpret_cast<int8_t*>(place));
     return;
@@ -102,12 +144,13 @@ void write_heads(const HeadsCall& call) {
   }
   const bool has_values = call.key_dim == call.head_dim;
   const int64_t of_keys = key_bytes(call.type, call.key_dim);
+  const int64_t rotated = rotated_dims(call.key_dim, call.value_dim);
   char* place = call.place;
   for (int64_t head = 0; head < call.num_kv_heads; ++head, place += of_keys) {
-    write_head<Simd>(call.keys + head * call.key_dim, call.key_dim, call.type, place);
+    write_head<Simd>(call.keys + head * call.key_dim, call.key_dim, call.type, rotated, place);
     if (has_values) {
       place += of_keys;
-      write_head<Simd>(values + head * call.head_dim, call.head_dim, call.type, place);
+      write_head<Simd>(values + head * call.head_dim, call.head_dim, call.type, rotated, place);
     }
   }
 }

@@ -48,8 +48,8 @@ typedef struct {
   int64_t table_stride;
 } HearthPages;
 
-// See AttentionCall in kernels.h; `cache_type`: 0 float32, 1 float16, 2 int8. Tokens of one user
-// row that follow each other share the reading of its keys and values. 0, or 1 without memory.
+// See AttentionCall in kernels.h; `cache_type`: 0 float32, 1 float16, 2 int8, 3 int4. Tokens of one
+// user row that follow each other share the reading of its keys and values. 0, or 1 without memory.
 HEARTH_EXPORT int hearth_attention(HearthContext* context, const float* queries,
                                    int64_t query_stride, int cache_type, const HearthPages* pages,
                                    int64_t page_offset, const int64_t* rows, const int64_t* lengths,

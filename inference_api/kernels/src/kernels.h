@@ -44,8 +44,8 @@ enum class Bits : int {
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 // The form of cached keys and values. kInt8: behind its bytes every vector has, as a float, what
-// one of them stands for.
-enum class CacheType : int { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
+// one of them stands for. kInt4: vectors are rotated, see hadamard.h, and CachedGroups.
+enum class CacheType : int { kFloat32 = 0, kFloat16 = 1, kInt8 = 2, kInt4 = 3 };
 enum class NormKind : int { kRms = 0, kLayer = 1 };
 enum class Mixer : int { kAttention = 0, kShortConv = 1, kDelta = 2, kMamba2 = 3, kKimiDelta = 4 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kSquaredRelu = 4 };
@@ -114,7 +114,8 @@ struct HeadsCall {
   int64_t num_heads;
   int64_t num_kv_heads;
   int64_t head_dim;
-  int64_t key_dim;  // of keys; other than head_dim: values are a part of them, and not written
+  int64_t key_dim;    // of keys; other than head_dim: values are a part of them, and not written
+  int64_t value_dim;  // of head_dim, or of that part
   CacheType type;
   char* place;  // of the token, in its page: see key_bytes
 };
@@ -271,12 +272,24 @@ constexpr int64_t group_bytes(Bits bits) {
   return is_quantised(bits) ? sizeof(ActivationGroup) : sizeof(FloatGroup);
 }
 
-// Elements of the cache that a key or a value takes.
+// kGroup numbers of a key or a value, of 4 bits. The last group of a vector may be filled up.
+struct CachedGroup {
+  uint16_t scale;             // half precision
+  uint8_t steps[kGroup / 2];  // -8…7 of a scale: number i in the upper bits, i + kGroup / 2 below
+};
+static_assert(sizeof(CachedGroup) == sizeof(uint16_t) + kGroup / 2);
+
+constexpr int64_t cached_groups(int64_t dim) { return (dim + kGroup - 1) / kGroup; }
+
+// Elements of the cache that a key or a value takes, but for kInt4.
 constexpr int64_t slot_elements(CacheType type, int64_t head_dim) {
   return head_dim + (type == CacheType::kInt8 ? static_cast<int64_t>(sizeof(float)) : 0);
 }
 
 constexpr int64_t slot_bytes(CacheType type, int64_t head_dim) {
+  if (type == CacheType::kInt4) {
+    return cached_groups(head_dim) * static_cast<int64_t>(sizeof(CachedGroup));
+  }
   constexpr int64_t kBytes[] = {4, 2, 1};  // by CacheType
   return slot_elements(type, head_dim) * kBytes[static_cast<int>(type)];
 }

@@ -27,6 +27,11 @@ int64_t key_dim(const HearthLayer& layer) {
   return has_latents(layer) ? layer.kv_a.outputs : layer.head_dim;
 }
 
+// Of what attention makes of a head: of latents their sum.
+int64_t attended_dim(const HearthLayer& layer) {
+  return has_latents(layer) ? key_dim(layer) - layer.rotary_dim : layer.value_dim;
+}
+
 int64_t qkv_width(const HearthModel& model, const HearthLayer& layer) {
   const int64_t kinds = has_latents(layer) ? 1 : 2;
   return queries_width(model, layer) + kinds * layer.num_kv_heads * key_dim(layer);
@@ -516,7 +521,7 @@ void Step::write(Workers& workers, const HearthModel& model, const HearthLayer& 
          model.has_value_norm != 0, model.norm_eps, layer.cos + position * rotary_dim,
          layer.sin + position * rotary_dim, rotary_dim,
          layer.query_scales == nullptr ? 1.0f : layer.query_scales[position], model.num_heads,
-         num_kv_heads, layer.head_dim, key_dim(layer), type, place});
+         num_kv_heads, layer.head_dim, key_dim(layer), attended_dim(layer), type, place});
   });
 }
 
@@ -594,8 +599,7 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
                   int64_t num_tokens) {
   const int64_t values_width = model.num_heads * layer.value_dim;
   const bool is_latent = has_latents(layer);
-  const int64_t attended_dim = is_latent ? key_dim(layer) - layer.rotary_dim : layer.value_dim;
-  grow(attended_, num_tokens * model.num_heads * attended_dim);
+  grow(attended_, num_tokens * model.num_heads * attended_dim(layer));
   grow(prepared_, num_tokens * row_bytes(model, values_width));
   if (is_latent) {
     absorb(workers, model, layer, num_tokens);
@@ -605,7 +609,7 @@ void Step::attend(Workers& workers, const HearthModel& model, const HearthLayer&
                   static_cast<CacheType>(model.cache_type), pages_of(model, layer),
                   layer.page_offset, rows_.data(), lengths_.data(), branches_, num_tokens,
                   layer.num_kv_heads, model.num_heads / layer.num_kv_heads, key_dim(layer),
-                  attended_dim, layer.window, model.attention_scale, layer.sinks,
+                  attended_dim(layer), layer.window, model.attention_scale, layer.sinks,
                   attended_.data()});
   if (is_latent) {
     make_values(workers, model, layer, num_tokens);

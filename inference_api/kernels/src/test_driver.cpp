@@ -20,6 +20,7 @@ namespace {
 constexpr int kThreads = 3;
 constexpr int kFloat32 = 0;
 constexpr int kInt8Cache = 2;
+constexpr int kInt4Cache = 3;
 constexpr int kDelta = 2;
 constexpr int kKimiDelta = 4;
 constexpr int64_t kPageTokens = 32;
@@ -231,6 +232,31 @@ std::vector<int8_t> as_bytes(const std::vector<float>& vectors, size_t head_dim)
   return packed;
 }
 
+// What CachedGroup in kernels.h is: random keys, and values that are 2 once they are rotated back.
+std::vector<uint8_t> as_groups(const std::vector<float>& vectors, int64_t head_dim) {
+  constexpr int64_t kGroup = 32;
+  constexpr int kQuarter = 0x3400;  // in half precision
+  const int64_t rotated = head_dim & -head_dim;
+  std::vector<uint8_t> packed;
+  for (size_t first = 0; first < vectors.size(); first += static_cast<size_t>(head_dim)) {
+    const bool is_key = first / static_cast<size_t>(kPageTokens * head_dim) % 2 == 0;
+    const int scale = is_key ? kQuarter : 0x8000 + kQuarter + 0x400 * std::ilogb(rotated);
+    const auto step = [&](int64_t i) {
+      const float number = i < head_dim ? vectors[first + static_cast<size_t>(i)] : 0.0f;
+      const bool is_first = !is_key && i % rotated == 0;  // of what is rotated together
+      return is_key ? static_cast<int>(std::lround(number * 4)) : is_first ? -8 : 0;
+    };
+    for (int64_t group = 0; group < head_dim; group += kGroup) {
+      packed.push_back(static_cast<uint8_t>(scale & 0xff));
+      packed.push_back(static_cast<uint8_t>(scale >> 8));
+      for (int64_t i = group; i < group + kGroup / 2; ++i) {
+        packed.push_back(static_cast<uint8_t>((step(i) & 0xf) << 4 | (step(i + kGroup / 2) & 0xf)));
+      }
+    }
+  }
+  return packed;
+}
+
 void run_attention(HearthContext* context, int variant, int64_t groups, int64_t head_dim,
                    int64_t window) {
   constexpr int64_t kRows = 3;
@@ -265,6 +291,10 @@ void run_attention(HearthContext* context, int variant, int64_t groups, int64_t 
   std::fill(out.begin(), out.end(), 0.0f);
   std::vector<int8_t> bytes = as_bytes(memory, static_cast<size_t>(head_dim));
   attend(kInt8Cache, bytes.data(), head_dim + static_cast<int64_t>(sizeof(float)));
+  expect_averages();
+  std::fill(out.begin(), out.end(), 0.0f);
+  std::vector<uint8_t> groups_of_4 = as_groups(memory, head_dim);
+  attend(kInt4Cache, groups_of_4.data(), (head_dim + 31) / 32 * 18);
   expect_averages();
 }
 
@@ -419,7 +449,7 @@ struct Model {
     description.activation = kind % 5;
     description.is_gated = is_gated ? 1 : 0;
     description.is_parallel = kind / 4 % 2;
-    description.cache_type = kind % 3;
+    description.cache_type = (kind + kind / 8) % 4;
     description.num_layers = 1;
     description.hidden = kHidden;
     description.num_heads = kHeads;
@@ -510,8 +540,10 @@ struct Model {
       }
     }
     const int64_t key_dim = has_latents ? layer.kv_a.outputs : kHeadDim;
-    const int64_t vector_bytes =
-        description.cache_type == 2 ? key_dim + 4 : key_dim * (4 >> description.cache_type);
+    const int64_t vector_bytes = description.cache_type == kInt4Cache ? (key_dim + 31) / 32 * 18
+                                 : description.cache_type == kInt8Cache
+                                     ? key_dim + 4
+                                     : key_dim * (4 >> description.cache_type);
     const int64_t kinds = has_latents ? 1 : 2;
     const int64_t page_bytes = layer.num_kv_heads * kinds * kPageTokens * vector_bytes;
     cache.resize(static_cast<size_t>(kRows * page_bytes));

@@ -23,7 +23,7 @@ import torch
 from benchmarking.machine import describe_machine
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.kernel_runner import KernelRunner
-from inference_api.kernels.packing import BITS, CACHE_BYTES, FLOAT_BITS, packed_bytes
+from inference_api.kernels.packing import BITS, CACHE_DTYPES, FLOAT_BITS, packed_bytes
 from inference_api.loading import hardware
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.layout import HEAD, linear_weights, parameter_shape
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--weights", nargs="+", choices=FORMS, default=list(BITS))
     parser.add_argument("--file", type=Path, help="a GGUF model instead: as it is, and in int8")
-    parser.add_argument("--kv-cache-dtype", choices=("auto", *CACHE_BYTES), default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", *CACHE_DTYPES), default="auto")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
     arguments = parser.parse_args()
     print(describe_machine("torch"))

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarking.machine import describe_machine
-from inference_api.kernels.packing import CACHE_BYTES
+from inference_api.kernels.packing import CACHE_DTYPES
 from inference_api.loading.hardware import physical_cores
 from lab.models.random_model import SHAPES
 from lab.peers import report as peer_report
@@ -116,7 +116,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--times", type=int, default=3, help="alternations (of long: one)")
     parser.add_argument("--own", action="store_true", help=f"ours as {', '.join(OWN)} takes part")
     parser.add_argument(
-        "--kv-cache-dtype", choices=("auto", *CACHE_BYTES), default="auto", help="of ours"
+        "--kv-cache-dtype", choices=("auto", *CACHE_DTYPES), default="auto", help="of ours"
     )
     parser.add_argument("--chart", type=Path, help="only draw what is kept, into this SVG file")
     return parser.parse_args()

@@ -193,7 +193,7 @@ def _contestants(
 ) -> Iterator[tuple[str, AbstractContextManager[Contestant]]]:
     """By the name that each has in its figures."""
     threads = ("--threads", str(physical_cores()))
-    for cache in ("float16", "int8"):
+    for cache in ("float16", "int8", "int4"):
         settings = {"QUANTIZATION": QUANTIZATION, "KV_CACHE_DTYPE": cache, **NO_DRAFTS}
         name = f"{cache} cache"
         yield f"hearth {name}", hearth(name, model, 1, context, logs / cache, settings)

@@ -116,9 +116,10 @@ def test_pages_of_another_model_are_not_read(
 
 
 def test_salts_share_nothing_on_disk(folder: Path, tmp_path: Path) -> None:
-    prompt = text(90, 150)
+    prompt, said = text(90, 150), []
     for salt, is_found in (("a", False), ("b", False), ("a", True)):
-        server = with_disk(folder, tmp_path)
-        server.answers([prompt], cache_salt=salt)
+        server = with_disk(folder, tmp_path, kv_cache_dtype="int4")
+        said.append(server.answers([prompt], cache_salt=salt))
         server.stop()
         assert (server.reused_tokens > 0) == is_found
+    assert said[0] == said[1] == said[2]

@@ -154,7 +154,7 @@ def test_memory_is_foreseen_for_weights_as_they_are(
     model = folder()
     config = checkpoint.load_config(model)
     needed = weight_bytes(config, 2, 16) + bytes_of_pages(
-        config, page_groups(config, 16), element_bytes=4
+        config, page_groups(config, 16), dtype="float32"
     )
     options = EngineOptions(device="cpu", max_rows=1, max_seq_len=16)
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: needed)

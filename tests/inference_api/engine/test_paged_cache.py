@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inference_api.engine.paged_cache import PagedCache
-from inference_api.kernels.packing import CACHE_BYTES
+from inference_api.kernels.packing import CACHE_DTYPES
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.config import PAGE_TOKENS, ModelConfig
 from inference_api.loading.page_groups import PageGroup
@@ -33,7 +33,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-@pytest.mark.parametrize("dtype", CACHE_BYTES)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("given_back", [[4], [2, 3, 4], [9, 5, 0, 4, 6], []])
 def test_pages_that_are_given_back_can_be_written_again_and_no_other_is_touched(
     given_back: list[int], dtype: str, config: ModelConfig
@@ -49,7 +49,7 @@ def test_pages_that_are_given_back_can_be_written_again_and_no_other_is_touched(
     assert (cache.pages[others] == 1).all()
 
 
-@pytest.mark.parametrize("dtype", CACHE_BYTES)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_whole_pages_of_the_system_are_given_back(dtype: str, config: ModelConfig) -> None:
     """A page of int8 is no multiple of the system's: the borders of a run stay, and what neighbours
     have there."""
@@ -105,7 +105,7 @@ def test_memory_that_is_not_there_is_an_error_of_its_own(config: ModelConfig) ->
         make_cache(config, 1 << 40)
 
 
-@pytest.mark.parametrize("dtype", CACHE_BYTES)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_a_page_is_copied_whole(dtype: str, config: ModelConfig) -> None:
     cache = numbered(config, dtype)
     before = cache.pages.copy()
@@ -121,7 +121,7 @@ def numbered(config: ModelConfig, dtype: str) -> PagedCache:
     return cache
 
 
-@pytest.mark.parametrize("dtype", CACHE_BYTES)
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 @pytest.mark.parametrize("table", [[0, 1, 2], [7, 2, 4]])
 @pytest.mark.parametrize(
     ("sources", "target"), [([7, 11, 12], 5), ([33, 40, 64, 65], 30), ([63, 64], 62)]

@@ -14,10 +14,16 @@ from inference_api.kernels.library import (
     Kernels,
 )
 from inference_api.loading.config import PAGE_TOKENS
+from tests.inference_api.kernels.groups import as_groups, of_groups
 
 CAPACITY = 4 * PAGE_TOKENS
 ROWS = 5
-NAMES = {torch.float32: "float32", torch.float16: "float16", torch.int8: "int8"}
+NAMES = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.int8: "int8",
+    torch.uint8: "int4",  # of which a byte has two
+}
 DTYPES = st.sampled_from(list(NAMES))
 SINKS = st.none() | st.sampled_from([-200.0, 0.0, 30.0])  # about which they are
 
@@ -29,7 +35,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def caches(kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[Tensor]:
     """Random keys and values."""
     vectors = [random(ROWS, kv_heads, CAPACITY, head_dim, seed=seed) for seed in (1, 2)]
-    return [as_bytes(each) if dtype == torch.int8 else each.to(dtype) for each in vectors]
+    makers = {torch.int8: as_bytes, torch.uint8: as_groups}
+    return [makers[dtype](each) if dtype in makers else each.to(dtype) for each in vectors]
 
 
 def as_bytes(vectors: Tensor) -> Tensor:
@@ -39,6 +46,8 @@ def as_bytes(vectors: Tensor) -> Tensor:
 
 
 def as_doubles(cache: Tensor, head_dim: int) -> Tensor:
+    if cache.dtype == torch.uint8:
+        return of_groups(cache, head_dim)
     if cache.dtype != torch.int8:
         return cache.double()
     values, scales = cache[..., :head_dim], cache[..., head_dim:]
@@ -77,8 +86,8 @@ def attend(
     """Attention of one layer by itself: [tokens, heads * head_dim].
 
     `queries` is [tokens, heads, head_dim]; `keys` and `values` are [rows, kv_heads, positions,
-    head_dim], or for int8 with the four bytes of a scale behind each vector. Token t sees the first
-    `lengths[t]` positions of row `rows[t]`, or the last `window` of these.
+    head_dim], or for int8 with the four bytes of a scale behind each vector, or of groups. Token t
+    sees the first `lengths[t]` positions of row `rows[t]`, or the last `window` of these.
     """
     places, ends = torch.tensor([rows, lengths])
     memory, tables = paged(keys, values)
@@ -200,7 +209,7 @@ def test_a_chunk_of_a_prompt(
     torch.testing.assert_close(result.double(), reference(*arguments), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.uint8])
 @pytest.mark.parametrize(("kv_heads", "groups"), [(2, 3), (9, 1)])
 def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(
     kernels: Kernels, kv_heads: int, groups: int, dtype: torch.dtype
@@ -229,13 +238,14 @@ def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(
             assert torch.equal(alone[0], together[token])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.uint8])
 def test_what_a_row_does_not_see_does_not_matter(kernels: Kernels, dtype: torch.dtype) -> None:
     keys, values = caches(2, 32, dtype)
     queries, rows, lengths = random(2, 4, 32), [0, 3], [40, 7]
     clean = attend(kernels, queries, keys, values, rows, lengths, 0.25)
     for cache in (keys, values):
-        unseen = cache.view(torch.float32)  # of bytes, four at a time and the scales
+        # Of bytes, some at a time and the scales.
+        unseen = cache.view(torch.float16 if dtype == torch.uint8 else torch.float32)
         unseen[0, :, 40:] = torch.nan
         unseen[3, :, 7:] = torch.inf
         unseen[[1, 2, 4]] = torch.nan

@@ -197,9 +197,12 @@ def test_a_smaller_cache_needs_less_memory() -> None:
     config = checkpoint.load_config(EMBEDDED_MODEL)
     options = EngineOptions(dtype="float32", max_rows=32, max_seq_len=CONTEXT)
     weights = weight_bytes(config, 4, 8)
-    cache = 32 * num_pages(CONTEXT) * bytes_of_pages(config, page_groups(config, CONTEXT), 2)
-    of_bytes = PagedCache(config, 32, CONTEXT, "int8", 32 * num_pages(CONTEXT))
-    cache_of_bytes = of_bytes.pages.nbytes
+    count, groups = 32 * num_pages(CONTEXT), page_groups(config, CONTEXT)
+    cache = count * bytes_of_pages(config, groups, "float16")
+    small = {
+        dtype: PagedCache(config, 32, CONTEXT, dtype, count).pages.nbytes
+        for dtype in ("int8", "int4")
+    }
 
     def faults(available_bytes: int, kv_cache_dtype: str) -> list[str]:
         chosen = replace(options, kv_cache_dtype=kv_cache_dtype)
@@ -207,10 +210,19 @@ def test_a_smaller_cache_needs_less_memory() -> None:
 
     assert faults(weights + cache, "auto") == []
     assert faults(weights + 2 * cache, "float32") == []
-    assert faults(weights + cache_of_bytes, "int8") == []
-    assert "USER_ROWS" in faults(weights + cache_of_bytes - 1, "int8")[0]
+    for dtype, num_bytes in small.items():
+        assert faults(weights + num_bytes, dtype) == []
+        assert "USER_ROWS" in faults(weights + num_bytes - 1, dtype)[0]
     assert "USER_ROWS" in faults(weights + 2 * cache - 1, "float32")[0]
     assert "USER_ROWS" in faults(weights + cache - 1, "float16")[0]
+
+
+def test_a_cache_of_int4_on_cuda_is_refused() -> None:
+    config = checkpoint.load_config(EMBEDDED_MODEL)
+    options = EngineOptions(device="cuda", max_rows=1, kv_cache_dtype="int4")
+    [fault] = checkpoint.device_faults(config, options)
+    assert "KV_CACHE_DTYPE=int4 is for the CPU" in fault
+    assert checkpoint.device_faults(config, replace(options, device="cpu")) == []
 
 
 def test_a_weight_that_is_no_number_is_named(folder: Callable[[str], Path], tmp_path: Path) -> None:

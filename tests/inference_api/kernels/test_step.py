@@ -20,7 +20,7 @@ from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels, PackedWeight
-from inference_api.kernels.packing import FLOAT_BITS, MAX_HEAD_DIM, Bits
+from inference_api.kernels.packing import CACHE_DTYPES, FLOAT_BITS, GROUP, MAX_HEAD_DIM, Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.layout import EMBEDDING, K_B, KV_B, V_B
@@ -30,6 +30,7 @@ from tests.inference_api.engine import tiny_models
 from tests.inference_api.engine.caches import make_cache
 from tests.inference_api.engine.steps import ANY_DRAW, decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, GATED, MODELS, VOCAB_SIZE, make_model
+from tests.inference_api.kernels.groups import grouped, of_groups, rotation
 from tests.inference_api.parameters import packed_parameters
 
 ROWS = 6
@@ -234,8 +235,31 @@ def test_a_cache_of_bytes_is_the_nearest_to_one_of_floats(folder: Folder, kernel
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("name", ["llama", "llama-wide-heads"])
+def test_a_cache_of_groups_is_the_nearest_to_rotated_floats(
+    folder: Folder, kernels: Kernels, name: str
+) -> None:
+    """The last group may be filled up."""
+    text, cached = random_tokens(20), {}
+    for dtype in ("float32", "int4"):
+        decoder, _ = loaded(folder(name), kernels, 32, dtype)
+        prefill(decoder, 1, 0, text)
+        page = decoder._cache.tables[0, 1, 0]
+        cached[dtype] = decoder._cache.by_group[0][page, 0, :, :, :20]
+    floats, packed = map(torch.from_numpy, cached.values())
+    head_dim = floats.shape[-1]
+    rotated = floats @ rotation(head_dim)
+    steps = grouped(rotated).abs().amax(-1, keepdim=True).expand(-1, -1, -1, -1, GROUP) / 8
+    found = of_groups(packed, head_dim).float() @ rotation(head_dim)
+    # Half a step, or a whole one where the farthest number but one has the other sign.
+    errors = (found - rotated).abs() / steps.flatten(-2)[..., :head_dim]
+    assert errors.max() < 1.01
+    assert (errors < 0.51).float().mean() > 0.95
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
     folder: Folder, kernels: Kernels, bits: Bits, dtype: str
 ) -> None:
@@ -274,7 +298,7 @@ def assert_same_in_any_company(alone: KernelDecoder, decoder: KernelDecoder) -> 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "llama-wide-heads", "deepseek-v2"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("dtype", CACHE_DTYPES)
 def test_a_tree_has_the_bits_of_its_branches(
     folder: Folder, kernels: Kernels, name: str, dtype: str
 ) -> None:
@@ -312,7 +336,7 @@ def test_outputs_are_those_of_the_last_tokens(folder: Folder, kernels: Kernels) 
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", "int8", "int4"])
 def test_a_value_too_large_for_half_precision_stays_finite(
     folder: Folder, kernels: Kernels, dtype: str
 ) -> None:

@@ -284,7 +284,7 @@ def test_context_longer_than_the_model_has(folder: Path) -> None:
 def test_too_little_memory_for_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are as many as fit, unless somebody says how many they have to be."""
     config = load_config(folder)
-    page_bytes = bytes_of_pages(config, page_groups(config, 128), element_bytes=4)
+    page_bytes = bytes_of_pages(config, page_groups(config, 128), dtype="float32")
     cache_bytes = 256 * num_pages(128) * page_bytes
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: cache_bytes)
     [fault] = check(folder, max_rows=256, kv_cache_bytes=cache_bytes)

@@ -134,7 +134,7 @@ def test_a_row_remembers_as_much_as_published_shapes_say(
             remembered[window] += 2 * 2 * shape.num_kv_heads * shape.head_dim
     assert remembered == expected
     groups = page_groups(config, 32_768)
-    assert bytes_of_pages(config, groups, element_bytes=2) == 32 * page_bytes
+    assert bytes_of_pages(config, groups, dtype="float16") == 32 * page_bytes
     rope = config.ropes[config.windows.index(None)]
     assert rope is not None
     assert (rope.kind, rope.theta, rope.num_turned) == ("proportional", 1e6, 64)

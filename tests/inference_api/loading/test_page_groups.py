@@ -83,10 +83,10 @@ def test_groups_have_layers_of_one_shape_and_pages_few_empty_places(
     groups = page_groups(config, CONTEXT)
     counts = [sum(group.window == window for group in groups) for window in (LOCAL, FULL)]
     assert counts == [*expected]
-    page_bytes = bytes_of_pages(config, groups, element_bytes=4)
+    page_bytes = bytes_of_pages(config, groups, dtype="float32")
     for group in groups:
         assert len({config.shape_of(layer) for layer in group.layers}) == 1
-        assert bytes_of_pages(config, [group], element_bytes=4) <= page_bytes
+        assert bytes_of_pages(config, [group], dtype="float32") <= page_bytes
 
 
 def test_page_bytes() -> None:
@@ -95,7 +95,7 @@ def test_page_bytes() -> None:
     config = replace(config, shapes=(shape,) * 3)
     # layers x (keys, values) x kv heads x positions x head_dim x bytes
     groups = page_groups(config, CONTEXT)
-    assert bytes_of_pages(config, groups, element_bytes=2) == 3 * 2 * 2 * 32 * 16 * 2
+    assert bytes_of_pages(config, groups, dtype="float16") == 3 * 2 * 2 * 32 * 16 * 2
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_token_takes_what_its_latents_take(
         latent=LatentConfig(query_rank=None, kv_rank=kv_rank, value_dim=128),
     )
     groups = page_groups(config, CONTEXT)
-    assert bytes_of_pages(config, groups, element_bytes=2) == 32 * token_bytes
+    assert bytes_of_pages(config, groups, dtype="float16") == 32 * token_bytes
 
 
 LAYOUT = PageLayout(0, 32, 1, windows=(None, LOCAL, LOCAL))

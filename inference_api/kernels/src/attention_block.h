@@ -1,0 +1,383 @@
+// Attention of some queries to a block of positions: softmax is kept up as it goes (Milakov and
+// Gimelshein 2018, arXiv 1805.02867), so that keys and values are read once and scores stay in the
+// first level cache.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "attention_product.h"
+#include "kernels.h"
+#include "simd.h"
+
+namespace hearth {
+namespace {
+
+constexpr int kPositions = kPageTokens;  // in a block
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// What a query has seen so far.
+struct Softmax {
+  float maximum = kMinusInfinity;  // of its scores
+  float sum = 0.0f;                // of exp(score - maximum)
+};
+
+// One task's queries, token by token and group by group, and everything it needs in between.
+struct AttentionState {
+  alignas(64) float queries[kMaxQueries * kMaxHeadDim];  // [query][head_dim], scaled
+  alignas(64) float outputs[kMaxQueries * kMaxHeadDim];  // [query][value_dim]
+  alignas(64) float keys[kMaxHeadDim * kPositions];      // a block, [head_dim][position]
+  alignas(64) float scores[kMaxQueries * kPositions];    // [query][position], then weights
+  Softmax softmax[kMaxQueries];
+  int64_t begins[kMaxQueries];  // positions that a query sees: from begins…
+  int64_t ends[kMaxQueries];    // …to before ends
+  int num_queries;
+};
+
+// Keys [kPositions][slot] to floats [head_dim][kPositions].
+template <class Simd, class Element>
+void transpose_keys(const Element* keys, int slot, int head_dim, float* transposed) {
+  constexpr int kDims = Columns<Simd, Element>::kDims;
+  const int whole_dims = head_dim / kDims * kDims;
+  for (int position = 0; position < kPositions; position += Simd::kLanes) {
+    for (int i = 0; i < whole_dims; i += kDims) {
+      const Columns<Simd, Element> columns(keys + position * slot + i, slot);
+#pragma GCC unroll 32
+      for (int dim = 0; dim < kDims; ++dim) {
+        Simd::store(transposed + (i + dim) * kPositions + position, columns[dim]);
+      }
+    }
+  }
+  for (int i = whole_dims; i < head_dim; ++i) {
+    for (int position = 0; position < kPositions; ++position) {
+      transposed[i * kPositions + position] = load_element<Scalar>(keys + position * slot + i);
+    }
+  }
+}
+
+// The scores of one query, bit for bit what `product` makes of transposed keys.
+template <class Simd, class Element>
+void score(const float* query, const Element* keys, int slot, int head_dim, float* scores,
+           Prefetch prefetch) {
+  constexpr int kLanes = Simd::kLanes;
+  constexpr int kVectors = 4;  // whose sums do not wait for each other
+  constexpr int kDims = Columns<Simd, Element>::kDims;
+  const int whole_dims = head_dim / kDims * kDims;
+  for (int position = 0; position < kPositions; position += kVectors * kLanes) {
+    typename Simd::Vector sums[kVectors];
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      sums[vector] = Simd::set(0.0f);
+    }
+    for (int i = 0; i < whole_dims; i += kDims) {
+      for (int dim = 0; dim < kDims; ++dim) {
+        prefetch.step();
+      }
+#pragma GCC unroll 2
+      for (int vector = 0; vector < kVectors; vector += 2) {
+        const Element* from = keys + (position + vector * kLanes) * slot + i;
+        const Columns<Simd, Element> even(from, slot);
+        const Columns<Simd, Element> odd(from + kLanes * slot, slot);
+#pragma GCC unroll 32
+        for (int dim = 0; dim < kDims; ++dim) {
+          const auto factor = Simd::set(query[i + dim]);
+          sums[vector] = Simd::multiply_add(factor, even[dim], sums[vector]);
+          sums[vector + 1] = Simd::multiply_add(factor, odd[dim], sums[vector + 1]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      Simd::store(scores + position + vector * kLanes, sums[vector]);
+    }
+  }
+  for (int i = whole_dims; i < head_dim; ++i) {
+    for (int position = 0; position < kPositions; ++position) {
+      scores[position] = fused_multiply_add(
+          query[i], load_element<Scalar>(keys + position * slot + i), scores[position]);
+    }
+  }
+}
+
+inline void hide_unseen(float* scores, int64_t begin, int64_t end) {
+  if (begin <= 0 && end >= kPositions) {
+    return;
+  }
+  for (int position = 0; position < kPositions; ++position) {
+    const bool is_seen = position >= begin && position < end;
+    scores[position] = is_seen ? scores[position] : kMinusInfinity;
+  }
+}
+
+template <class Simd>
+float largest_score(const float* scores) {
+  auto largest = Simd::load(scores);
+  for (int position = Simd::kLanes; position < kPositions; position += Simd::kLanes) {
+    largest = Simd::max(largest, Simd::load(scores + position));
+  }
+  return Simd::largest_of(largest);
+}
+
+// Scores to exp(score - maximum); returns their sum.
+template <class Simd>
+float exponentiate(float* scores, float maximum) {
+  const auto one = Simd::set(1.0f);
+  auto sum = Simd::set(0.0f);
+  for (int position = 0; position < kPositions; position += Simd::kLanes) {
+    const auto score = Simd::load(scores + position);
+    const auto below = Simd::multiply_add(one, score, Simd::set(-maximum));
+    const auto weight = exp_of_negative<Simd>(below);
+    Simd::store(scores + position, weight);
+    sum = Simd::multiply_add(one, weight, sum);
+  }
+  return Simd::sum_of(sum);
+}
+
+// Turns a query's scores of one block into weights, and rescales what it has gathered before.
+template <class Simd>
+void update_softmax(float* scores, int64_t begin, int64_t end, int64_t value_dim, Softmax& softmax,
+                    float* output) {
+  hide_unseen(scores, begin, end);
+  const float largest = largest_score<Simd>(scores);
+  if (largest > softmax.maximum) {
+    const float kept = exp_of_negative<Scalar>(softmax.maximum - largest);
+    for (int64_t i = 0; i < value_dim; ++i) {
+      output[i] *= kept;
+    }
+    softmax.sum *= kept;
+    softmax.maximum = largest;
+  }
+  // As long as nothing has been seen, any maximum gives the weights zero.
+  const float maximum = softmax.maximum == kMinusInfinity ? 0.0f : softmax.maximum;
+  softmax.sum += exponentiate<Simd>(scores, maximum);
+}
+
+// A whole block of keys: where they are, or copied to `space` with zeros behind `count`.
+template <class Element>
+const Element* whole_block(const Element* keys, int slot, int count, Element* space) {
+  if (count == kPositions) {
+    return keys;
+  }
+  const int size = count * slot;
+  for (int i = 0; i < size; ++i) {
+    space[i] = keys[i];
+  }
+  for (int i = size; i < kPositions * slot; ++i) {
+    space[i] = 0;
+  }
+  return space;
+}
+
+template <class Element>
+constexpr CacheType kCacheType = std::is_same_v<Element, float>      ? CacheType::kFloat32
+                                 : std::is_same_v<Element, uint16_t> ? CacheType::kFloat16
+                                                                     : CacheType::kInt8;
+
+// `count` positions of a key-value head, of what the cache holds. Values that are a part of keys
+// are where those are.
+struct Block {
+  const char* keys;
+  const char* values;
+  int64_t first;
+  int count;
+};
+
+// Elements of a cache that are steps of a scale, of their own for every position.
+template <class Element>
+constexpr bool kIsScaled = kCacheType<Element> == CacheType::kInt8;
+
+// Multiplies what `count` positions have for each query by the scales behind their vectors.
+template <class Element>
+void apply_scales(const Element* vectors, int slot, int head_dim, int count, int num_queries,
+                  float* of_positions) {
+  float scales[kPositions];
+  for (int position = 0; position < count; ++position) {
+    std::memcpy(scales + position, vectors + position * slot + head_dim, sizeof(float));
+  }
+  for (int query = 0; query < num_queries; ++query) {
+    for (int position = 0; position < count; ++position) {
+      of_positions[query * kPositions + position] *= scales[position];
+    }
+  }
+}
+
+// Some of a task's queries.
+struct Queries {
+  int first;
+  int count;
+};
+
+// While it works on one block it fetches the next one.
+using AttendBlock = void (*)(const AttentionCall& call, const Block& block, const Block& next,
+                             const Queries& queries, AttentionState& state);
+
+// scores[query][position] of `dims` dimensions.
+template <class Simd, class Element>
+void score_all(int num_queries, const float* vectors, int vector_stride, const Element* keys,
+               int slot, int dims, float* transposed, float* scores, Prefetch prefetch) {
+  if (num_queries == 1) {
+    score<typename Simd::Square>(vectors, keys, slot, dims, scores, prefetch);
+    return;
+  }
+  transpose_keys<typename Simd::Square>(keys, slot, dims, transposed);
+  for (int i = 0; i < num_queries * kPositions; ++i) {
+    scores[i] = 0.0f;
+  }
+  product<Simd>(num_queries, kPositions, vectors, vector_stride, transposed, kPositions, dims,
+                scores, kPositions, prefetch);
+}
+
+// Scores to weights.
+template <class Simd>
+void weigh_all(const AttentionCall& call, const Block& block, const Queries& queries,
+               AttentionState& state) {
+  for (int i = 0; i < queries.count; ++i) {
+    const int query = queries.first + i;
+    update_softmax<Simd>(state.scores + i * kPositions, state.begins[query] - block.first,
+                         state.ends[query] - block.first, call.value_dim, state.softmax[query],
+                         state.outputs + query * call.value_dim);
+  }
+}
+
+// outputs[query][column] += the weights of a block times its values.
+template <class Simd, class Element>
+void add_values(int num_queries, int columns, const float* weights, const Element* values, int slot,
+                int count, float* outputs, int value_dim, Prefetch prefetch) {
+  if constexpr (Simd::kLanes > 1) {
+    product<Simd>(num_queries, columns, weights, kPositions, values, slot, count, outputs,
+                  value_dim, prefetch);
+  } else {  // without an instruction for it, values become floats once and not with every query
+    float floats[kPositions * kMaxHeadDim];
+    for (int position = 0; position < count; ++position) {
+      for (int i = 0; i < columns; ++i) {
+        floats[position * columns + i] = load_element<Simd>(values + position * slot + i);
+      }
+    }
+    product<Simd>(num_queries, columns, weights, kPositions, floats, columns, count, outputs,
+                  value_dim, prefetch);
+  }
+}
+
+template <class Simd, class Element>
+void attend_block(const AttentionCall& call, const Block& block, const Block& next,
+                  const Queries& queries, AttentionState& state) {
+  const auto head_dim = static_cast<int>(call.head_dim);
+  const auto value_dim = static_cast<int>(call.value_dim);
+  const float* vectors = state.queries + queries.first * head_dim;
+  float* outputs = state.outputs + queries.first * value_dim;
+  const int slot = static_cast<int>(slot_elements(kCacheType<Element>, head_dim));
+  const int64_t next_size = next.count * slot * static_cast<int64_t>(sizeof(Element));
+  const Prefetch next_keys(next.keys, next_size, head_dim);
+  const Prefetch next_values(next.values, next.values == next.keys ? 0 : next_size, block.count);
+  constexpr int kMaxSlot = static_cast<int>(slot_elements(kCacheType<Element>, kMaxHeadDim));
+  alignas(64) Element space[kMaxSlot * kPositions];
+  const Element* keys =
+      whole_block(reinterpret_cast<const Element*>(block.keys), slot, block.count, space);
+  const auto* block_values = reinterpret_cast<const Element*>(block.values);
+  score_all<Simd>(queries.count, vectors, head_dim, keys, slot, head_dim, state.keys, state.scores,
+                  next_keys);
+  if constexpr (kIsScaled<Element>) {
+    apply_scales(keys, slot, head_dim, block.count, queries.count, state.scores);
+  }
+  weigh_all<Simd>(call, block, queries, state);
+  if constexpr (kIsScaled<Element>) {
+    apply_scales(block_values, slot, head_dim, block.count, queries.count, state.scores);
+  }
+  add_values<Simd>(queries.count, value_dim, state.scores, block_values + head_dim - value_dim,
+                   slot, block.count, outputs, value_dim, next_values);
+}
+
+// Vectors of groups, as bytes of which each stands for a sixteenth of its group's scale.
+struct CachedBytes {
+  static constexpr int kMaxGroups = static_cast<int>(cached_groups(kMaxHeadDim));
+  alignas(64) int8_t steps[kPositions * kMaxGroups * kGroup];  // [position][groups][kGroup]
+  alignas(64) float scales[kMaxGroups][kPositions];            // a sixteenth of them
+
+  // Behind the last position are zeros.
+  template <class Simd>
+  void fill(const char* vectors, int count, int groups) {
+    constexpr int kHalf = kGroup / 2;
+    constexpr float kSixteenth = 1.0f / 16;
+    constexpr uint64_t kUpper = 0xf0f0f0f0f0f0f0f0;  // bits of eight bytes
+    alignas(64) uint16_t halves[kMaxGroups][kPositions];
+    const auto* from = reinterpret_cast<const CachedGroup*>(vectors);
+    int8_t* to = steps;
+    for (int position = 0; position < count; ++position) {
+      for (int group = 0; group < groups; ++group, ++from, to += kGroup) {
+        halves[group][position] = from->scale;
+        for (int i = 0; i < kHalf; i += static_cast<int>(sizeof(uint64_t))) {
+          uint64_t both;
+          std::memcpy(&both, from->steps + i, sizeof both);
+          const uint64_t upper = both & kUpper;
+          const uint64_t lower = both << 4 & kUpper;
+          std::memcpy(to + i, &upper, sizeof upper);
+          std::memcpy(to + i + kHalf, &lower, sizeof lower);
+        }
+      }
+    }
+    for (int i = count * groups * kGroup; i < kPositions * groups * kGroup; ++i) {
+      steps[i] = 0;
+    }
+    for (int group = 0; group < groups; ++group) {
+      for (int position = count; position < kPositions; ++position) {
+        halves[group][position] = 0;
+      }
+      for (int position = 0; position < kPositions; position += Simd::kLanes) {
+        const auto scale = Simd::load_half(halves[group] + position);
+        Simd::store(scales[group] + position, Simd::multiply(scale, Simd::set(kSixteenth)));
+      }
+    }
+  }
+};
+
+// Of groups of 4 bits: each is attended to by itself, as bytes are, since it has its own scales.
+template <class Simd>
+void attend_int4_block(const AttentionCall& call, const Block& block, const Block& next,
+                       const Queries& queries, AttentionState& state) {
+  const auto head_dim = static_cast<int>(call.head_dim);
+  const auto value_dim = static_cast<int>(call.value_dim);
+  const int groups = static_cast<int>(cached_groups(head_dim));
+  const int slot = groups * kGroup;
+  const int size = queries.count * kPositions;
+  const int64_t next_bytes = next.count * slot_bytes(CacheType::kInt4, head_dim) / groups;
+  const auto fetch = [&](const char* vectors, int group, int steps) {
+    return Prefetch(vectors + group * next_bytes, next_bytes, steps);
+  };
+  const float* vectors = state.queries + queries.first * head_dim;
+  float* outputs = state.outputs + queries.first * value_dim;
+  alignas(64) float parts[kMaxQueries * kPositions];  // of a group, like state.scores
+  CachedBytes bytes;
+  bytes.fill<Simd>(block.keys, block.count, groups);
+  for (int i = 0; i < size; ++i) {
+    state.scores[i] = 0.0f;
+  }
+  for (int group = 0; group < groups; ++group) {
+    const int first = group * kGroup;
+    const int dims = head_dim - first < kGroup ? head_dim - first : kGroup;
+    score_all<Simd>(queries.count, vectors + first, head_dim, bytes.steps + first, slot, dims,
+                    state.keys, parts, fetch(next.keys, group, dims));
+    for (int i = 0; i < size; i += Simd::kLanes) {
+      const auto scale = Simd::load(bytes.scales[group] + i % kPositions);
+      const auto before = Simd::load(state.scores + i);
+      Simd::store(state.scores + i, Simd::multiply_add(scale, Simd::load(parts + i), before));
+    }
+  }
+  weigh_all<Simd>(call, block, queries, state);
+  if (block.values != block.keys) {
+    bytes.fill<Simd>(block.values, block.count, groups);
+  }
+  const int begin = head_dim - value_dim;  // of values in keys that they are a part of
+  for (int group = begin / kGroup; group < groups; ++group) {
+    const int first = group * kGroup < begin ? begin : group * kGroup;
+    const int end = (group + 1) * kGroup < head_dim ? (group + 1) * kGroup : head_dim;
+    for (int i = 0; i < size; i += Simd::kLanes) {
+      const auto scale = Simd::load(bytes.scales[group] + i % kPositions);
+      Simd::store(parts + i, Simd::multiply(scale, Simd::load(state.scores + i)));
+    }
+    add_values<Simd>(queries.count, end - first, parts, bytes.steps + first, slot, block.count,
+                     outputs + first - begin, value_dim, fetch(next.values, group, block.count));
+  }
+}
+
+}  // namespace
+}  // namespace hearth
