@@ -280,23 +280,28 @@ def _needs(
     heads: Path | None,
 ) -> Taken:
     options = EngineOptions.from_settings(settings)
-    pieces = [_piece(model, options)]
+    rows = member.rows.min
+    pieces = [_piece(model, options, rows)]
     if heads is not None:
-        pieces.append(Piece((str(heads.resolve()), "heads"), heads_bytes(heads), 0))
+        pieces.append(Piece((str(heads.resolve()), "heads"), heads_bytes(heads), 0, 0))
     guesses = 0 if settings.speculation == "off" else settings.speculation_tokens
     outputs = settings.user_rows * (1 + guesses)
     scratch = scratch_bytes(model.config, outputs)
     if draft is not None:
         context = min(model.config.context(options.max_seq_len), draft.config.max_positions)
-        pieces.append(_piece(draft, replace(options, max_seq_len=context, has_mtp=False)))
+        own = replace(options, max_seq_len=context, has_mtp=False)
+        piece = _piece(draft, own, rows)
+        # Its rows do not share pages.
+        pieces.append(replace(piece, cache_bytes=rows * piece.cache_bytes_per_row))
         scratch = max(scratch, scratch_bytes(draft.config, outputs))
-    return Taken(member.name, tuple(pieces), member.rows.min, member.pinned, scratch)
+    return Taken(member.name, tuple(pieces), member.pinned, scratch)
 
 
-def _piece(model: _Model, options: EngineOptions) -> Piece:
+def _piece(model: _Model, options: EngineOptions, rows: int) -> Piece:
     options = checkpoint.settled(model.config, replace(options, max_rows=1), model.tensors)
     footprint = checkpoint.footprint_on_cpu(model.config, options, model.tensors, True)
     has_mtp = checkpoint.with_mtp(model.config, options, model.tensors).has_mtp
     form = f"{options.quantization} with MTP" if has_mtp else options.quantization
     key = (str(model.folder.resolve()), form)
-    return Piece(key, footprint.weights_bytes, footprint.cache_bytes)
+    cache_bytes = footprint.guaranteed_bytes(rows)
+    return Piece(key, footprint.weights_bytes, footprint.cache_bytes, cache_bytes)

@@ -85,7 +85,7 @@ def needed_bytes(members: Iterable[Member]) -> int:
     num_bytes = 0
     for member in members:
         needs = member.needs
-        num_bytes += needs.other_bytes + needs.rows_min * needs.cache_bytes_per_row
+        num_bytes += needs.other_bytes + needs.guaranteed_bytes
         if needs.shared_key is None:
             num_bytes += needs.weights_bytes
         else:

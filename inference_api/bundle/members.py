@@ -49,12 +49,12 @@ class UnloadMode(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Memory and rows of one member. `rows_min` is at least 1. Members with the same `shared_key`
-    have the same weights, which are mapped once. `row_bytes` is what every row takes besides its
-    pages; `cache_bytes_per_row` is that and the pages of a whole context."""
+    have the same weights, which are mapped once. `guaranteed_bytes` is the cache
+    of `rows_min` rows, and `row_bytes` what every row takes besides its pages."""
 
     weights_bytes: int
     other_bytes: int
-    cache_bytes_per_row: int
+    guaranteed_bytes: int
     row_bytes: int
     rows_min: int
     rows_max: int
@@ -211,7 +211,7 @@ class Member:
 
     def snapshot(self, is_held: bool) -> MemberSnapshot:
         needs = self.needs
-        cache_bytes = needs.rows_min * needs.cache_bytes_per_row + self.borrowed_bytes
+        cache_bytes = needs.guaranteed_bytes + self.borrowed_bytes
         return MemberSnapshot(
             state=self.state,
             reason=self.reason,

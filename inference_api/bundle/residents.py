@@ -149,8 +149,8 @@ class BundleResidents:
         """Returns the model whose next request starts now, if any."""
         for name in self._residency.order():
             model, request = self.models[name], self._input_queue.peek(name)
-            is_sure = self._residency.is_sure(name)  # has pages, too
-            if request is not None and (is_sure or model.rows.may_admit(request)):
+            is_sure = self._residency.is_sure(name)
+            if request is not None and model.rows.may_admit(request, is_sure):
                 return model
         return None
 
@@ -160,10 +160,9 @@ class BundleResidents:
                 self._residency.packing(name)
             case Loaded(name, model):
                 self.models = {**self.models, name: model}
-                layout = model.runner.layout
-                of_row = layout.num_pages // model.runner.max_rows
-                own_pages = self._needs[name].rows_min * of_row
-                self._loans.add(name, model.rows.pages, layout, own_pages)
+                footprint = self._members[name].runner.footprint
+                own_pages = footprint.guaranteed_pages(self._needs[name].rows_min)
+                self._loans.add(name, model.rows.pages, model.runner.layout, own_pages)
                 self._residency.loaded(name, now_s)
             case LoadFailed(name, reason, failure, stamp):
                 self._failed[name] = stamp
@@ -210,15 +209,15 @@ class BundleResidents:
 def needs_of(member: BundleMember, model: LoadableModel) -> Needs:
     """Returns the memory of a model as this member, less its tokenizer, always loaded."""
     quantization = model.runner.facts.quantization
-    cache_bytes_per_row = sum(each.cache_bytes_per_row for each in model.footprints)
-    layout = model.runner.layout
-    page_bytes_per_row = layout.num_pages // model.runner.max_rows * layout.page_bytes
+    footprint, *of_draft = model.footprints
+    draft_bytes = sum(each.cache_bytes_per_row for each in of_draft)
+    rows_min = member.rows.min
     return Needs(
         weights_bytes=sum(each.weights_bytes for each in model.footprints),
         other_bytes=0,
-        cache_bytes_per_row=cache_bytes_per_row,
-        row_bytes=cache_bytes_per_row - page_bytes_per_row,
-        rows_min=member.rows.min,
+        guaranteed_bytes=footprint.guaranteed_bytes(rows_min) + rows_min * draft_bytes,
+        row_bytes=footprint.row_bytes + draft_bytes,
+        rows_min=rows_min,
         rows_max=model.runner.max_rows,
         is_pinned=member.pinned,
         shared_key=f"{quantization} {member.source}" if model.is_one_file else None,

@@ -12,7 +12,8 @@ class Piece:
 
     key: Key
     weights_bytes: int
-    cache_bytes_per_row: int
+    cache_bytes_per_row: int  # for a whole context
+    cache_bytes: int  # for the guaranteed rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,6 @@ class Taken:
 
     name: str
     pieces: tuple[Piece, ...]
-    rows_min: int
     is_pinned: bool
     scratch_bytes: int  # memory of a step; all members share the largest one's
 
@@ -40,7 +40,7 @@ class Taken:
     @property
     def cache_bytes(self) -> int:
         """Cache of its guaranteed rows."""
-        return self.rows_min * self.cache_bytes_per_row
+        return sum(piece.cache_bytes for piece in self.pieces)
 
     @property
     def need_bytes(self) -> int:

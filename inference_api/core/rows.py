@@ -272,11 +272,12 @@ class RowTable:
     def has_free_row(self) -> bool:
         return bool(self._free)
 
-    def may_admit(self, request: GenerationRequest) -> bool:
+    def may_admit(self, request: GenerationRequest, is_sure: bool = False) -> bool:
         """Returns whether there is a free row, and pages for the prompt, with SPARE_PAGES for each
-        running row; False while any row is paused."""
+        running row, unless a row `is_sure` for the request; False while any row is paused."""
         has_row = self.has_free_row() and not self.paused
-        return has_row and self._has_room(request, request.prompt_tokens, SPARE_PAGES * len(self))
+        num_spare = 0 if is_sure else SPARE_PAGES * len(self)
+        return has_row and self._has_room(request, request.prompt_tokens, num_spare)
 
     def assign(self, request: GenerationRequest, max_seq_len: int, now_s: float) -> UserRow:
         """Put a request into a free row. There must be one: see `has_free_row`."""

@@ -15,6 +15,7 @@ from inference_api.runner import PageLayout
 STEP_TOKENS = 512  # tokens of a step that the kernels process at once; see `src/step.cpp`
 EXPERT_ROWS = 4096  # rows of experts that the kernels process at once; see `src/experts.cpp`
 FLOAT_BYTES = 4
+GUARANTEED_TOKENS = 2048  # each guaranteed row of an expert has room for, or for its context
 LEAST_TOKENS = 512  # least room in tokens, of all rows together, to start a server with
 GIB = 1024**3
 
@@ -108,6 +109,21 @@ class Footprint:
     @property
     def cache_bytes_per_row(self) -> int:
         return self.cache_bytes // self.rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Returns what a row takes besides its pages."""
+        return self.layout.state_pages * self.page_bytes + self.log_bytes
+
+    def guaranteed_pages(self, rows: int) -> int:
+        """Returns how many pages `rows` rows need at up to GUARANTEED_TOKENS tokens each, or one
+        with the whole context, if that is more."""
+        of_row = self.num_pages // self.rows
+        return max(of_row, rows * min(of_row, self.layout.row_pages(GUARANTEED_TOKENS)))
+
+    def guaranteed_bytes(self, rows: int) -> int:
+        """Returns the memory of these pages, and what each row takes besides."""
+        return self.guaranteed_pages(rows) * self.page_bytes + rows * self.row_bytes
 
     @property
     def total_bytes(self) -> int:

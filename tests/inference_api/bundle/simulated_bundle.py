@@ -24,7 +24,7 @@ from inference_api.core.input_queue import Waiting
 from inference_api.request import Switch
 
 NEEDS = Needs(
-    weights_bytes=90, other_bytes=8, cache_bytes_per_row=1, row_bytes=1, rows_min=2, rows_max=16
+    weights_bytes=90, other_bytes=8, guaranteed_bytes=2, row_bytes=1, rows_min=2, rows_max=16
 )  # 100 bytes with two rows
 POLICY = Policy(
     fast_memory_limit_bytes=220,  # two members and 20 rows
@@ -250,8 +250,8 @@ class SimulatedBundle:
         for name in self._holds:
             needs = self.needs[name]
             weights[needs.shared_key or name] = needs.weights_bytes
-            num_rows = max(needs.rows_min, num_running[name])
-            num_bytes += needs.other_bytes + num_rows * needs.cache_bytes_per_row
+            num_beyond = max(0, num_running[name] - needs.rows_min)
+            num_bytes += needs.other_bytes + needs.guaranteed_bytes + num_beyond * needs.row_bytes
         assert snapshot.used_bytes == num_bytes + sum(weights.values())
         assert snapshot.used_bytes <= self.policy.fast_memory_limit_bytes
         assert all(name in self._holds for name in num_running)

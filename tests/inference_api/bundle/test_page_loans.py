@@ -18,11 +18,12 @@ MAX_ROWS, ROW_PAGES = 4, 4
 MAX_TOKENS = ROW_PAGES * PAGE_TOKENS
 WEIGHTS_BYTES = 10 * PAGE_BYTES
 NAMES = "abc"
+OWN_PAGES = {"a": ROW_PAGES, "b": ROW_PAGES + 2, "c": ROW_PAGES}  # less than b's two long rows
 NEEDS = {
     name: Needs(
         weights_bytes=WEIGHTS_BYTES,
         other_bytes=0,
-        cache_bytes_per_row=ROW_PAGES * PAGE_BYTES + row_bytes,
+        guaranteed_bytes=OWN_PAGES[name] * PAGE_BYTES + row_bytes,
         row_bytes=row_bytes,
         rows_min=1 + (name == "b"),
         rows_max=MAX_ROWS,
@@ -43,7 +44,8 @@ class Row:
 class Members(RuleBasedStateMachine):
     @initialize()
     def load_two(self) -> None:
-        self.limit_bytes = 2 * WEIGHTS_BYTES + 3 * ROW_PAGES * PAGE_BYTES + SHARED_BYTES
+        self.limit_bytes = 2 * WEIGHTS_BYTES + SHARED_BYTES
+        self.limit_bytes += (OWN_PAGES["a"] + OWN_PAGES["b"]) * PAGE_BYTES
         self.residency = Residency(NEEDS, Policy(self.limit_bytes, 3 * MAX_ROWS, 2, 0, 100))
         self.loans = PageLoans(self.residency)
         self.pages: dict[str, tuple[RowPages, FakeMemory]] = {}
@@ -72,8 +74,7 @@ class Members(RuleBasedStateMachine):
                     self.pages[name] = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS)
                     pages, memory = self.pages[name]
                     self.residency.loaded(name, self.now_s)
-                    own_pages = NEEDS[name].rows_min * ROW_PAGES
-                    self.loans.add(name, pages, memory.layout, own_pages)
+                    self.loans.add(name, pages, memory.layout, OWN_PAGES[name])
                 case Unload(name):
                     self.loans.remove(name)
                     assert self.pages.pop(name)[0].num_held == 0
@@ -97,7 +98,7 @@ class Members(RuleBasedStateMachine):
             return
         pages, _ = self.pages[name]
         prompt = (kind,) * (size - 1)
-        if self.residency.is_sure(name) or pages.can_begin(name, prompt, 0):
+        if not busy or pages.can_begin(name, prompt, 0):
             self.residency.started(name, self.now_s)
             index = next(each for each in range(MAX_ROWS) if each not in busy)
             num_cached = pages.begin(index, name, prompt)
@@ -143,7 +144,7 @@ class Members(RuleBasedStateMachine):
             needs = NEEDS[name]
             num_rows = len([each for each in self.rows if each.name == name])
             assert pages._pool.num_touched <= pages.limit
-            assert pages.limit >= needs.rows_min * ROW_PAGES
+            assert pages.limit >= OWN_PAGES[name]
             num_bytes += needs.weights_bytes + pages.limit * PAGE_BYTES
             num_bytes += max(needs.rows_min, num_rows) * needs.row_bytes
         assert num_bytes == self.residency.snapshot().used_bytes <= self.limit_bytes
@@ -153,7 +154,7 @@ class Members(RuleBasedStateMachine):
             self.end_row(row)
         self.loans.call_in()
         for name, (pages, _) in self.pages.items():
-            assert pages.limit == NEEDS[name].rows_min * ROW_PAGES
+            assert pages.limit == OWN_PAGES[name]
             pages.forget_cached()
             assert pages.num_free == pages.limit
             assert self.residency.snapshot().members[name].state is MemberState.RESIDENT

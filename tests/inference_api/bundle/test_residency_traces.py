@@ -46,7 +46,7 @@ def random_needs(random: Random, most_rows_min: int) -> Needs:
     return Needs(
         weights_bytes=50 if is_shared else random.randint(10, 100),
         other_bytes=random.randint(0, 10),
-        cache_bytes_per_row=row_bytes,
+        guaranteed_bytes=rows_min * row_bytes,
         row_bytes=row_bytes,
         rows_min=rows_min,
         rows_max=random.randint(rows_min, 32),
@@ -56,8 +56,7 @@ def random_needs(random: Random, most_rows_min: int) -> Needs:
 
 
 def needed_bytes(needs: Needs) -> int:
-    cache_bytes = needs.rows_min * needs.cache_bytes_per_row
-    return needs.weights_bytes + needs.other_bytes + cache_bytes
+    return needs.weights_bytes + needs.other_bytes + needs.guaranteed_bytes
 
 
 def live(random: Random, simulated: SimulatedBundle) -> None:

@@ -103,7 +103,7 @@ def test_whom_an_member_was_loaded_for_start_first() -> None:
 
 
 def test_whom_an_member_was_loaded_for_do_not_pass_who_waits_longer_for_a_resident() -> None:
-    one_row = replace(NEEDS, rows_min=1)
+    one_row = replace(NEEDS, rows_min=1, guaranteed_bytes=1)
     simulated = with_residents("a", "ab", replace(POLICY, user_rows=3), a=one_row, b=one_row)
     for run_s in (8, 9, 20):
         simulated.ask("a", run_s=run_s)

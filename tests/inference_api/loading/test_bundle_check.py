@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -16,7 +17,7 @@ from inference_api.loading import hub
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.files import read_headers
 from inference_api.loading.heads_folder import heads_bytes
-from inference_api.loading.memory import scratch_bytes
+from inference_api.loading.memory import Footprint, scratch_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
 from inference_api.settings import Settings
@@ -107,6 +108,13 @@ def test_bytes_are_those_that_the_loader_counts_with(
         assert validation.utilization.scratch_bytes == scratch
         assert validation.utilization.fast_memory.need_bytes == taken.need_bytes + scratch
         assert validation.utilization.memory.need_bytes == weights
+
+
+def test_guaranteed_rows_have_a_whole_context_or_2048_tokens_each() -> None:
+    long = Footprint(weights_bytes=0, page_bytes=100, num_pages=8192, rows=8, context_tokens=2**15)
+    assert [long.guaranteed_pages(rows) for rows in (1, 16, 17)] == [1024, 1024, 17 * 64]
+    short = replace(long, num_pages=8 * 20, context_tokens=640, log_bytes=7)
+    assert [short.guaranteed_bytes(rows) for rows in (1, 3)] == [2007, 6021]
 
 
 def test_check_loads_neither_torch_nor_transformers() -> None:

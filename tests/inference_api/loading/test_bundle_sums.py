@@ -20,8 +20,8 @@ def taken(
     scratch: int = 0,
     folder: str | None = None,
 ) -> Taken:
-    pieces = (Piece((folder or name, "none"), weights, cache),)
-    return Taken(name, pieces, rows, is_pinned, scratch)
+    pieces = (Piece((folder or name, "none"), weights, cache, rows * cache),)
+    return Taken(name, pieces, is_pinned, scratch)
 
 
 def test_weights_in_common_count_once_and_caches_each() -> None:
