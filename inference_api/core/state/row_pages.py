@@ -122,7 +122,9 @@ class RowPages:
         return PageCounts(self._pool.limit - free - cached, cached, free)
 
     def can_reserve(self, num_pages: int) -> bool:
-        """Returns whether `num_pages` more pages can be taken, free or cached."""
+        """Returns whether `num_pages` more pages can be taken: free, borrowed or cached."""
+        if self.borrow is not None and (missing := num_pages - self.num_free) > 0:
+            self.borrow(missing, missing - self.num_cached)
         return num_pages <= self._pool.num_free + self._pool.num_cached
 
     def can_begin(self, root: Hashable, tokens: Sequence[int], num_spare: int) -> bool:
@@ -187,10 +189,7 @@ class RowPages:
         if end <= first:
             return True
         has_room = end <= -(-self._max_tokens // self.page_tokens)
-        num_pages = (end - first) * self._layout.num_groups
-        if self.borrow is not None and (missing := num_pages - self.num_free) > 0:
-            self.borrow(missing, missing - self.num_cached)
-        if not has_room or not self.can_reserve(num_pages):
+        if not has_room or not self.can_reserve((end - first) * self._layout.num_groups):
             return False
         for group, table in enumerate(held.tables):
             table += [self._take(held, index) for index in range(first, end)]

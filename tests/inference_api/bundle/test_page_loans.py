@@ -182,11 +182,13 @@ def test_long_prompts_use_what_idle_members_do_not() -> None:
     assert not pages.num_cached, "the end of another member's row needed what was cached beyond"
 
 
-def test_a_row_that_ends_gives_back_the_state_of_its_recurrent_layers() -> None:
+def test_a_row_that_ends_leaves_a_copy_of_its_recurrent_state_in_borrowed_pages() -> None:
     members = Members()
     members.load_two()
     pages, memory = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS, state_pages=2)
-    members.loans.add("a", pages, memory.layout, own_pages=2 * ROW_PAGES)
+    members.loans.add("a", pages, memory.layout, own_pages=ROW_PAGES)
+    pages.begin(0, "a", (4,) * (MAX_TOKENS - 1))
+    assert pages.reserve(0, MAX_TOKENS)
     pages.begin(1, "a", (5,) * 9)
     assert pages.reserve(1, 8)
     memory.write_state(1, ("a", (5,) * 8))
