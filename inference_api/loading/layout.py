@@ -78,9 +78,10 @@ def weight_plan(config: ModelConfig) -> ParameterSources:
     """
     names = SCHEMES[config.tensor_names]
     vocab = (config.vocab_size, config.hidden_size)
+    embedding = SourceTensor(f"{names.embedding}.weight", vocab)
     plan: ParameterSources = {}
-    if config.has_ends:
-        plan[EMBEDDING] = (SourceTensor(f"{names.embedding}.weight", vocab),)
+    if config.has_ends and not config.backbone_size:
+        plan[EMBEDDING] = (embedding,)
     if config.layer_input_size:
         plan.update(input_plan(config))
     if config.num_streams > 1:
@@ -92,6 +93,8 @@ def weight_plan(config: ModelConfig) -> ParameterSources:
     plan.update(norm_plan(config, names, "final_norm", names.final_norm))
     if not config.is_head_tied:
         plan[HEAD] = (SourceTensor("lm_head.weight", vocab),)
+    elif config.backbone_size:  # it reads the other model's embeddings
+        plan[HEAD] = (embedding,)
     if config.backbone_size:
         plan.update(_projections(config))
     return plan | (mtp_plan(config) if config.has_mtp else {})
@@ -135,7 +138,7 @@ def linear_weights(config: ModelConfig) -> ParameterSources:
         if name.endswith(".weight") and len(parts[0].shape) == 2
     }
     if config.has_ends:
-        weights[HEAD] = plan[EMBEDDING if config.is_head_tied else HEAD]
+        weights[HEAD] = plan[HEAD if HEAD in plan else EMBEDDING]
     return weights
 
 

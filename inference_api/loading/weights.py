@@ -115,7 +115,7 @@ def empty_parameters(
         else:
             outputs, inputs = form.shape
             packed[name] = PackedWeight.empty(form.bits, outputs, inputs, memory[name])
-    if config.is_head_tied and config.has_ends:
+    if EMBEDDING in packed and config.is_head_tied:
         packed.setdefault(HEAD, packed[EMBEDDING])
     return Parameters(tensors, packed, packing)
 

@@ -24,6 +24,7 @@ from inference_api.loading.families.gemma import ASSISTANTS
 from inference_api.loading.families.read import read_config
 from inference_api.loading.files import read_headers, shape_faults, weight_files
 from inference_api.loading.json_files import read_json
+from inference_api.loading.layout import EMBEDDING, HEAD
 from inference_api.loading.weights import Parameters
 from inference_api.runner import Guess, Hidden, RowStep, RowToken
 
@@ -96,6 +97,8 @@ class Assistant:
             layer: cache.places[sources[window is not None]]
             for layer, window in enumerate(config.windows)
         }
+        # The kernels want one, and read none.
+        parameters.packed[EMBEDDING] = parameters.packed[HEAD]
         # A query of the last token reads the slots up to the one before it.
         self._decoder = KernelDecoder(config, parameters, cache, max_seq_len, places, first_turn=1)
         self._kernels, self._packed = parameters.packing.kernels, parameters.packed

@@ -10,9 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from inference_api.engine.cpu.assistant import read_assistant
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
+from inference_api.kernels.packing import BITS, FLOAT_BITS
+from inference_api.loading.checkpoint import load_config
+from inference_api.loading.layout import EMBEDDING, HEAD, parameter_forms
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, RowToken, place_own_pages
@@ -77,6 +81,14 @@ def expected(made: Made, prompt: Sequence[int], guesses: Sequence[int]) -> Float
             hidden = drafted.last_hidden_state
             found.append(drafted.logits[0, 0].numpy())
     return np.stack(found)
+
+
+@pytest.mark.parametrize("form", ["int8", "float32"])
+def test_its_embedding_is_loaded_once_as_its_head(form: str, made: Made) -> None:
+    config = read_assistant(made[1], load_config(made[0])).config
+    forms = parameter_forms(config, 2, (BITS | FLOAT_BITS)[form])
+    assert EMBEDDING not in forms
+    assert forms[HEAD].shape == (config.vocab_size, config.hidden_size)
 
 
 @pytest.mark.parametrize("num_tokens", [4, 8, 9, 71])
