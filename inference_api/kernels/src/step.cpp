@@ -167,7 +167,7 @@ void Step::run_part(Workers& workers, const HearthModel& model, const Part& part
   if (model.inputs.size > 0 || has_streams(model)) {
     norm_rows(workers, model, {}, part.count, normed_);
   }
-  if (model.inputs.size > 0) {
+  if (model.inputs.size > 0 && model.num_layers > 0) {
     layer_inputs_.begin(workers, model, part.batch.ids + part.first, normed_.data(), part.count);
   }
   if (has_streams(model)) {

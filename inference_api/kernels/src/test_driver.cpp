@@ -554,8 +554,12 @@ struct Model {
 
   void add_inputs(HearthContext* context, int embedding_bits, int bits) {
     constexpr int64_t kSize = 64;
-    description.inputs = {kSize, linear(context, embedding_bits, kVocab, kSize).packed,
-                          embedding_bits, linear(context, bits, kSize, kHidden), floats(kSize)};
+    description.inputs = {kSize,
+                          kVocab,
+                          linear(context, embedding_bits, kVocab, kSize).packed,
+                          embedding_bits,
+                          linear(context, bits, kSize, kHidden),
+                          floats(kSize)};
     layer.input_gate = linear(context, bits, kSize, kHidden);
     layer.input_out = linear(context, bits, kHidden, kSize);
     layer.input_norm = norm();
