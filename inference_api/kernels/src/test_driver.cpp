@@ -426,6 +426,7 @@ void run_delta(HearthContext* context, int variant, int64_t key_dim, int64_t val
 // experts.
 struct Model {
   static constexpr int kFirstMixture = 16;
+  static constexpr int kStreamed = 8;  // has inputs of layers, too
   static constexpr int64_t kExperts = 36;
   static constexpr int64_t kExpertFfn = 32;
   static constexpr int64_t kHidden = 96;
@@ -490,6 +491,9 @@ struct Model {
     description.has_value_norm = kind % 4 == 2 ? 1 : 0;
     if (kind % 5 == 3) {
       add_inputs(context, kFormBits[kind % 4], bits);
+    }
+    if (kind == kStreamed) {
+      add_streams(context, bits);
     }
     if (kind % 6 == 0) {
       description.swiglu_limit = 0.5f;
@@ -563,6 +567,24 @@ struct Model {
     layer.input_gate = linear(context, bits, kSize, kHidden);
     layer.input_out = linear(context, bits, kHidden, kSize);
     layer.input_norm = norm();
+  }
+
+  void add_streams(HearthContext* context, int bits) {
+    constexpr int64_t kStreams = 3;
+    constexpr int64_t kRank = 32;
+    HearthStreams& streams = description.streams;
+    streams.count = kStreams;
+    for (HearthLinear* each : {&streams.in, &streams.out}) {
+      *each = linear(context, bits, (kStreams - 1) * kHidden, kHidden);
+      each->bias = nullptr;
+    }
+    layer.altup = {floats(kHidden), floats(kStreams * kHidden),
+                   floats(kStreams * kStreams * kStreams), floats(kStreams * kStreams),
+                   floats(kHidden)};
+    layer.laurel_in = linear(context, bits, kRank, kHidden);
+    layer.laurel_out = linear(context, bits, kHidden, kRank);
+    layer.laurel_norm = norm();
+    layer.gate_cutoff = floats(1);
   }
 
   void add_latents(HearthContext* context, int kind, int bits) {

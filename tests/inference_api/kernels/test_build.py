@@ -206,6 +206,12 @@ def test_variants_that_are_left_out_compile_too(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "only the syntax is checked"
 
 
+def test_the_driver_of_the_sanitizers_and_the_emulator_compiles(tmp_path: Path) -> None:
+    """`make test-kernels` and `make test-arm` run it, and `make test` does not."""
+    flags = [*build.FLAGS, "-fsyntax-only"]
+    build.compile_units(build.find_compiler(), {"test_driver": ()}, flags, tmp_path)
+
+
 def test_tests_have_all_variants_that_linux_tells_of() -> None:
     told = {*map(build.variant_of, build.units(build.variants_left_out()))}
     assert {*library.supported_variants()} >= told - {None, "amx"}
