@@ -34,14 +34,14 @@ class Experts {
   void prepare_latents(Workers& workers, const HearthModel& model, int64_t size,
                        int64_t num_tokens);
 
-  std::vector<float> floats_;         // [tokens][hidden]: the norm, for the router
-  std::vector<char> normed_;          // [tokens][… / kGroup]: the same, for the experts, or latents_
-  std::vector<float> latents_;        // [tokens][size]: what the experts read, then what they make
-  std::vector<float> logits_;         // [tokens][experts] of the router
-  std::vector<float> scores_;         // [tokens][experts]: their powers or sigmoids
-  std::vector<float> group_scores_;   // [tokens][groups]
-  std::vector<int64_t> groups_;       // [tokens][groups_per_token]: the best
-  std::vector<int64_t> chosen_;       // [tokens][experts_per_token]
+  std::vector<float> floats_;        // [tokens][hidden]: the norm, for the router
+  std::vector<char> normed_;         // [tokens][… / kGroup]: the same, for the experts, or latents_
+  std::vector<float> latents_;       // [tokens][size]: what the experts read, then what they make
+  std::vector<float> logits_;        // [tokens][experts] of the router
+  std::vector<float> scores_;        // [tokens][experts]: their powers or sigmoids
+  std::vector<float> group_scores_;  // [tokens][groups]
+  std::vector<int64_t> groups_;      // [tokens][groups_per_token]: the best
+  std::vector<int64_t> chosen_;      // [tokens][experts_per_token]
   std::vector<float> chosen_shares_;  // like chosen_
   std::vector<int64_t> ends_;         // [experts] of their rows
   std::vector<int64_t> places_;       // [rows]: their tokens
