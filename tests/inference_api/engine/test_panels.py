@@ -1,7 +1,5 @@
 """Packed matrices by torch have the numbers that the kernels packed."""
 
-from typing import get_args
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,6 @@ all_bits = pytest.mark.parametrize("bits", BITS.values())
 
 def panels(outputs: int, inputs: int, bits: Bits, seed: int = 0) -> tuple[Panels, Tensor]:
     """Random weights as the kernels pack them, and what these are."""
-    assert bits in get_args(Bits)
     packed = PackedWeight.empty(bits, outputs, inputs)
     Kernels(1).pack(random(outputs, inputs, seed=seed).numpy(), packed)
     numbers = torch.from_numpy(packed.unpack())
