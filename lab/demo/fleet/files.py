@@ -10,8 +10,7 @@ from lab.demo.cluster.files import SPEED_KEYS, Addresses
 from lab.demo.fleet.members import OUT_TOKENS, Member
 
 ACCELERATOR = "share"  # of a core
-PLANNED_TTFT_MS = 400.0
-PLANNED_ITL_SHARE = 0.9  # of the level
+PLANNED_TTFT_MS, PLANNED_ITL_MS = 400.0, 90.0
 PERIOD_S = 5.0
 IDLE_S = 15.0
 
@@ -70,8 +69,7 @@ def _speed(member: Member) -> dict[str, Any]:
 
 
 def _target(member: Member) -> dict[str, Any]:
-    itl_ms = PLANNED_ITL_SHARE * member.level_itl_ms
-    return {"model": member.name, "slo-ttft": PLANNED_TTFT_MS, "slo-itl": itl_ms}
+    return {"model": member.name, "slo-ttft": PLANNED_TTFT_MS, "slo-itl": PLANNED_ITL_MS}
 
 
 def _server(member: Member) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Member:
 
     `share`: of a core, that each replica is held to once it is ready: small enough that two of
     each, one of them starting, and the services fit on two cores. `dawn` and `dusk`: shares of the
-    day between which it is asked. `level_itl_ms`: its service level between tokens."""
+    day between which it is asked."""
 
     name: str
     title: str
@@ -33,7 +33,6 @@ class Member:
     most_replicas: int = 2
     perf: Mapping[str, Any] = field(default_factory=dict)
     peak_per_s: float = 0.0
-    level_itl_ms: float = 100.0
 
     def rate_at(self, at_s: float, day_s: float) -> float:
         """Requests a second: from nothing at dawn over the peak at noon to nothing at dusk."""
@@ -69,11 +68,9 @@ def members(folder: Path, tell: Any = print) -> Sequence[Member]:
             "TMPDIR": str(folder / TEMPORARY),
         },
     }
-    # A step takes 24 ms of a core whatever the batch, so 80 ms at this share.
-    slow = Member("mail", "vLLM", vllm, 0.3, 0.3, 1.0, level_itl_ms=150.0)
     for recipe, member in (
         (PREBUILT_LLAMA, Member("code", "llama.cpp", llama, 0.1, 0.15, 0.85)),
-        (VLLM, slow),
+        (VLLM, Member("mail", "vLLM", vllm, 0.3, 0.3, 1.0)),
     ):
         try:
             tell(f"{member.title} {install(recipe)}")
