@@ -49,8 +49,8 @@ class UnloadMode(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Memory and rows of one member. `rows_min` is at least 1. Members with the same `shared_key`
-    have the same weights, which are mapped once. `guaranteed_bytes` is the cache
-    of `rows_min` rows, and `row_bytes` what every row takes besides its pages."""
+    have the same weights, which are mapped once. `guaranteed_bytes` is the cache of `rows_min`
+    rows, and `row_bytes` what every row takes besides its pages."""
 
     weights_bytes: int
     other_bytes: int

@@ -1,6 +1,6 @@
 """A server of one tiny model, driven step by step on the thread that tests it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -63,6 +63,20 @@ class Server:
     @property
     def reused_tokens(self) -> int:
         return self.backend.snapshot.totals.reused_tokens
+
+
+def check_all_guesses_are_right(
+    server: Server, following: Mapping[int, int], max_guesses: int
+) -> None:
+    """The model answers each token with the one `following` has for it, and its drafts do too."""
+    num_steps, expected = 8, [following[7]]
+    for _ in range((1 + max_guesses) * num_steps):
+        expected.append(following[expected[-1]])
+    [answer] = server.answers([(9, 5, 8, 7)], len(expected))
+    assert answer == tuple(expected)
+    totals = server.backend.snapshot.totals
+    assert totals.drafts == num_steps
+    assert totals.drafted_tokens == totals.accepted_tokens == max_guesses * num_steps
 
 
 def text(seed: int, num_tokens: int) -> Tokens:

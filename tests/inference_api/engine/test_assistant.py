@@ -21,7 +21,12 @@ from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, RowToken, place_own_pages
 from tests.inference_api.core.stepped_server import CONTEXT as SERVED_CONTEXT
-from tests.inference_api.core.stepped_server import NAME, Server, text
+from tests.inference_api.core.stepped_server import (
+    NAME,
+    Server,
+    check_all_guesses_are_right,
+    text,
+)
 from tests.inference_api.engine.assistant_models import make_assistant
 from tests.inference_api.engine.tiny_models import CONTEXT, VOCAB_SIZE, make_model
 
@@ -192,16 +197,7 @@ def test_an_assistant_that_is_always_right_gives_all_tokens_that_it_may_guess(
         speculation_tokens=MAX_GUESSES,
         draft_model=str(assistant),
     )
-    num_steps, expected = 8, []
-    token = 7
-    for _ in range(1 + (1 + MAX_GUESSES) * num_steps):
-        token = following[token]
-        expected.append(token)
-    [answer] = server.answers([(9, 5, 8, 7)], len(expected))
-    assert answer == tuple(expected)
-    totals = server.backend.snapshot.totals
-    assert totals.drafts == num_steps
-    assert totals.drafted_tokens == totals.accepted_tokens == MAX_GUESSES * num_steps
+    check_all_guesses_are_right(server, following, MAX_GUESSES)
 
 
 def test_an_assistant_of_another_model_is_refused(made: Made, tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ from inference_api.loading.options import EngineOptions
 from inference_api.settings import ModelSettings
 from inference_api.speculation.scheduler import DraftScheduler
 from inference_api.speculation.sources import draft_sources
-from tests.inference_api.core.stepped_server import CONTEXT, NAME, Server, text
+from tests.inference_api.core.stepped_server import (
+    CONTEXT,
+    NAME,
+    Server,
+    check_all_guesses_are_right,
+    text,
+)
 from tests.inference_api.engine.mtp_models import WEIGHTS, make_mtp_model
 from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
 
@@ -54,16 +60,7 @@ def test_a_layer_that_is_always_right_gives_all_tokens_that_it_may_guess(tmp_pat
     make_mtp_model("qwen3.5", tmp_path, max_position_embeddings=CONTEXT)
     following = make_certain(tmp_path)
     server = Server(tmp_path, speculation="mtp", speculation_tokens=MAX_GUESSES)
-    num_steps, expected = 8, []
-    token = 7
-    for _ in range(1 + (1 + MAX_GUESSES) * num_steps):
-        token = following[token]
-        expected.append(token)
-    [answer] = server.answers([(9, 5, 8, 7)], len(expected))
-    assert answer == tuple(expected)
-    totals = server.backend.snapshot.totals
-    assert totals.drafts == num_steps
-    assert totals.drafted_tokens == totals.accepted_tokens == MAX_GUESSES * num_steps
+    check_all_guesses_are_right(server, following, MAX_GUESSES)
 
 
 def prompts() -> list[tuple[int, ...]]:
