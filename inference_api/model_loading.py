@@ -137,12 +137,13 @@ def bring_up(backend: DecodeBackend) -> None:
 def load_models(settings: Settings) -> list[LoadedModel]:
     """Load all models, after checking that they fit into memory together. Raises StartupError."""
     from inference_api.engine.devices import check_memory
+    from inference_api.loading.memory import DRAFT
 
     models = describe_models(settings)
     runners = {model.served.name: model.runner for model in models}
     for model in models:
         if model.drafter is not None:
-            runners[f"{model.served.name}'s draft model"] = model.drafter
+            runners[f"{model.served.name}{DRAFT}"] = model.drafter
     check_memory(runners)
     return [model.load() for model in models]
 
@@ -200,8 +201,8 @@ def describe_model(
 def find_assistant(model: ModelSettings) -> Path | None:
     """Returns the folder of DRAFT_MODEL if it drafts with the model's own keys and values. Raises
     StartupError."""
-    from inference_api.engine.cpu.assistant import is_assistant
     from inference_api.loading.checkpoint import locate
+    from inference_api.loading.drafting import is_assistant
 
     if model.used_draft_model is None:
         return None
@@ -218,23 +219,16 @@ def make_drafter(
 ) -> "LocalRunner":
     """Returns the runner of DRAFT_MODEL. Raises StartupError if it cannot draft for this model.
 
-    `options` are the model's, context included. The draft model has as many rows, and a context of
-    the same length if it supports that, else its own.
+    `options` are the model's, context included.
     """
     from inference_api.engine.devices import make_runner
-    from inference_api.loading.checkpoint import load_config, locate, vocabulary_faults
+    from inference_api.loading.checkpoint import load_config, locate
+    from inference_api.loading.drafting import draft_faults
 
     assert model.used_draft_model is not None
     folder = locate(model.used_draft_model, setting="DRAFT_MODEL")
-    if faults := vocabulary_faults(model_dir, folder):
-        raise StartupError(faults)
     config = load_config(folder)
-    if config.recurrent is not None:
-        raise StartupError(
-            f"DRAFT_MODEL={folder} has recurrent layers, which forget no guesses; name a model "
-            "without or unset DRAFT_MODEL."
-        )
+    if faults := draft_faults(model_dir, folder, config):
+        raise StartupError(faults)
     assert options.max_seq_len is not None
-    context_tokens = min(options.max_seq_len, config.max_positions)
-    own = replace(options, max_seq_len=context_tokens, has_medusa=False, has_mtp=False)
-    return make_runner(folder, own, kernels_of, packed)
+    return make_runner(folder, options.of_draft(options.max_seq_len, config), kernels_of, packed)

@@ -40,7 +40,10 @@ def _model_faults(settings: Settings) -> list[str]:
     return faults + checkpoint.check_all(
         [
             checkpoint.Asked(
-                each.name, each.model, EngineOptions.from_settings(each).with_layers(layers)
+                each.name,
+                each.model,
+                EngineOptions.from_settings(each).with_layers(layers),
+                each.used_draft_model,
             )
             for each in models
         ]

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from common.files import whole_file
-from inference_api.loading.heads_folder import CONFIG, PICKLE, WEIGHTS, find_heads
+from inference_api.loading.drafting import CONFIG, PICKLE, WEIGHTS, find_heads
 
 
 def main() -> None:

@@ -16,11 +16,12 @@ from inference_api.bundle.sums import FAST_MEMORY, MEMORY, Limit, Piece, Taken, 
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.heads_folder import find_heads, heads_bytes
+from inference_api.loading.drafting import find_heads, heads_bytes
 from inference_api.loading.hub import is_hub_id
 from inference_api.loading.layout import Tensors
 from inference_api.loading.memory import scratch_bytes
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.tokenizer_files import vocabulary_difference
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import Bundle, BundleMember
 from inference_api.settings.model import ModelSettings
@@ -204,7 +205,7 @@ class _Check:
         return model
 
     def _compare(self, member: BundleMember, model: _Model, draft: _Model) -> None:
-        differing = checkpoint.vocabulary_difference(model.folder, draft.folder)
+        differing = vocabulary_difference(model.folder, draft.folder)
         if differing is None:
             message = f"{member.name}: {draft.folder.name} can draft for {model.folder.name}."
             self._info("SpeculativeDecodingPairCompatible", message, member.name)
@@ -288,8 +289,7 @@ def _needs(
     outputs = settings.user_rows * (1 + guesses)
     scratch = scratch_bytes(model.config, outputs)
     if draft is not None:
-        context = min(model.config.context(options.max_seq_len), draft.config.max_positions)
-        own = replace(options, max_seq_len=context, has_mtp=False)
+        own = options.of_draft(model.config.context(options.max_seq_len), draft.config)
         piece = _piece(draft, own, rows)
         # Its rows do not share pages.
         pieces.append(replace(piece, cache_bytes=rows * piece.cache_bytes_per_row))

@@ -14,9 +14,9 @@ from inference_api.kernels.library import Kernels, KernelsUnavailable
 from inference_api.kernels.packing import Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import PAGE_TOKENS, ModelConfig
+from inference_api.loading.drafting import find_heads, heads_bytes
 from inference_api.loading.files import read_headers, shape_faults, weight_files
 from inference_api.loading.heads import MedusaFile, read_heads, tokenizer_sha256
-from inference_api.loading.heads_folder import find_heads, heads_bytes
 from inference_api.loading.layout import Tensors, num_parameters, num_rounded
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions

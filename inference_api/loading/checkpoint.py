@@ -5,7 +5,7 @@ a model that passes `check_all` also loads.
 """
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +13,9 @@ from typing import NamedTuple
 from inference_api.errors import StartupError, shown
 from inference_api.kernels.build import multiplies_tiles
 from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, MAX_HEAD_DIM, Bits
-from inference_api.loading import hardware, hub, tokenizer_files
+from inference_api.loading import hardware, hub
 from inference_api.loading.config import ModelConfig, TensorNames
+from inference_api.loading.drafting import assistant_config, draft_faults, is_assistant
 from inference_api.loading.families.read import read_config
 from inference_api.loading.files import (
     has_mtp,
@@ -23,16 +24,23 @@ from inference_api.loading.files import (
     unstacked,
     weight_files,
 )
-from inference_api.loading.generation_config import GENERATION_CONFIG
 from inference_api.loading.gguf import SUFFIX, is_gguf, read_gguf
-from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
-from inference_api.loading.layout import Tensors, held_bits, linear_weights, matrices, spared
-from inference_api.loading.memory import Footprint, memory_faults
+from inference_api.loading.layout import (
+    Tensors,
+    held_bits,
+    linear_weights,
+    matrices,
+    spared,
+    weight_bytes,
+)
+from inference_api.loading.memory import DRAFT, Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.quantised.formats import FLOATS, with_quantisation
+from inference_api.loading.tokenizer_files import eos_token_ids, tokenizer_faults
 
 CONFIG = "config.json"
+DRAFT_MODEL = "DRAFT_MODEL"
 MAX_TEMPLATE_BYTES = 1_000_000  # size of a chat template; the longest have some 20,000
 # Further files that the tokenizer's library may read, and the most bytes of each.
 DESCRIPTIONS = {
@@ -43,11 +51,12 @@ DESCRIPTIONS = {
 
 
 class Asked(NamedTuple):
-    """A model to serve: the name it gets, where it is, and how to serve it."""
+    """A model to serve: the name it gets, where it is, how to serve it, and what drafts for it."""
 
     name: str
     model: str
     options: EngineOptions
+    draft_model: str | None = None
 
 
 def check_all(models: Sequence[Asked]) -> list[str]:
@@ -57,12 +66,13 @@ def check_all(models: Sequence[Asked]) -> list[str]:
     the headers of its weights are fetched. Checks the CPU's memory; the loader checks a CUDA
     device's, which only torch can do.
     """
-    faults, footprints = [], {}
-    for name, model, options in models:
-        found, footprint = _examined(model, options)
-        faults += found if len(models) == 1 else [f"{name}: {fault}" for fault in found]
-        if footprint is not None:
-            footprints[name] = footprint
+    faults: list[str] = []
+    footprints: dict[str, Footprint] = {}
+    for asked in models:
+        for name, (found, footprint) in _examined(asked):
+            faults += found if len(models) == 1 else [f"{asked.name}: {fault}" for fault in found]
+            if footprint is not None:
+                footprints[name] = footprint
     return faults + memory_faults(footprints, hardware.available_memory_bytes())
 
 
@@ -97,7 +107,7 @@ def _described(folder: Path, model: str) -> Described:
     try:
         config = load_config(folder)
     except StartupError as error:
-        faults = [*error.faults, *_tokenizer_faults(folder, None)]
+        faults = [*error.faults, *tokenizer_faults(folder, None)]
         return Described(folder, None, {}, list(dict.fromkeys(faults)))
     tensors: Tensors = {}
     try:
@@ -105,26 +115,66 @@ def _described(folder: Path, model: str) -> Described:
         faults += shape_faults(tensors, config)
     except StartupError as error:
         faults += error.faults
-    faults += _tokenizer_faults(folder, config)
+    faults += tokenizer_faults(folder, config)
     return Described(folder, config, tensors, faults)
 
 
-def _examined(model: str, options: EngineOptions) -> Examined:
+def _examined(asked: Asked) -> Iterator[tuple[str, Examined]]:
+    """Yields a model by its name, then what drafts for it."""
+    name, model, options, draft_model = asked
     try:
         described = describe(model)
     except StartupError as error:
-        return list(error.faults), None
+        yield name, (list(error.faults), None)
+        return
+    yield name, _fitted(described, options)
+    if draft_model is None or described.config is None:
+        return
+    try:
+        faults, footprint = _examined_draft(described, options, draft_model)
+    except StartupError as error:
+        faults, footprint = [*error.faults], None
+    faults = [each if DRAFT_MODEL in each else f"{DRAFT_MODEL}: {each}" for each in faults]
+    yield name + DRAFT, (faults, footprint)
+
+
+def _examined_draft(model: Described, options: EngineOptions, source: str) -> Examined:
+    """Raises StartupError."""
+    assert model.config is not None
+    folder = _folder_of(source, with_weights=False, setting=DRAFT_MODEL)
+    if is_assistant(folder):
+        config = assistant_config(folder, model.config)
+        faults = shape_faults(_stored_tensors(folder, source, config.tensor_names), config)
+        if _may_be_on_cuda(options):
+            return faults, None
+        own = settled(model.config, options, model.tensors)
+        own = own.on("cpu", keeps_bfloat16(model.config, model.tensors))
+        weights_bytes = weight_bytes(config, FLOAT_BITS[own.dtype] // 8, weight_bits(own))
+        return faults, Footprint(weights_bytes, 1, num_pages=0, rows=1, context_tokens=0)
+    draft = describe(source, DRAFT_MODEL)
+    if draft.config is not None:
+        options = options.of_draft(model.config.context(options.max_seq_len), draft.config)
+        if not draft.faults and not model.faults:
+            draft.faults.extend(draft_faults(model.folder, folder, draft.config))
+    return _fitted(draft, options)
+
+
+def _fitted(described: Described, options: EngineOptions) -> Examined:
     config, faults = described.config, described.faults
     if config is None:
         return faults, None
     faults += context_faults(config, options.max_seq_len)
     faults += quantization_faults(config, settled(config, options, described.tensors))
     faults += device_faults(config, options)
-    if options.device == "cuda" or (options.device == "auto" and hardware.may_have_cuda()):
+    if _may_be_on_cuda(options):
         return faults, None
     faults += cpu_faults(config)
     of_all_rows = footprint_on_cpu(config, options, described.tensors)
     return faults, of_all_rows.within(options.kv_cache_bytes)
+
+
+def _may_be_on_cuda(options: EngineOptions) -> bool:
+    return options.device == "cuda" or (options.device == "auto" and hardware.may_have_cuda())
 
 
 def footprint_on_cpu(
@@ -150,7 +200,7 @@ def load_config(folder: Path) -> ModelConfig:
     if is_gguf(folder):
         return read_gguf(folder).config
     raw = with_quantisation(folder, read_json(folder / CONFIG))
-    return read_config({**raw, "eos_token_id": sorted(tokenizer_files.eos_token_ids(folder, raw))})
+    return read_config({**raw, "eos_token_id": sorted(eos_token_ids(folder, raw))})
 
 
 def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
@@ -270,35 +320,6 @@ def kernel_faults(config: ModelConfig) -> list[str]:
     return faults
 
 
-def vocabulary_faults(model_dir: Path, draft_dir: Path) -> list[str]:
-    """Returns a fault if the second model cannot draft for the first, because a token id means
-    different things to the two."""
-    differing = vocabulary_difference(model_dir, draft_dir)
-    if differing is None:
-        return []
-    return [
-        f"DRAFT_MODEL={draft_dir} cannot draft for {model_dir}: the vocabularies differ, "
-        f"{differing}; name a model of the same family or unset DRAFT_MODEL."
-    ]
-
-
-def vocabulary_difference(model_dir: Path, draft_dir: Path) -> str | None:
-    """Returns the first token that differs between the models' vocabularies, or None. Raises
-    StartupError."""
-    tokens, drafted = _vocabulary(model_dir), _vocabulary(draft_dir)
-    differing = {*tokens.items()} ^ {*drafted.items()}
-    if not differing:
-        return None
-    first = min(token_id for _, token_id in differing)
-    of_model, of_draft = (
-        shown([repr(token) for token, token_id in sorted(each.items()) if token_id == first])
-        for each in (tokens, drafted)
-    )
-    return (
-        f"first in token {first}, which is {of_draft or 'none'} there and {of_model or 'none'} here"
-    )
-
-
 def weight_bits(options: EngineOptions) -> Bits:
     """Returns the form in which the kernels hold weights that do not stay as in the file. `options`
     are settled, and their dtype is not auto."""
@@ -365,34 +386,3 @@ def _size_faults(folder: Path) -> list[str]:
         for file in sorted(folder.glob(pattern))
         if file.is_file() and file.stat().st_size > most
     ]
-
-
-def _tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
-    """Returns faults of the tokenizer and, with a `config`, of its fit to the model."""
-    try:
-        vocabulary = _vocabulary(folder)
-    except StartupError as error:
-        return list(error.faults)
-    if config is None:
-        return []
-    faults = []
-    if not config.eos_token_ids:
-        faults.append(
-            f"{folder} has a tokenizer without EOS, so answers would never end; set eos_token_id "
-            f"in {GENERATION_CONFIG} or {CONFIG}, or get another GGUF file."
-        )
-    largest = max(vocabulary.values(), default=0)
-    if largest >= config.vocab_size:
-        faults.append(
-            f"The tokenizer of {folder} has token ids up to {largest}, the model only "
-            f"vocab_size={config.vocab_size}; get the tokenizer that belongs to the model."
-        )
-    return faults
-
-
-def _vocabulary(folder: Path) -> dict[str, int]:
-    """Returns ids by token. Raises StartupError if tokenizer.json is not of the tokenizers library,
-    or the GGUF file has no tokenizer that Hearth can read."""
-    if is_gguf(folder):
-        return gguf_tokenizer.vocabulary(read_gguf(folder).metadata)
-    return tokenizer_files.read_tokenizer(folder).ids

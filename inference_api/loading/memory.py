@@ -18,6 +18,7 @@ FLOAT_BYTES = 4
 GUARANTEED_TOKENS = 2048  # each guaranteed row of an expert has room for, or for its context
 LEAST_TOKENS = 512  # least room in tokens, of all rows together, to start a server with
 GIB = 1024**3
+DRAFT = "'s draft model"  # follows the name of the model that it drafts for
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +181,13 @@ def memory_faults(footprints: Mapping[str, Footprint], available_bytes: int | No
         f"GiB of KV cache ({each.room_tokens} tokens)"
         for name, each in footprints.items()
     ]
+    remedy = "in MODELS lower kv_cache_memory, set quantization to int8, or serve fewer models"
+    if any(name.endswith(DRAFT) for name in footprints):
+        remedy = "name a smaller DRAFT_MODEL or none, lower KV_CACHE_MEMORY, set QUANTIZATION=int8"
     return [
         f"Memory: {', '.join(shares)} take {needed_bytes / GIB:.2f} GiB together, but only "
         f"{available_bytes / GIB:.2f} GiB are free, {(needed_bytes - available_bytes) / GIB:.2f} "
-        "GiB too few; in MODELS lower kv_cache_memory, set quantization to int8, or serve "
-        "fewer models."
+        f"GiB too few; {remedy}."
     ]
 
 

@@ -63,6 +63,13 @@ class EngineOptions:
         has_mtp = self.has_mtp and layers is None
         return replace(self, layers=layers, has_medusa=has_medusa, has_mtp=has_mtp)
 
+    def of_draft(self, context_tokens: int, draft: ModelConfig) -> Self:
+        """Returns the options of a model that `draft` describes, to draft for rows of so many
+        tokens: as many rows, of the same length if it supports that, else of its own."""
+        context_tokens = min(context_tokens, draft.max_positions)
+        whole = replace(self, layers=None, has_medusa=False, has_mtp=False)
+        return replace(whole, max_seq_len=context_tokens)
+
     def part_of(self, config: ModelConfig) -> ModelConfig:
         """Returns the config of this process's layers of a model."""
         return config if self.layers is None else config.part(self.layers)

@@ -6,10 +6,12 @@ Loads neither torch nor transformers.
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inference_api.errors import StartupError
+from inference_api.errors import StartupError, shown
+from inference_api.loading.config import ModelConfig
 from inference_api.loading.end_tokens import known_ends
 from inference_api.loading.families.fields import token_ids
 from inference_api.loading.generation_config import GENERATION_CONFIG
+from inference_api.loading.gguf import is_gguf, read_gguf
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.json_files import read_json
 from inference_api.loading.sentence_pieces import SENTENCE_PIECES, read_sentence_pieces
@@ -83,3 +85,51 @@ def read_tokenizer(folder: Path) -> Vocabulary:
         raise StartupError(
             f"{folder / TOKENIZER} is no tokenizer of the tokenizers library; get it again."
         ) from None
+
+
+def vocabulary(folder: Path) -> dict[str, int]:
+    """Returns ids by token. Raises StartupError if tokenizer.json is not of the tokenizers library,
+    or the GGUF file has no tokenizer that Hearth can read."""
+    if is_gguf(folder):
+        return gguf_tokenizer.vocabulary(read_gguf(folder).metadata)
+    return read_tokenizer(folder).ids
+
+
+def vocabulary_difference(model_dir: Path, draft_dir: Path) -> str | None:
+    """Returns the first token that differs between the models' vocabularies, or None. Raises
+    StartupError."""
+    tokens, drafted = vocabulary(model_dir), vocabulary(draft_dir)
+    differing = {*tokens.items()} ^ {*drafted.items()}
+    if not differing:
+        return None
+    first = min(token_id for _, token_id in differing)
+    of_model, of_draft = (
+        shown([repr(token) for token, token_id in sorted(each.items()) if token_id == first])
+        for each in (tokens, drafted)
+    )
+    return (
+        f"first in token {first}, which is {of_draft or 'none'} there and {of_model or 'none'} here"
+    )
+
+
+def tokenizer_faults(folder: Path, config: ModelConfig | None) -> list[str]:
+    """Returns faults of the tokenizer and, with a `config`, of its fit to the model."""
+    try:
+        ids = vocabulary(folder)
+    except StartupError as error:
+        return list(error.faults)
+    if config is None:
+        return []
+    faults = []
+    if not config.eos_token_ids:
+        faults.append(
+            f"{folder} has a tokenizer without EOS, so answers would never end; set eos_token_id "
+            f"in {GENERATION_CONFIG} or config.json, or get another GGUF file."
+        )
+    largest = max(ids.values(), default=0)
+    if largest >= config.vocab_size:
+        faults.append(
+            f"The tokenizer of {folder} has token ids up to {largest}, the model only "
+            f"vocab_size={config.vocab_size}; get the tokenizer that belongs to the model."
+        )
+    return faults

@@ -1,12 +1,14 @@
 """What is refused before a worker exists."""
 
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
 
 from inference_api.errors import StartupError
 from inference_api.loading import hardware
+from inference_api.model_loading import describe_models
 from inference_api.preflight import check_start
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import Bundle
@@ -47,6 +49,48 @@ def test_a_folder_for_pages_must_be_one_that_this_process_may_write(tmp_path: Pa
         assert any(
             fault.startswith("PREFIX_CACHE_DIR") and named in fault for fault in caught.value.faults
         )
+
+
+def test_a_draft_model_counts_before_the_start_as_the_loader_counts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = {"model": str(EMBEDDED_MODEL), "user_rows": 3, "max_seq_len": 256, "device": "cpu"}
+    asked |= {"kv_cache_memory": 2**22, "service_port": free_port(), "speculation": "draft"}
+    settings = Settings.model_validate({**asked, "draft_model": str(EMBEDDED_MODEL)})
+    [model] = describe_models(settings)
+    alone, of_draft = (each.total_bytes for each in model.footprints)
+    assert of_draft > 2**20
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: alone + of_draft)
+    check_start(settings, with_model=True)
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: alone + of_draft - 1)
+    check_start(Settings.model_validate(asked), with_model=True)
+    with pytest.raises(StartupError) as caught:
+        check_start(settings, with_model=True)
+    [fault] = caught.value.faults
+    assert fault.startswith("Memory: hearth-tiny 0.0")
+    assert ", hearth-tiny's draft model 0.0" in fault
+    assert fault.endswith(
+        "too few; name a smaller DRAFT_MODEL or none, lower KV_CACHE_MEMORY, set QUANTIZATION=int8."
+    )
+
+
+def test_a_draft_model_that_cannot_draft_stops_the_start(tmp_path: Path) -> None:
+    copytree(EMBEDDED_MODEL, tmp_path / "other")
+    (tmp_path / "empty").mkdir()
+    tokenizer = tmp_path / "other" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"ase":', '"esa":'))
+    asked = {"model": str(EMBEDDED_MODEL), "service_port": free_port(), "speculation": "auto"}
+    for name, fault in (
+        ("absent", rf"DRAFT_MODEL={tmp_path / 'absent'} is no folder; give"),
+        ("empty", r"DRAFT_MODEL: .*config.json"),
+        (
+            "other",
+            rf"DRAFT_MODEL={tmp_path / 'other'} cannot draft for .*: the vocabularies differ",
+        ),
+    ):
+        settings = Settings.model_validate({**asked, "draft_model": str(tmp_path / name)})
+        with pytest.raises(StartupError, match=fault):
+            check_start(settings, with_model=True)
 
 
 def bundle_of(source: Path) -> Bundle:

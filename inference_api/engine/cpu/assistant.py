@@ -18,12 +18,9 @@ from inference_api.engine.cpu.mtp import DRAW, likeliest
 from inference_api.engine.paged_cache import PagedCache
 from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
-from inference_api.loading.checkpoint import CONFIG
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.families.gemma import ASSISTANTS
-from inference_api.loading.families.read import read_config
+from inference_api.loading.drafting import assistant_config, kv_layers
 from inference_api.loading.files import read_headers, shape_faults, weight_files
-from inference_api.loading.json_files import read_json
 from inference_api.loading.layout import EMBEDDING, HEAD
 from inference_api.loading.weights import Parameters
 from inference_api.runner import Guess, Hidden, RowStep, RowToken
@@ -34,38 +31,12 @@ class AssistantFiles(NamedTuple):
     files: Sequence[Path]
 
 
-def is_assistant(folder: Path) -> bool:
-    """Returns whether a folder has an assistant, not a model of its own. Raises StartupError."""
-    return folder.is_dir() and read_json(folder / CONFIG).get("model_type") in ASSISTANTS
-
-
 def read_assistant(folder: Path, model: ModelConfig) -> AssistantFiles:
     """Reads configuration and headers. Raises StartupError if it cannot draft for this model."""
-    config, files = read_config(read_json(folder / CONFIG), ASSISTANTS), weight_files(folder)
-    faults = shape_faults(read_headers(files, config.tensor_names), config)
-    sources = _sources(model)
-    pairs = zip(config.windows, config.layer_shapes, strict=True)
-    own = {(window, shape.num_kv_heads, shape.head_dim) for window, shape in pairs}
-    there = {
-        (window and window + 1, *model.shape_of(layer)[:2])
-        for window, layer in ((model.windows[layer], layer) for layer in sources.values())
-    }
-    sizes = (config.backbone_size, config.vocab_size)
-    if sizes != (model.hidden_size, model.vocab_size) or not own <= there:
-        faults.append(
-            f"DRAFT_MODEL={folder} drafts for a model with other sizes; name the assistant of this "
-            "model, or unset DRAFT_MODEL."
-        )
-    if faults:
+    config, files = assistant_config(folder, model), weight_files(folder)
+    if faults := shape_faults(read_headers(files, config.tensor_names), config):
         raise StartupError(faults)
     return AssistantFiles(config, files)
-
-
-def _sources(model: ModelConfig) -> dict[bool, int]:
-    """Returns the last layer with a window that has its own keys and values, and the last one
-    without; the key says whether it has one."""
-    layers = [n for n, shape in enumerate(model.layer_shapes) if shape.kv_source is None]
-    return {model.windows[layer] is not None: layer for layer in layers}
 
 
 @dataclass(slots=True)
@@ -92,7 +63,7 @@ class Assistant:
         max_seq_len: int,
     ) -> None:
         """`cache` is the model's."""
-        sources = _sources(model_config)
+        sources = kv_layers(model_config)
         places = {
             layer: cache.places[sources[window is not None]]
             for layer, window in enumerate(config.windows)

@@ -15,8 +15,10 @@ from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.packing import BITS, FLOAT_BITS
-from inference_api.loading.checkpoint import load_config
+from inference_api.loading import hardware
+from inference_api.loading.checkpoint import Asked, check_all, load_config
 from inference_api.loading.layout import EMBEDDING, HEAD, parameter_forms
+from inference_api.loading.memory import GIB
 from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, RowToken, place_own_pages
@@ -200,7 +202,9 @@ def test_an_assistant_that_is_always_right_gives_all_tokens_that_it_may_guess(
     check_all_guesses_are_right(server, following, MAX_GUESSES)
 
 
-def test_an_assistant_of_another_model_is_refused(made: Made, tmp_path: Path) -> None:
+def test_an_assistant_of_another_model_is_refused_and_its_weights_count(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, assistant, *_ = made
     make_model("llama", tmp_path)
     options = EngineOptions(max_rows=1, assistant=assistant)
@@ -209,4 +213,12 @@ def test_an_assistant_of_another_model_is_refused(made: Made, tmp_path: Path) ->
     with pytest.raises(StartupError, match=r"model_type='gemma4_assistant' .* not supported"):
         KernelRunner(assistant, EngineOptions(max_rows=1))
     with_it, without = loaded(made), KernelRunner(folder, EngineOptions(max_rows=3))
-    assert with_it.footprint.weights_bytes > without.footprint.weights_bytes
+    weights_bytes = [each.footprint.weights_bytes for each in (with_it, without)]
+    assert weights_bytes[0] > weights_bytes[1]
+    asked = (EngineOptions(dtype="float32", max_rows=3, max_seq_len=CONTEXT), str(assistant))
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: 0)
+    [counted] = check_all([Asked("m", str(folder), *asked)])
+    own_gib = (weights_bytes[0] - weights_bytes[1]) / GIB
+    assert f"m's draft model {own_gib:.2f} GiB of weights and 0.00 GiB of KV cache" in counted
+    [fault, _] = check_all([Asked("m", str(tmp_path), *asked)])
+    assert "drafts for a model with other sizes" in fault

@@ -15,8 +15,8 @@ from inference_api.bundle.check import Finding, Validation, check_bundle
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.loading import hub
 from inference_api.loading.checkpoint import load_config
+from inference_api.loading.drafting import heads_bytes
 from inference_api.loading.files import read_headers
-from inference_api.loading.heads_folder import heads_bytes
 from inference_api.loading.memory import Footprint, scratch_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder

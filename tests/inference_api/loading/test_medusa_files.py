@@ -15,8 +15,8 @@ from torch import Tensor
 from inference_api.errors import StartupError
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.config import ModelConfig
+from inference_api.loading.drafting import PICKLE, WEIGHTS, find_heads
 from inference_api.loading.heads import read_heads, tokenizer_sha256
-from inference_api.loading.heads_folder import PICKLE, WEIGHTS, find_heads
 from inference_api.settings import EMBEDDED_MODEL
 from scripts.convert_heads import convert
 

@@ -1,0 +1,91 @@
+"""Finds what drafts for a model: Medusa heads, another model, or an assistant."""
+
+from pathlib import Path
+
+from inference_api.errors import StartupError
+from inference_api.loading.config import ModelConfig
+from inference_api.loading.families.gemma import ASSISTANTS
+from inference_api.loading.families.read import read_config
+from inference_api.loading.hub import fetch, is_hub_id
+from inference_api.loading.json_files import read_json
+from inference_api.loading.tokenizer_files import vocabulary_difference
+
+FOLDER = "medusa"  # in the model's folder
+WEIGHTS, PICKLE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+CONFIG = "config.json"
+
+
+def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
+    """Returns the folder that MEDUSA_HEADS names, else the one in the model's folder, or None.
+    Raises StartupError if MEDUSA_HEADS names no folder."""
+    if medusa_heads is None:
+        own = model_dir / FOLDER
+        return own if heads_file(own) is not None else None
+    folder = Path(medusa_heads).expanduser()
+    if folder.is_dir():
+        return folder
+    if is_hub_id(medusa_heads):
+        return fetch(medusa_heads, [CONFIG, WEIGHTS, PICKLE], setting="MEDUSA_HEADS")
+    raise StartupError(
+        f"MEDUSA_HEADS={medusa_heads} is no folder here and no name on the hub; correct it."
+    )
+
+
+def heads_bytes(folder: Path) -> int:
+    """Returns a lower bound of the heads' memory: the size of their file."""
+    file = heads_file(folder)
+    return 0 if file is None else file.stat().st_size
+
+
+def heads_file(folder: Path) -> Path | None:
+    """Returns the file with the heads' weights, or None. A pickle has to be converted first."""
+    files = (folder / name for name in (WEIGHTS, PICKLE))
+    return next((file for file in files if file.is_file()), None)
+
+
+def draft_faults(model_dir: Path, draft_dir: Path, draft: ModelConfig) -> list[str]:
+    """Returns why the second model, which `draft` describes, cannot draft for the first. Raises
+    StartupError if a vocabulary cannot be read."""
+    if draft.recurrent is not None:
+        return [
+            f"DRAFT_MODEL={draft_dir} has recurrent layers, which forget no guesses; name a model "
+            "without or unset DRAFT_MODEL."
+        ]
+    differing = vocabulary_difference(model_dir, draft_dir)
+    if differing is None:
+        return []
+    return [
+        f"DRAFT_MODEL={draft_dir} cannot draft for {model_dir}: the vocabularies differ, "
+        f"{differing}; name a model of the same family or unset DRAFT_MODEL."
+    ]
+
+
+def is_assistant(folder: Path) -> bool:
+    """Returns whether a folder has an assistant, which drafts with another model's keys and values,
+    not a model of its own. Raises StartupError."""
+    return folder.is_dir() and read_json(folder / CONFIG).get("model_type") in ASSISTANTS
+
+
+def assistant_config(folder: Path, model: ModelConfig) -> ModelConfig:
+    """Reads an assistant's configuration. Raises StartupError if it cannot draft for this model."""
+    config = read_config(read_json(folder / CONFIG), ASSISTANTS)
+    pairs = zip(config.windows, config.layer_shapes, strict=True)
+    own = {(window, shape.num_kv_heads, shape.head_dim) for window, shape in pairs}
+    there = {
+        (window and window + 1, *model.shape_of(layer)[:2])
+        for window, layer in ((model.windows[layer], layer) for layer in kv_layers(model).values())
+    }
+    sizes = (config.backbone_size, config.vocab_size)
+    if sizes != (model.hidden_size, model.vocab_size) or not own <= there:
+        raise StartupError(
+            f"DRAFT_MODEL={folder} drafts for a model with other sizes; name the assistant of this "
+            "model, or unset DRAFT_MODEL."
+        )
+    return config
+
+
+def kv_layers(model: ModelConfig) -> dict[bool, int]:
+    """Returns the last layer with a window that has its own keys and values, and the last one
+    without; the key says whether it has one. Assistants read theirs."""
+    layers = [n for n, shape in enumerate(model.layer_shapes) if shape.kv_source is None]
+    return {model.windows[layer] is not None: layer for layer in layers}
