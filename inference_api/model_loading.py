@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.loaded_model import LoadedModel
+from inference_api.core.loaded_model import DraftModel, LoadedModel, row_pages
 from inference_api.core.served_model import ServedModel
 from inference_api.core.state.page_folder import PageFolder
 from inference_api.core.state.stored_pages import Disk
@@ -94,8 +94,9 @@ def loaded(
     drafter: ModelRunner | None = None,
 ) -> LoadedModel:
     """Returns the model of loaded runners."""
-    drafting = drafting_of(served, runner, settings.of_model(served.name), drafter)
-    return LoadedModel.serving(served, runner, settings, drafter, drafting)
+    draft = None if drafter is None else DraftModel(drafter, row_pages(drafter, settings))
+    drafting = drafting_of(served, runner, settings.of_model(served.name), draft)
+    return LoadedModel.serving(served, runner, settings, draft, drafting)
 
 
 def keep_pages(model: LoadedModel, runner: ModelRunner, folder: PageFolder) -> None:

@@ -290,9 +290,7 @@ def _needs(
     scratch = scratch_bytes(model.config, outputs)
     if draft is not None:
         own = options.of_draft(model.config.context(options.max_seq_len), draft.config)
-        piece = _piece(draft, own, rows)
-        # Its rows do not share pages.
-        pieces.append(replace(piece, cache_bytes=rows * piece.cache_bytes_per_row))
+        pieces.append(_piece(draft, own, rows))
         scratch = max(scratch, scratch_bytes(draft.config, outputs))
     return Taken(member.name, tuple(pieces), member.pinned, scratch)
 

@@ -26,6 +26,10 @@ class _Account:
         return max(self.own_pages, self.pages.num_held)
 
     @property
+    def lent_bytes(self) -> int:
+        return (self.pages.limit - self.own_pages) * self.layout.page_bytes
+
+    @property
     def unneeded_bytes(self) -> int:
         return (self.pages.limit - self.num_needed) * self.layout.page_bytes
 
@@ -35,23 +39,26 @@ class PageLoans:
 
     def __init__(self, residency: Residency) -> None:
         self._residency = residency
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: list[_Account] = []
 
     def add(self, name: str, pages: RowPages, layout: PageLayout, own_pages: int) -> None:
-        """A member is in memory. Its own pages suffice for its longest row."""
-        account = self._accounts[name] = _Account(name, pages, layout, own_pages)
+        """A member is in memory; called once more for its draft model, if any. Its own pages
+        suffice for its longest row."""
+        account = _Account(name, pages, layout, own_pages)
         pages.borrow = partial(self._lend, account)
-        self._limit(account, own_pages)
+        pages.limit_to(own_pages)
+        self._accounts.append(account)
 
     def remove(self, name: str) -> None:
         """A member without rows leaves memory."""
-        account = self._accounts.pop(name)
-        account.pages.borrow = None
-        self._limit(account, account.own_pages)
+        for account in [each for each in self._accounts if each.name == name]:
+            account.pages.borrow = None
+            self._limit(account, account.own_pages)
+            self._accounts.remove(account)
 
     def call_in(self) -> None:
         """Take back what no row holds, from all members."""
-        for account in self._accounts.values():
+        for account in self._accounts:
             self._call_in(account)
 
     def _call_in(self, account: _Account) -> None:
@@ -63,7 +70,7 @@ class PageLoans:
         free, take back what others do not need, those with the fewest pages in use first; without
         as many, nothing changes."""
         residency, page_bytes = self._residency, account.layout.page_bytes
-        others = [each for each in self._accounts.values() if each is not account]
+        others = [each for each in self._accounts if each is not account]
         could_free = sum([each.unneeded_bytes for each in others])
         needed_bytes, free_bytes = num_needed * page_bytes, residency.free_bytes(account.name)
         if not residency.may_lend or free_bytes + could_free < needed_bytes:
@@ -78,5 +85,5 @@ class PageLoans:
 
     def _limit(self, account: _Account, num_pages: int) -> None:
         account.pages.limit_to(num_pages)
-        num_lent = account.pages.limit - account.own_pages
-        self._residency.lend(account.name, num_lent * account.layout.page_bytes)
+        of_member = [each.lent_bytes for each in self._accounts if each.name == account.name]
+        self._residency.lend(account.name, sum(of_member))

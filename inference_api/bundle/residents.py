@@ -160,9 +160,9 @@ class BundleResidents:
                 self._residency.packing(name)
             case Loaded(name, model):
                 self.models = {**self.models, name: model}
-                footprint = self._members[name].runner.footprint
-                own_pages = footprint.guaranteed_pages(self._needs[name].rows_min)
-                self._loans.add(name, model.rows.pages, model.runner.layout, own_pages)
+                footprints, rows_min = self._members[name].footprints, self._needs[name].rows_min
+                for each, pages in zip(footprints, model.all_pages, strict=True):
+                    self._loans.add(name, pages, each.layout, each.guaranteed_pages(rows_min))
                 self._residency.loaded(name, now_s)
             case LoadFailed(name, reason, failure, stamp):
                 self._failed[name] = stamp
@@ -209,14 +209,12 @@ class BundleResidents:
 def needs_of(member: BundleMember, model: LoadableModel) -> Needs:
     """Returns the memory of a model as this member, less its tokenizer, always loaded."""
     quantization = model.runner.facts.quantization
-    footprint, *of_draft = model.footprints
-    draft_bytes = sum(each.cache_bytes_per_row for each in of_draft)
     rows_min = member.rows.min
     return Needs(
         weights_bytes=sum(each.weights_bytes for each in model.footprints),
         other_bytes=0,
-        guaranteed_bytes=footprint.guaranteed_bytes(rows_min) + rows_min * draft_bytes,
-        row_bytes=footprint.row_bytes + draft_bytes,
+        guaranteed_bytes=sum(each.guaranteed_bytes(rows_min) for each in model.footprints),
+        row_bytes=sum(each.row_bytes for each in model.footprints),
         rows_min=rows_min,
         rows_max=model.runner.max_rows,
         is_pinned=member.pinned,

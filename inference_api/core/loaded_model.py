@@ -3,9 +3,9 @@
 It belongs to the decode thread; only `served` is for any thread.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from inference_api.core.drafts import Drafting
 from inference_api.core.plan import PlannedStep, StepPlanner, chunk_tokens
@@ -18,6 +18,13 @@ from inference_api.runner import ModelRunner
 from inference_api.settings import Settings
 
 
+class DraftModel(NamedTuple):
+    """A loaded smaller model that guesses for another, and the pages of its rows."""
+
+    runner: ModelRunner
+    pages: RowPages
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A runner with its user rows, planner and draft sources. Models share no rows or prefixes."""
@@ -26,12 +33,17 @@ class LoadedModel:
     runner: ModelRunner
     rows: RowTable
     planner: StepPlanner
-    drafter: ModelRunner | None = None  # a smaller model that guesses for `runner`
+    drafter: DraftModel | None = None
     speculation: Drafting | None = None
 
     @property
     def name(self) -> str:
         return self.served.name
+
+    @property
+    def all_pages(self) -> Sequence[RowPages]:
+        """Returns the pages of its rows, and those of its draft model's rows, if it has one."""
+        return [self.rows.pages, *([] if self.drafter is None else [self.drafter.pages])]
 
     @classmethod
     def serving(
@@ -39,11 +51,11 @@ class LoadedModel:
         served: ServedModel,
         runner: ModelRunner,
         settings: Settings,
-        drafter: ModelRunner | None = None,
+        drafter: DraftModel | None = None,
         speculation: Drafting | None = None,
     ) -> Self:
         """Returns a model with empty rows around loaded runners."""
-        rows = RowTable(runner.max_rows, _pages(runner, settings))
+        rows = RowTable(runner.max_rows, row_pages(runner, settings))
         planner = StepPlanner(rows, runner, settings, speculation, served.costs)
         return cls(served, runner, rows, planner, drafter, speculation)
 
@@ -55,7 +67,9 @@ class LoadedModel:
         """Prepare the device for a fast first request, and learn how long steps take."""
         self.runner.warm_up()
         if self.drafter is not None:
-            self.drafter.warm_up()
+            drafter = self.drafter.runner
+            drafter.warm_up()
+            drafter.give_back(range(drafter.layout.num_pages))
         self.served.costs.measure(self.runner)
         self.served.costs.measure_prompt(self.runner)
         self.runner.give_back(range(self.runner.layout.num_pages))
@@ -104,7 +118,7 @@ def snapshot_of(served: ServedModel, models: Mapping[str, LoadedModel]) -> Model
     return ModelSnapshot(len(rows), num_paused, pages, totals, served.depths.copy())
 
 
-def _pages(runner: ModelRunner, settings: Settings) -> RowPages:
+def row_pages(runner: ModelRunner, settings: Settings) -> RowPages:
     """Returns the page tables of a runner's rows, all empty."""
     rows, layout = runner.max_rows, runner.layout
     if not layout.is_bound:

@@ -88,8 +88,7 @@ class FixedModels:
         self._looks_at_s = now_s + MEMORY_LOOKS_S
         free_bytes = self._free_bytes()
         if free_bytes is not None and free_bytes < LOW_MEMORY_BYTES:
-            for model in self.models.values():
-                pages = model.rows.pages
+            for pages in [each for model in self.models.values() for each in model.all_pages]:
                 pages.trim(pages.num_held + pages.num_cached // 2)
 
     def to_start(self, now_s: float) -> Iterator[LoadedModel]:

@@ -5,7 +5,7 @@ Decode thread only.
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -69,6 +69,7 @@ class UserRow:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first event
     pooled: PooledStates | None = None  # until the first event
     finish_reason: FinishReason | None = None
+    on_leave: "Callable[[UserRow], None] | None" = None  # called when it ends or pauses
     tokens: Tokens = field(init=False)  # to prefill: the prompt and, after a pause, the answer
     _num_found: int = field(init=False, default=0)  # tokens cached before the row prefilled any
     _prompt_ids: frozenset[int] = field(init=False, default=frozenset())
@@ -387,3 +388,5 @@ class RowTable:
         self.users[row.index] = None
         self._free.append(row.index)
         self.pages.end(row.index, row.num_cached, row.following)
+        if row.on_leave is not None:
+            row.on_leave(row)

@@ -65,11 +65,22 @@ def mtp(runner: KernelRunner, _: KernelRunner) -> DraftSource:
 
 def own_draft(runner: KernelRunner, _: KernelRunner) -> DraftSource:
     """The model for itself, with a cache of its own."""
-    return ModelDrafts(loaded(EMBEDDED_MODEL, "int8"), MAX_TOKENS, runner.vocab_size)
+    return drafts_of(loaded(EMBEDDED_MODEL, "int8"), runner.vocab_size)
+
+
+def squeezed_draft(runner: KernelRunner, _: KernelRunner) -> DraftSource:
+    """With pages for the longest row alone."""
+    return drafts_of(loaded(EMBEDDED_MODEL, "int8"), runner.vocab_size, num_pages=3)
 
 
 def wrong_draft(runner: KernelRunner, other: KernelRunner) -> DraftSource:
-    return ModelDrafts(other, MAX_TOKENS, runner.vocab_size)
+    return drafts_of(other, runner.vocab_size)
+
+
+def drafts_of(drafter: KernelRunner, vocab_size: int, num_pages: int | None = None) -> ModelDrafts:
+    pages = RowPages(drafter, drafter.layout, ROWS, max_seq_len=CONTEXT)
+    pages.limit_to(num_pages or pages.limit)
+    return ModelDrafts(drafter, pages, MAX_TOKENS, vocab_size)
 
 
 def all_together(runner: KernelRunner, other: KernelRunner) -> DraftSource:
@@ -86,6 +97,7 @@ SOURCES: Mapping[str, Sources] = {
     "medusa": medusa,
     "mtp": mtp,
     "own draft": own_draft,
+    "squeezed draft": squeezed_draft,
     "wrong draft": wrong_draft,
     "all": all_together,
 }
@@ -239,6 +251,11 @@ def test_answers_are_those_without_it(runner: KernelRunner, source: DraftSource)
     assert len(drafted.said) >= 19
     assert drafted.said == {number: plain[number] for number in drafted.said}
     assert drafted.num_tried > 0
+    if isinstance(source, ModelDrafts):
+        pages = source._pages
+        assert pages.num_held == 0
+        pages.forget_cached()
+        assert pages.num_free == pages.limit
 
 
 class Checked:

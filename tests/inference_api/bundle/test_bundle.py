@@ -64,6 +64,16 @@ pinned: {is_pinned}}}
   - {{name: plain, source: {source}, quantisation: none, context: 256, rows: {{min: 1, max: 4}}}}
 """
 
+PAIR = """
+version: 1
+memory_limit: 1GiB
+fast_memory_limit: {limit}
+max_queue: {max_queue}
+experts:
+  - {{name: pair, target: {{source: {source}}}, draft: {{source: {eight}, tokens: 4}}, \
+quantisation: int8, context: 256, rows: {{min: 1, max: 4}}}}
+"""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -155,11 +165,12 @@ def serve(tmp_path: Path, packed: Path) -> Iterator[Callable[..., Serving]]:
         is_pinned: str = "false",
         max_queue: int = 64,
         user_rows: int = 8,
+        text: str = FILE,
     ) -> Serving:
         def read(limit: str) -> Settings:
             file = tmp_path / "bundle.yaml"
             file.write_text(
-                FILE.format(
+                text.format(
                     limit=limit,
                     eight=EMBEDDED_MODEL,
                     source=source,
@@ -236,6 +247,29 @@ def test_rows_share_the_memory_of_one_and_pause_for_each_other(
     assert together == [serving.ask("plain", each, max_tokens=120).token_ids for each in PROMPTS]
     eventually(lambda: not serving.backend.snapshot.busy_rows)
     assert serving.backend.models["plain"].rows.pages.counts.total == 256 // 32
+
+
+def test_rows_of_a_pair_share_the_memory_of_one_in_both_of_its_models(
+    serve: Callable[..., Serving], tmp_path: Path
+) -> None:
+    source = copytree(EMBEDDED_MODEL, tmp_path / "model")
+    alone, serving = serve(), serve(limit=LEAST, text=PAIR, source=source)
+    serving.ask("pair", "Hello")
+    queues = [serving.submit("pair", prompt, max_tokens=120) for prompt in PROMPTS]
+    together = [drained(queue).token_ids for queue in queues]
+    totals = serving.backend.snapshot.models["pair"].totals
+    assert totals.pauses
+    assert totals.accepted_tokens
+    assert together == [alone.ask("eight", each, max_tokens=120).token_ids for each in PROMPTS]
+    eventually(lambda: not serving.backend.snapshot.busy_rows)
+    pages = serving.backend.models["pair"].all_pages
+    assert [(each.num_held, each.limit) for each in pages] == [(0, 256 // 32)] * 2
+    bundle = serving.backend.settings.bundle
+    assert bundle is not None
+    used = check_bundle(bundle, serving.backend.settings).utilization
+    assert used is not None
+    [expert] = used.experts
+    assert serving.bundle.snapshot.used_bytes == expert.need_bytes
 
 
 def test_request_that_waited_for_its_member_says_how_long(serve: Callable[..., Serving]) -> None:

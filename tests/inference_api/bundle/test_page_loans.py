@@ -1,5 +1,5 @@
 """Members that share one budget of pages: it is never exceeded, every row can go on to its end, and
-what no row holds keeps nobody out."""
+what no row holds keeps nobody out. One has a draft model, which takes what it gets."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,12 @@ MAX_TOKENS = ROW_PAGES * PAGE_TOKENS
 WEIGHTS_BYTES = 10 * PAGE_BYTES
 NAMES = "abc"
 OWN_PAGES = {"a": ROW_PAGES, "b": ROW_PAGES + 2, "c": ROW_PAGES}  # less than b's two long rows
+DRAFT_PAGES = {"a": 0, "b": 2, "c": 0}
 NEEDS = {
     name: Needs(
         weights_bytes=WEIGHTS_BYTES,
         other_bytes=0,
-        guaranteed_bytes=OWN_PAGES[name] * PAGE_BYTES + row_bytes,
+        guaranteed_bytes=(OWN_PAGES[name] + DRAFT_PAGES[name]) * PAGE_BYTES + row_bytes,
         row_bytes=row_bytes,
         rows_min=1 + (name == "b"),
         rows_max=MAX_ROWS,
@@ -45,10 +46,11 @@ class Members(RuleBasedStateMachine):
     @initialize()
     def load_two(self) -> None:
         self.limit_bytes = 2 * WEIGHTS_BYTES + SHARED_BYTES
-        self.limit_bytes += (OWN_PAGES["a"] + OWN_PAGES["b"]) * PAGE_BYTES
+        self.limit_bytes += sum(OWN_PAGES[name] + DRAFT_PAGES[name] for name in "ab") * PAGE_BYTES
         self.residency = Residency(NEEDS, Policy(self.limit_bytes, 3 * MAX_ROWS, 2, 0, 100))
         self.loans = PageLoans(self.residency)
         self.pages: dict[str, tuple[RowPages, FakeMemory]] = {}
+        self.drafts: dict[str, RowPages] = {}
         self.rows: list[Row] = []  # the oldest first
         self.now_s = 0.0
         for name in "ab":
@@ -75,9 +77,13 @@ class Members(RuleBasedStateMachine):
                     pages, memory = self.pages[name]
                     self.residency.loaded(name, self.now_s)
                     self.loans.add(name, pages, memory.layout, OWN_PAGES[name])
+                    if DRAFT_PAGES[name]:
+                        self.drafts[name], memory = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS)
+                        self.loans.add(name, self.drafts[name], memory.layout, DRAFT_PAGES[name])
                 case Unload(name):
                     self.loans.remove(name)
                     assert self.pages.pop(name)[0].num_held == 0
+                    assert name not in self.drafts or self.drafts.pop(name).num_held == 0
                     self.residency.unloaded(name, self.now_s)
 
     @rule(name=st.sampled_from(NAMES))
@@ -102,6 +108,8 @@ class Members(RuleBasedStateMachine):
             self.residency.started(name, self.now_s)
             index = next(each for each in range(MAX_ROWS) if each not in busy)
             num_cached = pages.begin(index, name, prompt)
+            if name in self.drafts:
+                self.drafts[name].begin(index, name, prompt)
             self.rows.append(Row(name, index, prompt, num_cached))
 
     @precondition(lambda self: self.rows)
@@ -118,6 +126,8 @@ class Members(RuleBasedStateMachine):
             self.end_row(youngest)
             if youngest is row:
                 return
+        if row.name in self.drafts:
+            self.drafts[row.name].reserve(row.index, end)
         tokens = row.prompt + (row.index,) * MAX_TOKENS
         for position in range(row.num_written, end):
             memory.write(row.index, position, (row.name, tokens[: position + 1]))
@@ -135,6 +145,8 @@ class Members(RuleBasedStateMachine):
             assert memory.read(row.index, position) == (row.name, tokens[: position + 1])
         self.rows.remove(row)
         pages.end(row.index, row.num_written, tokens[len(row.prompt) : row.num_written])
+        if row.name in self.drafts:
+            self.drafts[row.name].end(row.index, 0)
         self.residency.ended(row.name, self.now_s)
 
     @invariant()
@@ -147,6 +159,10 @@ class Members(RuleBasedStateMachine):
             assert pages.limit >= OWN_PAGES[name]
             num_bytes += needs.weights_bytes + pages.limit * PAGE_BYTES
             num_bytes += max(needs.rows_min, num_rows) * needs.row_bytes
+        for name, drafts in self.drafts.items():
+            assert drafts._pool.num_touched <= drafts.limit
+            assert drafts.limit >= DRAFT_PAGES[name]
+            num_bytes += drafts.limit * PAGE_BYTES
         assert num_bytes == self.residency.snapshot().used_bytes <= self.limit_bytes
 
     def teardown(self) -> None:
@@ -158,6 +174,8 @@ class Members(RuleBasedStateMachine):
             pages.forget_cached()
             assert pages.num_free == pages.limit
             assert self.residency.snapshot().members[name].state is MemberState.RESIDENT
+        for name, drafts in self.drafts.items():
+            assert (drafts.num_held, drafts.limit) == (0, DRAFT_PAGES[name])
 
 
 TestMembers = Members.TestCase
@@ -186,6 +204,7 @@ def test_a_row_that_ends_leaves_a_copy_of_its_recurrent_state_in_borrowed_pages(
     members = Members()
     members.load_two()
     pages, memory = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS, state_pages=2)
+    members.loans.remove("a")
     members.loans.add("a", pages, memory.layout, own_pages=ROW_PAGES)
     pages.begin(0, "a", (4,) * (MAX_TOKENS - 1))
     assert pages.reserve(0, MAX_TOKENS)

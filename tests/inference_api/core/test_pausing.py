@@ -98,10 +98,12 @@ class Server:
         return events
 
     def check_that_all_pages_are_free(self) -> None:
-        rows = self.backend.models[NAME].rows
-        assert (len(rows), rows.paused, rows.pages.num_held) == (0, [], 0)
-        rows.pages.forget_cached()
-        assert rows.pages.num_free == rows.pages.counts.total
+        model = self.backend.models[NAME]
+        assert (len(model.rows), model.rows.paused) == (0, [])
+        for pages in model.all_pages:
+            assert pages.num_held == 0
+            pages.forget_cached()
+            assert pages.num_free == pages.counts.total
 
 
 @cache
