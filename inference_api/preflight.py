@@ -56,8 +56,6 @@ def _first_layers(settings: Settings) -> LayerRange | None:
         return None
     if settings.models:
         raise StartupError("SPLIT is for one model; unset MODELS, or SPLIT.")
-    if settings.device == "cuda":
-        raise StartupError("SPLIT is for the CPU; unset DEVICE, or SPLIT.")
     num_ranks = load_rank_settings().world_size
     config = checkpoint.describe(settings.model).config
     if config is None:

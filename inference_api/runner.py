@@ -64,6 +64,11 @@ class RowStep:
         return len(self.token_ids) - len(self.draws)
 
     @property
+    def returned(self) -> range:
+        """Indices of the tokens that draw; of all tokens if hidden states are wanted."""
+        return range(0 if self.wants_hidden else self.num_undrawn, len(self.token_ids))
+
+    @property
     def num_guesses(self) -> int:
         """Number of drafted tokens; they come last."""
         return sum([bool(draw.branch) for draw in self.draws])

@@ -17,6 +17,7 @@ from inference_api.engine.sampler import sample
 from inference_api.engine.step_decoder import StepDecoder
 from inference_api.errors import StartupError
 from inference_api.kernels.build import library_path
+from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import FLOAT_BITS, LAYOUT_VERSION, cache_dtype
 from inference_api.loading import checkpoint, hardware
@@ -118,20 +119,6 @@ class KernelRunner(LocalRunner):
     @cached_property
     def facts(self) -> RunnerFacts:
         return self._facts("cpu", self._threads, self._packing.kernels.variant, self._cache_dtype)
-
-    @property
-    def num_layers(self) -> int:
-        """Returns the number of layers of the whole model."""
-        return self._whole.num_layers
-
-    @cached_property
-    def agreement(self) -> int:
-        """Returns a hash, as an int64, of what processes that share a model must agree on."""
-        options = self._options
-        whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
-        cache = (self.max_rows, options.max_seq_len, options.kv_cache_dtype)
-        what = (whole, options.dtype, self.bits, cache, LAYOUT_VERSION)
-        return int.from_bytes(sha256(repr(what).encode()).digest()[:8], "big", signed=True)
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -237,6 +224,11 @@ class KernelRunner(LocalRunner):
         if self._config.recurrent is not None and num_kept > 0:
             assert isinstance(self.decoder, KernelDecoder), "one process has all layers"
             self.decoder.keep_guesses(row.row, num_kept)
+
+    def layers(self, rows: Sequence[RowStep], before: Floats, is_prompt: bool) -> Floats:
+        """See `LocalRunner`: whatever is a prompt, tokens are computed alike."""
+        assert isinstance(self.decoder, KernelDecoder)
+        return self.decoder.layers(rows, before)
 
     def _forward(
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]

@@ -6,12 +6,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
 from inference_api.errors import StartupError
+from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels, KernelsUnavailable
-from inference_api.kernels.packing import Bits
+from inference_api.kernels.packing import LAYOUT_VERSION, Bits
 from inference_api.loading import checkpoint
 from inference_api.loading.config import PAGE_TOKENS, ModelConfig
 from inference_api.loading.drafting import find_heads, heads_bytes
@@ -140,6 +142,29 @@ class LocalRunner(ModelRunner):
             weights_bytes=footprint.weights_bytes,
             cache_bytes=footprint.cache_bytes,
         )
+
+    @property
+    def num_layers(self) -> int:
+        """Returns the number of layers of the whole model."""
+        return self._whole.num_layers
+
+    @cached_property
+    def agreement(self) -> int:
+        """Returns a hash, as an int64, of what processes that share a model must agree on."""
+        options = self._options
+        whole = replace(self._whole, eos_token_ids=frozenset())  # a set has no order
+        cache = (self.max_rows, options.max_seq_len, options.kv_cache_dtype)
+        by = (self._by_torch, self._by_torch and options.num_guesses)  # its steps have room for
+        what = (whole, options.dtype, self.bits, cache, LAYOUT_VERSION, by)
+        return int.from_bytes(sha256(repr(what).encode()).digest()[:8], "big", signed=True)
+
+    def share_pages(self, count: int | None) -> None:
+        """Set the number of pages before `load`, where it is not fixed."""
+
+    @abstractmethod
+    def layers(self, rows: Sequence[RowStep], before: Floats, is_prompt: bool) -> Floats:
+        """Returns the residual after these layers, [tokens, hidden size], before the next call.
+        `before`: the residual before them. A prompt is of one row, and computed at once."""
 
     @property
     def settled_bytes(self) -> int:

@@ -14,6 +14,8 @@ class EngineOptions:
 
     device: str = "auto"
     """auto, cpu or cuda."""
+    card: int = 0
+    """The number of the GPU, modulo those that there are."""
     dtype: str = "auto"
     """auto, float32 or bfloat16."""
     max_rows: int

@@ -11,6 +11,7 @@ import logging.config
 import os
 import signal
 import sys
+from dataclasses import replace
 
 from common.logs import logging_config
 from inference_api.errors import StartupError
@@ -51,7 +52,7 @@ def _work(ranks: RankSettings, settings: Settings) -> int:
     """Returns the exit status."""
     model = settings.default_model
     try:
-        options = EngineOptions.from_settings(model)
+        options = replace(EngineOptions.from_settings(model), card=ranks.local_rank)
         folder = locate(model.model)
         hidden_size = load_config(folder).hidden_size
         make_runner = part_runners(folder, options, ranks.local_world_size)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from inference_api.runner import RowStep
 
-PART_TOKENS = 128  # most tokens in one part of a step
+PART_TOKENS = 128  # most tokens in one part of a step, but for prompts on CUDA
+PROMPT_TOKENS = 1024  # most tokens in one message
 ROW_NUMBERS = 5  # integers that describe a row, without its tree
 MAX_NUMBERS = (ROW_NUMBERS + 1) * PART_TOKENS  # most integers of any kind of message
 PLACED_PAGES = MAX_NUMBERS - 3  # most pages in one message
@@ -28,6 +29,7 @@ class Kind(IntEnum):
     STOP = 6
     PLACE = 7  # row, group of layers, index of the first page, the pages
     FIT = 8  # number of pages, then the split; back to rank 0 with the pages that fit everywhere
+    PROMPT = 9  # as STEP, of tokens of one row's prompt, which are computed at once
 
 
 class Message(NamedTuple):
@@ -52,18 +54,13 @@ class StepPart(NamedTuple):
         return sum(len(each.token_ids) for each in self.rows)
 
 
-def returned_tokens(row: RowStep) -> range:
-    """Returns the indices of a row's tokens that draw; all tokens if hidden states are wanted."""
-    return range(0 if row.wants_hidden else row.num_undrawn, len(row.token_ids))
-
-
 def step_numbers(rows: Sequence[RowStep]) -> list[int]:
     """Returns for each row: index, start, number of tokens, number of tokens whose states are not
     returned, whether it is a tree; then the parents of a tree's tokens."""
     numbers: list[int] = []
     for each in rows:
         num_tokens, is_tree = len(each.token_ids), each.parents is not None
-        numbers += (each.row, each.start, num_tokens, returned_tokens(each).start, is_tree)
+        numbers += (each.row, each.start, num_tokens, each.returned.start, is_tree)
         numbers += each.parents or ()
     return numbers
 

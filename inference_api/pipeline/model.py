@@ -30,7 +30,7 @@ def load_split_model(settings: Settings) -> LoadedModel:
     folder = locate(model.model)
     split = resolved(settings.split, load_config(folder).num_layers, ranks.world_size)
     kernels_of = kernels_of_ranks(ranks.local_world_size)
-    options = EngineOptions.from_settings(model)
+    options = replace(EngineOptions.from_settings(model), card=ranks.local_rank)
     make_runner = part_runners(folder, options, ranks.local_world_size, kernels_of)
     join = partial(Ring.join, ranks, timeout_s=settings.split_timeout_s)
     runner = PipelineRunner(make_runner, split, join)

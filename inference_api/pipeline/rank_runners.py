@@ -5,12 +5,13 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.engine.devices import make_runner
+from inference_api.engine.local_runner import LocalRunner
 from inference_api.kernels.library import Kernels
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
 
-MakeRunner = Callable[[LayerRange], KernelRunner]
+MakeRunner = Callable[[LayerRange], LocalRunner]
 
 
 def part_runners(
@@ -20,10 +21,11 @@ def part_runners(
     kernels_of: Callable[[int], Kernels] | None = None,
 ) -> MakeRunner:
     """Returns a function that makes runners. `local_ranks` ranks share this machine's cores and
-    memory. For `kernels_of` see `KernelRunner`."""
+    memory. A device of auto is the CPU. For `kernels_of` see `KernelRunner`."""
     shared = kernels_of or kernels_of_ranks(local_ranks)
-    own = replace(options, num_runners=local_ranks)
-    return lambda layers: KernelRunner(model_dir, own.with_layers(layers), shared)
+    device = "cuda" if options.device == "cuda" else "cpu"
+    own = replace(options, device=device, num_runners=local_ranks)
+    return lambda layers: make_runner(model_dir, own.with_layers(layers), shared)
 
 
 def kernels_of_ranks(local_ranks: int) -> Callable[[int], Kernels]:

@@ -9,8 +9,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import closing
 
-from inference_api.engine.cpu.decoder import KernelDecoder
-from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.engine.local_runner import LocalRunner
 from inference_api.errors import StartupError
 from inference_api.loading.config import PAGE_TOKENS
 from inference_api.pipeline.messages import BadMessage, Kind, Message, read_step
@@ -27,7 +26,7 @@ class RankWorker:
 
     def __init__(self, ring: Ring, make_runner: MakeRunner) -> None:
         self._ring, self._make_runner = ring, make_runner
-        self._runner: KernelRunner | None = None
+        self._runner: LocalRunner | None = None
 
     def run(self) -> None:
         """Work until rank 0 stops the ring. Raises RingBroken, BadMessage, StartupError."""
@@ -39,7 +38,7 @@ class RankWorker:
         while True:
             message = self._ring.hear(timeout_s)
             timeout_s = LOAD_TIMEOUT_S if message.kind is Kind.LOAD else self._ring.timeout_s
-            if message.kind is Kind.STEP:
+            if message.kind in (Kind.STEP, Kind.PROMPT):
                 self._step(message)
                 continue
             if message.kind is Kind.FIT:
@@ -79,7 +78,7 @@ class RankWorker:
         pages, *split = numbers
         return (min(pages, self._make_runner_for(split).layout.num_pages), *split)
 
-    def _make_runner_for(self, split: Sequence[int]) -> KernelRunner:
+    def _make_runner_for(self, split: Sequence[int]) -> LocalRunner:
         if len(split) != self._ring.num_ranks:
             raise BadMessage(f"a split of {len(split)} for {self._ring.num_ranks} ranks")
         return self._make_runner(layers_of(split, self._ring.rank))
@@ -93,8 +92,9 @@ class RankWorker:
         if self._runner.agreement != agreement:
             raise StartupError(
                 f"Rank {self._ring.rank} has another model than rank 0, or other settings of "
-                "it; give all ranks the same MODEL, DTYPE, QUANTIZATION, KV_CACHE_DTYPE, "
-                "USER_ROWS and MAX_SEQ_LEN, and the same version of Hearth."
+                "it; give all ranks the same MODEL, DEVICE, DTYPE, QUANTIZATION, "
+                "KV_CACHE_DTYPE, USER_ROWS, MAX_SEQ_LEN, SPECULATION and SPECULATION_TOKENS, "
+                "and the same version of Hearth."
             )
         self._runner.share_pages(pages)
         self._runner.load()
@@ -102,20 +102,22 @@ class RankWorker:
 
     def _step(self, message: Message) -> None:
         runner = self._loaded
-        assert isinstance(runner.decoder, KernelDecoder)
         part = read_step(message.numbers, runner.max_rows, runner.max_seq_len)
         if message.states is None or len(message.states) != part.num_tokens:
             raise BadMessage(f"{part.num_tokens} tokens without their residual")
+        is_prompt = message.kind is Kind.PROMPT
+        if is_prompt and len(part.rows) > 1:
+            raise BadMessage(f"a prompt of {len(part.rows)} rows")
         for each in part.rows:
             self._check_has(each.row, each.start + len(each.token_ids))
-        after = runner.decoder.layers(part.rows, message.states)
+        after = runner.layers(part.rows, message.states, is_prompt)
         if self._ring.is_last:
             self._ring.tell(Message(Kind.STEP, (), after[list(part.returned)]))
         else:
-            self._ring.tell(Message(Kind.STEP, message.numbers, after))
+            self._ring.tell(Message(message.kind, message.numbers, after))
 
     @property
-    def _loaded(self) -> KernelRunner:
+    def _loaded(self) -> LocalRunner:
         if self._runner is None:
             raise BadMessage("work before there are layers")
         return self._runner

@@ -19,6 +19,7 @@ class RankSettings(BaseSettings):
     rank: int = Field(ge=0)
     world_size: int = Field(ge=2, le=256)
     local_world_size: int = Field(1, ge=1, description="Ranks on this machine.")
+    local_rank: int = Field(0, ge=0, description="Place among these, which chooses the card.")
     master_addr: str = Field(LOOPBACK, description="Where rank 0 listens.")
     master_port: int = Field(29400, ge=1, le=65534)
     torchelastic_use_agent_store: bool = False
@@ -32,7 +33,7 @@ class RankSettings(BaseSettings):
 def local_rank(rank: int, num_ranks: int, port: int) -> Mapping[str, str]:
     """Returns the environment of a rank, if all ranks run on this machine and meet at `port`."""
     numbers = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
-    numbers["MASTER_PORT"] = port
+    numbers |= {"LOCAL_RANK": rank, "MASTER_PORT": port}
     return {"MASTER_ADDR": LOOPBACK} | {name: str(each) for name, each in numbers.items()}
 
 

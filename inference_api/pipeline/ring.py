@@ -19,7 +19,7 @@ import numpy as np
 from inference_api.pipeline.meeting import meet
 from inference_api.pipeline.messages import (
     MAX_NUMBERS,
-    PART_TOKENS,
+    PROMPT_TOKENS,
     BadMessage,
     Kind,
     Message,
@@ -58,7 +58,7 @@ class Ring:
         self.is_last = self.rank == self.num_ranks - 1
         self.told_at_s = time.monotonic()  # when this rank last sent a message
         self._hidden_size = hidden_size
-        self._max_bytes = HEAD.size + INT_BYTES * MAX_NUMBERS + self._states_bytes(PART_TOKENS)
+        self._max_bytes = HEAD.size + INT_BYTES * MAX_NUMBERS + self._states_bytes(PROMPT_TOKENS)
         self._num_told = self._num_heard = 0
         self._onward, self._previous = onward, previous
         onward.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -89,7 +89,7 @@ class Ring:
         count = len(message.numbers)
         num_tokens = 0 if message.states is None else len(message.states)
         assert count <= MAX_NUMBERS
-        assert num_tokens <= PART_TOKENS
+        assert num_tokens <= PROMPT_TOKENS
         head = HEAD.pack(self._num_told, message.kind, count, num_tokens)
         numbers = np.array(message.numbers, "<i8").data
         states = b"" if message.states is None else np.ascontiguousarray(message.states, "<f4").data
@@ -108,7 +108,7 @@ class Ring:
         number, kind, count, num_tokens = HEAD.unpack_from(frame)
         if number != self._num_heard:
             raise BadMessage(f"message {number} came after {self._num_heard - 1}")
-        if not (0 <= count <= MAX_NUMBERS and 0 <= num_tokens <= PART_TOKENS):
+        if not (0 <= count <= MAX_NUMBERS and 0 <= num_tokens <= PROMPT_TOKENS):
             raise BadMessage(f"a message of {count} numbers and {num_tokens} tokens")
         begin = HEAD.size + INT_BYTES * count
         if num_bytes != begin + self._states_bytes(num_tokens):

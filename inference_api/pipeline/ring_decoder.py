@@ -1,48 +1,52 @@
 """The decoder of rank 0: its layers, the ring's, and the head. Decode thread only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.engine.local_runner import LocalRunner
 from inference_api.engine.step_decoder import Outputs
 from inference_api.kernels.interface import Floats
-from inference_api.pipeline.messages import BadMessage, Kind, Message, returned_tokens, step_numbers
+from inference_api.pipeline.messages import BadMessage, Kind, Message, step_numbers
 from inference_api.pipeline.micro_batches import cut, num_parts
 from inference_api.pipeline.ring import Ring
 from inference_api.runner import Hidden, RowStep
 
 
-class RingDecoder:
-    """A `StepDecoder`. It sends a step's parts one after another; they come back in that order."""
+class Rounds:
+    """Sends a step's parts round the ring one after another; they come back in that order."""
 
-    def __init__(self, own: KernelDecoder, ring: Ring, max_rows: int, hidden_size: int) -> None:
+    def __init__(self, ring: Ring, max_rows: int, hidden_size: int) -> None:
         self.parts_at_all_rows = ring.num_ranks
         """The best number of parts for a step of all rows; see `micro_batches`."""
-        self._own = own
         self._ring = ring
         self._max_rows = max_rows
         self._no_states = np.empty((0, hidden_size), np.float32)
 
-    def forward(self, rows: Sequence[RowStep]) -> Outputs:
-        """See `StepDecoder`. The head finishes a part before the next comes. Raises RingBroken."""
+    def after(
+        self,
+        layers: Callable[[Sequence[RowStep], bool], Floats],
+        rows: Sequence[RowStep],
+        prompts: Sequence[RowStep] = (),
+    ) -> Iterator[tuple[Sequence[RowStep], Hidden]]:
+        """See `OtherLayers`. Raises RingBroken, BadMessage."""
         num_tokens = sum(len(each.token_ids) for each in rows)
-        parts = cut(rows, num_parts(num_tokens, self.parts_at_all_rows, self._max_rows))
+        parts: list[Sequence[RowStep]] = [[each] for each in prompts]
+        if rows:
+            parts += cut(rows, num_parts(num_tokens, self.parts_at_all_rows, self._max_rows))
+        for index, part in enumerate(parts):
+            kind = Kind.PROMPT if index < len(prompts) else Kind.STEP
+            residual = layers(part, kind is Kind.PROMPT)
+            self._ring.tell(Message(kind, step_numbers(part), residual))
         for part in parts:
-            self._ring.tell(Message(Kind.STEP, step_numbers(part), self._own.layers(part)))
-        logits: list[Floats] = []
-        hidden: list[Hidden | None] = []
-        for part in parts:
-            outputs = self._own.head([_returned(each) for each in part], self._hear(part))
-            logits.append(outputs.logits.copy())  # the next part overwrites this memory
-            hidden += outputs.hidden
-        pieces = [piece for part in parts for piece in part]
-        return Outputs(np.concatenate(logits), _states_by_row(rows, pieces, hidden))
+            yield part, self._hear(part)
 
     def _hear(self, part: Sequence[RowStep]) -> Hidden:
         """Returns the states after all layers of the part's tokens that draw or are wanted."""
-        count = sum(len(returned_tokens(each)) for each in part)
+        count = sum(len(each.returned) for each in part)
         message = self._ring.hear()
         states = self._no_states if message.states is None else message.states
         if message.kind is not Kind.STEP or len(states) != count:
@@ -50,9 +54,42 @@ class RingDecoder:
         return states
 
 
+class RingDecoder:
+    """A `StepDecoder` by the kernels."""
+
+    def __init__(self, own: KernelDecoder, rounds: Rounds) -> None:
+        self._own, self._rounds = own, rounds
+
+    def forward(self, rows: Sequence[RowStep]) -> Outputs:
+        """See `StepDecoder`. The head finishes a part before the next comes. Raises RingBroken."""
+        logits: list[Floats] = []
+        hidden: list[Hidden | None] = []
+        pieces: list[RowStep] = []
+        for part, states in self._rounds.after(lambda part, _: self._own.layers(part), rows):
+            outputs = self._own.head([_returned(each) for each in part], states)
+            logits.append(outputs.logits.copy())  # the next part overwrites this memory
+            hidden += outputs.hidden
+            pieces += part
+        return Outputs(np.concatenate(logits), _states_by_row(rows, pieces, hidden))
+
+
+def decode_by(runner: LocalRunner, rounds: Rounds) -> None:
+    """Have the loaded runner of the first layers decode by the others' as well."""
+    if isinstance(runner, KernelRunner):
+        assert isinstance(runner.decoder, KernelDecoder)
+        runner.decoder = RingDecoder(runner.decoder, rounds)
+        return
+    from inference_api.engine.cuda.part_decoder import PartDecoder
+    from inference_api.engine.cuda.runner import CudaRunner
+
+    assert isinstance(runner, CudaRunner)
+    assert isinstance(runner.decoder, PartDecoder)
+    runner.decoder.others = rounds
+
+
 def _returned(row: RowStep) -> RowStep:
     """Returns rows with only the tokens that draw or whose states are wanted, as chains."""
-    return replace(row, token_ids=returned_tokens(row), parents=None)
+    return replace(row, token_ids=row.returned, parents=None)
 
 
 def _states_by_row(

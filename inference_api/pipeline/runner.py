@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 
-from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.pipeline.messages import PLACED_PAGES, BadMessage, Kind, Message
 from inference_api.pipeline.pauses import Pauses
 from inference_api.pipeline.rank_runners import MakeRunner
 from inference_api.pipeline.ring import LOAD_TIMEOUT_S, Ring, RingBroken
-from inference_api.pipeline.ring_decoder import RingDecoder
+from inference_api.pipeline.ring_decoder import Rounds, decode_by
 from inference_api.pipeline.splits import Split, checked, layers_of
 from inference_api.request import SamplingParams
 from inference_api.runner import (
@@ -37,10 +36,8 @@ TRIALS = 2  # runs for each number of parts; the fastest counts
 
 
 class PipelineRunner:
-    """Described by its constructor, like a `KernelRunner`; `load` waits for the other ranks."""
+    """Described by its constructor, like a `LocalRunner`; `load` waits for the other ranks."""
 
-    is_batch_invariant = True
-    chunk_tokens = 256
     has_mtp, mtp = False, None  # not supported: see `EngineOptions.with_layers`
 
     def __init__(self, make_runner: MakeRunner, split: Split, join: Callable[[int], Ring]) -> None:
@@ -53,6 +50,8 @@ class PipelineRunner:
         self.split = split
         self._own = make_runner(layers_of(split, 0))
         checked(split, self._own.num_layers, len(split))
+        self.is_batch_invariant = self._own.is_batch_invariant
+        self.chunk_tokens = self._own.chunk_tokens
         self.max_rows = self._own.max_rows
         self.max_seq_len = self._own.max_seq_len
         self.vocab_size = self._own.vocab_size
@@ -72,6 +71,7 @@ class PipelineRunner:
         checked(self.split, self.num_layers, ring.num_ranks)
         self._own.share_pages(self._pages_that_fit(ring))
         self.max_seq_len = self._own.max_seq_len
+        self._rounds = Rounds(ring, self.max_rows, self.hidden_size)
         self._load(ring)
         self.medusa = self._own.medusa
 
@@ -97,16 +97,16 @@ class PipelineRunner:
     def choose_parts(self, parts: int | None = None) -> None:
         """Set the number of parts for a step of all rows: `parts`, or the fastest."""
         if parts is not None:
-            self._decoder.parts_at_all_rows = parts
+            self._rounds.parts_at_all_rows = parts
             return
         place_own_pages(self)
         times = {}
         for tried in PARTS_TRIED:
             if tried <= self.max_rows:
-                self._decoder.parts_at_all_rows = tried
+                self._rounds.parts_at_all_rows = tried
                 times[tried] = min(self._seconds_of(self.max_rows) for _ in range(TRIALS))
-        self._decoder.parts_at_all_rows = min(times, key=times.__getitem__)
-        logger.info("steps of all rows in %d parts", self._decoder.parts_at_all_rows)
+        self._rounds.parts_at_all_rows = min(times, key=times.__getitem__)
+        logger.info("steps of all rows in %d parts", self._rounds.parts_at_all_rows)
 
     def tokens_per_s(self, seconds: float, num_rows: int) -> float:
         """Time steps in which `num_rows` rows write their first token again and again."""
@@ -164,11 +164,6 @@ class PipelineRunner:
         assert self._ring is not None, "load comes first"
         return self._ring
 
-    @property
-    def _decoder(self) -> RingDecoder:
-        assert isinstance(self._own.decoder, RingDecoder)
-        return self._own.decoder
-
     def _pages_that_fit(self, ring: Ring) -> int:
         """Returns the number of pages that fit on every rank."""
         own_pages = self._own.layout.num_pages
@@ -183,8 +178,7 @@ class PipelineRunner:
         pages = self._own.layout.num_pages
         ring.tell(Message(Kind.LOAD, (self._own.agreement, pages, *self.split)))
         self._own.load()
-        assert isinstance(self._own.decoder, KernelDecoder)
-        self._own.decoder = RingDecoder(self._own.decoder, ring, self.max_rows, self.hidden_size)
+        decode_by(self._own, self._rounds)
         self._ping(LOAD_TIMEOUT_S)
 
     def _ping(self, timeout_s: float) -> None:

@@ -1,1 +1,1 @@
-"""What is checked on a machine with a GPU, when there is one: thirteen minutes, one run."""
+"""What is checked on a machine with a GPU, when there is one: fourteen minutes, one run."""

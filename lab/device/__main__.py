@@ -1,4 +1,4 @@
-"""`python -m lab.device`: every check that wants a GPU, one after the other, in thirteen minutes.
+"""`python -m lab.device`: every check that wants a GPU, one after the other, in fourteen minutes.
 
 A check is a process with a limit in seconds, and cannot stop the next. What it prints is kept, one
 file a check, in a folder. The end is a table of what passed. `--only` runs some, for a machine that
@@ -92,6 +92,7 @@ CHECKS = (
         ),
     ),
     Check("draws", 40, ("lab.benches", "draw", "--times", "5")),
+    Check("ring", 60, ("lab.device.ring",), ("lab.device.ring", "--device", "cpu")),
 )
 
 

@@ -24,7 +24,7 @@ from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.errors import StartupError
 from inference_api.loading.config import LayerRange, ModelConfig
 from inference_api.loading.gguf.files import GgufModel
-from inference_api.loading.layout import EMBEDDING, HEAD, weight_plan
+from inference_api.loading.layout import EMBEDDING, weight_plan
 from inference_api.text.tokens import load_tokenizer
 from scripts.quantize.grids import Floats
 
@@ -110,20 +110,18 @@ class Calibration:
     @torch.inference_mode()
     def _run(self, config: ModelConfig, tensors: dict[str, Tensor]) -> Tensor:
         """Returns these layers, followed by the final norm if it is among `tensors`."""
-        config = replace(config, embedding_multiplier=1.0)
+        config = replace(config, has_ends=False)
         longest = max(map(len, self._windows))
         cache = TorchCache(config, 1, longest, CPU, torch.float32)
         ops = TorchOps(config, cache, Rope(config, longest, CPU, torch.float32))
-        # A decoder begins with its embedding's rows: these are the states.
-        states = {EMBEDDING: self._states, HEAD: self._states}
-        decoder = Decoder(config, TorchParameters(tensors | states), cache, ops)
+        decoder = Decoder(config, TorchParameters(tensors), cache, ops)
+        lengths = [len(window) for window in self._windows]
         after: list[Tensor] = []
-        first = 0
-        for window in self._windows:
-            positions = torch.arange(len(window))
-            inputs = [first + positions, positions, torch.zeros_like(positions), positions]
-            after += decoder.prompt_states([len(window)], torch.stack(inputs))
-            first += len(window)
+        for length, states in zip(lengths, self._states.split(lengths), strict=True):
+            positions = torch.arange(length)
+            nothing = torch.zeros_like(positions)
+            inputs = torch.stack([nothing, positions, nothing, positions])
+            after += decoder.prompt_states([length], states, inputs)
         return torch.cat(after)
 
 

@@ -47,6 +47,7 @@ from inference_api.engine.cuda.ops import (
 )
 from inference_api.engine.cuda.panels import Panels
 from inference_api.engine.cuda.parameters import Linear, TorchParameters, whole
+from inference_api.kernels.interface import Floats
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.layout import EMBEDDING
 from inference_api.runner import RowStep
@@ -108,14 +109,15 @@ class Decoder:
             self._num_tokens, self._num_given = MOST_MULTIPLIED, 0
         self._ops, self._like = ops, cache.entries
         parameters = replace(parameters, multiply=ops.multiply)
-        self._embedding = parameters.panels.get(EMBEDDING) or parameters.tensors[EMBEDDING]
+        if config.has_ends:
+            self._embedding = parameters.panels.get(EMBEDDING) or parameters.tensors[EMBEDDING]
+            self._head = parameters.linear("head")
         # In the precision of the sums, as Gemma was trained with it.
         self._embedding_multiplier = self._like.new_tensor(config.embedding_multiplier)
         self._layers = [
             _layer(config, parameters, i, ops, self._num_tokens) for i in range(config.num_layers)
         ]
         self._final_norm = _affine(parameters, "final_norm")
-        self._head = parameters.linear("head")
         sizes = (config.vocab_size,), (config.hidden_size,), ()
         self._nothing = [torch.empty(0, *size, device=self._like.device) for size in sizes]
         self.prepare(step_lengths(cache.max_seq_len))
@@ -123,17 +125,8 @@ class Decoder:
     def prepare(self, lengths: Sequence[int]) -> None:
         """Have steps that read the cache up to each of `lengths`, which ascend: the last holds the
         longest sequence."""
-
-        def step(
-            forward: LengthForward, num_lines: int, num_tokens: int, lengths: Sequence[int]
-        ) -> FixedStep:
-            is_drawn = num_lines == NUM_LINES
-            inputs = absent(num_lines + is_drawn * WAY_LINES, num_tokens, self._spare_slot)
-            draws = DRAWS if is_drawn else ()
-            return FixedStep(forward, inputs, lengths, self._like.device, draws)
-
         of_rows, of_tokens = (partial(self._token_outputs, each) for each in (True, False))
-        most = self._num_tokens
+        most, step = self._num_tokens, self._step
         if self._ops.is_of_any_size:
             self._of_rows: FixedStep | None = None
             self._of_tokens = [
@@ -150,13 +143,25 @@ class Decoder:
             if least <= lengths[-1]
         }
 
+    def _step(
+        self, forward: LengthForward, num_lines: int, num_tokens: int, lengths: Sequence[int]
+    ) -> FixedStep:
+        is_drawn = num_lines == NUM_LINES
+        inputs = absent(num_lines + is_drawn * WAY_LINES, num_tokens, self._spare_slot)
+        draws = DRAWS if is_drawn else ()
+        return FixedStep(forward, inputs, lengths, self._like.device, draws)
+
+    @property
+    def _steps(self) -> Sequence[FixedStep]:
+        of_rows = [] if self._of_rows is None else [self._of_rows]
+        return [*of_rows, *self._of_tokens, *self._of_prompts.values()]
+
     def record(self, capture: Capture) -> None:
         """Record the steps. Where that fails they stay as they are, and the log says so."""
         if self._config.mixture is not None:  # see `Mixture`
             return
         try:
-            every = self._of_rows, *self._of_tokens, *self._of_prompts.values()
-            for step in filter(None, every):
+            for step in self._steps:
                 step.record(capture)
         except RuntimeError as error:
             logger.warning(
@@ -164,6 +169,10 @@ class Decoder:
                 "which is slower: %s",
                 error,
             )
+
+    def try_out(self, row: RowStep) -> None:
+        """Run a step that has nothing but this, for kernels to be compiled."""
+        self.forward([row])
 
     def forward(self, rows: Sequence[RowStep]) -> TorchOutputs:
         """See `StepDecoder`."""
@@ -192,9 +201,6 @@ class Decoder:
             each.num_undrawn if not each.draws or each.num_undrawn > self._num_tokens else 0
             for each in rows
         ]
-        before: list[Sequence[Tensor]] = [()] * len(rows)
-        for at, first in enumerate(firsts) if any(firsts) else ():
-            before[at] = [*self._prompt(rows[at], first)]
         counts = [len(row.token_ids) - first for row, first in zip(rows, firsts, strict=True)]
         num_tokens = sum(counts)
         wants_hidden = any(each.wants_hidden for each in rows)
@@ -206,11 +212,7 @@ class Decoder:
         of_tokens = np.zeros((0 if ways is None else len(ways), num_tokens))
         if ways is not None:
             of_tokens[:, drawing] = ways
-        outputs = (
-            self._tokens(token_inputs(rows, firsts), wanted, of_tokens)
-            if num_tokens
-            else [self._nothing[each] for each in wanted]
-        )
+        before, outputs = self._computed(rows, firsts, wanted, of_tokens)
         drawn = [each[drawing] for each in outputs[: len(of_draws)]]
         if not wants_hidden:
             return drawn, [None] * len(rows)
@@ -219,68 +221,100 @@ class Decoder:
             for row, first, rest in zip(rows, before, outputs[-1].split(counts), strict=True)
         ]
 
+    def _computed(
+        self, rows: Sequence[RowStep], firsts: Sequence[int], wanted: Sequence[int], ways: Numbers
+    ) -> tuple[Sequence[Sequence[Tensor]], Sequence[Tensor]]:
+        """The states of each row's first tokens, as many as in `firsts`, where it wants them; and
+        the outputs of all others, to keep, by `ways` [0 or WAYS, tokens]."""
+        before: list[Sequence[Tensor]] = [()] * len(rows)
+        for at, first in enumerate(firsts) if any(firsts) else ():
+            before[at] = [*self._prompt(rows[at], first)]
+        if not ways.shape[1]:
+            return before, [self._nothing[each] for each in wanted]
+        return before, self._tokens(token_inputs(rows, firsts), wanted, ways)
+
     def _prompt(self, row: RowStep, num_tokens: int) -> Iterator[Tensor]:
         """Write a row's first tokens: their states where wanted, else nothing."""
-        begin = 0
-        while begin < num_tokens:
-            left = num_tokens - begin
-            size = max(size for size, least in PROMPT_SIZES.items() if least <= left)
-            end = min(begin + size, num_tokens)
+        for begin, end in prompt_chunks(num_tokens):
+            size = prompt_size(end - begin)
             inputs = prompt_inputs(row, begin, end, size, self._spare_slot)
             (states,) = self._of_prompts[size].run(inputs)
             if row.wants_hidden:
                 yield states[: end - begin].to(torch.float32, copy=True)
-            begin = end
 
-    def _tokens(self, inputs: Lines, wanted: Sequence[int], ways: Numbers) -> Sequence[Tensor]:
+    def _tokens(
+        self, inputs: Lines, wanted: Sequence[int], ways: Numbers, made: Floats | None = None
+    ) -> Sequence[Tensor]:
         """The outputs of as many tokens as there are, to keep, by `ways` [0 or WAYS, tokens]."""
-        rows, most = inputs[ROWS].tolist(), self._num_tokens
+        rows = inputs[ROWS].tolist()
         if self._of_rows is not None and len({*rows}) == len(rows):
-            return self._run(self._of_rows, inputs, rows, wanted, ways)
-        parts = []
-        for at in range(0, len(rows), most):
+            return self._run(self._of_rows, inputs, rows, wanted, ways, made)
+        return self._in_steps(self._of_tokens, inputs, wanted, ways, made)
+
+    def _in_steps(
+        self,
+        steps: Sequence[FixedStep],
+        inputs: Lines,
+        wanted: Sequence[int],
+        ways: Numbers,
+        made: Floats | None,
+    ) -> Sequence[Tensor]:
+        """In one of `steps`, whose sizes ascend, or several times in the last."""
+        parts, most = [], steps[-1].num_tokens
+        for at in range(0, inputs.shape[1], most):
             part, of_part = inputs[:, at : at + most], ways[:, at : at + most]
+            made_of_part = None if made is None else made[at : at + most]
             count = part.shape[1]
-            step = next(each for each in self._of_tokens if count <= each.num_tokens)
-            parts.append(self._run(step, part, slice(count), wanted, of_part))
+            step = next(each for each in steps if count <= each.num_tokens)
+            parts.append(self._run(step, part, slice(count), wanted, of_part, made_of_part))
         return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
 
     def _run(
-        self, step: FixedStep, tokens: Lines, columns: Columns, wanted: Sequence[int], ways: Numbers
+        self,
+        step: FixedStep,
+        tokens: Lines,
+        columns: Columns,
+        wanted: Sequence[int],
+        ways: Numbers,
+        made: Floats | None,
     ) -> Sequence[Tensor]:
         """Run a step that has `tokens` in `columns`, and no others."""
-        outputs = step.run(tokens, columns, ways)
+        outputs = step.run(tokens, columns, ways, made)
         drawn = range(len(outputs), len(outputs) + len(DRAWS))
         found = [step.drawn(drawn.index(i)) if i in drawn else outputs[i] for i in wanted]
         return [each[columns].clone() for each in found]
 
     def _token_outputs(
-        self, is_in_order: bool, lengths: Sequence[int], inputs: Tensor
+        self, is_in_order: bool, lengths: Sequence[int], made: Tensor | None, inputs: Tensor
     ) -> Sequence[Tensor]:
         """Logits [n, vocab] float32, states [n, hidden] and the likeliest tokens [n]; see
         `Operations.tokens`. Products are of as many tokens in every step: their order of summation
         depends on it, unless weights are packed."""
         inputs = inputs[:NUM_LINES]
         tokens = self._ops.tokens(inputs, lengths, is_in_order)
-        states = self._states(inputs, tokens, self._num_given)
-        num_tokens = inputs.shape[1]
+        _, states = self._through(inputs, made, tokens, self._num_given)
+        return self._headed(states, inputs.shape[1])
+
+    def _headed(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
         logits = whole(self._head(states), states.dtype)[:num_tokens]
         logits = capped(logits, self._config)
         return logits, states[:num_tokens], logits.argmax(-1)
 
-    def prompt_states(self, lengths: Sequence[int], inputs: Tensor) -> Sequence[Tensor]:
+    def prompt_states(
+        self, lengths: Sequence[int], made: Tensor | None, inputs: Tensor
+    ) -> Sequence[Tensor]:
         """States [n, hidden] of a prompt's tokens, at positions below the last of `lengths`."""
         tokens = self._ops.prompt(inputs, lengths[-1])
-        return [self._states(inputs, tokens, inputs.shape[1])]
+        return [self._through(inputs, made, tokens, inputs.shape[1])[1]]
 
-    def _states(self, inputs: Tensor, tokens: TokenOperations, num_given: int) -> Tensor:
-        """What the output head takes, [num_given, hidden], of n tokens or more."""
+    def _through(
+        self, inputs: Tensor, before: Tensor | None, tokens: TokenOperations, num_given: int
+    ) -> tuple[Tensor, Tensor]:
+        """The residual after all layers, and what the output head takes: [num_given, hidden], of n
+        tokens or more. `before` [n, hidden]: the residual before them, unless it is embedded."""
         ops, config = self._ops, self._config
-        table, ids = self._embedding, inputs[IDS]
-        x = ops.embed(ids, table) if isinstance(table, Panels) else F.embedding(ids, table)
-        x = x * self._embedding_multiplier
-        if len(x) < num_given:
-            x = F.pad(x, (0, 0, 0, num_given - len(x)))
+        x = self._embedded(inputs[IDS]) if before is None else before.to(self._like.dtype)
+        x = padded(x, num_given)
         made, made_norm = None, None  # not yet in x
         for layer in self._layers:
             x, normed = ops.norm_add(x, made, made_norm, layer.attention_norm)
@@ -293,7 +327,31 @@ class Decoder:
             if layer.mlp_norm is not None:
                 _, normed = ops.norm_add(x, None, None, layer.mlp_norm)
             made = whole(attention, x.dtype) + whole(layer.mlp(normed), x.dtype)
-        return ops.norm_add(x, made, made_norm, self._final_norm)[1]
+        return ops.norm_add(x, made, made_norm, self._final_norm)
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        table = self._embedding
+        x = self._ops.embed(ids, table) if isinstance(table, Panels) else F.embedding(ids, table)
+        return x * self._embedding_multiplier
+
+
+def prompt_size(num_tokens: int) -> int:
+    """Returns how many tokens of a prompt are computed at once if so many are left."""
+    return max(size for size, least in PROMPT_SIZES.items() if least <= num_tokens)
+
+
+def prompt_chunks(num_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yields the begins and ends of a prompt's tokens that are computed at once."""
+    begin = 0
+    while begin < num_tokens:
+        end = min(begin + prompt_size(num_tokens - begin), num_tokens)
+        yield begin, end
+        begin = end
+
+
+def padded(x: Tensor, num_tokens: int) -> Tensor:
+    """[n, hidden] to [num_tokens, hidden], if that is more."""
+    return x if len(x) >= num_tokens else F.pad(x, (0, 0, 0, num_tokens - len(x)))
 
 
 def capped(logits: Tensor, config: ModelConfig) -> Tensor:

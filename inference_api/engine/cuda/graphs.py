@@ -14,6 +14,7 @@ from torch import Tensor
 
 from inference_api.engine.cuda.inputs import Lines, Numbers
 from inference_api.engine.cuda.ops import NUM_LINES, POSITIONS
+from inference_api.kernels.interface import Floats
 from inference_api.loading.config import cache_capacity
 
 LEAST_LENGTH = 128
@@ -23,7 +24,9 @@ WARM_UP_RUNS = 3  # before capture, as PyTorch's notes on CUDA graphs have it
 
 Columns = Sequence[int] | slice
 Forward = Callable[[Tensor], Sequence[Tensor]]
-LengthForward = Callable[[Sequence[int], Tensor], Sequence[Tensor]]  # with the lengths up to one
+LengthForward = Callable[
+    [Sequence[int], Tensor | None, Tensor], Sequence[Tensor]
+]  # with the lengths up to one, and what other layers made
 Step = Callable[[], Sequence[Tensor]]
 Draw = Callable[
     [Sequence[Tensor], Tensor], Sequence[Tensor]
@@ -42,19 +45,23 @@ class FixedStep:
         lengths: Sequence[int],
         device: torch.device,
         draws: Sequence[Draw] = (),
+        made_size: int = 0,
     ) -> None:
         """`inputs` are those of absent tokens; with `draws`, ways to draw lie behind them.
-        `lengths` ascend."""
+        `lengths` ascend. `made_size`: of what other layers made of a token."""
         self._absent = inputs
         given = torch.from_numpy(inputs.copy())
-        self._given = given.pin_memory() if device.type == "cuda" else given
+        self._given = pinned(given, device)
         self._host: Lines = self._given.numpy()
         self._ways: Numbers = self._host[NUM_LINES:].reshape(-1).view(np.float64)
         self._ways = self._ways.reshape(-1, inputs.shape[1])
         self._inputs = given.to(device, copy=True)
+        self._given_made = pinned(torch.zeros(inputs.shape[1], made_size), device)
+        self._made = self._given_made.to(device, copy=True) if made_size else None
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self._forwards = {
-            length: partial(forward, lengths[: index + 1]) for index, length in enumerate(lengths)
+            length: partial(forward, lengths[: index + 1], self._made)
+            for index, length in enumerate(lengths)
         }
         self._steps: dict[int, Step] = {
             length: partial(forward, self._inputs) for length, forward in self._forwards.items()
@@ -78,10 +85,15 @@ class FixedStep:
             self._recorded_draws.append(capture(partial(draw, outputs), self._inputs))
 
     def run(
-        self, inputs: Lines, columns: Columns = ALL, ways: Numbers = NO_WAYS
+        self,
+        inputs: Lines,
+        columns: Columns = ALL,
+        ways: Numbers = NO_WAYS,
+        made: Floats | None = None,
     ) -> Sequence[Tensor]:
         """Run the shortest step that covers all positions, with these tokens in `columns` and no
-        others, which `ways` may draw from. The next run may overwrite the outputs."""
+        others, which `ways` may draw from. The next run may overwrite the outputs. `made`
+        [tokens, made_size]: by other layers."""
         if self._copied is not None:
             self._copied.synchronize()
         self._host[:] = self._absent
@@ -89,6 +101,9 @@ class FixedStep:
         self._ways[: len(ways), columns] = ways
         furthest = int(inputs[POSITIONS].max())
         self._inputs.copy_(self._given, non_blocking=True)
+        if self._made is not None and made is not None:
+            self._given_made.numpy()[columns] = made
+            self._made.copy_(self._given_made, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
         step = next(step for length, step in self._steps.items() if furthest < length)
@@ -100,6 +115,11 @@ class FixedStep:
         if self._recorded_draws:
             return self._recorded_draws[kind]()[0]
         return self._draws[kind](self._outputs, self._inputs)[0]
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor of the host where `device` reads and writes it without waiting for it."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def token_sizes(most: int) -> list[int]:

@@ -1,5 +1,6 @@
 """`ModelRunner` by torch: on CUDA and, to be compared with the kernels, on the CPU."""
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -14,10 +15,12 @@ from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
 from inference_api.engine.cuda.ops import Operations
 from inference_api.engine.cuda.parameters import load_torch_parameters
+from inference_api.engine.cuda.part_decoder import PartDecoder
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.sampler import sample
 from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.engine.local_runner import LocalRunner, make_kernels
+from inference_api.kernels.interface import Floats
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.loading.options import EngineOptions
@@ -47,12 +50,14 @@ class CudaRunner(LocalRunner):
         """See `LocalRunner`."""
         super().__init__(model_dir, options)
         self._device = torch.device(options.device)
+        if options.device == "cuda":
+            self._device = torch.device("cuda", options.card % max(torch.cuda.device_count(), 1))
         if self._options.quantization != "none":
             self.bits = checkpoint.weight_bits(self._options)
 
     @cached_property
     def facts(self) -> RunnerFacts:
-        device = torch.cuda.get_device_name() if self.device == "cuda" else self.device
+        device = torch.cuda.get_device_name(self._device) if self.device == "cuda" else self.device
         return self._facts(device, torch.get_num_threads(), "torch", self._options.dtype)
 
     @cached_property
@@ -69,6 +74,8 @@ class CudaRunner(LocalRunner):
 
     @torch.inference_mode()
     def load(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.set_device(self._device)  # this thread's, for streams and graphs
         self._check(self.footprint)
         config, dtype = self._config, getattr(torch, self._options.dtype)
         self._cache = TorchCache(config, self.max_rows, self.max_seq_len, self._device, dtype)
@@ -80,9 +87,12 @@ class CudaRunner(LocalRunner):
         parameters = load_torch_parameters(self.files, config, self._device, dtype, packing)
         rope = Rope(config, self.max_seq_len, self._device, dtype)
         num_guesses = self._options.num_guesses
+        kind = PartDecoder if self._is_part else Decoder
         self.decoder = self._decoder(
-            lambda ops: Decoder(config, parameters, self._cache, ops, num_guesses), rope
+            lambda ops: kind(config, parameters, self._cache, ops, num_guesses), rope
         )
+        if self._is_part:  # its steps are timed before they are warmed up
+            self._record()
         heads = self._read_heads()
         if heads is not None:
             self.medusa = TorchMedusaHeads(heads, config, parameters)
@@ -96,7 +106,7 @@ class CudaRunner(LocalRunner):
                 from inference_api.engine.cuda.triton_ops import TritonOps
 
                 decoder = make(TritonOps(self._config, self._cache, rope))
-                decoder.forward([ANY_STEP])  # compiles them
+                decoder.try_out(ANY_STEP)  # compiles them
                 return decoder
             except Exception as error:  # Triton's, a compiler's, the driver's
                 logger.warning(
@@ -108,10 +118,30 @@ class CudaRunner(LocalRunner):
     def warm_up(self) -> None:
         """Run one prompt, and a step of every batch size. Steps are recorded between."""
         self._warm_up_prompt()
-        if self.device == "cuda":
-            with torch.inference_mode():
-                self.decoder.record(capturing())
+        if not self._is_part:
+            self._record()
         self._warm_up_rows(range(1, self.max_rows + 1))
+
+    @property
+    def _is_part(self) -> bool:
+        return self._options.layers is not None
+
+    @torch.inference_mode()
+    def _record(self) -> None:
+        if self.device == "cuda":
+            self.decoder.record(capturing())
+
+    def unload(self) -> None:
+        super().unload()
+        gc.collect()  # steps refer to their decoder
+        if self.device == "cuda":
+            torch.cuda.empty_cache()  # else it does not count as free
+
+    @torch.inference_mode()
+    def layers(self, rows: Sequence[RowStep], before: Floats, is_prompt: bool) -> Floats:
+        """See `LocalRunner`."""
+        assert isinstance(self.decoder, PartDecoder)
+        return self.decoder.layers(rows, is_prompt, before)
 
     @torch.inference_mode()
     def _forward(

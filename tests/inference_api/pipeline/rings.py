@@ -1,12 +1,13 @@
 """Pipelines whose ranks are threads of the test's process."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Thread
 
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.options import EngineOptions
-from inference_api.pipeline.rank_runners import part_runners
+from inference_api.pipeline.rank_runners import MakeRunner, part_runners
 from inference_api.pipeline.rank_worker import RankWorker
 from inference_api.pipeline.ranks import RankSettings
 from inference_api.pipeline.ring import Ring
@@ -16,17 +17,22 @@ from inference_api.settings import ModelSettings
 from tests.ports import free_port
 
 TIMEOUT_S = 60.0
+Parts = Callable[[Path, EngineOptions], MakeRunner]
+kernels: Parts = partial(part_runners, local_ranks=1)  # each rank has its own
 
 
 def make_pipeline(
-    folder: Path, options: EngineOptions, split: Split, of_others: EngineOptions | None = None
+    folder: Path,
+    options: EngineOptions,
+    split: Split,
+    of_others: EngineOptions | None = None,
+    parts: Parts = kernels,
 ) -> PipelineRunner:
     """To be loaded. The other ranks are there, and end when it is closed. `of_others`: their
     options; default: the same."""
     port = free_port()
-    make_runner = part_runners(folder, options, local_ranks=1)
-    runner = PipelineRunner(make_runner, split, partial(_join, port, len(split), 0))
-    _start(folder, of_others or options, port, len(split))
+    runner = PipelineRunner(parts(folder, options), split, partial(_join, port, len(split), 0))
+    _start(folder, of_others or options, port, len(split), parts)
     return runner
 
 
@@ -35,13 +41,14 @@ def start_ranks(model: ModelSettings, port: int, num_ranks: int) -> None:
     _start(Path(model.model), EngineOptions.from_settings(model), port, num_ranks)
 
 
-def _start(folder: Path, options: EngineOptions, port: int, num_ranks: int) -> None:
+def _start(
+    folder: Path, options: EngineOptions, port: int, num_ranks: int, parts: Parts = kernels
+) -> None:
     hidden_size = load_config(folder).hidden_size
 
     def work(rank: int) -> None:
         ring = _join(port, num_ranks, rank, hidden_size)
-        # Each has kernels of its own.
-        RankWorker(ring, part_runners(folder, options, local_ranks=1)).run()
+        RankWorker(ring, parts(folder, options)).run()
 
     for rank in range(1, num_ranks):
         Thread(target=work, args=(rank,), name=f"rank-{rank}", daemon=True).start()

@@ -53,6 +53,10 @@ def step_of(row: RowStep) -> Message:
     return Message(Kind.STEP, step_numbers([row]), states)
 
 
+def prompt_of(*rows: RowStep) -> Message:
+    return Message(Kind.PROMPT, step_numbers(rows), np.zeros((len(rows), HIDDEN), np.float32))
+
+
 @pytest.mark.parametrize(
     ("message", "fault"),
     [
@@ -74,6 +78,7 @@ def step_of(row: RowStep) -> Message:
         (Message(Kind.KEEP, (0, 30, 0, 2)), "row 0 without pages for 33 tokens"),
         (step_of(RowStep(1, 0, range(3))), "row 1 without pages for 3 tokens"),
         (step_of(RowStep(0, 0, range(33))), "row 0 without pages for 33 tokens"),
+        (prompt_of(RowStep(0, 0, (5,)), RowStep(1, 0, (5,))), "a prompt of 2 rows"),
     ],
     ids=lambda each: f"{each.kind.name} {each.numbers}" if isinstance(each, Message) else "",
 )

@@ -120,11 +120,6 @@ def test_rank_0_leaves_torchruns_port_to_torchrun(monkeypatch: pytest.MonkeyPatc
             {"RANK": "0", "WORLD_SIZE": "2"},
             "SPLIT is for one model; unset MODELS",
         ),
-        (
-            {"split": "2,3", "device": "cuda"},
-            {"RANK": "0", "WORLD_SIZE": "2"},
-            "SPLIT is for the CPU; unset DEVICE",
-        ),
     ],
 )
 def test_split_that_cannot_be_served_is_a_fault_before_there_is_a_worker(

@@ -17,6 +17,7 @@ from inference_api.pipeline import ring as ring_module
 from inference_api.pipeline.messages import (
     MAX_NUMBERS,
     PART_TOKENS,
+    PROMPT_TOKENS,
     BadMessage,
     Kind,
     Message,
@@ -91,7 +92,7 @@ def tell_for_ever(ring: Ring, message: Message) -> NoReturn:
 
 def test_message_comes_back_with_its_activations() -> None:
     with neighbour(port := free_port()) as process, joined(port) as ring:
-        for count, tokens in ((0, 0), (3, 1), (MAX_NUMBERS, PART_TOKENS)):
+        for count, tokens in ((0, 0), (3, 1), (MAX_NUMBERS, PROMPT_TOKENS)):
             states = np.random.default_rng(tokens).standard_normal((tokens, HIDDEN), np.float32)
             told = Message(Kind.STEP, range(-1, count - 1), states if tokens else None)
             ring.tell(told)
@@ -174,7 +175,7 @@ def test_more_than_connections_hold_goes_round_while_nobody_hears() -> None:
         (frame(1, 99, 0, 0), "99 is not a valid Kind"),
         (frame(1, Kind.STEP, -1, 0), "-1 numbers"),
         (frame(1, Kind.STEP, 2**40, 0), "numbers and 0 tokens"),
-        (frame(1, Kind.STEP, 0, PART_TOKENS + 1), "129 tokens"),
+        (frame(1, Kind.STEP, 0, PROMPT_TOKENS + 1), "1025 tokens"),
         (frame(1, Kind.STEP, 0, -5), "-5 tokens"),
         (frame(1, Kind.STEP, 1, 0), "1 numbers and 0 tokens in 32 bytes"),
         (frame(1, Kind.STEP, 0, 1, rest=bytes(HIDDEN * 4 - 1)), "1 tokens in 159 bytes"),

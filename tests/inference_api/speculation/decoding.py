@@ -19,6 +19,7 @@ from inference_api.core.output_queues import OutputQueues
 from inference_api.core.plan import StepPlanner
 from inference_api.core.rows import Tokens
 from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.engine.local_runner import LocalRunner
 from inference_api.loading.options import EngineOptions
 from inference_api.model_loading import loaded_alone
 from inference_api.pipeline.runner import PipelineRunner
@@ -54,7 +55,7 @@ class Model:
         form: str,
         folder: Path = EMBEDDED_MODEL,
         max_seq_len: int = 1024,
-        make_runner: Callable[[Path, EngineOptions], KernelRunner | PipelineRunner] = KernelRunner,
+        make_runner: Callable[[Path, EngineOptions], LocalRunner | PipelineRunner] = KernelRunner,
     ) -> None:
         options = EngineOptions(
             device="cpu", max_rows=MAX_ROWS, max_seq_len=max_seq_len, has_medusa=True
