@@ -130,6 +130,7 @@ def _search(settings: Settings, url: str) -> Sequence[str]:
         raise StartupError(NO_SEARCH)
     model = settings.default_model
     session = f"{model.name} {model.quantization} {settings.split_ranks} ranks"
+    session += " on cuda" * (model.device == "cuda")
     drive = [sys.executable, "-m", "weights", "drive", "pipeline", "--url", url]
     return [*drive, "--model", session, "--timeout", str(MAX_PAUSELESS_S)]
 
