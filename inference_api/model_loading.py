@@ -63,7 +63,7 @@ class LoadableModel:
 
     def stamp(self) -> Stamp:
         """Returns a value that changes when a weight file changes."""
-        return [_stamp(file) for runner in self._runners for file in runner.files]
+        return [_stamp(file) for runner in self._runners for file in runner.all_files]
 
     @property
     def footprints(self) -> "Sequence[Footprint]":
@@ -71,8 +71,9 @@ class LoadableModel:
 
     @property
     def is_one_file(self) -> bool:
-        """Whether the model has neither a draft model nor heads."""
-        return self.drafter is None and not self.runner.has_medusa_heads
+        """Whether the model has neither a draft model nor an assistant nor heads."""
+        is_alone = self.settings.of_model(self.served.name).used_draft_model is None
+        return is_alone and not self.runner.has_medusa_heads
 
     @property
     def _runners(self) -> "list[LocalRunner]":

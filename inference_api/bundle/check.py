@@ -4,7 +4,7 @@ Reads only the headers of their files and, like `checkpoint`, does not load torc
 out tokenizers and grammars, whose memory is known only after loading.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from inference_api.bundle.sums import FAST_MEMORY, MEMORY, Limit, Piece, Taken, 
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.drafting import find_heads, heads_bytes
+from inference_api.loading.drafting import assisted, find_heads, heads_bytes
 from inference_api.loading.hub import is_hub_id
 from inference_api.loading.layout import Tensors
 from inference_api.loading.memory import scratch_bytes
@@ -162,8 +162,11 @@ class _Check:
         before = len(self.found)
         settings = self._settings.of_member(member)
         model = self._model(member, settings.model)
-        draft = None
-        if settings.used_draft_model is not None:
+        draft, assistant = None, None if model is None else _assistant(settings, model)
+        if assistant is not None:
+            for fault in assistant[0]:
+                self._error("SourceInvalid", member.name, fault)
+        elif settings.used_draft_model is not None:
             draft = self._model(member, settings.used_draft_model)
             if model is not None and draft is not None:
                 self._compare(member, model, draft)
@@ -175,7 +178,10 @@ class _Check:
         heads = self._heads(member, model)
         if any(each.level == "ERROR" for each in self.found[before:]):
             return None
-        return _needs(member, settings, model, draft, heads)
+        if assistant is None:
+            return _needs(member, settings, model, draft, heads)
+        needs = _needs(member, settings, model._replace(config=assisted(model.config)), None, heads)
+        return replace(needs, pieces=(*needs.pieces, assistant[1]))
 
     def rows(self, bundle: Bundle) -> None:
         faults = bundle.row_faults(self._settings.user_rows)
@@ -271,6 +277,23 @@ def _look_at(source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
     if faults:
         return None, [("ArchitectureNotSupported", f"{each}; choose another.") for each in faults]
     return _Model(described.folder, described.config, described.tensors), []
+
+
+def _assistant(settings: ModelSettings, model: _Model) -> tuple[Sequence[str], Piece] | None:
+    """Returns the faults and the memory of an assistant; None if none drafts for the model."""
+    source, options = settings.used_draft_model, EngineOptions.from_settings(settings)
+    if source is None:
+        return None
+    key, described = (source, "assistant"), checkpoint.Described(*model, [])
+    try:
+        found = checkpoint.examined_assistant(described, options, source, "draft.source", True)
+    except StartupError as error:
+        return error.faults, Piece(key, 0, 0, 0)
+    if found is None:
+        return None
+    faults, footprint = found
+    assert footprint is not None, "members are on the CPU"
+    return faults, Piece(key, footprint.weights_bytes, 0, 0)
 
 
 def _needs(

@@ -19,11 +19,12 @@ from inference_api.errors import StartupError
 from inference_api.kernels.build import library_path
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels
-from inference_api.kernels.packing import FLOAT_BITS, LAYOUT_VERSION, cache_dtype
+from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import num_parameters, weight_bytes
-from inference_api.loading.memory import Footprint
+from inference_api.loading.drafting import assisted
+from inference_api.loading.layout import num_parameters
+from inference_api.loading.memory import Footprint, weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.files import PackedModel
 from inference_api.loading.packing.folder import PackedFolder
@@ -46,7 +47,6 @@ class KernelRunner(LocalRunner):
     chunk_tokens = 256
     decoder: StepDecoder
     mtp: MtpLayer | Assistant | None = None
-    _assistant: AssistantFiles | None = None
     _cache: PagedCache
 
     def __init__(
@@ -64,13 +64,17 @@ class KernelRunner(LocalRunner):
         faults = checkpoint.cpu_faults(self._config)
         if faults:
             raise StartupError(faults)
+        assistants: list[AssistantFiles] = []
         if options.assistant is not None:
-            self._assistant = read_assistant(options.assistant, self._whole)
+            assistants.append(read_assistant(options.assistant, self._whole))
             self.has_mtp = True
-            self._config = self._whole = replace(self._whole, window_margin=2)
+            self._config = self._whole = assisted(self._whole)
         self.bits = checkpoint.weight_bits(self._options)
         self._threads = _num_threads(self._config)
         self._packing = Packing(make_kernels(self._threads, kernels_of), self.bits)
+        name, form = model_dir.name, (self._options.dtype, self.bits)
+        sources = (AssistantFiles(self._config, self.files), *assistants)
+        self._models = [PackedModel(name, files, config, *form) for config, files in sources]
         self.share_pages(None if packed is not None else self._pages_that_fit())
 
     def _context(self, config: ModelConfig, asked: int | None) -> int:
@@ -145,7 +149,7 @@ class KernelRunner(LocalRunner):
 
     def is_packed(self) -> bool:
         """See `LocalRunner`. Reads headers."""
-        return self._packed is None or self._packed.has(self._packed_model)
+        return self._packed is None or all(map(self._packed.has, self._models))
 
     def load(self) -> None:
         """See `LocalRunner`. With packed files this does not use the kernels, which may be running
@@ -165,35 +169,28 @@ class KernelRunner(LocalRunner):
         groups, count = needed.groups, self.layout.num_pages
         num_guesses = self._options.num_guesses
         self._cache = PagedCache(config, self.max_rows, context, dtype, count, groups, num_guesses)
-        parameters = self._parameters()
+        parameters, *of_assistants = map(self._parameters, self._models)
         self.decoder = decoder = KernelDecoder(config, parameters, self._cache, context)
         self.medusa = self._medusa_heads(parameters)
         if config.has_mtp:
             self.mtp = MtpLayer(config, parameters, self._cache, context)
-        if self._assistant is not None:
-            self.mtp = self._loaded_assistant(self._assistant, decoder)
+        for each, own in zip(self._models[1:], of_assistants, strict=True):
+            self.mtp = Assistant(each.config, own, decoder, config, self._cache, context)
         logger.info(
             "loaded %s: %s, cache %s, QUANTIZATION=%s, by kernels of %s on %d threads",
             *(self._folder.name, self._options.dtype, dtype, self._options.quantization),
             *(self._packing.kernels.variant, self._threads),
         )
 
-    def _loaded_assistant(self, files: AssistantFiles, model: KernelDecoder) -> Assistant:
-        own = load_parameters(files.files, files.config, self._options.dtype, self._packing)
-        return Assistant(files.config, own, model, self._config, self._cache, self.max_seq_len)
-
-    def _parameters(self) -> Parameters:
+    def _parameters(self, model: PackedModel) -> Parameters:
         if self._packed is not None:
-            return self._packed.load(self._packed_model, self._packing)
-        return load_parameters(self.files, self._config, self._options.dtype, self._packing)
+            return self._packed.load(model, self._packing)
+        return load_parameters(model.files, model.config, model.dtype, self._packing)
 
     def _footprint_of(self, config: ModelConfig) -> Footprint:
-        footprint = super()._footprint_of(config)
-        if self._assistant is None:
-            return footprint
-        dtype_bytes = FLOAT_BITS[self._options.dtype] // 8
-        own = weight_bytes(self._assistant.config, dtype_bytes, self.bits)
-        return replace(footprint, weights_bytes=footprint.weights_bytes + own)
+        footprint, how = super()._footprint_of(config), self._has_packed_file
+        own = [weights_size(each.config, each.dtype, each.bits, how) for each in self._models[1:]]
+        return replace(footprint, weights_bytes=footprint.weights_bytes + sum(own))
 
     def _medusa_heads(self, parameters: Parameters) -> DraftHeads | None:
         file = self._read_heads()
@@ -202,10 +199,9 @@ class KernelRunner(LocalRunner):
         packer = None if self._packed is None else Kernels(1)
         return MedusaHeads(file, self._config, parameters, packer)
 
-    @cached_property
-    def _packed_model(self) -> PackedModel:
-        name, dtype = self._folder.name, self._options.dtype
-        return PackedModel(name, self.files, self._config, dtype, self._packing.bits)
+    @property
+    def all_files(self) -> Sequence[Path]:
+        return [file for each in self._models for file in each.files]
 
     @property
     def _cache_dtype(self) -> str:
@@ -234,7 +230,7 @@ class KernelRunner(LocalRunner):
         self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
     ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
         asked = rows
-        if self._assistant is not None:
+        if isinstance(self.mtp, Assistant):
             asked = [replace(row, wants_hidden=row.wants_hidden or bool(row.draws)) for row in rows]
         logits, hidden = self.decoder.forward(asked)
         if self.mtp is not None:

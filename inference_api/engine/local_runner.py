@@ -127,6 +127,11 @@ class LocalRunner(ModelRunner):
         """See `RowMemory`."""
         return self.footprint.layout
 
+    @property
+    def all_files(self) -> Sequence[Path]:
+        """Returns the files of all weights besides Medusa heads."""
+        return self.files
+
     def _facts(self, device: str, threads: int, kernels: str, cache_dtype: str) -> RunnerFacts:
         footprint = self._footprint_of(self._whole)
         return RunnerFacts(

@@ -26,15 +26,8 @@ from inference_api.loading.files import (
 )
 from inference_api.loading.gguf import SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
-from inference_api.loading.layout import (
-    Tensors,
-    held_bits,
-    linear_weights,
-    matrices,
-    spared,
-    weight_bytes,
-)
-from inference_api.loading.memory import DRAFT, Footprint, memory_faults
+from inference_api.loading.layout import Tensors, held_bits, linear_weights, matrices, spared
+from inference_api.loading.memory import DRAFT, Footprint, memory_faults, weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.quantised.formats import FLOATS, with_quantisation
 from inference_api.loading.tokenizer_files import eos_token_ids, tokenizer_faults
@@ -141,22 +134,36 @@ def _examined(asked: Asked) -> Iterator[tuple[str, Examined]]:
 def _examined_draft(model: Described, options: EngineOptions, source: str) -> Examined:
     """Raises StartupError."""
     assert model.config is not None
-    folder = _folder_of(source, with_weights=False, setting=DRAFT_MODEL)
-    if is_assistant(folder):
-        config = assistant_config(folder, model.config)
-        faults = shape_faults(_stored_tensors(folder, source, config.tensor_names), config)
-        if _may_be_on_cuda(options):
-            return faults, None
-        own = settled(model.config, options, model.tensors)
-        own = own.on("cpu", keeps_bfloat16(model.config, model.tensors))
-        weights_bytes = weight_bytes(config, FLOAT_BITS[own.dtype] // 8, weight_bits(own))
-        return faults, Footprint(weights_bytes, 1, num_pages=0, rows=1, context_tokens=0)
+    if (assistant := examined_assistant(model, options, source, DRAFT_MODEL)) is not None:
+        return assistant
     draft = describe(source, DRAFT_MODEL)
     if draft.config is not None:
         options = options.of_draft(model.config.context(options.max_seq_len), draft.config)
         if not draft.faults and not model.faults:
-            draft.faults.extend(draft_faults(model.folder, folder, draft.config))
+            draft.faults.extend(draft_faults(model.folder, draft.folder, draft.config))
     return _fitted(draft, options)
+
+
+def examined_assistant(
+    model: Described,
+    options: EngineOptions,
+    source: str,
+    setting: str,
+    is_packed_file: bool = False,
+) -> Examined | None:
+    """Returns None if `source`, which a setting names, has no assistant. Raises StartupError."""
+    assert model.config is not None
+    folder = _folder_of(source, with_weights=False, setting=setting)
+    if not is_assistant(folder):
+        return None
+    config = assistant_config(folder, model.config, setting)
+    faults = shape_faults(_stored_tensors(folder, source, config.tensor_names), config)
+    if _may_be_on_cuda(options):
+        return faults, None
+    own = settled(model.config, options, model.tensors)
+    own = own.on("cpu", keeps_bfloat16(model.config, model.tensors))
+    weights_bytes = weights_size(config, own.dtype, weight_bits(own), is_packed_file)
+    return faults, Footprint(weights_bytes, 1, num_pages=0, rows=1, context_tokens=0)
 
 
 def _fitted(described: Described, options: EngineOptions) -> Examined:

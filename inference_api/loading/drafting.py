@@ -1,5 +1,6 @@
 """Finds what drafts for a model: Medusa heads, another model, or an assistant."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from inference_api.errors import StartupError
@@ -66,8 +67,9 @@ def is_assistant(folder: Path) -> bool:
     return folder.is_dir() and read_json(folder / CONFIG).get("model_type") in ASSISTANTS
 
 
-def assistant_config(folder: Path, model: ModelConfig) -> ModelConfig:
-    """Reads an assistant's configuration. Raises StartupError if it cannot draft for this model."""
+def assistant_config(folder: Path, model: ModelConfig, setting: str = "DRAFT_MODEL") -> ModelConfig:
+    """Reads the configuration of an assistant, which a setting names. Raises StartupError if it
+    cannot draft for this model."""
     config = read_config(read_json(folder / CONFIG), ASSISTANTS)
     pairs = zip(config.windows, config.layer_shapes, strict=True)
     own = {(window, shape.num_kv_heads, shape.head_dim) for window, shape in pairs}
@@ -78,10 +80,15 @@ def assistant_config(folder: Path, model: ModelConfig) -> ModelConfig:
     sizes = (config.backbone_size, config.vocab_size)
     if sizes != (model.hidden_size, model.vocab_size) or not own <= there:
         raise StartupError(
-            f"DRAFT_MODEL={folder} drafts for a model with other sizes; name the assistant of this "
-            "model, or unset DRAFT_MODEL."
+            f"{setting}={folder} drafts for a model with other sizes; name the assistant of this "
+            f"model, or unset {setting}."
         )
     return config
+
+
+def assisted(model: ModelConfig) -> ModelConfig:
+    """Returns the configuration of a model for which an assistant drafts."""
+    return replace(model, window_margin=2)
 
 
 def kv_layers(model: ModelConfig) -> dict[bool, int]:

@@ -51,7 +51,6 @@ class Footprint:
         rows may need fewer.
         """
         max_rows, context = options.max_rows, config.context(options.max_seq_len)
-        dtype_bytes = FLOAT_BITS[options.dtype] // 8
         if by_torch or bits is None:
             dtype, num_slots = options.dtype, context + SPARE_SLOTS
             groups: Sequence[PageGroup] = [PageGroup(None, range(config.num_layers))]
@@ -60,9 +59,7 @@ class Footprint:
             dtype = cache_dtype(options.kv_cache_dtype, bits)
             num_slots, groups, kept = context, page_groups(config, context), config
         page_bytes = bytes_of_pages(kept, groups, dtype)
-        weights_bytes = weight_bytes(config, dtype_bytes, bits, by_torch)
-        if is_packed_file and bits is not None:
-            weights_bytes = PackedLayout.of(config, dtype_bytes, bits).file_bytes
+        weights_bytes = weights_size(config, options.dtype, bits, is_packed_file, by_torch)
         state_bytes = FLOAT_BYTES * config.state_floats
         log_bytes = FLOAT_BYTES * config.log_floats * options.num_guesses
         of_row = (log_bytes, state_bytes)
@@ -129,6 +126,20 @@ class Footprint:
     @property
     def total_bytes(self) -> int:
         return self.weights_bytes + self.cache_bytes
+
+
+def weights_size(
+    config: ModelConfig,
+    dtype: str,
+    bits: Bits | None,
+    is_packed_file: bool = False,
+    by_torch: bool = False,
+) -> int:
+    """Returns the bytes of a model's weights, or of their packed file; see `Footprint.of`."""
+    dtype_bytes = FLOAT_BITS[dtype] // 8
+    if is_packed_file and bits is not None:
+        return PackedLayout.of(config, dtype_bytes, bits).file_bytes
+    return weight_bytes(config, dtype_bytes, bits, by_torch)
 
 
 def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:

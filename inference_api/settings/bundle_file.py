@@ -71,7 +71,8 @@ class MemberDraft(Keys):
     """A small model that drafts tokens for the member."""
 
     source: Source = Field(
-        description="Folder, GGUF file or hub id of a small model with the same vocabulary."
+        description="Folder, GGUF file or hub id of a small model with the same vocabulary, or of "
+        "a Gemma 4's assistant."
     )
     tokens: int | None = Field(
         None,

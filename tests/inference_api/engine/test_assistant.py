@@ -10,8 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from inference_api.bundle.check import check_bundle
+from inference_api.bundle.residents import needs_of
 from inference_api.engine.cpu.assistant import read_assistant
 from inference_api.engine.kernel_runner import KernelRunner
+from inference_api.engine.local_runner import LocalRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.packing import BITS, FLOAT_BITS
@@ -20,8 +23,12 @@ from inference_api.loading.checkpoint import Asked, check_all, load_config
 from inference_api.loading.layout import EMBEDDING, HEAD, parameter_forms
 from inference_api.loading.memory import GIB
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.folder import PackedFolder
+from inference_api.model_loading import describe_models
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, RowToken, place_own_pages
+from inference_api.settings import Settings
+from inference_api.settings.bundle_file import Bundle
 from tests.inference_api.core.stepped_server import CONTEXT as SERVED_CONTEXT
 from tests.inference_api.core.stepped_server import (
     NAME,
@@ -222,3 +229,45 @@ def test_an_assistant_of_another_model_is_refused_and_its_weights_count(
     assert f"m's draft model {own_gib:.2f} GiB of weights and 0.00 GiB of KV cache" in counted
     [fault, _] = check_all([Asked("m", str(tmp_path), *asked)])
     assert "drafts for a model with other sizes" in fault
+
+
+def test_in_a_bundle_it_is_packed_with_the_model_and_counts(made: Made, tmp_path: Path) -> None:
+    pair = {"name": "e", "source": str(made[0]), "draft": {"source": str(made[1])}}
+    expert = pair | {"quantisation": "none", "context": CONTEXT, "rows": {"min": 2, "max": 3}}
+    limits = {"version": 1, "memory_limit": 2**30, "fast_memory_limit": 2**30}
+    bundle = Bundle.model_validate({**limits, "experts": [expert]})
+    settings = Settings(bundle=bundle, dtype="float32", user_rows=3, speculation_tokens=3)
+    checked = check_bundle(bundle, settings)
+    assert checked.valid
+    assert checked.utilization is not None
+    [counted] = checked.utilization.experts
+    [member] = describe_models(settings, PackedFolder(tmp_path))
+    needs = needs_of(bundle.members[0], member)
+    assert needs.weights_bytes + needs.guaranteed_bytes == counted.need_bytes
+    assert needs.shared_key is None
+    assert not member.is_packed()
+    for _ in range(2):
+        assert isinstance(member.load().runner, KernelRunner)
+        assert member.is_packed()
+        assert len(list(tmp_path.glob("*.hearth"))) == 2
+        place_own_pages(member.runner)
+        np.testing.assert_array_equal(guesses_of(member.runner), guesses_of(loaded(made)))
+        member.unload()
+    before = member.stamp()
+    (made[1] / WEIGHTS).touch()
+    assert member.stamp() != before
+
+
+def guesses_of(runner: LocalRunner) -> Floats:
+    assert isinstance(runner, KernelRunner)
+    read(runner, 1, PROMPT)
+    return logits_behind(runner, 1, len(PROMPT) - 1, PROMPT[-1])
+
+
+def test_in_a_bundle_an_assistant_of_another_model_is_refused(made: Made, tmp_path: Path) -> None:
+    make_model("llama", tmp_path)
+    expert = {"name": "e", "source": str(tmp_path), "draft": {"source": str(made[1])}}
+    limits = {"version": 1, "memory_limit": 2**30, "fast_memory_limit": 2**30}
+    bundle = Bundle.model_validate({**limits, "experts": [expert]})
+    [fault, *_] = check_bundle(bundle, Settings(bundle=bundle)).errors
+    assert fault.startswith(f"e: draft.source={made[1]} drafts for a model with other sizes; name")

@@ -78,7 +78,7 @@ def test_runner_has_its_own_layers_alone(tiny_model: Tiny) -> None:
     whole, *halves = (
         loaded(folder, replace(OPTIONS, layers=layers))[0] for layers in (None, *HALVES)
     )
-    first, second = (runner._parameters() for runner in halves)
+    first, second = (runner._parameters(runner._models[0]) for runner in halves)
     assert {"embedding", "head", "layers.0.up.weight"} <= set(first.packed)
     assert set(second.tensors) == {"layers.0.attention_norm.weight", "layers.0.mlp_norm.weight"}
     for part in ("weights_bytes", "cache_bytes"):
