@@ -1,7 +1,7 @@
 """Compiles `src/` into one shared library, once for each state of sources, flags and compiler.
 
-Each variant (one instruction set) is two translation units with flags of their own, which take as
-long to compile as each other; which variant runs is decided when the library is used. A library
+Each variant (one instruction set) is two translation units with flags of their own, of which some
+variants share the second; which variant runs is decided when the library is used. A library
 compiled here has the best variant that this processor can run; for tests, all that it can, those
 that no server here would use in half the time. A shipped one, in a wheel or an image, has all of
 its kind of processor, its "machine".
@@ -51,14 +51,15 @@ AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 AVX512BF16 = (*AVX512, "-mavx512bf16")
 VARIANT = "variant_"  # what the names of their units begin with
 FORMS = "_forms"  # what the name of the second ends with: products of forms that only files have
-USES = {"amx": "avx512bf16"}  # variants that leave some products to another one, such as FORMS
+FORMS_OF = {"avx512bf16": "avx512vnni", "amx": "avx512vnni"}  # which have another's second unit
+USES = {"amx": "avx512bf16"}  # variants that leave some other products to another one
 
 
 def _variants(flags: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
     """Returns the units of variants, best last, and the flags of each."""
     first = {f"{VARIANT}{name}": each for name, each in flags.items()}
-    forms = {f"{VARIANT}{name}{FORMS}": each for name, each in flags.items() if name not in USES}
-    return first | forms
+    forms = {f"{VARIANT}{each}{FORMS}": flags[each] for each in flags if each not in FORMS_OF}
+    return forms | first
 
 
 UNITS: Mapping[str, Sequence[str]] = {
@@ -155,9 +156,12 @@ def release(folder: Path) -> list[Path]:
 
 def units(left_out: Sequence[str] = ()) -> dict[str, Sequence[str]]:
     """The translation units for this kind of processor, and the flags that each adds to the common
-    ones. Variants `left_out` have none, and the interface does not offer them."""
+    ones. Variants `left_out` have none that no other one uses, and the interface does not offer
+    them."""
     every = MACHINES.get(MACHINE, UNITS)
-    kept = {unit: every[unit] for unit in every if variant_of(unit) not in left_out}
+    variants = [name for name in map(variant_of, every) if name and name not in left_out]
+    used = {f"{VARIANT}{FORMS_OF.get(name, name)}{FORMS}" for name in variants}
+    kept = {unit: every[unit] for unit in every if variant_of(unit) not in left_out or unit in used}
     lacks = [f"-DHEARTH_WITHOUT_{name.upper()}" for name in left_out]
     return kept | {"interface": [*every["interface"], *lacks]} if lacks else kept
 
@@ -170,10 +174,9 @@ def units_here() -> dict[str, Sequence[str]]:
 def units_of_tests() -> dict[str, Sequence[str]]:
     """Returns the same, but those that no server here would use are optimised less: `make
     test-kernels` runs them as they are shipped."""
-    unused = variants_unused()
+    used = units(variants_unused())
     return {
-        unit: [*flags, "-O1"] if variant_of(unit) in unused else flags
-        for unit, flags in units_here().items()
+        unit: flags if unit in used else [*flags, "-O1"] for unit, flags in units_here().items()
     }
 
 

@@ -357,7 +357,6 @@ extern const LinearPanels kAvxVnniForms;
 extern const Kernels kAvx512Vnni;
 extern const LinearPanels kAvx512VnniForms;
 extern const Kernels kAvx512Bf16;
-extern const LinearPanels kAvx512Bf16Forms;
 extern const Kernels kAmx;
 #elif defined(__aarch64__)
 extern const Kernels kNeon;

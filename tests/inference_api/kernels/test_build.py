@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -92,17 +93,30 @@ def test_faulty_sources_are_reported_and_leave_nothing(source: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "left_out", "served"),
     [
-        ("fpu avx2 fma f16c avx_vnni", ["avx512vnni", "avx512bf16", "amx"], {"avxvnni"}),
-        ("fpu avx fma f16c", ["avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx"], {"portable"}),
+        (
+            "fpu avx2 fma f16c avx_vnni",
+            ["avx512vnni", "avx512bf16", "amx"],
+            {"avxvnni", "avxvnni_forms"},
+        ),
+        (
+            "fpu avx fma f16c",
+            ["avx2", "avxvnni", "avx512vnni", "avx512bf16", "amx"],
+            {"portable", "portable_forms"},
+        ),
         (
             "avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni",
             ["avxvnni", "avx512bf16", "amx"],
-            {"avx512vnni"},
+            {"avx512vnni", "avx512vnni_forms"},
+        ),
+        (
+            "avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16",
+            ["avxvnni", "amx"],
+            {"avx512bf16", "avx512vnni_forms"},  # which has the same products of integers
         ),
         (
             "avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16 amx_tile amx_int8",
             ["avxvnni"],
-            {"amx", "avx512bf16"},  # which does the products of few rows
+            {"amx", "avx512bf16", "avx512vnni_forms"},  # whose products of few rows it takes
         ),
     ],
 )
@@ -123,10 +137,13 @@ def test_variants_that_the_processor_cannot_run_are_left_out(
     assert units["interface"] == [f"-DHEARTH_WITHOUT_{name.upper()}" for name in left_out]
     of_tests = build.units_of_tests()
     assert of_tests.keys() == units.keys()
-    quick = {build.variant_of(unit) for unit, added in of_tests.items() if "-O1" in added}
-    assert quick == {*map(build.variant_of, units)} - served - {None}
-    units = build.units(build.variants_unused())
-    assert {*map(build.variant_of, units)} - {None} == served
+    variants, serving = of_variants(units), {f"variant_{each}" for each in served}
+    assert {unit for unit, added in of_tests.items() if "-O1" in added} == variants - serving
+    assert of_variants(build.units(build.variants_unused())) == serving
+
+
+def of_variants(units: Iterable[str]) -> set[str]:
+    return {unit for unit in units if build.variant_of(unit)}
 
 
 @pytest.mark.parametrize(
