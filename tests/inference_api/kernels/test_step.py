@@ -258,11 +258,11 @@ def test_a_cache_of_groups_is_the_nearest_to_rotated_floats(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("bits", [32, 16, 8, 4])
-@pytest.mark.parametrize("dtype", CACHE_DTYPES)
+@pytest.mark.parametrize(("bits", "dtype"), [*zip((32, 16, 8, 4), CACHE_DTYPES, strict=True)])
 def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
     folder: Folder, kernels: Kernels, bits: Bits, dtype: str
 ) -> None:
+    """With every form of weights, and every cache: no product meets what is cached."""
     alone, _ = loaded(folder("llama"), Kernels(1, kernels.variant), bits, dtype)
     decoder, _ = loaded(folder("llama"), kernels, bits, dtype)
     assert_same_in_any_company(alone, decoder)
