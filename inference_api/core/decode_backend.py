@@ -38,7 +38,6 @@ FEW_EVENTS = 4  # waking so few threads hardly delays the next step
 
 yield_processor = ctypes.CDLL(None).sched_yield  # `os.sched_yield` would keep the interpreter
 
-
 BringUp = Callable[["DecodeBackend"], None]
 
 
@@ -256,6 +255,8 @@ class DecodeBackend:
         """Run one step of every model, and make events of the tokens drawn."""
         for model in self.models.values():
             self._decode(model)
+        for model in () if self._stepped else self.models.values():
+            model.wait_for_pages()
 
     def _decode(self, model: LoadedModel) -> None:
         step, totals = model.planner.plan(), model.served.totals

@@ -13,6 +13,7 @@ from inference_api.core.rows import RowTable
 from inference_api.core.served_model import ServedModel
 from inference_api.core.state.bound_pages import BoundRowPages, ChunkMemory
 from inference_api.core.state.row_pages import Reuse, RowPages
+from inference_api.core.state.stored_pages import READ_WAIT_S
 from inference_api.core.status import ModelSnapshot
 from inference_api.runner import ModelRunner
 from inference_api.settings import Settings
@@ -87,6 +88,11 @@ class LoadedModel:
             return False
         self.served.totals.disk_tokens += disk.take_read_tokens()
         return disk.write()
+
+    def wait_for_pages(self) -> None:
+        """Called if no model has a step: wait a little for pages that are being read."""
+        if (disk := self.rows.pages.disk) is not None:
+            disk.settle(READ_WAIT_S)
 
     def flush_pages(self, seconds: float) -> None:
         """Write to disk what ended rows have left, as far as so much time suffices."""

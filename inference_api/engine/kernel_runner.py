@@ -136,13 +136,9 @@ class KernelRunner(LocalRunner):
         what = (whole, self._options.dtype, self.bits, pages, kernels, files)
         return sha256(repr(what).encode()).digest()
 
-    def read_page(self, page: int) -> memoryview:
+    def view_page(self, page: int) -> memoryview:
         """See `PageMemory`."""
         return self._cache.view_page(page)
-
-    def write_page(self, page: int, content: memoryview) -> None:
-        """See `PageMemory`."""
-        self._cache.view_page(page)[:] = content
 
     def free_bytes(self) -> int | None:
         return hardware.available_memory_bytes()

@@ -11,6 +11,9 @@ import re
 import time
 import zlib
 from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Full, Queue
@@ -28,6 +31,7 @@ MAX_DRAFT_S = 3600.0  # a file is written in less
 MAGIC = b"HPF1"
 HEADER_BYTES = len(MAGIC) + 4  # and a CRC-32
 QUEUED_RECORDS = 4  # waiting to be written
+MAX_READERS = 4  # threads, each with a record
 WAIT_S = 60.0  # the writer waits so long for a record, and then again
 JOIN_TIMEOUT_S = 5.0
 OWNERS_FOLDER = 0o700  # pages tell what was prompted
@@ -54,8 +58,8 @@ class PageRecord(NamedTuple):
 
 
 class PageFolder:
-    """Records by key, at most `max_bytes` of them. A thread of its own writes. Any thread may call
-    `parts` and `read`, the decode thread alone `put` and `close`."""
+    """Records by key, at most `max_bytes` of them. Threads of its own read and write. Decode thread
+    only, except for `parts`."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Raises OSError if the folder cannot be used."""
@@ -71,6 +75,7 @@ class PageFolder:
         self._has_failed = False
         self._writer = Thread(target=self._write_all, name="prefix-writer", daemon=True)
         self._writer.start()
+        self._readers = ThreadPoolExecutor(MAX_READERS, "prefix-reader")  # start when needed
 
     @property
     def num_bytes(self) -> int:
@@ -85,26 +90,17 @@ class PageFolder:
             stored = self._stored.get(key)
             return None if stored is None else stored.parts
 
-    def read(self, key: bytes) -> memoryview | None:
-        """Returns a record's content, and counts it as used. None if it is gone or damaged."""
-        with self._lock:
-            stored = self._stored.get(key)
-            if stored is None:
-                return None
-            self._stored.move_to_end(key)
-        path = self._path(key, stored.parts)
-        try:
-            file = path.read_bytes()
-            os.utime(path)  # for the order after the next start
-        except OSError:  # removed by another process or by hand
-            self._remove(key)
-            return None
-        content = memoryview(file)[HEADER_BYTES:]
-        if file[:HEADER_BYTES] != _header(content):
-            logger.warning("%s is damaged and is removed", path)
-            self._remove(key)
-            return None
-        return content
+    def read(self, key: bytes, parts: int, pages: Sequence[memoryview]) -> Future[bool]:
+        """Have a record's content read into memory, one page after the other, and count it as used.
+
+        Returns whether it was; not if the record is gone, damaged or has other parts by now. Until
+        then the pages may hold anything. One that is not needed may stand for several.
+        """
+        return self._readers.submit(self._read, key, parts, pages)
+
+    def wait(self, reads: Collection[Future[bool]], timeout_s: float) -> None:
+        """Wait until these have ended."""
+        futures.wait(reads, timeout_s)
 
     def put(self, record: PageRecord, timeout_s: float = 0.0) -> bool:
         """Write a record soon. Returns False if too many wait to be written, or it is closed."""
@@ -117,12 +113,13 @@ class PageFolder:
         return True
 
     def close(self) -> None:
-        """Write what waits, and end the writer. May be called again."""
+        """Write what waits, and end the threads. May be called again."""
         if not self._is_closing:
             self._is_closing = True
             with suppress(Full):  # the disk is stuck
                 self._queue.put(None, timeout=JOIN_TIMEOUT_S)
         self._writer.join(JOIN_TIMEOUT_S)
+        self._readers.shutdown(cancel_futures=True)
 
     def _find_files(self) -> None:
         found: list[tuple[float, bytes, Stored]] = []
@@ -143,6 +140,30 @@ class PageFolder:
         for _, key, stored in sorted(found):
             self._note(key, stored)
         self._trim()
+
+    def _read(self, key: bytes, parts: int, pages: Sequence[memoryview]) -> bool:
+        with self._lock:
+            stored = self._stored.get(key)
+            if stored is None or stored.parts != parts:
+                return False
+            self._stored.move_to_end(key)
+        path, size_bytes = self._path(key, parts), HEADER_BYTES + sum(map(len, pages))
+        try:
+            with path.open("rb", buffering=0) as file:
+                is_whole = os.fstat(file.fileno()).st_size == size_bytes
+                header, checksum = file.read(HEADER_BYTES), 0
+                for page in pages if is_whole else ():
+                    is_whole = is_whole and file.readinto(page) == len(page)
+                    checksum = zlib.crc32(page, checksum)
+            os.utime(path)  # for the order after the next start
+        except OSError:  # removed by another process or by hand
+            self._remove(key)
+            return False
+        if not is_whole or header != _header(checksum):
+            logger.warning("%s is damaged and is removed", path)
+            self._remove(key)
+            return False
+        return True
 
     def _write_all(self) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + LESS_URGENT)
@@ -165,7 +186,7 @@ class PageFolder:
         # What a crash of the machine damages, the checksum tells.
         path = self._path(record.key, record.parts)
         with whole_file(path, OWNER_ALONE, survives_crash=False) as draft, draft.open("wb") as file:
-            file.write(_header(record.content))
+            file.write(_header(zlib.crc32(record.content)))
             file.write(record.content)
         size_bytes = HEADER_BYTES + len(record.content)
         if self.parts(record.key) != record.parts:  # the file that it had
@@ -198,5 +219,5 @@ class PageFolder:
         return self._folder / f"{key.hex()}.{parts:x}"
 
 
-def _header(content: bytes | memoryview) -> bytes:
-    return MAGIC + zlib.crc32(content).to_bytes(4, "little")
+def _header(checksum: int) -> bytes:
+    return MAGIC + checksum.to_bytes(4, "little")

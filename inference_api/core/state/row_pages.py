@@ -125,6 +125,8 @@ class RowPages:
         """Returns whether `num_pages` more pages can be taken: free, borrowed or cached."""
         if self.borrow is not None and (missing := num_pages - self.num_free) > 0:
             self.borrow(missing, missing - self.num_cached)
+        if self.disk is not None and num_pages > self.num_free + self.num_cached:
+            self.disk.finish()
         return num_pages <= self._pool.num_free + self._pool.num_cached
 
     def can_begin(self, root: Hashable, tokens: Sequence[int], num_spare: int) -> bool:
@@ -157,19 +159,18 @@ class RowPages:
         """Returns how many tokens of the prompt are cached and need not be computed; never all.
 
         Only tokens that were computed under an equal `root` are reused. May be called again while
-        the row has written nothing, because others may have sealed more by then.
+        the row has written nothing, since others may have sealed more, or pages have been read.
         """
         held = self._rows.get(row)
         if held is None:
             tables: Sequence[list[int]] = [[] for _ in self._layout.windows]
-            passed = [0] * len(tables)
-            held = self._rows[row] = HeldPages(
-                row, root, encode(prompt), len(prompt), tables, passed
-            )
+            held = HeldPages(row, root, encode(prompt), len(prompt), tables, [0] * len(tables))
+            self._rows[row] = held
         if reuses:
             if self.disk is not None:
                 self._read(self.disk, held)
-            self._reuse_longer(held)
+            if not held.stored:
+                self._reuse_longer(held)
         return held.reused_tokens
 
     def is_reading(self, row: int) -> bool:
@@ -250,8 +251,7 @@ class RowPages:
         tokens = held.prompt[:-TOKEN_BYTES]
         if held.stored is None:
             held.stored = disk.ahead(held.root, tokens)
-        if held.stored:
-            disk.read(held.root, tokens, held.stored)
+        disk.read(held.root, tokens, held.stored)
 
     def _reuse_longer(self, held: HeldPages) -> None:
         """Take over what is cached of the prompt, if that is more than the row has."""

@@ -3,6 +3,7 @@
 import time
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
+from concurrent.futures import Future
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
@@ -11,16 +12,15 @@ from inference_api.core.state.pool import PagePool
 from inference_api.core.state.prefixes import GONE, TOKEN_BYTES, Node, PrefixTree
 from inference_api.runner import PageLayout
 
-READ_BYTES = 2**23  # a turn reads so much of a prompt, or a page more
+READ_BYTES = 2**23  # so much is read at once, or a page more
+READ_WAIT_S = 0.01  # a turn without work waits so long for it
+MAX_WAIT_S = 5.0  # the same, of a row that needs its pages
 WRITTEN_BYTES = 2**21  # a turn hands so much to the writer, or a page more
 
 
 class PageMemory(Protocol):
-    def read_page(self, page: int) -> bytes | memoryview:
-        """Returns what a page holds, or a view of it."""
-
-    def write_page(self, page: int, content: memoryview) -> None:
-        """Fill a page with what another one held."""
+    def view_page(self, page: int) -> memoryview:
+        """Returns the memory of a page."""
 
 
 class Disk(NamedTuple):
@@ -36,9 +36,27 @@ class StoredPage(NamedTuple):
     number: int
     tokens: bytes
     key: bytes
+    parts: int  # what the record has
     groups: Sequence[bool]  # for each, whether it is read
-    has_state: bool
-    places: Sequence[int]  # where these pages are in the record
+    places: Sequence[int]  # where these pages are in the record, and those of its state
+
+
+class Read(NamedTuple):
+    """A page whose record is being read into these pages of the pool."""
+
+    page: StoredPage
+    taken: Sequence[int]
+    is_there: Future[bool]
+
+
+class ReadAhead(NamedTuple):
+    """What is being read of a prompt, after the nodes that it had in the tree."""
+
+    root: Hashable
+    tokens: bytes
+    held: Sequence[int]  # pages of these nodes, so that none is evicted meanwhile
+    reads: Sequence[Read]
+    ahead: deque[StoredPage]  # what a row waits for
 
 
 class StoredPages:
@@ -60,6 +78,7 @@ class StoredPages:
         self._memory, self._layout, self._tree, self._pool = memory, layout, tree, pool
         self._size = layout.page_tokens * TOKEN_BYTES
         self._wanted: OrderedDict[Node, None] = OrderedDict()
+        self._reading: ReadAhead | None = None  # one at a time
         self._read_tokens = 0
 
     def ahead(self, root: Hashable, tokens: bytes) -> deque[StoredPage]:
@@ -80,25 +99,49 @@ class StoredPages:
         return self._to_read(len(nodes), found)
 
     def read(self, root: Hashable, tokens: bytes, ahead: deque[StoredPage]) -> None:
-        """Bring pages that `ahead` has returned for these tokens into the tree, the first ones
-        first, until READ_BYTES are read. Clears `ahead` if one cannot be read."""
-        nodes, num_read = self._tree.walk(root, tokens), 0
-        for node in nodes:  # so that none is evicted meanwhile
-            self._share(node)
-        while ahead and num_read * self._layout.page_bytes < READ_BYTES:
-            page = ahead.popleft()
-            if page.number < len(nodes):  # another row has brought it
-                continue
-            has_room = len(page.places) <= self._pool.num_free + self._pool.num_cached
-            contents = self._contents(page) if has_room and page.number == len(nodes) else None
-            if contents is None:
-                ahead.clear()
+        """Have pages that `ahead` has returned for these tokens read, the first ones first. Those
+        that are in the tree leave `ahead`. Clears it if one cannot be read."""
+        if not ahead:
+            return
+        self.settle()
+        nodes = self._tree.walk(root, tokens)
+        while ahead and ahead[0].number < len(nodes):
+            ahead.popleft()
+        if not ahead or self._reading is not None:
+            return
+        held = [number for node in nodes for number in _pages_of(node)]
+        for number in held:
+            self._pool.share(number)
+        reads = self._start(ahead) if ahead[0].number == len(nodes) else ()
+        if reads:
+            self._reading = ReadAhead(root, tokens, held, reads, ahead)
+        else:
+            self._drop(held)
+            ahead.clear()
+
+    def settle(self, wait_s: float = 0.0) -> None:
+        """Bring what was read into the tree, once all of it was. `wait_s` is how long to wait."""
+        if (reading := self._reading) is None:
+            return
+        jobs = [read.is_there for read in reading.reads]
+        if wait_s:
+            self._folder.wait(jobs, wait_s)
+        if not all(job.done() for job in jobs):
+            return
+        self._reading = None
+        nodes = self._tree.walk(reading.root, reading.tokens)
+        for page, taken, job in reading.reads:
+            if page.number > len(nodes) or not job.result():
+                reading.ahead.clear()
                 break
-            nodes.append(self._bring(nodes[-1] if nodes else self._tree.root(root), page, contents))
-            num_read += len(contents)
+            parent = nodes[page.number - 1] if page.number else self._tree.root(reading.root)
+            nodes[page.number :] = [self._bring(parent, page, taken)]
             self._read_tokens += self._layout.page_tokens
-        for node in reversed(nodes):  # the first pages are evicted last
-            self._drop(node)
+        self._drop([*reading.held, *(number for read in reading.reads for number in read.taken)])
+
+    def finish(self) -> None:
+        """Wait until nothing is being read, so that no page is held for it."""
+        self.settle(MAX_WAIT_S)
 
     def take_read_tokens(self) -> int:
         """Returns how many tokens were read since the last call."""
@@ -114,8 +157,10 @@ class StoredPages:
             self._wanted.popitem(last=False)
 
     def write(self, timeout_s: float = 0.0) -> bool:
-        """Hand nodes to the folder's writer, up to WRITTEN_BYTES or until it has enough. Returns
-        whether there are more. `timeout_s` is how long to wait for the writer."""
+        """Bring what was read into the tree, and hand nodes to the folder's writer, up to
+        WRITTEN_BYTES or until it has enough. Returns whether there are more. `timeout_s` is how
+        long to wait for the writer."""
+        self.settle()
         num_bytes = 0
         while self._wanted and num_bytes < WRITTEN_BYTES:
             node, _ = self._wanted.popitem(last=False)
@@ -123,8 +168,7 @@ class StoredPages:
             written = self._folder.parts(key) or 0
             if parts | written == written:  # also of a node that was evicted
                 continue
-            pages = [*(page for page in node.pages if page != GONE), *node.state]
-            content = b"".join(map(self._memory.read_page, pages))
+            content = b"".join(map(self._memory.view_page, _pages_of(node)))
             if not self._folder.put(PageRecord(key, parts, content), timeout_s):
                 self._wanted[node] = None
                 self._wanted.move_to_end(node, last=False)
@@ -139,39 +183,46 @@ class StoredPages:
             pass
 
     def close(self) -> None:
-        """Have the folder end its writer."""
+        """Have the folder end its threads."""
+        self.finish()
         self._folder.close()
 
-    def _contents(self, page: StoredPage) -> Sequence[memoryview] | None:
-        """Returns the contents of a page's groups that are read, then of its state. None if its
-        file is gone, damaged, or of another layout."""
-        content, size = self._folder.read(page.key), self._layout.page_bytes
-        if content is None or len(content) % size or len(content) // size <= max(page.places):
-            return None
-        return [content[place * size : (place + 1) * size] for place in page.places]
+    def _start(self, ahead: Iterable[StoredPage]) -> Sequence[Read]:
+        """Have the first READ_BYTES of these read, as far as there is room for them."""
+        reads, num_bytes = list[Read](), 0
+        for page in ahead:
+            has_room = len(page.places) <= self._pool.num_free + self._pool.num_cached
+            if num_bytes >= READ_BYTES or not has_room:
+                break
+            taken = [self._tree.take() for _ in page.places]
+            reads.append(Read(page, taken, self._read(page, taken)))
+            num_bytes += len(taken) * self._layout.page_bytes
+        return reads
 
-    def _bring(self, parent: Node, page: StoredPage, contents: Sequence[memoryview]) -> Node:
-        """Returns the node of a page that was read. Its pages count as held."""
-        taken = [self._tree.take() for _ in contents]
-        for number, content in zip(taken, contents, strict=True):
-            self._memory.write_page(number, content)
+    def _read(self, page: StoredPage, taken: Sequence[int]) -> Future[bool]:
+        """Have a page's record read into these pages of the pool."""
+        layout = self._layout
+        has_state, of_groups = divmod(page.parts, 1 << layout.num_groups)
+        num_pages = of_groups.bit_count() + has_state * layout.state_pages
+        unneeded = bytearray(layout.page_bytes if len(taken) < num_pages else 0)
+        views = [memoryview(unneeded)] * num_pages
+        for place, number in zip(page.places, taken, strict=True):
+            views[place] = self._memory.view_page(number)
+        return self._folder.read(page.key, page.parts, views)
+
+    def _bring(self, parent: Node, page: StoredPage, taken: Sequence[int]) -> Node:
+        """Returns the node of a page that was read. It may be there by now."""
         numbers = iter(taken)
         pages = [next(numbers) if is_read else GONE for is_read in page.groups]
         node = self._tree.seal(parent, page.tokens, pages)
         node.key = page.key
-        if state := [*numbers]:
+        if not node.state and (state := [*numbers]):
             self._tree.keep_state(node, state)
         return node
 
-    def _share(self, node: Node) -> None:
-        for page in (*node.pages, *node.state):
-            if page != GONE:
-                self._pool.share(page)
-
-    def _drop(self, node: Node) -> None:
-        for page in (*node.pages, *node.state):
-            if page != GONE:
-                self._pool.drop(page)
+    def _drop(self, numbers: Sequence[int]) -> None:
+        for number in reversed(numbers):  # the first pages are evicted last
+            self._pool.drop(number)
 
     def _parts(self, node: Node) -> int:
         """Returns a bit for each group whose page the node has, and one for its state."""
@@ -200,10 +251,9 @@ class StoredPages:
             there = [bool(parts >> group & 1) for group in range(layout.num_groups)]
             read = [has and (is_all or index >= at) for has, at in zip(there, seen, strict=True)]
             places = [sum(there[:group]) for group, is_read in enumerate(read) if is_read]
-            has_state = index == end - 1 and layout.state_pages > 0
-            if has_state:
+            if index == end - 1:
                 places += range(sum(there), sum(there) + layout.state_pages)
-            to_read.append(StoredPage(index, tokens, key, read, has_state, places))
+            to_read.append(StoredPage(index, tokens, key, parts, read, places))
         return to_read
 
     def _key(self, node: Node) -> bytes:
@@ -222,6 +272,11 @@ class StoredPages:
 
     def _root_key(self, name: Hashable) -> bytes:
         return _following(self._fingerprint, repr(name).encode())
+
+
+def _pages_of(node: Node) -> Sequence[int]:
+    """Returns the pages that a node has, in the order of its record."""
+    return [*(page for page in node.pages if page != GONE), *node.state]
 
 
 def _pages(tokens: bytes, first: int, size: int) -> Iterable[bytes]:

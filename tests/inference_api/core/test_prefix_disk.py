@@ -2,11 +2,14 @@
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from inference_api.core.state import stored_pages
+from inference_api.core.state.page_folder import PageFolder
 from inference_api.engine.kernel_runner import KernelRunner
+from lab.kit.servers import eventually
 from tests.inference_api.core.stepped_server import CONTEXT, NAME, Server, Tokens, text
 from tests.inference_api.engine.tiny_models import make_model
 
@@ -84,6 +87,25 @@ def test_rows_read_side_by_side(folder: Path, forgetful: Server, tmp_path: Path)
     assert pages.num_held == 0
     pages.forget_cached()
     assert pages.num_free == pages.counts.total
+
+
+def test_rows_decode_while_others_are_read(
+    folder: Path, forgetful: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, read = [text(100, 300), text(101, 10)], PageFolder._read
+    alone = [forgetful.answers([prompt])[0] for prompt in prompts]
+    for _ in range(2):
+        server = with_disk(folder, tmp_path)
+        totals = server.backend.models[NAME].served.totals
+
+        def read_late(*given: Any, has_to_be: int = len(alone[1]), totals: Any = totals) -> bool:
+            eventually(lambda: totals.generated_tokens >= has_to_be)
+            return read(*given)
+
+        monkeypatch.setattr(PageFolder, "_read", read_late)
+        assert server.answers(prompts) == alone
+        server.stop()
+    assert server.reused_tokens > 0
 
 
 def test_damage_costs_time_and_no_text(folder: Path, forgetful: Server, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A memory that remembers which tokens were written where."""
 
 import pickle
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from concurrent.futures import Future
 
 from inference_api.core.state.bound_pages import BoundRowPages
 from inference_api.core.state.page_folder import PageFolder, PageRecord
@@ -22,6 +23,7 @@ class FakeMemory:
         self.contents: list[dict[int, tuple[int, Written]]] = [
             {} for _ in range(layout.states_of(max_rows).start)
         ]
+        self.views: dict[int, bytearray] = {}  # of pages, since they were last used
         self.copies: list[tuple[int, int]] = []
         self.given_back: list[int] = []
 
@@ -34,25 +36,28 @@ class FakeMemory:
 
     def copy_page(self, source: int, target: int) -> None:
         self.copies.append((source, target))
-        self.contents[target] = dict(self.contents[source])
+        self.contents[target] = dict(self.content(source))
 
     def give_back(self, pages: Sequence[int]) -> None:
         self.given_back += pages
         for page in pages:
             self.contents[page] = {}
 
-    def read_page(self, page: int) -> bytes:
-        return pickle.dumps(self.contents[page]).ljust(self.layout.page_bytes, b".")
+    def view_page(self, page: int) -> memoryview:
+        content = pickle.dumps(self.content(page)).ljust(self.layout.page_bytes, b".")
+        return memoryview(self.views.setdefault(page, bytearray(content)))
 
-    def write_page(self, page: int, content: memoryview) -> None:
-        self.contents[page] = pickle.loads(content)
+    def content(self, page: int) -> dict[int, tuple[int, Written]]:
+        if page in self.views:
+            self.contents[page] = pickle.loads(self.views.pop(page))
+        return self.contents[page]
 
     def write(self, row: int, position: int, written: Written) -> list[int]:
         """Returns the pages that were written, of each group."""
         index, offset = divmod(position, PAGE_TOKENS)
         pages = [self.groups[row, group][index] for group in range(self.layout.num_groups)]
         for group, page in enumerate(pages):
-            self.contents[page][offset] = (group, written)
+            self.content(page)[offset] = (group, written)
         return pages
 
     def write_state(self, row: int, written: Written) -> None:
@@ -61,25 +66,43 @@ class FakeMemory:
             self.contents[page] = {0: (page, written)}
 
     def read_state(self, row: int) -> set[Written]:
-        return {self.contents[page][0][1] for page in self.layout.states_of(row)}
+        return {self.content(page)[0][1] for page in self.layout.states_of(row)}
 
     def read(self, row: int, position: int, group: int = 0) -> Written | None:
         index, offset = divmod(position, PAGE_TOKENS)
-        of_group, written = self.contents[self.groups[row, group][index]].get(offset, (group, None))
+        content = self.content(self.groups[row, group][index])
+        of_group, written = content.get(offset, (group, None))
         return written if of_group == group else None
 
 
 class FakeFolder(PageFolder):
-    """Keeps records in memory, and writes them at once."""
+    """Keeps records in memory, and writes them at once. Reads them in `wait`, or at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads_at_once: bool = True) -> None:
         self.records: dict[bytes, PageRecord] = {}
+        self._reads_at_once = reads_at_once
+        self._waiting: list[tuple[Future[bool], bytes, int, Sequence[memoryview]]] = []
 
     def parts(self, key: bytes) -> int | None:
         return self.records[key].parts if key in self.records else None
 
-    def read(self, key: bytes) -> memoryview | None:
-        return memoryview(self.records[key].content) if key in self.records else None
+    def read(self, key: bytes, parts: int, pages: Sequence[memoryview]) -> Future[bool]:
+        job = Future[bool]()
+        self._waiting.append((job, key, parts, pages))
+        if self._reads_at_once:
+            self.wait((), 0)
+        return job
+
+    def wait(self, reads: Collection[Future[bool]], timeout_s: float) -> None:
+        for job, key, parts, pages in self._waiting:
+            if is_there := self.parts(key) == parts:
+                at, content = 0, self.records[key].content
+                for page in pages:
+                    page[:] = content[at : at + len(page)]
+                    at += len(page)
+                assert at == len(content)
+            job.set_result(is_there)
+        self._waiting.clear()
 
     def put(self, record: PageRecord, timeout_s: float = 0.0) -> bool:
         self.records[record.key] = record

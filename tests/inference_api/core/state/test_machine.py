@@ -53,9 +53,12 @@ class Rows(RuleBasedStateMachine):
     said: Bundle[tuple[int, ...]] = Bundle("said")
 
     @initialize(
-        reuse=st.sampled_from(REUSES), spare_pages=st.integers(0, 8), has_disk=st.booleans()
+        reuse=st.sampled_from(REUSES),
+        spare_pages=st.integers(0, 8),
+        has_disk=st.booleans(),
+        reads_at_once=st.booleans(),
     )
-    def make(self, reuse: Reuse, spare_pages: int, has_disk: bool) -> None:
+    def make(self, reuse: Reuse, spare_pages: int, has_disk: bool, reads_at_once: bool) -> None:
         of_row = ROW_PAGES * len(self.windows)
         self.num_pages = MAX_ROWS * of_row if self.is_bound else of_row + spare_pages
         # Bound pages have neither windows nor states.
@@ -63,7 +66,8 @@ class Rows(RuleBasedStateMachine):
             reuse = "all"
         self.reuse = reuse
         self.texts: dict[int, Text] = {}  # by row, the oldest first
-        self.folder = FakeFolder() if has_disk and reuse == "all" and not self.is_bound else None
+        has_disk = has_disk and reuse == "all" and not self.is_bound
+        self.folder = FakeFolder(reads_at_once) if has_disk else None
         self._start()
 
     def _start(self) -> None:
@@ -199,10 +203,10 @@ class Rows(RuleBasedStateMachine):
                     assert there or child.children
                     found |= dict.fromkeys([*there, *child.state], child)
                     for page in child.state:
-                        [(_, (root_name, written))] = self.memory.contents[page].values()
+                        [(_, (root_name, written))] = self.memory.content(page).values()
                         assert (root_name, encode(written)) == (name, tokens)
                     for page in there:
-                        group, (root_name, written) = self.memory.contents[page][end - 1]
+                        group, (root_name, written) = self.memory.content(page)[end - 1]
                         assert child.pages[group] == page
                         assert (root_name, encode(written)) == (name, tokens)
         assert found == tree.nodes
@@ -217,6 +221,7 @@ class Rows(RuleBasedStateMachine):
             for page in table
             if page != GONE
         )
+        tables.update(self._read_ahead())
         for page in range(self.num_pages):
             assert holders(pool, page) == tables[page] + (page in tree.nodes)
         assert self.pages.num_free == self.num_pages - len(tables.keys() | tree.nodes.keys())
@@ -232,6 +237,8 @@ class Rows(RuleBasedStateMachine):
     def teardown(self) -> None:
         for row in tuple(self.texts):
             self._end(row)
+        if self.pages.disk is not None:
+            self.pages.disk.finish()
         self.pages.forget_cached()
         assert self.pages.num_free == self.num_pages
 
@@ -250,6 +257,13 @@ class Rows(RuleBasedStateMachine):
         self.texts[row] = Text(root, prompt, num_written=num_tokens, has_begun=not reuses)
         self._check_state(row)
         return prompt
+
+    def _read_ahead(self) -> list[int]:
+        """Pages that are held for what is being read."""
+        reading = None if self.pages.disk is None else self.pages.disk._reading
+        if reading is None:
+            return []
+        return [*reading.held, *(page for read in reading.reads for page in read.taken)]
 
     def _check_state(self, row: int) -> None:
         text = self.texts[row]
