@@ -60,7 +60,8 @@ class ReadAhead(NamedTuple):
 
 
 class StoredPages:
-    """Reads and writes nodes of `tree`: those of whole pages, with the states after them.
+    """Reads and writes nodes of `tree`, with the states after them: whole pages after each request,
+    and tails when the server stops, because each turn of a chat makes another one.
 
     A node's key is a hash of the model's fingerprint, of the root's name and of all tokens up to
     the node's end.
@@ -88,14 +89,18 @@ class StoredPages:
         key = self._key(nodes[-1]) if nodes else self._root_key(root)
         found: list[tuple[bytes, bytes, int]] = []
         for page in _pages(tokens, len(nodes) * self._size, self._size):
-            key = _following(key, page)
-            parts = self._folder.parts(key)
+            following = _following(key, page)
+            parts = self._folder.parts(following)
             if parts is None:
                 break
+            key = following
             found.append((page, key, parts))
-        there = [self._parts(node) for node in nodes]
-        while found and not self._can_continue([*there, *(parts for *_, parts in found)]):
+        there = [self._parts(node) for node in nodes] + [parts for *_, parts in found]
+        if self._is_whole(there) and (tail := self._tail(root, tokens, len(there), key)):
+            return deque([*self._to_read(len(nodes), found, to_continue=False), tail])
+        while found and not self._can_continue(there):
             found.pop()
+            there.pop()
         return self._to_read(len(nodes), found)
 
     def read(self, root: Hashable, tokens: bytes, ahead: deque[StoredPage]) -> None:
@@ -136,7 +141,9 @@ class StoredPages:
                 break
             parent = nodes[page.number - 1] if page.number else self._tree.root(reading.root)
             nodes[page.number :] = [self._bring(parent, page, taken)]
-            self._read_tokens += self._layout.page_tokens
+            self._read_tokens += len(page.tokens) // TOKEN_BYTES
+            if reading.ahead and reading.ahead[0] is page:
+                reading.ahead.popleft()
         self._drop([*reading.held, *(number for read in reading.reads for number in read.taken)])
 
     def finish(self) -> None:
@@ -177,7 +184,9 @@ class StoredPages:
         return bool(self._wanted)
 
     def flush(self, seconds: float) -> None:
-        """Write all nodes, as far as so much time suffices."""
+        """Write all nodes, and tails, as far as so much time suffices."""
+        nodes = dict.fromkeys(self._tree.nodes.values())
+        self.want(node for node in nodes if len(node.tokens) < self._size)
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0 and self.write(left_s):
             pass
@@ -211,13 +220,14 @@ class StoredPages:
         return self._folder.read(page.key, page.parts, views)
 
     def _bring(self, parent: Node, page: StoredPage, taken: Sequence[int]) -> Node:
-        """Returns the node of a page that was read. It may be there by now."""
+        """Returns the node of a page that was read. It may be there by now, or a longer tail."""
         numbers = iter(taken)
         pages = [next(numbers) if is_read else GONE for is_read in page.groups]
         node = self._tree.seal(parent, page.tokens, pages)
-        node.key = page.key
-        if not node.state and (state := [*numbers]):
-            self._tree.keep_state(node, state)
+        if node.tokens == page.tokens:
+            node.key = page.key
+            if not node.state and (state := [*numbers]):
+                self._tree.keep_state(node, state)
         return node
 
     def _drop(self, numbers: Sequence[int]) -> None:
@@ -231,9 +241,12 @@ class StoredPages:
 
     def _can_continue(self, parts: Sequence[int]) -> bool:
         """Returns whether a row can continue after pages that have these parts."""
+        has_state = not self._layout.state_pages or parts[-1] >> self._layout.num_groups & 1
+        return bool(has_state) and self._is_whole(parts)
+
+    def _is_whole(self, parts: Sequence[int]) -> bool:
+        """Returns whether no window lacks a page after pages that have these parts."""
         layout, end = self._layout, len(parts)
-        if layout.state_pages and not parts[-1] >> layout.num_groups & 1:
-            return False
         first = layout.first_seen(end * layout.page_tokens)
         return all(
             parts[index] >> group & 1
@@ -241,8 +254,26 @@ class StoredPages:
             for index in range(begin, end)
         )
 
-    def _to_read(self, first: int, found: Sequence[tuple[bytes, bytes, int]]) -> deque[StoredPage]:
-        """Returns what is needed of pages, the first of which has this index in the prompt."""
+    def _tail(self, root: Hashable, tokens: bytes, number: int, key: bytes) -> StoredPage | None:
+        """Returns the longest tail after so many pages, if the tree has no longer one. `key` is
+        that of these pages."""
+        layout, match = self._layout, self._tree.match(root, tokens)
+        known = match.tail_tokens * TOKEN_BYTES if len(match.nodes) == number else 0
+        rest = tokens[number * self._size :][: self._size - TOKEN_BYTES]
+        all_parts = (1 << layout.num_groups + bool(layout.state_pages)) - 1
+        for end in range(len(rest), known, -TOKEN_BYTES):
+            following = _following(key, rest[:end])
+            if self._folder.parts(following) == all_parts:
+                is_read = [True] * layout.num_groups
+                places = range(layout.num_groups + layout.state_pages)
+                return StoredPage(number, rest[:end], following, all_parts, is_read, places)
+        return None
+
+    def _to_read(
+        self, first: int, found: Sequence[tuple[bytes, bytes, int]], *, to_continue: bool = True
+    ) -> deque[StoredPage]:
+        """Returns what is needed of pages, the first of which has this index in the prompt.
+        `to_continue` says whether a row continues right after the last."""
         layout, end = self._layout, first + len(found)
         seen = layout.first_seen(end * layout.page_tokens)
         is_all = None not in layout.windows  # else the tree would have nodes without pages
@@ -251,7 +282,7 @@ class StoredPages:
             there = [bool(parts >> group & 1) for group in range(layout.num_groups)]
             read = [has and (is_all or index >= at) for has, at in zip(there, seen, strict=True)]
             places = [sum(there[:group]) for group, is_read in enumerate(read) if is_read]
-            if index == end - 1:
+            if to_continue and index == end - 1:
                 places += range(sum(there), sum(there) + layout.state_pages)
             to_read.append(StoredPage(index, tokens, key, parts, read, places))
         return to_read

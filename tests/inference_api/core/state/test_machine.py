@@ -85,6 +85,7 @@ class Rows(RuleBasedStateMachine):
         if restarts:
             for row in tuple(self.texts):
                 self._end(row)
+            self.pages.disk.flush(60)
         assert not self.pages.disk.write()
         for key in [*self.folder.records][:num_lost]:
             del self.folder.records[key]
