@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.loaded_model import DraftModel, LoadedModel, row_pages
 from inference_api.core.served_model import ServedModel
-from inference_api.core.state.page_folder import PageFolder
+from inference_api.core.state.page_folder import ON_CUDA, PageFolder
 from inference_api.core.state.stored_pages import Disk
 from inference_api.errors import StartupError
 from inference_api.loading.generation_config import NO_DEFAULTS, read_defaults
@@ -22,6 +22,7 @@ from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBud
 from inference_api.text.tokens import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
+    from inference_api.engine.cuda.slots import Place, Slots
     from inference_api.engine.local_runner import LocalRunner
     from inference_api.kernels.library import Kernels
     from inference_api.loading.memory import Footprint
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Home = tuple["PackedFolder | None", "Place | None"]  # see `make_runner`
 Stamp = list[tuple[int, int, int] | None]  # each file's inode, size and time; None: unreadable
 
 
@@ -70,6 +72,13 @@ class LoadableModel:
         return [runner.footprint for runner in self._runners]
 
     @property
+    def slot_bytes(self) -> int:
+        """The memory that it takes of a slot."""
+        from inference_api.loading.memory import slot_bytes
+
+        return sum(slot_bytes(each.weights_bytes, each.cache_bytes) for each in self.footprints)
+
+    @property
     def is_one_file(self) -> bool:
         """Whether the model has neither a draft model nor an assistant nor heads."""
         is_alone = self.settings.of_model(self.served.name).used_draft_model is None
@@ -105,7 +114,7 @@ def keep_pages(model: LoadedModel, runner: ModelRunner, folder: PageFolder) -> N
     from inference_api.engine.kernel_runner import KernelRunner
 
     if not isinstance(runner, KernelRunner):
-        raise StartupError("PREFIX_CACHE_DIR is for the CPU; unset it, or set DEVICE=cpu.")
+        raise StartupError(ON_CUDA)
     model.rows.pages.store(Disk(folder, runner.fingerprint), runner)
 
 
@@ -151,12 +160,13 @@ def load_models(settings: Settings) -> list[LoadedModel]:
 
 
 def describe_models(
-    settings: Settings, packed: "PackedFolder | None" = None
+    settings: Settings, packed: "PackedFolder | None" = None, slots: "Slots | None" = None
 ) -> Sequence[LoadableModel]:
     """Returns the models of the settings, described from their files. Raises StartupError.
 
-    `packed` is the folder of packed weights, for models that will be loaded and unloaded. Models
-    step one after another, so those with the same number of threads share the kernels' threads.
+    `packed` is the folder of packed weights, for models that will be loaded and unloaded, on CUDA
+    into `slots`. Models step one after another, so those with the same number of threads share the
+    kernels' threads.
     """
     from inference_api.engine.devices import make_runner, share_memory
     from inference_api.kernels.library import Kernels
@@ -171,11 +181,16 @@ def describe_models(
         options = replace(EngineOptions.from_settings(model), num_runners=num_runners)
         assistant = find_assistant(model)
         own = replace(options, assistant=assistant)
-        runner = make_runner(folder, own, kernels_of, packed)
+        home: Home = (packed, None)
+        if slots is not None:
+            from inference_api.engine.cuda.slots import Place
+
+            home = (packed, Place(slots))
+        runner = make_runner(folder, own, kernels_of, *home)
         drafter = None
         if model.used_draft_model is not None and assistant is None:
             of_drafter = replace(options, max_seq_len=runner.max_seq_len)
-            drafter = make_drafter(model, folder, of_drafter, kernels_of, packed)
+            drafter = make_drafter(model, folder, of_drafter, kernels_of, home)
         made.append((model, folder, runner, drafter))
     share_memory([each for *_, runner, drafter in made for each in (runner, drafter) if each])
     disk = pages_folder(settings)
@@ -217,11 +232,11 @@ def make_drafter(
     model_dir: Path,
     options: EngineOptions,
     kernels_of: "Callable[[int], Kernels]",
-    packed: "PackedFolder | None" = None,
+    home: Home = (None, None),
 ) -> "LocalRunner":
     """Returns the runner of DRAFT_MODEL. Raises StartupError if it cannot draft for this model.
 
-    `options` are the model's, context included.
+    `options` are the model's, context included. `home` is that of the model.
     """
     from inference_api.engine.devices import make_runner
     from inference_api.loading.checkpoint import load_config, locate
@@ -233,4 +248,4 @@ def make_drafter(
     if faults := draft_faults(model_dir, folder, config):
         raise StartupError(faults)
     assert options.max_seq_len is not None
-    return make_runner(folder, options.of_draft(options.max_seq_len, config), kernels_of, packed)
+    return make_runner(folder, options.of_draft(options.max_seq_len, config), kernels_of, *home)

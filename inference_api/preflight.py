@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from inference_api.bundle.check import check_bundle
-from inference_api.core.state.page_folder import make_writable
+from inference_api.core.state.page_folder import ON_CUDA, make_writable
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint, hardware
 from inference_api.loading.config import LayerRange
@@ -68,6 +68,8 @@ def _disk_faults(settings: Settings) -> list[str]:
         return []
     if settings.split is not None:
         return ["PREFIX_CACHE_DIR is for models on one machine; unset it, or SPLIT."]
+    if any(each.device == "cuda" for each in settings.served_models):
+        return [ON_CUDA]
     try:
         make_writable(Path(settings.prefix_cache_dir))
     except OSError as error:
@@ -84,6 +86,8 @@ def _bundle_faults(settings: Settings) -> list[str]:
         return ["SPLIT is for one model; unset BUNDLE, or SPLIT."]
     validation = check_bundle(settings.bundle, settings)
     faults = [f"BUNDLE: {fault}" for fault in validation.errors]
+    if settings.device == "cuda":  # its memory is looked at when it is taken, at bring-up
+        return faults + hardware.cuda_faults()
     available_bytes = hardware.available_memory_bytes()
     if validation.utilization is None or available_bytes is None or faults:
         return faults

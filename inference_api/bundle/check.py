@@ -6,13 +6,13 @@ out tokenizers and grammars, whose memory is known only after loading.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from inference_api.bundle.sums import FAST_MEMORY, MEMORY, Limit, Piece, Taken, excess
+from inference_api.bundle.sums import FAST_MEMORY, MEMORY, SLOTS, Limit, Piece, Taken, excess
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
@@ -84,7 +84,8 @@ class Utilization(_Value):
 
     memory: Share
     fast_memory: Share = Field(
-        description="For the pinned experts, the largest other one and `scratch_bytes`."
+        description="For the pinned experts, the largest other one and `scratch_bytes`; on CUDA "
+        "each expert takes as much as the largest."
     )
     scratch_bytes: int = Field(description="Scratch memory of a step, at most.")
     rows_needed: int
@@ -123,9 +124,10 @@ def check_bundle(bundle: Bundle, settings: Settings) -> Validation:
 
 
 def _utilization(bundle: Bundle, settings: Settings, taken: list[Taken]) -> Utilization:
+    fast_memory = _fast_memory(settings)
     return Utilization(
         memory=Share(need_bytes=MEMORY.need(taken), limit_bytes=bundle.memory_limit),
-        fast_memory=Share(need_bytes=FAST_MEMORY.need(taken), limit_bytes=bundle.fast_memory_limit),
+        fast_memory=Share(need_bytes=fast_memory.need(taken), limit_bytes=bundle.fast_memory_limit),
         scratch_bytes=max((each.scratch_bytes for each in taken), default=0),
         rows_needed=sum(each.rows.min for each in bundle.members),
         rows_limit=settings.user_rows,
@@ -155,7 +157,7 @@ class _Check:
     def __init__(self, settings: Settings) -> None:
         self.found: list[Finding] = []
         self._settings = settings
-        self._look_at = cache(_look_at)
+        self._look_at = cache(partial(_look_at, settings.device == "cuda"))
 
     def member(self, member: BundleMember) -> Taken | None:
         """Returns the memory of a member; None if it is not known, or it cannot be served."""
@@ -175,6 +177,8 @@ class _Check:
         if member.context is not None and member.context > model.config.max_positions:
             fault = f"context {member.context} > {model.config.max_positions}"
             self._error("ContextTooLong", member.name, f"{fault}; lower it or leave it out.")
+        if settings.device == "cuda":
+            self._check_on_cuda(member, settings, [model, draft])
         heads = self._heads(member, model)
         if any(each.level == "ERROR" for each in self.found[before:]):
             return None
@@ -197,11 +201,11 @@ class _Check:
         too large on their own."""
         if taken:
             self.found.append(_against(MEMORY, taken, bundle.memory_limit))
-        limit_bytes = bundle.fast_memory_limit
-        alone = {each.name: _against(FAST_MEMORY, [each], limit_bytes, each.name) for each in taken}
+        limit, limit_bytes = _fast_memory(self._settings), bundle.fast_memory_limit
+        alone = {each.name: _against(limit, [each], limit_bytes, each.name) for each in taken}
         self.found += [each for each in alone.values() if each.level == "ERROR"]
         if others := [each for each in taken if alone[each.name].level != "ERROR"]:
-            self.found.append(_against(FAST_MEMORY, others, limit_bytes))
+            self.found.append(_against(limit, others, limit_bytes))
 
     def _model(self, member: BundleMember, source: str) -> _Model | None:
         """Returns the model at `source`; None, with a finding, if it cannot be served."""
@@ -223,10 +227,27 @@ class _Check:
             f"vocabularies differ: {sizes}, {differing}; name a draft of the same family.",
         )
 
+    def _check_on_cuda(
+        self, member: BundleMember, settings: ModelSettings, models: Sequence[_Model | None]
+    ) -> None:
+        options = EngineOptions.from_settings(settings)
+        for model in filter(None, models):
+            own = checkpoint.settled(model.config, options, model.tensors)
+            faults = checkpoint.quantization_faults(model.config, own)
+            faults += checkpoint.device_faults(model.config, own)
+            for fault in faults:
+                self._error("ArchitectureNotSupported", member.name, fault)
+
     def _heads(self, member: BundleMember, model: _Model) -> Path | None:
         """Returns the folder of the Medusa heads; None if there are none, or if they are on a hub.
         Heads on a hub are downloaded when they are loaded, and count from then on."""
         heads = member.medusa_heads
+        if self._settings.device == "cuda":
+            if heads is not None or member.speculation == "medusa":
+                fault = "Medusa heads are not there yet for a bundle on CUDA"
+                remedy = "leave medusa_heads out and set speculation: off, or set DEVICE=cpu."
+                self._error("HeadsNotFound", member.name, f"{fault}; {remedy}")
+            return None
         if member.speculation not in ("auto", "medusa"):
             return None
         if heads is not None and is_hub_id(heads) and not Path(heads).is_dir():
@@ -265,7 +286,11 @@ def _against(
     )
 
 
-def _look_at(source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
+def _fast_memory(settings: Settings) -> Limit:
+    return SLOTS if settings.device == "cuda" else FAST_MEMORY
+
+
+def _look_at(on_cuda: bool, source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
     """A model whose members can be packed, or why there is none."""
     try:
         described = checkpoint.describe(source, "source")
@@ -273,7 +298,7 @@ def _look_at(source: str) -> tuple[_Model | None, list[tuple[Reason, str]]]:
         return None, [("SourceInvalid", fault) for fault in error.faults]
     if described.faults or described.config is None:
         return None, [("SourceInvalid", fault) for fault in described.faults]
-    faults = checkpoint.kernel_faults(described.config)  # members are packed for the kernels
+    faults = [] if on_cuda else checkpoint.kernel_faults(described.config)
     if faults:
         return None, [("ArchitectureNotSupported", f"{each}; choose another.") for each in faults]
     return _Model(described.folder, described.config, described.tensors), []
@@ -292,7 +317,9 @@ def _assistant(settings: ModelSettings, model: _Model) -> tuple[Sequence[str], P
     if found is None:
         return None
     faults, footprint = found
-    assert footprint is not None, "members are on the CPU"
+    if footprint is None:
+        fault = "draft.source: an assistant drafts on the CPU alone; leave it out, or DEVICE=cuda"
+        return [*faults, f"{fault}."], Piece(key, 0, 0, 0)
     return faults, Piece(key, footprint.weights_bytes, 0, 0)
 
 
@@ -319,10 +346,12 @@ def _needs(
 
 
 def _piece(model: _Model, options: EngineOptions, rows: int) -> Piece:
-    options = checkpoint.settled(model.config, replace(options, max_rows=1), model.tensors)
-    footprint = checkpoint.footprint_on_cpu(model.config, options, model.tensors, True)
+    on_cuda = options.device == "cuda"
+    options = checkpoint.settled(model.config, options, model.tensors)
+    of_rows = options if on_cuda else replace(options, max_rows=1)
+    footprint = checkpoint.footprint_of(model.config, of_rows, model.tensors, True)
     has_mtp = checkpoint.with_mtp(model.config, options, model.tensors).has_mtp
     form = f"{options.quantization} with MTP" if has_mtp else options.quantization
     key = (str(model.folder.resolve()), form)
-    cache_bytes = footprint.guaranteed_bytes(rows)
-    return Piece(key, footprint.weights_bytes, footprint.cache_bytes, cache_bytes)
+    cache_bytes = footprint.cache_bytes if on_cuda else footprint.guaranteed_bytes(rows)
+    return Piece(key, footprint.weights_bytes, footprint.cache_bytes_per_row, cache_bytes)

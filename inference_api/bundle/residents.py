@@ -59,11 +59,14 @@ class BundleResidents:
         policy: Policy,
         members: Mapping[str, LoadableModel],
         input_queue: InputQueue,
+        slot_bytes: int | None = None,
     ) -> None:
-        """`members` are those of the bundle, by name."""
+        """`members` are those of the bundle, by name; for `slot_bytes` see `needs_of`."""
         self.models: Mapping[str, LoadedModel] = {}
         self.served = {name: member.served for name, member in members.items()}
-        needs = {each.name: needs_of(each, members[each.name]) for each in bundle.members}
+        needs = {
+            each.name: needs_of(each, members[each.name], slot_bytes) for each in bundle.members
+        }
         self._at_start = [each.name for each in bundle.members if each.is_loaded_at_start]
         self._residency = Residency(needs, policy)
         self.snapshot = self._residency.snapshot()  # any thread may read it
@@ -160,15 +163,19 @@ class BundleResidents:
                 self._residency.packing(name)
             case Loaded(name, model):
                 self.models = {**self.models, name: model}
-                footprints, rows_min = self._members[name].footprints, self._needs[name].rows_min
-                for each, pages in zip(footprints, model.all_pages, strict=True):
-                    self._loans.add(name, pages, each.layout, each.guaranteed_pages(rows_min))
+                if not model.runner.layout.is_bound:  # else all rows have memory
+                    self._share_pages(name, model)
                 self._residency.loaded(name, now_s)
             case LoadFailed(name, reason, failure, stamp):
                 self._failed[name] = stamp
                 self._residency.load_failed(name, reason, now_s, failure)
             case Unloaded(name):
                 self._residency.unloaded(name, now_s)
+
+    def _share_pages(self, name: str, model: LoadedModel) -> None:
+        footprints, rows_min = self._members[name].footprints, self._needs[name].rows_min
+        for each, pages in zip(footprints, model.all_pages, strict=True):
+            self._loans.add(name, pages, each.layout, each.guaranteed_pages(rows_min))
 
     def _questions(self) -> Iterator[Callable[[], Callable[[], None]]]:
         while True:
@@ -206,12 +213,25 @@ class BundleResidents:
                     row.request.output.put(ended)
 
 
-def needs_of(member: BundleMember, model: LoadableModel) -> Needs:
-    """Returns the memory of a model as this member, less its tokenizer, always loaded."""
+def needs_of(member: BundleMember, model: LoadableModel, slot_bytes: int | None = None) -> Needs:
+    """Returns the memory of a model as this member, less its tokenizer, always loaded. On CUDA it
+    takes `slot_bytes`, which have room for all its rows."""
     quantization = model.runner.facts.quantization
     rows_min = member.rows.min
+    weights_bytes = sum(each.weights_bytes for each in model.footprints)
+    if slot_bytes is not None:
+        cache_bytes = sum(each.cache_bytes for each in model.footprints)
+        return Needs(
+            weights_bytes=weights_bytes,
+            other_bytes=slot_bytes - weights_bytes - cache_bytes,
+            guaranteed_bytes=cache_bytes,
+            row_bytes=0,
+            rows_min=rows_min,
+            rows_max=model.runner.max_rows,
+            is_pinned=member.pinned,
+        )
     return Needs(
-        weights_bytes=sum(each.weights_bytes for each in model.footprints),
+        weights_bytes=weights_bytes,
         other_bytes=0,
         guaranteed_bytes=sum(each.guaranteed_bytes(rows_min) for each in model.footprints),
         row_bytes=sum(each.row_bytes for each in model.footprints),
@@ -241,6 +261,7 @@ def bundle_residents(
 ) -> BundleResidents:
     """Returns the described members, none of them loaded. `pause` is called repeatedly during a
     load. Raises StartupError."""
+    from inference_api.engine.devices import make_slots
     from inference_api.loading.packing.folder import PackedFolder
 
     checked = check_bundle(bundle, settings)
@@ -255,5 +276,11 @@ def bundle_residents(
         bundle.load_timeout_s,
     )
     packed = PackedFolder(Path(settings.packed_folder), pause)
-    members = {each.served.name: each for each in describe_models(settings, packed)}
-    return BundleResidents(bundle, policy, members, input_queue)
+    slots = make_slots(pause) if settings.device == "cuda" else None
+    members = {each.served.name: each for each in describe_models(settings, packed, slots)}
+    if slots is None:
+        return BundleResidents(bundle, policy, members, input_queue)
+    largest_bytes = max(each.slot_bytes for each in members.values())
+    num_slots = min(policy.fast_memory_limit_bytes // largest_bytes, len(members))
+    slots.allocate(num_slots, largest_bytes)
+    return BundleResidents(bundle, policy, members, input_queue, largest_bytes)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from inference_api.loading.memory import slot_bytes
+
 Key = tuple[str, str]  # folder or file of weights, and quantisation; weights of a key are shared
 
 
@@ -46,6 +48,11 @@ class Taken:
     def need_bytes(self) -> int:
         return self.weights_bytes + self.cache_bytes
 
+    @property
+    def slot_bytes(self) -> int:
+        """What it takes of a slot, on CUDA."""
+        return sum(slot_bytes(piece.weights_bytes, piece.cache_bytes) for piece in self.pieces)
+
 
 Members = Sequence[Taken]
 
@@ -83,8 +90,18 @@ def fast_memory_need(members: Members) -> int:
     )
 
 
+def slots_need(members: Members) -> int:
+    """As `fast_memory_need`, on CUDA: each member takes as much as the largest."""
+    num_pinned = sum(each.is_pinned for each in members)
+    num_slots = num_pinned + (num_pinned < len(members))
+    largest = max((each.slot_bytes for each in members), default=0)
+    scratch = max((each.scratch_bytes for each in members), default=0)
+    return num_slots * largest + scratch
+
+
 MEMORY = Limit("memory_limit", memory_need, lambda one: one.weights_bytes)
 FAST_MEMORY = Limit("fast_memory_limit", fast_memory_need, lambda one: one.need_bytes)
+SLOTS = Limit("fast_memory_limit", slots_need, lambda one: one.slot_bytes)
 
 
 def excess(limit: Limit, members: Members, limit_bytes: int) -> str | None:

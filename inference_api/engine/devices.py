@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.engine.local_runner import LocalRunner
@@ -14,7 +15,12 @@ from inference_api.loading.memory import memory_faults
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
 
+if TYPE_CHECKING:
+    from inference_api.engine.cuda.slots import Place, Slots
+
 logger = logging.getLogger(__name__)
+
+CUDA = "cuda"  # the device that torch runs on; tests have another
 
 
 def make_runner(
@@ -22,13 +28,27 @@ def make_runner(
     options: EngineOptions,
     kernels_of: Callable[[int], Kernels] = Kernels,
     packed: PackedFolder | None = None,
+    place: "Place | None" = None,
 ) -> LocalRunner:
-    """`kernels_of` and `packed` are for the CPU: see `KernelRunner`. Raises StartupError."""
+    """`kernels_of` is for the CPU: see `KernelRunner`. `packed` is for an expert of a bundle, and
+    so is `place` on CUDA: see `SlotRunner`. Raises StartupError."""
     if _is_on_cuda(options.device):
         from inference_api.engine.cuda.runner import CudaRunner
+        from inference_api.engine.cuda.slot_runner import SlotRunner
 
-        return CudaRunner(folder, replace(options, device="cuda"))
+        options = replace(options, device=CUDA)
+        if packed is None or place is None:
+            return CudaRunner(folder, options)
+        return SlotRunner(folder, options, packed, place)
     return KernelRunner(folder, options, kernels_of, packed)
+
+
+def make_slots(pause: Callable[[], None]) -> "Slots":
+    """Returns the slots of a bundle on CUDA: see `Slots`. Raises StartupError."""
+    _is_on_cuda("cuda")
+    from inference_api.engine.cuda.slots import Slots
+
+    return Slots(CUDA, pause)
 
 
 def _is_on_cuda(asked: str) -> bool:

@@ -176,7 +176,7 @@ def _fitted(described: Described, options: EngineOptions) -> Examined:
     if _may_be_on_cuda(options):
         return faults, None
     faults += cpu_faults(config)
-    of_all_rows = footprint_on_cpu(config, options, described.tensors)
+    of_all_rows = footprint_of(config, options, described.tensors)
     return faults, of_all_rows.within(options.kv_cache_bytes)
 
 
@@ -184,13 +184,16 @@ def _may_be_on_cuda(options: EngineOptions) -> bool:
     return options.device == "cuda" or (options.device == "auto" and hardware.may_have_cuda())
 
 
-def footprint_on_cpu(
+def footprint_of(
     config: ModelConfig, options: EngineOptions, tensors: Tensors, is_packed_file: bool = False
 ) -> Footprint:
-    """Returns the memory that the model takes on the CPU. `is_packed_file`: see `Footprint.of`."""
-    options = settled(config, options, tensors).on("cpu", keeps_bfloat16(config, tensors))
-    config = kept(with_mtp(config, options, tensors), options, tensors)
-    return Footprint.of(options.part_of(config), options, weight_bits(options), is_packed_file)
+    """Returns the memory that the model takes. `is_packed_file`: see `Footprint.of`."""
+    device = "cuda" if options.device == "cuda" else "cpu"
+    options = settled(config, options, tensors).on(device, keeps_bfloat16(config, tensors))
+    config = options.part_of(kept(with_mtp(config, options, tensors), options, tensors))
+    by_torch = device == "cuda"
+    bits = None if by_torch and options.quantization == "none" else weight_bits(options)
+    return Footprint.of(config, options, bits, is_packed_file, by_torch=by_torch)
 
 
 def locate(model: str, setting: str = "MODEL") -> Path:

@@ -17,6 +17,7 @@ EXPERT_ROWS = 4096  # rows of experts that the kernels process at once; see `src
 FLOAT_BYTES = 4
 GUARANTEED_TOKENS = 2048  # each guaranteed row of an expert has room for, or for its context
 LEAST_TOKENS = 512  # least room in tokens, of all rows together, to start a server with
+SLOT_ALIGNMENT = 512  # bytes; what CUDA allocates begins so
 GIB = 1024**3
 DRAFT = "'s draft model"  # follows the name of the model that it drafts for
 
@@ -137,9 +138,14 @@ def weights_size(
 ) -> int:
     """Returns the bytes of a model's weights, or of their packed file; see `Footprint.of`."""
     dtype_bytes = FLOAT_BITS[dtype] // 8
-    if is_packed_file and bits is not None:
-        return PackedLayout.of(config, dtype_bytes, bits).file_bytes
+    if is_packed_file:
+        return PackedLayout.of(config, dtype_bytes, bits, by_torch).file_bytes
     return weight_bytes(config, dtype_bytes, bits, by_torch)
+
+
+def slot_bytes(weights_bytes: int, cache_bytes: int) -> int:
+    """Returns what these take of a slot, each from a place that a device reads fast."""
+    return sum(-(-size // SLOT_ALIGNMENT) * SLOT_ALIGNMENT for size in (weights_bytes, cache_bytes))
 
 
 def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:

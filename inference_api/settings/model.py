@@ -45,7 +45,8 @@ class ModelSettings(BaseModel):
         description="Name clients ask for; default: the last part of MODEL, without .gguf.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model runs; auto: CUDA when there is a GPU."
+        "auto",
+        description="Where the model runs; auto: CUDA when there is a GPU, a bundle on the CPU.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

@@ -230,8 +230,6 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
             if info.data.get(field, cls.model_fields[field].default)
             != cls.model_fields[field].default
         ]
-        if info.data.get("device") == "cuda":
-            faults.append("Only the CPU serves experts; unset DEVICE.")
         try:
             bundle = value if isinstance(value, Bundle) else read_bundle(Path(str(value)))
         except StartupError as error:
@@ -277,7 +275,7 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
         return ModelSettings(
             model=member.source,
             model_name=member.name,
-            device="cpu",
+            device="cuda" if self.device == "cuda" else "cpu",
             dtype=self.dtype,
             quantization=member.quantisation,
             kv_cache_dtype=self.kv_cache_dtype,

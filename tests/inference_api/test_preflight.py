@@ -36,12 +36,16 @@ def test_torch_that_says_nothing_is_asked_again_by_the_loader(
     assert hardware.cuda_faults() == []
 
 
-def test_a_folder_for_pages_must_be_one_that_this_process_may_write(tmp_path: Path) -> None:
+def test_a_folder_for_pages_must_be_one_that_this_process_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "cuda_faults", list)
     (tmp_path / "file").touch()
     for changes, named in (
         ({"prefix_cache_dir": str(tmp_path / "file")}, "file cannot be used: File exists; name a"),
         ({"prefix_cache_dir": "/proc/pages"}, "/proc/pages cannot be used: No such file"),
         ({"prefix_cache_dir": str(tmp_path), "split": "1,1"}, "unset it, or SPLIT"),
+        ({"prefix_cache_dir": str(tmp_path), "device": "cuda"}, "is for the CPU; unset it"),
     ):
         asked = {"model": str(EMBEDDED_MODEL), "service_port": free_port(), **changes}
         with pytest.raises(StartupError) as caught:

@@ -261,10 +261,12 @@ def test_what_a_bundle_says_is_refused_beside_it(
 
 
 @pytest.mark.usefixtures("bundle_file")
-def test_bundle_is_served_on_the_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEVICE", "cuda")
-    with pytest.raises(StartupError, match="Only the CPU serves experts; unset DEVICE"):
-        load_settings()
+@pytest.mark.parametrize(("device", "of_experts"), [("cuda", "cuda"), ("auto", "cpu")])
+def test_bundle_is_served_on_a_gpu_only_if_it_is_said(
+    device: str, of_experts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEVICE", device)
+    assert {each.device for each in load_settings().served_models} == {of_experts}
 
 
 def test_torch_on_the_cpu_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

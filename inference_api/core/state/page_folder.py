@@ -35,6 +35,7 @@ MAX_READERS = 4  # threads, each with a record
 WAIT_S = 60.0  # the writer waits so long for a record, and then again
 JOIN_TIMEOUT_S = 5.0
 OWNERS_FOLDER = 0o700  # pages tell what was prompted
+ON_CUDA = "PREFIX_CACHE_DIR is for the CPU; unset it, or set DEVICE=cpu."
 LESS_URGENT = 10  # the writer's niceness beyond that of others
 
 

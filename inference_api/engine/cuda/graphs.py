@@ -160,7 +160,8 @@ def captured(forward: Forward, inputs: Tensor, pool: Any = None) -> Step:
             forward(inputs)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool):
+    # What another thread does meanwhile, such as copy weights, is no part of it and no fault.
+    with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
         outputs = forward(inputs)
 
     def replay() -> Sequence[Tensor]:

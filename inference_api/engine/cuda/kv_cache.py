@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from inference_api.loading.config import (
     KEYS_AND_VALUES,
@@ -26,12 +27,18 @@ class TorchCache:
         max_seq_len: int,
         device: torch.device,
         dtype: torch.dtype,
+        memory: Tensor | None = None,
     ) -> None:
+        """`memory` are its bytes, zeros; None: new ones."""
         self.max_seq_len = max_seq_len
         self.capacity = cache_capacity(max_seq_len + SPARE_SLOTS)
         self._pages_of_row = num_pages(max_seq_len)
         of_row = (KEYS_AND_VALUES, config.num_kv_heads, self.capacity, config.head_dim)
-        self.entries = torch.zeros(config.num_layers, max_rows, *of_row, dtype=dtype, device=device)
+        shape = (config.num_layers, max_rows, *of_row)
+        if memory is None:
+            self.entries = torch.zeros(shape, dtype=dtype, device=device)
+        else:
+            self.entries = memory.view(dtype).view(shape)
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
         """They are there already."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from inference_api.engine.cuda.panels import Panels, unpacked
 from inference_api.kernels.library import PackedWeight
+from inference_api.kernels.packing import Bits
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.layout import (
@@ -119,25 +120,45 @@ def load_torch_parameters(
     device: torch.device,
     dtype: torch.dtype,
     packing: Packing | None = None,
+    memory: Mapping[str, Tensor] | None = None,
+    pause: Callable[[], None] = lambda: None,
 ) -> TorchParameters:
     """Read every parameter straight to its place, device and precision; with `packing`, weights
-    are packed first, one at a time. Raises StartupError; see `write_weights`."""
+    are packed first, one at a time. Raises StartupError; `memory`: see `torch_parameters`, new if
+    None, `pause`: see `write_weights`."""
+    bits = None if packing is None else packing.bits
+    forms = torch_forms(config, dtype.itemsize, bits)
+    memory = memory or {
+        name: torch.empty(form.num_bytes, dtype=torch.uint8, device=device)
+        for name, form in forms.items()
+    }
+    parameters = torch_parameters(config, dtype, bits, memory)
+    plan = weight_plan(config) | linear_weights(config)
+    targets: list[tuple[SourceTensor, Write]] = []
+    for name in forms:
+        if name in parameters.panels:
+            assert packing is not None
+            targets += _packed_targets(parameters.panels[name], plan[name], packing)
+        else:
+            targets += _tensor_targets(parameters.tensors[name], plan[name])
+    write_weights(files, targets, config, pause)
+    return parameters
+
+
+def torch_parameters(
+    config: ModelConfig, dtype: torch.dtype, bits: Bits | None, memory: Mapping[str, Tensor]
+) -> TorchParameters:
+    """Returns the parameters in the forms of `torch_forms` as they lie in `memory`, which has the
+    bytes of each by name."""
     tensors: dict[str, Tensor] = {}
     panels: dict[str, Panels] = {}
-    bits = None if packing is None else packing.bits
-    targets: list[tuple[SourceTensor, Write]] = []
-    plan = weight_plan(config) | linear_weights(config)
     for name, form in torch_forms(config, dtype.itemsize, bits).items():
-        if form.bits is None or packing is None:
+        if form.bits is None:
             kind = dtype if form.element_bytes == dtype.itemsize else torch.float32
-            tensors[name] = torch.empty(form.shape, dtype=kind, device=device)
-            targets += _tensor_targets(tensors[name], plan[name])
+            tensors[name] = memory[name].view(kind).view(form.shape)
         else:
-            blocks = torch.empty(form.num_bytes, dtype=torch.uint8, device=device)
             outputs, inputs = form.shape
-            panels[name] = Panels(blocks, form.bits, outputs, inputs)
-            targets += _packed_targets(panels[name], plan[name], packing)
-    write_weights(files, targets, config)
+            panels[name] = Panels(memory[name], form.bits, outputs, inputs)
     if config.is_head_tied and config.has_ends and HEAD not in panels:
         if EMBEDDING in panels:
             panels[HEAD] = panels[EMBEDDING]

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from inference_api.engine.cuda.decoder import PROMPT_SIZES, Decoder
 from inference_api.engine.cuda.draws import plan_of
@@ -14,7 +15,7 @@ from inference_api.engine.cuda.graphs import capturing
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
 from inference_api.engine.cuda.ops import Operations
-from inference_api.engine.cuda.parameters import load_torch_parameters
+from inference_api.engine.cuda.parameters import TorchParameters, load_torch_parameters
 from inference_api.engine.cuda.part_decoder import PartDecoder
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.sampler import sample
@@ -77,26 +78,42 @@ class CudaRunner(LocalRunner):
         if self.device == "cuda":
             torch.cuda.set_device(self._device)  # this thread's, for streams and graphs
         self._check(self.footprint)
-        config, dtype = self._config, getattr(torch, self._options.dtype)
-        self._cache = TorchCache(config, self.max_rows, self.max_seq_len, self._device, dtype)
+        config, dtype = self._config, self._dtype
+        self._cache = self._new_cache()
         packing = (
             None
             if self.bits is None
             else Packing(make_kernels(hardware.physical_cores()), self.bits)
         )
         parameters = load_torch_parameters(self.files, config, self._device, dtype, packing)
-        rope = Rope(config, self.max_seq_len, self._device, dtype)
-        num_guesses = self._options.num_guesses
-        kind = PartDecoder if self._is_part else Decoder
-        self.decoder = self._decoder(
-            lambda ops: kind(config, parameters, self._cache, ops, num_guesses), rope
-        )
+        self.decoder = self._new_decoder(parameters)
         if self._is_part:  # its steps are timed before they are warmed up
             self._record()
         heads = self._read_heads()
         if heads is not None:
             self.medusa = TorchMedusaHeads(heads, config, parameters)
-        how = (self.device, dtype, self._options.quantization)
+        self._log_loaded()
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self._options.dtype)
+        return dtype
+
+    def _new_cache(self, memory: Tensor | None = None) -> TorchCache:
+        """See `TorchCache`."""
+        of_rows = self.max_rows, self.max_seq_len
+        return TorchCache(self._config, *of_rows, self._device, self._dtype, memory)
+
+    def _new_decoder(self, parameters: TorchParameters) -> Decoder:
+        config, num_guesses = self._config, self._options.num_guesses
+        kind = PartDecoder if self._is_part else Decoder
+        return self._decoder(
+            lambda ops: kind(config, parameters, self._cache, ops, num_guesses),
+            Rope(config, self.max_seq_len, self._device, self._dtype),
+        )
+
+    def _log_loaded(self) -> None:
+        how = (self.device, self._options.dtype, self._options.quantization)
         logger.info("loaded %s by torch: %s, %s, QUANTIZATION=%s", self._folder.name, *how)
 
     def _decoder(self, make: Callable[[Operations], Decoder], rope: Rope) -> Decoder:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 from zlib import crc32
 
 import numpy as np
@@ -29,13 +30,16 @@ Identity = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PackedModel:
-    """A model for the kernels, and the form of its weights."""
+    """A model for the kernels, and the form of its weights. Others may subclass it."""
 
     name: str
     files: Sequence[Path]
     config: ModelConfig
     dtype: str  # value of DTYPE
     bits: Bits
+
+    kind: ClassVar[bytes] = b""
+    """Tells files of subclasses from each other."""
 
     @cached_property
     def layout(self) -> PackedLayout:
@@ -48,20 +52,21 @@ class PackedModel:
         # The order of rows depends on these.
         heads = (config.num_kv_heads, config.num_groups, config.head_dim)
         made_of = (LAYOUT_VERSION, weight_plan(config), heads, config.quantisation)
-        return self.layout.head() + repr(made_of).encode()
+        return self.kind + self.layout.head() + repr(made_of).encode()
 
     def parameters(self, memory: mmap.mmap, packing: Packing) -> Parameters:
         """Returns the parameters as views of a packed file's memory, which they keep alive."""
-        return empty_parameters(self.config, self.dtype, packing, self._views(memory))
+        return empty_parameters(self.config, self.dtype, packing, self.views(memory))
 
     def pack_into(self, memory: mmap.mmap, pause: Pause) -> None:
         """Read the model's weights into memory of zeros. Raises StartupError. Uses kernels with one
         thread of its own, because the server's belong to the decode thread."""
         packing = Packing(Kernels(1), self.bits)
-        views = self._views(memory)
+        views = self.views(memory)
         load_parameters(self.files, self.config, self.dtype, packing, views, pause)
 
-    def _views(self, memory: mmap.mmap) -> Memory:
+    def views(self, memory: mmap.mmap) -> Memory:
+        """Returns the bytes of each parameter in a file's memory."""
         return {
             each.name: np.frombuffer(memory, np.uint8, each.form.num_bytes, each.begin)
             for each in self.layout.tensors

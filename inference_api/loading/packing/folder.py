@@ -57,11 +57,16 @@ class PackedFolder:
         Parameters of the same key share memory, which is freed with the last of them. `packing` is
         only stored in them. Raises StartupError and MemoryError.
         """
+        _, memory = self.memory(model)
+        return model.parameters(memory, packing)
+
+    def memory(self, model: PackedModel) -> tuple[str, mmap.mmap]:
+        """Returns the key of the weights as they are now, and their file in memory: see `load`."""
         with _faults_named(model, self._folder):
             key = self._key(model)
             memory = self._memories.get(key) or self._read(model, key)
             self._memories[key] = memory
-        return model.parameters(memory, packing)
+        return key, memory
 
     def _key(self, model: PackedModel) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)

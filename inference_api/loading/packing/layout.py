@@ -16,7 +16,7 @@ from zlib import crc32
 
 from inference_api.kernels.packing import BITS, FILE_BITS, FLOAT_BITS, Bits
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.layout import TensorForm, parameter_forms
+from inference_api.loading.layout import TensorForm, parameter_forms, torch_forms
 
 MAGIC = b"\x93HEARTH\n"
 VERSION = 1
@@ -56,8 +56,10 @@ class PackedLayout:
     file_bytes: int
 
     @classmethod
-    def of(cls, config: ModelConfig, dtype_bytes: int, bits: Bits) -> Self:
-        forms = parameter_forms(config, dtype_bytes, bits)
+    def of(
+        cls, config: ModelConfig, dtype_bytes: int, bits: Bits | None, by_torch: bool = False
+    ) -> Self:
+        forms = (torch_forms if by_torch else parameter_forms)(config, dtype_bytes, bits)
         # The header's length depends on the digits of the places, so places count from the first
         # tensor and not from the header's end.
         places = list(_places(forms))

@@ -32,7 +32,7 @@ import psutil
 
 from benchmarking.machine import describe_machine
 from inference_api.kernels.packing import FLOAT_BITS, packed_bytes
-from inference_api.loading.checkpoint import describe, footprint_on_cpu
+from inference_api.loading.checkpoint import describe, footprint_of
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.hardware import physical_cores
 from inference_api.loading.layout import is_exact, linear_weights, num_stacked, parameter_shape
@@ -221,7 +221,7 @@ def _footprint(file: Path, quantization: str) -> Footprint:
     options = EngineOptions(
         device="cpu", max_rows=max(LOADS), max_seq_len=CONTEXT_TOKENS, quantization=quantization
     )
-    return footprint_on_cpu(_config(file), options, describe(str(file)).tensors)
+    return footprint_of(_config(file), options, describe(str(file)).tensors)
 
 
 def _config(file: Path) -> ModelConfig:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from inference_api.loading.checkpoint import describe, footprint_on_cpu
+from inference_api.loading.checkpoint import describe, footprint_of
 from inference_api.loading.options import EngineOptions
 
 QUANTIZATION = "int8"
@@ -14,6 +14,6 @@ def cache_for(model: Path, tokens: int) -> dict[str, str]:
     described = describe(str(model))
     assert described.config is not None, described.faults
     options = EngineOptions(device="cpu", max_rows=1, quantization=QUANTIZATION)
-    footprint = footprint_on_cpu(described.config, options, described.tensors)
+    footprint = footprint_of(described.config, options, described.tensors)
     cache_bytes = footprint.layout.row_pages(tokens) * footprint.page_bytes
     return {"KV_CACHE_MEMORY": f"{-(-cache_bytes // MIB)}MiB"}

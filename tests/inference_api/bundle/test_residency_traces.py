@@ -15,6 +15,7 @@ from tests.inference_api.bundle.simulated_bundle import LoadOutcome, SimulatedBu
 
 TURNS = 400
 DAYS = 25
+SLOT_BYTES = 100
 randoms = st.integers(0, 2**32 - 1).map(Random)
 
 
@@ -130,3 +131,41 @@ def test_nobody_is_lost_whatever_fails_and_operators_ask(random: Random) -> None
         live(random, simulated)
     end_day(simulated)
     simulated.check_all_ended()
+
+
+@settings(max_examples=DAYS // 3, deadline=None)
+@given(random=randoms)
+def test_members_as_large_as_a_slot_always_find_one(random: Random) -> None:
+    """As on CUDA, whose loader takes a slot for a load and gives it back after an unload."""
+    num_slots, names = random.randint(1, 4), "abcdefgh"[: random.randint(4, 8)]
+    needs = {name: needs_of_slot(random, is_pinned=False) for name in names}
+    needs |= {name: needs_of_slot(random, is_pinned=True) for name in names[: num_slots - 1]}
+    spare = random.randrange(SLOT_BYTES)
+    policy = Policy(
+        fast_memory_limit_bytes=num_slots * SLOT_BYTES + spare,
+        user_rows=16,
+        patience_s=random.choice([0, 1, 5]),
+        min_residence_s=random.choice([0, 1]),
+        load_timeout_s=60,
+    )
+    simulated, taken = SimulatedBundle(needs, policy), 0
+    for _ in range(TURNS):
+        live(random, simulated)
+        assert len(simulated._holds) <= num_slots
+        taken = max(taken, len(simulated._holds))
+    end_day(simulated)
+    simulated.check_all_ended()
+    assert taken == num_slots
+
+
+def needs_of_slot(random: Random, is_pinned: bool) -> Needs:
+    weights_bytes, cache_bytes = random.randint(1, 60), random.randint(1, 40)
+    return Needs(
+        weights_bytes=weights_bytes,
+        other_bytes=SLOT_BYTES - weights_bytes - cache_bytes,
+        guaranteed_bytes=cache_bytes,
+        row_bytes=0,
+        rows_min=1,
+        rows_max=random.randint(1, 8),
+        is_pinned=is_pinned,
+    )

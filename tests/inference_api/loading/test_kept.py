@@ -167,7 +167,7 @@ def test_memory_is_counted_as_it_is_taken(plain: Path, tmp_path: Path) -> None:
     runner = KernelRunner(file, OPTIONS)
     described = checkpoint.describe(str(file))
     assert described.config is not None
-    planned = checkpoint.footprint_on_cpu(described.config, OPTIONS, described.tensors)
+    planned = checkpoint.footprint_of(described.config, OPTIONS, described.tensors)
     taken = sum(each.blocks.nbytes for each in parameters(file).packed.values())
     assert taken <= planned.weights_bytes == runner.footprint.weights_bytes < 1.01 * taken
 

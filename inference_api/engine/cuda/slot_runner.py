@@ -1,0 +1,125 @@
+"""A runner by torch whose model comes and goes: an expert of a bundle."""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.parameters import load_torch_parameters, torch_parameters
+from inference_api.engine.cuda.runner import CudaRunner
+from inference_api.engine.cuda.slots import Place
+from inference_api.kernels.library import Kernels
+from inference_api.kernels.packing import FLOAT_BITS, Bits
+from inference_api.loading import checkpoint
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.files import PackedModel
+from inference_api.loading.packing.folder import PackedFolder
+from inference_api.loading.packing.layout import PackedLayout
+from inference_api.loading.packing.pages import Pause
+from inference_api.loading.weights import Packing
+from inference_api.runner import Draw, Drawn, Hidden, RowStep
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class TorchPackedModel(PackedModel):
+    """A model as torch has it in memory."""
+
+    kind: ClassVar[bytes] = b"torch"
+
+    @cached_property
+    def layout(self) -> PackedLayout:
+        dtype_bytes = FLOAT_BITS[self.dtype] // 8
+        return PackedLayout.of(self.config, dtype_bytes, self.packed_bits, by_torch=True)
+
+    @property
+    def packed_bits(self) -> Bits | None:
+        return None if self.bits in FLOAT_BITS.values() else self.bits
+
+    def pack_into(self, memory: mmap.mmap, pause: Pause) -> None:
+        """See `PackedModel`."""
+        bits = self.packed_bits
+        packing = None if bits is None else Packing(Kernels(1), bits)
+        dtype = getattr(torch, self.dtype)
+        views = {name: torch.from_numpy(each) for name, each in self.views(memory).items()}
+        load_torch_parameters(self.files, self.config, CPU, dtype, packing, views, pause)
+
+
+class SlotRunner(CudaRunner):
+    """`load` and `unload` may be called on another thread than the decode thread, while no step of
+    this runner runs, but others do."""
+
+    def __init__(
+        self, model_dir: Path, options: EngineOptions, packed: PackedFolder, place: Place
+    ) -> None:
+        """`packed`: the folder of packed weights; `place`: where they lie while they are in memory.
+        See `LocalRunner`."""
+        self._packed, self._place, self._has_packed_file = packed, place, True
+        super().__init__(model_dir, replace(options, has_medusa=False))
+        self._decoders: dict[int, tuple[str, Decoder]] = {}  # keyed by slot; with the weights' key
+
+    @cached_property
+    def _packed_model(self) -> TorchPackedModel:
+        bits = checkpoint.weight_bits(self._options)
+        of_files = (self._folder.name, self.files, self._config)
+        return TorchPackedModel(*of_files, self._options.dtype, bits)
+
+    def is_packed(self) -> bool:
+        """See `LocalRunner`. Reads headers."""
+        return self._packed.has(self._packed_model)
+
+    def load(self) -> None:
+        """See `LocalRunner`. Launches nothing but copies."""
+        footprint, place = self.footprint, self._place
+        in_slot = replace(footprint, weights_bytes=0, num_pages=0)  # its memory was taken before
+        self._check(in_slot, are_files_read=not self.is_packed())
+        self._key, file = self._packed.memory(self._packed_model)
+        self._weights, cache = (
+            place.take(size) for size in (footprint.weights_bytes, footprint.cache_bytes)
+        )
+        place.slots.fill(self._weights, file)
+        place.slots.clear(cache)  # another expert's, or of rows that have left
+        self._cache = self._new_cache(cache)
+        self._log_loaded()
+
+    def unload(self) -> None:
+        """See `LocalRunner`. What was recorded in the slot stays, and no memory is freed, which the
+        decode thread may be recording in."""
+        super(CudaRunner, self).unload()
+        self._place.leave()
+
+    def _forward(
+        self, rows: Sequence[RowStep], draws: Sequence[Draw], positions: Sequence[int]
+    ) -> tuple[Sequence[Drawn], Sequence[Hidden | None]]:
+        if "decoder" not in vars(self):
+            self._begin()
+        return super()._forward(rows, draws, positions)
+
+    @torch.inference_mode()
+    def _begin(self) -> None:
+        """Before the first step since `load`: record the steps, unless these weights have been in
+        this slot before."""
+        slot = self._place.slot
+        assert slot is not None
+        key, decoder = self._decoders.get(slot, ("", None))
+        if decoder is None or key != self._key:
+            parameters = torch_parameters(self._config, self._dtype, self.bits, self._parts())
+            decoder = self._new_decoder(parameters)
+            if self._place.slots.capture is not None:
+                decoder.record(self._place.slots.capture)
+            self._decoders[slot] = self._key, decoder
+        self.decoder = decoder
+
+    def _parts(self) -> dict[str, Tensor]:
+        tensors = self._packed_model.layout.tensors
+        return {each.name: self._weights[each.begin : each.end] for each in tensors}
+
+    def _record(self) -> None:
+        """Steps are recorded before the first one."""

@@ -1,0 +1,205 @@
+"""Experts of a bundle on CUDA: models that come and go in slots, here of the CPU's memory."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from shutil import copytree
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from inference_api.engine.cuda.graphs import Forward, Step
+from inference_api.engine.cuda.runner import CudaRunner
+from inference_api.engine.cuda.slot_runner import SlotRunner
+from inference_api.engine.cuda.slots import Place, Slots
+from inference_api.errors import StartupError
+from inference_api.loading.memory import slot_bytes
+from inference_api.loading.options import EngineOptions
+from inference_api.loading.packing.folder import PackedFolder
+from inference_api.request import SamplingParams
+from inference_api.runner import Draw, RowStep
+from tests.inference_api.conftest import TinyModel
+from tests.inference_api.engine.tiny_models import CONTEXT
+
+Tiny = Callable[[str], TinyModel]
+ROWS = 2
+PROMPT = (5, 17, 250, 9, 33, 4)
+SCORED = Draw(SamplingParams(num_logprobs=3, temperature=0.0), PROMPT, ())
+FORMS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "float32", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+}
+
+
+def options_of(form: str) -> EngineOptions:
+    return EngineOptions(device="cpu", max_rows=ROWS, max_seq_len=CONTEXT, **FORMS[form])
+
+
+def answers(runner: CudaRunner) -> list[Any]:
+    """What two rows draw after a prompt and some more tokens, with log probabilities."""
+    found = []
+    for position, row in ((0, 1), (6, 1), (0, 0), (7, 1)):
+        ids = PROMPT if position == 0 else PROMPT[:1]
+        (result,) = runner.step([RowStep(row, position, ids, (SCORED,))])
+        found += [(each.token_id, each.logprobs) for each in result.drawn]
+    return found
+
+
+class Bundle:
+    """Experts over slots as large as the largest needs; `recorded` has what steps were recorded."""
+
+    def __init__(self, packed: Path, sources: Sequence[tuple[Path, str]], num_slots: int) -> None:
+        self.recorded: list[Forward] = []
+        self.pauses = 0
+        self.slots = Slots("cpu", self._pause, self._capture)
+        folder = PackedFolder(packed)
+        self.runners = [
+            SlotRunner(source, options_of(form), folder, Place(self.slots))
+            for source, form in sources
+        ]
+        footprints = [each.footprint for each in self.runners]
+        sizes = [slot_bytes(each.weights_bytes, each.cache_bytes) for each in footprints]
+        self.slots.allocate(num_slots, max(sizes))
+
+    def _pause(self) -> None:
+        self.pauses += 1
+
+    def _capture(self, forward: Forward, inputs: Tensor) -> Step:
+        self.recorded.append(forward)
+        return partial(forward, inputs)
+
+
+def read(source: Path, form: str) -> CudaRunner:
+    runner = CudaRunner(source, options_of(form))
+    runner.load()
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*(("llama-tied", form) for form in FORMS), ("qwen3-moe", "int8"), ("deepseek-v2", "float32")],
+)
+def test_answers_have_the_bits_of_weights_that_were_read(
+    name: str, form: str, tiny_model: Tiny, tmp_path: Path
+) -> None:
+    """In either slot, and after another expert was there."""
+    source, other = tiny_model(name)[0], tiny_model("llama-biases")[0]
+    expected = answers(read(source, form))
+    bundle = Bundle(tmp_path, [(source, form), (other, "bfloat16")], 2)
+    runner, neighbour = bundle.runners
+    for is_packed in (False, True):
+        assert runner.is_packed() == is_packed
+        runner.load()
+        assert answers(runner) == expected
+        runner.unload()
+    for _ in range(2):  # it comes to the other slot, then to where the neighbour was
+        neighbour.load()
+        answers(neighbour)
+        runner.load()
+        assert answers(runner) == expected
+        for each in (neighbour, runner):
+            each.unload()
+        runner.load()
+        assert answers(runner) == expected
+        runner.unload()
+
+
+def test_steps_are_recorded_once_for_each_slot_and_stay_valid(
+    tiny_model: Tiny, tmp_path: Path
+) -> None:
+    sources = [(tiny_model(name)[0], "float32") for name in ("llama", "qwen3")]
+    expected = [answers(read(*each)) for each in sources]
+    bundle = Bundle(tmp_path, sources, 1)
+    numbers = []
+    for _ in range(3):
+        for runner, own in zip(bundle.runners, expected, strict=True):
+            runner.load()
+            assert answers(runner) == own
+            runner.unload()
+        numbers.append(len(bundle.recorded))
+    assert numbers[0] > 0
+    assert numbers == numbers[:1] * 3
+
+
+def test_other_weights_of_the_same_expert_are_no_longer_those_recorded(
+    tiny_model: Tiny, tmp_path: Path
+) -> None:
+    source = copytree(tiny_model("llama-biases")[0], tmp_path / "model")
+    [runner] = Bundle(tmp_path / "packed", [(source, "int8")], 1).runners
+    runner.load()
+    before = answers(runner)
+    runner.unload()
+    [file] = source.glob("*.safetensors")
+    save_file({name: 1.5 * each for name, each in load_file(file).items()}, file)
+    runner.load()
+    assert answers(runner) == answers(read(source, "int8")) != before
+
+
+def test_memory_is_foreseen_to_the_byte_and_none_is_shared(
+    tiny_model: Tiny, tmp_path: Path
+) -> None:
+    """A draft model lies behind its model, in the same slot."""
+    source = tiny_model("llama")[0]
+    slots = Slots("cpu", lambda: None)
+    place, folder = Place(slots), PackedFolder(tmp_path)
+    pair = [SlotRunner(source, options_of(form), folder, place) for form in ("int8", "bfloat16")]
+    footprints = [each.footprint for each in pair]
+    slots.allocate(1, sum(slot_bytes(each.weights_bytes, each.cache_bytes) for each in footprints))
+    for each in pair:
+        each.load()
+    parts = [part for each in pair for part in (each._weights, each._cache.entries)]
+    sizes = [size for each in footprints for size in (each.weights_bytes, each.cache_bytes)]
+    assert [part.nbytes for part in parts] == sizes
+    assert sorted(file.stat().st_size for file in tmp_path.glob("*.hearth")) == sorted(sizes[::2])
+    ends = [part.data_ptr() + part.nbytes for part in parts]
+    assert all(end <= part.data_ptr() for end, part in zip(ends, parts[1:], strict=False))
+    for each, form in zip(pair, ("int8", "bfloat16"), strict=True):
+        assert answers(each) == answers(read(source, form))
+    for each in pair:
+        each.unload()
+    assert slots.take() == 0, "both have left"
+
+
+def test_loading_beside_steps_of_another_runner_changes_no_bit(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference_api.engine.cuda.slots.PIECE_BYTES", 4096)
+    sources = [(tiny_model(name)[0], "float32") for name in ("llama", "qwen3")]
+    bundle = Bundle(tmp_path, sources, 2)
+    resident, other = bundle.runners
+    resident.load()
+    expected, is_done = answers(resident), Event()
+
+    def load() -> None:
+        for _ in range(5):
+            other.load()
+            other.unload()
+        other.load()
+        is_done.set()
+
+    loader = Thread(target=load)
+    loader.start()
+    num_rounds = 0
+    while not is_done.is_set() or num_rounds == 0:
+        assert answers(resident) == expected
+        num_rounds += 1
+    loader.join()
+    assert bundle.pauses > 6 * other.footprint.weights_bytes // 4096
+    assert answers(other) == answers(read(*sources[1]))
+
+
+def test_gpu_with_too_little_memory_for_the_slots_is_a_fault_of_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots = Slots("cpu", lambda: None)
+    monkeypatch.setattr(slots, "_stream", object())  # as a GPU has one
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**30))
+    slots.allocate(2, 2**19)
+    with pytest.raises(StartupError, match="fast_memory_limit: it has room for 2 experts"):
+        slots.allocate(2, 2**19 + 1)
