@@ -149,6 +149,11 @@ class LocalRunner(ModelRunner):
         )
 
     @property
+    def is_alone(self) -> bool:
+        """Whether no other of the runners that options count has memory of its device."""
+        return self._by_torch or self._options.num_runners == 1
+
+    @property
     def num_layers(self) -> int:
         """Returns the number of layers of the whole model."""
         return self._whole.num_layers

@@ -1,5 +1,6 @@
 """Makes a rank's runner for a range of layers."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -7,9 +8,12 @@ from pathlib import Path
 
 from inference_api.engine.devices import make_runner
 from inference_api.engine.local_runner import LocalRunner
+from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
+
+logger = logging.getLogger(__name__)
 
 MakeRunner = Callable[[LayerRange], LocalRunner]
 
@@ -26,6 +30,28 @@ def part_runners(
     device = "cuda" if options.device == "cuda" else "cpu"
     own = replace(options, device=device, num_runners=local_ranks)
     return lambda layers: make_runner(model_dir, own.with_layers(layers), shared)
+
+
+def runner_in_place_of(
+    loaded: LocalRunner, make_runner: MakeRunner, layers: LayerRange, num_pages: int
+) -> LocalRunner | None:
+    """Returns a runner of these layers and pages; None if they do not fit into the memory that is
+    free once `loaded` is unloaded. The log says why."""
+    try:
+        runner = make_runner(layers)
+    except StartupError as error:
+        logger.warning("layers %d to %d: %s", *layers, error)
+        return None
+    runner.share_pages(num_pages)
+    free_bytes, freed_bytes = runner.free_bytes(), loaded.footprint.total_bytes
+    # Ranks that share a memory give each other what they free.
+    if loaded.is_alone and free_bytes is not None:
+        needed_bytes = runner.footprint.total_bytes
+        if needed_bytes > free_bytes + freed_bytes:
+            shown = (*layers, needed_bytes, free_bytes, freed_bytes)
+            logger.warning("layers %d to %d take %d bytes, of %d and %d to be freed", *shown)
+            return None
+    return runner
 
 
 def kernels_of_ranks(local_ranks: int) -> Callable[[int], Kernels]:

@@ -11,9 +11,9 @@ from contextlib import closing
 
 from inference_api.engine.local_runner import LocalRunner
 from inference_api.errors import StartupError
-from inference_api.loading.config import PAGE_TOKENS
+from inference_api.loading.config import PAGE_TOKENS, LayerRange
 from inference_api.pipeline.messages import BadMessage, Kind, Message, read_step
-from inference_api.pipeline.rank_runners import MakeRunner
+from inference_api.pipeline.rank_runners import MakeRunner, runner_in_place_of
 from inference_api.pipeline.ring import LOAD_TIMEOUT_S, Ring
 from inference_api.pipeline.splits import layers_of
 from inference_api.runner import RowStep
@@ -76,19 +76,23 @@ class RankWorker:
     def _fitting(self, numbers: Sequence[int]) -> Sequence[int]:
         """Returns the numbers of FIT, with fewer pages if this rank has room for fewer."""
         pages, *split = numbers
-        return (min(pages, self._make_runner_for(split).layout.num_pages), *split)
+        layers = self._layers_of(split)
+        if self._runner is None:
+            return (min(pages, self._make_runner(layers).layout.num_pages), *split)
+        runner = runner_in_place_of(self._runner, self._make_runner, layers, pages)
+        return (0 if runner is None else pages, *split)
 
-    def _make_runner_for(self, split: Sequence[int]) -> LocalRunner:
+    def _layers_of(self, split: Sequence[int]) -> LayerRange:
         if len(split) != self._ring.num_ranks:
             raise BadMessage(f"a split of {len(split)} for {self._ring.num_ranks} ranks")
-        return self._make_runner(layers_of(split, self._ring.rank))
+        return layers_of(split, self._ring.rank)
 
     def _load(self, numbers: Sequence[int]) -> None:
         """Load the layers. Raises StartupError if memory is short, or rank 0 has another model."""
         agreement, pages, *split = numbers
         if self._runner is not None:
             self._runner.unload()
-        self._runner = self._make_runner_for(split)
+        self._runner = self._make_runner(self._layers_of(split))
         if self._runner.agreement != agreement:
             raise StartupError(
                 f"Rank {self._ring.rank} has another model than rank 0, or other settings of "

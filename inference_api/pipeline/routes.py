@@ -62,7 +62,12 @@ def create_blueprint(backend: DecodeBackend) -> Blueprint:
             wanted = checked(tuple(layers), runner.num_layers, len(runner.split))
         except StartupError as error:
             raise InvalidRequest(error.faults[0], "layers") from None
-        runner.pauses.do(partial(runner.set_split, wanted))
+        if not runner.pauses.do(partial(runner.set_split, wanted)):
+            raise InvalidRequest(
+                f"{layers} is more than the memory of a rank, whose log says of which; give it "
+                "fewer layers.",
+                "layers",
+            )
         return SplitAnswer(layers=layers)
 
     @blueprint.post("/pipeline/measure")

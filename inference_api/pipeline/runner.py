@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 
 from inference_api.pipeline.messages import PLACED_PAGES, BadMessage, Kind, Message
 from inference_api.pipeline.pauses import Pauses
-from inference_api.pipeline.rank_runners import MakeRunner
+from inference_api.pipeline.rank_runners import MakeRunner, runner_in_place_of
 from inference_api.pipeline.ring import LOAD_TIMEOUT_S, Ring, RingBroken
 from inference_api.pipeline.ring_decoder import Rounds, decode_by
 from inference_api.pipeline.splits import Split, checked, layers_of
@@ -69,26 +69,32 @@ class PipelineRunner:
         """See `ModelRunner`. Raises RingBroken if another rank cannot load; its log says why."""
         ring = self._ring = self._join(self.hidden_size)
         checked(self.split, self.num_layers, ring.num_ranks)
-        self._own.share_pages(self._pages_that_fit(ring))
+        pages = self._pages_that_fit(ring, self._own.layout.num_pages, self.split)
+        if not pages:
+            raise BadMessage("no pages fit")
+        self._own.share_pages(pages)
         self.max_seq_len = self._own.max_seq_len
         self._rounds = Rounds(ring, self.max_rows, self.hidden_size)
         self._load(ring)
         self.medusa = self._own.medusa
 
-    def set_split(self, split: Split) -> None:
-        """Have all ranks load their layers of a new split. The caches of all rows are lost. Raises
+    def set_split(self, split: Split) -> bool:
+        """Have all ranks load their layers of a new split, if these fit into their memories: else
+        nothing changes, and the answer is False. The caches of all rows are lost. Raises
         StartupError, RingBroken."""
         checked(split, self.num_layers, len(self.split))
         if split == self.split:
-            return
-        self._own.unload()
+            return True
         pages = self.layout.num_pages
-        self._own = self._make_runner(layers_of(split, 0))
-        self._own.share_pages(pages)
-        self.split = split
+        own = runner_in_place_of(self._own, self._make_runner, layers_of(split, 0), pages)
+        if own is None or not self._pages_that_fit(self._current_ring, pages, split):
+            return False
+        self._own.unload()
+        self._own, self.split = own, split
         # Draft sources keep the first heads, which do not depend on the split.
         self._load(self._current_ring)
         self.choose_parts()
+        return True
 
     def warm_up(self) -> None:
         self.choose_parts()
@@ -164,13 +170,12 @@ class PipelineRunner:
         assert self._ring is not None, "load comes first"
         return self._ring
 
-    def _pages_that_fit(self, ring: Ring) -> int:
-        """Returns the number of pages that fit on every rank."""
-        own_pages = self._own.layout.num_pages
-        ring.tell(Message(Kind.FIT, (own_pages, *self.split)))
+    def _pages_that_fit(self, ring: Ring, own_pages: int, split: Split) -> int:
+        """Returns how many of the first rank's pages fit on every rank; 0 if its layers do not."""
+        ring.tell(Message(Kind.FIT, (own_pages, *split)))
         kind, (pages, *_), _ = ring.hear(LOAD_TIMEOUT_S)
-        if kind is not Kind.FIT or not 0 < pages <= own_pages:
-            raise BadMessage(f"{kind.name} of {pages} came back, not of 1 to {own_pages} pages")
+        if kind is not Kind.FIT or not 0 <= pages <= own_pages:
+            raise BadMessage(f"{kind.name} of {pages} came back, not of 0 to {own_pages} pages")
         return pages
 
     def _load(self, ring: Ring) -> None:

@@ -61,8 +61,8 @@ def main() -> None:
     runner.load()
     _write_ready(ranks.rank, config.num_layers)
     for job in _jobs():
-        if tuple(job.layers) != runner.split:
-            runner.set_split(tuple(job.layers))
+        if not runner.set_split(tuple(job.layers)):
+            sys.exit(f"{job.layers} do not fit into memory")
         runner.choose_parts(job.parts)
         _write({"tokens_per_s": runner.tokens_per_s(job.seconds, job.rows)})
     runner.close()

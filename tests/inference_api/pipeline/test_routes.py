@@ -10,6 +10,7 @@ import pytest
 import requests
 from werkzeug.serving import make_server
 
+from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.pipeline import pauses, routes
@@ -88,6 +89,15 @@ def test_the_driver_finds_a_split_and_no_answer_changes(url: str) -> None:
         moved = requests.post(f"{url}/pipeline/split", json={"layers": layers})
         assert (moved.status_code, moved.json()) == (200, {"layers": layers})
         assert answer(url) == before
+
+
+def test_layers_without_memory_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = requests.post(f"{url}/pipeline/measure").json()["layers"]
+    monkeypatch.setattr(KernelRunner, "free_bytes", lambda self: 0)
+    moved = requests.post(f"{url}/pipeline/split", json={"layers": layers[::-1]})
+    assert moved.status_code == 400
+    assert "more than the memory of a rank" in moved.text
+    assert requests.post(f"{url}/pipeline/measure").json()["layers"] == layers
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from inference_api.runner import Draw, RowResult, RowStep, place_own_pages
 from lab.device.launches import TritonRunner
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.steps import ANY_DRAW
+from tests.inference_api.engine.test_graphs import recorded
 from tests.inference_api.pipeline.rings import make_pipeline
 from tests.inference_api.speculation.decoding import GREEDY, Decoding, Model, request_of
 from tests.inference_api.speculation.sources import SOURCES, Known
@@ -42,6 +43,7 @@ STEPS = (
         RowStep(0, 70, (9,), (SEEDED,)),
     ),
 )
+RECORDED = "llama"
 OF_ONE_TOKEN = (RowStep(1, 3, (9,), (SEEDED,)),)
 
 
@@ -78,7 +80,8 @@ def results(runner: CudaRunner, steps: Sequence[Sequence[RowStep]]) -> list[RowR
     return [result for rows in steps for result in runner.step(rows)]
 
 
-# Layers whose parts, norms, experts or heads differ. Some weights are packed.
+# Layers whose parts, norms, experts or heads differ. The first has weights that are packed, and
+# steps that are recorded.
 @pytest.mark.parametrize(
     ("name", "quantization", "kind"),
     [
@@ -106,6 +109,8 @@ def test_parts_have_the_bits_of_all_layers(
     with torch.inference_mode():
         for runner in (first, second):
             runner.decoder.try_out(steps[-1][0])
+            if name == RECORDED:
+                runner.decoder.record(recorded)
     assert isinstance(first.decoder, PartDecoder)
     first.decoder.others = InOneProcess(second)
     for one, other in zip(results(first, steps), results(whole, steps), strict=True):
