@@ -171,14 +171,14 @@ def describe_models(
     from inference_api.engine.devices import make_runner, share_memory
     from inference_api.kernels.library import Kernels
     from inference_api.loading.checkpoint import locate
+    from inference_api.loading.memory import cache_shares
 
     kernels_of = cache(Kernels)
     budget = ByteBudget(MAX_BYTES_AT_ONCE, WAIT_S)
     made, asked = [], settings.served_models
-    num_runners = sum(1 + (each.used_draft_model is not None) for each in asked)
     for model in asked:
         folder = locate(model.model)
-        options = replace(EngineOptions.from_settings(model), num_runners=num_runners)
+        options = replace(EngineOptions.from_settings(model), num_runners=len(asked))
         assistant = find_assistant(model)
         own = replace(options, assistant=assistant)
         home: Home = (packed, None)
@@ -191,6 +191,11 @@ def describe_models(
         if model.used_draft_model is not None and assistant is None:
             of_drafter = replace(options, max_seq_len=runner.max_seq_len)
             drafter = make_drafter(model, folder, of_drafter, kernels_of, home)
+            pair = (runner, drafter)
+            shares = cache_shares([each.footprint for each in pair])
+            for each, share in zip(pair, shares, strict=True):
+                each.cache_share = share
+                each.leave_room_for(())
         made.append((model, folder, runner, drafter))
     share_memory([each for *_, runner, drafter in made for each in (runner, drafter) if each])
     disk = pages_folder(settings)

@@ -104,10 +104,12 @@ class KernelRunner(LocalRunner):
             if free_bytes is None:
                 return None
             half_bytes = (free_bytes - needed.weights_bytes - others_bytes) // 2
-            return max(least, needed.pages_within(half_bytes // self._options.num_runners))
-        count = needed.pages_within(budget_bytes)
+            own_bytes = int(half_bytes * self.cache_share) // self._options.num_runners
+            return max(least, needed.pages_within(own_bytes))
+        count = needed.pages_within(int(budget_bytes * self.cache_share))
         if count < least:
-            raise StartupError(_too_few_pages(budget_bytes, needed.within(None).cache_bytes))
+            least_bytes = needed.within(None).cache_bytes / self.cache_share
+            raise StartupError(_too_few_pages(budget_bytes, least_bytes))
         return count
 
     def share_pages(self, count: int | None) -> None:
@@ -237,7 +239,7 @@ class KernelRunner(LocalRunner):
         return drawn, hidden
 
 
-def _too_few_pages(budget_bytes: int, least_bytes: int) -> str:
+def _too_few_pages(budget_bytes: int, least_bytes: float) -> str:
     return (
         f"KV_CACHE_MEMORY: {budget_bytes / MIB:.1f} MiB are too few to serve with, at least "
         f"{least_bytes / MIB:.1f} MiB are needed; raise KV_CACHE_MEMORY, free memory, or lower "

@@ -74,6 +74,8 @@ class LocalRunner(ModelRunner):
     medusa: DraftHeads | None = None
     mtp: DraftLayer | None = None
     _cache: RowCache
+    cache_share = 1.0
+    """Its part of KV_CACHE_MEMORY; the rest is its draft model's, or the model's."""
 
     def __init__(self, model_dir: Path, asked: EngineOptions) -> None:
         """`asked.device` is not auto. Raises StartupError if the model is not supported, or does

@@ -5,7 +5,7 @@ a model that passes `check_all` also loads.
 """
 
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from inference_api.loading.files import (
 from inference_api.loading.gguf import SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.layout import Tensors, held_bits, linear_weights, matrices, spared
-from inference_api.loading.memory import DRAFT, Footprint, memory_faults, weights_size
+from inference_api.loading.memory import DRAFT, Footprint, all_within, memory_faults, weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.quantised.formats import FLOATS, with_quantisation
 from inference_api.loading.tokenizer_files import eos_token_ids, tokenizer_faults
@@ -62,14 +62,13 @@ def check_all(models: Sequence[Asked]) -> list[str]:
     faults: list[str] = []
     footprints: dict[str, Footprint] = {}
     for asked in models:
-        for name, (found, footprint) in _examined(asked):
-            faults += found if len(models) == 1 else [f"{asked.name}: {fault}" for fault in found]
-            if footprint is not None:
-                footprints[name] = footprint
+        found, of_asked = _examined(asked)
+        faults += found if len(models) == 1 else [f"{asked.name}: {fault}" for fault in found]
+        footprints |= of_asked
     return faults + memory_faults(footprints, hardware.available_memory_bytes())
 
 
-Examined = tuple[list[str], Footprint | None]  # faults, and memory on the CPU
+Examined = tuple[list[str], Footprint | None]  # faults, and memory of all rows on the CPU
 
 
 class Described(NamedTuple):
@@ -112,23 +111,26 @@ def _described(folder: Path, model: str) -> Described:
     return Described(folder, config, tensors, faults)
 
 
-def _examined(asked: Asked) -> Iterator[tuple[str, Examined]]:
-    """Yields a model by its name, then what drafts for it."""
+def _examined(asked: Asked) -> tuple[list[str], Mapping[str, Footprint]]:
+    """Returns the faults of a model and of what drafts for it, and their memory on the CPU."""
     name, model, options, draft_model = asked
     try:
         described = describe(model)
     except StartupError as error:
-        yield name, (list(error.faults), None)
-        return
-    yield name, _fitted(described, options)
-    if draft_model is None or described.config is None:
-        return
-    try:
-        faults, footprint = _examined_draft(described, options, draft_model)
-    except StartupError as error:
-        faults, footprint = [*error.faults], None
-    faults = [each if DRAFT_MODEL in each else f"{DRAFT_MODEL}: {each}" for each in faults]
-    yield name + DRAFT, (faults, footprint)
+        return list(error.faults), {}
+    faults, footprint = _fitted(described, options)
+    footprints = {name: footprint}
+    if draft_model is not None and described.config is not None:
+        try:
+            found, footprints[name + DRAFT] = _examined_draft(described, options, draft_model)
+        except StartupError as error:
+            found = [*error.faults]
+        faults += [each if DRAFT_MODEL in each else f"{DRAFT_MODEL}: {each}" for each in found]
+    there = {each: needed for each, needed in footprints.items() if needed is not None}
+    is_split = options.layers is not None  # then a rank's layers and the draft model share nothing
+    together = [[each] for each in there.values()] if is_split else [[*there.values()]]
+    within = [one for each in together for one in all_within(each, options.kv_cache_bytes)]
+    return faults, dict(zip(there, within, strict=True))
 
 
 def _examined_draft(model: Described, options: EngineOptions, source: str) -> Examined:
@@ -176,8 +178,7 @@ def _fitted(described: Described, options: EngineOptions) -> Examined:
     if _may_be_on_cuda(options):
         return faults, None
     faults += cpu_faults(config)
-    of_all_rows = footprint_of(config, options, described.tensors)
-    return faults, of_all_rows.within(options.kv_cache_bytes)
+    return faults, footprint_of(config, options, described.tensors)
 
 
 def _may_be_on_cuda(options: EngineOptions) -> bool:

@@ -129,6 +129,25 @@ class Footprint:
         return self.weights_bytes + self.cache_bytes
 
 
+def cache_shares(footprints: Sequence[Footprint]) -> list[float]:
+    """Returns the parts of KV_CACHE_MEMORY that a model and its draft model get, so that both have
+    room for as many tokens, before windows free any."""
+    sizes = [min(each.num_pages, len(each.groups)) * each.page_bytes for each in footprints]
+    return [size / max(sum(sizes), 1) for size in sizes]
+
+
+def all_within(footprints: Sequence[Footprint], cache_bytes: int | None) -> list[Footprint]:
+    """Returns the footprints of a model and its draft model, if KV_CACHE_MEMORY is `cache_bytes`;
+    None: with the fewest pages."""
+    if cache_bytes is None:
+        return [each.within(None) for each in footprints]
+    shares = cache_shares(footprints)
+    return [
+        each.within(int(cache_bytes * share))
+        for each, share in zip(footprints, shares, strict=True)
+    ]
+
+
 def weights_size(
     config: ModelConfig,
     dtype: str,

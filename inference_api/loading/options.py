@@ -28,7 +28,7 @@ class EngineOptions:
     kv_cache_bytes: int | None = None
     """Most memory of pages, for the kernels; None: half of the memory free besides weights."""
     num_runners: int = 1
-    """How many models share the free memory."""
+    """How many models share the free memory, draft models aside."""
     has_medusa: bool = False
     medusa_heads: str | None = None
     """The folder of the Medusa heads; None: the model's own."""

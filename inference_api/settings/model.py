@@ -75,8 +75,8 @@ class ModelSettings(BaseModel):
     kv_cache_memory: SizeOrAuto = Field(
         None,
         description=(
-            "What all rows of a model remember may take so much memory, on the CPU: 8GiB; auto: "
-            "half of what is free beside the weights, or what all rows need."
+            "What all rows of a model and its draft model remember may take so much memory, on the "
+            "CPU: 8GiB; auto: half of what is free beside the weights, or what all rows need."
         ),
     )
     generation_config: Literal["auto", "none"] = Field(

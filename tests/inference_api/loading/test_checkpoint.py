@@ -17,10 +17,11 @@ from inference_api.errors import StartupError
 from inference_api.kernels.packing import MAX_HEAD_DIM
 from inference_api.loading import checkpoint, hardware, hub
 from inference_api.loading.checkpoint import load_config, locate
-from inference_api.loading.config import num_pages
+from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.loading.files import read_headers
+from inference_api.loading.memory import Footprint, all_within
 from inference_api.loading.options import EngineOptions
-from inference_api.loading.page_groups import bytes_of_pages, page_groups
+from inference_api.loading.page_groups import PageGroup, bytes_of_pages, page_groups
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
@@ -104,6 +105,20 @@ def test_memory_is_summed_over_all_models(
     with pytest.raises(StartupError) as caught:
         check_memory(runners)
     assert caught.value.faults == (fault,)
+
+
+def test_a_model_and_its_draft_model_have_room_for_as_many_tokens() -> None:
+    model, draft = (
+        Footprint(
+            0, page_bytes, 4096, rows=8, context_tokens=4096, groups=[PageGroup(None, ())] * n
+        )
+        for page_bytes, n in ((7000, 3), (500, 2))
+    )
+    within = all_within([model, draft], 2**20)
+    assert sum(each.cache_bytes for each in within) <= 2**20
+    assert within[0].room_tokens == within[1].room_tokens == 2**20 // 22_000 * PAGE_TOKENS
+    assert all_within([model], 2**20) == [model.within(2**20)]
+    assert all_within([model, draft], None) == [model.within(None), draft.within(None)]
 
 
 def test_faults_of_one_of_several_models_name_it(tmp_path: Path) -> None:
