@@ -74,9 +74,12 @@ class RankWorker:
                 self._loaded.copy_page(source, target)
 
     def _fitting(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Returns the numbers of FIT, with fewer pages if this rank has room for fewer."""
+        """Returns the numbers of FIT, with fewer pages if this rank has room for fewer, and none if
+        layers do not fit into the place of those that are loaded."""
         pages, *split = numbers
         layers = self._layers_of(split)
+        if not pages:
+            return numbers
         if self._runner is None:
             return (min(pages, self._make_runner(layers).layout.num_pages), *split)
         runner = runner_in_place_of(self._runner, self._make_runner, layers, pages)

@@ -46,7 +46,8 @@ class ModelSettings(BaseModel):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        description="Where the model runs; auto: CUDA when there is a GPU, a bundle on the CPU.",
+        description="Where the model runs; auto: CUDA when there is a GPU, a bundle and a split on "
+        "the CPU.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

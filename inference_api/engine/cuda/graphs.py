@@ -56,8 +56,11 @@ class FixedStep:
         self._ways: Numbers = self._host[NUM_LINES:].reshape(-1).view(np.float64)
         self._ways = self._ways.reshape(-1, inputs.shape[1])
         self._inputs = given.to(device, copy=True)
-        self._given_made = pinned(torch.zeros(inputs.shape[1], made_size), device)
-        self._made = self._given_made.to(device, copy=True) if made_size else None
+        self._given_made = torch.zeros(inputs.shape[1], made_size)
+        self._made: Tensor | None = None
+        if made_size:
+            self._given_made = pinned(self._given_made, device)
+            self._made = self._given_made.to(device, copy=True)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self._forwards = {
             length: partial(forward, lengths[: index + 1], self._made)

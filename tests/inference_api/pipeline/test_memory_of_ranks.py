@@ -54,18 +54,18 @@ def test_layers_that_do_not_fit_stay_where_they_are(monkeypatch: pytest.MonkeyPa
     def parts(folder: Path, options: EngineOptions) -> MakeRunner:
         return lambda layers: Full(folder, options.with_layers(layers))
 
-    runner = make_pipeline(EMBEDDED_MODEL, replace(OPTIONS, max_seq_len=64), (2, 3), parts=parts)
+    runner = make_pipeline(EMBEDDED_MODEL, replace(OPTIONS, max_seq_len=64), (2, 2, 1), parts=parts)
     runner.load()
     try:
         place_own_pages(runner)
         step = [RowStep(0, 0, (5,), (GREEDY,))]
         drawn = runner.step(step)[0].drawn
         monkeypatch.setattr(Full, "is_full", True)
-        for split in ((3, 2), (1, 4)):  # too much for the first rank, and for the other
+        for split in ((3, 1, 1), (1, 3, 1), (1, 2, 2)):  # each too much for another rank
             assert not runner.set_split(split)
-            assert runner.split == (2, 3)
+            assert runner.split == (2, 2, 1)
             assert runner.step(step)[0].drawn == drawn
         monkeypatch.setattr(Full, "is_full", False)
-        assert runner.set_split((1, 4))
+        assert runner.set_split((1, 3, 1))
     finally:
         runner.close()

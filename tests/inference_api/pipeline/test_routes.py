@@ -10,6 +10,7 @@ import pytest
 import requests
 from werkzeug.serving import make_server
 
+from inference_api.core import decode_backend
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.kernels.library import KernelsUnavailable, supported_variants
@@ -46,6 +47,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pauses, "QUIET_S", 0.0)
+        patch.setattr(decode_backend, "IDLE_WAIT_S", 0.02)
         patch.setattr(routes, "MEASURE_S", 0.1)
         for name, value in (("RANK", 0), ("WORLD_SIZE", 2), ("MASTER_PORT", port)):
             patch.setenv(name, str(value))
