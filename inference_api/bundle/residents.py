@@ -276,7 +276,8 @@ def bundle_residents(
         bundle.load_timeout_s,
     )
     packed = PackedFolder(Path(settings.packed_folder), pause)
-    slots = make_slots(pause) if settings.device == "cuda" else None
+    is_on_cuda = settings.device == "cuda"
+    slots = make_slots(pause, bundle.memory_limit) if is_on_cuda else None
     members = {each.served.name: each for each in describe_models(settings, packed, slots)}
     if slots is None:
         return BundleResidents(bundle, policy, members, input_queue)

@@ -43,12 +43,12 @@ def make_runner(
     return KernelRunner(folder, options, kernels_of, packed)
 
 
-def make_slots(pause: Callable[[], None]) -> "Slots":
+def make_slots(pause: Callable[[], None], held_bytes: int) -> "Slots":
     """Returns the slots of a bundle on CUDA: see `Slots`. Raises StartupError."""
     _is_on_cuda("cuda")
     from inference_api.engine.cuda.slots import Slots
 
-    return Slots(CUDA, pause)
+    return Slots(CUDA, pause, held_bytes)
 
 
 def _is_on_cuda(asked: str) -> bool:

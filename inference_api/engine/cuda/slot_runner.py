@@ -80,7 +80,7 @@ class SlotRunner(CudaRunner):
         footprint, place = self.footprint, self._place
         in_slot = replace(footprint, weights_bytes=0, num_pages=0)  # its memory was taken before
         self._check(in_slot, are_files_read=not self.is_packed())
-        self._key, file = self._packed.memory(self._packed_model)
+        self._key, file = self._file()
         self._weights, cache = (
             place.take(size) for size in (footprint.weights_bytes, footprint.cache_bytes)
         )
@@ -88,6 +88,16 @@ class SlotRunner(CudaRunner):
         place.slots.clear(cache)  # another expert's, or of rows that have left
         self._cache = self._new_cache(cache)
         self._log_loaded()
+
+    def _file(self) -> tuple[str, Tensor | mmap.mmap]:
+        """Returns the key of the weights as they are now, and their packed file in memory."""
+        held = self._place.slots.files
+        key = self._packed.key(self._packed_model)
+        if (file := held.get(key)) is not None:
+            return key, file
+        key, mapped = self._packed.memory(self._packed_model)
+        file = held.hold(key, mapped)
+        return key, mapped if file is None else file
 
     def unload(self) -> None:
         """See `LocalRunner`. What was recorded in the slot stays, and no memory is freed, which the

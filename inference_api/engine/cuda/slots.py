@@ -4,8 +4,10 @@ They are allocated once, and a load copies into one. A step that was recorded in
 stays valid, whatever was there since its expert left.
 """
 
+import logging
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -13,22 +15,96 @@ from torch import Tensor
 
 from inference_api.engine.cuda.graphs import Capture, capturing
 from inference_api.errors import StartupError
-from inference_api.loading.memory import SLOT_ALIGNMENT
+from inference_api.loading import hardware
+from inference_api.loading.memory import GIB, SLOT_ALIGNMENT
+from inference_api.loading.packing.pages import anonymous
+
+logger = logging.getLogger(__name__)
+
+Pin = Callable[[Tensor], None]  # raises RuntimeError
 
 PIECE_BYTES = 64 * 2**20
 """So much is copied at once: what a step copies meanwhile waits for one piece at most."""
+
+
+LEFT_BYTES = 2 * GIB  # packed files leave the host so much
+
+
+def pin_on_cuda(tensor: Tensor) -> None:
+    """Have a GPU read these bytes of the host by itself. Raises RuntimeError."""
+    error = int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
+    if error:
+        with suppress(RuntimeError):  # else the next launch would raise it
+            torch.zeros(1, device="cuda").add_(1)
+        raise RuntimeError(f"cudaHostRegister gave {error}")
+
+
+class HeldFiles:
+    """Packed files in memory of the host that a GPU reads by itself, and that the system does not
+    take back: a load waits for the bus alone. Loader thread only."""
+
+    def __init__(self, limit_bytes: int, pause: Callable[[], None], pin: Pin | None) -> None:
+        """`pin` None: no file is held."""
+        self._left_bytes = limit_bytes
+        self._pause = pause
+        self._pin = pin
+        self._held: dict[str, Tensor] = {}
+
+    def get(self, key: str) -> Tensor | None:
+        return self._held.get(key)
+
+    def hold(self, key: str, file: mmap.mmap) -> Tensor | None:
+        """Copy a file; None if the host has no memory for it, or if pinning has failed before."""
+        if self._pin is None or not self._has_room(len(file)):
+            return None
+        held = torch.from_numpy(np.frombuffer(anonymous(len(file)), np.uint8))
+        source = np.frombuffer(file, np.uint8)
+        for begin in range(0, len(source), PIECE_BYTES):  # pinned in pieces, as they are read
+            piece = held[begin : begin + PIECE_BYTES]
+            piece.numpy()[:] = source[begin : begin + PIECE_BYTES]
+            self._try_to_pin(piece)
+            self._pause()
+        self._left_bytes -= len(source)
+        self._held[key] = held
+        return held
+
+    def _has_room(self, num_bytes: int) -> bool:
+        available_bytes = hardware.available_memory_bytes()
+        if available_bytes is None or num_bytes + LEFT_BYTES <= available_bytes:
+            return num_bytes <= self._left_bytes
+        logger.warning(
+            "%d bytes of the host's memory are too few to hold %d of a packed file: it is loaded "
+            "through a buffer, which is slower",
+            *(available_bytes, num_bytes),
+        )
+        return False
+
+    def _try_to_pin(self, piece: Tensor) -> None:
+        if self._pin is None:
+            return
+        try:
+            self._pin(piece)
+        except RuntimeError as error:
+            logger.warning("memory of the host cannot be pinned, and loads are slower: %s", error)
+            self._pin = None
 
 
 class Slots:
     """Loader thread only, except for `allocate`, which comes before all else, and `capture`."""
 
     def __init__(
-        self, device: str, pause: Callable[[], None], capture: Capture | None = None
+        self,
+        device: str,
+        pause: Callable[[], None],
+        held_bytes: int = 0,
+        capture: Capture | None = None,
+        pin: Pin | None = None,
     ) -> None:
-        """`pause` is called after every piece. It may wait. `capture` records steps of a CUDA
-        device unless it is given."""
+        """`pause` is called after every piece. It may wait. Packed files of up to `held_bytes` are
+        held in memory. `capture` and `pin` are those of CUDA unless they are given."""
         self._device = torch.device(device)
         is_cuda = self._device.type == "cuda"
+        self.files = HeldFiles(held_bytes, pause, pin_on_cuda if is_cuda and pin is None else pin)
         self.capture = capturing() if is_cuda and capture is None else capture
         self._pause = pause
         self._stream = torch.cuda.Stream(self._device) if is_cuda else None
@@ -63,16 +139,18 @@ class Slots:
         return self._memory[slot][begin : begin + num_bytes]
 
     @torch.inference_mode()
-    def fill(self, target: Tensor, source: mmap.mmap) -> None:
-        """Copy a file that lies in memory. Returns when the device has it, so that any step that
-        begins then may read it."""
-        numbers = np.frombuffer(source, np.uint8)
+    def fill(self, target: Tensor, source: Tensor | mmap.mmap) -> None:
+        """Copy a file that is held, or mapped. Returns when the device has it, so that any step
+        that begins then may read it."""
+        numbers = source if isinstance(source, Tensor) else np.frombuffer(source, np.uint8)
         with self._after_steps():
             for begin in range(0, len(numbers), PIECE_BYTES):
                 piece = numbers[begin : begin + PIECE_BYTES]
-                staged = self._staging[: len(piece)]
-                staged.numpy()[:] = piece
-                target[begin : begin + len(piece)].copy_(staged, non_blocking=True)
+                if not isinstance(piece, Tensor):
+                    staged = self._staging[: len(piece)]
+                    staged.numpy()[:] = piece
+                    piece = staged
+                target[begin : begin + len(piece)].copy_(piece, non_blocking=True)
                 self._wait()
                 self._pause()
 

@@ -60,6 +60,11 @@ class PackedFolder:
         _, memory = self.memory(model)
         return model.parameters(memory, packing)
 
+    def key(self, model: PackedModel) -> str:
+        """Returns the key of the weights as they are now. Raises StartupError."""
+        with _faults_named(model, self._folder):
+            return self._key(model)
+
     def memory(self, model: PackedModel) -> tuple[str, mmap.mmap]:
         """Returns the key of the weights as they are now, and their file in memory: see `load`."""
         with _faults_named(model, self._folder):

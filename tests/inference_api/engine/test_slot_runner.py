@@ -15,8 +15,9 @@ from torch import Tensor
 from inference_api.engine.cuda.graphs import Forward, Step
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.cuda.slot_runner import SlotRunner
-from inference_api.engine.cuda.slots import Place, Slots
+from inference_api.engine.cuda.slots import LEFT_BYTES, Pin, Place, Slots
 from inference_api.errors import StartupError
+from inference_api.loading import hardware
 from inference_api.loading.memory import slot_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
@@ -27,6 +28,7 @@ from tests.inference_api.engine.tiny_models import CONTEXT
 
 Tiny = Callable[[str], TinyModel]
 ROWS = 2
+HELD_BYTES = 2**24
 PROMPT = (5, 17, 250, 9, 33, 4)
 SCORED = Draw(SamplingParams(num_logprobs=3, temperature=0.0), PROMPT, ())
 FORMS: dict[str, dict[str, Any]] = {
@@ -54,10 +56,16 @@ def answers(runner: CudaRunner) -> list[Any]:
 class Bundle:
     """Experts over slots as large as the largest needs; `recorded` has what steps were recorded."""
 
-    def __init__(self, packed: Path, sources: Sequence[tuple[Path, str]], num_slots: int) -> None:
+    def __init__(
+        self,
+        packed: Path,
+        sources: Sequence[tuple[Path, str]],
+        num_slots: int,
+        pin: Pin | None = None,
+    ) -> None:
         self.recorded: list[Forward] = []
         self.pauses = 0
-        self.slots = Slots("cpu", self._pause, self._capture)
+        self.slots = Slots("cpu", self._pause, HELD_BYTES, self._capture, pin)
         folder = PackedFolder(packed)
         self.runners = [
             SlotRunner(source, options_of(form), folder, Place(self.slots))
@@ -192,6 +200,55 @@ def test_loading_beside_steps_of_another_runner_changes_no_bit(
     loader.join()
     assert bundle.pauses > 6 * other.footprint.weights_bytes // 4096
     assert answers(other) == answers(read(*sources[1]))
+
+
+def test_held_file_is_read_once_in_pieces_that_are_pinned(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference_api.engine.cuda.slots.PIECE_BYTES", 2**14)
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: None)
+    source, pieces = (tiny_model("llama")[0], "int4"), list[Tensor]()
+    [runner] = Bundle(tmp_path, [source], 1, pieces.append).runners
+    expected = answers(read(*source))
+    for _ in range(3):
+        runner.load()
+        assert answers(runner) == expected
+        runner.unload()
+        for file in tmp_path.glob("*.hearth"):
+            file.write_bytes(b"")  # from now on it would be made again
+            monkeypatch.setattr(PackedFolder, "_pack", pytest.fail)
+    assert sum(piece.nbytes for piece in pieces) == runner.footprint.weights_bytes
+    assert {piece.nbytes for piece in pieces[:-1]} == {2**14}
+
+
+@pytest.mark.parametrize("lack", ["pins", "memory of the host", "memory_limit"])
+def test_files_that_cannot_be_held_are_loaded_from_their_maps(
+    lack: str,
+    tiny_model: Tiny,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pieces: list[Tensor] = []
+
+    def pin(piece: Tensor) -> None:
+        pieces.append(piece)
+        if lack == "pins":
+            raise RuntimeError("not permitted")
+
+    available_bytes = LEFT_BYTES if lack == "memory of the host" else None
+    monkeypatch.setattr(hardware, "available_memory_bytes", lambda: available_bytes)
+    if lack == "memory_limit":
+        monkeypatch.setattr("tests.inference_api.engine.test_slot_runner.HELD_BYTES", 10)
+    sources = [(tiny_model(name)[0], "float32") for name in ("llama", "qwen3")]
+    bundle = Bundle(tmp_path, sources, 1, pin)
+    for runner, source in 2 * [*zip(bundle.runners, sources, strict=True)]:
+        runner.load()
+        assert answers(runner) == answers(read(*source))
+        runner.unload()
+    assert len(pieces) == (lack == "pins"), "it is tried once"
+    warned = [each.message for each in caplog.records if "slower" in each.message]
+    assert len(warned) == {"pins": 1, "memory of the host": 4, "memory_limit": 0}[lack]
 
 
 def test_gpu_with_too_little_memory_for_the_slots_is_a_fault_of_the_limit(
