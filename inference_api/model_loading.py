@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inference_api.core.decode_backend import DecodeBackend
-from inference_api.core.loaded_model import DraftModel, LoadedModel, row_pages
+from inference_api.core.loaded_model import LoadedModel, row_pages
 from inference_api.core.served_model import ServedModel
 from inference_api.core.state.page_folder import ON_CUDA, PageFolder
 from inference_api.core.state.stored_pages import Disk
@@ -17,6 +17,7 @@ from inference_api.loading.generation_config import NO_DEFAULTS, read_defaults
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import ModelRunner
 from inference_api.settings import ModelSettings, Settings
+from inference_api.speculation.draft_model import ModelDrafts
 from inference_api.speculation.sources import draft_sources, drafting_of
 from inference_api.text.prompt_encoder import MAX_BYTES_AT_ONCE, WAIT_S, ByteBudget
 from inference_api.text.tokens import Tokenizer, load_tokenizer
@@ -104,8 +105,11 @@ def loaded(
     drafter: ModelRunner | None = None,
 ) -> LoadedModel:
     """Returns the model of loaded runners."""
-    draft = None if drafter is None else DraftModel(drafter, row_pages(drafter, settings))
-    drafting = drafting_of(served, runner, settings.of_model(served.name), draft)
+    own, draft = settings.of_model(served.name), None
+    if drafter is not None:
+        pages = row_pages(drafter, settings)
+        draft = ModelDrafts(drafter, pages, own.speculation_tokens, runner.vocab_size)
+    drafting = drafting_of(served, runner, own, draft)
     return LoadedModel.serving(served, runner, settings, draft, drafting)
 
 

@@ -5,6 +5,7 @@ memory is free. Cached ones go as soon as a row or a member to be loaded needs i
 only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,19 +20,20 @@ class _Account:
     pages: RowPages
     layout: PageLayout
     own_pages: int
-
-    @property
-    def num_needed(self) -> int:
-        """Pages that it keeps when all are called in."""
-        return max(self.own_pages, self.pages.num_held)
+    give_up: Callable[[], None] | None
 
     @property
     def lent_bytes(self) -> int:
         return (self.pages.limit - self.own_pages) * self.layout.page_bytes
 
-    @property
-    def unneeded_bytes(self) -> int:
-        return (self.pages.limit - self.num_needed) * self.layout.page_bytes
+    def num_needed(self, by_row: bool) -> int:
+        """Pages that it keeps when all are called in, by a row or by drafts."""
+        if by_row and self.give_up is not None:
+            return self.own_pages
+        return max(self.own_pages, self.pages.num_held)
+
+    def unneeded_bytes(self, by_row: bool) -> int:
+        return (self.pages.limit - self.num_needed(by_row)) * self.layout.page_bytes
 
 
 class PageLoans:
@@ -41,10 +43,17 @@ class PageLoans:
         self._residency = residency
         self._accounts: list[_Account] = []
 
-    def add(self, name: str, pages: RowPages, layout: PageLayout, own_pages: int) -> None:
-        """A member is in memory; called once more for its draft model, if any. Its own pages
-        suffice for its longest row."""
-        account = _Account(name, pages, layout, own_pages)
+    def add(
+        self,
+        name: str,
+        pages: RowPages,
+        layout: PageLayout,
+        own_pages: int,
+        give_up: Callable[[], None] | None = None,
+    ) -> None:
+        """A member is in memory. Its own pages suffice for its longest row. Called once more for
+        its draft model, if any, which `give_up` has drop all pages: rows go before drafts."""
+        account = _Account(name, pages, layout, own_pages, give_up)
         pages.borrow = partial(self._lend, account)
         pages.limit_to(own_pages)
         self._accounts.append(account)
@@ -59,11 +68,13 @@ class PageLoans:
     def call_in(self) -> None:
         """Take back what no row holds, from all members."""
         for account in self._accounts:
-            self._call_in(account)
+            self._call_in(account, by_row=True)
 
-    def _call_in(self, account: _Account) -> None:
-        if account.unneeded_bytes:
-            self._limit(account, account.num_needed)
+    def _call_in(self, account: _Account, by_row: bool) -> None:
+        if account.unneeded_bytes(by_row):
+            if account.give_up is not None and account.pages.num_held > account.num_needed(by_row):
+                account.give_up()
+            self._limit(account, account.num_needed(by_row))
 
     def _lend(self, account: _Account, num_wanted: int, num_needed: int) -> None:
         """Raise the account's limit by up to `num_wanted` pages. If fewer than `num_needed` are
@@ -71,13 +82,14 @@ class PageLoans:
         as many, nothing changes."""
         residency, page_bytes = self._residency, account.layout.page_bytes
         others = [each for each in self._accounts if each is not account]
-        could_free = sum([each.unneeded_bytes for each in others])
+        by_row = account.give_up is None
+        could_free = sum([each.unneeded_bytes(by_row) for each in others])
         needed_bytes, free_bytes = num_needed * page_bytes, residency.free_bytes(account.name)
         if not residency.may_lend or free_bytes + could_free < needed_bytes:
             return
         for other in sorted(others, key=lambda each: each.pages.num_held):
             if residency.free_bytes(account.name) < needed_bytes:
-                self._call_in(other)
+                self._call_in(other, by_row)
         num_lent = min(num_wanted, residency.free_bytes(account.name) // page_bytes)
         if num_lent > 0:
             limit = account.pages.limit + num_lent

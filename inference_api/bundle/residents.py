@@ -174,8 +174,11 @@ class BundleResidents:
 
     def _share_pages(self, name: str, model: LoadedModel) -> None:
         footprints, rows_min = self._members[name].footprints, self._needs[name].rows_min
-        for each, pages in zip(footprints, model.all_pages, strict=True):
-            self._loans.add(name, pages, each.layout, each.guaranteed_pages(rows_min))
+        own, *of_draft = [(each.layout, each.guaranteed_pages(rows_min)) for each in footprints]
+        self._loans.add(name, model.rows.pages, *own)
+        for each in of_draft:
+            assert model.drafter is not None, "only it has a footprint"
+            self._loans.add(name, model.drafter.pages, *each, model.drafter.give_up)
 
     def _questions(self) -> Iterator[Callable[[], Callable[[], None]]]:
         while True:

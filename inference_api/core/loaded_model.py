@@ -5,7 +5,7 @@ It belongs to the decode thread; only `served` is for any thread.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Protocol, Self
 
 from inference_api.core.drafts import Drafting
 from inference_api.core.plan import PlannedStep, StepPlanner, chunk_tokens
@@ -19,11 +19,14 @@ from inference_api.runner import ModelRunner
 from inference_api.settings import Settings
 
 
-class DraftModel(NamedTuple):
+class DraftModel(Protocol):
     """A loaded smaller model that guesses for another, and the pages of its rows."""
 
     runner: ModelRunner
     pages: RowPages
+
+    def give_up(self) -> None:
+        """Drop all pages, because a row needs them more. Guessing begins again later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ GUESS = Draw(SamplingParams(temperature=0.0, num_logprobs=0), (0,), ())
 
 
 class ModelDrafts:
-    """A `DraftSource` that gives a greedy chain to each row for which the draft's cache is up to
-    date.
+    """A `DraftSource`, and a `DraftModel`, that gives a greedy chain to each row for which the
+    draft's cache is up to date.
 
     The draft's guesses stay in its cache and are valid as far as the row continues with them. A
     row without pages for them gets no draft, and its pages go to others.
@@ -34,8 +34,8 @@ class ModelDrafts:
     ) -> None:
         """`runner` is loaded, and has as many rows as the target model, whose vocabulary has
         `vocab_size` tokens; `pages` are its own. Rows beyond its context get no draft."""
-        self._runner = runner
-        self._pages = pages
+        self.runner = runner
+        self.pages = pages
         self._max_tokens = max_tokens
         self._caches: dict[int, _RowCache] = {}  # keyed by row index
         self._growth = Growth(vocab_size)
@@ -45,13 +45,18 @@ class ModelDrafts:
         steps = [step for _, step in begun]
         growing = chains = [chain for chain, step in begun if step.draws]
         while steps:
-            results = self._runner.step(steps)
+            results = self.runner.step(steps)
             guesses = [_guess(each.drawn[0]) for each in results if each.drawn]
             growing = [
                 each for each in self._growth.extend(growing, guesses) if self._has_pages(each.row)
             ]
             steps = [self._next_step(chain) for chain in growing]
         return self._growth.drafts(chains)
+
+    def give_up(self) -> None:
+        """See `DraftModel`."""
+        for cache in [*self._caches.values()]:
+            self._leave(cache.row)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         self._growth.learn(outcomes)
@@ -73,7 +78,7 @@ class ModelDrafts:
                 room_tokens -= num_taken
             start = len(cache.tokens)
             tokens = _tokens(chain.row, start, start + num_taken)
-            if not tokens or max(tokens) >= self._runner.vocab_size:
+            if not tokens or max(tokens) >= self.runner.vocab_size:
                 continue
             if not self._has_pages(chain.row, num_taken):
                 self._leave(chain.row)
@@ -85,7 +90,7 @@ class ModelDrafts:
 
     def _room(self, row: UserRow) -> int:
         """Returns how many tokens may be guessed. The last one is not written to the cache."""
-        own_room = self._runner.max_seq_len - _num_tokens(row) + 1
+        own_room = self.runner.max_seq_len - _num_tokens(row) + 1
         return min(self._max_tokens, row.token_limit - len(row.generated) - 1, own_room)
 
     def _cache_of(self, row: UserRow) -> "_RowCache | None":
@@ -94,19 +99,19 @@ class ModelDrafts:
         cache, salt = self._caches.get(row.index), row.request.cache_salt
         if cache is None:
             num_more = _num_tokens(row) - len(row.tokens)
-            num_spare = len(self._caches) + -(-num_more // self._pages.page_tokens)
-            if not self._pages.can_begin(salt, row.tokens, num_spare):
+            num_spare = len(self._caches) + -(-num_more // self.pages.page_tokens)
+            if not self.pages.can_begin(salt, row.tokens, num_spare):
                 return None
-            num_tokens = self._pages.begin(row.index, salt, row.tokens)
-            cache = self._caches[row.index] = _RowCache([*row.tokens[:num_tokens]], num_tokens)
+            num_tokens = self.pages.begin(row.index, salt, row.tokens)
+            cache = self._caches[row.index] = _RowCache(row, [*row.tokens[:num_tokens]], num_tokens)
             row.on_leave = self._leave
         cache.follow(row)
-        self._pages.seal(row.index, cache.num_right, row.following)
+        self.pages.seal(row.index, cache.num_right, row.following)
         return cache
 
     def _has_pages(self, row: UserRow, num_tokens: int = 1) -> bool:
         """Returns whether there are pages for more tokens of the row's cache."""
-        return self._pages.reserve(row.index, len(self._caches[row.index].tokens) + num_tokens)
+        return self.pages.reserve(row.index, len(self._caches[row.index].tokens) + num_tokens)
 
     def _next_step(self, chain: Chain) -> RowStep:
         """Returns the draft's step for a chain's last guess, and adds the guess to the cache."""
@@ -119,13 +124,14 @@ class ModelDrafts:
         cache = self._caches.pop(row.index, None)
         if cache is not None:
             cache.follow(row)
-            self._pages.end(row.index, cache.num_right, row.following)
+            self.pages.end(row.index, cache.num_right, row.following)
 
 
 @dataclass(slots=True)
 class _RowCache:
     """The tokens in the draft's cache of a row: the row's, then guesses."""
 
+    row: UserRow
     tokens: list[int]
     num_right: int  # leading tokens that are known to be the row's
 

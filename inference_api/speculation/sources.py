@@ -3,7 +3,6 @@
 import logging
 
 from inference_api.core.drafts import DraftSource
-from inference_api.core.loaded_model import DraftModel
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import StartupError
 from inference_api.runner import ModelRunner
@@ -62,7 +61,7 @@ def drafting_of(
     served: ServedModel,
     runner: ModelRunner,
     settings: ModelSettings,
-    drafter: DraftModel | None,
+    drafter: ModelDrafts | None,
 ) -> DraftScheduler | None:
     """Returns the drafting of a loaded model; None without sources."""
     sources: list[DraftSource] = []
@@ -77,7 +76,7 @@ def drafting_of(
             assert runner.mtp is not None
             sources.append(MtpDrafts(runner.mtp, max_tokens, runner.vocab_size, source))
         else:
-            sources.append(ModelDrafts(*drafter, max_tokens, runner.vocab_size))
+            sources.append(drafter)
     if not sources:
         return None
     tries_all = settings.speculation != "auto"

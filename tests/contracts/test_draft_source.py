@@ -252,7 +252,7 @@ def test_answers_are_those_without_it(runner: KernelRunner, source: DraftSource)
     assert drafted.said == {number: plain[number] for number in drafted.said}
     assert drafted.num_tried > 0
     if isinstance(source, ModelDrafts):
-        pages = source._pages
+        pages = source.pages
         assert pages.num_held == 0
         pages.forget_cached()
         assert pages.num_free == pages.limit

@@ -1,7 +1,8 @@
 """Members that share one budget of pages: it is never exceeded, every row can go on to its end, and
-what no row holds keeps nobody out. One has a draft model, which takes what it gets."""
+what no row holds keeps nobody out. One has a draft model, whose pages go before a row waits."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -40,6 +41,7 @@ class Row:
     index: int
     prompt: tuple[int, ...]
     num_written: int
+    is_drafted: bool = False
 
 
 class Members(RuleBasedStateMachine):
@@ -79,7 +81,8 @@ class Members(RuleBasedStateMachine):
                     self.loans.add(name, pages, memory.layout, OWN_PAGES[name])
                     if DRAFT_PAGES[name]:
                         self.drafts[name], memory = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS)
-                        self.loans.add(name, self.drafts[name], memory.layout, DRAFT_PAGES[name])
+                        add = partial(self.loans.add, name, self.drafts[name], memory.layout)
+                        add(DRAFT_PAGES[name], partial(self.give_up, name))
                 case Unload(name):
                     self.loans.remove(name)
                     assert self.pages.pop(name)[0].num_held == 0
@@ -108,9 +111,9 @@ class Members(RuleBasedStateMachine):
             self.residency.started(name, self.now_s)
             index = next(each for each in range(MAX_ROWS) if each not in busy)
             num_cached = pages.begin(index, name, prompt)
-            if name in self.drafts:
-                self.drafts[name].begin(index, name, prompt)
             self.rows.append(Row(name, index, prompt, num_cached))
+            if name in self.drafts:
+                self.draft(self.rows[-1])
 
     @precondition(lambda self: self.rows)
     @rule(at=st.integers(0, 11), num_tokens=st.integers(1, MAX_TOKENS))
@@ -126,7 +129,7 @@ class Members(RuleBasedStateMachine):
             self.end_row(youngest)
             if youngest is row:
                 return
-        if row.name in self.drafts:
+        if row.is_drafted:
             self.drafts[row.name].reserve(row.index, end)
         tokens = row.prompt + (row.index,) * MAX_TOKENS
         for position in range(row.num_written, end):
@@ -145,9 +148,18 @@ class Members(RuleBasedStateMachine):
             assert memory.read(row.index, position) == (row.name, tokens[: position + 1])
         self.rows.remove(row)
         pages.end(row.index, row.num_written, tokens[len(row.prompt) : row.num_written])
-        if row.name in self.drafts:
+        if row.is_drafted:
             self.drafts[row.name].end(row.index, 0)
         self.residency.ended(row.name, self.now_s)
+
+    def draft(self, row: Row) -> None:
+        self.drafts[row.name].begin(row.index, row.name, row.prompt)
+        row.is_drafted = True
+
+    def give_up(self, name: str) -> None:
+        for row in [each for each in self.rows if each.name == name and each.is_drafted]:
+            self.drafts[name].end(row.index, 0)
+            row.is_drafted = False
 
     @invariant()
     def the_budget_is_kept(self) -> None:
@@ -198,6 +210,28 @@ def test_long_prompts_use_what_idle_members_do_not() -> None:
     assert other.counts == (3 * ROW_PAGES, 0, 0)
     assert pages.num_held == ROW_PAGES
     assert not pages.num_cached, "the end of another member's row needed what was cached beyond"
+
+
+def test_drafts_lose_borrowed_pages_to_a_row_and_not_to_other_drafts() -> None:
+    members = Members()
+    members.load_two()
+    drafts, (pages, _) = members.drafts["b"], members.pages["a"]
+    prompt = (5,) * (MAX_TOKENS - 1)
+    for index in range(2):  # its own two pages, and all that are shared
+        members.rows.append(Row("b", index, prompt, 0))
+        members.draft(members.rows[-1])
+        assert drafts.reserve(index, MAX_TOKENS)
+    assert drafts.limit == DRAFT_PAGES["b"] + SHARED_BYTES // PAGE_BYTES == 2 * ROW_PAGES
+    pages.begin(0, "a", prompt)
+    assert pages.reserve(0, MAX_TOKENS)
+    other, memory = make_pages(MAX_ROWS * ROW_PAGES, MAX_ROWS)
+    members.loans.add("a", other, memory.layout, 0, lambda: None)
+    other.begin(0, "a", prompt)
+    assert not other.reserve(0, MAX_TOKENS)
+    assert drafts.num_held == 2 * ROW_PAGES
+    pages.begin(1, "a", (6,) * (MAX_TOKENS - 1))
+    assert pages.reserve(1, MAX_TOKENS)
+    assert (drafts.num_held, drafts.limit) == (0, DRAFT_PAGES["b"])
 
 
 def test_a_row_that_ends_leaves_a_copy_of_its_recurrent_state_in_borrowed_pages() -> None:
