@@ -15,11 +15,11 @@ from torch import Tensor
 from inference_api.engine.cuda.decoder import Decoder
 from inference_api.runner import RowStep
 from tests.inference_api.conftest import MAX_ROWS, Runner, TinyModel, make_runner
-from tests.inference_api.engine.steps import decode, draw_next
+from tests.inference_api.engine.steps import ANY_DRAW, decode, draw_next
 from tests.inference_api.engine.tiny_models import CONTEXT, EOS, MODELS, VOCAB_SIZE
 
 PROMPT = random.Random(7).choices(range(3, VOCAB_SIZE), k=40)
-NUM_NEW = 12
+NUM_NEW, DRAWN = 12, 5
 every_model = pytest.mark.parametrize("name", MODELS)
 
 Loaded = Callable[[str], Runner]
@@ -82,12 +82,17 @@ def random_prompt(rng: random.Random) -> list[int]:
 
 
 @every_model
+@torch.inference_mode()
 def test_logits_of_every_position_equal_those_of_transformers(
     name: str, exact: Exact, loaded: Loaded
 ) -> None:
-    runner = loaded(name)
-    actual = [next_logits(runner, {3: PROMPT[:end]})[3] for end in range(1, len(PROMPT) + 1)]
-    torch.testing.assert_close(torch.stack(actual).cpu(), exact(name), atol=1e-4, rtol=0)
+    """Some in a step."""
+    decoder, actual = loaded(name).decoder, []
+    for start in range(0, len(PROMPT), DRAWN):
+        tokens = PROMPT[start : start + DRAWN]
+        logits = decoder.forward([RowStep(3, start, tokens, (ANY_DRAW,) * len(tokens))]).logits
+        actual.append(torch.as_tensor(logits).cpu().clone())
+    torch.testing.assert_close(torch.cat(actual), exact(name), atol=1e-4, rtol=0)
 
 
 def test_embeddings_of_gemma_3_have_their_factor_in_the_precision_of_the_sums(

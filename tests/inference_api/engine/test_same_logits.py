@@ -1,6 +1,7 @@
 """Models whose layers differ against transformers' own, and each row against itself."""
 
 import random
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,18 +17,25 @@ from tests.inference_api.engine.whole_logits import (
     runner_of,
 )
 
-every_model = pytest.mark.parametrize("name", [*HYBRIDS, *GEMMAS])
+NAMES = [*HYBRIDS, *GEMMAS]
+# Models that have between them every kind of layer.
+OF_ALL_KINDS = (
+    *("lfm2-moe", "qwen3.5-moe", "granite4-moe", "falcon-h1-norm", "kimi-linear"),
+    *("gemma4-shared", "gemma4-moe", "gemma3n"),
+)
+BEST, *OTHERS = supported_variants()
 
 
-@every_model
-@pytest.mark.parametrize("variant", supported_variants())
+@pytest.mark.parametrize(
+    ("name", "variant"), [*product(NAMES, [BEST]), *product(OF_ALL_KINDS, OTHERS)]
+)
 def test_logits_equal_those_of_transformers(name: str, variant: str, tiny_model: Tiny) -> None:
     folder, model = tiny_model(name)
     logits = logits_of(runner_of(folder, variant=variant), row=1)
     np.testing.assert_allclose(logits, expected_logits(model), atol=1e-4, rtol=0)
 
 
-@every_model
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_logits_are_the_same_bits_however_the_prompt_is_cut(
     name: str, quantization: str, tiny_model: Tiny

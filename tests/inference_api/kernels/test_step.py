@@ -133,7 +133,7 @@ def loaded(
         cache = make_cache(config, ROWS, context, dtype)
         return (
             KernelDecoder(config, parameters, cache, context),
-            Decoder(config, OpByOp.of(parameters, config), plain, ops),
+            Decoder(config, OpByOp.of(parameters, config), plain, ops, POSITIONS - 1),
         )
 
 
@@ -142,8 +142,12 @@ def random_tokens(count: int, seed: int = 0) -> list[int]:
     return torch.randint(VOCAB_SIZE, (count,), generator=generator).tolist()
 
 
+POSITIONS = 12
+TEXTS = [random_tokens(POSITIONS, seed) for seed in range(4)]
+
+
 @torch.inference_mode()
-def every_position(decoder: KernelDecoder | Decoder, texts: Sequence[Sequence[int]]) -> Tensor:
+def every_position(decoder: KernelDecoder, texts: Sequence[Sequence[int]]) -> Tensor:
     """Logits [position, row, vocab], token by token, one row for each of `texts`."""
     rows = range(len(texts))
     return torch.stack(
@@ -152,6 +156,14 @@ def every_position(decoder: KernelDecoder | Decoder, texts: Sequence[Sequence[in
             for position in range(len(texts[0]))
         ]
     )
+
+
+@torch.inference_mode()
+def at_once(decoder: Decoder, texts: Sequence[Sequence[int]]) -> Tensor:
+    """The same, of whole texts in one step."""
+    steps = [RowStep(row, 0, text, (ANY_DRAW,) * len(text)) for row, text in enumerate(texts)]
+    by_row: Tensor = decoder.forward(steps).logits.unflatten(0, (len(texts), -1))
+    return by_row.transpose(0, 1)
 
 
 def is_close(actual: Tensor, expected: Tensor, typical: float, worst: float) -> bool:
@@ -164,9 +176,8 @@ def is_close(actual: Tensor, expected: Tensor, typical: float, worst: float) -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_of_every_family_equals_its_layers_op_by_op(folder: Folder, name: str) -> None:
     fused, plain = loaded(folder(name), Kernels(2))
-    texts = [random_tokens(12, seed) for seed in range(4)]
     within = bounds(fused, 2e-6, 0.05)
-    assert is_close(every_position(fused, texts), every_position(plain, texts), *within)
+    assert is_close(every_position(fused, TEXTS), at_once(plain, TEXTS), *within)
 
 
 def bounds(fused: KernelDecoder, typical: float, worst: float) -> tuple[float, float]:
@@ -183,9 +194,8 @@ def test_so_it_does_with_weights_as_they_are(
 ) -> None:
     """Beside float32 activations are not rounded, so that even the worst position is close."""
     fused, plain = loaded(folder(name), Kernels(2), bits)
-    texts = [random_tokens(12, seed) for seed in range(4)]
     within = bounds(fused, typical, worst)
-    assert is_close(every_position(fused, texts), every_position(plain, texts), *within)
+    assert is_close(every_position(fused, TEXTS), at_once(plain, TEXTS), *within)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +213,8 @@ def test_so_it_does_with_weights_as_they_are(
 def test_so_it_does_with_every_variant(folder: Folder, kernels: Kernels, name: str) -> None:
     """Between them they have every norm, activation and kind of MLP, and biases."""
     fused, plain = loaded(folder(name), kernels)
-    texts = [random_tokens(12, seed) for seed in range(4)]
     within = bounds(fused, 2e-6, 0.05)
-    assert is_close(every_position(fused, texts), every_position(plain, texts), *within)
+    assert is_close(every_position(fused, TEXTS), at_once(plain, TEXTS), *within)
 
 
 @pytest.mark.parametrize(("dtype", "typical"), [("float16", 0.02), ("int8", 0.04)])
@@ -214,8 +223,7 @@ def test_a_smaller_cache_costs_little(
     folder: Folder, kernels: Kernels, name: str, dtype: str, typical: float
 ) -> None:
     smaller, plain = loaded(folder(name), kernels, dtype=dtype)
-    texts = [random_tokens(12, seed) for seed in range(4)]
-    assert is_close(every_position(smaller, texts), every_position(plain, texts), typical, 0.1)
+    assert is_close(every_position(smaller, TEXTS), at_once(plain, TEXTS), typical, 0.1)
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,11 @@ from tests.inference_api.parameters import numbers_of
 from tests.inference_api.superblocks import drawn, with_superblocks
 
 Tiny = Callable[[str], TinyModel]
+OfKind = Callable[[str], Path]
 PROMPT = [5, 17, 250, 9, 33, 4]
 SHAPE = replace(SHAPES["tiny"], hidden=256, ffn=512)
 OPTIONS = EngineOptions(device="cpu", max_rows=1, max_seq_len=64, quantization="file")
 MATRICES = ("_q", "_k", "_v", "_output", "_gate", "_up", "_down", "token_embd", "output")
-
-
-def in_all(kind: str) -> dict[str, str]:
-    return dict.fromkeys(MATRICES, kind)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +51,17 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_random_model(SHAPE, folder / "model")
     make_gguf(folder / "model", folder / "model.gguf", "Q8_0")
     return folder / "model.gguf"
+
+
+@pytest.fixture(scope="module")
+def all_of(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> OfKind:
+    """A model whose matrices are all of one kind, each drawn once."""
+
+    def make(kind: str) -> Path:
+        file = tmp_path_factory.mktemp(kind) / "model.gguf"
+        return with_superblocks(plain, file, dict.fromkeys(MATRICES, kind))
+
+    return cache(make)
 
 
 def config_of(file: Path, quantization: str = "file") -> ModelConfig:
@@ -79,8 +88,8 @@ def prompt() -> RowStep:
 
 
 @pytest.mark.parametrize("kind", FILE_BITS)
-def test_matrices_stay_as_the_file_has_them(kind: str, plain: Path, tmp_path: Path) -> None:
-    file = with_superblocks(plain, tmp_path / "model.gguf", in_all(kind))
+def test_matrices_stay_as_the_file_has_them(kind: str, all_of: OfKind) -> None:
+    file = all_of(kind)
     packed = parameters(file).packed
     for name, parts in linear_weights(config_of(file)).items():
         assert packed[name].bits == FILE_BITS[kind]
@@ -88,10 +97,8 @@ def test_matrices_stay_as_the_file_has_them(kind: str, plain: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", FILE_BITS)
-def test_answers_are_nearly_those_of_the_numbers_as_floats(
-    kind: str, plain: Path, tmp_path: Path
-) -> None:
-    file = with_superblocks(plain, tmp_path / "model.gguf", in_all(kind))
+def test_answers_are_nearly_those_of_the_numbers_as_floats(kind: str, all_of: OfKind) -> None:
+    file = all_of(kind)
     meant = logits(file, "none")
     assert (logits(file) - meant).norm() < 0.05 * meant.norm()
 
@@ -110,8 +117,8 @@ def with_factors(source: Path, target: Path, factor: NDArray[np.float32]) -> Pat
     return rewritten(source, target, tensors=add)
 
 
-def test_matrices_have_their_factors(plain: Path, tmp_path: Path) -> None:
-    bare = with_superblocks(plain, tmp_path / "bare.gguf", in_all("NVFP4"))
+def test_matrices_have_their_factors(all_of: OfKind, tmp_path: Path) -> None:
+    bare = all_of("NVFP4")
     file = with_factors(bare, tmp_path / "model.gguf", np.array([0.37], np.float32))
     model = read_gguf(file)
     packed, floats = parameters(file).packed, numbers_of(file)
@@ -148,22 +155,22 @@ def test_experts_have_factors_of_their_own(tiny_model: Tiny, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("factor", [[np.nan], [1.0, 2.0]])
 def test_factors_that_are_none_are_refused(
-    factor: list[float], plain: Path, tmp_path: Path
+    factor: list[float], all_of: OfKind, tmp_path: Path
 ) -> None:
-    bare = with_superblocks(plain, tmp_path / "bare.gguf", in_all("NVFP4"))
+    bare = all_of("NVFP4")
     file = with_factors(bare, tmp_path / "model.gguf", np.array(factor, np.float32))
     with pytest.raises(StartupError, match=r"attn_q.scale is not 1 finite F32"):
         read_gguf(file)
 
 
-def test_weights_take_no_more_memory_than_their_file(plain: Path, tmp_path: Path) -> None:
+def test_weights_take_no_more_memory_than_their_file(all_of: OfKind) -> None:
     for kind in FILE_BITS:
-        file = with_superblocks(plain, tmp_path / "model.gguf", in_all(kind))
+        file = all_of(kind)
         assert weight_bytes(config_of(file), 4, 8) <= file.stat().st_size
 
 
-def test_memory_is_counted_as_it_is_taken(plain: Path, tmp_path: Path) -> None:
-    file = with_superblocks(plain, tmp_path / "model.gguf", in_all("Q4_K"))
+def test_memory_is_counted_as_it_is_taken(all_of: OfKind) -> None:
+    file = all_of("Q4_K")
     runner = KernelRunner(file, OPTIONS)
     described = checkpoint.describe(str(file))
     assert described.config is not None
@@ -172,8 +179,8 @@ def test_memory_is_counted_as_it_is_taken(plain: Path, tmp_path: Path) -> None:
     assert taken <= planned.weights_bytes == runner.footprint.weights_bytes < 1.01 * taken
 
 
-def test_packed_files_hold_them(plain: Path, tmp_path: Path) -> None:
-    file = with_superblocks(plain, tmp_path / "model.gguf", in_all("Q4_K"))
+def test_packed_files_hold_them(all_of: OfKind, tmp_path: Path) -> None:
+    file = all_of("Q4_K")
     packed = PackedFolder(tmp_path / "packed")
     whole = logits(file)
     assert torch.equal(logits(file, packed=packed), whole)
@@ -181,8 +188,8 @@ def test_packed_files_hold_them(plain: Path, tmp_path: Path) -> None:
     assert not torch.equal(logits(file, "int8", packed), whole)
 
 
-def test_ranks_share_them(plain: Path, tmp_path: Path) -> None:
-    file = with_superblocks(plain, tmp_path / "model.gguf", in_all("Q4_K"))
+def test_ranks_share_them(all_of: OfKind) -> None:
+    file = all_of("Q4_K")
     ranks = [
         KernelRunner(file, OPTIONS.with_layers(layers))
         for layers in (LayerRange(0, 1), LayerRange(1, 2))
@@ -198,8 +205,8 @@ def test_ranks_share_them(plain: Path, tmp_path: Path) -> None:
     assert torch.equal(torch.from_numpy(first.head([prompt()], after).logits), logits(file))
 
 
-def test_int8_rounds_them_when_asked(plain: Path, tmp_path: Path) -> None:
-    file = with_superblocks(plain, tmp_path / "model.gguf", in_all("Q4_K"))
+def test_int8_rounds_them_when_asked(all_of: OfKind) -> None:
+    file = all_of("Q4_K")
     packed = parameters(file, "int8").packed
     assert {packed[name].bits for name in linear_weights(config_of(file))} == {8}
     assert KernelRunner(file, replace(OPTIONS, quantization="int8")).facts.quantization == "int8"
@@ -240,9 +247,9 @@ def test_int4_spares_head_and_values_that_are_more_in_the_file(
 
 @pytest.mark.parametrize("has_tiles", [False, True])
 def test_auto_keeps_them_unless_the_processor_multiplies_tiles(
-    has_tiles: bool, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_tiles: bool, all_of: OfKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "multiplies_tiles", lambda: has_tiles)
-    file = with_superblocks(plain, tmp_path / "model.gguf", in_all("Q4_K"))
+    file = all_of("Q4_K")
     found = KernelRunner(file, replace(OPTIONS, quantization="auto")).facts.quantization
     assert found == ("int8" if has_tiles else "file")
