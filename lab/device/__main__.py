@@ -1,4 +1,4 @@
-"""`python -m lab.device`: every check that wants a GPU, one after the other, in fourteen minutes.
+"""`python -m lab.device`: every check that wants a GPU, one after the other, in 15 minutes.
 
 A check is a process with a limit in seconds, and cannot stop the next. What it prints is kept, one
 file a check, in a folder. The end is a table of what passed. `--only` runs some, for a machine that
@@ -81,6 +81,12 @@ CHECKS = (
         50,
         ("lab.device.launches", "1.1b", "--quantization", "int4"),
         ("lab.device.launches", "tiny", "--device", "cpu", "--quantization", "int4"),
+    ),
+    Check(
+        "switches",
+        50,
+        ("lab.device.switches", "1.1b"),
+        ("lab.device.switches", "tiny", "--device", "cpu"),
     ),
     Check("steps", 140, ("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.4")),
     Check(

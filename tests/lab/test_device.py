@@ -8,6 +8,8 @@ import torch
 from inference_api.engine.cuda.runner import CudaRunner
 from lab.device.__main__ import main
 from lab.device.launches import STEPS_OF, TritonRunner, operations_a_layer
+from lab.device.switches import beside, experts, switched
+from lab.models.random_model import SHAPES
 
 
 def test_checks_are_rehearsed_without_a_gpu(
@@ -18,6 +20,15 @@ def test_checks_are_rehearsed_without_a_gpu(
     assert "launches a layer" in (tmp_path / "launches.txt").read_text()
     assert "equal" in (tmp_path / "bits.txt").read_text()
     assert "| bits | ok |" in capfd.readouterr().out
+
+
+def test_experts_switch_without_a_gpu(tmp_path: Path) -> None:
+    resident, other, _ = experts(SHAPES["tiny"], "cpu", tmp_path)
+    resident.load()
+    line, is_equal = switched(other)
+    assert is_equal
+    assert line.endswith("; equal")
+    assert "while others load" in beside(resident, other)
 
 
 def test_a_layer_launches_ever_fewer_operations() -> None:
