@@ -14,7 +14,7 @@ from inference_api.errors import UnloadRefused
 from tests.inference_api.bundle.simulated_bundle import LoadOutcome, SimulatedBundle
 
 TURNS = 400
-DAYS = 25
+DAYS = max(10, settings.default.max_examples // 2 if settings.default else 0)  # see conftest
 SLOT_BYTES = 100
 randoms = st.integers(0, 2**32 - 1).map(Random)
 
@@ -133,7 +133,7 @@ def test_nobody_is_lost_whatever_fails_and_operators_ask(random: Random) -> None
     simulated.check_all_ended()
 
 
-@settings(max_examples=DAYS // 3, deadline=None)
+@settings(max_examples=DAYS // 2, deadline=None)
 @given(random=randoms)
 def test_members_as_large_as_a_slot_always_find_one(random: Random) -> None:
     """As on CUDA, whose loader takes a slot for a load and gives it back after an unload."""
