@@ -16,12 +16,11 @@ from inference_api.bundle.sums import FAST_MEMORY, MEMORY, SLOTS, Limit, Piece, 
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.drafting import assisted, find_heads, heads_bytes
+from inference_api.loading.drafting import assisted, draft_faults, find_heads, heads_bytes
 from inference_api.loading.hub import is_hub_id
 from inference_api.loading.layout import Tensors
 from inference_api.loading.memory import scratch_bytes
 from inference_api.loading.options import EngineOptions
-from inference_api.loading.tokenizer_files import vocabulary_difference
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import Bundle, BundleMember
 from inference_api.settings.model import ModelSettings
@@ -215,17 +214,14 @@ class _Check:
         return model
 
     def _compare(self, member: BundleMember, model: _Model, draft: _Model) -> None:
-        differing = vocabulary_difference(model.folder, draft.folder)
-        if differing is None:
+        faults = draft_faults(model.folder, draft.folder, draft.config, "draft.source")
+        is_recurrent = draft.config.recurrent is not None
+        for fault in faults:
+            reason: Reason = "ArchitectureNotSupported" if is_recurrent else "VocabulariesDiffer"
+            self._error(reason, member.name, fault)
+        if not faults:
             message = f"{member.name}: {draft.folder.name} can draft for {model.folder.name}."
             self._info("SpeculativeDecodingPairCompatible", message, member.name)
-            return
-        sizes = f"{model.config.vocab_size}, {draft.config.vocab_size}"
-        self._error(
-            "VocabulariesDiffer",
-            member.name,
-            f"vocabularies differ: {sizes}, {differing}; name a draft of the same family.",
-        )
 
     def _check_on_cuda(
         self, member: BundleMember, settings: ModelSettings, models: Sequence[_Model | None]

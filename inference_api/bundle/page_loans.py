@@ -78,8 +78,8 @@ class PageLoans:
 
     def _lend(self, account: _Account, num_wanted: int, num_needed: int) -> None:
         """Raise the account's limit by up to `num_wanted` pages. If fewer than `num_needed` are
-        free, take back what others do not need, those with the fewest pages in use first; without
-        as many, nothing changes."""
+        free, take back what others do not need, those with the fewest pages in use first and draft
+        models last; without as many, nothing changes."""
         residency, page_bytes = self._residency, account.layout.page_bytes
         others = [each for each in self._accounts if each is not account]
         by_row = account.give_up is None
@@ -87,7 +87,8 @@ class PageLoans:
         needed_bytes, free_bytes = num_needed * page_bytes, residency.free_bytes(account.name)
         if not residency.may_lend or free_bytes + could_free < needed_bytes:
             return
-        for other in sorted(others, key=lambda each: each.pages.num_held):
+        others.sort(key=lambda each: (each.give_up is not None, each.pages.num_held))
+        for other in others:
             if residency.free_bytes(account.name) < needed_bytes:
                 self._call_in(other, by_row)
         num_lent = min(num_wanted, residency.free_bytes(account.name) // page_bytes)

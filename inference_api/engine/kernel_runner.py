@@ -7,7 +7,7 @@ from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
-from inference_api.engine.cpu.assistant import Assistant, AssistantFiles, read_assistant
+from inference_api.engine.cpu.assistant import Assistant, read_assistant
 from inference_api.engine.cpu.decoder import KernelDecoder
 from inference_api.engine.cpu.medusa import MedusaHeads
 from inference_api.engine.cpu.mtp import MtpLayer
@@ -64,7 +64,7 @@ class KernelRunner(LocalRunner):
         faults = checkpoint.cpu_faults(self._config)
         if faults:
             raise StartupError(faults)
-        assistants: list[AssistantFiles] = []
+        assistants = []
         if options.assistant is not None:
             assistants.append(read_assistant(options.assistant, self._whole))
             self.has_mtp = True
@@ -73,7 +73,7 @@ class KernelRunner(LocalRunner):
         self._threads = _num_threads(self._config)
         self._packing = Packing(make_kernels(self._threads, kernels_of), self.bits)
         name, form = model_dir.name, (self._options.dtype, self.bits)
-        sources = (AssistantFiles(self._config, self.files), *assistants)
+        sources = ((self._config, self.files), *assistants)
         self._models = [PackedModel(name, files, config, *form) for config, files in sources]
         self.share_pages(None if packed is not None else self._pages_that_fit())
 

@@ -44,20 +44,22 @@ def heads_file(folder: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def draft_faults(model_dir: Path, draft_dir: Path, draft: ModelConfig) -> list[str]:
-    """Returns why the second model, which `draft` describes, cannot draft for the first. Raises
-    StartupError if a vocabulary cannot be read."""
+def draft_faults(
+    model_dir: Path, draft_dir: Path, draft: ModelConfig, setting: str = "DRAFT_MODEL"
+) -> list[str]:
+    """Returns why the second model, which a setting names and `draft` describes, cannot draft for
+    the first. Raises StartupError if a vocabulary cannot be read."""
     if draft.recurrent is not None:
         return [
-            f"DRAFT_MODEL={draft_dir} has recurrent layers, which forget no guesses; name a model "
-            "without or unset DRAFT_MODEL."
+            f"{setting}={draft_dir} has recurrent layers, which forget no guesses; name a model "
+            f"without or unset {setting}."
         ]
     differing = vocabulary_difference(model_dir, draft_dir)
     if differing is None:
         return []
     return [
-        f"DRAFT_MODEL={draft_dir} cannot draft for {model_dir}: the vocabularies differ, "
-        f"{differing}; name a model of the same family or unset DRAFT_MODEL."
+        f"{setting}={draft_dir} cannot draft for {model_dir}: the vocabularies differ, "
+        f"{differing}; name a model of the same family or unset {setting}."
     ]
 
 

@@ -9,7 +9,6 @@ All guesses are made at the position of the row's last token, which has no keys 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,17 +25,13 @@ from inference_api.loading.weights import Parameters
 from inference_api.runner import Guess, Hidden, RowStep, RowToken
 
 
-class AssistantFiles(NamedTuple):
-    config: ModelConfig
-    files: Sequence[Path]
-
-
-def read_assistant(folder: Path, model: ModelConfig) -> AssistantFiles:
-    """Reads configuration and headers. Raises StartupError if it cannot draft for this model."""
+def read_assistant(folder: Path, model: ModelConfig) -> tuple[ModelConfig, Sequence[Path]]:
+    """Reads configuration and headers. Returns the files, too. Raises StartupError if it cannot
+    draft for this model."""
     config, files = assistant_config(folder, model), weight_files(folder)
     if faults := shape_faults(read_headers(files, config.tensor_names), config):
         raise StartupError(faults)
-    return AssistantFiles(config, files)
+    return config, files
 
 
 @dataclass(slots=True)

@@ -99,7 +99,7 @@ def expected(made: Made, prompt: Sequence[int], guesses: Sequence[int]) -> Float
 
 @pytest.mark.parametrize("form", ["int8", "float32"])
 def test_its_embedding_is_loaded_once_as_its_head(form: str, made: Made) -> None:
-    config = read_assistant(made[1], load_config(made[0])).config
+    config, _ = read_assistant(made[1], load_config(made[0]))
     forms = parameter_forms(config, 2, (BITS | FLOAT_BITS)[form])
     assert EMBEDDING not in forms
     assert forms[HEAD].shape == (config.vocab_size, config.hidden_size)

@@ -242,18 +242,26 @@ def test_vocabularies_of_a_pair_have_to_be_one(folder: Path, tiny_model: Tiny) -
     target = tiny_model("llama")[0]
     pair = member(target, "p", draft={"source": str(EMBEDDED_MODEL)})
     error = error_of(checked(pair))
-    sizes = f"300, {load_config(EMBEDDED_MODEL).vocab_size}"
     assert error.reason == "VocabulariesDiffer"
-    assert error.message.startswith(f"p: vocabularies differ: {sizes}, first in token 0, which is ")
+    named = f"p: draft.source={EMBEDDED_MODEL} cannot draft for {target}: the vocabularies differ, "
+    assert error.message.startswith(f"{named}first in token 0, which is ")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     ids = tokenizer["model"]["vocab"]
     ids["t7"], ids["t8"] = ids["t8"], ids["t7"]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     error = error_of(checked(member(target, "p", draft={"source": str(folder)})))
     assert error.message == (
-        "p: vocabularies differ: 300, 300, first in token 7, which is 't8' there and 't7' here; "
-        "name a draft of the same family."
+        f"p: draft.source={folder} cannot draft for {target}: the vocabularies differ, first in "
+        "token 7, which is 't8' there and 't7' here; name a model of the same family or unset "
+        "draft.source."
     )
+
+
+def test_recurrent_layers_draft_for_nobody(tiny_model: Tiny) -> None:
+    target, draft = tiny_model("llama")[0], tiny_model("lfm2")[0]
+    error = error_of(checked(member(target, "p", draft={"source": str(draft)})))
+    assert error.reason == "ArchitectureNotSupported"
+    assert error.message.startswith(f"p: draft.source={draft} has recurrent layers, which forget")
 
 
 def test_architectures_that_are_not_served_are_refused(folder: Path, tmp_path: Path) -> None:
