@@ -84,13 +84,14 @@ class LoadedModel:
             self.rows.pages.forget_cached()
 
     def write_pages(self) -> bool:
-        """Write some of the pages that ended rows have left to disk, and count what was read.
-        Returns whether there are more to write."""
+        """Write some of the pages that ended rows have left to disk, count what was read, and make
+        memory ready for more. Returns whether to call it soon again."""
         disk = self.rows.pages.disk
         if disk is None:
             return False
         self.served.totals.disk_tokens += disk.take_read_tokens()
-        return disk.write()
+        has_more = disk.write()
+        return disk.prepare() or has_more
 
     def wait_for_pages(self) -> None:
         """Called if no model has a step: wait a little for pages that are being read."""

@@ -36,7 +36,8 @@ WAIT_S = 60.0  # the writer waits so long for a record, and then again
 JOIN_TIMEOUT_S = 5.0
 OWNERS_FOLDER = 0o700  # pages tell what was prompted
 ON_CUDA = "PREFIX_CACHE_DIR is for the CPU; unset it, or set DEVICE=cpu."
-LESS_URGENT = 10  # the writer's niceness beyond that of others
+LESS_URGENT = 10  # niceness beyond that of others
+ZEROS = Path("/dev/zero")
 
 
 def make_writable(folder: Path) -> None:
@@ -77,6 +78,7 @@ class PageFolder:
         self._writer = Thread(target=self._write_all, name="prefix-writer", daemon=True)
         self._writer.start()
         self._readers = ThreadPoolExecutor(MAX_READERS, "prefix-reader")  # start when needed
+        self._preparer = ThreadPoolExecutor(1, "prefix-memory", _be_less_urgent)
 
     @property
     def num_bytes(self) -> int:
@@ -99,9 +101,14 @@ class PageFolder:
         """
         return self._readers.submit(self._read, key, parts, pages)
 
-    def wait(self, reads: Collection[Future[bool]], timeout_s: float) -> None:
-        """Wait until these have ended."""
-        futures.wait(reads, timeout_s)
+    def prepare(self, pages: Sequence[memoryview]) -> Future[bool]:
+        """Have the system give memory to pages, when it has nothing better to do. They are cleared.
+        Returns whether it did."""
+        return self._preparer.submit(_clear, pages)
+
+    def wait(self, jobs: Collection[Future[bool]], timeout_s: float) -> None:
+        """Wait until what was asked for has ended."""
+        futures.wait(jobs, timeout_s)
 
     def put(self, record: PageRecord, timeout_s: float = 0.0) -> bool:
         """Write a record soon. Returns False if too many wait to be written, or it is closed."""
@@ -120,7 +127,8 @@ class PageFolder:
             with suppress(Full):  # the disk is stuck
                 self._queue.put(None, timeout=JOIN_TIMEOUT_S)
         self._writer.join(JOIN_TIMEOUT_S)
-        self._readers.shutdown(cancel_futures=True)
+        self._readers.shutdown()
+        self._preparer.shutdown()
 
     def _find_files(self) -> None:
         found: list[tuple[float, bytes, Stored]] = []
@@ -167,7 +175,7 @@ class PageFolder:
         return True
 
     def _write_all(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + LESS_URGENT)
+        _be_less_urgent()
         while True:
             try:
                 record = self._queue.get(timeout=WAIT_S)
@@ -218,6 +226,16 @@ class PageFolder:
 
     def _path(self, key: bytes, parts: int) -> Path:
         return self._folder / f"{key.hex()}.{parts:x}"
+
+
+def _be_less_urgent() -> None:
+    """Let this thread have the processor when others do not need it."""
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + LESS_URGENT)
+
+
+def _clear(pages: Sequence[memoryview]) -> bool:
+    with ZEROS.open("rb", buffering=0) as zeros:  # it lets others have the interpreter
+        return all(zeros.readinto(page) == len(page) for page in pages)
 
 
 def _header(checksum: int) -> bytes:

@@ -43,6 +43,11 @@ class PagePool:
         return self.limit - self.num_touched + len(self._freed)
 
     @property
+    def num_freed(self) -> int:
+        """Number of free pages that have memory."""
+        return len(self._freed)
+
+    @property
     def num_cached(self) -> int:
         return len(self._cached)
 
@@ -67,6 +72,14 @@ class PagePool:
         page, _ = (self._freed or self._untouched).popitem()
         self._num_rows[page] = 1
         return page
+
+    def take_untouched(self, num_pages: int) -> list[int]:
+        """Take up to `num_pages` pages that have no memory."""
+        room = min(num_pages, self.limit - self.num_touched)
+        taken = [self._untouched.popitem()[0] for _ in range(room)]
+        for page in taken:
+            self._num_rows[page] = 1
+        return taken
 
     def share(self, page: int) -> None:
         """Let one more row hold this page, which may have been free."""

@@ -13,6 +13,7 @@ from inference_api.core.state.prefixes import GONE, TOKEN_BYTES, Node, PrefixTre
 from inference_api.runner import PageLayout
 
 READ_BYTES = 2**23  # so much is read at once, or a page more
+PREPARED_BYTES = 2**27  # free pages that have memory already
 READ_WAIT_S = 0.01  # a turn without work waits so long for it
 MAX_WAIT_S = 5.0  # the same, of a row that needs its pages
 WRITTEN_BYTES = 2**21  # a turn hands so much to the writer, or a page more
@@ -28,6 +29,13 @@ class Disk(NamedTuple):
 
     folder: PageFolder
     fingerprint: bytes
+
+
+class Preparing(NamedTuple):
+    """Pages of the pool that are given memory."""
+
+    taken: Sequence[int]
+    is_done: Future[bool]
 
 
 class StoredPage(NamedTuple):
@@ -80,6 +88,8 @@ class StoredPages:
         self._size = layout.page_tokens * TOKEN_BYTES
         self._wanted: OrderedDict[Node, None] = OrderedDict()
         self._reading: ReadAhead | None = None  # one at a time
+        self._preparing: Preparing | None = None
+        self._most_touched = 0  # pages of the pool that had memory at once
         self._read_tokens = 0
 
     def ahead(self, root: Hashable, tokens: bytes) -> deque[StoredPage]:
@@ -147,8 +157,28 @@ class StoredPages:
         self._drop([*reading.held, *(number for read in reading.reads for number in read.taken)])
 
     def finish(self) -> None:
-        """Wait until nothing is being read, so that no page is held for it."""
+        """Wait until nothing is read or prepared, so that no page is held for it."""
         self.settle(MAX_WAIT_S)
+        if self._preparing is not None:
+            self._folder.wait([self._preparing.is_done], MAX_WAIT_S)
+            self._end_preparing()
+
+    def prepare(self) -> bool:
+        """Have memory given to a few pages before they are read into: this may take longer than to
+        read them. No more than PREPARED_BYTES at a time, and none once any was given back, because
+        then memory is scarce. Returns whether to call it soon again."""
+        self._end_preparing()
+        pool, page_bytes = self._pool, self._layout.page_bytes
+        is_growing = pool.num_touched >= self._most_touched
+        self._most_touched = max(self._most_touched, pool.num_touched)
+        is_busy = self._preparing is not None or self._reading is not None
+        if not is_busy and is_growing and len(self._folder):
+            missing_bytes = min(PREPARED_BYTES - pool.num_freed * page_bytes, READ_BYTES)
+            taken = pool.take_untouched(-(-missing_bytes // page_bytes))
+            if taken:
+                job = self._folder.prepare([*map(self._memory.view_page, taken)])
+                self._preparing = Preparing(taken, job)
+        return self._preparing is not None
 
     def take_read_tokens(self) -> int:
         """Returns how many tokens were read since the last call."""
@@ -195,6 +225,11 @@ class StoredPages:
         """Have the folder end its threads."""
         self.finish()
         self._folder.close()
+
+    def _end_preparing(self) -> None:
+        if self._preparing is not None and self._preparing.is_done.done():
+            self._drop(self._preparing.taken)
+            self._preparing = None
 
     def _start(self, ahead: Iterable[StoredPage]) -> Sequence[Read]:
         """Have the first READ_BYTES of these read, as far as there is room for them."""

@@ -82,6 +82,10 @@ class FakeFolder(PageFolder):
         self.records: dict[bytes, PageRecord] = {}
         self._reads_at_once = reads_at_once
         self._waiting: list[tuple[Future[bool], bytes, int, Sequence[memoryview]]] = []
+        self._preparing: list[Future[bool]] = []
+
+    def __len__(self) -> int:
+        return len(self.records)
 
     def parts(self, key: bytes) -> int | None:
         return self.records[key].parts if key in self.records else None
@@ -93,7 +97,17 @@ class FakeFolder(PageFolder):
             self.wait((), 0)
         return job
 
-    def wait(self, reads: Collection[Future[bool]], timeout_s: float) -> None:
+    def prepare(self, pages: Sequence[memoryview]) -> Future[bool]:
+        self._preparing.append(Future())
+        job = self._preparing[-1]
+        if self._reads_at_once:
+            self.wait((), 0)
+        return job
+
+    def wait(self, jobs: Collection[Future[bool]], timeout_s: float) -> None:
+        for job in self._preparing:
+            job.set_result(True)
+        self._preparing.clear()
         for job, key, parts, pages in self._waiting:
             if is_there := self.parts(key) == parts:
                 at, content = 0, self.records[key].content

@@ -92,6 +92,13 @@ class Rows(RuleBasedStateMachine):
         if restarts:
             self._start()
 
+    @precondition(lambda self: self.folder is not None)
+    @rule(turns=st.integers(1, 3))
+    def prepare(self, turns: int) -> None:
+        assert self.pages.disk is not None
+        for _ in range(turns):
+            self.pages.disk.prepare()
+
     @rule(target=said, root=st.sampled_from("aab"), prompt=texts)
     def begin(self, root: str, prompt: tuple[int, ...]) -> Said:
         return self._begin(root, prompt)
@@ -260,11 +267,14 @@ class Rows(RuleBasedStateMachine):
         return prompt
 
     def _read_ahead(self) -> list[int]:
-        """Pages that are held for what is being read."""
-        reading = None if self.pages.disk is None else self.pages.disk._reading
-        if reading is None:
-            return []
-        return [*reading.held, *(page for read in reading.reads for page in read.taken)]
+        """Pages that are held for what is being read, and those that are prepared."""
+        disk, pages = self.pages.disk, list[int]()
+        if disk is not None and disk._reading is not None:
+            pages += disk._reading.held
+            pages += [page for read in disk._reading.reads for page in read.taken]
+        if disk is not None and disk._preparing is not None:
+            pages += disk._preparing.taken
+        return pages
 
     def _check_state(self, row: int) -> None:
         text = self.texts[row]

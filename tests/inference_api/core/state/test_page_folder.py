@@ -120,6 +120,14 @@ def test_a_record_removed_by_hand_is_gone(tmp_path: Path) -> None:
     assert not kept.put(PageRecord(key_of(1), 1, CONTENT))
 
 
+def test_memory_that_is_prepared_is_clear(tmp_path: Path) -> None:
+    kept, memory = PageFolder(tmp_path, 10**6), bytearray(CONTENT)
+    pages = [memoryview(memory)[10:50], memoryview(memory)[50:60]]
+    assert kept.prepare(pages).result(timeout=60)
+    assert memory == CONTENT[:10] + bytes(50) + CONTENT[60:]
+    kept.close()
+
+
 def test_a_disk_that_takes_nothing_more_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,9 +2,11 @@
 
 import pytest
 
+from inference_api.core.state.page_folder import PageRecord
 from inference_api.core.state.row_pages import Reuse, RowPages
+from inference_api.core.state.stored_pages import Disk
 from inference_api.runner import PageLayout
-from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeMemory, make_pages
+from tests.inference_api.core.state.memory import PAGE_TOKENS, FakeFolder, FakeMemory, make_pages
 
 ONES, TWOS = (1,) * PAGE_TOKENS, (2,) * PAGE_TOKENS
 
@@ -187,6 +189,21 @@ def test_memory_is_given_back_down_to_so_many_pages() -> None:
 
 
 WINDOWS = (None, 2 * PAGE_TOKENS)
+
+
+def test_memory_is_prepared_for_what_is_on_disk_until_some_is_given_back() -> None:
+    pages, memory = make_pages(20, 2)
+    folder = FakeFolder()
+    pages.store(Disk(folder, b"fingerprint"), memory)
+    assert pages.disk is not None
+    assert not pages.disk.prepare()
+    folder.put(PageRecord(b"key", 1, b""))
+    while pages.disk.prepare():
+        pass
+    assert pages._pool.num_touched == pages.num_free == 20
+    pages.trim(5)
+    assert not pages.disk.prepare()
+    assert pages._pool.num_touched == 5
 
 
 def test_a_window_gives_back_what_it_has_passed() -> None:
