@@ -16,8 +16,7 @@ from inference_api.bundle.sums import FAST_MEMORY, MEMORY, SLOTS, Limit, Piece, 
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.drafting import assisted, draft_faults, find_heads, heads_bytes
-from inference_api.loading.hub import is_hub_id
+from inference_api.loading.drafting import assisted, draft_faults, heads_bytes, known_heads
 from inference_api.loading.layout import Tensors
 from inference_api.loading.memory import scratch_bytes
 from inference_api.loading.options import EngineOptions
@@ -235,8 +234,8 @@ class _Check:
                 self._error("ArchitectureNotSupported", member.name, fault)
 
     def _heads(self, member: BundleMember, model: _Model) -> Path | None:
-        """Returns the folder of the Medusa heads; None if there are none, or if they are on a hub.
-        Heads on a hub are downloaded when they are loaded, and count from then on."""
+        """Returns the folder of the Medusa heads; None if there are none, or if they are on a
+        hub."""
         heads = member.medusa_heads
         if self._settings.device == "cuda":
             if heads is not None or member.speculation == "medusa":
@@ -246,13 +245,12 @@ class _Check:
             return None
         if member.speculation not in ("auto", "medusa"):
             return None
-        if heads is not None and is_hub_id(heads) and not Path(heads).is_dir():
-            return None
         try:
-            folder = find_heads(model.folder, heads)
+            folder = known_heads(model.folder, heads)
+            is_missing = folder is None and heads is None and member.speculation == "medusa"
         except StartupError:
-            folder = None
-        if folder is None and (heads is not None or member.speculation == "medusa"):
+            folder, is_missing = None, True
+        if is_missing:
             fault = f"no Medusa heads in {heads or model.folder}; correct medusa_heads"
             self._error("HeadsNotFound", member.name, f"{fault}, or set speculation: off.")
         return folder

@@ -13,9 +13,8 @@ from typing import NamedTuple
 from inference_api.errors import StartupError, shown
 from inference_api.kernels.build import multiplies_tiles
 from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, MAX_HEAD_DIM, Bits
-from inference_api.loading import hardware, hub
+from inference_api.loading import drafting, hardware, hub
 from inference_api.loading.config import ModelConfig, TensorNames
-from inference_api.loading.drafting import assistant_config, draft_faults, is_assistant
 from inference_api.loading.families.read import read_config
 from inference_api.loading.files import (
     has_mtp,
@@ -116,9 +115,9 @@ def _examined(asked: Asked) -> tuple[list[str], Mapping[str, Footprint]]:
     name, model, options, draft_model = asked
     try:
         described = describe(model)
+        faults, footprint = _fitted(described, options)
     except StartupError as error:
         return list(error.faults), {}
-    faults, footprint = _fitted(described, options)
     footprints = {name: footprint}
     if draft_model is not None and described.config is not None:
         try:
@@ -142,7 +141,7 @@ def _examined_draft(model: Described, options: EngineOptions, source: str) -> Ex
     if draft.config is not None:
         options = options.of_draft(model.config.context(options.max_seq_len), draft.config)
         if not draft.faults and not model.faults:
-            draft.faults.extend(draft_faults(model.folder, draft.folder, draft.config))
+            draft.faults.extend(drafting.draft_faults(model.folder, draft.folder, draft.config))
     return _fitted(draft, options)
 
 
@@ -156,11 +155,11 @@ def examined_assistant(
     """Returns None if `source`, which a setting names, has no assistant. Raises StartupError."""
     assert model.config is not None
     folder = _folder_of(source, with_weights=False, setting=setting)
-    if not is_assistant(folder):
+    if not drafting.is_assistant(folder):
         return None
-    config = assistant_config(folder, model.config, setting)
+    config = drafting.assistant_config(folder, model.config, setting)
     faults = shape_faults(_stored_tensors(folder, source, config.tensor_names), config)
-    if _may_be_on_cuda(options):
+    if hardware.may_be_on_cuda(options.device):
         return faults, None
     own = settled(model.config, options, model.tensors)
     own = own.on("cpu", keeps_bfloat16(model.config, model.tensors))
@@ -175,14 +174,16 @@ def _fitted(described: Described, options: EngineOptions) -> Examined:
     faults += context_faults(config, options.max_seq_len)
     faults += quantization_faults(config, settled(config, options, described.tensors))
     faults += device_faults(config, options)
-    if _may_be_on_cuda(options):
+    if hardware.may_be_on_cuda(options.device):
         return faults, None
     faults += cpu_faults(config)
-    return faults, footprint_of(config, options, described.tensors)
-
-
-def _may_be_on_cuda(options: EngineOptions) -> bool:
-    return options.device == "cuda" or (options.device == "auto" and hardware.may_have_cuda())
+    footprint = footprint_of(config, options, described.tensors)
+    if options.has_medusa and (
+        heads := drafting.known_heads(described.folder, options.medusa_heads)
+    ):
+        weights_bytes = footprint.weights_bytes + drafting.heads_bytes(heads)
+        footprint = replace(footprint, weights_bytes=weights_bytes)
+    return faults, footprint
 
 
 def footprint_of(

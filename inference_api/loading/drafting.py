@@ -32,6 +32,13 @@ def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
     )
 
 
+def known_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
+    """As `find_heads`, but None if they are on a hub: they are downloaded when they are loaded, and
+    count from then on."""
+    is_here = medusa_heads is None or not is_hub_id(medusa_heads) or Path(medusa_heads).is_dir()
+    return find_heads(model_dir, medusa_heads) if is_here else None
+
+
 def heads_bytes(folder: Path) -> int:
     """Returns a lower bound of the heads' memory: the size of their file."""
     file = heads_file(folder)

@@ -67,9 +67,10 @@ def has_torch() -> bool:
     return find_spec("torch") is not None
 
 
-def may_have_cuda() -> bool:
-    """Returns whether a model may run on a GPU, as far as is known without loading torch."""
-    return has_nvidia_driver() and has_torch()
+def may_be_on_cuda(device: str) -> bool:
+    """Returns whether a model may run on a GPU if DEVICE is `device`, as far as is known without
+    loading torch."""
+    return device == "cuda" or (device == "auto" and has_nvidia_driver() and has_torch())
 
 
 def cuda_faults() -> list[str]:

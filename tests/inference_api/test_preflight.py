@@ -1,5 +1,6 @@
 """What is refused before a worker exists."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from shutil import copytree
 
@@ -76,6 +77,24 @@ def test_a_draft_model_counts_before_the_start_as_the_loader_counts_it(
     assert fault.endswith(
         "too few; name a smaller DRAFT_MODEL or none, lower KV_CACHE_MEMORY, set QUANTIZATION=int8."
     )
+
+
+def test_heads_count_before_the_start_as_the_loader_counts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = {"user_rows": 3, "max_seq_len": 256, "device": "cpu", "speculation": "medusa"}
+    asked |= {"kv_cache_memory": 6 * 2**20, "service_port": free_port()}
+    settings = Settings.model_validate(asked)
+    [model] = describe_models(settings)
+    [needed] = model.footprints
+    for num_missing in (0, 1):
+        free_bytes = needed.total_bytes - num_missing
+        monkeypatch.setattr(hardware, "available_memory_bytes", lambda free=free_bytes: free)
+        with pytest.raises(StartupError, match="Memory: ") if num_missing else nullcontext():
+            check_start(settings, with_model=True)
+    absent = Settings.model_validate({**asked, "medusa_heads": "/absent"})
+    with pytest.raises(StartupError, match="MEDUSA_HEADS=/absent is no folder here"):
+        check_start(absent, with_model=True)
 
 
 def test_a_draft_model_that_cannot_draft_stops_the_start(tmp_path: Path) -> None:
