@@ -63,7 +63,6 @@ class SlotRunner(CudaRunner):
         See `LocalRunner`."""
         self._packed, self._place, self._has_packed_file = packed, place, True
         super().__init__(model_dir, replace(options, has_medusa=False))
-        self._decoders: dict[int, tuple[str, Decoder]] = {}  # keyed by slot; with the weights' key
 
     @cached_property
     def _packed_model(self) -> TorchPackedModel:
@@ -116,16 +115,14 @@ class SlotRunner(CudaRunner):
     def _begin(self) -> None:
         """Before the first step since `load`: record the steps, unless these weights have been in
         this slot before."""
-        slot = self._place.slot
+        slot, parts = self._place.slot, self._parts()
         assert slot is not None
-        key, decoder = self._decoders.get(slot, ("", None))
-        if decoder is None or key != self._key:
-            parameters = torch_parameters(self._config, self._dtype, self.bits, self._parts())
-            decoder = self._new_decoder(parameters)
-            if self._place.slots.capture is not None:
-                decoder.record(self._place.slots.capture)
-            self._decoders[slot] = self._key, decoder
-        self.decoder = decoder
+
+        def make() -> Decoder:
+            parameters = torch_parameters(self._config, self._dtype, self.bits, parts)
+            return self._new_decoder(parameters)
+
+        self.decoder = self._place.slots.recordings.decoder(self, slot, self._key, make)
 
     def _parts(self) -> dict[str, Tensor]:
         tensors = self._packed_model.layout.tensors

@@ -4,6 +4,7 @@ They are allocated once, and a load copies into one. A step that was recorded in
 stays valid, whatever was there since its expert left.
 """
 
+import gc
 import logging
 import mmap
 from collections.abc import Callable
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inference_api.engine.cuda.graphs import Capture, capturing
+from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.graphs import Capture, Step, capturing
 from inference_api.errors import StartupError
 from inference_api.loading import hardware
 from inference_api.loading.memory import GIB, SLOT_ALIGNMENT
@@ -28,6 +30,7 @@ PIECE_BYTES = 64 * 2**20
 
 
 LEFT_BYTES = 2 * GIB  # packed files leave the host so much
+SPARE_BYTES = GIB  # slots leave a GPU so much, for torch and recorded steps
 
 
 def pin_on_cuda(tensor: Tensor) -> None:
@@ -89,8 +92,55 @@ class HeldFiles:
             self._pin = None
 
 
+class Recordings:
+    """Decoders of experts that are, or were, in slots, with their recorded steps. When the device
+    has little memory left, those used longest ago go. Decode thread only."""
+
+    def __init__(
+        self, device: torch.device, capture: Capture | None, free_bytes: Callable[[], int | None]
+    ) -> None:
+        """`capture` None: nothing is recorded. `free_bytes` None: nothing has to go."""
+        self._device = device
+        self._capture = capture
+        self._free_bytes = free_bytes
+        self._kept: dict[tuple[object, int], tuple[str, Decoder]] = {}  # the last used is last
+        self._anchor: Step | None = None
+
+    def decoder(self, owner: object, slot: int, key: str, make: Callable[[], Decoder]) -> Decoder:
+        """Returns what `make` made when weights of this key of the owner were last in this slot, or
+        what it makes now."""
+        known_key, decoder = self._kept.get((owner, slot), ("", None))
+        if decoder is None or known_key != key:
+            self._make_room()
+            decoder = make()
+            self._record(decoder)
+        self._kept.pop((owner, slot), None)
+        self._kept[owner, slot] = key, decoder
+        return decoder
+
+    def _record(self, decoder: Decoder) -> None:
+        if self._capture is None:
+            return
+        if self._anchor is None:  # keeps the memory that recordings share: see `capturing`
+            self._anchor = self._capture(lambda x: [x + 1], torch.zeros(1, device=self._device))
+        decoder.record(self._capture)
+
+    def _make_room(self) -> None:
+        free_bytes = self._free_bytes()
+        if free_bytes is None or free_bytes >= SPARE_BYTES:
+            return
+        gone = next((at for at in self._kept if not self._is_in_use(at)), None)
+        if gone is not None:
+            del self._kept[gone]
+            gc.collect()  # steps refer to their decoder
+
+    def _is_in_use(self, at: tuple[object, int]) -> bool:
+        owner, (_, decoder) = at[0], self._kept[at]
+        return vars(owner).get("decoder") is decoder
+
+
 class Slots:
-    """Loader thread only, except for `allocate`, which comes before all else, and `capture`."""
+    """Loader thread only, except for `allocate`, which comes before all else, and `recordings`."""
 
     def __init__(
         self,
@@ -105,7 +155,8 @@ class Slots:
         self._device = torch.device(device)
         is_cuda = self._device.type == "cuda"
         self.files = HeldFiles(held_bytes, pause, pin_on_cuda if is_cuda and pin is None else pin)
-        self.capture = capturing() if is_cuda and capture is None else capture
+        capture = capturing() if is_cuda and capture is None else capture
+        self.recordings = Recordings(self._device, capture, self.free_bytes)
         self._pause = pause
         self._stream = torch.cuda.Stream(self._device) if is_cuda else None
         self._staging = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=is_cuda)
@@ -114,19 +165,23 @@ class Slots:
 
     @torch.inference_mode()
     def allocate(self, count: int, num_bytes: int) -> None:
-        """Take the memory of all slots. Raises StartupError if there is not so much."""
-        if self._stream is not None:
-            free_bytes, _ = torch.cuda.mem_get_info(self._device)
-            if count * num_bytes > free_bytes:
-                raise StartupError(
-                    f"fast_memory_limit: it has room for {count} experts, each of which takes what "
-                    f"the largest needs, {num_bytes} bytes, but the GPU has only {free_bytes} "
-                    "free; lower it, or quantise, shorten or drop the largest."
-                )
+        """Take the memory of all slots. Raises StartupError if less is left than SPARE_BYTES."""
+        free_bytes = self.free_bytes()
+        if free_bytes is not None and count * num_bytes + SPARE_BYTES > free_bytes:
+            raise StartupError(
+                f"fast_memory_limit: it has room for {count} experts, each of which takes what the "
+                f"largest needs, {num_bytes} bytes, but the GPU has only {free_bytes} free, and "
+                f"{SPARE_BYTES} are for recorded steps; lower it, or quantise, shorten or drop the "
+                "largest."
+            )
         self._memory = [
             torch.empty(num_bytes, dtype=torch.uint8, device=self._device) for _ in range(count)
         ]
         self._free = [*range(count)]
+
+    def free_bytes(self) -> int | None:
+        """Returns the free memory of a GPU. Any thread."""
+        return torch.cuda.mem_get_info(self._device)[0] if self._stream is not None else None
 
     def take(self) -> int:
         """Returns the number of a free slot. There is one: see `Residency`."""

@@ -6,16 +6,16 @@ from pathlib import Path
 from shutil import copytree
 from threading import Event, Thread
 from typing import Any
+from weakref import ref
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inference_api.engine.cuda.graphs import Forward, Step
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.cuda.slot_runner import SlotRunner
-from inference_api.engine.cuda.slots import LEFT_BYTES, Pin, Place, Slots
+from inference_api.engine.cuda.slots import LEFT_BYTES, SPARE_BYTES, Pin, Place, Slots
 from inference_api.errors import StartupError
 from inference_api.loading import hardware
 from inference_api.loading.memory import slot_bytes
@@ -255,8 +255,41 @@ def test_gpu_with_too_little_memory_for_the_slots_is_a_fault_of_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slots = Slots("cpu", lambda: None)
-    monkeypatch.setattr(slots, "_stream", object())  # as a GPU has one
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**30))
+    monkeypatch.setattr(slots, "free_bytes", lambda: SPARE_BYTES + 2**20)
     slots.allocate(2, 2**19)
     with pytest.raises(StartupError, match="fast_memory_limit: it has room for 2 experts"):
         slots.allocate(2, 2**19 + 1)
+
+
+def test_recordings_used_longest_ago_go_when_memory_is_short(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of experts in memory; and whoever returns answers as before."""
+    sources = [(tiny_model(name)[0], "float32") for name in ("llama", "qwen3", "llama-biases")]
+    bundle = Bundle(tmp_path, sources, 2)
+    one, two, three = bundle.runners
+    recordings = bundle.slots.recordings
+
+    def stays(runner: SlotRunner) -> None:
+        runner.load()
+        assert answers(runner) == answers(read(*sources[bundle.runners.index(runner)]))
+
+    stays(one)
+    for other in (two, three):
+        stays(other)
+        other.unload()
+    assert [*recordings._kept] == [(one, 0), (two, 1), (three, 1)]
+    bundle.recorded.clear()  # they refer to their decoder
+    forgotten = ref(recordings._kept[two, 1][1])
+    monkeypatch.setattr(recordings, "_free_bytes", lambda: SPARE_BYTES - 1)
+    stays(three)  # it has been there before
+    one.unload()
+    stays(one)
+    three.unload()
+    assert forgotten() is not None
+    one.unload()
+    stays(three)
+    assert forgotten() is None
+    assert [*recordings._kept] == [(three, 1), (one, 0), (three, 0)]
+    stays(two)
+    assert [*recordings._kept] == [(one, 0), (three, 0), (two, 1)]
