@@ -1,7 +1,7 @@
 """Loads the models of the settings. Imports the engine only when it is called."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -80,10 +80,17 @@ class LoadableModel:
         return sum(slot_bytes(each.weights_bytes, each.cache_bytes) for each in self.footprints)
 
     @property
-    def is_one_file(self) -> bool:
-        """Whether the model has neither a draft model nor an assistant nor heads."""
-        is_alone = self.settings.of_model(self.served.name).used_draft_model is None
-        return is_alone and not self.runner.has_medusa_heads
+    def weights_bytes(self) -> int:
+        """Returns the bytes of all weights. A packed file counts once."""
+        shared = (sum(each.shared_weights.values()) for each in self._runners)
+        own_bytes = sum(each.weights_bytes for each in self.footprints) - sum(shared)
+        return own_bytes + sum(self.shared_weights.values())
+
+    @property
+    def shared_weights(self) -> Mapping[Hashable, int]:
+        """Returns the bytes of each packed file."""
+        files = [each.shared_weights for each in self._runners]
+        return {key: num_bytes for each in files for key, num_bytes in each.items()}
 
     @property
     def _runners(self) -> "list[LocalRunner]":

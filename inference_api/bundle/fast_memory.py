@@ -3,7 +3,7 @@
 Decode thread only; changed through `residency`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from inference_api.bundle.members import Member, MemberState
 
@@ -81,13 +81,11 @@ class FastMemory:
 
 def needed_bytes(members: Iterable[Member]) -> int:
     """Returns the memory that these members hold together. Shared weights count once."""
-    shared: dict[str, int] = {}
+    shared: dict[Hashable, int] = {}
     num_bytes = 0
     for member in members:
         needs = member.needs
-        num_bytes += needs.other_bytes + needs.guaranteed_bytes
-        if needs.shared_key is None:
-            num_bytes += needs.weights_bytes
-        else:
-            shared[needs.shared_key] = needs.weights_bytes
+        num_bytes += needs.other_bytes + needs.guaranteed_bytes + needs.weights_bytes
+        num_bytes -= sum(needs.shared.values())
+        shared |= needs.shared
     return num_bytes + sum(shared.values())

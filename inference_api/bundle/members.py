@@ -5,7 +5,7 @@ All are immutable except `Member` and `Stay`, which belong to that module.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -48,8 +48,8 @@ class UnloadMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory and rows of one member. `rows_min` is at least 1. Members with the same `shared_key`
-    have the same weights, which are mapped once. `guaranteed_bytes` is the cache of `rows_min`
+    """Memory and rows of one member. `rows_min` is at least 1. `shared` has those of its weights
+    that are mapped once, whichever members have them. `guaranteed_bytes` is the cache of `rows_min`
     rows, and `row_bytes` what every row takes besides its pages."""
 
     weights_bytes: int
@@ -59,7 +59,7 @@ class Needs:
     rows_min: int
     rows_max: int
     is_pinned: bool = False
-    shared_key: str | None = None
+    shared: Mapping[Hashable, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,9 +219,8 @@ class BundleResidents:
 def needs_of(member: BundleMember, model: LoadableModel, slot_bytes: int | None = None) -> Needs:
     """Returns the memory of a model as this member, less its tokenizer, always loaded. On CUDA it
     takes `slot_bytes`, which have room for all its rows."""
-    quantization = model.runner.facts.quantization
     rows_min = member.rows.min
-    weights_bytes = sum(each.weights_bytes for each in model.footprints)
+    weights_bytes = model.weights_bytes
     if slot_bytes is not None:
         cache_bytes = sum(each.cache_bytes for each in model.footprints)
         return Needs(
@@ -241,7 +240,7 @@ def needs_of(member: BundleMember, model: LoadableModel, slot_bytes: int | None 
         rows_min=rows_min,
         rows_max=model.runner.max_rows,
         is_pinned=member.pinned,
-        shared_key=f"{quantization} {member.source}" if model.is_one_file else None,
+        shared=model.shared_weights,
     )
 
 

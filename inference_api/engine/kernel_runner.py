@@ -1,7 +1,7 @@
 """`ModelRunner` on the CPU, by the C++ kernels."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -200,6 +200,12 @@ class KernelRunner(LocalRunner):
     @property
     def all_files(self) -> Sequence[Path]:
         return [file for each in self._models for file in each.files]
+
+    @property
+    def shared_weights(self) -> Mapping[Hashable, int]:
+        if self._packed is None:
+            return {}
+        return {(*each.files, each.form): each.layout.file_bytes for each in self._models}
 
     @property
     def _cache_dtype(self) -> str:

@@ -3,7 +3,7 @@ and does what surrounds a decoder's step."""
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
@@ -133,6 +133,11 @@ class LocalRunner(ModelRunner):
     def all_files(self) -> Sequence[Path]:
         """Returns the files of all weights besides Medusa heads."""
         return self.files
+
+    @property
+    def shared_weights(self) -> Mapping[Hashable, int]:
+        """Returns the bytes of each file of weights that runners of the same files share."""
+        return {}
 
     def _facts(self, device: str, threads: int, kernels: str, cache_dtype: str) -> RunnerFacts:
         footprint = self._footprint_of(self._whole)

@@ -4,7 +4,7 @@ After every turn it is checked what has to hold whatever happens.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from inference_api.bundle.members import (
@@ -246,10 +246,11 @@ class SimulatedBundle:
         assert sum(num_running.values()) <= self.policy.user_rows
         assert all(num <= self.needs[name].rows_max for name, num in num_running.items())
         assert all(num_running[name] == each.num_running for name, each in snapshot.members.items())
-        weights, num_bytes = {}, 0
+        weights: dict[Hashable, int] = {}
+        num_bytes = 0
         for name in self._holds:
             needs = self.needs[name]
-            weights[needs.shared_key or name] = needs.weights_bytes
+            weights |= {name: needs.weights_bytes - sum(needs.shared.values()), **needs.shared}
             num_beyond = max(0, num_running[name] - needs.rows_min)
             num_bytes += needs.other_bytes + needs.guaranteed_bytes + num_beyond * needs.row_bytes
         assert snapshot.used_bytes == num_bytes + sum(weights.values())

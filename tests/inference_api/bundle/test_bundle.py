@@ -13,8 +13,9 @@ from unittest.mock import patch
 import pytest
 
 from inference_api.bundle.check import check_bundle
-from inference_api.bundle.members import MemberState, UnloadMode
-from inference_api.bundle.residents import BundleResidents, bundle_of
+from inference_api.bundle.fast_memory import needed_bytes
+from inference_api.bundle.members import Member, MemberState, UnloadMode
+from inference_api.bundle.residents import BundleResidents, bundle_of, needs_of
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
@@ -28,6 +29,8 @@ from inference_api.errors import (
     MemberUnloaded,
 )
 from inference_api.inference_api_server import bring_up_of
+from inference_api.loading.packing.folder import PackedFolder
+from inference_api.model_loading import describe_models
 from inference_api.request import (
     FinishReason,
     GenerationRequest,
@@ -37,6 +40,7 @@ from inference_api.request import (
     TokenEvent,
 )
 from inference_api.settings import EMBEDDED_MODEL, Settings
+from inference_api.settings.bundle_file import Bundle
 
 NAMES = ("eight", "four", "plain")
 PROMPTS = (
@@ -250,10 +254,10 @@ def test_rows_share_the_memory_of_one_and_pause_for_each_other(
 
 
 def test_rows_of_a_pair_share_the_memory_of_one_in_both_of_its_models(
-    serve: Callable[..., Serving], tmp_path: Path
+    serve: Callable[..., Serving],
 ) -> None:
-    source = copytree(EMBEDDED_MODEL, tmp_path / "model")
-    alone, serving = serve(), serve(limit=LEAST, text=PAIR, source=source)
+    """Their weights are the same and count once."""
+    alone, serving = serve(), serve(limit=LEAST, text=PAIR)
     serving.ask("pair", "Hello")
     queues = [serving.submit("pair", prompt, max_tokens=120) for prompt in PROMPTS]
     together = [drained(queue).token_ids for queue in queues]
@@ -270,6 +274,26 @@ def test_rows_of_a_pair_share_the_memory_of_one_in_both_of_its_models(
     assert used is not None
     [expert] = used.experts
     assert serving.bundle.snapshot.used_bytes == expert.need_bytes
+
+
+def test_a_draft_that_is_an_expert_too_counts_once(tmp_path: Path) -> None:
+    pinned = {"quantisation": "int8", "pinned": True, "context": 256}
+    source = copytree(EMBEDDED_MODEL, tmp_path / "model")
+    draft = {"source": str(EMBEDDED_MODEL)}
+    experts = [
+        {"name": "pair", "source": str(source), "draft": draft, **pinned},
+        {"name": "alone", **draft, **pinned},
+    ]
+    limits = {"version": 1, "memory_limit": 2**30, "fast_memory_limit": 2**30}
+    bundle = Bundle.model_validate({**limits, "experts": experts})
+    settings = Settings(bundle=bundle, user_rows=4)
+    used = check_bundle(bundle, settings).utilization
+    assert used is not None
+    described = describe_models(settings, PackedFolder(tmp_path))
+    pairs = zip(bundle.members, described, strict=True)
+    members = [Member(each.name, needs_of(each, model)) for each, model in pairs]
+    assert used.fast_memory.need_bytes == needed_bytes(members) + used.scratch_bytes
+    assert used.fast_memory.need_bytes < sum(each.need_bytes for each in used.experts)
 
 
 def test_request_that_waited_for_its_member_says_how_long(serve: Callable[..., Serving]) -> None:

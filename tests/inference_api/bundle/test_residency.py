@@ -154,7 +154,7 @@ def test_pinned_member_stays_whoever_waits() -> None:
 
 
 def test_weights_that_two_share_are_counted_once() -> None:
-    shared = replace(NEEDS, shared_key="k")
+    shared = replace(NEEDS, shared={"k": 90})
     simulated = with_residents("ab", "abc", a=shared, b=shared)
     assert simulated.residency.snapshot().used_bytes == 90 + 2 * (8 + 2)
     simulated.run_until_served(simulated.ask("c"))
@@ -162,7 +162,7 @@ def test_weights_that_two_share_are_counted_once() -> None:
 
 
 def test_one_of_two_that_share_frees_little() -> None:
-    shared, policy = replace(NEEDS, shared_key="k"), replace(POLICY, fast_memory_limit_bytes=150)
+    shared, policy = replace(NEEDS, shared={"k": 90}), replace(POLICY, fast_memory_limit_bytes=150)
     simulated = with_residents("ab", "abc", policy, a=shared, b=shared)
     simulated.run_until_served(simulated.ask("c"))
     assert sorted(simulated.names(Unload)) == ["a", "b"]

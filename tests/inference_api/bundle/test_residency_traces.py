@@ -52,7 +52,7 @@ def random_needs(random: Random, most_rows_min: int) -> Needs:
         rows_min=rows_min,
         rows_max=random.randint(rows_min, 32),
         is_pinned=random.random() < 0.15,
-        shared_key="shared" if is_shared else None,
+        shared={"shared": 50} if is_shared else {},
     )
 
 

@@ -244,7 +244,8 @@ def test_in_a_bundle_it_is_packed_with_the_model_and_counts(made: Made, tmp_path
     [member] = describe_models(settings, PackedFolder(tmp_path))
     needs = needs_of(bundle.members[0], member)
     assert needs.weights_bytes + needs.guaranteed_bytes == counted.need_bytes
-    assert needs.shared_key is None
+    assert sum(needs.shared.values()) == needs.weights_bytes
+    assert len(needs.shared) == 2
     assert not member.is_packed()
     for _ in range(2):
         assert isinstance(member.load().runner, KernelRunner)
