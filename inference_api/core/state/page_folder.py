@@ -230,7 +230,8 @@ class PageFolder:
 
 def _be_less_urgent() -> None:
     """Let this thread have the processor when others do not need it."""
-    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + LESS_URGENT)
+    with suppress(OSError):  # a sandbox may forbid it
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + LESS_URGENT)
 
 
 def _clear(pages: Sequence[memoryview]) -> bool:

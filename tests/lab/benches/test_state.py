@@ -78,11 +78,11 @@ def test_tables_tell_what_was_answered_computed_and_as_fast_as_alone() -> None:
     *_, little, endless = servers_table(servers).splitlines()
     assert little == (
         "| hearth, little | 3 of 4 | 8 (4.0%) | 1000 / 1000 |  | 120 / 120 | 100 / 100 | 1.20 "
-        "| 3 of 4 | 10 (4.0%) | 300 / 300 |"
+        "| 3 of 4 | 10 (4.0%) | 300 / 300 | 2.50 |"
     )
     assert endless == (
         "| hearth, endless | 4 of 4 | 16 (4.0%) | 1000 / 1000 |  | 150 / 195 | 100 / 100 | 1.50 "
-        "|  |  |  |"
+        "|  |  |  |  |"
     )
 
 
