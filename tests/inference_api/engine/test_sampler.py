@@ -25,6 +25,7 @@ from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn
 
 VOCAB = 24
+NUM_DRAWS = 8000
 # Quarters repeat, so that ties are common; they and their sums are exact in float32.
 a_row_of_logits = st.lists(
     st.integers(-20, 20).map(lambda n: n / 4), min_size=VOCAB, max_size=VOCAB
@@ -146,15 +147,18 @@ def test_frequencies_follow_the_exact_probabilities(
 ) -> None:
     logits = torch.linspace(-2.0, 1.5, VOCAB)[torch.randperm(VOCAB, generator=_seeded())]
     probabilities = reference_probabilities(logits.tolist(), params)
-    num_draws = 8000
-    inputs = [row(replace(params, seed=seed)) for seed in range(num_draws)]
-    drawn = Counter(tokens(logits.repeat(num_draws, 1), inputs, kernels))
+    drawn = Counter(tokens(logits.repeat(NUM_DRAWS, 1), seeded_draws(params), kernels))
     assert set(drawn) <= set(probabilities)
-    expected = np.array([probability * num_draws for probability in probabilities.values()])
+    expected = np.array([probability * NUM_DRAWS for probability in probabilities.values()])
     result = chisquare(
-        [drawn[token] for token in probabilities], expected * num_draws / expected.sum()
+        [drawn[token] for token in probabilities], expected * NUM_DRAWS / expected.sum()
     )
     assert result.pvalue > 0.001
+
+
+@cache
+def seeded_draws(params: SamplingParams) -> list[Draw]:
+    return [row(replace(params, seed=seed)) for seed in range(NUM_DRAWS)]
 
 
 class LargeStep(NamedTuple):
