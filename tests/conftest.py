@@ -20,7 +20,6 @@ from pydantic_settings import BaseSettings
 from inference_api.loading import hardware
 from inference_api.settings import Settings as ApiSettings
 from optimizer.settings import Settings as OptimizerSettings
-from tests.forked import imported
 from tests.ports import free_port
 from tests.workers import pytest_addoption, pytest_runtestloop, unit_of
 from weights.settings import Settings as WeightsSettings
@@ -162,14 +161,6 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
         places[path] = seen[is_waiting] / sizes[is_waiting]
         seen[is_waiting] += 1
     items.sort(key=lambda item: places.get(unit_of(item), 1.0))
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Workers share one Python that has imported what servers are."""
-    options = session.config.option
-    starts_processes = any(listed(item.path, WITH_PROCESSES) for item in session.items)
-    if starts_processes and options.workers > 1 and not options.collectonly:
-        imported()
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,9 @@
 """Servers for tests, forked from a Python that has imported their modules.
 
-Imports are most of what the start of a server costs, and tests start hundreds. One Python imports,
-for all workers of pytest. Each of these has a fork server of its own, forked from that Python, from
-its first use to its end. It starts no thread and reads no setting: what is forked gets arguments,
-environment, folder and log of its own, and then runs a module as `python -m` does. Tests of the
-start itself run the true command.
+Imports are most of what the start of a server costs, and tests start hundreds. Each process of
+pytest has one fork server, from its first use to its end. It starts no thread and reads no
+setting: what is forked gets arguments, environment, folder and log of its own, and then runs a
+module as `python -m` does. Tests of the start itself run the true command.
 """
 
 import atexit
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -80,13 +78,19 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A process that forks. Any thread may ask it; it answers one after the other."""
+    """The process that forks. Any thread may ask it; it answers one after the other."""
 
     def __init__(self) -> None:
-        self._connection, its_end = pair()
+        self._connection, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._turn = Lock()
         with its_end:
-            socket.send_fds(imported(), [b"serve"], [its_end.fileno()])
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forked", str(its_end.fileno())],
+                cwd=servers.ROOT,
+                pass_fds=[its_end.fileno()],
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},  # BLAS would start threads
+            )
 
     def start(
         self,
@@ -111,6 +115,7 @@ class ForkServer:
 
     def close(self) -> None:
         self._connection.close()
+        self._process.wait(END_TIMEOUT_S)
 
     def _ask(self, message: Mapping[str, Any], fds: list[int]) -> int:
         with self._turn:
@@ -125,48 +130,8 @@ def fork_server() -> ForkServer:
     return server
 
 
-@cache
-def imported() -> socket.socket:
-    """Starts the Python that imports, and returns where it takes ends of connections, each for a
-    fork server. Workers share the one that was started before them."""
-    its_users, its_end = pair()
-    with its_end:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked", str(its_end.fileno())],
-            cwd=servers.ROOT,
-            pass_fds=[its_end.fileno()],
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # BLAS would start threads
-        )
-
-    def end() -> None:
-        its_users.close()
-        process.wait(END_TIMEOUT_S)  # at once in a worker, whose child it is not
-
-    atexit.register(end)
-    return its_users
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def _fork_servers(users: socket.socket) -> str:
-    """Returns, in each process that a fork server forked, the module that it is to run."""
-    while True:
-        message, fds, _, _ = socket.recv_fds(users, MAX_MESSAGE_BYTES, 1)
-        if not message:
-            with suppress(ChildProcessError):
-                while True:
-                    os.wait()
-            sys.exit()
-        if os.fork() == 0:
-            users.close()
-            return _serve(socket.socket(fileno=fds[0]))
-        os.close(fds[0])
-
-
 def _serve(connection: socket.socket) -> str:
+    """Returns, in each process forked, the module that it is to run."""
     while True:
         message, fds, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
         if not message:
@@ -211,5 +176,5 @@ if __name__ == "__main__":
         import_module(name)
     gc.freeze()  # no search for garbage looks at what was imported, or copies its pages
     runpy.run_module(
-        _fork_servers(socket.socket(fileno=int(sys.argv[1]))), run_name="__main__", alter_sys=True
+        _serve(socket.socket(fileno=int(sys.argv[1]))), run_name="__main__", alter_sys=True
     )

@@ -368,7 +368,7 @@ def assert_same_likelihoods(one: Drawn, other: Drawn) -> None:
 
 
 @any_sampling
-@pytest.mark.parametrize("num_right", [0, 3, 4])
+@pytest.mark.parametrize("num_right", [0, 1, 3, 4])
 def test_verified_chain_says_what_single_steps_say(
     runner: ModelRunner, sampling: SamplingParams, num_right: int
 ) -> None:

@@ -6,7 +6,8 @@
 
 #include <cstring>
 
-#include "attention_block.h"
+#include "attention_bfloat16.h"
+#include "attention_bytes.h"
 #include "hadamard.h"
 #include "kernels.h"
 
@@ -29,11 +30,12 @@ inline void set_seen(const AttentionCall& call, const AttentionTask& task, Atten
 
 // The dimensions that a cache has rotated together; 1: none.
 inline int64_t rotated_dims(const AttentionCall& call) {
-  return call.type == CacheType::kInt4 ? rotated_dims(call.head_dim, call.value_dim) : 1;
+  return is_scaled(call.type) ? rotated_dims(call.head_dim, call.value_dim) : 1;
 }
 
-inline void gather_queries(const AttentionCall& call, const AttentionTask& task, int64_t kv_head,
-                           AttentionState& state) {
+template <class Simd>
+void gather_queries(const AttentionCall& call, const AttentionTask& task, int64_t kv_head,
+                    AttentionState& state) {
   const int64_t rotated = rotated_dims(call);
   const float scale = call.scale / static_cast<float>(rotated);
   int query = 0;
@@ -45,6 +47,13 @@ inline void gather_queries(const AttentionCall& call, const AttentionTask& task,
         state.queries[query * call.head_dim + i] = from[i] * scale;
       }
       rotate(state.queries + query * call.head_dim, call.head_dim, rotated);
+      if (Simd::kHasQuads && is_scaled(call.type)) {
+        quantise_query(state.queries + query * call.head_dim, call, query, state.bytes);
+      }
+      if (Simd::kHasBFloat16 && call.type == CacheType::kFloat16) {
+        round_query(state.queries + query * call.head_dim, static_cast<int>(call.head_dim),
+                    state.bfloat16s + query * kMaxPadded);
+      }
       for (int64_t i = 0; i < call.value_dim; ++i) {
         state.outputs[query * call.value_dim + i] = 0.0f;
       }
@@ -125,8 +134,8 @@ void attend_branches(const AttentionCall& call, const AttentionTask& task, int64
   }
 }
 
-inline void attend_over(const AttentionCall& call, const AttentionTask& task,
-                        AttendBlock attend_block) {
+template <class Simd>
+void attend_over(const AttentionCall& call, const AttentionTask& task, AttendBlock attend_block) {
   AttentionState state;
   set_seen(call, task, state);
   int64_t begin = state.begins[0];
@@ -149,7 +158,7 @@ inline void attend_over(const AttentionCall& call, const AttentionTask& task,
   };
   const int64_t end_head = task.first_head + task.num_heads;
   for (int64_t kv_head = task.first_head; kv_head < end_head; ++kv_head) {
-    gather_queries(call, task, kv_head, state);
+    gather_queries<Simd>(call, task, kv_head, state);
     for (int64_t first = begin; first < shared; first += kPositions) {
       const Block block = block_at(kv_head, first, shared);
       Block next = {};
@@ -169,10 +178,19 @@ inline void attend_over(const AttentionCall& call, const AttentionTask& task,
 }
 
 template <class Simd>
+constexpr AttendBlock attend_halves() {
+  if constexpr (Simd::kHasBFloat16) {
+    return attend_bfloat16<Simd>;
+  } else {
+    return attend_block<Simd, uint16_t>;
+  }
+}
+
+template <class Simd>
 void attend(const AttentionCall& call, const AttentionTask& task) {
-  constexpr AttendBlock kByType[] = {attend_block<Simd, float>, attend_block<Simd, uint16_t>,
-                                     attend_block<Simd, int8_t>, attend_int4_block<Simd>};
-  attend_over(call, task, kByType[static_cast<int>(call.type)]);
+  constexpr AttendBlock kByType[] = {attend_block<Simd, float>, attend_halves<Simd>(),
+                                     attend_bytes<Simd>, attend_bytes<Simd>};
+  attend_over<Simd>(call, task, kByType[static_cast<int>(call.type)]);
 }
 
 }  // namespace

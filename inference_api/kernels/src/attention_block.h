@@ -3,9 +3,6 @@
 // first level cache.
 #pragma once
 
-#include <cstring>
-#include <type_traits>
-
 #include "attention_product.h"
 #include "kernels.h"
 #include "simd.h"
@@ -22,12 +19,39 @@ struct Softmax {
   float sum = 0.0f;                // of exp(score - maximum)
 };
 
+// to[i] += factor * products[i], for the first `count` columns of a vector.
+template <class Simd>
+void add_columns(float factor, typename Simd::Vector products, int count, float* to) {
+  if (count >= Simd::kLanes) {
+    Simd::store(to, Simd::multiply_add(Simd::set(factor), products, Simd::load(to)));
+    return;
+  }
+  alignas(64) float last[Simd::kLanes];
+  Simd::store(last, products);
+  for (int i = 0; i < count; ++i) {
+    to[i] = fused_multiply_add(factor, last[i], to[i]);
+  }
+}
+
+constexpr int kPairsStep = 32;  // dimensions of two vectors, which become bfloat16 together
+constexpr int kMaxPadded = kMaxHeadDim / kPairsStep * kPairsStep;
+static_assert(kMaxPadded == kMaxHeadDim);
+
+// Queries as bytes, for what a cache has as bytes: see attention_bytes.h.
+struct ByteQueries {
+  alignas(64) int8_t steps[kMaxQueries * kMaxHeadDim];             // rows kMaxHeadDim apart
+  float scales[kMaxQueries];                                       // what a step stands for
+  int32_t negative_sums[kMaxQueries][cached_groups(kMaxHeadDim)];  // of groups of dimensions
+};
+
 // One task's queries, token by token and group by group, and everything it needs in between.
 struct AttentionState {
   alignas(64) float queries[kMaxQueries * kMaxHeadDim];  // [query][head_dim], scaled
   alignas(64) float outputs[kMaxQueries * kMaxHeadDim];  // [query][value_dim]
   alignas(64) float keys[kMaxHeadDim * kPositions];      // a block, [head_dim][position]
   alignas(64) float scores[kMaxQueries * kPositions];    // [query][position], then weights
+  ByteQueries bytes;
+  alignas(64) uint16_t bfloat16s[kMaxQueries * kMaxPadded];  // queries, for attention_bfloat16.h
   Softmax softmax[kMaxQueries];
   int64_t begins[kMaxQueries];  // positions that a query sees: from begins…
   int64_t ends[kMaxQueries];    // …to before ends
@@ -120,7 +144,7 @@ float largest_score(const float* scores) {
 
 // Scores to exp(score - maximum); returns their sum.
 template <class Simd>
-float exponentiate(float* scores, float maximum) {
+inline __attribute__((always_inline)) float exponentiate(float* scores, float maximum) {
   const auto one = Simd::set(1.0f);
   auto sum = Simd::set(0.0f);
   for (int position = 0; position < kPositions; position += Simd::kLanes) {
@@ -168,11 +192,6 @@ const Element* whole_block(const Element* keys, int slot, int count, Element* sp
   return space;
 }
 
-template <class Element>
-constexpr CacheType kCacheType = std::is_same_v<Element, float>      ? CacheType::kFloat32
-                                 : std::is_same_v<Element, uint16_t> ? CacheType::kFloat16
-                                                                     : CacheType::kInt8;
-
 // `count` positions of a key-value head, of what the cache holds. Values that are a part of keys
 // are where those are.
 struct Block {
@@ -181,25 +200,6 @@ struct Block {
   int64_t first;
   int count;
 };
-
-// Elements of a cache that are steps of a scale, of their own for every position.
-template <class Element>
-constexpr bool kIsScaled = kCacheType<Element> == CacheType::kInt8;
-
-// Multiplies what `count` positions have for each query by the scales behind their vectors.
-template <class Element>
-void apply_scales(const Element* vectors, int slot, int head_dim, int count, int num_queries,
-                  float* of_positions) {
-  float scales[kPositions];
-  for (int position = 0; position < count; ++position) {
-    std::memcpy(scales + position, vectors + position * slot + head_dim, sizeof(float));
-  }
-  for (int query = 0; query < num_queries; ++query) {
-    for (int position = 0; position < count; ++position) {
-      of_positions[query * kPositions + position] *= scales[position];
-    }
-  }
-}
 
 // Some of a task's queries.
 struct Queries {
@@ -265,118 +265,19 @@ void attend_block(const AttentionCall& call, const Block& block, const Block& ne
   const auto value_dim = static_cast<int>(call.value_dim);
   const float* vectors = state.queries + queries.first * head_dim;
   float* outputs = state.outputs + queries.first * value_dim;
-  const int slot = static_cast<int>(slot_elements(kCacheType<Element>, head_dim));
+  const int slot = head_dim;
   const int64_t next_size = next.count * slot * static_cast<int64_t>(sizeof(Element));
   const Prefetch next_keys(next.keys, next_size, head_dim);
   const Prefetch next_values(next.values, next.values == next.keys ? 0 : next_size, block.count);
-  constexpr int kMaxSlot = static_cast<int>(slot_elements(kCacheType<Element>, kMaxHeadDim));
-  alignas(64) Element space[kMaxSlot * kPositions];
+  alignas(64) Element space[kMaxHeadDim * kPositions];
   const Element* keys =
       whole_block(reinterpret_cast<const Element*>(block.keys), slot, block.count, space);
   const auto* block_values = reinterpret_cast<const Element*>(block.values);
   score_all<Simd>(queries.count, vectors, head_dim, keys, slot, head_dim, state.keys, state.scores,
                   next_keys);
-  if constexpr (kIsScaled<Element>) {
-    apply_scales(keys, slot, head_dim, block.count, queries.count, state.scores);
-  }
   weigh_all<Simd>(call, block, queries, state);
-  if constexpr (kIsScaled<Element>) {
-    apply_scales(block_values, slot, head_dim, block.count, queries.count, state.scores);
-  }
   add_values<Simd>(queries.count, value_dim, state.scores, block_values + head_dim - value_dim,
                    slot, block.count, outputs, value_dim, next_values);
-}
-
-// Vectors of groups, as bytes of which each stands for a sixteenth of its group's scale.
-struct CachedBytes {
-  static constexpr int kMaxGroups = static_cast<int>(cached_groups(kMaxHeadDim));
-  alignas(64) int8_t steps[kPositions * kMaxGroups * kGroup];  // [position][groups][kGroup]
-  alignas(64) float scales[kMaxGroups][kPositions];            // a sixteenth of them
-
-  // Behind the last position are zeros.
-  template <class Simd>
-  void fill(const char* vectors, int count, int groups) {
-    constexpr int kHalf = kGroup / 2;
-    constexpr float kSixteenth = 1.0f / 16;
-    constexpr uint64_t kUpper = 0xf0f0f0f0f0f0f0f0;  // bits of eight bytes
-    alignas(64) uint16_t halves[kMaxGroups][kPositions];
-    const auto* from = reinterpret_cast<const CachedGroup*>(vectors);
-    int8_t* to = steps;
-    for (int position = 0; position < count; ++position) {
-      for (int group = 0; group < groups; ++group, ++from, to += kGroup) {
-        halves[group][position] = from->scale;
-        for (int i = 0; i < kHalf; i += static_cast<int>(sizeof(uint64_t))) {
-          uint64_t both;
-          std::memcpy(&both, from->steps + i, sizeof both);
-          const uint64_t upper = both & kUpper;
-          const uint64_t lower = both << 4 & kUpper;
-          std::memcpy(to + i, &upper, sizeof upper);
-          std::memcpy(to + i + kHalf, &lower, sizeof lower);
-        }
-      }
-    }
-    for (int i = count * groups * kGroup; i < kPositions * groups * kGroup; ++i) {
-      steps[i] = 0;
-    }
-    for (int group = 0; group < groups; ++group) {
-      for (int position = count; position < kPositions; ++position) {
-        halves[group][position] = 0;
-      }
-      for (int position = 0; position < kPositions; position += Simd::kLanes) {
-        const auto scale = Simd::load_half(halves[group] + position);
-        Simd::store(scales[group] + position, Simd::multiply(scale, Simd::set(kSixteenth)));
-      }
-    }
-  }
-};
-
-// Of groups of 4 bits: each is attended to by itself, as bytes are, since it has its own scales.
-template <class Simd>
-void attend_int4_block(const AttentionCall& call, const Block& block, const Block& next,
-                       const Queries& queries, AttentionState& state) {
-  const auto head_dim = static_cast<int>(call.head_dim);
-  const auto value_dim = static_cast<int>(call.value_dim);
-  const int groups = static_cast<int>(cached_groups(head_dim));
-  const int slot = groups * kGroup;
-  const int size = queries.count * kPositions;
-  const int64_t next_bytes = next.count * slot_bytes(CacheType::kInt4, head_dim) / groups;
-  const auto fetch = [&](const char* vectors, int group, int steps) {
-    return Prefetch(vectors + group * next_bytes, next_bytes, steps);
-  };
-  const float* vectors = state.queries + queries.first * head_dim;
-  float* outputs = state.outputs + queries.first * value_dim;
-  alignas(64) float parts[kMaxQueries * kPositions];  // of a group, like state.scores
-  CachedBytes bytes;
-  bytes.fill<Simd>(block.keys, block.count, groups);
-  for (int i = 0; i < size; ++i) {
-    state.scores[i] = 0.0f;
-  }
-  for (int group = 0; group < groups; ++group) {
-    const int first = group * kGroup;
-    const int dims = head_dim - first < kGroup ? head_dim - first : kGroup;
-    score_all<Simd>(queries.count, vectors + first, head_dim, bytes.steps + first, slot, dims,
-                    state.keys, parts, fetch(next.keys, group, dims));
-    for (int i = 0; i < size; i += Simd::kLanes) {
-      const auto scale = Simd::load(bytes.scales[group] + i % kPositions);
-      const auto before = Simd::load(state.scores + i);
-      Simd::store(state.scores + i, Simd::multiply_add(scale, Simd::load(parts + i), before));
-    }
-  }
-  weigh_all<Simd>(call, block, queries, state);
-  if (block.values != block.keys) {
-    bytes.fill<Simd>(block.values, block.count, groups);
-  }
-  const int begin = head_dim - value_dim;  // of values in keys that they are a part of
-  for (int group = begin / kGroup; group < groups; ++group) {
-    const int first = group * kGroup < begin ? begin : group * kGroup;
-    const int end = (group + 1) * kGroup < head_dim ? (group + 1) * kGroup : head_dim;
-    for (int i = 0; i < size; i += Simd::kLanes) {
-      const auto scale = Simd::load(bytes.scales[group] + i % kPositions);
-      Simd::store(parts + i, Simd::multiply(scale, Simd::load(state.scores + i)));
-    }
-    add_values<Simd>(queries.count, end - first, parts, bytes.steps + first, slot, block.count,
-                     outputs + first - begin, value_dim, fetch(next.values, group, block.count));
-  }
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // The products of attention, of floats and what a cache holds: scores and sums of values.
 #pragma once
 
+#include <cstring>
+
 #include "kernels.h"
 #include "simd.h"
 
@@ -153,6 +155,119 @@ void product(int num_rows, int columns, const float* a, int64_t a_stride, const 
   for (; column < columns; ++column) {
     product_columns<Scalar, Scalar::kRows, 1>(num_rows, a, a_stride, b + column, b_stride, depth,
                                               c + column, c_stride, prefetch);
+  }
+}
+
+// Sums of products of words of 32 bits, which are four bytes each. The bytes of columns, or else of
+// factors, have an offset instead of a sign: see Simd::add_quads.
+template <class Simd>
+struct QuadsByFactors {
+  using Sums = typename Simd::Ints;
+  static Sums zeros() { return Simd::zeros(); }
+  static Sums add(Sums sums, typename Simd::Ints factors, typename Simd::Ints columns) {
+    return Simd::add_quads(sums, columns, factors);
+  }
+};
+
+template <class Simd>
+struct FactorsByQuads : QuadsByFactors<Simd> {
+  using Sums = typename Simd::Ints;
+  static Sums add(Sums sums, typename Simd::Ints factors, typename Simd::Ints columns) {
+    return Simd::add_quads(sums, factors, columns);
+  }
+};
+
+constexpr int kWordBytes = 4;
+
+// a b for kRows rows and kVectors vectors of columns: a is [rows][depth] words, rows of kRowBytes,
+// and b [depth][columns] words, whole vectors of columns. Each sum adds in the order of depth,
+// whatever the tile that it is in. `finish(row, column, sums)` takes a vector of them. Every word
+// of depth is a step of `prefetch`.
+template <class Simd, class Words, int kRowBytes, int kRows, int kVectors, class Finish>
+void word_tile(int row, int column, const void* a, const void* b, int columns, int depth,
+               const Finish& finish, Prefetch& prefetch) {
+  Prefetch fetch = prefetch;
+  typename Words::Sums sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      sums[i][vector] = Words::zeros();
+    }
+  }
+  const char* factor = static_cast<const char*>(a) + row * kRowBytes;
+  const char* words = static_cast<const char*>(b) + kWordBytes * column;
+  for (int k = 0; k < depth; ++k, factor += kWordBytes, words += kWordBytes * columns) {
+    fetch.step();
+    typename Simd::Ints vectors[kVectors];
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      vectors[vector] = Simd::load_words(words + kWordBytes * vector * Simd::kLanes);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+      const auto factors = Simd::set_word(factor + i * kRowBytes);
+#pragma GCC unroll 4
+      for (int vector = 0; vector < kVectors; ++vector) {
+        sums[i][vector] = Words::add(sums[i][vector], factors, vectors[vector]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int vector = 0; vector < kVectors; ++vector) {
+      finish(row + i, column + vector * Simd::kLanes, sums[i][vector]);
+    }
+  }
+  prefetch = fetch;
+}
+
+template <class Simd, class Words, int kRowBytes, int kRows, int kVectors, class Finish>
+void word_columns(int row, int end, int column, const void* a, const void* b, int columns,
+                  int depth, const Finish& finish, Prefetch& prefetch) {
+  for (; row + kRows <= end; row += kRows) {
+    word_tile<Simd, Words, kRowBytes, kRows, kVectors>(row, column, a, b, columns, depth, finish,
+                                                       prefetch);
+  }
+  if constexpr (kRows > 1) {
+    if (row < end) {
+      word_columns<Simd, Words, kRowBytes, kRows / 2, kVectors>(row, end, column, a, b, columns,
+                                                                depth, finish, prefetch);
+    }
+  }
+}
+
+template <class Simd, class Words, int kRowBytes, class Finish>
+void word_product(int num_rows, const void* a, const void* b, int columns, int depth,
+                  const Finish& finish, Prefetch prefetch) {
+  int column = 0;
+  for (; column + 2 * Simd::kLanes <= columns; column += 2 * Simd::kLanes) {
+    word_columns<Simd, Words, kRowBytes, Simd::kRows, 2>(0, num_rows, column, a, b, columns, depth,
+                                                         finish, prefetch);
+  }
+  for (; column < columns; column += Simd::kLanes) {
+    word_columns<Simd, Words, kRowBytes, Simd::kRows, 1>(0, num_rows, column, a, b, columns, depth,
+                                                         finish, prefetch);
+  }
+}
+
+// Some columns of [kPositions][stride] words to [columns][kPositions] words: `columns` of whole
+// squares of vectors.
+template <class Square>
+void transpose_words(const void* from, int64_t stride_bytes, int columns, void* to) {
+  for (int position = 0; position < kPageTokens; position += Square::kLanes) {
+    for (int i = 0; i < columns; i += Square::kLanes) {
+      typename Square::Vector words[Square::kLanes];
+      Square::load_quads(
+          static_cast<const int8_t*>(from) + position * stride_bytes + kWordBytes * i, stride_bytes,
+          words);
+      char* word = static_cast<char*>(to) + kWordBytes * (i * kPageTokens + position);
+#pragma GCC unroll 16
+      for (int k = 0; k < Square::kLanes; ++k, word += kWordBytes * kPageTokens) {
+        std::memcpy(word, &words[k], sizeof words[k]);
+      }
+    }
   }
 }
 

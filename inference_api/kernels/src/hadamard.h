@@ -1,4 +1,4 @@
-// Rotations that spread what a few dimensions of a head have over all of them, so that groups of 4
+// Rotations that spread what a few dimensions of a head have over all of them, so that bytes and 4
 // bits lose less. Scores stay what they are if keys and queries are rotated alike.
 #pragma once
 

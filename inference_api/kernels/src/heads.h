@@ -68,8 +68,7 @@ inline void quantise_cached(const float (&x)[kGroup], CachedGroup& group) {
   }
 }
 
-inline void write_int4_head(float* head, int64_t head_dim, int64_t rotated, CachedGroup* to) {
-  rotate(head, head_dim, rotated);
+inline void write_int4_head(const float* head, int64_t head_dim, CachedGroup* to) {
   for (int64_t first = 0; first < head_dim; first += kGroup, ++to) {
     float x[kGroup] = {};
     for (int i = 0; i < kGroup && first + i < head_dim; ++i) {
@@ -81,8 +80,11 @@ inline void write_int4_head(float* head, int64_t head_dim, int64_t rotated, Cach
 
 template <class Simd>
 void write_head(float* head, int64_t head_dim, CacheType type, int64_t rotated, char* place) {
+  if (is_scaled(type)) {
+    rotate(head, head_dim, rotated);
+  }
   if (type == CacheType::kInt4) {
-    write_int4_head(head, head_dim, rotated, reinterpret_cast<CachedGroup*>(place));
+    write_int4_head(head, head_dim, reinterpret_cast<CachedGroup*>(place));
     return;
   }
   if (type == CacheType::kInt8) {

@@ -43,9 +43,10 @@ enum class Bits : int {
 };
 enum class SourceType : int { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// The form of cached keys and values. kInt8: behind its bytes every vector has, as a float, what
-// one of them stands for. kInt4: vectors are rotated, see hadamard.h, and CachedGroups.
+// The form of cached keys and values. kInt8 and kInt4: vectors are rotated, see hadamard.h. kInt8:
+// behind its bytes every vector has, as a float, what one of them stands for. kInt4: CachedGroups.
 enum class CacheType : int { kFloat32 = 0, kFloat16 = 1, kInt8 = 2, kInt4 = 3 };
+constexpr bool is_scaled(CacheType type) { return type >= CacheType::kInt8; }
 enum class NormKind : int { kRms = 0, kLayer = 1 };
 enum class Mixer : int { kAttention = 0, kShortConv = 1, kDelta = 2, kMamba2 = 3, kKimiDelta = 4 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kSquaredRelu = 4 };

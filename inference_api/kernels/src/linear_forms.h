@@ -1,6 +1,6 @@
 // The matrix product by weights as GGUF files have them, which are taken apart first. A unit of its
-// own for each instruction set that has other products of integers, since it takes longer to compile
-// than all others of one.
+// own for each instruction set that has other products of integers, since it takes longer to
+// compile than all others of one.
 #pragma once
 
 #include "codes.h"

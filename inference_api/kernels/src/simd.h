@@ -54,6 +54,8 @@ struct Scalar {
   using Square = Scalar;  // the vectors that load_columns is for
   static constexpr int kLanes = 1;
   static constexpr int kRows = 4;  // of a tile of a matrix product, with two vectors of columns
+  static constexpr bool kHasQuads = false;     // instructions that multiply four bytes by four
+  static constexpr bool kHasBFloat16 = false;  // and pairs of bfloat16 by pairs
 
   static Vector load(const float* from) { return *from; }
   static void store(float* to, Vector v) { *to = v; }
@@ -91,9 +93,16 @@ struct Scalar {
 #if defined(__aarch64__)
 struct Simd128 {
   using Vector = float32x4_t;
+  using Ints = int32x4_t;
   using Square = Simd128;
   static constexpr int kLanes = 4;
   static constexpr int kRows = 8;
+#if defined(__ARM_FEATURE_DOTPROD)
+  static constexpr bool kHasQuads = true;
+#else
+  static constexpr bool kHasQuads = false;
+#endif
+  static constexpr bool kHasBFloat16 = false;
 
   static Vector load(const float* from) { return vld1q_f32(from); }
   static void store(float* to, Vector v) { vst1q_f32(to, v); }
@@ -165,6 +174,34 @@ struct Simd128 {
     const int32x4_t on_top = vshlq_s32(vreinterpretq_s32_f32(quad), vdupq_n_s32(24 - 8 * byte));
     return vcvtq_f32_s32(vshrq_n_s32(on_top, 24));
   }
+  // To the nearest.
+  static void store_bytes(int8_t* to, Vector v) {
+    const int16x4_t shorts = vqmovn_s32(vcvtnq_s32_f32(v));
+    const int8x8_t bytes = vqmovn_s16(vcombine_s16(shorts, shorts));
+    vst1_lane_s32(reinterpret_cast<int32_t*>(to), vreinterpret_s32_s8(bytes), 0);
+  }
+  // Of 16 columns, four rows as quads.
+  static void store_quads(int8_t* to, const int8_t* rows, int64_t stride) {
+    const int8x16x4_t all = {vld1q_s8(rows), vld1q_s8(rows + stride), vld1q_s8(rows + 2 * stride),
+                             vld1q_s8(rows + 3 * stride)};
+    vst4q_s8(to, all);
+  }
+#if defined(__ARM_FEATURE_DOTPROD)
+  static constexpr int kQuadOffset = 0;
+  static Ints zeros() { return vdupq_n_s32(0); }
+  static Ints load_words(const void* from) { return vld1q_s32(static_cast<const int32_t*>(from)); }
+  static Ints set_word(const void* from) {
+    int32_t word;
+    std::memcpy(&word, from, sizeof word);
+    return vdupq_n_s32(word);
+  }
+  static Ints add_quads(Ints sums, Ints offset_quads, Ints quads) {
+    return vdotq_s32(sums, vreinterpretq_s8_s32(offset_quads), vreinterpretq_s8_s32(quads));
+  }
+  static Vector to_floats(Ints sums, int32_t start) {
+    return vcvtq_f32_s32(vaddq_s32(sums, vdupq_n_s32(start)));
+  }
+#endif
 
  private:
   static void transpose(Vector (&rows)[kLanes]) {
@@ -183,9 +220,16 @@ struct Simd128 {
 #if defined(__AVX2__)
 struct Simd256 {
   using Vector = __m256;
+  using Ints = __m256i;
   using Square = Simd256;
   static constexpr int kLanes = 8;
   static constexpr int kRows = 4;
+#if defined(__AVXVNNI__)
+  static constexpr bool kHasQuads = true;
+#else
+  static constexpr bool kHasQuads = false;
+#endif
+  static constexpr bool kHasBFloat16 = false;
 
   static Vector load(const float* from) { return _mm256_loadu_ps(from); }
   static void store(float* to, Vector v) { _mm256_storeu_ps(to, v); }
@@ -255,6 +299,47 @@ struct Simd256 {
     const __m256i on_top = _mm256_slli_epi32(_mm256_castps_si256(quad), 24 - 8 * byte);
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(on_top, 24));
   }
+  // To the nearest.
+  static void store_bytes(int8_t* to, Vector v) {
+    const __m256i ints = _mm256_cvtps_epi32(v);
+    const __m128i shorts =
+        _mm_packs_epi32(_mm256_castsi256_si128(ints), _mm256_extracti128_si256(ints, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(shorts, shorts));
+  }
+  // Of 16 columns, four rows as quads.
+  static void store_quads(int8_t* to, const int8_t* rows, int64_t stride) {
+    __m128i row[4];
+    for (int i = 0; i < 4; ++i) {
+      row[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + i * stride));
+    }
+    const __m128i low01 = _mm_unpacklo_epi8(row[0], row[1]);
+    const __m128i high01 = _mm_unpackhi_epi8(row[0], row[1]);
+    const __m128i low23 = _mm_unpacklo_epi8(row[2], row[3]);
+    const __m128i high23 = _mm_unpackhi_epi8(row[2], row[3]);
+    auto* quads = reinterpret_cast<__m128i*>(to);
+    _mm_storeu_si128(quads, _mm_unpacklo_epi16(low01, low23));
+    _mm_storeu_si128(quads + 1, _mm_unpackhi_epi16(low01, low23));
+    _mm_storeu_si128(quads + 2, _mm_unpacklo_epi16(high01, high23));
+    _mm_storeu_si128(quads + 3, _mm_unpackhi_epi16(high01, high23));
+  }
+#if defined(__AVXVNNI__)
+  static constexpr int kQuadOffset = 128;
+  static Ints zeros() { return _mm256_setzero_si256(); }
+  static Ints load_words(const void* from) {
+    return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+  }
+  static Ints set_word(const void* from) {
+    int32_t word;
+    std::memcpy(&word, from, sizeof word);
+    return _mm256_set1_epi32(word);
+  }
+  static Ints add_quads(Ints sums, Ints offset_quads, Ints quads) {
+    return _mm256_dpbusd_avx_epi32(sums, offset_quads, quads);
+  }
+  static Vector to_floats(Ints sums, int32_t start) {
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(sums, _mm256_set1_epi32(start)));
+  }
+#endif
 
  private:
   // columns[i][j] = word i of the row that begins j strides of bytes behind `from`.
@@ -290,9 +375,12 @@ struct Simd256 {
 #if defined(__AVX512F__)
 struct Simd512 {
   using Vector = __m512;
+  using Ints = __m512i;
   using Square = Simd256;
   static constexpr int kLanes = 16;
   static constexpr int kRows = 8;
+  static constexpr bool kHasQuads = true;
+  static constexpr bool kHasBFloat16 = false;
 
   static Vector load(const float* from) { return _mm512_loadu_ps(from); }
   static void store(float* to, Vector v) { _mm512_storeu_ps(to, v); }
@@ -329,6 +417,24 @@ struct Simd512 {
                         _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
   }
 
+  static void store_bytes(int8_t* to, Vector v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
+  }
+  static constexpr int kQuadOffset = 128;
+  static Ints zeros() { return _mm512_setzero_si512(); }
+  static Ints load_words(const void* from) { return _mm512_loadu_si512(from); }
+  static Ints set_word(const void* from) {
+    int32_t word;
+    std::memcpy(&word, from, sizeof word);
+    return _mm512_set1_epi32(word);
+  }
+  static Ints add_quads(Ints sums, Ints offset_quads, Ints quads) {
+    return _mm512_dpbusd_epi32(sums, offset_quads, quads);
+  }
+  static Vector to_floats(Ints sums, int32_t start) {
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_set1_epi32(start)));
+  }
+
   static float largest_of(Vector v) {
     return Simd256::largest_of(Simd256::max(lower_half(v), upper_half(v)));
   }
@@ -342,6 +448,42 @@ struct Simd512 {
     return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
   }
 };
+
+#if defined(__AVX512BF16__)
+// And products of pairs of bfloat16.
+struct Simd512BFloat16 : Simd512 {
+  static constexpr bool kHasBFloat16 = true;
+
+  // To the nearest: of two vectors, one behind the other.
+  static void store_bfloat16s(void* to, Vector first, Vector second) {
+    _mm512_storeu_si512(to, rounded(first, second));
+  }
+  // To the nearest: pairs of what two vectors have in the same place.
+  static void store_bfloat16_pairs(void* to, Vector first, Vector second) {
+    alignas(64) static constexpr uint32_t kPlaces[kLanes] = {
+        0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+        0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f};
+    const __m512i places = _mm512_load_si512(kPlaces);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(places, rounded(first, second)));
+  }
+  static Vector add_pairs(Vector sums, Ints a, Ints b) {
+    return _mm512_dpbf16_ps(sums, as_pairs(a), as_pairs(b));
+  }
+
+ private:
+  static __m512i rounded(Vector first, Vector second) {
+    const __m512bh pairs = _mm512_cvtne2ps_pbh(second, first);
+    __m512i bits;
+    std::memcpy(&bits, &pairs, sizeof bits);
+    return bits;
+  }
+  static __m512bh as_pairs(Ints bits) {
+    __m512bh pairs;
+    std::memcpy(&pairs, &bits, sizeof pairs);
+    return pairs;
+  }
+};
+#endif
 #endif
 
 }  // namespace

@@ -14,7 +14,7 @@ from inference_api.kernels.library import (
     Kernels,
 )
 from inference_api.loading.config import PAGE_TOKENS
-from tests.inference_api.kernels.groups import as_groups, of_groups
+from tests.inference_api.kernels.groups import as_groups, of_groups, rotation
 
 CAPACITY = 4 * PAGE_TOKENS
 ROWS = 5
@@ -25,6 +25,9 @@ NAMES = {
     torch.uint8: "int4",  # of which a byte has two
 }
 DTYPES = st.sampled_from(list(NAMES))
+# Variants whose instructions multiply no bytes: attention to bytes is in floats there.
+FLOAT_VARIANTS = ("portable", "avx2", "neon")
+BFLOAT16_VARIANTS = ("avx512bf16", "amx")  # and those that multiply pairs of bfloat16
 SINKS = st.none() | st.sampled_from([-200.0, 0.0, 30.0])  # about which they are
 
 
@@ -40,7 +43,8 @@ def caches(kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 def as_bytes(vectors: Tensor) -> Tensor:
-    """Steps of a scale, which is behind each vector."""
+    """Rotated, then steps of a scale, which is behind each vector."""
+    vectors = vectors @ rotation(vectors.shape[-1])
     scales = vectors.abs().amax(-1, keepdim=True) / 127
     return torch.cat([(vectors / scales).round().to(torch.int8), scales.view(torch.int8)], -1)
 
@@ -51,7 +55,8 @@ def as_doubles(cache: Tensor, head_dim: int) -> Tensor:
     if cache.dtype != torch.int8:
         return cache.double()
     values, scales = cache[..., :head_dim], cache[..., head_dim:]
-    return values.double() * scales.contiguous().view(torch.float32).double()
+    rotated = values.double() * scales.contiguous().view(torch.float32).double()
+    return rotated @ rotation(head_dim).double() / (head_dim & -head_dim)
 
 
 def pointer(tensor: Tensor, kind: str = "void") -> Any:
@@ -122,22 +127,52 @@ def attend(
     return out
 
 
+def as_used(
+    kernels: Kernels, queries: Tensor, keys: Tensor, values: Tensor, scale: float
+) -> tuple[tuple[Tensor, Tensor, Tensor], float]:
+    """Scaled queries, keys and values, as attention rounds them; and by how much weights of one
+    block may differ, relative to the largest one."""
+    head_dim = queries.shape[-1]
+    keys_and_values = as_doubles(keys, head_dim), as_doubles(values, head_dim)
+    scaled = queries * scale
+    if keys.dtype == torch.half and kernels.variant in BFLOAT16_VARIANTS:
+        keys, values = (each.bfloat16().double() for each in keys_and_values)
+        return (scaled.bfloat16().double(), keys, values), 2**-9
+    if keys.dtype not in (torch.int8, torch.uint8) or kernels.variant in FLOAT_VARIANTS:
+        return (queries.double() * scale, *keys_and_values), 0.0
+    rotated = (queries * (scale / (head_dim & -head_dim))) @ rotation(head_dim)
+    largest = rotated.abs().amax(-1, keepdim=True)
+    steps = (rotated * (127 / largest)).round() * (largest / 127)
+    used = torch.where(largest < 2**-100, 0, steps).double() @ rotation(head_dim).double()
+    return (used, *keys_and_values), 0.5 / 127
+
+
+def assert_near(kernels: Kernels, error: float, queries: Tensor, *others: Any) -> None:
+    """Assert that attention is what it is in float64."""
+    keys, values, rows, lengths, scale, window, sinks = others
+    used, of_weights = as_used(kernels, queries, keys, values, scale)
+    result = attend(kernels, queries, *others).double()
+    expected = reference(*used, rows, lengths, window, sinks)
+    assert (result - expected).abs().mean() < max(error, of_weights)
+    error = max(error, 8 * of_weights)
+    torch.testing.assert_close(result, expected, rtol=error, atol=error)
+
+
 def reference(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
     rows: list[int],
     lengths: list[int],
-    scale: float,
     window: int | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    keys, values = (as_doubles(cache, queries.shape[-1]) for cache in (keys, values))
+    """Attention in float64, of scaled queries."""
     outputs = []
-    for query, row, length in zip(queries.double(), rows, lengths, strict=True):
+    for query, row, length in zip(queries, rows, lengths, strict=True):
         first = 0 if window is None else max(0, length - window)
         groups = query.unflatten(0, (keys.shape[1], -1))
-        scores = groups @ keys[row, :, first:length].mT * scale
+        scores = groups @ keys[row, :, first:length].mT
         if sinks is not None:
             scores = torch.cat([scores, sinks.double().view(*scores.shape[:2], 1)], -1)
         weights = scores.softmax(-1)[..., : length - first]
@@ -176,9 +211,8 @@ def test_a_step_of_many_rows(
     rows = list(reversed(range(ROWS)))[: len(lengths)]
     sinks = None if sink is None else sink + random(kv_heads * groups, seed=3)
     arguments = (queries, keys, values, rows, lengths, head_dim**-0.5, window, sinks)
-    result = attend(kernels, *arguments)
-    error = 2e-5 * max(1.0, size)  # a score's rounding error is its weight's relative error
-    torch.testing.assert_close(result.double(), reference(*arguments), rtol=error, atol=error)
+    # A score's rounding error is its weight's relative error.
+    assert_near(kernels, 2e-5 * max(1.0, size), *arguments)
 
 
 @settings(max_examples=15, deadline=None)
@@ -205,8 +239,7 @@ def test_a_chunk_of_a_prompt(
     lengths = list(range(start + 1, start + num_tokens + 1))
     sinks = None if sink is None else sink + random(kv_heads * groups, seed=3)
     arguments = (queries, keys, values, [3] * num_tokens, lengths, head_dim**-0.5, window, sinks)
-    result = attend(kernels, *arguments)
-    torch.testing.assert_close(result.double(), reference(*arguments), rtol=2e-5, atol=2e-5)
+    assert_near(kernels, 2e-5, *arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.uint8])

@@ -217,7 +217,7 @@ def test_so_it_does_with_every_variant(folder: Folder, kernels: Kernels, name: s
     assert is_close(every_position(fused, TEXTS), at_once(plain, TEXTS), *within)
 
 
-@pytest.mark.parametrize(("dtype", "typical"), [("float16", 0.02), ("int8", 0.04)])
+@pytest.mark.parametrize(("dtype", "typical"), [("float16", 0.025), ("int8", 0.04)])
 @pytest.mark.parametrize("name", ["llama", "llama-wide-heads"])
 def test_a_smaller_cache_costs_little(
     folder: Folder, kernels: Kernels, name: str, dtype: str, typical: float
@@ -227,7 +227,9 @@ def test_a_smaller_cache_costs_little(
 
 
 @torch.inference_mode()
-def test_a_cache_of_bytes_is_the_nearest_to_one_of_floats(folder: Folder, kernels: Kernels) -> None:
+def test_a_cache_of_bytes_is_the_nearest_to_rotated_floats(
+    folder: Folder, kernels: Kernels
+) -> None:
     text, cached = random_tokens(20), {}
     for dtype in ("float32", "int8"):
         decoder, _ = loaded(folder("llama"), kernels, 32, dtype)
@@ -236,9 +238,10 @@ def test_a_cache_of_bytes_is_the_nearest_to_one_of_floats(folder: Folder, kernel
         cached[dtype] = decoder._cache.by_group[0][page, 0, :, :, :20]
     floats, packed = cached.values()
     head_dim = floats.shape[-1]
+    rotated = floats @ rotation(head_dim).numpy()
     scales = np.ascontiguousarray(packed[..., head_dim:]).view(np.float32)
-    assert np.array_equal(scales, np.abs(floats).max(-1, keepdims=True) / np.float32(127))
-    errors = np.abs(packed[..., :head_dim] * scales - floats)
+    np.testing.assert_allclose(scales, np.abs(rotated).max(-1, keepdims=True) / 127, rtol=1e-5)
+    errors = np.abs(packed[..., :head_dim] * scales - rotated)
     assert (errors <= scales * 0.5001).all()
 
 

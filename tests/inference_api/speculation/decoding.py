@@ -154,11 +154,6 @@ class Decoding:
         return answers
 
 
-def unscored(request: GenerationRequest) -> GenerationRequest:
-    """The same, that asks for no log probabilities, whose search takes time."""
-    return replace(request, sampling=replace(request.sampling, num_logprobs=None))
-
-
 def request_of(
     prompt: Sequence[int],
     max_tokens: int,

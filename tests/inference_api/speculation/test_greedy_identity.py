@@ -10,14 +10,7 @@ import pytest
 
 from inference_api.request import GenerationRequest, SamplingParams
 from lab.models.default.evaluation import Trial, draw_trials
-from tests.inference_api.speculation.decoding import (
-    FORMS,
-    Answer,
-    Decoding,
-    Model,
-    request_of,
-    unscored,
-)
+from tests.inference_api.speculation.decoding import FORMS, Answer, Decoding, Model, request_of
 from tests.inference_api.speculation.sources import SOURCES, Known
 
 NUM_PROMPTS = 48  # more than there are rows
@@ -78,7 +71,7 @@ def test_answers_are_those_of_single_steps_alone_and_among_31_others(
     for decode, count in ((one_by_one, NUM_ALONE), (Decoding.answers, num_together)):
         expected = known[:count]
         drafts = SOURCES[source](model, Known(expected))
-        answers = decode(Decoding(model, drafts), [unscored(each.request) for each in expected])
+        answers = decode(Decoding(model, drafts), [answer.request for answer in expected])
         assert [each.said for each in answers] == [each.said for each in expected]
         num_drafted = sum(event.drafted_tokens for each in answers for event in each.events)
         num_accepted = sum(each.accepted_tokens for each in answers)

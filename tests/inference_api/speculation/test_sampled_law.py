@@ -18,13 +18,7 @@ from inference_api.core.rows import Tokens
 from inference_api.request import SamplingParams
 from inference_api.runner import Drawn, RowStep
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model
-from tests.inference_api.speculation.decoding import (
-    Answer,
-    Decoding,
-    Model,
-    request_of,
-    unscored,
-)
+from tests.inference_api.speculation.decoding import Answer, Decoding, Model, request_of
 from tests.inference_api.speculation.sources import SOURCES, Known
 
 SEEDS_OF_A_PROMPT = 300
@@ -70,13 +64,10 @@ def plain(request: pytest.FixtureRequest, model: Model) -> list[Answer]:
     )
 
 
-def drafted(
-    model: Model, plain: Sequence[Answer], source: str, is_scored: bool = False
-) -> list[Answer]:
+def drafted(model: Model, plain: Sequence[Answer], source: str) -> list[Answer]:
     """The same requests, with a source."""
     drafts = SOURCES[source](model, Known(plain))
-    requests = [each.request if is_scored else unscored(each.request) for each in plain]
-    return Decoding(model, drafts).answers(requests)
+    return Decoding(model, drafts).answers(answer.request for answer in plain)
 
 
 def target(log_likelihoods: NDArray[np.float64], sampling: SamplingParams) -> NDArray[np.float64]:
@@ -124,7 +115,7 @@ def p_values(answers: Iterable[Answer], law: Law) -> dict[object, float]:
     drawn: dict[tuple[object, Tokens, SamplingParams], list[int]] = defaultdict(list)
     for answer in answers:
         prompt, num_before = answer.request.prompt_tokens, 0
-        sampling = replace(unscored(answer.request).sampling, seed=0)
+        sampling = replace(answer.request.sampling, seed=0)
         for event in answer.events:
             for depth, token in enumerate(event.token_ids):
                 place = depth if num_before + depth else prompt
@@ -176,5 +167,5 @@ def test_wrong_rule_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_plan, "accepted_branch", leniently_accepted)
-    found = p_values(drafted(model, plain, "adversary", is_scored=True), law)
+    found = p_values(drafted(model, plain, "adversary"), law)
     assert min(found.values()) < LEAST_P_VALUE**2, found
