@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.model.curve_rates import MOST_BUSY, Shape, StateRates, saturated_rates, state_rates
+from optimizer.model.curve_rates import MOST_BUSY, Shape, StateRates, all_rates
 from optimizer.model.latency import BoolArray, FloatArray, IntArray, Latency, Occupancy
 from optimizer.model.queueing import Performance, queue_sums
 from optimizer.model.step_curve import StepCurve
@@ -81,13 +81,17 @@ class CurveReplica:
         self.curve, self.shape, self.out_scv = curve, shape, out_scv
         self.max_batch, self.max_queue = max_batch, max_queue
 
-    @cached_property
+    @property
     def rates(self) -> StateRates:
-        return state_rates(self.curve, self.shape, self.max_batch)
+        return self._rates[0]
+
+    @property
+    def saturated(self) -> StateRates:
+        return self._rates[1]
 
     @cached_property
-    def saturated(self) -> StateRates:
-        return saturated_rates(self.curve, self.shape, self.max_batch)
+    def _rates(self) -> tuple[StateRates, StateRates]:
+        return all_rates(self.curve, self.shape, self.max_batch)
 
     @property
     def max_rate_per_ms(self) -> float:

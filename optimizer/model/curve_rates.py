@@ -11,11 +11,12 @@ closed network of n requests; by Norton's theorem (Chandy, Herzog, Woo, IBM J. R
 its throughput is the service rate of the open network in state n. Immutable: any thread.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
 
-from optimizer.model.latency import FloatArray
+from optimizer.model.latency import BoolArray, FloatArray
 from optimizer.model.step_curve import StepCurve
 
 HALVINGS = 45
@@ -53,27 +54,40 @@ class StateRates:
 
     def at(self, known: FloatArray, states: FloatArray) -> "StateRates":
         """Returns the rates on straight lines between the known states."""
-        columns = (getattr(self, field.name) for field in fields(self))
-        return StateRates(*(np.interp(states, known, column) for column in columns))
+        return StateRates(*(np.interp(states, known, column) for column in self._columns()))
+
+    def part(self, which: slice) -> "StateRates":
+        return StateRates(*(column[which] for column in self._columns()))
+
+    def _columns(self) -> Iterator[FloatArray]:
+        return (getattr(self, field.name) for field in fields(self))
+
+
+def all_rates(curve: StepCurve, shape: Shape, max_batch: int) -> tuple[StateRates, StateRates]:
+    """Returns what `state_rates` and `saturated_rates` do, in the time of one of them."""
+    states = np.arange(1.0, max_batch + 1.0)
+    known = states
+    if max_batch > EVERY_STATE:
+        beyond = np.geomspace(EVERY_STATE, max_batch, EVERY_STATE)
+        known = np.unique(np.round(np.concatenate((states[:EVERY_STATE], beyond))))
+    rows = np.append(known, float(max_batch))
+    found = _solved(curve, shape, rows, meets_step=np.arange(rows.size) < known.size)
+    rates, saturated = found.part(slice(-1)), found.part(slice(-1, None))
+    return rates if known is states else rates.at(known, states), saturated
 
 
 def state_rates(curve: StepCurve, shape: Shape, max_batch: int) -> StateRates:
     """Returns the rates for 1 to `max_batch` requests in service."""
-    states = np.arange(1.0, max_batch + 1.0)
-    if max_batch <= EVERY_STATE:
-        return _solved(curve, shape, states, meets_step=True)
-    beyond = np.geomspace(EVERY_STATE, max_batch, EVERY_STATE)
-    known = np.unique(np.round(np.concatenate((states[:EVERY_STATE], beyond)))).astype(np.float64)
-    return _solved(curve, shape, known, meets_step=True).at(known, states)
+    return all_rates(curve, shape, max_batch)[0]
 
 
 def saturated_rates(curve: StepCurve, shape: Shape, max_batch: int) -> StateRates:
     """Returns the rates (one entry) with all rows taken and requests waiting. A request then gets a
     row when a step ends, so there is no residual."""
-    return _solved(curve, shape, np.array([float(max_batch)]), meets_step=False)
+    return _solved(curve, shape, np.array([float(max_batch)]), meets_step=np.array([False]))
 
 
-def _solved(curve: StepCurve, shape: Shape, rows: FloatArray, meets_step: bool) -> StateRates:
+def _solved(curve: StepCurve, shape: Shape, rows: FloatArray, meets_step: BoolArray) -> StateRates:
     """Returns the rates, with d found by bisection."""
     low, high = np.full(rows.shape, 1e-6), rows.copy()
     for _ in range(HALVINGS):
@@ -86,7 +100,7 @@ def _solved(curve: StepCurve, shape: Shape, rows: FloatArray, meets_step: bool) 
 
 
 def _rates_at(
-    curve: StepCurve, shape: Shape, rows: FloatArray, decoding: FloatArray, meets_step: bool
+    curve: StepCurve, shape: Shape, rows: FloatArray, decoding: FloatArray, meets_step: BoolArray
 ) -> tuple[StateRates, FloatArray]:
     """Returns the rates if `decoding` rows decode, and the number of rows that then do not."""
     others = (rows - 1) / rows
@@ -118,9 +132,8 @@ def _rates_at(
     found = (decoding, rate, step_ms, decode_ms, prompt_ms, filled, met_ms / 2, own_ms)
     rates = StateRates(*found, turn_ms, claim_ms)
     before = taken - 1 + _waited_ms(rates, others) / np.maximum(full_ms, 1e-300)
-    if meets_step:
-        residual = np.where(is_long, 0.5, rates.residual_ms / np.maximum(step_ms, 1e-300))
-        before = before + (rows > 1) * residual
+    residual = np.where(is_long, 0.5, rates.residual_ms / np.maximum(step_ms, 1e-300))
+    before = before + np.where(meets_step & (rows > 1), residual, 0.0)
     return rates, rate * step_ms * before
 
 

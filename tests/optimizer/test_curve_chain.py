@@ -1,5 +1,6 @@
 """The chain over measured step times: exact cases, limits, and the simulation as its judge."""
 
+from dataclasses import fields
 from itertools import islice
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from lab.benches.truth.simulator import compare, random_systems
 from optimizer.model.curve_chain import CurveModel, CurveReplica
-from optimizer.model.curve_rates import Shape, saturated_rates, state_rates
+from optimizer.model.curve_rates import Shape, all_rates, saturated_rates, state_rates
 from optimizer.model.queueing import Replica, analyze
 from optimizer.model.sizing import Targets, size
 from optimizer.simulation.server import Server, serve
@@ -38,6 +39,18 @@ def test_rates_of_many_states_lie_between_those_that_are_solved_for() -> None:
     for rows in (700, 5001, 20_000):
         alone = saturated_rates(BENT, shape, rows).rate_per_ms[0]
         assert many.rate_per_ms[rows - 1] == pytest.approx(alone, rel=1e-2)
+
+
+@pytest.mark.parametrize("max_batch", [1, 12, 700])
+def test_all_rates_are_those_of_states_and_of_a_replica_with_requests_waiting(
+    max_batch: int,
+) -> None:
+    shape = Shape(64, 96)
+    states, saturated = all_rates(BENT, shape, max_batch)
+    apart = saturated_rates(BENT, shape, max_batch)
+    assert states.rate_per_ms.shape == (max_batch,)
+    for field in fields(saturated):
+        np.testing.assert_array_equal(getattr(saturated, field.name), getattr(apart, field.name))
 
 
 @pytest.mark.parametrize("chunk", [1e6, 50.0, 25.0])
