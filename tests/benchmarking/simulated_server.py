@@ -58,13 +58,14 @@ class SimulatedServer:
 
     def _step_s(self, serving: list["_Request"]) -> float:
         """Prefill what fits into this step and say how long it takes."""
-        room_tokens = self._room_tokens(sum(not request.left_tokens for request in serving))
-        prefilled_tokens = 0
-        for request in serving:
+        prefilling = [request for request in serving if request.left_tokens]  # mostly none
+        decoding, prefilled_tokens = len(serving) - len(prefilling), 0
+        room_tokens = self._room_tokens(decoding)
+        for request in prefilling:
             tokens = min(request.left_tokens, room_tokens - prefilled_tokens)
             request.left_tokens -= tokens
             prefilled_tokens += tokens
-        decoding = sum(not request.left_tokens for request in serving)
+            decoding += not request.left_tokens
         tokens_s = self.row_s * decoding + self.prompt_token_s * prefilled_tokens
         return self.step_s + max(self.floor_s, tokens_s)
 
@@ -106,7 +107,7 @@ class _Arrivals:
         self._left -= len(self._due_s)
 
     def has_come(self, now_s: float) -> bool:
-        return bool(self._due_s) and self.next_s() <= now_s
+        return bool(self._due_s) and self._due_s[0] <= now_s and self.next_s() <= now_s
 
     def next_s(self) -> float:
         due_s = self._due_s[0]
