@@ -67,8 +67,10 @@ void attend_bfloat16(const AttentionCall& call, const Block& block, const Block&
 
   const uint16_t* halves = whole_vectors(block.keys, block.count, head_dim, is_whole, space, slot);
   const int dims = padded(head_dim);
+  Prefetch next_keys(next.keys, next_bytes, kPositions * dims / kPairsStep);
   for (int position = 0; position < kPositions; ++position) {
     for (int i = 0; i < dims; i += kPairsStep) {
+      next_keys.step();
       const uint16_t* from = halves + position * slot + i;
       Simd::store_bfloat16s(rounded + position * dims + i, Simd::load_half(from),
                             Simd::load_half(from + kLanes));
@@ -82,16 +84,18 @@ void attend_bfloat16(const AttentionCall& call, const Block& block, const Block&
       [&](int query, int position, typename Simd::Vector sums) {
         Simd::store(state.scores + query * kPositions + position, sums);
       },
-      Prefetch(next.keys, next_bytes, dims / kPairDims));
+      Prefetch());
   weigh_all<Simd>(call, block, queries, state);
 
   if (has_values) {
     halves = whole_vectors(block.values, block.count, head_dim, is_whole, space, slot);
   }
   const int columns = (value_dim + kLanes - 1) / kLanes * kLanes;
+  Prefetch next_values(next.values, has_values ? next_bytes : 0, kWeightPairs * columns / kLanes);
   for (int position = 0; position < kPositions; position += kPairDims) {
     const uint16_t* first = halves + position * slot + head_dim - value_dim;
     for (int i = 0; i < columns; i += kLanes) {
+      next_values.step();
       Simd::store_bfloat16_pairs(pairs + position * columns + kPairDims * i,
                                  Simd::load_half(first + i), Simd::load_half(first + slot + i));
     }
@@ -107,7 +111,7 @@ void attend_bfloat16(const AttentionCall& call, const Block& block, const Block&
       [&](int query, int column, typename Simd::Vector sums) {
         add_columns<Simd>(1.0f, sums, value_dim - column, outputs + query * value_dim + column);
       },
-      Prefetch(next.values, has_values ? next_bytes : 0, kWeightPairs));
+      Prefetch());
 }
 
 }  // namespace

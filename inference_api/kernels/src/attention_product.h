@@ -14,6 +14,7 @@ namespace {
 // at every page, which is every 32 positions of 64 halves.
 class Prefetch {
  public:
+  Prefetch() : Prefetch(nullptr, 0, 1) {}  // of nothing
   Prefetch(const void* block, int64_t size, int64_t steps)
       : line_(static_cast<const char*>(block)),
         end_(line_ + size),
@@ -242,6 +243,12 @@ template <class Simd, class Words, int kRowBytes, class Finish>
 void word_product(int num_rows, const void* a, const void* b, int columns, int depth,
                   const Finish& finish, Prefetch prefetch) {
   int column = 0;
+  if (num_rows == 1) {  // more sums that do not wait for each other
+    for (; column + 4 * Simd::kLanes <= columns; column += 4 * Simd::kLanes) {
+      word_columns<Simd, Words, kRowBytes, 1, 4>(0, 1, column, a, b, columns, depth, finish,
+                                                 prefetch);
+    }
+  }
   for (; column + 2 * Simd::kLanes <= columns; column += 2 * Simd::kLanes) {
     word_columns<Simd, Words, kRowBytes, Simd::kRows, 2>(0, num_rows, column, a, b, columns, depth,
                                                          finish, prefetch);

@@ -155,7 +155,7 @@ constexpr int kChannels = 256;  // of a convolution, that one task handles
 constexpr int kMaxConvWidth = 16;
 
 // Query vectors that one task of attention handles at once, and the longest it can handle.
-constexpr int kMaxQueries = 32;
+constexpr int kMaxQueries = 64;
 constexpr int kMaxHeadDim = 576;
 
 // Of consecutive tokens of a row, whose B, C and x are in `mixed`: C times the convolution of B x.
