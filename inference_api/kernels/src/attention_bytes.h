@@ -167,7 +167,7 @@ void add_scores(const AttentionCall& call, const Queries& queries, const CachedB
   if constexpr (Simd::kHasQuads) {
     alignas(64) int8_t quads[kMaxHeadDim * kPositions];
     quads_of_keys<Simd>(keys.steps + dims.first, keys.slot, dims.count, quads);
-    word_product<Simd, QuadsByFactors<Simd>, kMaxHeadDim>(
+    word_product<Simd, UnsignedColumns<Simd>, kMaxHeadDim>(
         queries.count, state.bytes.steps + queries.first * kMaxHeadDim + dims.first, quads,
         kPositions, whole_quads(dims.count) / kQuadDims,
         [&](int i, int position, typename Simd::Ints sums) {
@@ -239,7 +239,7 @@ void add_weighed(const AttentionCall& call, const Queries& queries, const Cached
     quantise_weights<Simd>(queries.count, state.scores, scales, weights, weight_scales);
     const int columns =
         quads_of_values<Simd>(values.steps + dims.first, values.slot, dims.count, quads);
-    word_product<Simd, FactorsByQuads<Simd>, kPositions>(
+    word_product<Simd, UnsignedFactors<Simd>, kPositions>(
         queries.count, weights, quads, columns, kPositions / kQuadDims,
         [&](int query, int column, typename Simd::Ints sums) {
           add_columns<Simd>(weight_scales[query], Simd::to_floats(sums, 0), dims.count - column,

@@ -159,10 +159,11 @@ void product(int num_rows, int columns, const float* a, int64_t a_stride, const 
   }
 }
 
-// Sums of products of words of 32 bits, which are four bytes each. The bytes of columns, or else of
-// factors, have an offset instead of a sign: see Simd::add_quads.
+// Sums of products of words of 32 bits, which are four bytes each. Instructions of x86-64 multiply
+// bytes without a sign by bytes with one: those without are the columns here, see
+// Simd::kQuadOffset, and the factors below.
 template <class Simd>
-struct QuadsByFactors {
+struct UnsignedColumns {
   using Sums = typename Simd::Ints;
   static Sums zeros() { return Simd::zeros(); }
   static Sums add(Sums sums, typename Simd::Ints factors, typename Simd::Ints columns) {
@@ -171,7 +172,7 @@ struct QuadsByFactors {
 };
 
 template <class Simd>
-struct FactorsByQuads : QuadsByFactors<Simd> {
+struct UnsignedFactors : UnsignedColumns<Simd> {
   using Sums = typename Simd::Ints;
   static Sums add(Sums sums, typename Simd::Ints factors, typename Simd::Ints columns) {
     return Simd::add_quads(sums, factors, columns);

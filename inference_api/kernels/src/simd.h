@@ -187,6 +187,7 @@ struct Simd128 {
     vst4q_s8(to, all);
   }
 #if defined(__ARM_FEATURE_DOTPROD)
+  // add_quads takes bytes without a sign first, on x86-64: so much is added to those that have one.
   static constexpr int kQuadOffset = 0;
   static Ints zeros() { return vdupq_n_s32(0); }
   static Ints load_words(const void* from) { return vld1q_s32(static_cast<const int32_t*>(from)); }
@@ -404,10 +405,6 @@ struct Simd512 {
   }
   static Vector where_negative(Vector x, Vector a, Vector b) {
     return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), a);
-  }
-  static Vector load_int8(const int8_t* from) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
   }
   static Vector load_half(const uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
