@@ -9,10 +9,14 @@ from flask import Response, jsonify
 from inference_api.apis.chat import Chat, ChatAnswer, answer_reader, chat_params
 from inference_api.apis.choosing import Chosen, ModelChoice
 from inference_api.apis.events import EVENT_STREAM, STREAM_HEADERS, switch_headers
-from inference_api.core.generations import Generations
+from inference_api.core.generations import Generations, TextGeneration
+from inference_api.core.requests import Prompt
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import ContextTooLong, InvalidRequest
+from inference_api.request import GenerationParams
 from inference_api.web.caller import caller_of_request, leave_aside
+
+Requests = Sequence[tuple[Prompt, GenerationParams]]
 
 
 class Writer(Protocol):
@@ -40,20 +44,18 @@ class Chats:
         """Returns the response. `writer_of` makes the writer, once the model is chosen."""
         chosen, model = self.model_of(chat)
         leave_aside(chat.unread_by(model.tokenizer.dialect))
+
+        def requests(model: ServedModel) -> Requests:
+            prompt = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
+            each = [chat_params(params, chat.use, model.tokenizer) for params in chat.params]
+            return [(prompt, params) for params in each]
+
         with ExitStack() as stack:
-            with (
-                self._generations.admitted(model.name, caller_of_request()) as admitted,
-                prompt_is_called(chat.prompt_field),
-            ):
-                prompt = model.prompt_encoder.encode_chat(chat.turns, chat.extras)
-                each = [chat_params(params, chat.use, model.tokenizer) for params in chat.params]
-                requests = [(prompt, params) for params in each]
-                generations = self._generations.begin_all(admitted, requests)
-            for generation in generations:
-                stack.callback(generation.close)
+            begun = begin(self._generations, stack, model.name, requests, chat.prompt_field)
+            prompt = begun[0].prompt_tokens
             answers = [
-                ChatAnswer(generation, answer_reader(model.tokenizer, chat.use, prompt, chat.turns))
-                for generation in generations
+                ChatAnswer(each, answer_reader(model.tokenizer, chat.use, prompt, chat.turns))
+                for each in begun
             ]
             writer = writer_of(chosen, model)
             return responded(stack, writer, answers, len(prompt), chosen.headers, streams)
@@ -61,6 +63,23 @@ class Chats:
     def model_of(self, chat: Chat) -> tuple[Chosen, ServedModel]:
         """Raises UnknownModel, NotReady, Draining and BackendFailed."""
         return self._choice.served(chat.model, chat.user_texts)
+
+
+def begin(
+    generations: Generations,
+    stack: ExitStack,
+    model: str,
+    requests: Callable[[ServedModel], Requests],
+    field: str,
+) -> list[TextGeneration]:
+    """Returns generations that have begun. `stack` closes them. `requests` encodes prompts, once a
+    request is admitted; `field` is what a refusal for their length names. Raises HearthError."""
+    admission = generations.admitted(model, caller_of_request())
+    with admission as admitted, prompt_is_called(field):
+        begun = generations.begin_all(admitted, requests(admitted.model))
+    for each in begun:
+        stack.callback(each.close)
+    return begun
 
 
 def responded(
@@ -71,17 +90,30 @@ def responded(
     headers: Mapping[str, str],
     streams: bool,
 ) -> Response:
-    """Returns the answers as a response. `stack` closes the generations: when it exits, or, if the
-    answers are streamed, when the stream ends for any reason."""
+    """Returns the answers as a response; for `stack` see `streamed`."""
     generations = [answer.generation for answer in answers]
-    told = {**headers, **switch_headers(generations)}
-    if not streams:
-        response = jsonify(writer.whole(answers))
-        response.headers.update(told)
-        return response
-    response = Response(writer.stream(answers), content_type=EVENT_STREAM)
-    response.headers.update({**STREAM_HEADERS, **told})
+    if streams:
+        chunks = writer.stream(answers)
+        return streamed(stack, generations, chunks, EVENT_STREAM, prompt_tokens, headers)
+    response = jsonify(writer.whole(answers))
+    response.headers.update({**headers, **switch_headers(generations)})
+    return response
+
+
+def streamed(
+    stack: ExitStack,
+    generations: Sequence[TextGeneration],
+    chunks: Iterator[bytes],
+    content_type: str,
+    prompt_tokens: int,
+    headers: Mapping[str, str],
+) -> Response:
+    """Returns a streamed response. `stack` closes the generations when the stream ends for any
+    reason."""
+    response = Response(chunks, content_type=content_type)
+    response.headers.update({**STREAM_HEADERS, **headers, **switch_headers(generations)})
     response.headers["X-Session-Id"] = generations[0].session_id
+    # Raw text has no place for usage, which the proxy's token limits need.
     response.headers["X-Prompt-Tokens"] = str(prompt_tokens)
     response.call_on_close(stack.pop_all().close)
     return response

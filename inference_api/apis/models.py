@@ -41,56 +41,48 @@ class ModelList(WireDict):
 
 def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
     blueprint = Blueprint("models", __name__)
-    views = _Views(backend, settings)
-    blueprint.get("/v1/models")(views.models)
-    blueprint.get("/v1/models/<path:model>")(views.model)
-    return blueprint
+    started_at = int(time.time())
 
-
-class _Views:
-    """Immutable; any request thread."""
-
-    def __init__(self, backend: DecodeBackend, settings: Settings) -> None:
-        self._backend = backend
-        self._settings = settings
-        self._started_at = int(time.time())
-
+    @blueprint.get("/v1/models")
     @operation(
         "The models served; of a bundle's experts also their state.",
         {200: ModelList | ModelPage},
         headers=BY_VERSION,
     )
-    def models(self) -> Response:
-        routed = (ROUTED,) if self._settings.has_router else ()
-        cards = [self._card(name) for name in (*self._settings.served_names, *routed)]
+    def models() -> Response:
+        routed = (ROUTED,) if settings.has_router else ()
+        cards = [card_of(name) for name in (*settings.served_names, *routed)]
         return _by_version(ModelList(object="list", data=cards), page_of(cards))
 
+    @blueprint.get("/v1/models/<path:model>")
     @operation(
         "One of the models served.",
         {200: ModelCard | ExpertModelCard | ModelInfo, 404: Error | MessagesError},
         headers=BY_VERSION,
     )
-    def model(self, model: str) -> Response:
-        if model != ROUTED or not self._settings.has_router:
-            self._settings.name_of(model)
-        card = self._card(model)
+    def model(model: str) -> Response:
+        if model != ROUTED or not settings.has_router:
+            settings.name_of(model)
+        card = card_of(model)
         return _by_version(card, info_of(card))
 
-    def _card(self, name: str) -> ModelCard | ExpertModelCard:
-        card = ModelCard(id=name, object="model", created=self._started_at, owned_by="hearth")
-        if name != ROUTED and (served := self._backend.served):
-            model = served[self._settings.name_of(name)]
+    def card_of(name: str) -> ModelCard | ExpertModelCard:
+        card = ModelCard(id=name, object="model", created=started_at, owned_by="hearth")
+        if name != ROUTED and (served := backend.served):
+            model = served[settings.name_of(name)]
             card["max_model_len"] = model.max_seq_len
             if model.sampling_defaults:
                 card["default_sampling_params"] = dict(model.sampling_defaults)
-        bundle, residents = self._settings.bundle, bundle_of(self._backend)
+        bundle, residents = settings.bundle, bundle_of(backend)
         if bundle is None or residents is None or name == ROUTED:
             return card
-        member = bundle.member(self._settings.name_of(name))
-        context = self._backend.served[member.name].max_seq_len
-        rows_max = member.rows.max or self._settings.user_rows
+        member = bundle.member(settings.name_of(name))
+        context = backend.served[member.name].max_seq_len
+        rows_max = member.rows.max or settings.user_rows
         state = residents.snapshot.members[member.name]
         return {**card, **expert_card(member, context, rows_max, state)}
+
+    return blueprint
 
 
 def _by_version(openais: object, anthropics: object) -> Response:

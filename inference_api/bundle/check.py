@@ -20,6 +20,7 @@ from inference_api.loading.drafting import assisted, draft_faults, heads_bytes, 
 from inference_api.loading.layout import Tensors
 from inference_api.loading.memory import scratch_bytes
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.settling import kernel_faults, settle
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import Bundle, BundleMember
 from inference_api.settings.model import ModelSettings
@@ -227,10 +228,7 @@ class _Check:
     ) -> None:
         options = EngineOptions.from_settings(settings)
         for model in filter(None, models):
-            own = checkpoint.settled(model.config, options, model.tensors)
-            faults = checkpoint.quantization_faults(model.config, own)
-            faults += checkpoint.device_faults(model.config, own)
-            for fault in faults:
+            for fault in settle(model.config, options, model.tensors).faults:
                 self._error("ArchitectureNotSupported", member.name, fault)
 
     def _heads(self, member: BundleMember, model: _Model) -> Path | None:
@@ -292,7 +290,7 @@ def _look_at(on_cuda: bool, source: str) -> tuple[_Model | None, list[tuple[Reas
         return None, [("SourceInvalid", fault) for fault in error.faults]
     if described.faults or described.config is None:
         return None, [("SourceInvalid", fault) for fault in described.faults]
-    faults = [] if on_cuda else checkpoint.kernel_faults(described.config)
+    faults = [] if on_cuda else kernel_faults(described.config)
     if faults:
         return None, [("ArchitectureNotSupported", f"{each}; choose another.") for each in faults]
     return _Model(described.folder, described.config, described.tensors), []
@@ -341,11 +339,10 @@ def _needs(
 
 def _piece(model: _Model, options: EngineOptions, rows: int) -> Piece:
     on_cuda = options.device == "cuda"
-    options = checkpoint.settled(model.config, options, model.tensors)
     of_rows = options if on_cuda else replace(options, max_rows=1)
-    footprint = checkpoint.footprint_of(model.config, of_rows, model.tensors, True)
-    has_mtp = checkpoint.with_mtp(model.config, options, model.tensors).has_mtp
-    form = f"{options.quantization} with MTP" if has_mtp else options.quantization
+    settled = settle(model.config, of_rows, model.tensors)
+    footprint = settled.footprint(is_packed_file=True)
+    form = settled.options.quantization + " with MTP" * settled.whole.has_mtp
     key = (str(model.folder.resolve()), form)
     cache_bytes = footprint.cache_bytes if on_cuda else footprint.guaranteed_bytes(rows)
     return Piece(key, footprint.weights_bytes, footprint.cache_bytes_per_row, cache_bytes)

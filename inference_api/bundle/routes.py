@@ -27,57 +27,46 @@ def create_blueprint(
     backend: DecodeBackend, input_queue: InputQueue, settings: Settings
 ) -> Blueprint:
     blueprint = Blueprint("bundle", __name__)
-    views = _Views(backend, input_queue, settings)
-    blueprint.get("/bundle")(views.state)
-    blueprint.post("/bundle/load/<path:name>")(views.load)
-    blueprint.post("/bundle/unload/<path:name>")(views.unload)
-    return blueprint
 
-
-class _Views:
-    """Immutable; any request thread."""
-
-    def __init__(self, backend: DecodeBackend, input_queue: InputQueue, settings: Settings) -> None:
-        self._backend = backend
-        self._input_queue = input_queue
-        self._settings = settings
-
+    @blueprint.get("/bundle")
     @operation(
         "The experts of the bundle, and the memory and rows they share.",
         {200: BundleState, 404: Error, 503: Error},
     )
-    def state(self) -> Response:
+    def state() -> Response:
         """Answers also while members load at start, and while the server drains."""
-        return jsonify(self._state())
+        return jsonify(current())
 
+    @blueprint.post("/bundle/load/<path:name>")
     @operation(
         "Load an expert into memory, also one that failed: 200 if it is resident, else 202.",
         {200: ExpertState, 202: ExpertState, 404: Error, 503: Error},
     )
-    def load(self, name: str) -> tuple[Response, int]:
+    def load(name: str) -> tuple[Response, int]:
         """Idempotent."""
-        is_there = self._ask(name, lambda residency, now_s: residency.ask_load(name, now_s))
-        return jsonify(self._member(name)), 200 if is_there else 202
+        is_there = ask(name, lambda residency, now_s: residency.ask_load(name, now_s))
+        return jsonify(member(name)), 200 if is_there else 202
 
+    @blueprint.post("/bundle/unload/<path:name>")
     @operation(
         "Unload an expert: if it is idle, after its rows have ended, or at once.",
         {202: ExpertState, 400: Error, 404: Error, 409: Error, 503: Error},
         query=UNLOAD_QUERY,
     )
-    def unload(self, name: str) -> tuple[Response, int]:
+    def unload(name: str) -> tuple[Response, int]:
         """Idempotent. Requests that wait for the member cause it to be loaded again."""
         mode = _unload_mode()
-        self._ask(name, lambda residency, now_s: residency.ask_unload(name, mode, now_s))
-        return jsonify(self._member(name)), 202
+        ask(name, lambda residency, now_s: residency.ask_unload(name, mode, now_s))
+        return jsonify(member(name)), 202
 
-    def _ask(self, name: str, question: Callable[[Residency, float], Answer]) -> Answer:
+    def ask(name: str, question: Callable[[Residency, float], Answer]) -> Answer:
         """Has the decode thread answer a question about a member. Raises what it raises, NoBundle,
         UnknownModel, and the errors that a new request would get."""
-        residents = self._residents()
+        residents = residents_of()
         names = list(residents.snapshot.members)
         if name not in names:
             raise UnknownModel(name, names)
-        self._backend.check_admission()
+        backend.check_admission()
         try:
             return residents.ask(question)
         except NoAnswer:
@@ -85,24 +74,26 @@ class _Views:
                 "The decode thread is busy with a long step; try again later.", BUSY_RETRY_AFTER_S
             ) from None
 
-    def _residents(self) -> BundleResidents:
+    def residents_of() -> BundleResidents:
         """Raises NoBundle, and NotReady before the members are known."""
-        if self._settings.bundle is None:
+        if settings.bundle is None:
             raise NoBundle
-        residents = bundle_of(self._backend)
+        residents = bundle_of(backend)
         if residents is None:
-            self._backend.check_admission()
+            backend.check_admission()
             raise NoBundle(is_mock=True)
         return residents
 
-    def _state(self) -> BundleState:
-        self._residents()
-        state = bundle_state(self._backend, self._input_queue, self._settings)
+    def current() -> BundleState:
+        residents_of()
+        state = bundle_state(backend, input_queue, settings)
         assert state is not None
         return state
 
-    def _member(self, name: str) -> ExpertState:
-        return next(each for each in self._state()["experts"] if each["name"] == name)
+    def member(name: str) -> ExpertState:
+        return next(each for each in current()["experts"] if each["name"] == name)
+
+    return blueprint
 
 
 def _unload_mode() -> UnloadMode:

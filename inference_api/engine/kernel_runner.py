@@ -20,7 +20,7 @@ from inference_api.kernels.build import library_path
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import LAYOUT_VERSION, cache_dtype
-from inference_api.loading import checkpoint, hardware
+from inference_api.loading import hardware
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.drafting import assisted
 from inference_api.loading.layout import num_parameters
@@ -28,6 +28,7 @@ from inference_api.loading.memory import Footprint, weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.files import PackedModel
 from inference_api.loading.packing.folder import PackedFolder
+from inference_api.loading.settling import cpu_faults, weight_bits
 from inference_api.loading.weights import Packing, Parameters, load_parameters
 from inference_api.runner import DraftHeads, Draw, Drawn, Hidden, RowStep, RunnerFacts
 
@@ -61,15 +62,14 @@ class KernelRunner(LocalRunner):
         or there are no kernels."""
         self._packed, self._has_packed_file = packed, packed is not None
         super().__init__(model_dir, replace(options, device="cpu"))
-        faults = checkpoint.cpu_faults(self._config)
-        if faults:
+        if faults := cpu_faults(self._config):
             raise StartupError(faults)
         assistants = []
         if options.assistant is not None:
             assistants.append(read_assistant(options.assistant, self._whole))
             self.has_mtp = True
             self._config = self._whole = assisted(self._whole)
-        self.bits = checkpoint.weight_bits(self._options)
+        self.bits = weight_bits(self._options)
         self._threads = _num_threads(self._config)
         self._packing = Packing(make_kernels(self._threads, kernels_of), self.bits)
         name, form = model_dir.name, (self._options.dtype, self.bits)
@@ -186,9 +186,9 @@ class KernelRunner(LocalRunner):
         return load_parameters(model.files, model.config, model.dtype, self._packing)
 
     def _footprint_of(self, config: ModelConfig) -> Footprint:
-        footprint, how = super()._footprint_of(config), self._has_packed_file
+        how = self._has_packed_file
         own = [weights_size(each.config, each.dtype, each.bits, how) for each in self._models[1:]]
-        return replace(footprint, weights_bytes=footprint.weights_bytes + sum(own))
+        return super()._footprint_of(config).beside(sum(own))
 
     def _medusa_heads(self, parameters: Parameters) -> DraftHeads | None:
         file = self._read_heads()

@@ -22,6 +22,7 @@ from inference_api.loading.heads import MedusaFile, read_heads, tokenizer_sha256
 from inference_api.loading.layout import Tensors, num_parameters, num_rounded
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.settling import context_faults, settle
 from inference_api.request import SamplingParams
 from inference_api.runner import (
     DraftHeads,
@@ -84,18 +85,13 @@ class LocalRunner(ModelRunner):
         plain = checkpoint.load_config(model_dir)
         self.files = weight_files(model_dir)
         tensors = read_headers(self.files, plain.tensor_names)
-        whole = checkpoint.with_mtp(plain, asked, tensors)
-        self._whole = whole = checkpoint.kept(whole, asked, tensors)
-        self._config = config = asked.part_of(whole)
-        settled = checkpoint.settled(plain, asked, tensors)
-        faults = checkpoint.quantization_faults(plain, settled)
-        faults += checkpoint.device_faults(whole, asked)
+        whole, settled, faults = settle(plain, asked, tensors)
         if faults:
             raise StartupError(faults)
+        self._whole, self._config = whole, (config := asked.part_of(whole))
         _log_losses(model_dir.name, whole, settled, tensors)
         context = self._context(config, asked.max_seq_len)
-        settled = replace(settled, max_seq_len=context)
-        self._options = settled.on(asked.device, checkpoint.keeps_bfloat16(plain, tensors))
+        self._options = replace(settled, max_seq_len=context)
         self._heads = find_heads(model_dir, asked.medusa_heads) if asked.has_medusa else None
         self.device = asked.device
         self.max_rows = asked.max_rows
@@ -119,10 +115,7 @@ class LocalRunner(ModelRunner):
         is_packed, most_pages = self._has_packed_file, self._most_pages
         how = (is_packed, most_pages, self._by_torch)
         footprint = Footprint.of(config, self._options, self.bits, *how)
-        if self._heads is None:
-            return footprint
-        weights_bytes = footprint.weights_bytes + heads_bytes(self._heads)
-        return replace(footprint, weights_bytes=weights_bytes)
+        return footprint if self._heads is None else footprint.beside(heads_bytes(self._heads))
 
     @cached_property
     def layout(self) -> PageLayout:
@@ -214,7 +207,7 @@ class LocalRunner(ModelRunner):
         if are_files_read:
             tensors = read_headers(self.files, self._config.tensor_names)
             faults += shape_faults(tensors, self._config)
-        faults += checkpoint.context_faults(self._config, needed.context_tokens)
+        faults += context_faults(self._config, needed.context_tokens)
         faults += memory_faults({self._folder.name: needed}, self.free_bytes())
         if faults:
             raise StartupError(faults)

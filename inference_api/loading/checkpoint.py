@@ -6,29 +6,21 @@ a model that passes `check_all` also loads.
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from inference_api.errors import StartupError, shown
-from inference_api.kernels.build import multiplies_tiles
-from inference_api.kernels.packing import BITS, FLOAT_BITS, GROUP, MAX_HEAD_DIM, Bits
 from inference_api.loading import drafting, hardware, hub
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.read import read_config
-from inference_api.loading.files import (
-    has_mtp,
-    read_headers,
-    shape_faults,
-    unstacked,
-    weight_files,
-)
+from inference_api.loading.files import read_headers, shape_faults, unstacked, weight_files
 from inference_api.loading.gguf import SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
-from inference_api.loading.layout import Tensors, held_bits, linear_weights, matrices, spared
+from inference_api.loading.layout import Tensors
 from inference_api.loading.memory import DRAFT, Footprint, all_within, memory_faults, weights_size
 from inference_api.loading.options import EngineOptions
-from inference_api.loading.quantised.formats import FLOATS, with_quantisation
+from inference_api.loading.quantised.formats import with_quantisation
+from inference_api.loading.settling import context_faults, cpu_faults, settle, weight_bits
 from inference_api.loading.tokenizer_files import eos_token_ids, tokenizer_faults
 
 CONFIG = "config.json"
@@ -83,11 +75,11 @@ def describe(model: str, setting: str = "MODEL") -> Described:
     """Read configuration, tokenizer and the headers of the weights. Raises StartupError, naming the
     setting, if there is no such model."""
     try:
-        folder = _folder_of(model, with_weights=False, setting=setting)
+        folder = locate(model, setting, with_weights=False)
         return _described(folder, model)
     except (OSError, ValueError) as error:  # a name that is too long, a folder without permission
         raise StartupError(
-            [f"{setting}={reprlib.repr(model)} cannot be read ({error}); correct it."]
+            f"{setting}={reprlib.repr(model)} cannot be read ({error}); correct it."
         ) from None
 
 
@@ -154,15 +146,14 @@ def examined_assistant(
 ) -> Examined | None:
     """Returns None if `source`, which a setting names, has no assistant. Raises StartupError."""
     assert model.config is not None
-    folder = _folder_of(source, with_weights=False, setting=setting)
+    folder = locate(source, setting, with_weights=False)
     if not drafting.is_assistant(folder):
         return None
     config = drafting.assistant_config(folder, model.config, setting)
     faults = shape_faults(_stored_tensors(folder, source, config.tensor_names), config)
     if hardware.may_be_on_cuda(options.device):
         return faults, None
-    own = settled(model.config, options, model.tensors)
-    own = own.on("cpu", keeps_bfloat16(model.config, model.tensors))
+    own = settle(model.config, options, model.tensors).options
     weights_bytes = weights_size(config, own.dtype, weight_bits(own), is_packed_file)
     return faults, Footprint(weights_bytes, 1, num_pages=0, rows=1, context_tokens=0)
 
@@ -172,38 +163,17 @@ def _fitted(described: Described, options: EngineOptions) -> Examined:
     if config is None:
         return faults, None
     faults += context_faults(config, options.max_seq_len)
-    faults += quantization_faults(config, settled(config, options, described.tensors))
-    faults += device_faults(config, options)
+    settled = settle(config, options, described.tensors)
+    faults += settled.faults
     if hardware.may_be_on_cuda(options.device):
         return faults, None
     faults += cpu_faults(config)
-    footprint = footprint_of(config, options, described.tensors)
+    footprint = settled.footprint()
     if options.has_medusa and (
         heads := drafting.known_heads(described.folder, options.medusa_heads)
     ):
-        weights_bytes = footprint.weights_bytes + drafting.heads_bytes(heads)
-        footprint = replace(footprint, weights_bytes=weights_bytes)
+        footprint = footprint.beside(drafting.heads_bytes(heads))
     return faults, footprint
-
-
-def footprint_of(
-    config: ModelConfig, options: EngineOptions, tensors: Tensors, is_packed_file: bool = False
-) -> Footprint:
-    """Returns the memory that the model takes. `is_packed_file`: see `Footprint.of`."""
-    device = "cuda" if options.device == "cuda" else "cpu"
-    options = settled(config, options, tensors).on(device, keeps_bfloat16(config, tensors))
-    config = options.part_of(kept(with_mtp(config, options, tensors), options, tensors))
-    by_torch = device == "cuda"
-    bits = None if by_torch and options.quantization == "none" else weight_bits(options)
-    return Footprint.of(config, options, bits, is_packed_file, by_torch=by_torch)
-
-
-def locate(model: str, setting: str = "MODEL") -> Path:
-    """Returns the folder of a model, or its GGUF file. Downloads a hub model, unless it is cached.
-
-    Raises StartupError, naming the setting, if there is no such model.
-    """
-    return _folder_of(model, with_weights=True, setting=setting)
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -215,140 +185,11 @@ def load_config(folder: Path) -> ModelConfig:
     return read_config({**raw, "eos_token_id": sorted(eos_token_ids(folder, raw))})
 
 
-def context_faults(config: ModelConfig, max_seq_len: int | None) -> list[str]:
-    """Returns a fault if the model's context is shorter than MAX_SEQ_LEN."""
-    if max_seq_len is None or max_seq_len <= config.max_positions:
-        return []
-    return [
-        f"MAX_SEQ_LEN={max_seq_len} exceeds the model's {config.max_positions} positions; "
-        "lower it or unset it."
-    ]
+def locate(model: str, setting: str = "MODEL", with_weights: bool = True) -> Path:
+    """Returns the folder of a model, or its GGUF file. Downloads a hub model, unless it is cached.
 
-
-def settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> EngineOptions:
-    """Returns the options with QUANTIZATION=auto and file resolved for a checkpoint.
-
-    None if no matrix is quantised, or on CUDA if some cannot be packed; file if some are used as
-    they are in the file (see `kept`); else int8.
+    Raises StartupError, naming the setting, if there is no such model.
     """
-    if options.quantization not in ("auto", "file"):
-        return options
-    is_uneven = options.device == "cuda" and bool(uneven(config))
-    if is_uneven or not is_quantised(config, tensors):
-        return replace(options, quantization="none")
-    is_kept = kept(config, options, tensors).kept_bits
-    return replace(options, quantization="file" if is_kept else "int8")
-
-
-def with_mtp(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:
-    """Returns the config with the layer that guesses further tokens, if it is wanted, in the
-    checkpoint, and not on CUDA."""
-    is_wanted = options.has_mtp and options.device != "cuda"
-    return replace(config, has_mtp=is_wanted and has_mtp(tensors, config))
-
-
-def kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:
-    """Returns the config with the forms of matrices that are not packed like the others.
-
-    Under QUANTIZATION=file, matrices of fewer than 8 bits stay as they are in the file, if the
-    kernels support their form. The same holds under auto, unless the processor multiplies whole
-    tiles, which support only int8 and int4 and are faster with many rows. On CUDA both keep what
-    int4 holds unchanged. Under int4, the output head and the value projections become int8, unless
-    the file has them in groups of 4 bits: small, they would lose the most quality by rounding.
-    """
-    on_cuda = options.device == "cuda"
-    if on_cuda and uneven(config):  # see `settled`
-        return config
-    if options.quantization == "int4":
-        return replace(config, kept_bits=dict.fromkeys(spared(config, tensors), BITS["int8"]))
-    is_wanted = options.quantization == "file" or (
-        options.quantization == "auto" and (on_cuda or not multiplies_tiles())
-    )
-    if not is_wanted:
-        return config
-    return replace(config, kept_bits=held_bits(config, tensors, on_cuda))
-
-
-def is_quantised(config: ModelConfig, tensors: Tensors) -> bool:
-    """Returns whether any matrix of the checkpoint is quantised."""
-    return config.quantisation is not None or any(
-        tensors[part.name].dtype not in FLOATS for part in matrices(config) if part.name in tensors
-    )
-
-
-def quantization_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
-    """Returns a fault if weights cannot be quantised on CUDA. `options` are settled."""
-    found = uneven(config)
-    if options.device != "cuda" or options.quantization == "none" or not found:
-        return []
-    return [
-        f"QUANTIZATION={options.quantization} needs weights with a multiple of {GROUP} columns; "
-        f"these differ: {shown(found)}; set QUANTIZATION=none."
-    ]
-
-
-def uneven(config: ModelConfig) -> list[str]:
-    """Returns the weights that cannot be packed."""
-    parts = [part for parts in linear_weights(config).values() for part in parts]
-    return [f"{part.name} {part.shape}" for part in parts if part.shape[1] % GROUP]
-
-
-def device_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
-    """Returns faults if the device, or a split model, does not support the layers or the cache."""
-    kinds = {"recurrent layers": config.recurrent, "layers of different shapes": config.shapes}
-    faults = []
-    for kind in [name for name, is_there in kinds.items() if is_there]:
-        if options.device == "cuda":
-            faults.append(f"{config.family} has {kind}, not there yet on CUDA; set DEVICE=cpu.")
-        if options.layers is not None:
-            faults.append(f"{config.family} has {kind}, which cannot be split; unset SPLIT.")
-    if options.device == "cuda" and options.kv_cache_dtype == "int4":
-        faults.append("KV_CACHE_DTYPE=int4 is for the CPU; unset it or set DEVICE=cpu.")
-    return faults
-
-
-def cpu_faults(config: ModelConfig) -> list[str]:
-    """Returns a fault, with a remedy, if the model cannot be decoded on the CPU."""
-    return [f"{fault}; set DEVICE=cuda or choose another model." for fault in kernel_faults(config)]
-
-
-def kernel_faults(config: ModelConfig) -> list[str]:
-    """Returns why the kernels cannot decode this model, without a remedy."""
-    faults = []
-    widest = max(shape.head_dim for shape in config.layer_shapes)
-    if widest > MAX_HEAD_DIM:
-        faults.append(f"head_dim={widest} exceeds {MAX_HEAD_DIM}, the kernels' limit")
-    latent = config.latent
-    if latent is not None and latent.kv_rank + config.rotary_dim > MAX_HEAD_DIM:
-        faults.append(
-            f"kv_lora_rank={latent.kv_rank} and qk_rope_head_dim={config.rotary_dim} exceed "
-            f"{MAX_HEAD_DIM} together, the kernels' limit"
-        )
-    if found := uneven(config):
-        faults.append(
-            f"the kernels need weights with a multiple of {GROUP} columns; these differ: "
-            f"{shown(found)}"
-        )
-    return faults
-
-
-def weight_bits(options: EngineOptions) -> Bits:
-    """Returns the form in which the kernels hold weights that do not stay as in the file. `options`
-    are settled, and their dtype is not auto."""
-    if options.quantization == "none":
-        return FLOAT_BITS[options.dtype]
-    return BITS["int8" if options.quantization == "file" else options.quantization]
-
-
-def keeps_bfloat16(config: ModelConfig, tensors: Tensors) -> bool:
-    """Returns whether the checkpoint's matrices are bfloat16, which the kernels use unchanged.
-    Vectors are float32 in any case."""
-    return all(
-        part.name in tensors and tensors[part.name].dtype == "BF16" for part in matrices(config)
-    )
-
-
-def _folder_of(model: str, *, with_weights: bool, setting: str = "MODEL") -> Path:
     try:
         folder = Path(model).expanduser()
     except RuntimeError:  # `~user` without such a user
@@ -361,10 +202,8 @@ def _folder_of(model: str, *, with_weights: bool, setting: str = "MODEL") -> Pat
         patterns = hub.DESCRIPTION_FILES + (hub.WEIGHT_FILES if with_weights else [])
         return hub.fetch(model, patterns, setting=setting)
     raise StartupError(
-        [
-            f"{setting}={model} is no folder; give the folder of a model, a GGUF file or a hub id, "
-            "owner/name."
-        ]
+        f"{setting}={model} is no folder; give the folder of a model, a GGUF file or a hub id, "
+        "owner/name."
     )
 
 

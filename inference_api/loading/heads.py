@@ -21,11 +21,10 @@ from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.drafting import CONFIG, PICKLE, WEIGHTS, heads_file
-from inference_api.loading.files import TensorLocation, stored_places
+from inference_api.loading.files import TensorLocation, opened, read_numbers, stored_places
 from inference_api.loading.gguf import is_gguf, read_gguf
 from inference_api.loading.json_files import read_json
 from inference_api.loading.numbers import FLOATS
-from inference_api.loading.safetensors import opened, read_numbers
 from inference_api.loading.sentence_pieces import SENTENCE_PIECES
 from inference_api.loading.tokenizer_files import TOKENIZER
 

@@ -85,6 +85,10 @@ class Footprint:
         of_rows = self.rows * len(self.groups)
         return min(self.num_pages, max(of_rows, self.layout.row_pages(LEAST_TOKENS)))
 
+    def beside(self, num_bytes: int) -> Self:
+        """Returns the footprint with so many more bytes of weights."""
+        return replace(self, weights_bytes=self.weights_bytes + num_bytes)
+
     def within(self, cache_bytes: int | None) -> Self:
         """Returns the footprint with as many pages as fit into `cache_bytes`; None: the fewest."""
         count = self.least_pages if cache_bytes is None else self.pages_within(cache_bytes)

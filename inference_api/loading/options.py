@@ -79,7 +79,7 @@ class EngineOptions:
     def on(self, device: str, keeps_bfloat16: bool = False) -> Self:
         """Returns the options for `device`, cpu or cuda, with the dtype that auto means there.
 
-        For `keeps_bfloat16` see `checkpoint`. A cache dtype of auto is then float32, as with the
+        For `keeps_bfloat16` see `settling`. A cache dtype of auto is then float32, as with the
         same weights in float32.
         """
         if self.dtype != "auto":

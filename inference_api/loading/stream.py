@@ -12,12 +12,11 @@ from inference_api.errors import StartupError
 from inference_api.kernels.library import UnusableWeight
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.layer_plan import SourceTensor
-from inference_api.loading.files import tensor_places
+from inference_api.loading.files import opened, read_numbers, tensor_places
 from inference_api.loading.gguf import is_gguf
 from inference_api.loading.numbers import Numbers
 from inference_api.loading.packing.blocks import BlockTensor
 from inference_api.loading.quantised.weights import QuantisedTensor, read_quantised
-from inference_api.loading.safetensors import opened, read_numbers
 
 Weight = Numbers | BlockTensor
 Write = Callable[[Weight], object]  # writes a weight to its parameter

@@ -31,12 +31,17 @@ from inference_api.loading.config import (
     TensorNames,
 )
 from inference_api.loading.families.layer_plan import SourceTensor
-from inference_api.loading.files import TensorLocation, tensor_places, weight_files
+from inference_api.loading.files import (
+    TensorLocation,
+    opened,
+    read_numbers,
+    tensor_places,
+    weight_files,
+)
 from inference_api.loading.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference_api.loading.gguf.names import ARCHITECTURES, gguf_names, row_order, squeezed
 from inference_api.loading.layout import is_exact, weight_plan
 from inference_api.loading.numbers import Numbers
-from inference_api.loading.safetensors import opened, read_numbers
 from inference_api.loading.stacks import in_stack
 from inference_api.loading.stream import converted
 from lab.models.gguf_hybrids import write_hybrid_gguf

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from common.files import write_whole
-from inference_api.loading.checkpoint import device_faults
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.read import read_config
 from inference_api.loading.families.recurrence import MixerKind
 from inference_api.loading.gguf.names import ALSO_NAMED, ARCHITECTURES
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.settling import device_faults
 from lab.kit.results import PUBLISHED
 from lab.kit.servers import ROOT
 

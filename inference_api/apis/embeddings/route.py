@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from flask import Blueprint, Response, jsonify
 
 from common.operations import operation
-from inference_api.apis.answering import encoded, prompt_is_called
+from inference_api.apis.answering import Requests, begin, encoded
 from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.embeddings.body import (
     MAX_NUMBERS,
@@ -18,7 +18,7 @@ from inference_api.apis.events import switch_headers
 from inference_api.core.generations import Generations, TextGeneration
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import InvalidRequest
-from inference_api.web.caller import caller_of_request, read
+from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS
 
 
@@ -39,15 +39,12 @@ def create_blueprint(generations: Generations, choice: ModelChoice) -> Blueprint
         check_dimensions(body.dimensions, model)
         check_numbers(body, len(inputs) * (body.dimensions or model.hidden_size))
         params = body.params()
+
+        def requests(model: ServedModel) -> Requests:
+            return [(encoded(each, model, "input"), params) for each in inputs]
+
         with ExitStack() as stack:
-            with (
-                generations.admitted(model.name, caller_of_request()) as admitted,
-                prompt_is_called("input"),
-            ):
-                requests = [(encoded(each, model, "input"), params) for each in inputs]
-                running = generations.begin_all(admitted, requests)
-            for each in running:
-                stack.callback(each.close)
+            running = begin(generations, stack, model.name, requests, "input")
             response = jsonify(_answer(body, chosen.shown, running))
             response.headers.update(chosen.headers | switch_headers(running))
             return response

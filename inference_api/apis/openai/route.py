@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from flask import Blueprint, Response, g
 
 from common.operations import operation
-from inference_api.apis.answering import Chats, encoded, prompt_is_called, responded
+from inference_api.apis.answering import Chats, Requests, begin, encoded, responded
 from inference_api.apis.chat import ChatAnswer, plain_reader
 from inference_api.apis.choosing import Chosen, ModelChoice
 from inference_api.apis.openai.bodies import ChatBody, CompletionBody, GenerationBody
@@ -17,7 +17,7 @@ from inference_api.apis.openai.choices import ChoicesWriter
 from inference_api.apis.openai.wire import ChatCompletion, Completion
 from inference_api.core.generations import Generations
 from inference_api.core.served_model import ServedModel
-from inference_api.web.caller import caller_of_request, read
+from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS
 
 
@@ -51,18 +51,15 @@ def create_blueprint(generations: Generations, choice: ModelChoice, chats: Chats
         texts = [each for each in prompts[:1] if isinstance(each, str)]
         chosen, model = choice.served(body.model, texts)
         writer = _writer(body, chosen, model, int(time.time()))
+
+        def requests(model: ServedModel) -> Requests:
+            token_ids = [encoded(prompt, model, "prompt") for prompt in prompts]
+            return [(prompt, each) for prompt in token_ids for each in params]
+
         with ExitStack() as stack:
-            with (
-                generations.admitted(model.name, caller_of_request()) as admitted,
-                prompt_is_called("prompt"),
-            ):
-                token_ids = [encoded(prompt, model, "prompt") for prompt in prompts]
-                requests = [(prompt, each) for prompt in token_ids for each in params]
-                begun = generations.begin_all(admitted, requests)
-            for generation in begun:
-                stack.callback(generation.close)
+            begun = begin(generations, stack, model.name, requests, "prompt")
             answers = [ChatAnswer(generation, plain_reader()) for generation in begun]
-            num_tokens = sum(map(len, token_ids))
+            num_tokens = sum(len(each.prompt_tokens) for each in begun[:: len(params)])
             return responded(stack, writer, answers, num_tokens, chosen.headers, bool(body.stream))
 
     return blueprint

@@ -22,9 +22,10 @@ from inference_api.engine.cuda.sampler import sample
 from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.engine.local_runner import LocalRunner, make_kernels
 from inference_api.kernels.interface import Floats
-from inference_api.loading import checkpoint, hardware
+from inference_api.loading import hardware
 from inference_api.loading.config import PAGE_TOKENS, num_pages
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.settling import weight_bits
 from inference_api.loading.weights import Packing
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, Hidden, PageLayout, RowStep, RunnerFacts
@@ -54,7 +55,7 @@ class CudaRunner(LocalRunner):
         if options.device == "cuda":
             self._device = torch.device("cuda", options.card % max(torch.cuda.device_count(), 1))
         if self._options.quantization != "none":
-            self.bits = checkpoint.weight_bits(self._options)
+            self.bits = weight_bits(self._options)
 
     @cached_property
     def facts(self) -> RunnerFacts:

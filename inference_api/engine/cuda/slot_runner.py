@@ -16,12 +16,12 @@ from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.cuda.slots import Place
 from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import FLOAT_BITS, Bits
-from inference_api.loading import checkpoint
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.files import PackedModel
 from inference_api.loading.packing.folder import PackedFolder
 from inference_api.loading.packing.layout import PackedLayout
 from inference_api.loading.packing.pages import Pause
+from inference_api.loading.settling import weight_bits
 from inference_api.loading.weights import Packing
 from inference_api.runner import Draw, Drawn, Hidden, RowStep
 
@@ -66,7 +66,7 @@ class SlotRunner(CudaRunner):
 
     @cached_property
     def _packed_model(self) -> TorchPackedModel:
-        bits = checkpoint.weight_bits(self._options)
+        bits = weight_bits(self._options)
         of_files = (self._folder.name, self.files, self._config)
         return TorchPackedModel(*of_files, self._options.dtype, bits)
 

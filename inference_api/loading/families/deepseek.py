@@ -1,10 +1,9 @@
 """Reads the config.json of DeepSeek and its relatives: GLM 4.5 to 4.7, Mistral 4, Kimi Linear."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from inference_api.loading.config import LatentConfig, ModelConfig
-from inference_api.loading.families.fields import ConfigFields
+from inference_api.loading.families.fields import ConfigFields, Readers
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import TOP_TWO, read_deepseek_mixture
 from inference_api.loading.families.qwen3_next import LINEAR, read_delta
@@ -143,7 +142,7 @@ _GLM4_MOE_DEFAULTS = {
     "rms_norm_eps": 1e-5,
     "topk_method": "noaux_tc",
 }
-READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model_type`
+READERS: Readers = {
     "deepseek_v2": _read_v2,
     "deepseek_v3": _read_v3,
     "glm4_moe": _read_glm4_moe,

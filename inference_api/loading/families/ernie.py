@@ -1,11 +1,11 @@
 """Reads the config.json of ERNIE 4.5: Llama with rotary pairs side by side."""
 
-from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from inference_api.loading.config import MixtureConfig, ModelConfig
-from inference_api.loading.families.fields import ConfigFields
+from inference_api.loading.families.fields import ConfigFields, Readers
 from inference_api.loading.families.llama_like import read_llama_like
-from inference_api.loading.families.mixtures import MAX_EXPERTS, num_experts_of
+from inference_api.loading.families.mixtures import MAX_EXPERTS, read_experts
 
 
 def _read_dense(fields: ConfigFields) -> ModelConfig:
@@ -26,28 +26,24 @@ def _read_moe(fields: ConfigFields) -> ModelConfig:
 
 def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """Experts in some layers, scored by softmax over all; biases only affect the choice."""
-    fields = fields.or_else({"moe_num_experts": 64})
-    num_experts = num_experts_of(fields, "moe_num_experts", num_layers)
-    ffn_size = fields.count("moe_intermediate_size", 1536)
+    fields = fields.or_else({"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536})
+    experts = read_experts(fields, num_layers, "moe_num_experts", "moe_k")
     num_shared = fields.count("moe_num_shared_experts", 2, least=0, most=MAX_EXPERTS)
     first = fields.count("moe_layer_start_index", 1, least=0)
     interval = fields.count("moe_layer_interval", 1)
     last = fields.count("moe_layer_end_index", -1, least=-1)
     last = num_layers - 1 if last == -1 else last
     sparse = (i for i in range(num_layers) if first <= i <= last and (i + 1) % interval == 0)
-    return MixtureConfig(
-        num_experts,
-        fields.count("moe_k", 6, most=num_experts),
-        ffn_size,
-        is_renormalised=True,
+    return replace(
+        experts,
         dense_layers=frozenset(range(num_layers)) - frozenset(sparse),
         has_selection_bias=True,
-        shared_ffn_size=num_shared * ffn_size,
+        shared_ffn_size=num_shared * experts.ffn_size,
     )
 
 
 _DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True}
-READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model_type`
+READERS: Readers = {
     "ernie4_5": _read_dense,
     "ernie4_5_moe": _read_moe,
 }

@@ -2,10 +2,10 @@
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from inference_api.loading.config import ACTIVATIONS
+from inference_api.loading.config import ACTIVATIONS, ModelConfig
 
 # Above every published model, and small enough to plan with: there are objects for every layer.
 MAX_LAYERS = 1024
@@ -122,3 +122,12 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
     if fields.raw.get("eos_token_id"):  # ids from all its files: see `checkpoint.load_config`
         text["eos_token_id"] = fields.raw["eos_token_id"]
     return fields.under(text)
+
+
+Reader = Callable[[ConfigFields], ModelConfig]
+Readers = Mapping[str, Reader]  # keys: `model_type`
+
+
+def of_text(read: Reader) -> Reader:
+    """Returns the reader of a multimodal model, which reads the text model alone."""
+    return lambda fields: read(text_fields(fields))

@@ -1,7 +1,7 @@
 """Reads the config.json of Gemma 3, 3n and 4; of multimodal ones, only the text model."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
@@ -14,9 +14,15 @@ from inference_api.loading.config import (
     RopeConfig,
     RopeKind,
 )
-from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields, text_fields
+from inference_api.loading.families.fields import (
+    MAX_LAYERS,
+    ConfigFields,
+    Readers,
+    of_text,
+    text_fields,
+)
 from inference_api.loading.families.llama_like import read_llama_like
-from inference_api.loading.families.mixtures import no_mixture, num_experts_of
+from inference_api.loading.families.mixtures import no_mixture, read_experts
 from inference_api.loading.families.ropes import DEFAULT_THETA, KINDS, read_ropes_by_kind, rope_of
 from inference_api.loading.families.windows import (
     GLOBAL,
@@ -25,11 +31,6 @@ from inference_api.loading.families.windows import (
     same_window,
     with_windows,
 )
-
-
-def read_gemma3(fields: ConfigFields) -> ModelConfig:
-    """The text model of a multimodal Gemma 3."""
-    return read_gemma3_text(text_fields(fields))
 
 
 def read_gemma3_text(fields: ConfigFields) -> ModelConfig:
@@ -76,11 +77,6 @@ _GEMMA3_DEFAULTS = {
 def _logits_softcap(fields: ConfigFields) -> float | None:
     name = "final_logit_softcapping"
     return None if fields.raw.get(name) is None else fields.number(name, 1.0)
-
-
-def read_gemma3n(fields: ConfigFields) -> ModelConfig:
-    """The text model of a multimodal Gemma 3n."""
-    return read_gemma3n_text(text_fields(fields))
 
 
 def read_gemma3n_text(fields: ConfigFields) -> ModelConfig:
@@ -176,16 +172,6 @@ def _is_share(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < 1
 
 
-def read_gemma4(fields: ConfigFields) -> ModelConfig:
-    """The text model of a multimodal Gemma 4."""
-    return read_gemma4_text(text_fields(fields))
-
-
-def read_gemma4_unified(fields: ConfigFields) -> ModelConfig:
-    """The text model of a multimodal Gemma 4 without encoders."""
-    return read_gemma4_unified_text(text_fields(fields))
-
-
 def read_gemma4_unified_text(fields: ConfigFields) -> ModelConfig:
     """Gemma 4 without embeddings per layer. Missing fields have the values of transformers'
     Gemma4UnifiedTextConfig."""
@@ -245,13 +231,8 @@ def read_gemma4_assistant(fields: ConfigFields) -> ModelConfig:
 
 def _read_gemma4_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """Experts in every layer, besides an MLP."""
-    num_experts = num_experts_of(fields, "num_experts", num_layers)
-    return MixtureConfig(
-        num_experts,
-        fields.count("top_k_experts", most=num_experts),
-        fields.count("moe_intermediate_size"),
-        is_renormalised=True,
-        dense_layers=frozenset(),
+    return replace(
+        read_experts(fields, num_layers, per_token="top_k_experts"),
         shared_ffn_size=fields.count("intermediate_size"),
         has_own_norms=True,
     )
@@ -351,17 +332,17 @@ def _last_alike(fields: ConfigFields, are_local: Sequence[bool], is_local: bool)
     return max(alike, default=0)
 
 
-ASSISTANTS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
+ASSISTANTS: Readers = {
     "gemma4_assistant": read_gemma4_assistant,
     "gemma4_unified_assistant": read_gemma4_assistant,
 }
-READERS: dict[str, Callable[[ConfigFields], ModelConfig]] = {
-    "gemma3": read_gemma3,
+READERS: Readers = {
+    "gemma3": of_text(read_gemma3_text),
     "gemma3_text": read_gemma3_text,
-    "gemma3n": read_gemma3n,
+    "gemma3n": of_text(read_gemma3n_text),
     "gemma3n_text": read_gemma3n_text,
-    "gemma4": read_gemma4,
+    "gemma4": of_text(read_gemma4_text),
     "gemma4_text": read_gemma4_text,
-    "gemma4_unified": read_gemma4_unified,
+    "gemma4_unified": of_text(read_gemma4_unified_text),
     "gemma4_unified_text": read_gemma4_unified_text,
 }

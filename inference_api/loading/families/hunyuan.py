@@ -1,10 +1,9 @@
 """Reads the config.json of Hunyuan: Llama with queries and keys normalised after rope."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from inference_api.loading.config import MixtureConfig, ModelConfig
-from inference_api.loading.families.fields import ConfigFields
+from inference_api.loading.families.fields import ConfigFields, Readers
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture, read_mixtral
 from inference_api.loading.families.ropes import DEFAULT_THETA
@@ -26,7 +25,7 @@ def _read_moe(fields: ConfigFields) -> ModelConfig:
     return _read(fields.under({**fields.raw, **own}), _read_mixture)
 
 
-READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model_type`
+READERS: Readers = {
     "hunyuan_v1_dense": _read_dense,
     "hunyuan_v1_moe": _read_moe,
 }

@@ -5,7 +5,7 @@ from dataclasses import replace
 from inference_api.loading.config import MixtureConfig, ModelConfig
 from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields
 from inference_api.loading.families.llama_like import read_llama_like
-from inference_api.loading.families.mixtures import ReadMixture, no_mixture, num_experts_of
+from inference_api.loading.families.mixtures import ReadMixture, no_mixture, read_experts
 from inference_api.loading.families.recurrence import RecurrentConfig
 from inference_api.loading.families.windows import GLOBAL
 
@@ -76,11 +76,8 @@ def _conv_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
 def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """Experts in all but the first few layers."""
     fields = fields.or_else({"num_dense_layers": 2, "use_expert_bias": True})
-    num_experts = num_experts_of(fields, "num_experts", num_layers)
-    return MixtureConfig(
-        num_experts,
-        fields.count("num_experts_per_tok", most=num_experts),
-        fields.count("moe_intermediate_size"),
+    return replace(
+        read_experts(fields, num_layers),
         is_renormalised=fields.flag("norm_topk_prob", True),
         dense_layers=frozenset(range(fields.count("num_dense_layers", least=0))),
         scoring="sigmoid",

@@ -25,16 +25,28 @@ def no_mixture(fields: ConfigFields, num_layers: int) -> None:
     """One MLP in every layer."""
 
 
-def read_mixtral(fields: ConfigFields, num_layers: int) -> MixtureConfig:
-    """Experts in every layer, of the size of another model's MLP."""
-    num_experts = num_experts_of(fields, "num_local_experts", num_layers)
+def read_experts(
+    fields: ConfigFields,
+    num_layers: int,
+    count: str = "num_experts",
+    per_token: str = "num_experts_per_tok",
+    size: str = "moe_intermediate_size",
+) -> MixtureConfig:
+    """Experts in every layer, with shares that sum to one. Families differ in the names of the
+    fields."""
+    num_experts = fields.count(count, most=min(MAX_EXPERTS, MAX_ALL_EXPERTS // num_layers))
     return MixtureConfig(
         num_experts,
-        fields.count("num_experts_per_tok", most=num_experts),
-        fields.count("intermediate_size"),
+        fields.count(per_token, most=num_experts),
+        fields.count(size),
         is_renormalised=True,
         dense_layers=frozenset(),
     )
+
+
+def read_mixtral(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+    """Experts in every layer, of the size of another model's MLP."""
+    return read_experts(fields, num_layers, "num_local_experts", size="intermediate_size")
 
 
 def read_gpt_oss_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
@@ -45,28 +57,21 @@ def read_gpt_oss_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig
 def read_qwen3_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """Experts in every `decoder_sparse_step`th layer, except for `mlp_only_layers`."""
     name = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
-    num_experts = num_experts_of(fields, name, num_layers)
     step = fields.count("decoder_sparse_step", 1)
     named = fields.raw.get("mlp_only_layers") or []
     if not isinstance(named, list) or not all(type(layer) is int for layer in named):
         fields.refuse("mlp_only_layers", named, "a list of layers")
         named = []
-    return MixtureConfig(
-        num_experts,
-        fields.count("num_experts_per_tok", most=num_experts),
-        fields.count("moe_intermediate_size"),
+    return replace(
+        read_experts(fields, num_layers, name),
         is_renormalised=fields.flag("norm_topk_prob"),
-        dense_layers=frozenset(
-            {layer for layer in range(num_layers) if (layer + 1) % step} | {*named}
-        ),
+        dense_layers=frozenset(n for n in range(num_layers) if (n + 1) % step or n in named),
     )
 
 
 def read_deepseek_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """DeepSeek and GLM-4.5: experts from some layer on, and experts that all tokens share."""
-    num_experts = num_experts_of(fields, "n_routed_experts", num_layers)
-    experts_per_token = fields.count("num_experts_per_tok", most=num_experts)
-    ffn_size = fields.count("moe_intermediate_size")
+    experts = read_experts(fields, num_layers, "n_routed_experts")
     num_shared = fields.count("n_shared_experts", 0, most=MAX_EXPERTS, least=0)
     method = str(fields.raw.get("topk_method"))
     scoring = "softmax" if method == TOP_TWO else _SCORINGS.get(method)
@@ -75,17 +80,15 @@ def read_deepseek_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfi
     elif fields.raw.get("scoring_func", scoring) != scoring:
         supported = f"scoring_func={scoring} beside topk_method={method}"
         fields.refuse("scoring_func", fields.raw["scoring_func"], supported)
-    return MixtureConfig(
-        num_experts,
-        experts_per_token,
-        ffn_size,
+    return replace(
+        experts,
         is_renormalised=fields.flag("norm_topk_prob"),
         dense_layers=_dense_layers(fields, num_layers),
         scoring=scoring or "softmax",
         has_selection_bias=method == "noaux_tc",
-        groups=None if method == "greedy" else _groups(fields, num_experts, experts_per_token),
+        groups=None if method == "greedy" else _groups(fields, experts),
         scale=fields.number("routed_scaling_factor", 1.0),
-        shared_ffn_size=num_shared * ffn_size,
+        shared_ffn_size=num_shared * experts.ffn_size,
     )
 
 
@@ -100,8 +103,9 @@ def _dense_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
     return frozenset(layer for layer in range(num_layers) if layer < first or layer % step)
 
 
-def _groups(fields: ConfigFields, num_experts: int, experts_per_token: int) -> ExpertGroups | None:
+def _groups(fields: ConfigFields, experts: MixtureConfig) -> ExpertGroups | None:
     """Returns the groups of experts; None if there is only one."""
+    num_experts, experts_per_token = experts.num_experts, experts.experts_per_token
     num_groups = fields.count("n_group", 1, most=num_experts)
     groups_per_token = fields.count("topk_group", 1, most=num_groups)
     if num_groups == 1:
@@ -114,8 +118,3 @@ def _groups(fields: ConfigFields, num_experts: int, experts_per_token: int) -> E
         supported = f"as many experts in them as num_experts_per_tok={experts_per_token}"
         fields.refuse("topk_group", groups_per_token, supported)
     return ExpertGroups(num_groups, groups_per_token, num_scored)
-
-
-def num_experts_of(fields: ConfigFields, name: str, num_layers: int) -> int:
-    """Returns a layer's number of experts from the field `name`, bounded."""
-    return fields.count(name, most=min(MAX_EXPERTS, MAX_ALL_EXPERTS // num_layers))

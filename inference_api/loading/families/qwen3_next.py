@@ -1,11 +1,10 @@
 """Reads the config.json of Qwen3-Next, Qwen3.5 and Qwen3.6: most layers have a gated delta rule,
 the others attention with gated outputs."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from inference_api.loading.config import MixtureConfig, ModelConfig, TensorNames
-from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields, text_fields
+from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields, Readers, of_text
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture, read_qwen3_mixture
 from inference_api.loading.families.recurrence import RecurrentConfig
@@ -43,19 +42,9 @@ def _read_qwen3_5_moe_text(fields: ConfigFields) -> ModelConfig:
     return _read(fields.under({**fields.raw, **own}), "qwen3_5", _read_mixture)
 
 
-def _read_qwen3_5(fields: ConfigFields) -> ModelConfig:
-    """The text model of a multimodal one."""
-    return _read_qwen3_5_text(text_fields(fields))
-
-
-def _read_qwen3_5_moe(fields: ConfigFields) -> ModelConfig:
-    """The text model of a multimodal one."""
-    return _read_qwen3_5_moe_text(text_fields(fields))
-
-
-READERS: Mapping[str, Callable[[ConfigFields], ModelConfig]] = {  # keys: `model_type`
-    "qwen3_5": _read_qwen3_5,
-    "qwen3_5_moe": _read_qwen3_5_moe,
+READERS: Readers = {
+    "qwen3_5": of_text(_read_qwen3_5_text),
+    "qwen3_5_moe": of_text(_read_qwen3_5_moe_text),
     "qwen3_5_moe_text": _read_qwen3_5_moe_text,
     "qwen3_5_text": _read_qwen3_5_text,
     "qwen3_next": _read_qwen3_next,

@@ -4,22 +4,18 @@ The rest of the engine reads properties of a `ModelConfig` ("is the MLP gated?")
 """
 
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from inference_api.errors import StartupError
-from inference_api.loading.config import (
-    DEFAULT_MAX_SEQ_LEN,
-    ModelConfig,
-    SwiGluConfig,
-)
+from inference_api.loading.config import DEFAULT_MAX_SEQ_LEN, ModelConfig, SwiGluConfig
 from inference_api.loading.families.deepseek import READERS as OF_DEEPSEEK
 from inference_api.loading.families.deepseek import read_mistral4
 from inference_api.loading.families.ernie import READERS as OF_ERNIE
 from inference_api.loading.families.falcon_h1 import read_falcon_h1
-from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields, text_fields
+from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields, Readers, text_fields
 from inference_api.loading.families.gemma import READERS as OF_GEMMA
 from inference_api.loading.families.granite_hybrid import read_granite_hybrid
 from inference_api.loading.families.hunyuan import READERS as OF_HUNYUAN
@@ -38,11 +34,7 @@ from inference_api.loading.families.olmo_like import (
     read_olmo_hybrid,
 )
 from inference_api.loading.families.qwen3_next import READERS as OF_QWEN3_NEXT
-from inference_api.loading.families.ropes import (
-    PHI_KINDS,
-    read_rope,
-    read_rotary_dim,
-)
+from inference_api.loading.families.ropes import PHI_KINDS, read_rope, read_rotary_dim
 from inference_api.loading.families.windows import (
     GLOBAL,
     LOCAL,
@@ -53,10 +45,8 @@ from inference_api.loading.families.windows import (
 )
 from inference_api.loading.quantised.formats import read_quantisation
 
-Reader = Callable[[ConfigFields], ModelConfig]
 
-
-def read_config(raw: Mapping[str, Any], readers: Mapping[str, Reader] | None = None) -> ModelConfig:
+def read_config(raw: Mapping[str, Any], readers: Readers | None = None) -> ModelConfig:
     """Read the contents of a config.json. `readers` are by `model_type`, by default READERS.
 
     Raises StartupError that names every value which cannot be served.
@@ -66,10 +56,8 @@ def read_config(raw: Mapping[str, Any], readers: Mapping[str, Reader] | None = N
     reader = readers.get(family) if isinstance(family, str) else None
     if reader is None:
         raise StartupError(
-            [
-                f"model_type={reprlib.repr(family)} in config.json is not supported; choose a "
-                f"model of one of these: {', '.join(sorted(readers))}."
-            ]
+            f"model_type={reprlib.repr(family)} in config.json is not supported; choose a "
+            f"model of one of these: {', '.join(sorted(readers))}."
         )
     fields = ConfigFields(raw)
     quantisation = read_quantisation(fields)
@@ -103,7 +91,7 @@ def _read_mistral3(fields: ConfigFields) -> ModelConfig:
 
 # Queries of Ministral 3 grow with their position, as its rope fields say.
 _read_mistral = partial(read_llama_like, windows=same_window)
-_MISTRAL_TEXTS: Mapping[str, Reader] = {
+_MISTRAL_TEXTS: Readers = {
     "ministral3": _read_mistral,
     "mistral": _read_mistral,
     "mistral4": read_mistral4,
@@ -249,7 +237,7 @@ def _read_seed_oss(fields: ConfigFields) -> ModelConfig:
     return replace(config, has_out_bias=fields.flag("attention_out_bias"))
 
 
-READERS: dict[str, Reader] = {
+READERS: Readers = {
     **OF_DEEPSEEK,
     **OF_ERNIE,
     "exaone4": read_exaone4,

@@ -11,6 +11,7 @@ from inference_api.loading.families.qwen3_next import HAS_DECAYS, LINEAR
 from inference_api.loading.families.ropes import ORIGINAL_POSITIONS, QUERY_GROWTH
 from inference_api.loading.families.windows import GLOBAL, LOCAL
 from inference_api.loading.gguf.hybrids import HYBRIDS, Shapes, by_layer
+from inference_api.loading.gguf.names import ARCHITECTURES
 from inference_api.loading.gguf.rope_factors import rope_of_factors
 
 Metadata = Mapping[str, Any]
@@ -80,19 +81,8 @@ def _model_type(architecture: str, has_experts: bool) -> str:
     return _MODEL_TYPES.get(architecture, architecture)
 
 
-_MODEL_TYPES = {
-    "ernie4_5-moe": "ernie4_5_moe",
-    "falcon-h1": "falcon_h1",
-    "hunyuan-dense": "hunyuan_v1_dense",
-    "hunyuan-moe": "hunyuan_v1_moe",
-    "mistral3": "ministral3",
+_MODEL_TYPES = {each: kind for kind, each in reversed(ARCHITECTURES.items())} | {
     "nemotron_h_moe": "nemotron_h",
-    "glm4moe": "glm4_moe",
-    "gpt-oss": "gpt_oss",
-    "granitehybrid": "granitemoehybrid",
-    "lfm2moe": "lfm2_moe",
-    "qwen3moe": "qwen3_moe",
-    "qwen3next": "qwen3_next",
     "qwen35": "qwen3_5_text",
     "qwen35moe": "qwen3_5_moe_text",
 }

@@ -114,10 +114,8 @@ def _read(path: Path, size: int, modified_ns: int) -> GgufModel:
     architecture = str(metadata.get("general.architecture"))
     if architecture not in KNOWN_ARCHITECTURES:
         raise StartupError(
-            [
-                f"{path} has the architecture {architecture!r}, which is not supported; choose a "
-                f"model of one of these: {', '.join(sorted(KNOWN_ARCHITECTURES))}."
-            ]
+            f"{path} has the architecture {architecture!r}, which is not supported; choose a "
+            f"model of one of these: {', '.join(sorted(KNOWN_ARCHITECTURES))}."
         )
     config = _config(path, architecture, metadata, tensors)
     stored = replace(config, has_mtp=_has_mtp(architecture, config, tensors))
@@ -242,10 +240,8 @@ def _config(
         ) from None
     if not raw["num_hidden_layers"] <= num_layers <= metadata[f"{architecture}.block_count"]:
         raise StartupError(
-            [
-                f"{path}: {architecture}.block_count={metadata[f'{architecture}.block_count']!r}, "
-                f"but its tensors make {num_layers} layers; get the file again."
-            ]
+            f"{path}: {architecture}.block_count={metadata[f'{architecture}.block_count']!r}, "
+            f"but its tensors make {num_layers} layers; get the file again."
         )
     try:
         config = read_config(raw)

@@ -52,8 +52,6 @@ def llama3_rope(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:
                 "original_max_position_embeddings": context,
             }
     raise StartupError(
-        [
-            "The GGUF file's rope_freqs.weight is no llama3 scaling; choose the model's "
-            "safetensors or another model."
-        ]
+        "The GGUF file's rope_freqs.weight is no llama3 scaling; choose the model's "
+        "safetensors or another model."
     )

@@ -216,10 +216,8 @@ def _check(metadata: Metadata) -> None:
         fault = "tokenizer.ggml.token_type has not one type for each token"
     if fault is not None:
         raise StartupError(
-            [
-                f"The GGUF file has no tokenizer that can be read: {fault}; choose another file or "
-                "the model's safetensors."
-            ]
+            f"The GGUF file has no tokenizer that can be read: {fault}; choose another file or "
+            "the model's safetensors."
         )
 
 

@@ -19,7 +19,7 @@ from inference_api.kernels.library import PackedWeight, UnusableWeight
 from inference_api.kernels.packing import FILE_BITS, GROUP
 from inference_api.loading.config import Quantisation, TensorNames
 from inference_api.loading.families.layer_plan import SourceTensor
-from inference_api.loading.files import tensor_faults, tensor_places
+from inference_api.loading.files import opened, read_numbers, tensor_faults, tensor_places
 from inference_api.loading.gguf import NVFP4
 from inference_api.loading.numbers import (
     DTYPES,
@@ -43,7 +43,6 @@ from inference_api.loading.quantised.formats import (
     num_blocks,
     wants,
 )
-from inference_api.loading.safetensors import opened, read_numbers
 
 ROWS_AT_A_TIME = 256  # bounds the memory of a conversion; a multiple of any word's values
 MAX_HALF = np.finfo(np.float16).max
@@ -207,7 +206,9 @@ def _quantised(
     if quantisation.form in ("float8", "int8"):
         values = stored
     elif quantisation.form == "mxfp4":
-        values = Numbers("I8", _doubled(stored.data).reshape(part.shape[0], -1)[:, : part.shape[1]])
+        values = Numbers(
+            "I8", MXFP4_VALUES[_halves(stored.data)].reshape(part.shape[0], -1)[:, : part.shape[1]]
+        )
     else:
         values = _integers(part, quantisation, stored.data, zeros, column_blocks)
     return QuantisedTensor(values, factors, row_blocks, column_blocks)
@@ -245,12 +246,6 @@ def _powers() -> Floats:
 
 
 _POWERS = _powers()
-
-
-def _doubled(pairs: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Returns the values of MXFP4, doubled to be integers, [outputs, blocks, 32]. In `pairs`
-    [outputs, blocks, 16], a byte's low half is the first value."""
-    return MXFP4_VALUES[_halves(pairs)]
 
 
 def _halves(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:

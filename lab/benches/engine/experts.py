@@ -32,12 +32,13 @@ import psutil
 
 from benchmarking.machine import describe_machine
 from inference_api.kernels.packing import FLOAT_BITS, packed_bytes
-from inference_api.loading.checkpoint import describe, footprint_of
+from inference_api.loading.checkpoint import describe
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.hardware import physical_cores
 from inference_api.loading.layout import is_exact, linear_weights, num_stacked, parameter_shape
 from inference_api.loading.memory import Footprint
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.settling import settle
 from inference_api.settings import EMBEDDED_MODEL
 from lab.benches.engine.step import FORMS, STREAM_BYTES, Stream
 from lab.benches.serve.peers import GGUF_TYPES, Load
@@ -221,7 +222,7 @@ def _footprint(file: Path, quantization: str) -> Footprint:
     options = EngineOptions(
         device="cpu", max_rows=max(LOADS), max_seq_len=CONTEXT_TOKENS, quantization=quantization
     )
-    return footprint_of(_config(file), options, describe(str(file)).tensors)
+    return settle(_config(file), options, describe(str(file)).tensors).footprint()
 
 
 def _config(file: Path) -> ModelConfig:

@@ -22,6 +22,7 @@ from inference_api.loading.layout import weight_bytes
 from inference_api.loading.memory import Footprint, memory_faults
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.page_groups import bytes_of_pages, page_groups
+from inference_api.loading.settling import device_faults
 from inference_api.runner import place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.engine.steps import decode, prefill
@@ -218,9 +219,9 @@ def test_a_smaller_cache_needs_less_memory() -> None:
 def test_a_cache_of_int4_on_cuda_is_refused() -> None:
     config = checkpoint.load_config(EMBEDDED_MODEL)
     options = EngineOptions(device="cuda", max_rows=1, kv_cache_dtype="int4")
-    [fault] = checkpoint.device_faults(config, options)
+    [fault] = device_faults(config, options)
     assert "KV_CACHE_DTYPE=int4 is for the CPU" in fault
-    assert checkpoint.device_faults(config, replace(options, device="cpu")) == []
+    assert device_faults(config, replace(options, device="cpu")) == []
 
 
 def test_a_weight_that_is_no_number_is_named(folder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -18,13 +18,14 @@ from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.errors import StartupError
 from inference_api.kernels.library import Kernels
 from inference_api.kernels.packing import FILE_BITS
-from inference_api.loading import checkpoint
+from inference_api.loading import checkpoint, settling
 from inference_api.loading.config import LayerRange, ModelConfig
 from inference_api.loading.files import read_headers
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.layout import linear_weights, weight_bytes
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
+from inference_api.loading.settling import settle
 from inference_api.loading.stacks import in_stack
 from inference_api.loading.weights import Packing, Parameters, load_parameters
 from inference_api.runner import RowStep, place_own_pages
@@ -67,7 +68,7 @@ def all_of(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> OfKind:
 def config_of(file: Path, quantization: str = "file") -> ModelConfig:
     config = checkpoint.load_config(file)
     tensors = read_headers([file], config.tensor_names)
-    return checkpoint.kept(config, replace(OPTIONS, quantization=quantization), tensors)
+    return settle(config, replace(OPTIONS, quantization=quantization), tensors).whole
 
 
 def parameters(file: Path, quantization: str = "file") -> Parameters:
@@ -174,7 +175,7 @@ def test_memory_is_counted_as_it_is_taken(all_of: OfKind) -> None:
     runner = KernelRunner(file, OPTIONS)
     described = checkpoint.describe(str(file))
     assert described.config is not None
-    planned = checkpoint.footprint_of(described.config, OPTIONS, described.tensors)
+    planned = settle(described.config, OPTIONS, described.tensors).footprint()
     taken = sum(each.blocks.nbytes for each in parameters(file).packed.values())
     assert taken <= planned.weights_bytes == runner.footprint.weights_bytes < 1.01 * taken
 
@@ -249,7 +250,7 @@ def test_int4_spares_head_and_values_that_are_more_in_the_file(
 def test_auto_keeps_them_unless_the_processor_multiplies_tiles(
     has_tiles: bool, all_of: OfKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "multiplies_tiles", lambda: has_tiles)
+    monkeypatch.setattr(settling, "multiplies_tiles", lambda: has_tiles)
     file = all_of("Q4_K")
     found = KernelRunner(file, replace(OPTIONS, quantization="auto")).facts.quantization
     assert found == ("int8" if has_tiles else "file")

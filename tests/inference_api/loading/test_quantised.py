@@ -26,6 +26,7 @@ from inference_api.loading.config import ModelConfig
 from inference_api.loading.files import weight_files
 from inference_api.loading.layout import linear_weights, weight_bytes
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.settling import settle
 from inference_api.loading.weights import Packing, load_parameters
 from inference_api.settings.model import ModelSettings
 from lab.models.gguf_file import make_gguf
@@ -95,7 +96,7 @@ def test_nvfp4_stays_as_it_is(name: str, quantised: Make) -> None:
     found = checkpoint.describe(str(folder))
     assert found.config is not None
     options = EngineOptions(device="cpu", max_rows=1, quantization="file")
-    config = checkpoint.kept(found.config, options, found.tensors)
+    config = settle(found.config, options, found.tensors).whole
     packing = Packing(Kernels(1), 8)
     packed = load_parameters(weight_files(folder), config, "float32", packing).packed
     numbers = numbers_of(plain)
@@ -193,8 +194,8 @@ def on_cuda(file: Path) -> tuple[ModelConfig, str]:
     options = EngineOptions(device="cuda", max_rows=1, quantization="auto")
     found = checkpoint.describe(str(file))
     assert found.config is not None
-    settled = checkpoint.settled(found.config, options, found.tensors)
-    return checkpoint.kept(found.config, options, found.tensors), settled.quantization
+    whole, settled, _ = settle(found.config, options, found.tensors)
+    return whole, settled.quantization
 
 
 def test_auto_on_cuda_packs_what_is_quantised_as_the_kernels_do(
@@ -226,13 +227,13 @@ def test_what_cannot_be_packed_is_refused_on_cuda_if_asked_for(
     """By quantised files it is not: they are served in the precision of the rest."""
     options = EngineOptions(device="cuda", max_rows=1, quantization="int8")
     config = checkpoint.load_config(quantised("awq")[1])
-    assert checkpoint.quantization_faults(config, options) == []
+    assert settle(config, options, {}).faults == []
     uneven = replace(config, ffn_size=config.ffn_size + 8)
-    [fault] = checkpoint.quantization_faults(uneven, options)
+    [fault] = settle(uneven, options, {}).faults
     assert "needs weights with a multiple of 32 columns; these differ: " in fault
     assert fault.endswith("set QUANTIZATION=none.")
     auto = replace(options, quantization="auto")
-    assert checkpoint.settled(uneven, auto, {}).quantization == "none"
+    assert settle(uneven, auto, {}).options.quantization == "none"
 
 
 def test_int4_is_warned_of_where_it_rounds_and_nowhere_else(

@@ -20,6 +20,7 @@ from inference_api.loading.files import read_headers
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.layout import linear_weights
 from inference_api.loading.options import EngineOptions
+from inference_api.loading.settling import settle
 from inference_api.loading.weights import Packing, load_parameters
 from inference_api.runner import RowStep, place_own_pages
 from lab.models.gguf_file import make_gguf
@@ -62,7 +63,7 @@ def test_matrices_are_served_as_they_were_written(small: Path) -> None:
     options = EngineOptions(device="cpu", max_rows=1, quantization="file")
     tensors = read_headers([small], config.tensor_names)
     assert {tensor.dtype for tensor in tensors.values()} >= {"Q5_K", "Q4_0"}  # 288 inputs
-    kept = checkpoint.kept(config, options, tensors)
+    kept = settle(config, options, tensors).whole
     packed = load_parameters([small], kept, "float32", Packing(Kernels(1), 8)).packed
     for name, parts in linear_weights(kept).items():
         assert np.array_equal(packed[name].unpack(), stored_numbers(small, parts))
