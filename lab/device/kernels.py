@@ -12,7 +12,7 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
-from inference_api.engine.cuda.graphs import captured
+from inference_api.engine.cuda.graphs import capturing
 from inference_api.engine.cuda.inputs import token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.ops import (
@@ -113,7 +113,7 @@ def work(
     def tokens(count: int, context: int) -> TokenOperations:
         steps = [RowStep(row, context - 1, (0,), (DRAW,)) for row in range(count)]
         inputs = torch.from_numpy(token_inputs(steps, [0] * count)).to(device)
-        return ops.tokens(inputs, [cache_capacity(longest)], is_in_order=False)
+        return ops.tokens(inputs, [cache_capacity(longest)])
 
     return {
         f"norm_add, {rows} tokens": lambda: ops.norm_add(x, more, None, Affine(weight, weight))[1],
@@ -171,7 +171,7 @@ def time_us(works: Sequence[Work], on_cuda: bool) -> float:
 
     if not on_cuda:
         return seconds(works[0], times=1) * 1e6  # which says nothing
-    return seconds(captured(several, torch.empty(0, device="cuda"))) / RECORDED * 1e6
+    return seconds(capturing()(several, torch.empty(0, device="cuda"))) / RECORDED * 1e6
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from inference_api.engine.cuda.decoder import Decoder
+from inference_api.engine.cuda.graphs import SPARE_BYTES
 from inference_api.engine.cuda.ops import Operations
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.runner import CudaRunner
@@ -68,6 +69,11 @@ def main() -> None:
             print(f"{kind.__name__}: {count} operations a layer in a step of {step}")
     runner = loaded(SHAPES[given.shape], given.device, quantization=given.quantization)
     runner.warm_up()
+    if given.device == "cuda":
+        more_bytes = torch.cuda.memory_reserved() - runner.footprint.total_bytes
+        print(
+            f"{more_bytes / 2**20:.0f} MiB besides weights and cache, of {SPARE_BYTES / 2**20:.0f}"
+        )
     print(report(launches(runner, given.device), SHAPES[given.shape].layers))
 
 

@@ -9,37 +9,33 @@ summation order depends on how many rows they see, see a fixed number of them.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
-from inference_api.engine.cuda.draws import DRAWS, WAY_LINES, Plan
+from inference_api.engine.cuda.draws import DRAWS, Plan, lines_of
 from inference_api.engine.cuda.graphs import (
     Capture,
-    Columns,
     FixedStep,
     LengthForward,
     step_lengths,
     token_sizes,
 )
-from inference_api.engine.cuda.inputs import Lines, Numbers, absent, prompt_inputs, token_inputs
+from inference_api.engine.cuda.inputs import Lines, absent, prompt_inputs, token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.latent import LatentOut, latent_qkv
 from inference_api.engine.cuda.mlp import Mlp, make_mlp
 from inference_api.engine.cuda.ops import (
     IDS,
-    LIKELIEST,
     LOGITS,
     MOST_MULTIPLIED,
     NUM_LINES,
     PROMPT_LINES,
-    ROWS,
     STATES,
+    STEP_LINES,
     Affine,
     LayerHeads,
     Operations,
@@ -86,9 +82,9 @@ class Layer:
 class Decoder:
     """Decodes by torch, step by step.
 
-    Tokens that something follows come in steps of one size: one of each row, or any of any. Both
-    have the same shapes, so that a token has the same bits whatever shares its step and whether it
-    was drafted; those of a prompt have when it is always cut alike.
+    Tokens that something follows come in steps of one size, or of any where that changes no bit, so
+    that a token has the same bits whatever shares its step and whether it was drafted; those of a
+    prompt have when it is always cut alike.
     """
 
     def __init__(
@@ -107,6 +103,8 @@ class Decoder:
         self._num_given = self._num_tokens
         if parameters.panels and ops.is_of_any_size and config.mixture is None:
             self._num_tokens, self._num_given = MOST_MULTIPLIED, 0
+        most = self._num_tokens
+        self._sizes = token_sizes(most) if ops.is_of_any_size else [most]
         self._ops, self._like = ops, cache.entries
         parameters = replace(parameters, multiply=ops.multiply)
         if config.has_ends:
@@ -125,18 +123,12 @@ class Decoder:
     def prepare(self, lengths: Sequence[int]) -> None:
         """Have steps that read the cache up to each of `lengths`, which ascend: the last holds the
         longest sequence."""
-        of_rows, of_tokens = (partial(self._token_outputs, each) for each in (True, False))
-        most, step = self._num_tokens, self._step
-        if self._ops.is_of_any_size:
-            self._of_rows: FixedStep | None = None
-            self._of_tokens = [
-                step(of_tokens, NUM_LINES, size, lengths[-1:]) for size in token_sizes(most)
-            ]
-        else:
-            self._of_rows = step(of_rows, NUM_LINES, most, lengths)
-            self._of_tokens = [step(of_tokens, NUM_LINES, most, lengths)]
+        of_tokens = lengths[-1:] if self._ops.is_of_any_size else lengths
+        self._of_tokens = [
+            self._step(self._token_outputs, STEP_LINES, size, of_tokens) for size in self._sizes
+        ]
         self._of_prompts = {
-            size: step(
+            size: self._step(
                 self.prompt_states, PROMPT_LINES, size, [each for each in lengths if each >= least]
             )
             for size, least in PROMPT_SIZES.items()
@@ -146,15 +138,13 @@ class Decoder:
     def _step(
         self, forward: LengthForward, num_lines: int, num_tokens: int, lengths: Sequence[int]
     ) -> FixedStep:
-        is_drawn = num_lines == NUM_LINES
-        inputs = absent(num_lines + is_drawn * WAY_LINES, num_tokens, self._spare_slot)
-        draws = DRAWS if is_drawn else ()
+        inputs = absent(num_lines, num_tokens, self._spare_slot)
+        draws = DRAWS if num_lines == STEP_LINES else ()
         return FixedStep(forward, inputs, lengths, self._like.device, draws)
 
     @property
     def _steps(self) -> Sequence[FixedStep]:
-        of_rows = [] if self._of_rows is None else [self._of_rows]
-        return [*of_rows, *self._of_tokens, *self._of_prompts.values()]
+        return [*self._of_tokens, *self._of_prompts.values()]
 
     def record(self, capture: Capture) -> None:
         """Record the steps. Where that fails they stay as they are, and the log says so."""
@@ -176,27 +166,25 @@ class Decoder:
 
     def forward(self, rows: Sequence[RowStep]) -> TorchOutputs:
         """See `StepDecoder`."""
-        logits, hidden = self._outputs(rows, [LOGITS], None)
+        logits, hidden = self._outputs(rows, [LOGITS])
         return TorchOutputs(logits[0], hidden)
 
     def draw(
         self, rows: Sequence[RowStep], plan: Plan
     ) -> tuple[Sequence[int], Sequence[Tensor | None]]:
         """As `forward`, with token ids in place of logits, -1 where `draws` finds none."""
-        kinds = [LIKELIEST + 1 + kind for kind in plan.kinds] or [LIKELIEST]
-        drawn, hidden = self._outputs(rows, kinds, plan.numbers)
-        first, *others = [each.tolist() for each in drawn]
-        for other in others:
-            choices = zip(plan.is_among_all, first, other, strict=True)
-            first = [second if is_other else one for is_other, one, second in choices]
-        return first, hidden
+        wanted = sorted({*plan.outputs})
+        ways = None if plan.numbers is None else lines_of(plan.numbers)
+        drawn, hidden = self._outputs(rows, wanted, ways)
+        by_output = {each: found.tolist() for each, found in zip(wanted, drawn, strict=True)}
+        return [by_output[each][draw] for draw, each in enumerate(plan.outputs)], hidden
 
     def _outputs(
-        self, rows: Sequence[RowStep], of_draws: Sequence[int], ways: Numbers | None
+        self, rows: Sequence[RowStep], of_draws: Sequence[int], ways: Lines | None = None
     ) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """These outputs of all draws, which `ways` [WAYS, draws] may be for, and the states of all
-        rows that want them. Prompt tokens that draw nothing are computed apart; the few that a
-        draft model lacks before it draws are tokens of the step."""
+        """These outputs of all draws, which `ways` may be for, and the states of all rows that want
+        them. Prompt tokens that draw nothing are computed apart; the few that a draft model lacks
+        before it draws are tokens of the step."""
         firsts = [
             each.num_undrawn if not each.draws or each.num_undrawn > self._num_tokens else 0
             for each in rows
@@ -205,14 +193,14 @@ class Decoder:
         num_tokens = sum(counts)
         wants_hidden = any(each.wants_hidden for each in rows)
         wanted = [*of_draws, STATES] if wants_hidden else of_draws
-        drawing: Columns = slice(None)
+        drawing: Sequence[int] | slice = slice(None)
         if sum([len(each.draws) for each in rows]) < num_tokens:
             ends = zip(rows, accumulate(counts), strict=True)
             drawing = [at for row, end in ends for at in range(end - len(row.draws), end)]
-        of_tokens = np.zeros((0 if ways is None else len(ways), num_tokens))
+        inputs = token_inputs(rows, firsts)
         if ways is not None:
-            of_tokens[:, drawing] = ways
-        before, outputs = self._computed(rows, firsts, wanted, of_tokens)
+            inputs[NUM_LINES:, drawing] = ways
+        before, outputs = self._computed(rows, firsts, wanted, inputs)
         drawn = [each[drawing] for each in outputs[: len(of_draws)]]
         if not wants_hidden:
             return drawn, [None] * len(rows)
@@ -222,80 +210,53 @@ class Decoder:
         ]
 
     def _computed(
-        self, rows: Sequence[RowStep], firsts: Sequence[int], wanted: Sequence[int], ways: Numbers
+        self, rows: Sequence[RowStep], firsts: Sequence[int], wanted: Sequence[int], inputs: Lines
     ) -> tuple[Sequence[Sequence[Tensor]], Sequence[Tensor]]:
         """The states of each row's first tokens, as many as in `firsts`, where it wants them; and
-        the outputs of all others, to keep, by `ways` [0 or WAYS, tokens]."""
+        the outputs of all others, which `inputs` are of, to keep."""
         before: list[Sequence[Tensor]] = [()] * len(rows)
         for at, first in enumerate(firsts) if any(firsts) else ():
             before[at] = [*self._prompt(rows[at], first)]
-        if not ways.shape[1]:
+        if not inputs.shape[1]:
             return before, [self._nothing[each] for each in wanted]
-        return before, self._tokens(token_inputs(rows, firsts), wanted, ways)
+        return before, self._in_steps(self._of_tokens, inputs, wanted)
 
     def _prompt(self, row: RowStep, num_tokens: int) -> Iterator[Tensor]:
         """Write a row's first tokens: their states where wanted, else nothing."""
         for begin, end in prompt_chunks(num_tokens):
-            size = prompt_size(end - begin)
-            inputs = prompt_inputs(row, begin, end, size, self._spare_slot)
-            (states,) = self._of_prompts[size].run(inputs)
+            step = self._of_prompts[prompt_size(end - begin)]
+            (states,) = step.run(prompt_inputs(row, begin, end))
             if row.wants_hidden:
                 yield states[: end - begin].to(torch.float32, copy=True)
-
-    def _tokens(
-        self, inputs: Lines, wanted: Sequence[int], ways: Numbers, made: Floats | None = None
-    ) -> Sequence[Tensor]:
-        """The outputs of as many tokens as there are, to keep, by `ways` [0 or WAYS, tokens]."""
-        rows = inputs[ROWS].tolist()
-        if self._of_rows is not None and len({*rows}) == len(rows):
-            return self._run(self._of_rows, inputs, rows, wanted, ways, made)
-        return self._in_steps(self._of_tokens, inputs, wanted, ways, made)
 
     def _in_steps(
         self,
         steps: Sequence[FixedStep],
         inputs: Lines,
         wanted: Sequence[int],
-        ways: Numbers,
-        made: Floats | None,
+        made: Floats | None = None,
     ) -> Sequence[Tensor]:
-        """In one of `steps`, whose sizes ascend, or several times in the last."""
+        """The outputs of as many tokens as there are, to keep, in one of `steps`, whose sizes
+        ascend, or several times in the last."""
         parts, most = [], steps[-1].num_tokens
         for at in range(0, inputs.shape[1], most):
-            part, of_part = inputs[:, at : at + most], ways[:, at : at + most]
-            made_of_part = None if made is None else made[at : at + most]
+            part = inputs[:, at : at + most]
             count = part.shape[1]
             step = next(each for each in steps if count <= each.num_tokens)
-            parts.append(self._run(step, part, slice(count), wanted, of_part, made_of_part))
+            step.run(part, None if made is None else made[at : at + most])
+            parts.append([step.output(each)[:count].clone() for each in wanted])
         return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
 
-    def _run(
-        self,
-        step: FixedStep,
-        tokens: Lines,
-        columns: Columns,
-        wanted: Sequence[int],
-        ways: Numbers,
-        made: Floats | None,
-    ) -> Sequence[Tensor]:
-        """Run a step that has `tokens` in `columns`, and no others."""
-        outputs = step.run(tokens, columns, ways, made)
-        drawn = range(len(outputs), len(outputs) + len(DRAWS))
-        found = [step.drawn(drawn.index(i)) if i in drawn else outputs[i] for i in wanted]
-        return [each[columns].clone() for each in found]
-
     def _token_outputs(
-        self, is_in_order: bool, lengths: Sequence[int], made: Tensor | None, inputs: Tensor
+        self, lengths: Sequence[int], made: Tensor | None, inputs: Tensor
     ) -> Sequence[Tensor]:
-        """Logits [n, vocab] float32, states [n, hidden] and the likeliest tokens [n]; see
-        `Operations.tokens`. Products are of as many tokens in every step: their order of summation
-        depends on it, unless weights are packed."""
-        inputs = inputs[:NUM_LINES]
-        tokens = self._ops.tokens(inputs, lengths, is_in_order)
-        _, states = self._through(inputs, made, tokens, self._num_given)
-        return self._headed(states, inputs.shape[1])
+        """What `_put_out` makes of these tokens. Products are of as many in every step: their order
+        of summation depends on it, unless weights are packed."""
+        states = self._through(inputs, made, self._ops.tokens(inputs, lengths), self._num_given)
+        return self._put_out(states, inputs.shape[1])
 
-    def _headed(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
+    def _put_out(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
+        """Logits [n, vocab] float32, states [n, hidden] and the likeliest tokens [n]."""
         logits = whole(self._head(states), states.dtype)[:num_tokens]
         logits = capped(logits, self._config)
         return logits, states[:num_tokens], logits.argmax(-1)
@@ -305,13 +266,13 @@ class Decoder:
     ) -> Sequence[Tensor]:
         """States [n, hidden] of a prompt's tokens, at positions below the last of `lengths`."""
         tokens = self._ops.prompt(inputs, lengths[-1])
-        return [self._through(inputs, made, tokens, inputs.shape[1])[1]]
+        return [self._through(inputs, made, tokens, inputs.shape[1])]
 
     def _through(
         self, inputs: Tensor, before: Tensor | None, tokens: TokenOperations, num_given: int
-    ) -> tuple[Tensor, Tensor]:
-        """The residual after all layers, and what the output head takes: [num_given, hidden], of n
-        tokens or more. `before` [n, hidden]: the residual before them, unless it is embedded."""
+    ) -> Tensor:
+        """What `_after_layers` makes of n tokens: [num_given, hidden], or of more. `before`
+        [n, hidden]: the residual before these layers, unless it is embedded."""
         ops, config = self._ops, self._config
         x = self._embedded(inputs[IDS]) if before is None else before.to(self._like.dtype)
         x = padded(x, num_given)
@@ -327,7 +288,11 @@ class Decoder:
             if layer.mlp_norm is not None:
                 _, normed = ops.norm_add(x, None, None, layer.mlp_norm)
             made = whole(attention, x.dtype) + whole(layer.mlp(normed), x.dtype)
-        return ops.norm_add(x, made, made_norm, self._final_norm)
+        return self._after_layers(x, made, made_norm)
+
+    def _after_layers(self, x: Tensor, made: Tensor | None, made_norm: Affine | None) -> Tensor:
+        """What the output head takes."""
+        return self._ops.norm_add(x, made, made_norm, self._final_norm)[1]
 
     def _embedded(self, ids: Tensor) -> Tensor:
         table = self._embedding

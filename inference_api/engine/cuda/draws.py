@@ -1,88 +1,147 @@
-"""Draws that are recorded: of fixed shape, and the host looks at no value. They follow a step.
+"""Draws of fixed shape, at which the host looks at no value: steps record them.
 
-`sampler` has those that change logits first, or want more than a token.
+`sampler` has what changes logits first, or wants more than a token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from inference_api.engine.cuda.inputs import Numbers
-from inference_api.engine.cuda.ops import LIKELIEST, LOGITS, NUM_LINES
-from inference_api.engine.cuda.sampler import MAX_PARTIAL_SORT, DrawWays, choice, kept_weights
+from inference_api.engine.cuda.inputs import Lines
+from inference_api.engine.cuda.ops import LIKELIEST, LOGITS, NUM_LINES, WAYS
 from inference_api.engine.random_numbers import uniforms
+from inference_api.request import SamplingParams
 from inference_api.runner import Draw
 
-WAYS = len(DrawWays._fields)
-WAY_LINES = WAYS * 2  # 32 bits each, behind what describes the tokens of a step
+MAX_PARTIAL_SORT = 1024  # likeliest tokens that are ordered in a step
+
+Numbers = NDArray[np.float64]
+
+
+class DrawWays(NamedTuple):
+    """How tokens are drawn, columns [n, 1] of float64: see `SamplingParams`."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    number: Tensor  # in (0, 1], which decides
+
+
+Way = Callable[[Tensor, DrawWays], Tensor]  # from logits [n, vocab] to token ids [n, 1]
 
 
 class Plan(NamedTuple):
     """How a step's tokens are drawn."""
 
-    kinds: Sequence[int]  # indices of DRAWS; none: all take the likeliest
-    numbers: Numbers  # [WAYS, draws], or none of these
-    is_among_all: Sequence[bool]  # for each draw
+    outputs: Sequence[int]  # number of a step's output for each draw: see `FixedStep.output`
+    numbers: Numbers | None  # [WAYS, draws]; None: all take the likeliest
 
 
 def plan_of(draws: Sequence[Draw], positions: Sequence[int]) -> Plan | None:
     """Returns how tokens are drawn after `positions`; None if `sampler` has to."""
-    ways = []
-    for draw in draws:
-        params = draw.sampling
-        if draw.allowed is not None or draw.known_id is not None or params.changes_logits:
+    params = [draw.sampling for draw in draws]
+    ways = [*map(way_of, params)]
+    for draw, way in zip(draws, ways, strict=True):
+        if draw.allowed is not None or draw.known_id is not None or way is among_sorted:
             return None
-        if params.num_logprobs is not None or params.top_k > MAX_PARTIAL_SORT:
+        if draw.sampling.changes_logits or draw.sampling.num_logprobs is not None:
             return None
-        temperature = 0.0 if params.is_greedy else params.temperature
-        ways.append((temperature, params.top_k, params.top_p, params.min_p))
-    if not any(temperature for temperature, *_ in ways):
-        return Plan((), np.empty((0, len(draws))), ())
-    seeds = [draw.sampling.seed for draw in draws]
-    numbers = np.concatenate((np.array(ways).T, uniforms(seeds, positions)[None]))
-    is_among_all = [top_k == 0 and top_p >= 1.0 for _, top_k, top_p, _ in ways]
-    found = {
-        of_all for (temperature, *_), of_all in zip(ways, is_among_all, strict=True) if temperature
-    }
-    return Plan(sorted(found), numbers, is_among_all)
+    outputs = [
+        LIKELIEST if each.is_greedy else LIKELIEST + 1 + IN_STEPS.index(way)
+        for each, way in zip(params, ways, strict=True)
+    ]
+    return Plan(outputs, numbers_of(draws, positions) if {*outputs} - {LIKELIEST} else None)
 
 
-def _among_first(outputs: Sequence[Tensor], inputs: Tensor) -> Sequence[Tensor]:
-    """Token ids [n]; -1 where more candidates than MAX_PARTIAL_SORT count."""
-    logits, ways = outputs[LOGITS], _ways(inputs)
+def numbers_of(draws: Sequence[Draw], positions: Sequence[int]) -> Numbers:
+    """Returns `DrawWays` of the draws after `positions`, [WAYS, draws]."""
+    params = [draw.sampling for draw in draws]
+    ways = [(each.temperature, each.top_k, each.top_p, each.min_p) for each in params]
+    numbers = uniforms([each.seed for each in params], positions)
+    return np.concatenate((np.array(ways).T, numbers[None]))
+
+
+def lines_of(numbers: Numbers) -> Lines:
+    """Returns numbers [WAYS, n] as lines of a step's inputs: two for each way, of 32 bits."""
+    halves = np.ascontiguousarray(numbers)[..., None].view(np.int32)
+    return halves.swapaxes(1, 2).reshape(2 * WAYS, -1)
+
+
+def way_of(params: SamplingParams) -> Way:
+    if params.top_k == 0 and params.top_p >= 1.0:
+        return among_all
+    return among_first if params.top_k <= MAX_PARTIAL_SORT else among_sorted
+
+
+def among_first(logits: Tensor, ways: DrawWays) -> Tensor:
+    """Gives -1 where more candidates than MAX_PARTIAL_SORT count."""
     vocab = logits.shape[-1]
-    # In the order of the sampler: equal ones by their ids.
+    # In the order of `among_sorted`: equal ones by their ids.
     ids = logits.topk(min(MAX_PARTIAL_SORT, vocab)).indices.sort(dim=-1).values
     values, order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, order)
+    if values.shape[-1] == vocab:
+        return ids.gather(-1, _choice(_kept_weights(values, ways, is_sorted=True), ways.number))
     shifted = logits.double() - values[:, :1]
     total = (shifted / ways.temperature).exp().sum(dim=-1, keepdim=True)
-    weights = kept_weights(values, ways, is_sorted=True, total=total)
-    drawn = ids.gather(-1, choice(weights, ways.number))
-    if values.shape[-1] < vocab:
-        least = values.masked_fill(weights == 0, torch.inf).amin(dim=-1, keepdim=True)
-        drawn = torch.where(values[:, -1:] < least, drawn, -1)
-    return _or_likeliest(drawn, ways, outputs)
+    weights = _kept_weights(values, ways, is_sorted=True, total=total)
+    least = values.masked_fill(weights == 0, torch.inf).amin(dim=-1, keepdim=True)
+    return torch.where(values[:, -1:] < least, ids.gather(-1, _choice(weights, ways.number)), -1)
 
 
-def _among_all(outputs: Sequence[Tensor], inputs: Tensor) -> Sequence[Tensor]:
-    """Token ids [n]."""
-    ways = _ways(inputs)
-    weights = kept_weights(outputs[LOGITS], ways, is_sorted=False)
-    return _or_likeliest(choice(weights, ways.number), ways, outputs)
+def among_all(logits: Tensor, ways: DrawWays) -> Tensor:
+    """Takes ways that cut off no tail, and tokens in the order of their ids."""
+    return _choice(_kept_weights(logits, ways, is_sorted=False), ways.number)
 
 
-DRAWS = (_among_first, _among_all)
+def among_sorted(logits: Tensor, ways: DrawWays) -> Tensor:
+    values, ids = logits.sort(dim=-1, descending=True, stable=True)
+    return ids.gather(-1, _choice(_kept_weights(values, ways, is_sorted=True), ways.number))
 
 
-def _ways(inputs: Tensor) -> DrawWays:
-    """Columns [n, 1]."""
-    numbers = inputs[NUM_LINES:].flatten().view(torch.float64)
-    return DrawWays(*numbers.view(WAYS, -1, 1))
+def _in_step(draw: Way, outputs: Sequence[Tensor], inputs: Tensor) -> Sequence[Tensor]:
+    """Token ids [n] of what a step puts out, by the ways behind its tokens."""
+    halves = inputs[NUM_LINES:].unflatten(0, (WAYS, 2)).mT
+    numbers = halves.clone(memory_format=torch.contiguous_format).view(torch.float64)
+    return [draw(outputs[LOGITS], DrawWays(*numbers)).squeeze(-1)]
 
 
-def _or_likeliest(drawn: Tensor, ways: DrawWays, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [torch.where(ways.temperature > 0, drawn, outputs[LIKELIEST][:, None]).squeeze(-1)]
+IN_STEPS = (among_first, among_all)
+DRAWS = tuple(partial(_in_step, way) for way in IN_STEPS)
+
+
+def _kept_weights(
+    logits: Tensor, ways: DrawWays, *, is_sorted: bool, total: Tensor | None = None
+) -> Tensor:
+    """Weights [n, candidates] relative to the likeliest token, 0 where a token is not drawn. Top-k
+    and top-p cut off a tail of what `is_sorted`; `total` [n, 1] has the weights of all tokens, None
+    if they are the candidates.
+
+    Everything comes from running sums over such weights: they do not change when a neighbour brings
+    more candidates, as a normalising sum might.
+    """
+    likeliest = logits.amax(dim=-1, keepdim=True).double()
+    weights = ((logits.double() - likeliest) / ways.temperature).exp()
+    if is_sorted:
+        ranks = torch.arange(weights.shape[-1], device=logits.device)
+        weights = weights * ((ranks < ways.top_k) | (ways.top_k == 0))
+        up_to = weights.cumsum(dim=-1)
+        whole = up_to[:, -1:]
+        if total is not None:
+            whole = torch.where(ways.top_k > 0, whole, total)
+        weights = weights * (up_to - weights < ways.top_p * whole)
+    return weights * (weights >= ways.min_p)
+
+
+def _choice(weights: Tensor, number: Tensor) -> Tensor:
+    """The index of one candidate per row by inverse CDF, [n, 1]."""
+    up_to = weights.cumsum(dim=-1)
+    targets = number * up_to[:, -1:]  # above 0, at most the last sum
+    # Beyond the last one only where logits are no numbers: a wrong token, but not the server's end.
+    return torch.searchsorted(up_to, targets).clamp_(max=up_to.shape[-1] - 1)

@@ -8,21 +8,20 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from inference_api.engine.cuda.inputs import Lines, Numbers
-from inference_api.engine.cuda.ops import NUM_LINES, POSITIONS
+from inference_api.engine.cuda.inputs import Lines
+from inference_api.engine.cuda.ops import POSITIONS
 from inference_api.kernels.interface import Floats
 from inference_api.loading.config import cache_capacity
+from inference_api.loading.memory import GIB
 
 LEAST_LENGTH = 128
-ALL, NO_WAYS = slice(None), np.empty((0, 1))
+SPARE_BYTES = GIB  # weights and caches leave a GPU so much, for torch and recorded steps
 MOST_RECORDED_DRAWS = 32  # tokens; more would take the vocabulary's memory as often, in float64
 WARM_UP_RUNS = 3  # before capture, as PyTorch's notes on CUDA graphs have it
 
-Columns = Sequence[int] | slice
 Forward = Callable[[Tensor], Sequence[Tensor]]
 LengthForward = Callable[
     [Sequence[int], Tensor | None, Tensor], Sequence[Tensor]
@@ -47,14 +46,12 @@ class FixedStep:
         draws: Sequence[Draw] = (),
         made_size: int = 0,
     ) -> None:
-        """`inputs` are those of absent tokens; with `draws`, ways to draw lie behind them.
-        `lengths` ascend. `made_size`: of what other layers made of a token."""
+        """`inputs` are those of absent tokens. `lengths` ascend. `made_size`: of what other layers
+        made of a token."""
         self._absent = inputs
         given = torch.from_numpy(inputs.copy())
         self._given = pinned(given, device)
         self._host: Lines = self._given.numpy()
-        self._ways: Numbers = self._host[NUM_LINES:].reshape(-1).view(np.float64)
-        self._ways = self._ways.reshape(-1, inputs.shape[1])
         self._inputs = given.to(device, copy=True)
         self._given_made = torch.zeros(inputs.shape[1], made_size)
         self._made: Tensor | None = None
@@ -87,25 +84,18 @@ class FixedStep:
         for draw in self._draws:
             self._recorded_draws.append(capture(partial(draw, outputs), self._inputs))
 
-    def run(
-        self,
-        inputs: Lines,
-        columns: Columns = ALL,
-        ways: Numbers = NO_WAYS,
-        made: Floats | None = None,
-    ) -> Sequence[Tensor]:
-        """Run the shortest step that covers all positions, with these tokens in `columns` and no
-        others, which `ways` may draw from. The next run may overwrite the outputs. `made`
-        [tokens, made_size]: by other layers."""
+    def run(self, inputs: Lines, made: Floats | None = None) -> Sequence[Tensor]:
+        """Run the shortest step that covers all positions, with these tokens and behind them absent
+        ones. The next run may overwrite the outputs. `made` [tokens, made_size]: by other
+        layers."""
         if self._copied is not None:
             self._copied.synchronize()
         self._host[:] = self._absent
-        self._host[: len(inputs), columns] = inputs
-        self._ways[: len(ways), columns] = ways
+        self._host[:, : inputs.shape[1]] = inputs
         furthest = int(inputs[POSITIONS].max())
         self._inputs.copy_(self._given, non_blocking=True)
         if self._made is not None and made is not None:
-            self._given_made.numpy()[columns] = made
+            self._given_made.numpy()[: len(made)] = made
             self._made.copy_(self._given_made, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
@@ -113,8 +103,11 @@ class FixedStep:
         self._outputs = step()
         return self._outputs
 
-    def drawn(self, kind: int) -> Tensor:
-        """The tokens of the last run by one of the draws, [n]."""
+    def output(self, number: int) -> Tensor:
+        """One of the last run's, and behind these the tokens [n] by each of the draws."""
+        kind = number - len(self._outputs)
+        if kind < 0:
+            return self._outputs[number]
         if self._recorded_draws:
             return self._recorded_draws[kind]()[0]
         return self._draws[kind](self._outputs, self._inputs)[0]
@@ -143,29 +136,30 @@ def step_lengths(max_seq_len: int) -> list[int]:
 
 def capturing() -> Capture:
     """Returns `captured` for graphs that share memory, since they never run at the same time. While
-    more are captured, one of them at least has to be kept."""
-    pool = cache(torch.cuda.graph_pool_handle)
-    return lambda forward, inputs: captured(forward, inputs, pool())
+    more are captured, one of them at least has to be kept. They share a stream, too: for each one
+    that multiplies, cuBLAS takes memory of its own, 32 MiB on an H100, which it never gives back.
+    """
+    pool, stream = cache(torch.cuda.graph_pool_handle), cache(torch.cuda.Stream)
+    return lambda forward, inputs: captured(forward, inputs, pool(), stream())
 
 
-def captured(forward: Forward, inputs: Tensor, pool: Any = None) -> Step:
+def captured(forward: Forward, inputs: Tensor, pool: Any, stream: torch.cuda.Stream) -> Step:
     """`forward(inputs)` for whatever `inputs` then holds, into the same memory each time.
 
     `forward` must not look at values on the host, nor depend on any that change elsewhere than on
-    the device. It runs a few times, first on a side stream, where libraries allocate what they need
-    only once. What a step returns may be overwritten by any other of the same `pool`. Raises
-    RuntimeError when CUDA refuses.
+    the device. It runs a few times first, when libraries allocate what they need only once. What a
+    step returns may be overwritten by any other of the same `pool`. Raises RuntimeError when CUDA
+    refuses.
     """
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):  # which is left even where a capture cannot end
         for _ in range(WARM_UP_RUNS):
             forward(inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    # What another thread does meanwhile, such as copy weights, is no part of it and no fault.
-    with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
-        outputs = forward(inputs)
+        current.wait_stream(stream)
+        # What another thread does meanwhile, such as copy weights, is no part of it and no fault.
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            outputs = forward(inputs)
 
     def replay() -> Sequence[Tensor]:
         graph.replay()

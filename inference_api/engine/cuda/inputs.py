@@ -5,16 +5,23 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from inference_api.engine.cuda.ops import IDS, NUM_LINES, POSITIONS, PROMPT_LINES, ROWS, SLOTS
+from inference_api.engine.cuda.ops import (
+    IDS,
+    NUM_LINES,
+    POSITIONS,
+    PROMPT_LINES,
+    SLOTS,
+    STEP_LINES,
+)
 from inference_api.runner import MAX_TREE_TOKENS, RowStep
 
 Lines = NDArray[np.int32]
-Numbers = NDArray[np.float64]
 BACK = np.arange(MAX_TREE_TOKENS, dtype=np.int32)[:, None]
 
 
 def token_inputs(rows: Sequence[RowStep], firsts: Sequence[int]) -> Lines:
-    """Returns those of each row's tokens from the index in `firsts` on: [NUM_LINES, tokens]."""
+    """Returns those of each row's tokens from the index in `firsts` on, which all take the
+    likeliest: [STEP_LINES, tokens]."""
     ids: list[int] = []
     positions: list[int] = []
     numbers: list[int] = []
@@ -30,11 +37,11 @@ def token_inputs(rows: Sequence[RowStep], firsts: Sequence[int]) -> Lines:
         ids += row.token_ids[first:]
         positions += row.positions[first:]
         numbers += [row.row] * (len(row.token_ids) - first)
-    inputs = np.empty((NUM_LINES, len(ids)), np.int32)
+    inputs = np.zeros((STEP_LINES, len(ids)), np.int32)
     inputs[:SLOTS] = ids, positions, numbers
-    inputs[SLOTS:] = np.maximum(inputs[POSITIONS] - BACK, 0)
+    inputs[SLOTS:NUM_LINES] = np.maximum(inputs[POSITIONS] - BACK, 0)
     for begin, slots in trees:
-        inputs[SLOTS:, begin : begin + slots.shape[1]] = slots
+        inputs[SLOTS:NUM_LINES, begin : begin + slots.shape[1]] = slots
     return inputs
 
 
@@ -51,12 +58,11 @@ def _tree_slots(start: int, parents: Sequence[int]) -> Lines:
     return slots
 
 
-def prompt_inputs(row: RowStep, begin: int, end: int, size: int, spare_slot: int) -> Lines:
-    """Returns those of a prompt's tokens `begin` to `end`, then absent ones up to `size`."""
-    inputs = absent(PROMPT_LINES, size, spare_slot)
-    inputs[ROWS] = row.row
-    inputs[IDS, : end - begin] = row.token_ids[begin:end]
-    inputs[[POSITIONS, SLOTS], : end - begin] = np.arange(row.start + begin, row.start + end)
+def prompt_inputs(row: RowStep, begin: int, end: int) -> Lines:
+    """Returns those of a prompt's tokens `begin` to `end`: [PROMPT_LINES, tokens]."""
+    inputs = np.full((PROMPT_LINES, end - begin), row.row, np.int32)
+    inputs[IDS] = row.token_ids[begin:end]
+    inputs[[POSITIONS, SLOTS]] = np.arange(row.start + begin, row.start + end)
     return inputs
 
 

@@ -22,6 +22,8 @@ from inference_api.runner import MAX_TREE_TOKENS
 IDS, POSITIONS, ROWS, SLOTS = range(4)
 PROMPT_LINES = SLOTS + 1
 NUM_LINES = SLOTS + MAX_TREE_TOKENS
+WAYS = 5  # numbers that say how a token is drawn: see `draws.DrawWays`
+STEP_LINES = NUM_LINES + 2 * WAYS  # which follow, in 32 bits each
 LOGITS, STATES, LIKELIEST = range(3)  # what a step puts out for each of its tokens
 
 MOST_MULTIPLIED = 128
@@ -82,12 +84,8 @@ class Operations(Protocol):
     def embed(self, ids: Tensor, table: Panels) -> Tensor:
         """Rows of a packed embedding, [n, hidden]."""
 
-    def tokens(self, inputs: Tensor, lengths: Sequence[int], is_in_order: bool) -> TokenOperations:
-        """Tokens of which something follows; `lengths` ascend, the last is above every position.
-
-        `is_in_order`: the step has a token for each row, in their order and outside of trees, and
-        behind them only absent ones.
-        """
+    def tokens(self, inputs: Tensor, lengths: Sequence[int]) -> TokenOperations:
+        """Tokens of which something follows; `lengths` ascend, the last is above every position."""
 
     def prompt(self, inputs: Tensor, length: int) -> TokenOperations:
         """Tokens of one row's prompt, at positions below `length`."""

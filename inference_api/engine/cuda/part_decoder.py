@@ -20,10 +20,10 @@ from inference_api.engine.cuda.decoder import (
     prompt_chunks,
     prompt_size,
 )
-from inference_api.engine.cuda.draws import DRAWS, WAY_LINES
-from inference_api.engine.cuda.graphs import FixedStep, LengthForward, pinned, token_sizes
-from inference_api.engine.cuda.inputs import Numbers, absent, prompt_inputs, token_inputs
-from inference_api.engine.cuda.ops import NUM_LINES
+from inference_api.engine.cuda.draws import DRAWS
+from inference_api.engine.cuda.graphs import FixedStep, LengthForward, pinned
+from inference_api.engine.cuda.inputs import Lines, absent, prompt_inputs, token_inputs
+from inference_api.engine.cuda.ops import STEP_LINES, Affine
 from inference_api.kernels.interface import Floats
 from inference_api.runner import RowStep
 
@@ -50,17 +50,14 @@ class PartDecoder(Decoder):
         super().prepare(lengths)
         size, device = self._config.hidden_size, self._like.device
         self._read = pinned(torch.empty(max(PROMPT_SIZES), size), device)
-        most = self._num_tokens
-        self._of_heads: Sequence[FixedStep] = []
-        if self._config.has_ends:
-            self._of_heads = [
-                FixedStep(
-                    self._heads,
-                    absent(NUM_LINES + WAY_LINES, num_tokens, self._spare_slot),
-                    *(lengths[-1:], device, DRAWS, size),
-                )
-                for num_tokens in (token_sizes(most) if self._ops.is_of_any_size else [most])
-            ]
+        self._of_heads = [
+            FixedStep(
+                self._heads,
+                absent(STEP_LINES, num_tokens, self._spare_slot),
+                *(lengths[-1:], device, DRAWS, size),
+            )
+            for num_tokens in (self._sizes if self._config.has_ends else ())
+        ]
 
     def _step(
         self, forward: LengthForward, num_lines: int, num_tokens: int, lengths: Sequence[int]
@@ -77,7 +74,7 @@ class PartDecoder(Decoder):
         nothing = np.zeros((1, self._config.hidden_size), np.float32)
         self.layers([row], before=None if self._config.has_ends else nothing)
         if self._config.has_ends:
-            self._draw([0], np.empty((0, 1)), nothing)
+            self._in_steps(self._of_heads, token_inputs([row], [0]), [0], nothing)
 
     def layers(
         self, rows: Sequence[RowStep], is_prompt: bool = False, before: Floats | None = None
@@ -87,12 +84,11 @@ class PartDecoder(Decoder):
         of at most as many tokens as are computed at once."""
         if is_prompt:
             ((row,), num_tokens) = rows, len(rows[0].token_ids)
-            inputs = prompt_inputs(row, 0, num_tokens, num_tokens, self._spare_slot)
             step = self._of_prompts[prompt_size(num_tokens)]
-            after = step.run(inputs, slice(num_tokens), made=before)[0][:num_tokens]
+            after = step.run(prompt_inputs(row, 0, num_tokens), before)[0][:num_tokens]
         else:
             inputs = token_inputs(rows, [0] * len(rows))
-            (after,) = self._tokens(inputs, [0], np.empty((0, inputs.shape[1])), before)
+            (after,) = self._in_steps(self._of_tokens, inputs, [0], before)
         read = self._read[: len(after)].copy_(after.float(), non_blocking=True)
         if after.is_cuda:
             torch.cuda.current_stream().synchronize()
@@ -100,7 +96,7 @@ class PartDecoder(Decoder):
         return residual
 
     def _computed(
-        self, rows: Sequence[RowStep], firsts: Sequence[int], wanted: Sequence[int], ways: Numbers
+        self, rows: Sequence[RowStep], firsts: Sequence[int], wanted: Sequence[int], inputs: Lines
     ) -> tuple[Sequence[Sequence[Tensor]], Sequence[Tensor]]:
         pairs = [*zip(rows, firsts, strict=True)]
         prompts = [
@@ -124,31 +120,20 @@ class PartDecoder(Decoder):
             for row, end in zip(rest, ends, strict=True)
             for index in row.returned
         ]
-        made = np.zeros((ways.shape[1], self._config.hidden_size), np.float32)
+        made = np.zeros((inputs.shape[1], self._config.hidden_size), np.float32)
         made[returned] = np.concatenate([*after])
-        return before, self._draw(wanted, ways, made)
-
-    def _draw(self, wanted: Sequence[int], ways: Numbers, made: Floats) -> Sequence[Tensor]:
-        inputs = np.zeros((NUM_LINES, len(made)), np.int32)
-        return self._in_steps(self._of_heads, inputs, wanted, ways, made)
+        return before, self._in_steps(self._of_heads, inputs, wanted, made)
 
     def _states(self, residual: Floats) -> Tensor:
         x = torch.from_numpy(residual).to(self._like)
-        return self._ops.norm_add(x, None, None, self._final_norm)[1].float()
+        return super()._after_layers(x, None, None).float()
 
-    def _token_outputs(
-        self, is_in_order: bool, lengths: Sequence[int], made: Tensor | None, inputs: Tensor
-    ) -> Sequence[Tensor]:
-        """The residual [n, hidden]."""
-        tokens = self._ops.tokens(inputs, lengths, is_in_order)
-        return [self._through(inputs, made, tokens, self._num_given)[0][: inputs.shape[1]]]
+    def _after_layers(self, x: Tensor, made: Tensor | None, made_norm: Affine | None) -> Tensor:
+        """The residual."""
+        return self._ops.norm_add(x, made, made_norm, None)[0]
 
-    def prompt_states(
-        self, lengths: Sequence[int], made: Tensor | None, inputs: Tensor
-    ) -> Sequence[Tensor]:
-        """The residual [n, hidden]."""
-        tokens = self._ops.prompt(inputs, lengths[-1])
-        return [self._through(inputs, made, tokens, inputs.shape[1])[0]]
+    def _put_out(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
+        return [states[:num_tokens]]
 
     def _heads(
         self, lengths: Sequence[int], made: Tensor | None, inputs: Tensor
@@ -156,8 +141,8 @@ class PartDecoder(Decoder):
         """As a step of all layers puts out."""
         assert made is not None
         x = padded(made.to(self._like.dtype), self._num_given)
-        states = self._ops.norm_add(x, None, None, self._final_norm)[1]
-        return self._headed(states, inputs.shape[1])
+        states = super()._after_layers(x, None, None)
+        return super()._put_out(states, inputs.shape[1])
 
 
 def _part(row: RowStep, begin: int, end: int) -> RowStep:

@@ -1,11 +1,12 @@
 """Turns of heads by torch."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from inference_api.engine.rope import Floats, RopeTurns
+from inference_api.engine.rope import Floats, LayerTurns, RopeTurns
 from inference_api.loading.config import ModelConfig
 
 
@@ -25,21 +26,13 @@ class Rope:
     ) -> None:
         of_all = RopeTurns(config, max_seq_len)
         of_all.reach(max_seq_len)
-        layers = of_all.layers
-        tables = {id(turns): turns for turns in layers if turns is not None}
 
         def tensor(array: Floats) -> Tensor:
-            return torch.from_numpy(array).unsqueeze(1).to(device, dtype)
+            return torch.from_numpy(array).view(max_seq_len, 1, -1).to(device, dtype)
 
-        self._tables = {
-            key: TensorTurns(
-                tensor(turns.cosines),
-                tensor(turns.sines),
-                None if turns.query_scales is None else tensor(turns.query_scales[:, None]),
-            )
-            for key, turns in tables.items()
-        }
-        self._keys = [id(turns) for turns in layers]
+        self._keys = [id(turns) for turns in of_all.layers]
+        tables = {id(turns): turns for turns in of_all.layers if turns is not None}
+        self._tables = {key: _of_each(tensor, turns) for key, turns in tables.items()}
 
     def of_layer(self, layer: int) -> TensorTurns | None:
         """One layer's turns for every position."""
@@ -48,14 +41,16 @@ class Rope:
     def at(self, positions: Tensor) -> list[TensorTurns | None]:
         """Each layer's turns for `positions` [n]; layers that turn alike have the same tensors."""
         turns = {
-            key: TensorTurns(
-                table.cosines[positions],
-                table.sines[positions],
-                None if table.query_scales is None else table.query_scales[positions],
-            )
-            for key, table in self._tables.items()
+            key: _of_each(lambda table: table[positions], tables)
+            for key, tables in self._tables.items()
         }
         return [turns.get(key) for key in self._keys]
+
+
+def _of_each(make: Callable[[Any], Tensor], turns: LayerTurns | TensorTurns) -> TensorTurns:
+    scales = turns.query_scales
+    made = make(turns.cosines), make(turns.sines)
+    return TensorTurns(*made, None if scales is None else make(scales))
 
 
 def turn(heads: Tensor, turns: TensorTurns) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from inference_api.engine.cuda.decoder import PROMPT_SIZES, Decoder
 from inference_api.engine.cuda.draws import plan_of
-from inference_api.engine.cuda.graphs import capturing
+from inference_api.engine.cuda.graphs import SPARE_BYTES, capturing
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
 from inference_api.engine.cuda.ops import Operations
@@ -72,7 +72,7 @@ class CudaRunner(LocalRunner):
         if self.device == "cpu":
             return hardware.available_memory_bytes()
         free_bytes, _ = torch.cuda.mem_get_info(self._device)
-        return free_bytes
+        return max(free_bytes - SPARE_BYTES, 0)
 
     @torch.inference_mode()
     def load(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.cuda.decoder import Decoder
-from inference_api.engine.cuda.graphs import Capture, Step, capturing
+from inference_api.engine.cuda.graphs import SPARE_BYTES, Capture, Step, capturing
 from inference_api.errors import StartupError
 from inference_api.loading import hardware
 from inference_api.loading.memory import GIB, SLOT_ALIGNMENT
@@ -28,9 +28,7 @@ Pin = Callable[[Tensor], None]  # raises RuntimeError
 PIECE_BYTES = 64 * 2**20
 """So much is copied at once: what a step copies meanwhile waits for one piece at most."""
 
-
 LEFT_BYTES = 2 * GIB  # packed files leave the host so much
-SPARE_BYTES = GIB  # slots leave a GPU so much, for torch and recorded steps
 
 
 def pin_on_cuda(tensor: Tensor) -> None:
@@ -103,19 +101,18 @@ class Recordings:
         self._device = device
         self._capture = capture
         self._free_bytes = free_bytes
-        self._kept: dict[tuple[object, int], tuple[str, Decoder]] = {}  # the last used is last
+        self._kept: dict[tuple[object, int, str], Decoder] = {}  # the last used is last
         self._anchor: Step | None = None
 
     def decoder(self, owner: object, slot: int, key: str, make: Callable[[], Decoder]) -> Decoder:
         """Returns what `make` made when weights of this key of the owner were last in this slot, or
         what it makes now."""
-        known_key, decoder = self._kept.get((owner, slot), ("", None))
-        if decoder is None or known_key != key:
+        decoder = self._kept.pop((owner, slot, key), None)
+        if decoder is None:
             self._make_room()
             decoder = make()
             self._record(decoder)
-        self._kept.pop((owner, slot), None)
-        self._kept[owner, slot] = key, decoder
+        self._kept[owner, slot, key] = decoder
         return decoder
 
     def _record(self, decoder: Decoder) -> None:
@@ -129,14 +126,11 @@ class Recordings:
         free_bytes = self._free_bytes()
         if free_bytes is None or free_bytes >= SPARE_BYTES:
             return
-        gone = next((at for at in self._kept if not self._is_in_use(at)), None)
-        if gone is not None:
-            del self._kept[gone]
+        kept = self._kept.items()
+        not_in_memory = [at for at, own in kept if vars(at[0]).get("decoder") is not own]
+        if not_in_memory:
+            del self._kept[not_in_memory[0]]
             gc.collect()  # steps refer to their decoder
-
-    def _is_in_use(self, at: tuple[object, int]) -> bool:
-        owner, (_, decoder) = at[0], self._kept[at]
-        return vars(owner).get("decoder") is decoder
 
 
 class Slots:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.ops import (
+    NUM_LINES,
     POSITIONS,
     PROMPT_LINES,
     SLOTS,
@@ -19,7 +21,7 @@ from inference_api.engine.cuda.ops import (
 )
 from inference_api.engine.cuda.panels import Panels, unpacked
 from inference_api.engine.cuda.parameters import multiply
-from inference_api.engine.cuda.rope import Rope, turn
+from inference_api.engine.cuda.rope import Rope, TensorTurns, turn
 from inference_api.loading.config import ModelConfig
 from inference_api.runner import MAX_TREE_TOKENS
 
@@ -74,32 +76,30 @@ class TorchOps:
     def embed(self, ids: Tensor, table: Panels) -> Tensor:
         return unpacked(table, ids).to(self.cache.entries.dtype)
 
-    def tokens(self, inputs: Tensor, lengths: Sequence[int], is_in_order: bool) -> TokenOperations:
-        return (_RowTokens if is_in_order else _AnyTokens)(self, inputs.long(), lengths)
+    def tokens(self, inputs: Tensor, lengths: Sequence[int]) -> TokenOperations:
+        return _Tokens(self, inputs.long(), lengths)
 
     def prompt(self, inputs: Tensor, length: int) -> TokenOperations:
-        return _PromptTokens(self, inputs.long(), [length])
+        return _PromptTokens(self, inputs.long(), length)
 
 
-class _RowTokens:
-    """One token of every row, and absent ones.
+class _Placed:
+    """Tokens that place their heads; others attend by them."""
 
-    Rows share a masked call for each length, and each takes the result of the shortest that reaches
-    its position: a row's sums have the same shape however far its neighbours are. The query heads
-    that share a key-value head stand where a sequence would: keys are read once and never copied.
-    """
-
-    def __init__(self, ops: TorchOps, inputs: Tensor, lengths: Sequence[int]) -> None:
-        """See `Operations.tokens`."""
-        self._config = ops.config
+    def __init__(self, ops: TorchOps, inputs: Tensor, longest: int) -> None:
+        """At positions below `longest`."""
+        self._config, self._rope = ops.config, ops.rope
         self._entries = ops.cache.entries
         positions, self._rows, self._slots = inputs[POSITIONS:PROMPT_LINES]
         self._positions = positions.clamp(
             min=0
         )  # absent ones see something: sums of nothing spread
-        self._turns = ops.rope.at(self._positions)
-        *self._shorter, self._longest = lengths
+        self._longest = longest
         self._biases = {window: self._bias(window) for window in {*ops.config.windows}}
+
+    @cached_property
+    def _turns(self) -> Sequence[TensorTurns | None]:
+        return self._rope.at(self._positions)
 
     def _bias(self, window: int | None) -> Tensor:
         """What is on a token's scores: 0 where it sees the position, else minus infinity,
@@ -137,45 +137,20 @@ class _RowTokens:
         parts = qk.split_with_sizes([config.num_heads, config.num_kv_heads], 1)
         return torch.cat([F.rms_norm(x, x.shape[1:], eps=config.norm_eps) for x in parts], 1)
 
-    def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
-        config = self._config
-        keys, values = self._held(self._entries[heads.layer]).unbind(1)
-        num_absent, num_attending = len(queries) - len(keys), len(keys)
-        queries = queries[:num_attending].unflatten(1, (config.num_kv_heads, config.num_groups))
-        sinks = heads.sinks
-        sinks = None if sinks is None else sinks.view(config.num_kv_heads, config.num_groups, 1)
-        bias = self._biases[config.windows[heads.layer]][:num_attending, None, None]
 
-        def attend(length: int) -> Tensor:
-            """Each token to the first `length` places: [n, kv_heads, groups, head_dim]."""
-            return _attended(
-                queries,
-                keys[:, :, :length],
-                values[:, :, :length],
-                config.attention_scale,
-                bias[..., :length],
-                sinks,
-            )
+class _Tokens(_Placed):
+    """Tokens of any rows. What each sees is copied, so that it lies where nothing depends on the
+    row, and in the order of positions.
 
-        attended = attend(self._longest)
-        own = self._positions[:num_attending].view(-1, 1, 1, 1)
-        for length in reversed(self._shorter):
-            attended = torch.where(own < length, attend(length), attended)
-        attended = attended.flatten(1)
-        return F.pad(attended, (0, 0, 0, num_absent)) if num_absent else attended
-
-    def _held(self, of_layer: Tensor) -> Tensor:
-        """Keys and values that tokens see, [tokens that are not absent, 2, kv_heads, at least the
-        longest, head_dim]."""
-        return of_layer
-
-
-class _AnyTokens(_RowTokens):
-    """Tokens of any rows: what each sees is copied first, so that it has the bits it would have as
-    the only one of its row."""
+    All share a masked call for each length, and each takes the result of the shortest that reaches
+    its position: a token's sums have the same shape however far its neighbours are. The query heads
+    that share a key-value head stand where a sequence would: keys are read once and never copied.
+    """
 
     def __init__(self, ops: TorchOps, inputs: Tensor, lengths: Sequence[int]) -> None:
-        super().__init__(ops, inputs, lengths)
+        """See `Operations.tokens`."""
+        *self._shorter, longest = lengths
+        super().__init__(ops, inputs, longest)
         device, rows = inputs.device, self._rows[:, None]
         per_row = 2 * ops.config.num_kv_heads
         self._head_rows = rows * per_row + torch.arange(per_row, device=device)
@@ -183,17 +158,37 @@ class _AnyTokens(_RowTokens):
         last = (self._positions[:, None] - back).clamp_(min=0)  # [n, MAX_TREE_TOKENS]
         columns = torch.arange(len(rows), device=device)[:, None]
         self._last_places = columns, slice(None), slice(None), last
-        self._last_slots = rows, slice(None), slice(None), inputs[SLOTS:].T
+        self._last_slots = rows, slice(None), slice(None), inputs[SLOTS:NUM_LINES].T
+
+    def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
+        config = self._config
+        keys, values = self._held(self._entries[heads.layer]).unbind(1)
+        queries = queries.unflatten(1, (config.num_kv_heads, config.num_groups))
+        sinks = heads.sinks
+        sinks = None if sinks is None else sinks.view(config.num_kv_heads, config.num_groups, 1)
+        bias = self._biases[config.windows[heads.layer]][:, None, None]
+
+        def attend(length: int) -> Tensor:
+            """Each token to the first `length` places: [n, kv_heads, groups, head_dim]."""
+            held = keys[:, :, :length], values[:, :, :length]
+            return _attended(queries, *held, config.attention_scale, bias[..., :length], sinks)
+
+        attended = attend(self._longest)
+        own = self._positions.view(-1, 1, 1, 1)
+        for length in reversed(self._shorter):
+            attended = torch.where(own < length, attend(length), attended)
+        return attended.flatten(1)
 
     def _held(self, of_layer: Tensor) -> Tensor:
-        """Whole heads are copied, as they lie; then what a tree has elsewhere."""
+        """Keys and values that tokens see, [n, 2, kv_heads, longest, head_dim]. Whole heads are
+        copied, as they lie; then what a tree has elsewhere."""
         copies: Tensor = of_layer.flatten(0, 2)[:, : self._longest][self._head_rows]
         copies = copies.unflatten(1, of_layer.shape[1:3])
         copies[self._last_places] = of_layer[self._last_slots]
         return copies
 
 
-class _PromptTokens(_RowTokens):
+class _PromptTokens(_Placed):
     """Tokens of one row's prompt, which attend to each other and to what the row holds before."""
 
     def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:

@@ -18,6 +18,7 @@ from inference_api.engine.cuda import triton_products as products
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.ops import (
     MOST_MULTIPLIED,
+    NUM_LINES,
     POSITIONS,
     PROMPT_LINES,
     SLOTS,
@@ -118,12 +119,11 @@ class TritonOps:
         _widen(table, ids, out)
         return out
 
-    def tokens(self, inputs: Tensor, lengths: Sequence[int], is_in_order: bool) -> TokenOperations:
+    def tokens(self, inputs: Tensor, lengths: Sequence[int]) -> TokenOperations:
         return _Tokens(self, inputs)
 
     def prompt(self, inputs: Tensor, length: int) -> TokenOperations:
-        of_torch = TorchOps(self.config, self.cache, self.rope).prompt(inputs, length)
-        return _PromptTokens(_Tokens(self, inputs), of_torch)
+        return _PromptTokens(self, inputs, length)
 
 
 class _Tokens:
@@ -133,7 +133,7 @@ class _Tokens:
         self._config, self._rope = ops.config, ops.rope
         self._entries = ops.cache.entries
         self._positions, self._rows, _ = inputs[POSITIONS:PROMPT_LINES]
-        self._slots = inputs[SLOTS:]
+        self._slots = inputs[SLOTS:NUM_LINES]
         self._block_dims = max(triton.next_power_of_2(ops.config.head_dim), LEAST_SIDE)
         capacity = ops.cache.capacity
         self._split = ops.least_split
@@ -189,18 +189,15 @@ class _Tokens:
         return out.flatten(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _PromptTokens:
+class _PromptTokens(_Tokens):
     """Tokens of a prompt attend by torch: their keys are read once for many of them."""
 
-    placed: TokenOperations
-    attended: TokenOperations
-
-    def place_heads(self, qkv: Tensor, heads: LayerHeads) -> Tensor:
-        return self.placed.place_heads(qkv, heads)
+    def __init__(self, ops: TritonOps, inputs: Tensor, length: int) -> None:
+        super().__init__(ops, inputs)
+        self._by_torch = TorchOps(ops.config, ops.cache, ops.rope).prompt(inputs, length)
 
     def attend(self, queries: Tensor, heads: LayerHeads) -> Tensor:
-        return self.attended.attend(queries, heads)
+        return self._by_torch.attend(queries, heads)
 
 
 def num_parts(outputs: int, inputs: int) -> int:

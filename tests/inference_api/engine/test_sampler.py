@@ -16,9 +16,8 @@ from scipy.stats import chisquare
 
 from inference_api.engine import sampler
 from inference_api.engine.cuda import sampler as torch_sampler
-from inference_api.engine.cuda.draws import DRAWS, WAY_LINES, plan_of
-from inference_api.engine.cuda.ops import NUM_LINES
-from inference_api.engine.cuda.sampler import MAX_PARTIAL_SORT
+from inference_api.engine.cuda.draws import DRAWS, MAX_PARTIAL_SORT, lines_of, plan_of
+from inference_api.engine.cuda.ops import NUM_LINES, STEP_LINES
 from inference_api.engine.random_numbers import uniforms
 from inference_api.kernels.library import Kernels, supported_variants
 from inference_api.request import SamplingParams
@@ -354,12 +353,12 @@ def in_a_step(logits: torch.Tensor, draws: Sequence[Draw], positions: Sequence[i
     """As recorded steps draw."""
     plan = plan_of(draws, positions)
     assert plan is not None
-    inputs = np.zeros((NUM_LINES + WAY_LINES, len(draws)), np.int32)
-    numbers = np.ascontiguousarray(plan.numbers)
-    inputs[NUM_LINES:] = numbers.view(np.int32).reshape(WAY_LINES, -1)
-    outputs = (logits, logits, logits.argmax(-1))
-    found = [draw(outputs, torch.from_numpy(inputs))[0].tolist() for draw in DRAWS]
-    return [found[is_among_all][i] for i, is_among_all in enumerate(plan.is_among_all)]
+    inputs = np.zeros((STEP_LINES, len(draws)), np.int32)
+    assert plan.numbers is not None
+    inputs[NUM_LINES:] = lines_of(plan.numbers)
+    outputs = [logits, logits, logits.argmax(-1)]
+    outputs += [draw(outputs, torch.from_numpy(inputs))[0] for draw in DRAWS]
+    return [int(outputs[each][i]) for i, each in enumerate(plan.outputs)]
 
 
 @pytest.mark.parametrize("spread", [0.3, 3.0, 100.0])
@@ -394,7 +393,7 @@ def test_what_changes_logits_or_wants_more_of_them_is_left_to_the_sampler() -> N
     greedy = SamplingParams(temperature=0.0)
     plan = plan_of([Draw(greedy, (1,), (2,))], [3])
     assert plan is not None
-    assert plan.kinds == ()
+    assert plan.numbers is None
     others = [
         Draw(replace(greedy, **changed), (1,), (2,))
         for changed in (

@@ -1,6 +1,7 @@
 """Experts of a bundle on CUDA: models that come and go in slots, here of the CPU's memory."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from shutil import copytree
@@ -9,13 +10,15 @@ from typing import Any
 from weakref import ref
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from inference_api.engine.cuda.graphs import Forward, Step
+from inference_api.engine.cuda.graphs import SPARE_BYTES, Forward, Step
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.cuda.slot_runner import SlotRunner
-from inference_api.engine.cuda.slots import LEFT_BYTES, SPARE_BYTES, Pin, Place, Slots
+from inference_api.engine.cuda.slots import LEFT_BYTES, Pin, Place, Slots
+from inference_api.engine.devices import check_memory
 from inference_api.errors import StartupError
 from inference_api.loading import hardware
 from inference_api.loading.memory import slot_bytes
@@ -261,6 +264,19 @@ def test_gpu_with_too_little_memory_for_the_slots_is_a_fault_of_the_limit(
         slots.allocate(2, 2**19 + 1)
 
 
+def test_models_leave_a_gpu_room_for_torch_and_recorded_steps(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = CudaRunner(tiny_model("llama")[0], options_of("float32"))
+    runner.device = "cuda"
+    free_bytes = runner.footprint.total_bytes + SPARE_BYTES
+    for missing_bytes, refusal in ((0, nullcontext()), (1, pytest.raises(StartupError))):
+        found = (free_bytes - missing_bytes, 2**40)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, found=found: found)
+        with refusal:
+            check_memory({"model": runner})
+
+
 def test_recordings_used_longest_ago_go_when_memory_is_short(
     tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +286,9 @@ def test_recordings_used_longest_ago_go_when_memory_is_short(
     one, two, three = bundle.runners
     recordings = bundle.slots.recordings
 
+    def kept() -> list[tuple[object, int]]:
+        return [(owner, slot) for owner, slot, _ in recordings._kept]
+
     def stays(runner: SlotRunner) -> None:
         runner.load()
         assert answers(runner) == answers(read(*sources[bundle.runners.index(runner)]))
@@ -278,9 +297,9 @@ def test_recordings_used_longest_ago_go_when_memory_is_short(
     for other in (two, three):
         stays(other)
         other.unload()
-    assert [*recordings._kept] == [(one, 0), (two, 1), (three, 1)]
+    assert kept() == [(one, 0), (two, 1), (three, 1)]
     bundle.recorded.clear()  # they refer to their decoder
-    forgotten = ref(recordings._kept[two, 1][1])
+    forgotten = ref(recordings._kept[two, 1, two._key])
     monkeypatch.setattr(recordings, "_free_bytes", lambda: SPARE_BYTES - 1)
     stays(three)  # it has been there before
     one.unload()
@@ -290,6 +309,6 @@ def test_recordings_used_longest_ago_go_when_memory_is_short(
     one.unload()
     stays(three)
     assert forgotten() is None
-    assert [*recordings._kept] == [(three, 1), (one, 0), (three, 0)]
+    assert kept() == [(three, 1), (one, 0), (three, 0)]
     stays(two)
-    assert [*recordings._kept] == [(one, 0), (three, 0), (two, 1)]
+    assert kept() == [(one, 0), (three, 0), (two, 1)]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from inference_api.engine.cuda.inputs import prompt_inputs, token_inputs
+from inference_api.engine.cuda.inputs import absent, prompt_inputs, token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
-from inference_api.engine.cuda.ops import Affine, LayerHeads
+from inference_api.engine.cuda.ops import PROMPT_LINES, Affine, LayerHeads
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.loading.config import ModelConfig, RopeConfig, SwiGluConfig
@@ -119,7 +119,7 @@ def test_tokens_of_any_rows_attend_to_what_is_before_them(
     ]
     inputs = torch.from_numpy(token_inputs(steps, [0] * len(steps)))
     queries = random(inputs.shape[1], of.config.num_heads, of.config.head_dim, seed=1)
-    actual = of.ops.tokens(inputs, LENGTHS, is_in_order=False).attend(queries, heads)
+    actual = of.ops.tokens(inputs, LENGTHS).attend(queries, heads)
     expected = [
         attended(of, heads, query, step.row, slots)
         for query, (step, slots) in zip(
@@ -150,31 +150,14 @@ def seen_slots(step: RowStep) -> list[list[int]]:
 @shapes
 @layers
 @sink_shifts
-def test_one_token_of_every_row_has_the_bits_of_any(
-    shape: tuple[int, int, int], layer: int, shift: float | None
-) -> None:
-    of = made(shape)
-    heads = make_heads(of, layer, shift)
-    steps = [RowStep(row, start, (0,), draws(1)) for row, start in enumerate((31, 32, 0, 89))]
-    inputs = torch.from_numpy(token_inputs(steps, [0] * ROWS))
-    queries = random(ROWS, of.config.num_heads, of.config.head_dim, seed=1)
-    actual, of_any = (
-        of.ops.tokens(inputs, LENGTHS, is_in_order).attend(queries, heads)
-        for is_in_order in (True, False)
-    )
-    assert torch.equal(actual, of_any)
-
-
-@shapes
-@layers
-@sink_shifts
 def test_a_prompt_attends_to_itself_and_what_is_before(
     shape: tuple[int, int, int], layer: int, shift: float | None
 ) -> None:
     of = made(shape)
     heads = make_heads(of, layer, shift)
     step = RowStep(2, 17, [0] * 50)
-    inputs = torch.from_numpy(prompt_inputs(step, 3, 50, 64, of.cache.capacity - 1))
+    inputs = torch.from_numpy(absent(PROMPT_LINES, 64, of.cache.capacity - 1))
+    inputs[:, :47] = torch.from_numpy(prompt_inputs(step, 3, 50))
     queries = random(64, of.config.num_heads, of.config.head_dim, seed=1)
     actual = of.ops.prompt(inputs, LENGTHS[-1]).attend(queries, heads)
     expected = [
@@ -206,7 +189,7 @@ def test_heads_are_normalised_and_turned_and_written(rotary_dim: int, norm: str 
     positions = torch.tensor([40, 7, 8, 8])
     queries, keys = (turned(each, positions, rotary_dim) for each in (queries, keys))
     before = of.cache.entries.clone()
-    tokens = ops.tokens(torch.from_numpy(inputs), LENGTHS, is_in_order=False)
+    tokens = ops.tokens(torch.from_numpy(inputs), LENGTHS)
     placed = LayerHeads(1, None if norm is None else weight, None)
     assert_close(tokens.place_heads(qkv.clone(), placed), queries)
     rows, slots = [3, 1, 1, 1], [40, 7, 8, 9]

@@ -18,9 +18,9 @@ from inference_api.engine.cuda.inputs import token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.ops import (
     MOST_MULTIPLIED,
-    NUM_LINES,
     POSITIONS,
     SLOTS,
+    STEP_LINES,
     Affine,
     LayerHeads,
 )
@@ -106,10 +106,8 @@ def test_tokens_attend_to_what_is_before_them(
     heads = LayerHeads(layer, None, sinks)
     inputs = inputs_of([*PLAIN, *DRAFTED])
     queries = made(inputs.shape[1], of.config.num_heads, of.config.head_dim, seed=1, dtype=dtype)
-    expected = of.exact.tokens(inputs, LENGTHS, is_in_order=False).attend(queries.double(), heads)
-    assert_close(
-        of.ours.tokens(inputs, LENGTHS, is_in_order=False).attend(queries, heads), expected
-    )
+    expected = of.exact.tokens(inputs, LENGTHS).attend(queries.double(), heads)
+    assert_close(of.ours.tokens(inputs, LENGTHS).attend(queries, heads), expected)
 
 
 def test_the_longest_tree_attends_by_its_branches() -> None:
@@ -118,8 +116,8 @@ def test_the_longest_tree_attends_by_its_branches() -> None:
     inputs = inputs_of([RowStep(1, CONTEXT - len(tree), tree, draws(len(tree)), tree)])
     queries = made(len(tree), 1, 16, seed=1)
     heads = LayerHeads(1, None, None)
-    exact = of.exact.tokens(inputs, LENGTHS, is_in_order=False)
-    actual = of.ours.tokens(inputs, LENGTHS, is_in_order=False).attend(queries, heads)
+    exact = of.exact.tokens(inputs, LENGTHS)
+    actual = of.ours.tokens(inputs, LENGTHS).attend(queries, heads)
     assert_close(actual, exact.attend(queries.double(), heads))
 
 
@@ -134,7 +132,7 @@ def test_bits_are_the_same_alone_and_at_every_place_beside_any() -> None:
 
     def outputs(columns: list[int | None], room: int) -> Tensor:
         """Of these tokens, None: an absent one."""
-        of_step = torch.zeros(NUM_LINES, len(columns), dtype=torch.int64, device=DEVICE)
+        of_step = torch.zeros(STEP_LINES, len(columns), dtype=torch.int64, device=DEVICE)
         of_step[POSITIONS] = -1
         of_step[SLOTS:] = of.ours.cache.capacity - 1
         given = torch.full((room, width), torch.nan, device=DEVICE)
@@ -142,7 +140,7 @@ def test_bits_are_the_same_alone_and_at_every_place_beside_any() -> None:
             if column is not None:
                 of_step[:, place] = inputs[:, column]
                 given[place] = qkv[column]
-        tokens = of.ours.tokens(of_step, LENGTHS, is_in_order=False)
+        tokens = of.ours.tokens(of_step, LENGTHS)
         attended = tokens.attend(tokens.place_heads(given, heads), heads)
         absent = [place for place in range(room) if (columns + [None] * room)[place] is None]
         assert not attended[absent].any()
@@ -182,9 +180,9 @@ def test_heads_are_normalised_and_turned_and_written(
     for layer in range(2):
         qkv = made(inputs.shape[1], 10 * 24, seed=3, dtype=dtype)
         exact_heads = LayerHeads(layer, None if weight is None else weight.double(), None)
-        exact = of.exact.tokens(inputs, LENGTHS, is_in_order=False)
+        exact = of.exact.tokens(inputs, LENGTHS)
         expected = exact.place_heads(qkv.double(), exact_heads)
-        actual = of.ours.tokens(inputs, LENGTHS, is_in_order=False)
+        actual = of.ours.tokens(inputs, LENGTHS)
         assert_close(actual.place_heads(qkv, LayerHeads(layer, weight, None)), expected)
         assert_close(of.ours.cache.entries[layer], of.exact.cache.entries[layer])
 
@@ -304,9 +302,7 @@ def test_what_comes_in_parts_is_added_first(dtype: torch.dtype) -> None:
     assert_close(of.ours.gate(parts), of.exact.gate(added))
     inputs = inputs_of([RowStep(3, 7, (0,), draws(1)), RowStep(1, 0, (0,), draws(1))])
     heads = LayerHeads(0, made(8, 24, seed=4, dtype=dtype), None)
-    tokens, exact_tokens = (
-        ops.tokens(inputs, LENGTHS, is_in_order=False) for ops in (of.ours, of.exact)
-    )
+    tokens, exact_tokens = (ops.tokens(inputs, LENGTHS) for ops in (of.ours, of.exact))
     assert heads.qk_norm is not None
     exact_heads = LayerHeads(0, heads.qk_norm.double(), None)
     assert_close(tokens.place_heads(parts, heads), exact_tokens.place_heads(added, exact_heads))
