@@ -20,7 +20,6 @@ from inference_api.apis.openapi import register_openapi
 from inference_api.apis.responses import route as responses
 from inference_api.apis.tokenize import route as tokenize
 from inference_api.bundle import routes as bundle
-from inference_api.bundle import validation_route as bundle_validation
 from inference_api.bundle.residents import bring_up as bring_up_bundle
 from inference_api.bundle.router import MemberRouter
 from inference_api.core.decode_backend import BringUp, DecodeBackend
@@ -170,7 +169,6 @@ def _inference_routes(server: Server, generations: Generations) -> Iterator[Blue
 def _operator_routes(server: Server) -> Iterator[Blueprint]:
     settings, backend, input_queue = server.settings, server.backend, server.input_queue
     yield bundle.create_blueprint(backend, input_queue, settings)
-    yield bundle_validation.create_blueprint(settings)
     if settings.split is not None and not settings.mock_model:
         yield pipeline.create_blueprint(backend)
     yield health.create_blueprint(

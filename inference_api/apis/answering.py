@@ -10,13 +10,10 @@ from inference_api.apis.chat import Chat, ChatAnswer, answer_reader, chat_params
 from inference_api.apis.choosing import Chosen, ModelChoice
 from inference_api.apis.events import EVENT_STREAM, STREAM_HEADERS, switch_headers
 from inference_api.core.generations import Generations, TextGeneration
-from inference_api.core.requests import Prompt
+from inference_api.core.requests import Requests
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import ContextTooLong, InvalidRequest
-from inference_api.request import GenerationParams
 from inference_api.web.caller import caller_of_request, leave_aside
-
-Requests = Sequence[tuple[Prompt, GenerationParams]]
 
 
 class Writer(Protocol):
@@ -76,7 +73,7 @@ def begin(
     request is admitted; `field` is what a refusal for their length names. Raises HearthError."""
     admission = generations.admitted(model, caller_of_request())
     with admission as admitted, prompt_is_called(field):
-        begun = generations.begin_all(admitted, requests(admitted.model))
+        begun = generations.begin(admitted, requests(admitted.model))
     for each in begun:
         stack.callback(each.close)
     return begun

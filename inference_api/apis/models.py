@@ -1,13 +1,14 @@
 """`/v1/models`, in OpenAI's form and in Anthropic's."""
 
 import time
-from typing import Literal, NotRequired
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal, NotRequired
 
 from flask import Blueprint, Response, jsonify, request
 
 from common.errors import VERSION_HEADER, Error, MessagesError
 from common.operations import operation
-from inference_api.apis.anthropic.model_page import ModelInfo, ModelPage, info_of, page_of
 from inference_api.bundle.cards import ExpertCard, expert_card
 from inference_api.bundle.residents import bundle_of
 from inference_api.core.decode_backend import DecodeBackend
@@ -39,6 +40,25 @@ class ModelList(WireDict):
     data: list[ModelCard | ExpertModelCard]
 
 
+class ModelInfo(WireDict):
+    """Describes a model in Anthropic's format. `created_at` is when the server started, and
+    `max_input_tokens` the context, once known."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: NotRequired[int]
+
+
+class ModelPage(WireDict):
+    data: list[ModelInfo]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
+
+
 def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
     blueprint = Blueprint("models", __name__)
     started_at = int(time.time())
@@ -52,7 +72,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
     def models() -> Response:
         routed = (ROUTED,) if settings.has_router else ()
         cards = [card_of(name) for name in (*settings.served_names, *routed)]
-        return _by_version(ModelList(object="list", data=cards), page_of(cards))
+        return _by_version(ModelList(object="list", data=cards), _page_of(cards))
 
     @blueprint.get("/v1/models/<path:model>")
     @operation(
@@ -64,7 +84,7 @@ def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:
         if model != ROUTED or not settings.has_router:
             settings.name_of(model)
         card = card_of(model)
-        return _by_version(card, info_of(card))
+        return _by_version(card, _info_of(card))
 
     def card_of(name: str) -> ModelCard | ExpertModelCard:
         card = ModelCard(id=name, object="model", created=started_at, owned_by="hearth")
@@ -89,3 +109,23 @@ def _by_version(openais: object, anthropics: object) -> Response:
     response = jsonify(anthropics if VERSION_HEADER in request.headers else openais)
     response.vary.add(VERSION_HEADER)
     return response
+
+
+def _info_of(card: Mapping[str, Any]) -> ModelInfo:
+    """Returns a model's description, from its card in OpenAI's format."""
+    name, created_at = card["id"], datetime.fromtimestamp(card["created"], UTC)
+    info = ModelInfo(
+        type="model",
+        id=name,
+        display_name=name,
+        created_at=f"{created_at:%Y-%m-%dT%H:%M:%SZ}",
+        lifecycle="active",
+    )
+    if "max_model_len" in card:
+        info["max_input_tokens"] = card["max_model_len"]
+    return info
+
+
+def _page_of(cards: Sequence[Mapping[str, Any]]) -> ModelPage:
+    data = [_info_of(card) for card in cards]
+    return ModelPage(data=data, has_more=False, first_id=data[0]["id"], last_id=data[-1]["id"])

@@ -130,15 +130,7 @@ def _utilization(bundle: Bundle, settings: Settings, taken: list[Taken]) -> Util
         scratch_bytes=max((each.scratch_bytes for each in taken), default=0),
         rows_needed=sum(each.rows.min for each in bundle.members),
         rows_limit=settings.user_rows,
-        experts=[
-            ExpertMemory(
-                name=each.name,
-                weights_bytes=each.weights_bytes,
-                cache_bytes_per_row=each.cache_bytes_per_row,
-                need_bytes=each.need_bytes,
-            )
-            for each in taken
-        ],
+        experts=[ExpertMemory.model_validate(each, from_attributes=True) for each in taken],
     )
 
 

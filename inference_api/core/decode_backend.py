@@ -259,9 +259,8 @@ class DecodeBackend:
             model.wait_for_pages()
 
     def _decode(self, model: LoadedModel) -> None:
-        step, totals = model.planner.plan(), model.served.totals
-        totals.pauses += model.rows.take_pauses()
-        totals.reused_tokens += step.reused_tokens
+        step = model.planner.plan()
+        model.count_plan(step)
         if step.is_empty:
             return
         started_s = self._clock()
@@ -276,15 +275,7 @@ class DecodeBackend:
             for row, decoded in step.decoding:
                 model.rows.went_on(row, decoded.start)
         self._events += events
-        totals.generated_tokens += sum([len(event.token_ids) or 1 for _, event in events])
-        totals.prefilled_tokens += step.prefilled_tokens
-        if step.kept:
-            totals.drafts += len(step.kept)
-            totals.drafted_tokens += sum([event.drafted_tokens for _, event in events])
-            totals.accepted_tokens += sum([event.accepted_tokens for _, event in events])
-            for _, event in events:
-                if event.drafted_tokens:
-                    model.served.depths.add(event.drafted_tokens, event.accepted_tokens)
+        model.count_tokens(step, [event for _, event in events])
         if model.speculation is not None:
             model.speculation.learn(step.outcomes)
         model.planner.draft()
@@ -316,10 +307,6 @@ class DecodeBackend:
         stepped, self._stepped = self._stepped, []
         loop_s = now_s - started_s - sum([model_s for _, _, model_s in stepped])
         for model, step, model_s in stepped:
-            totals = model.served.totals
-            totals.steps += 1
-            totals.model_s += model_s
-            totals.loop_s += loop_s / len(stepped)
             model.learn_turn(step, model_s, loop_s / len(stepped))
         for each in self.models.values():
             each.served.costs.publish(time.time())

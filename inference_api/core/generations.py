@@ -1,7 +1,7 @@
 """One generation seen from its request thread: from a valid body to pieces of text.
 
-`Generations.admitted` admits a request, and `begin` queues it with its prompt. `begin` returns a
-`TextGeneration`, which belongs to the request's thread; `close` releases everything it holds.
+`Generations.admitted` admits a request, and `begin` queues it with its prompts. It returns a
+`TextGeneration` for each, which belongs to the request's thread; `close` releases what that holds.
 """
 
 import time
@@ -15,7 +15,7 @@ from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.input_queue import InputQueue
 from inference_api.core.output_queues import OutputQueues
 from inference_api.core.record import EndedGeneration, GenerationRecord, Observer
-from inference_api.core.requests import Admitted, Prompt, check_fits, request_of
+from inference_api.core.requests import Admitted, Prompt, Requests, check_fits, request_of
 from inference_api.core.timeline import Timeline
 from inference_api.errors import HearthError, QueueFull
 from inference_api.request import (
@@ -212,20 +212,13 @@ class Generations:
                 observer.refused(caller, model, error)
             raise
 
-    def begin(self, admitted: Admitted, prompt: Prompt, params: GenerationParams) -> TextGeneration:
-        """Queue a request and return once its first event has come.
+    def begin(self, admitted: Admitted, requests: Requests) -> list[TextGeneration]:
+        """Queue requests, and return once each has its first event. Only the first must find room
+        at once; the others wait for it. If one fails, all are ended.
 
-        Raises NotReady, Draining, BackendFailed, ContextTooLong, QueueFull, or the error that the
+        Raises NotReady, Draining, BackendFailed, ContextTooLong, QueueFull, or the error that a
         request failed with before its first event.
         """
-        (generation,) = self.begin_all(admitted, [(prompt, params)])
-        return generation
-
-    def begin_all(
-        self, admitted: Admitted, requests: Sequence[tuple[Prompt, GenerationParams]]
-    ) -> list[TextGeneration]:
-        """Queue requests, and return once each has its first event. Only the first must find room
-        at once; the others wait for it. If one fails, all are ended. Raises what `begin` raises."""
         generations: list[TextGeneration] = []
         for prompt, _ in requests:
             check_fits(prompt, admitted.model)  # all, before work is spent on any

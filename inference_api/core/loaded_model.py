@@ -15,6 +15,7 @@ from inference_api.core.state.bound_pages import BoundRowPages, ChunkMemory
 from inference_api.core.state.row_pages import Reuse, RowPages
 from inference_api.core.state.stored_pages import READ_WAIT_S
 from inference_api.core.status import ModelSnapshot
+from inference_api.request import TokenEvent
 from inference_api.runner import ModelRunner
 from inference_api.settings import Settings
 
@@ -109,8 +110,30 @@ class LoadedModel:
             disk.close()
         self.runner.close()
 
+    def count_plan(self, step: PlannedStep) -> None:
+        """Count what happened while this step was planned."""
+        totals = self.served.totals
+        totals.pauses += self.rows.take_pauses()
+        totals.reused_tokens += step.reused_tokens
+
+    def count_tokens(self, step: PlannedStep, events: Sequence[TokenEvent]) -> None:
+        """Count the tokens of a step, which made these events."""
+        totals = self.served.totals
+        totals.generated_tokens += sum([len(event.token_ids) or 1 for event in events])
+        totals.prefilled_tokens += step.prefilled_tokens
+        totals.drafts += len(step.kept)
+        for event in events if step.kept else ():
+            if event.drafted_tokens:
+                totals.drafted_tokens += event.drafted_tokens
+                totals.accepted_tokens += event.accepted_tokens
+                self.served.depths.add(event.drafted_tokens, event.accepted_tokens)
+
     def learn_turn(self, step: PlannedStep, model_s: float, loop_s: float) -> None:
         """Learn how many seconds a turn took inside the model, and outside it."""
+        totals = self.served.totals
+        totals.steps += 1
+        totals.model_s += model_s
+        totals.loop_s += loop_s
         self.served.step_times.add(len(step.decoding), model_s + loop_s)
         if self.speculation is not None:
             self.speculation.learn_turn(step, model_s, loop_s)

@@ -17,6 +17,7 @@ from inference_api.text.constraints import bits_without
 from inference_api.text.tokens import is_thinking
 
 Prompt = Sequence[int]  # token ids
+Requests = Sequence[tuple[Prompt, GenerationParams]]
 
 
 @dataclass(frozen=True, slots=True)

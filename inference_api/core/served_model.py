@@ -29,6 +29,11 @@ class StepTotals:
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # drafted tokens that were accepted
 
+    @property
+    def looked_for_tokens(self) -> int:
+        """Prompt tokens that were looked for in the cache."""
+        return self.prefilled_tokens + self.reused_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:

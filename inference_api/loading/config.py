@@ -344,11 +344,6 @@ class ModelConfig:
         """Query heads that share one key-value head."""
         return self.num_heads // self.num_kv_heads
 
-    @property
-    def num_qkv_heads(self) -> int:
-        """Heads of queries, their gates, keys and values."""
-        return self.num_heads * (1 + self.has_output_gates) + 2 * self.num_kv_heads
-
     def qkv_size(self, shape: LayerShape) -> int:
         """Size of a token's queries, their gates, keys and values."""
         asking = self.num_heads * (1 + self.has_output_gates)

@@ -209,13 +209,6 @@ def _bits_in_file(part: SourceTensor, config: ModelConfig, tensors: Tensors) -> 
     return bits if is_whole and not part.factors else None
 
 
-def num_stacked(config: ModelConfig, name: str) -> int:
-    """Returns how many matrices a parameter stacks: one for each expert, otherwise 1."""
-    found = re.fullmatch(r"layers\.(\d+)\.(up|down)\.weight", name)
-    mixture = None if found is None else config.mixture_of(int(found[1]))
-    return 1 if mixture is None else mixture.num_experts
-
-
 def num_layers_in(names: Iterable[str], config: ModelConfig) -> int:
     """Returns one more than the highest layer number among tensor names."""
     scheme = SCHEMES[config.tensor_names]

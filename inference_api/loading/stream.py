@@ -67,7 +67,7 @@ def read_weights(
         return
     for file in files:
         if is_gguf(file):
-            from inference_api.loading.gguf.weights import read_parts
+            from inference_api.loading.gguf.blocks import read_parts
 
             yield from read_parts(file, parts)
         else:

@@ -52,7 +52,7 @@ class ServerState:
 
 # Keyed by name: the help text, and the value.
 Gauges = dict[str, tuple[str, Callable[[ServerState], float]]]
-Counters = dict[str, tuple[str, Callable[[StepTotals], float]]]
+Counters = dict[str, tuple[str, str]]  # the second text is a field of `StepTotals`
 
 GAUGES: Gauges = {
     "inference_rows_busy": ("User rows that run a request.", lambda state: state.busy_rows),
@@ -75,39 +75,27 @@ VLLM_GAUGES: Gauges = {
     ),
 }
 COUNTERS: Counters = {
-    "inference_steps": ("Steps that called the model.", lambda totals: totals.steps),
-    "inference_prefilled_tokens": (
-        "Prompt tokens prefilled.",
-        lambda totals: totals.prefilled_tokens,
-    ),
+    "inference_steps": ("Steps that called the model.", "steps"),
+    "inference_prefilled_tokens": ("Prompt tokens prefilled.", "prefilled_tokens"),
     "inference_reused_tokens": (
         "Prompt tokens that were remembered instead of prefilled.",
-        lambda totals: totals.reused_tokens,
+        "reused_tokens",
     ),
-    "inference_disk_tokens": (
-        "Tokens of prompts read from PREFIX_CACHE_DIR.",
-        lambda totals: totals.disk_tokens,
-    ),
-    "inference_generated_tokens": ("Tokens decoded.", lambda totals: totals.generated_tokens),
-    "inference_model_seconds": ("Time inside the model.", lambda totals: totals.model_s),
-    "inference_loop_seconds": ("Time of steps outside the model.", lambda totals: totals.loop_s),
+    "inference_disk_tokens": ("Tokens of prompts read from PREFIX_CACHE_DIR.", "disk_tokens"),
+    "inference_generated_tokens": ("Tokens decoded.", "generated_tokens"),
+    "inference_model_seconds": ("Time inside the model.", "model_s"),
+    "inference_loop_seconds": ("Time of steps outside the model.", "loop_s"),
     "inference_pauses": (
         "Requests that left their row to others because there were too few pages.",
-        lambda totals: totals.pauses,
+        "pauses",
     ),
-    "inference_drafts": ("Drafts verified.", lambda totals: totals.drafts),
-    "inference_drafted_tokens": ("Tokens drafted.", lambda totals: totals.drafted_tokens),
-    "inference_accepted_tokens": (
-        "Drafted tokens that were accepted.",
-        lambda totals: totals.accepted_tokens,
-    ),
+    "inference_drafts": ("Drafts verified.", "drafts"),
+    "inference_drafted_tokens": ("Tokens drafted.", "drafted_tokens"),
+    "inference_accepted_tokens": ("Drafted tokens that were accepted.", "accepted_tokens"),
 }
 VLLM_COUNTERS: Counters = {
     "vllm:num_preemptions": COUNTERS["inference_pauses"],
-    "vllm:prefix_cache_queries": (
-        "Prompt tokens that were looked for.",
-        lambda totals: totals.prefilled_tokens + totals.reused_tokens,
-    ),
+    "vllm:prefix_cache_queries": ("Prompt tokens that were looked for.", "looked_for_tokens"),
     "vllm:prefix_cache_hits": COUNTERS["inference_reused_tokens"],
     "vllm:external_prefix_cache_hits": COUNTERS["inference_disk_tokens"],
     "vllm:spec_decode_num_drafts": COUNTERS["inference_drafts"],
@@ -268,10 +256,10 @@ class _StateCollector(Collector):
             for model, state in states.items():
                 gauge.add_metric([model], value_of(state))
             yield gauge
-        for name, (help_text, total_of) in self._counters.items():
+        for name, (help_text, figure) in self._counters.items():
             counter = CounterMetricFamily(name, help_text, labels=[MODEL])
             for model, state in states.items():
-                counter.add_metric([model], total_of(state.totals))
+                counter.add_metric([model], getattr(state.totals, figure))
             yield counter
         yield from self._of_drafts({model: state.depths for model, state in states.items()})
         yield _of_steps({model: state.step_times for model, state in states.items()})

@@ -87,6 +87,14 @@ class Body(BaseModel):
                 raise fault(shortened(name), meant)
         return kept
 
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Raises a `fault` if fields do not fit each other; first what its base classes raise."""
+
 
 B = TypeVar("B", bound=Body)
 

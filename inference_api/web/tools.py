@@ -3,9 +3,9 @@
 import json
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from inference_api.tools.events import NO_TOOLS, Mode, Tool, ToolUse
 from inference_api.web.constraints import schema_fault
@@ -47,13 +47,12 @@ class ToolBody(Body):
     def allows_several(self) -> bool:
         """Whether an answer may call more than once."""
 
-    @model_validator(mode="after")
-    def _tools_fit_each_other(self) -> Self:
+    def check(self) -> None:
+        super().check()
         check_tools(self.offered)
         names = [tool.name for tool in self.offered]
         if self.choice.mode == "required" or self.choice.names:
             check_choice(names, self.choice.names or names)
-        return self
 
     def tool_use(self) -> ToolUse:
         tools, choice = tuple(self.offered), self.choice

@@ -97,7 +97,7 @@ def work(
         random(hidden),
         random(rows, 2 * ffn),
     )
-    qkv = random(rows, config.num_qkv_heads * config.head_dim)
+    qkv = random(rows, config.qkv_size(config.shape_of(0)))
     normed = config.num_heads + config.num_kv_heads
     heads = LayerHeads(
         0,

@@ -51,10 +51,8 @@ class ToolDefinition(Body):
     strict: bool | None = None
     defer_loading: bool | None = None
 
-    @model_validator(mode="after")
-    def _schema_in_bounds(self) -> "ToolDefinition":
+    def check(self) -> None:
         check_schema("input_schema", self.input_schema)
-        return self
 
     def as_tool(self) -> Tool:
         return tool_of(self.name, self.description, self.input_schema, self.strict)
@@ -65,11 +63,9 @@ class ToolChoice(Body):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
-    @model_validator(mode="after")
-    def _name_where_it_belongs(self) -> "ToolChoice":
+    def check(self) -> None:
         if (self.type == "tool") != (self.name is not None):
             raise fault("name", "comes with type tool; give both or neither")
-        return self
 
     def chosen_tools(self) -> ChosenTools:
         if self.type in ("none", "auto"):
@@ -134,8 +130,8 @@ class CountBody(ToolBody):
             raise ThreadUnserved
         return body
 
-    @model_validator(mode="after")
-    def _open_message_is_text(self) -> "CountBody":
+    def check(self) -> None:
+        super().check()
         last = self.messages[-1]
         if last.role == "assistant" and not last.ends_with_text:
             raise fault(
@@ -143,7 +139,6 @@ class CountBody(ToolBody):
                 "the last is the assistant's and does not end with a text to go on with; end with "
                 "a text or a user's message",
             )
-        return self
 
     @property
     def offered(self) -> list[Tool]:

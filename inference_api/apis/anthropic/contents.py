@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from inference_api.tools.history import Message, call_as_json
 from inference_api.web.entries import ENCRYPTED, read_parts, text_or, type_of
@@ -143,14 +143,12 @@ class InputMessage(Body):
     role: Literal["user", "assistant", "system"]
     content: Content
 
-    @model_validator(mode="after")
-    def _blocks_of_its_role(self) -> "InputMessage":
+    def check(self) -> None:
         other = {"user": ThinkingBlock | ToolUseBlock, "assistant": ToolResultBlock}
         misplaced = other.get(self.role, ThinkingBlock | ToolUseBlock | ToolResultBlock)
         for block in self.blocks:
             if isinstance(block, misplaced):
                 raise fault("content", f"{block.type} is no block of role {self.role}")
-        return self
 
     @property
     def blocks(self) -> Sequence[Block]:

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from flask import Blueprint, Response, jsonify
 
 from common.operations import operation
-from inference_api.apis.answering import Requests, begin, encoded
+from inference_api.apis.answering import begin, encoded
 from inference_api.apis.choosing import ModelChoice
 from inference_api.apis.embeddings.body import (
     MAX_NUMBERS,
@@ -16,6 +16,7 @@ from inference_api.apis.embeddings.body import (
 )
 from inference_api.apis.events import switch_headers
 from inference_api.core.generations import Generations, TextGeneration
+from inference_api.core.requests import Requests
 from inference_api.core.served_model import ServedModel
 from inference_api.errors import InvalidRequest
 from inference_api.web.caller import read

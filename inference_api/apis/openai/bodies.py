@@ -4,10 +4,9 @@ import re
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from inference_api.apis.chat import Chat
-from inference_api.apis.openai.conversation import ConversationFields, check_open
 from inference_api.apis.openai.field_kinds import (
     ADVISORY,
     UNSERVED,
@@ -16,6 +15,7 @@ from inference_api.apis.openai.field_kinds import (
 )
 from inference_api.apis.openai.formats import Constrained
 from inference_api.apis.openai.messages import Messages, turns_of
+from inference_api.apis.openai.tools import ConversationFields, check_open
 from inference_api.errors import InvalidRequest
 from inference_api.request import GenerationParams
 from inference_api.web.entries import text_or
@@ -184,26 +184,16 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
             unsaid=self.unsaid,
         )
 
-    @model_validator(mode="after")
-    def _constraint_needs_its_end(self) -> "GenerationBody":
+    def check(self) -> None:
         for field in ("ignore_eos", "min_tokens"):
             if getattr(self, field) and self.constraint() is not None:
                 raise fault(field, "a constrained answer has an end; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _prompt_is_scored_in_one_piece(self) -> "GenerationBody":
         if self.prompt_logprobs is not None and self.stream:
             raise fault("prompt_logprobs", "come with whole answers; leave out stream")
-        return self
-
-    @model_validator(mode="after")
-    def _no_more_than_at_most(self) -> "GenerationBody":
         limit = self.token_limit
         if limit is not None and (self.min_tokens or 0) > limit:
             field, _ = self.asked_limit
             raise fault("min_tokens", f"is {self.min_tokens}, above {field}, {limit}; lower it")
-        return self
 
     def _biases(self) -> tuple[tuple[int, float], ...]:
         for token_id in self.logit_bias or ():
@@ -240,16 +230,12 @@ class CompletionBody(GenerationBody):
     def token_limit(self) -> int | None:
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
-    @model_validator(mode="after")
-    def _no_tokens_only_with_echo(self) -> "CompletionBody":
+    def check(self) -> None:
+        super().check()
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
             raise fault(
                 "max_tokens", "is 0, which needs echo: true or prompt_logprobs; give 1 or more"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _not_too_many(self) -> "CompletionBody":
         num_prompts, num_choices = len(self.prompts()), self.num_choices
         if num_prompts * num_choices > MAX_GENERATIONS:
             raise fault(
@@ -267,7 +253,6 @@ class CompletionBody(GenerationBody):
                     f"are {num_shown} with each token's own, for {num_prompts} prompts in "
                     f"{num_choices} choices; give a product of {MAX_SCORES} or less",
                 )
-        return self
 
     def prompts(self) -> list[str | list[int]]:
         return prompts_of(self.prompt)
@@ -321,21 +306,12 @@ class ChatBody(ConversationFields, GenerationBody):
             return super().asked_limit
         return "max_completion_tokens", self.max_completion_tokens
 
-    @model_validator(mode="after")
-    def _open_message_is_text(self) -> "ChatBody":
+    def check(self) -> None:
+        super().check()
         if self.continue_final_message:
             check_open(self.messages[-1])
-        return self
-
-    @model_validator(mode="after")
-    def _calls_need_their_end(self) -> "ChatBody":
         for field in ("ignore_eos", "min_tokens"):
             if getattr(self, field) and self.tool_use().mode == "required":
                 raise fault(field, "calls that are required have an end; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _top_only_with_logprobs(self) -> "ChatBody":
         if self.top_logprobs and not self.logprobs:
             raise fault("top_logprobs", "needs logprobs: true; give both or neither")
-        return self

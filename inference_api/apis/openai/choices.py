@@ -1,24 +1,93 @@
 """Writes the answers of OpenAI's two generation routes, whole or streamed."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from inference_api.apis.chat import ChatAnswer
 from inference_api.apis.events import dumped, sse
 from inference_api.apis.openai.bodies import ChatBody, GenerationBody, StreamOptions
 from inference_api.apis.openai.logprobs import Logprobs, LogprobsAnswer, first_of, prompt_logprobs
-from inference_api.apis.openai.shapes import CHAT, COMPLETION, AnswerForm
-from inference_api.apis.openai.wire import PromptTokensDetails, Usage
+from inference_api.apis.openai.wire import AssistantMessage, PromptTokensDetails, Usage
 from inference_api.bundle.router import Route
 from inference_api.core.record import GenerationRecord
 from inference_api.errors import HearthError
 from inference_api.request import FinishReason, ScoredToken
 from inference_api.text.tokens import Tokenizer
-from inference_api.tools.events import CallEnd, Event, TextDelta, whole
+from inference_api.tools.events import (
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    Event,
+    TextDelta,
+    ThoughtDelta,
+    WholeAnswer,
+    whole,
+)
 
 DONE = b"data: [DONE]\n\n"
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """The format of one route's answers."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+    is_chat: bool
+
+    def content(self, answer: WholeAnswer) -> Json:
+        if self.is_chat:
+            return {"message": _message(answer)}
+        return {"text": answer.text}
+
+    def delta(self, event: Event | None, is_first: bool) -> Json:
+        """Returns the part of the answer that a chunk brings; None if it brings something else."""
+        if not self.is_chat:
+            return {"text": event.text if isinstance(event, TextDelta) else ""}
+        role = {"role": "assistant"} if is_first else {}
+        return {"delta": role | _delta(event)}
+
+
+COMPLETION = AnswerForm("cmpl-", "text_completion", "text_completion", is_chat=False)
+CHAT = AnswerForm("chatcmpl-", "chat.completion", "chat.completion.chunk", is_chat=True)
+
+
+def _message(answer: WholeAnswer) -> AssistantMessage:
+    message: AssistantMessage = {"role": "assistant", "content": answer.text}
+    if answer.thoughts:
+        message["reasoning_content"] = answer.thoughts
+    if answer.calls:
+        message["content"] = answer.text or None
+        message["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.calls
+        ]
+    return message
+
+
+def _delta(event: Event | None) -> Json:
+    """Returns an event's delta. Clients concatenate all its texts except `type`, so role, id and
+    name are sent once."""
+    match event:
+        case TextDelta(text):
+            return {"content": text}
+        case ThoughtDelta(text):
+            return {"reasoning_content": text}
+        case CallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": call_id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case ArgumentsDelta(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+    return {}
 
 
 class Choice:

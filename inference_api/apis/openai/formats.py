@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import ClassVar, Final, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from inference_api.errors import InvalidRequest
 from inference_api.request import ConstraintSpec
@@ -34,13 +34,11 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
     schema_: Schema | None = Field(None, alias="schema")
 
-    @model_validator(mode="after")
-    def _schema_where_it_belongs(self) -> "ResponseFormat":
+    def check(self) -> None:
         if self.type == "json_schema" and self.json_schema is None:
             raise fault("json_schema", "is missing; give it with type json_schema")
         if self.type != "json_schema" and self.json_schema is not None:
             raise fault("json_schema", "comes with type json_schema only; leave it out")
-        return self
 
     def as_constraint(self) -> ConstraintSpec | None:
         if self.type == "text":
@@ -68,15 +66,13 @@ class StructuredOutputs(Body):
     choice: Choices | None = None
     grammar: ClientGrammar | None = None
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> "StructuredOutputs":
+    def check(self) -> None:
         parts = (self.json_, self.regex, self.choice, self.grammar)
         num_given = sum(each is not None for each in parts)
         if num_given != 1:
             raise fault(
                 "json", f"{num_given} of json, regex, choice and grammar are given; give one"
             )
-        return self
 
     def as_constraint(self) -> ConstraintSpec:
         field: Final = "structured_outputs"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag
 
 from inference_api.tools.history import Message, call_as_json
 from inference_api.web.entries import read_parts, text_or
@@ -81,18 +81,13 @@ class ChatMessage(Body):
     ) = None
     tool_call_id: CallId | None = None
 
-    @model_validator(mode="after")
-    def _one_text(self) -> "ChatMessage":
+    def check(self) -> None:
         if self.content is None and self.role != "assistant":
             raise fault("content", "is missing; give a text")
         if self.content == [] and self.role not in ("assistant", "tool"):
             raise fault("content", "is an empty list; give a text or one part or more")
         if self.refusal and (self.content or self.role != "assistant"):
             raise fault("refusal", "is an assistant's, in place of content; leave out one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _fields_of_its_role(self) -> "ChatMessage":
         for field in ("tool_calls", "reasoning_content", "reasoning"):
             if getattr(self, field) and self.role != "assistant":
                 raise fault(field, "is an assistant's; leave it out")
@@ -100,7 +95,6 @@ class ChatMessage(Body):
             raise fault("tool_call_id", "is missing; give the id of the call")
         if self.role != "tool" and self.tool_call_id is not None:
             raise fault("tool_call_id", "is of messages of role tool; leave it out")
-        return self
 
     def as_turn(self) -> Message:
         """Returns the message for chat templates: one text, and role `system` for `developer`."""

@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from flask import Blueprint, Response, g
 
 from common.operations import operation
-from inference_api.apis.answering import Chats, Requests, begin, encoded, responded
+from inference_api.apis.answering import Chats, begin, encoded, responded
 from inference_api.apis.chat import ChatAnswer, plain_reader
 from inference_api.apis.choosing import Chosen, ModelChoice
 from inference_api.apis.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from inference_api.apis.openai.choices import ChoicesWriter
 from inference_api.apis.openai.wire import ChatCompletion, Completion
 from inference_api.core.generations import Generations
+from inference_api.core.requests import Requests
 from inference_api.core.served_model import ServedModel
 from inference_api.web.caller import read
 from inference_api.web.errors import ROW_REFUSALS

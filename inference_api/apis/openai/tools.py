@@ -1,10 +1,13 @@
-"""Fields about tools: which may be called, and which must be."""
+"""Fields about tools and prompts: which tools may be called and which must be, and how messages
+become a prompt."""
 
 import re
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from inference_api.apis.openai.messages import ChatMessage
+from inference_api.text.chat_prompts import Ending
 from inference_api.tools.events import Mode, Tool
 from inference_api.web.entries import only
 from inference_api.web.fields import Body, fault
@@ -49,10 +52,8 @@ class Function(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    @model_validator(mode="after")
-    def _schema_in_bounds(self) -> "Function":
+    def check(self) -> None:
         check_schema("parameters", self.parameters)
-        return self
 
     def as_tool(self, name: str | None = None) -> Tool:
         return tool_of(name or self.name, self.description, self.parameters, self.strict)
@@ -126,8 +127,9 @@ def choice_of(given: Mode | SaysChoice | None) -> ChosenTools:
     )
 
 
-class ToolFields(ToolBody):
-    """The fields of a chat body about tools."""
+class ConversationFields(ToolBody):
+    """Fields that make a prompt of messages. `continue_final_message` continues the last one; it
+    excludes `add_generation_prompt`."""
 
     tools: (
         Annotated[
@@ -139,6 +141,9 @@ class ToolFields(ToolBody):
     ) = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def offered(self) -> list[Tool]:
@@ -151,3 +156,25 @@ class ToolFields(ToolBody):
     @property
     def allows_several(self) -> bool:
         return self.parallel_tool_calls is not False
+
+    @property
+    def ending(self) -> Ending:
+        if self.continue_final_message:
+            return "open"
+        return "closed" if self.add_generation_prompt is False else "answer"
+
+    def check(self) -> None:
+        super().check()
+        if self.continue_final_message and self.add_generation_prompt:
+            raise fault(
+                "continue_final_message", "comes without add_generation_prompt; give one of the two"
+            )
+
+
+def check_open(message: ChatMessage) -> None:
+    """Raises an error if the last message has no text to continue."""
+    if message.content is None or message.tool_calls or message.role == "tool":
+        raise fault(
+            "continue_final_message",
+            "goes on with a text, which the last message is not; end with a text and without calls",
+        )

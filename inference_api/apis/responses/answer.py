@@ -24,11 +24,14 @@ class OutputText(WireDict):
     annotations: list[Json]
 
 
-class OutputMessage(WireDict):
+class OutputItem(WireDict):
     id: str
+    status: Status
+
+
+class OutputMessage(OutputItem):
     type: Literal["message"]
     role: Literal["assistant"]
-    status: Status
     content: list[OutputText]
 
 
@@ -37,46 +40,36 @@ class ReasoningText(WireDict):
     text: str
 
 
-class OutputReasoning(WireDict):
-    id: str
+class OutputReasoning(OutputItem):
     type: Literal["reasoning"]
-    status: Status
     summary: list[Json]
     content: list[ReasoningText]
 
 
-class OutputCall(WireDict):
-    id: str
+class OutputCall(OutputItem):
     type: Literal["function_call"]
-    status: Status
     call_id: str
     name: str
     namespace: NotRequired[str]
     arguments: str
 
 
-class OutputCustomCall(WireDict):
-    id: str
+class OutputCustomCall(OutputItem):
     type: Literal["custom_tool_call"]
-    status: Status
     call_id: str
     name: str
     namespace: NotRequired[str]
     input: str
 
 
-class OutputShellCall(WireDict):
-    id: str
+class OutputShellCall(OutputItem):
     type: Literal["local_shell_call"]
-    status: Status
     call_id: str
     action: Json
 
 
-class OutputSearchCall(WireDict):
-    id: str
+class OutputSearchCall(OutputItem):
     type: Literal["tool_search_call"]
-    status: Status
     execution: Literal["client"]
     call_id: str
     arguments: Json

@@ -6,7 +6,7 @@ answers unchanged.
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from inference_api.apis.chat import Chat
 from inference_api.apis.openai.field_kinds import ADVISORY
@@ -42,11 +42,9 @@ class TextFormat(Body):
     schema_: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
-    @model_validator(mode="after")
-    def _schema_where_it_belongs(self) -> "TextFormat":
+    def check(self) -> None:
         if (self.type == "json_schema") != (self.schema_ is not None):
             raise fault("schema", "comes with type json_schema; give both or neither")
-        return self
 
 
 class TextOptions(Body):

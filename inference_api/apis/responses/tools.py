@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from inference_api.apis.openai.tools import BY_FORM_OF_CHOICE, ChosenMode, Function
 from inference_api.request import ConstraintSpec
@@ -74,11 +74,9 @@ class CustomFormat(Body):
     syntax: Literal["lark", "regex"] | None = None
     definition: ClientGrammar | Regex | None = None
 
-    @model_validator(mode="after")
-    def _grammar_is_whole(self) -> "CustomFormat":
+    def check(self) -> None:
         if self.type == "grammar" and None in (self.syntax, self.definition):
             raise fault("definition", "comes with syntax and type grammar; give all three")
-        return self
 
     def rule(self) -> str | None:
         """Returns the grammar of the input; None if the input may be any text."""

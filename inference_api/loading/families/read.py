@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from inference_api.errors import StartupError
-from inference_api.loading.config import DEFAULT_MAX_SEQ_LEN, ModelConfig, SwiGluConfig
+from inference_api.loading.config import ModelConfig, SwiGluConfig
 from inference_api.loading.families.deepseek import READERS as OF_DEEPSEEK
 from inference_api.loading.families.deepseek import read_mistral4
 from inference_api.loading.families.ernie import READERS as OF_ERNIE
@@ -34,7 +34,7 @@ from inference_api.loading.families.olmo_like import (
     read_olmo_hybrid,
 )
 from inference_api.loading.families.qwen3_next import READERS as OF_QWEN3_NEXT
-from inference_api.loading.families.ropes import PHI_KINDS, read_rope, read_rotary_dim
+from inference_api.loading.families.ropes import PHI_KINDS
 from inference_api.loading.families.windows import (
     GLOBAL,
     LOCAL,
@@ -102,48 +102,28 @@ def _read_falcon(fields: ConfigFields) -> ModelConfig:
     """Falcon: 7B (one key-value head), 40B and 180B (grouped), and the old sequential layers."""
     if fields.flag("alibi"):
         fields.refuse("alibi", True, "rotary positions (alibi=false)")
-    is_new = fields.flag("new_decoder_architecture")
-    hidden_size = fields.count("hidden_size")
+    is_new, has_bias = fields.flag("new_decoder_architecture"), fields.flag("bias")
+    is_parallel = is_new or fields.flag("parallel_attn", True)
     num_heads = fields.count("num_attention_heads")
-    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
-    max_positions = fields.count("max_position_embeddings", DEFAULT_MAX_SEQ_LEN)
-    vocab_size = fields.count("vocab_size")
     num_kv_heads = fields.count("num_kv_heads", num_heads)
     if not is_new:
         num_kv_heads = 1 if fields.flag("multi_query", True) else num_heads
-    head_dim = max(1, hidden_size // num_heads)
-    is_parallel = is_new or fields.flag("parallel_attn", True)
-    has_bias = fields.flag("bias")
-    return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        ffn_size=fields.count("ffn_hidden_size", 4 * hidden_size),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_positions=max_positions,
+    own = {
+        "attention_bias": has_bias,
+        "mlp_bias": has_bias,
+        "hidden_act": fields.activation("activation", "gelu"),
+        "intermediate_size": fields.count("ffn_hidden_size", 4 * fields.count("hidden_size")),
+        "num_key_value_heads": num_kv_heads,
+        "rms_norm_eps": fields.number("layer_norm_epsilon", 1e-5),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", True),
+    }
+    return replace(
+        read_llama_like(fields.under({**fields.raw, **own}), tensor_names="falcon"),
         norm="layer",
-        norm_eps=fields.number("layer_norm_epsilon", 1e-5),
-        activation=fields.activation("activation", "gelu"),
         is_mlp_gated=False,
-        has_qkv_bias=has_bias,
-        has_out_bias=has_bias,
-        has_mlp_bias=has_bias,
-        has_qk_norm=False,
         is_parallel=is_parallel,
         has_mlp_norm=not is_parallel
         or (is_new and fields.count("num_ln_in_parallel_attn", 2) == 2),
-        is_head_tied=fields.flag("tie_word_embeddings", True),
-        windows=(None,) * num_layers,
-        attention_scale=head_dim**-0.5,
-        embedding_multiplier=1.0,
-        residual_multiplier=1.0,
-        logits_divisor=1.0,
-        ropes=(read_rope(fields, max_positions, head_dim),) * num_layers,
-        rotary_dim=read_rotary_dim(fields, head_dim, usual_share=None),
-        tensor_names="falcon",
-        eos_token_ids=fields.eos_token_ids(vocab_size),
     )
 
 

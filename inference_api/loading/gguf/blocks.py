@@ -1,11 +1,11 @@
-"""Converts tensors of GGUF files to floats, or without rounding to the kernels' blocks.
+"""Reads tensors of GGUF files, as floats or without rounding as the kernels' blocks.
 
 Q8_0, Q4_0, IQ4_NL and MXFP4 have groups of 32 with one scale, like the kernels' blocks, so these
 weights are not rounded again: all four fit int8, and Q4_0 also fits int4. Types whose form the
 kernels support can stay as they are: see `panels`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,13 @@ import numpy as np
 from gguf import GGMLQuantizationType, ReaderTensor
 from numpy.typing import NDArray
 
+from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import PackedWeight, UnusableWeight
 from inference_api.kernels.packing import FILE_BITS
+from inference_api.loading.families.layer_plan import SourceTensor
+from inference_api.loading.gguf.files import read_gguf
+from inference_api.loading.gguf.names import row_order
 from inference_api.loading.gguf.panels import STORED, write_panels
 from inference_api.loading.numbers import MXFP4_BIAS, MXFP4_VALUES, Numbers, Pack
 from inference_api.loading.packing.blocks import (
@@ -27,6 +31,7 @@ from inference_api.loading.packing.blocks import (
     Scales,
     Values,
 )
+from inference_api.loading.stacks import in_stack
 
 ROWS_AT_A_TIME = 2048  # bounds the memory of a conversion
 _Q8_0 = STORED[GGMLQuantizationType.Q8_0]
@@ -105,13 +110,42 @@ class GgufTensor(BlockTensor):
             yield first, values, scales
 
 
-def joined(keys: GgufTensor, values: GgufTensor) -> Numbers:
+def read_parts(
+    file: Path, parts: Mapping[str, SourceTensor]
+) -> Iterator[tuple[str, Numbers | GgufTensor]]:
+    """Yields `parts` by their names in the checkpoint, with rows in our order. Raises
+    StartupError."""
+    model = read_gguf(file)
+
+    def read(tensor: ReaderTensor, number: int = 0) -> GgufTensor:
+        factors = model.factors.get(tensor.name)
+        factor = 1.0 if factors is None else float(factors[number % factors.size])
+        try:
+            return GgufTensor.read(file, tensor, factor)
+        except (OSError, ValueError) as error:
+            raise StartupError([f"{file} is damaged ({error}); get the file again."]) from None
+
+    for name, halves in model.halves.items():
+        if name in parts:
+            yield name, _joined(file, *map(read, halves))
+    for name, tensor in model.tensors.items():
+        if name in parts:
+            order = row_order(model.architecture, parts[name], model.config)
+            single = in_stack(name)
+            weight = read(tensor, 0 if single is None else single.number)
+            yield name, weight.reordered(order) if order else weight
+
+
+def _joined(file: Path, keys: GgufTensor, values: GgufTensor) -> Numbers:
     """Returns one matrix, [heads * (unturned + value_dim), rank]: see `Halves`. Raises
-    UnusableWeight."""
+    StartupError."""
     num_heads, value_dim = values.data.shape[:2]
-    of_keys = keys.numbers().reshape(num_heads, keys.data.shape[1], -1).transpose(0, 2, 1)
-    of_values = values.numbers().reshape(num_heads, value_dim, -1)
-    both = np.concatenate((of_keys, of_values), 1)
+    try:
+        of_keys, of_values = keys.numbers(), values.numbers()
+    except UnusableWeight as error:
+        raise StartupError([f"{file} cannot be loaded: {error}; get the file again."]) from error
+    of_keys = of_keys.reshape(num_heads, keys.data.shape[1], -1).transpose(0, 2, 1)
+    both = np.concatenate((of_keys, of_values.reshape(num_heads, value_dim, -1)), 1)
     return Numbers("F32", both.reshape(-1, both.shape[-1]))
 
 

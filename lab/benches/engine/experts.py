@@ -15,6 +15,7 @@ turn with the servers, as in `make bench-step`.
 """
 
 import argparse
+import re
 import signal
 import sys
 import time
@@ -35,7 +36,7 @@ from inference_api.kernels.packing import FLOAT_BITS, packed_bytes
 from inference_api.loading.checkpoint import describe
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.hardware import physical_cores
-from inference_api.loading.layout import is_exact, linear_weights, num_stacked, parameter_shape
+from inference_api.loading.layout import is_exact, linear_weights, parameter_shape
 from inference_api.loading.memory import Footprint
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.settling import settle
@@ -172,11 +173,18 @@ def answer_bytes(config: ModelConfig, quantization: str, load: Load) -> float:
                 FLOAT_BITS["float32"] if is_exact(name) else FORMS[quantization],
                 *parameter_shape(parts),
             )
-            * _read_share(num_stacked(config, name), 1 if name.startswith(last) else tokens)
+            * _read_share(_num_stacked(config, name), 1 if name.startswith(last) else tokens)
             for name, parts in linear_weights(config).items()
         )
 
     return step_bytes(load.prompt_tokens) + (load.max_tokens - 1) * step_bytes(1)
+
+
+def _num_stacked(config: ModelConfig, name: str) -> int:
+    """Returns how many matrices a parameter stacks: one for each expert, otherwise 1."""
+    found = re.fullmatch(r"layers\.(\d+)\.(up|down)\.weight", name)
+    mixture = None if found is None else config.mixture_of(int(found[1]))
+    return 1 if mixture is None else mixture.num_experts
 
 
 def _read_share(num_stacked: int, tokens: int) -> float:

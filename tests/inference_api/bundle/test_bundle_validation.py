@@ -13,8 +13,11 @@ from openapi_spec_validator import validate
 from common.openapi import rules_of
 from common.openapi_document import describe
 from inference_api.apis.openapi import API
-from inference_api.bundle import validation_route as bundle_validation
+from inference_api.bundle import routes as bundle_routes
 from inference_api.bundle.check import check_bundle
+from inference_api.core.decode_backend import DecodeBackend
+from inference_api.core.input_queue import InputQueue
+from inference_api.core.output_queues import OutputQueues
 from inference_api.loading import checkpoint
 from inference_api.settings import Settings
 from inference_api.settings.bundle_file import read_bundle
@@ -34,7 +37,9 @@ def app_of(settings: Settings) -> Flask:
     app.config["MAX_CONTENT_LENGTH"] = settings.max_content_length_bytes
     register_requests(app, DEFAULT_RULES, on_ignored=lambda field: None)
     register_error_handlers(app, on_error=lambda code: None)
-    app.register_blueprint(bundle_validation.create_blueprint(settings))
+    queue = InputQueue(1, {})
+    backend = DecodeBackend(settings, queue, OutputQueues())
+    app.register_blueprint(bundle_routes.create_blueprint(backend, queue, settings))
     return app
 
 
@@ -174,7 +179,7 @@ def test_one_bundle_is_checked_at_a_time(
         assert go_on.wait(60)
         return check_bundle(*arguments)
 
-    monkeypatch.setattr(bundle_validation, "check_bundle", slow)
+    monkeypatch.setattr(bundle_routes, "check_bundle", slow)
     first = Thread(target=ask, args=(client, SERVED))
     first.start()
     try:

@@ -77,7 +77,7 @@ def test_prompts_before_one_that_is_refused_are_ended_and_noted_once(
     monkeypatch.setattr(server.input_queue, "remove", lambda request: None)  # there is still none
     caller = Caller("request", connection=server.connection)
     with pytest.raises(QueueFull), server.generations.admitted(NAME, caller) as admitted:
-        server.generations.begin_all(admitted, [([1], PARAMS)] * 2)
+        server.generations.begin(admitted, [([1], PARAMS)] * 2)
     assert len(server.output_queues) == 5
     (noted,) = server.recent.newest_first()
     assert (noted.status, noted.error) == (503, "queue_full")
@@ -87,8 +87,8 @@ def test_no_prompt_of_a_call_is_queued_when_one_does_not_fit() -> None:
     server = Server()
     with server.generations.admitted(NAME, Caller("request")) as admitted:
         with pytest.raises(ContextTooLong):
-            server.generations.begin_all(admitted, [([1], PARAMS), ([1] * 64, PARAMS)])
+            server.generations.begin(admitted, [([1], PARAMS), ([1] * 64, PARAMS)])
         with pytest.raises(InvalidRequest, match="no tokens"):
-            server.generations.begin(admitted, [], PARAMS)
+            server.generations.begin(admitted, [([], PARAMS)])
     assert not len(server.input_queue)
     assert nothing_is_left(server)

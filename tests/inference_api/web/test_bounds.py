@@ -7,8 +7,8 @@ import pytest
 
 from inference_api.apis.responses.body import ResponsesBody
 from inference_api.errors import InvalidRequest
-from inference_api.web.bounds import MAX_MEMBERS, MAX_VALUES, check_structure
 from inference_api.web.fields import parse
+from inference_api.web.json_object import MAX_MEMBERS, MAX_VALUES, check_structure
 
 
 @pytest.mark.parametrize(
