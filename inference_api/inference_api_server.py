@@ -35,13 +35,13 @@ from inference_api.pipeline.model import bring_up as bring_up_split
 from inference_api.settings import ModelSettings, Settings, load_settings
 from inference_api.watch import dashboard_route as dashboard
 from inference_api.watch import health_route as health
-from inference_api.watch import metrics_route as metrics_routes
 from inference_api.watch import speed_route as speed
 from inference_api.watch.bundle_metrics import BundleCollector
 from inference_api.watch.cluster_state import ClusterState
 from inference_api.watch.live_state import LiveState
 from inference_api.watch.log_lines import LogLines
 from inference_api.watch.metrics import ServerMetrics, ServerState
+from inference_api.watch.metrics import create_blueprint as create_metrics
 from inference_api.watch.recent_requests import RecentRequests
 from inference_api.watch.telemetry import Tracing
 from inference_api.web.auth import needs_token, register_token_check
@@ -134,7 +134,7 @@ def create_server(
     app.extensions[EXTENSION] = server
     for blueprint in (*_inference_routes(server, generations), *_operator_routes(server)):
         app.register_blueprint(blueprint)
-    app.register_blueprint(metrics_routes.create_blueprint(metrics.registry))
+    app.register_blueprint(create_metrics(metrics.registry))
     optimizer_mode = "stateful" if optimizer_settings.stateful else "stateless"
     app.register_blueprint(_dashboard(server, metrics, recent, optimizer_mode))
     app.register_blueprint(create_optimizer_blueprint(optimizer, optimizer_settings))

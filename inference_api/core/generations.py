@@ -7,7 +7,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from common.disconnects import DisconnectWatcher
@@ -177,25 +177,17 @@ class TextGeneration:
         return event
 
 
+@dataclass(frozen=True, slots=True)
 class Generations:
     """Starts generations and reports them to observers. Any request thread may call it."""
 
-    def __init__(
-        self,
-        backend: DecodeBackend,
-        input_queue: InputQueue,
-        output_queues: OutputQueues,
-        watcher: DisconnectWatcher,
-        observers: Sequence[Observer],
-        on_token_gap: Callable[[str, float], None],
-    ) -> None:
-        """`on_token_gap` is called with the model and each inter-token latency in seconds."""
-        self._backend = backend
-        self._input_queue = input_queue
-        self._output_queues = output_queues
-        self._watcher = watcher
-        self._observers = observers
-        self._on_token_gap = on_token_gap
+    backend: DecodeBackend
+    input_queue: InputQueue
+    output_queues: OutputQueues
+    watcher: DisconnectWatcher
+    observers: Sequence[Observer]
+    on_token_gap: Callable[[str, float], None]
+    """Called with the model and each inter-token latency in seconds."""
 
     @contextmanager
     def admitted(self, model: str, caller: Caller) -> Iterator[Admitted]:
@@ -204,11 +196,11 @@ class Generations:
         NotReady, Draining, BackendFailed and QueueFull."""
         came_s = time.monotonic()
         try:
-            self._backend.check_admission()
-            self._input_queue.check_room(model)
-            yield Admitted(self._backend.served[model], caller, came_s)
+            self.backend.check_admission()
+            self.input_queue.check_room(model)
+            yield Admitted(self.backend.served[model], caller, came_s)
         except HearthError as error:
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.refused(caller, model, error)
             raise
 
@@ -247,21 +239,21 @@ class Generations:
             except QueueFull:
                 if before.is_abandoned:
                     raise
-            self._input_queue.wait_for_room(admitted.model.name, EVENT_WAIT_S)
+            self.input_queue.wait_for_room(admitted.model.name, EVENT_WAIT_S)
         return self._queue(admitted, prompt, params, is_first=True)
 
     def _queue(
         self, admitted: Admitted, prompt: Prompt, params: GenerationParams, is_first: bool
     ) -> TextGeneration:
         model, caller = admitted.model, admitted.caller
-        self._backend.check_admission()
-        self._input_queue.check_room(model.name, is_first)  # before the work of compiling
-        timeline = Timeline(admitted.came_s, partial(self._on_token_gap, model.name))
+        self.backend.check_admission()
+        self.input_queue.check_room(model.name, is_first)  # before the work of compiling
+        timeline = Timeline(admitted.came_s, partial(self.on_token_gap, model.name))
         text = TextStream(model.tokenizer, params.kept_token_ids)
         stop = StopMatcher(params.stop_strings, params.min_tokens, params.includes_stop)
         with ExitStack() as unless_queued:
-            output = self._output_queues.open(model.name, params.session_id)
-            unless_queued.callback(self._output_queues.close, output)
+            output = self.output_queues.open(model.name, params.session_id)
+            unless_queued.callback(self.output_queues.close, output)
             request = request_of(admitted, output, prompt, params)
             generation = TextGeneration(request, text, stop, timeline)
             unless_queued.callback(generation.close)
@@ -277,19 +269,19 @@ class Generations:
         is_first: bool,
     ) -> None:
         def hang_up() -> None:
-            self._backend.cancel(request)
+            self.backend.cancel(request)
             generation.abandon()
 
         generation.at_end(lambda: self._tell_end(generation, caller))
-        generation.at_end(lambda: self._backend.cancel(request))
-        self._input_queue.put(request, is_first)
+        generation.at_end(lambda: self.backend.cancel(request))
+        self.input_queue.put(request, is_first)
         if caller.connection is not None:
-            generation.at_end(self._watcher.watch(caller.connection, hang_up))
+            generation.at_end(self.watcher.watch(caller.connection, hang_up))
 
     def _tell_end(self, generation: TextGeneration, caller: Caller) -> None:
         """Report the end of a generation to all observers, if it had started."""
         if generation.has_started:
             record, session_id = generation.record(), generation.session_id
             ended = EndedGeneration(record, caller, session_id, generation.error)
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.ended(ended)

@@ -14,29 +14,7 @@ KEYS_AND_VALUES = 2
 
 NormKind = Literal["rms", "layer"]
 RopeKind = Literal["default", "linear", "llama3", "longrope", "proportional", "yarn"]
-TensorNames = Literal[
-    "ernie4_5",
-    "falcon",
-    "falcon_h1",
-    "gemma3",
-    "gemma4",
-    "glm4",
-    "gpt_oss",
-    "granite_hybrid",
-    "granite_hybrid_split",
-    "hunyuan",
-    "kimi_linear",
-    "lfm2",
-    "llama",
-    "mixtral",
-    "nemotron_h",
-    "olmo2",
-    "olmo_hybrid",
-    "phi3",
-    "qwen3_5",
-    "qwen3_next",
-    "qwen3_next_split",
-]
+TensorNames = str  # a key of `SCHEMES`
 Scoring = Literal["softmax", "sigmoid"]
 QuantisedForm = Literal["float8", "int8", "packed", "awq", "gptq", "mxfp4", "nvfp4", "nvfp4_packed"]
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")

@@ -7,6 +7,7 @@ Rows may advance while they are read, so the rows of an answer can be a step apa
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -31,34 +32,27 @@ ERRORS = "inference_errors_total"
 Json = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
 class LiveState:
     """Reads the state. Any thread; keeps none of its own."""
 
-    def __init__(
-        self,
-        backend: DecodeBackend,
-        input_queue: InputQueue,
-        registry: CollectorRegistry,
-        settings: Settings,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._backend = backend
-        self._input_queue = input_queue
-        self._registry = registry
-        self._settings = settings
-        self._clock = clock
+    backend: DecodeBackend
+    input_queue: InputQueue
+    registry: CollectorRegistry
+    settings: Settings
+    clock: Callable[[], float] = time.monotonic
 
     def dump(self) -> Json:
-        now_s, snapshot = self._clock(), self._backend.snapshot
+        now_s, snapshot = self.clock(), self.backend.snapshot
         totals = snapshot.totals
         return {
             "at_s": now_s,
             "server": self._server(),
             "rows": self._rows(now_s),
             "queue": {
-                "waiting": len(self._input_queue),
+                "waiting": len(self.input_queue),
                 "paused": snapshot.paused,
-                "capacity": self._settings.queue_capacity,
+                "capacity": self.settings.queue_capacity,
             },
             "totals": {
                 "steps": totals.steps,
@@ -67,21 +61,21 @@ class LiveState:
             },
             "speculation": self._speculation(),
             "kv_cache": self._kv_cache(),
-            "bundle": bundle_state(self._backend, self._input_queue, self._settings),
+            "bundle": bundle_state(self.backend, self.input_queue, self.settings),
             "latencies": {name: self._histogram(metric) for name, metric in LATENCIES.items()},
             "finished": self._counts(REQUESTS, "finish_reason"),
             "errors": self._counts(ERRORS, "code"),
         }
 
     def _server(self) -> Json:
-        backend = self._backend
-        default = self._settings.default_model
+        backend = self.backend
+        default = self.settings.default_model
         is_loaded = backend.phase in (Phase.READY, Phase.DRAINING)
         return {
             "phase": str(backend.phase),
             "reason": backend.unhealthy_reason(),
             "models": list(backend.served) if is_loaded else [],
-            "has_router": self._settings.has_router,
+            "has_router": self.settings.has_router,
             "context_tokens": backend.served[default.name].max_seq_len if is_loaded else None,
             "resident_bytes": resident_memory_bytes(),
         }
@@ -89,17 +83,17 @@ class LiveState:
     def _rows(self, now_s: float) -> list[Json | None]:
         """Returns the rows. Members of a bundle share rows, so there the busy ones come first,
         without fixed places."""
-        users = list(self._backend.users)
+        users = list(self.backend.users)
         rows = [None if user is None else self._row(user, now_s) for user in users]
-        if self._settings.bundle is None:
+        if self.settings.bundle is None:
             return rows
         busy = [row for row in rows if row]
-        return [*busy, *[None] * (self._backend.max_users - len(busy))]
+        return [*busy, *[None] * (self.backend.max_users - len(busy))]
 
     def _row(self, row: UserRow, now_s: float) -> Json:
         caller = row.request.caller
         prompt_tokens = len(row.request.prompt_tokens)
-        model = {"model": row.request.model} if len(self._backend.served) > 1 else {}
+        model = {"model": row.request.model} if len(self.backend.served) > 1 else {}
         return model | {
             "session_id": row.session_id,
             "request_id": caller and caller.request_id,
@@ -122,13 +116,13 @@ class LiveState:
                 "generated_tokens": each.totals.generated_tokens,
                 "decoded_rows": decoded_rows.get(model, 0),
             }
-            for model, each in self._backend.snapshot.models.items()
+            for model, each in self.backend.snapshot.models.items()
         }
 
     def _kv_cache(self) -> Json:
         """Returns for each loaded model its pages by holder, and the tokens for which each page has
         room if a page of every group is used."""
-        models = dict(self._backend.models)  # copied at once, because members come and go
+        models = dict(self.backend.models)  # copied at once, because members come and go
         pages = {name: model.rows.pages for name, model in models.items()}
         return {
             name: {"held_pages": each.num_held, "cached_pages": each.num_cached}
@@ -156,7 +150,7 @@ class LiveState:
         return counts
 
     def _samples(self, names: list[str]) -> Iterable[Sample]:
-        for metric in self._registry.restricted_registry(names).collect():
+        for metric in self.registry.restricted_registry(names).collect():
             yield from metric.samples
 
 

@@ -9,18 +9,22 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+from flask import Blueprint, Response
 from prometheus_client import (
+    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     GCCollector,
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from common.operations import operation
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import EndedGeneration, Observer
 from inference_api.core.served_model import StepTotals
@@ -331,3 +335,14 @@ class _Totals(Collector):
                     if sample.name == f"{family.name}_sum":
                         counter.add_metric([sample.labels[MODEL]], sample.value)
             yield counter
+
+
+def create_blueprint(registry: CollectorRegistry) -> Blueprint:
+    blueprint = Blueprint("metrics", __name__)
+
+    @blueprint.get("/metrics")
+    @operation("Metrics in Prometheus' text format.", {200: "text/plain"})
+    def metrics() -> Response:
+        return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+    return blueprint

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from inference_api.loading.config import MixtureConfig, ModelConfig, TensorNames
+from inference_api.loading.config import MixtureConfig, ModelConfig
 from inference_api.loading.families.fields import ConfigFields
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mamba import MAMBA, MAMBA_DEFAULTS, read_mamba
@@ -17,7 +17,7 @@ def read_granite_hybrid(fields: ConfigFields) -> ModelConfig:
     """A model without experts has only the MLP that other models have besides them. Missing fields
     have the values of transformers' GraniteMoeHybridConfig."""
     fields = fields.or_else(_DEFAULTS)
-    names: TensorNames = "granite_hybrid_split" if fields.flag(IS_SPLIT) else "granite_hybrid"
+    names = "granite_hybrid_split" if fields.flag(IS_SPLIT) else "granite_hybrid"
     has_experts = fields.count("num_local_experts", least=0) > 0
     shared = fields.count("shared_intermediate_size")
     if not has_experts:

@@ -21,7 +21,7 @@ def _read_qwen3_next(fields: ConfigFields) -> ModelConfig:
     """Missing fields have the values of transformers' Qwen3NextConfig."""
     own = {"intermediate_size": 5632, "norm_topk_prob": True, "num_experts_per_tok": 10}
     fields = fields.or_else(_DEFAULTS | own)
-    names: TensorNames = "qwen3_next_split" if fields.flag(IS_SPLIT) else "qwen3_next"
+    names = "qwen3_next_split" if fields.flag(IS_SPLIT) else "qwen3_next"
     return _read(fields, names, _read_mixture)
 
 

@@ -31,6 +31,7 @@ from inference_api.loading.gguf.names import (
     rows_of_fused,
     squeezed,
 )
+from inference_api.loading.gguf.panels import STORED
 from inference_api.loading.layout import EMBEDDING, StoredTensor, Tensors, mtp_plan, weight_plan
 from inference_api.loading.numbers import FLOATS
 from inference_api.loading.stacks import in_stack
@@ -46,14 +47,7 @@ PART = re.compile(r"(?P<model>.+)-\d{5}-of-\d{5}\.gguf")
 MAX_PARTS = 65_535  # files of a split model; the count has 16 bits
 
 # Types that the package converts to floats.
-TYPES = frozenset(
-    GGMLQuantizationType[name]
-    for name in (
-        *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "NVFP4"),
-        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "IQ1_S", "IQ1_M"),
-        *("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
-    )
-)
+TYPES = {*STORED, *(GGMLQuantizationType[name] for name in (*FLOATS, "TQ1_0", "TQ2_0"))}
 
 
 class Halves(NamedTuple):

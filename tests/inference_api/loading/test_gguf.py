@@ -20,10 +20,10 @@ from inference_api.loading import checkpoint
 from inference_api.loading.config import RopeConfig
 from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.gguf.blocks import GgufTensor
+from inference_api.loading.gguf.config import llama3_rope
 from inference_api.loading.gguf.files import TYPES as STORED_TYPES
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.names import row_order
-from inference_api.loading.gguf.rope_factors import llama3_rope
 from inference_api.loading.layout import is_exact, linear_weights, weight_bytes, weight_plan
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import place_own_pages

@@ -17,8 +17,8 @@ from inference_api.engine.cuda.parameters import load_torch_parameters
 from inference_api.errors import StartupError
 from inference_api.loading import checkpoint
 from inference_api.loading.files import read_headers, shape_faults, weight_files
+from inference_api.loading.gguf.config import llama3_rope
 from inference_api.loading.gguf.files import read_gguf
-from inference_api.loading.gguf.rope_factors import llama3_rope
 from inference_api.loading.gguf.tokenizer import vocabulary
 from inference_api.loading.options import EngineOptions
 from inference_api.text.tokens import load_tokenizer
