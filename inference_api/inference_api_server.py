@@ -245,6 +245,7 @@ def _state(
         depths=snapshot.depths,
         step_times=StepTimes() if served is None else served.step_times,
         pages=snapshot.pages,
+        draft_pages=snapshot.draft_pages,
     )
 
 

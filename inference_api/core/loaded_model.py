@@ -12,6 +12,7 @@ from inference_api.core.plan import PlannedStep, StepPlanner, chunk_tokens
 from inference_api.core.rows import RowTable
 from inference_api.core.served_model import ServedModel
 from inference_api.core.state.bound_pages import BoundRowPages, ChunkMemory
+from inference_api.core.state.pool import NO_PAGES
 from inference_api.core.state.row_pages import Reuse, RowPages
 from inference_api.core.state.stored_pages import READ_WAIT_S
 from inference_api.core.status import ModelSnapshot
@@ -147,8 +148,9 @@ def snapshot_of(served: ServedModel, models: Mapping[str, LoadedModel]) -> Model
     if model is None:
         return ModelSnapshot(totals=totals, depths=served.depths.copy())
     rows = model.rows
-    num_paused, pages = len(rows.paused), rows.pages.counts
-    return ModelSnapshot(len(rows), num_paused, pages, totals, served.depths.copy())
+    pages, draft_pages = [*(each.counts for each in model.all_pages), NO_PAGES][:2]
+    depths = served.depths.copy()
+    return ModelSnapshot(len(rows), len(rows.paused), pages, draft_pages, totals, depths)
 
 
 def row_pages(runner: ModelRunner, settings: Settings) -> RowPages:

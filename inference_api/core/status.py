@@ -27,6 +27,7 @@ class ModelSnapshot:
     busy_rows: int = 0
     paused: int = 0  # requests that wait for pages to resume
     pages: PageCounts = NO_PAGES  # none while the model is not in memory
+    draft_pages: PageCounts = NO_PAGES  # none without a draft model
     totals: StepTotals = field(default_factory=StepTotals)
     depths: DraftDepths = field(default_factory=DraftDepths)
 

@@ -52,6 +52,7 @@ class ServerState:
     depths: DraftDepths = field(default_factory=DraftDepths)
     step_times: StepTimes = field(default_factory=StepTimes)
     pages: PageCounts = NO_PAGES
+    draft_pages: PageCounts = NO_PAGES
 
 
 # Keyed by name: the help text, and the value.
@@ -68,6 +69,18 @@ GAUGES: Gauges = {
         lambda state: state.pages.cached,
     ),
     "inference_pages_free": ("Pages that hold nothing.", lambda state: state.pages.free),
+    "inference_draft_pages_held": (
+        "Pages of the draft model that rows hold.",
+        lambda state: state.draft_pages.held,
+    ),
+    "inference_draft_pages_cached": (
+        "Pages of the draft model that no row holds, kept for prompts that begin alike.",
+        lambda state: state.draft_pages.cached,
+    ),
+    "inference_draft_pages_free": (
+        "Pages of the draft model that hold nothing.",
+        lambda state: state.draft_pages.free,
+    ),
     "inference_sessions": ("Sessions with an open stream.", lambda state: state.sessions),
 }
 VLLM_GAUGES: Gauges = {

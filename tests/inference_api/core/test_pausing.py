@@ -98,8 +98,10 @@ class Server:
         return events
 
     def check_that_all_pages_are_free(self) -> None:
-        model = self.backend.models[NAME]
+        model, told = self.backend.models[NAME], self.backend.snapshot.models[NAME]
         assert (len(model.rows), model.rows.paused) == (0, [])
+        counts = [told.pages, told.draft_pages][: len(model.all_pages)]
+        assert counts == [pages.counts for pages in model.all_pages]
         for pages in model.all_pages:
             assert pages.num_held == 0
             pages.forget_cached()

@@ -11,6 +11,7 @@ from inference_api._mock_inference_api_server import create_test_server
 from inference_api.core.draft_depths import DraftDepths
 from inference_api.core.record import EndedGeneration, GenerationRecord
 from inference_api.core.served_model import StepTotals
+from inference_api.core.state.pool import PageCounts
 from inference_api.inference_api_server import server_of
 from inference_api.request import Caller, GenerationRequest, OutputQueue, SessionId
 from inference_api.settings import Settings
@@ -114,6 +115,15 @@ def test_usage_of_the_cache_counts_pages_that_rows_hold() -> None:
     rows.free(row)  # the page stays for a prompt that goes on, until it is needed
     backend._publish(0.0)
     assert scrape(app.test_client())[name] == 0.0
+
+
+def test_pages_of_a_model_and_of_its_draft_model_are_told_apart() -> None:
+    state = replace(STATE, pages=PageCounts(1, 2, 3), draft_pages=PageCounts(4, 5, 6))
+    registry = ServerMetrics(["m"], lambda name: state).registry
+    names = [f"inference_{of}pages_{kind}" for of in ("", "draft_") for kind in PageCounts._fields]
+    labels = {"model_name": "m"}
+    assert [registry.get_sample_value(name, labels) for name in names] == [1, 2, 3, 4, 5, 6]
+    assert registry.get_sample_value("vllm:kv_cache_usage_perc", labels) == 1 / 6
 
 
 def test_cancelled_request_is_an_aborted_one_to_vllm() -> None:
