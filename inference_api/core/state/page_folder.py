@@ -211,7 +211,9 @@ class PageFolder:
 
     def _trim(self) -> None:
         while self._num_bytes > self._max_bytes:
-            self._remove(next(iter(self._stored)))
+            with self._lock:  # readers move and remove entries meanwhile
+                oldest = next(iter(self._stored), b"")
+            self._remove(oldest)
 
     def _remove(self, key: bytes) -> None:
         with self._lock:

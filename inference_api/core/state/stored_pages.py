@@ -15,7 +15,7 @@ from inference_api.runner import PageLayout
 READ_BYTES = 2**23  # so much is read at once, or a page more
 PREPARED_BYTES = 2**27  # free pages that have memory already
 READ_WAIT_S = 0.01  # a turn without work waits so long for it
-MAX_WAIT_S = 5.0  # the same, of a row that needs its pages
+MAX_WAIT_S = 5.0  # nothing waits longer for it
 WRITTEN_BYTES = 2**21  # a turn hands so much to the writer, or a page more
 
 
@@ -63,8 +63,13 @@ class ReadAhead(NamedTuple):
     root: Hashable
     tokens: bytes
     held: Sequence[int]  # pages of these nodes, so that none is evicted meanwhile
+    until_s: float  # nobody waits longer, for the disk may be stuck
     reads: Sequence[Read]
     ahead: deque[StoredPage]  # what a row waits for
+
+    @property
+    def left_s(self) -> float:
+        return max(self.until_s - time.monotonic(), 0.0)
 
 
 class StoredPages:
@@ -115,21 +120,27 @@ class StoredPages:
 
     def read(self, root: Hashable, tokens: bytes, ahead: deque[StoredPage]) -> None:
         """Have pages that `ahead` has returned for these tokens read, the first ones first. Those
-        that are in the tree leave `ahead`. Clears it if one cannot be read."""
+        that are in the tree leave `ahead`. Clears it if one cannot be read, or if those of another
+        prompt are read for too long."""
         if not ahead:
             return
         self.settle()
         nodes = self._tree.walk(root, tokens)
         while ahead and ahead[0].number < len(nodes):
             ahead.popleft()
-        if not ahead or self._reading is not None:
+        if not ahead:
+            return
+        if self._reading is not None:
+            if not self._reading.left_s:
+                ahead.clear()
             return
         held = [number for node in nodes for number in _pages_of(node)]
         for number in held:
             self._pool.share(number)
         reads = self._start(ahead) if ahead[0].number == len(nodes) else ()
         if reads:
-            self._reading = ReadAhead(root, tokens, held, reads, ahead)
+            until_s = time.monotonic() + MAX_WAIT_S
+            self._reading = ReadAhead(root, tokens, held, until_s, reads, ahead)
         else:
             self._drop(held)
             ahead.clear()
@@ -158,7 +169,8 @@ class StoredPages:
 
     def finish(self) -> None:
         """Wait until nothing is read or prepared, so that no page is held for it."""
-        self.settle(MAX_WAIT_S)
+        if self._reading is not None:
+            self.settle(self._reading.left_s)
         if self._preparing is not None:
             self._folder.wait([self._preparing.is_done], MAX_WAIT_S)
             self._end_preparing()

@@ -1,11 +1,14 @@
 """What the disk keeps of prompts changes no text: after a restart, without memory, or damaged."""
 
+from functools import partial
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
 
+from inference_api.core.loaded_model import LoadedModel
 from inference_api.core.state import stored_pages
 from inference_api.core.state.page_folder import PageFolder
 from inference_api.engine.kernel_runner import KernelRunner
@@ -142,3 +145,29 @@ def test_salts_share_nothing_on_disk(folder: Path, tmp_path: Path) -> None:
         server.stop()
         assert (server.reused_tokens > 0) == is_found
     assert said[0] == said[1] == said[2]
+
+
+def test_a_disk_that_is_stuck_holds_up_no_row(
+    folder: Path, forgetful: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, goes_on, read = [text(110, 150), text(111, 150)], Event(), PageFolder._read
+
+    def is_done(model: LoadedModel) -> bool:
+        model.wait_for_pages()
+        return not model.rows.pages.num_held
+
+    def read_late(*given: Any) -> bool:
+        assert goes_on.wait(60)
+        return read(*given)
+
+    monkeypatch.setattr(stored_pages, "MAX_WAIT_S", 0.0)
+    for _ in range(2):
+        server = with_disk(folder, tmp_path)
+        monkeypatch.setattr(PageFolder, "_read", read_late)
+        assert server.answers(prompts) == forgetful.answers(prompts)
+        assert server.reused_tokens == 0
+        model = server.backend.models[NAME]
+        goes_on.set()
+        eventually(partial(is_done, model))
+        server.stop()
+        goes_on.clear()

@@ -1,14 +1,16 @@
 """Records on disk are whole or gone, the oldest go first, and a restart finds the others."""
 
 import os
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.core.state.page_folder import HEADER_BYTES, PageFolder, PageRecord
+from inference_api.core.state.page_folder import HEADER_BYTES, PageFolder, PageRecord, Stored
 
 CONTENT = bytes(range(100))
 FILE_BYTES = HEADER_BYTES + len(CONTENT)
@@ -145,3 +147,23 @@ def test_a_folder_must_be_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
         PageFolder(tmp_path / "file", 10**6)
+
+
+def test_nobody_touches_the_order_of_records_while_another_thread_may(tmp_path: Path) -> None:
+    """Readers move what they read to its end: a writer that looked meanwhile would die of it."""
+    kept = PageFolder(tmp_path, 3 * FILE_BYTES)
+
+    class Guarded(OrderedDict[bytes, Stored]):
+        def __getattribute__(self, name: str) -> Any:
+            assert kept._lock.locked()
+            return super().__getattribute__(name)
+
+        def __iter__(self) -> Iterator[bytes]:
+            assert kept._lock.locked()
+            return super().__iter__()
+
+    kept._stored = Guarded()
+    for number in range(9):
+        assert kept.put(PageRecord(key_of(number), number + 1, CONTENT), timeout_s=60)
+    kept.close()
+    assert found(tmp_path, range(9)) == [6, 7, 8]
