@@ -9,6 +9,8 @@ from pydantic import Field
 from inference_api.request import DEFAULTED, SamplingParams
 from inference_api.web.fields import ANY_SIZE, MAX_INTEGER, AskedSpeculation, Body
 
+Salt = Annotated[str, Field(max_length=256)]
+
 
 class SampledBody(Body):
     """Base class of bodies that generate tokens. A model may have defaults for absent fields."""
@@ -21,6 +23,7 @@ class SampledBody(Body):
     min_p: Annotated[float, Field(ge=0, le=1), ANY_SIZE] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10), ANY_SIZE] | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    cache_salt: Salt | None = None
     speculation: AskedSpeculation = None
 
     @property

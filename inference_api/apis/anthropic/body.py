@@ -206,6 +206,7 @@ class MessagesBody(SampledBody, CountBody):
         return GenerationParams(
             max_tokens=self.max_tokens,
             stop_strings=tuple(self.stop_sequences or ()),
+            cache_salt=self.cache_salt or "",
             speculation=self.speculation or "auto",
             constraint=self.constraint(),
             sampling=self.sampling(),

@@ -17,6 +17,7 @@ from inference_api.apis.openai.bodies import (
 from inference_api.apis.openai.field_kinds import UNSERVED_OF_EMBEDDINGS
 from inference_api.request import GenerationParams, Pooling, SamplingParams
 from inference_api.web.fields import MAX_INTEGER, Unserved
+from inference_api.web.sampling import Salt
 from inference_api.web.wire import WireDict
 
 MAX_INPUTS = 2048  # OpenAI's
@@ -44,6 +45,7 @@ class EmbeddingsBody(RequestBody):
     dimensions: int | None = Field(None, ge=1, le=MAX_INTEGER)
     pooling: Pooling | None = None
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    cache_salt: Salt | None = None
 
     def inputs(self) -> list[str | list[int]]:
         return prompts_of(self.input)
@@ -54,6 +56,7 @@ class EmbeddingsBody(RequestBody):
             max_tokens=1,
             pooling=self.pooling or "mean",
             priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
             speculation="off",
             sampling=SamplingParams(temperature=0.0),
         )

@@ -31,7 +31,6 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
 MAX_SCORES = 1024  # log probabilities for each token of prompts and answers
 MAX_PRIORITY = 1000
-MAX_SALT_CHARS = 256
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 
 TOKEN_ID = re.compile("[0-9]{1,10}")
@@ -96,8 +95,6 @@ class StreamOptions(Body):
 class GenerationBody(Constrained, SampledBody, RequestBody):
     """Fields that completions and chat share."""
 
-    advisory: ClassVar[frozenset[str]] = ADVISORY - {"cache_salt"}
-
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1, le=MAX_INTEGER)
     presence_penalty: Annotated[float, Field(ge=-2, le=2), ANY_SIZE] | None = None
@@ -113,7 +110,6 @@ class GenerationBody(Constrained, SampledBody, RequestBody):
     ignore_eos: bool | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    cache_salt: str | None = Field(None, max_length=MAX_SALT_CHARS)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

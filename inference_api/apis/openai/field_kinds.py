@@ -9,7 +9,6 @@ from inference_api.web.fields import Unserved
 ADVISORY = frozenset(
     {
         "cache_control",
-        "cache_salt",
         "client_metadata",
         "early_stopping",
         "guided_decoding_backend",

@@ -130,6 +130,7 @@ class ResponsesBody(ToolBody, SampledBody):
     def _params(self) -> GenerationParams:
         return GenerationParams(
             max_tokens=self.max_output_tokens,
+            cache_salt=self.cache_salt or "",
             speculation=self.speculation or "auto",
             constraint=None if self.text is None else self.text.constraint(),
             sampling=self.sampling(),
