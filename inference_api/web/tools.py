@@ -17,10 +17,10 @@ MAX_TOOL_BYTES = 256 * 1024  # size of all tools together, as JSON
 MAX_CALLS_OF_A_TURN = 128
 OBJECT = {"type": "object"}
 
-FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,128}$")]  # Anthropic's bound
 Description = Annotated[str, Field(max_length=16_384)]
 CalledName = Annotated[str, Field(min_length=1, max_length=256)]  # another server may have called
-CallId = Annotated[str, Field(max_length=256)]
+CallId = Annotated[str, Field(max_length=16_384)]  # gateways put signatures of thoughts there
 
 
 class ChosenTools(NamedTuple):

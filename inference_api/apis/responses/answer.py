@@ -297,7 +297,8 @@ class ResponseWriter:
         self, status: Literal["in_progress", "completed", "incomplete", "failed"], items: list[Item]
     ) -> ResponseAnswer:
         body = self.body
-        asked = body.model_dump(by_alias=True, exclude_none=True)
+        shown = {"text", "tool_choice", "tools"}  # and no `input`, which may be megabytes
+        asked = body.model_dump(by_alias=True, exclude_none=True, include=shown, warnings=False)
         return {
             "id": self.response_id,
             "object": "response",

@@ -34,8 +34,6 @@ _COMMAND = {  # the action of a `local_shell_call`, as OpenAI documents it
     "required": ["command"],
 }
 
-Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
-
 
 def flat_name(namespace: str | None, name: str) -> str:
     """Returns the name in the prompt of a tool in a namespace."""
@@ -131,7 +129,7 @@ class Namespace(Body):
     """Tools from one source, such as an MCP server."""
 
     type: Literal["namespace"]
-    name: Name
+    name: FunctionName
     description: Description | None = None
     tools: Annotated[
         list[PlainTool],

@@ -2,18 +2,24 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from inference_api.apis.anthropic.answer import MessageWriter, _input
+from inference_api.apis.anthropic.body import MessagesBody
 from inference_api.apis.chat import ChatAnswer
+from inference_api.apis.embeddings.body import EmbeddingsBody
+from inference_api.apis.openai.bodies import ChatBody, CompletionBody
 from inference_api.apis.responses.answer import ResponseWriter
 from inference_api.apis.responses.body import ResponsesBody
+from inference_api.errors import InvalidRequest
 from inference_api.request import FinishReason
 from inference_api.tools.answers import AnswerReader, Thought
 from inference_api.tools.formats import hermes
+from inference_api.web.fields import Body, Json, parse
 from tests.e2e.test_responses import events_of
 
 PIECES = [
@@ -136,3 +142,82 @@ def test_events_of_thoughts_are_those_of_thinking() -> None:
 )
 def test_arguments_are_an_object_whatever_a_model_wrote(arguments: str, given: object) -> None:
     assert _input(arguments) == given
+
+
+@pytest.mark.parametrize(("name_chars", "id_chars"), [(128, 16_384), (129, 1), (1, 16_385)])
+def test_names_and_ids_may_be_as_long_as_other_servers_make_them(
+    name_chars: int, id_chars: int
+) -> None:
+    name, call_id = "f" * name_chars, "c" * id_chars
+    function = {"name": name, "arguments": "{}"}
+    of_function = {"type": "function", "name": name}
+    bodies: dict[type[Body], Json] = {
+        ChatBody: {
+            "tools": [{"type": "function", "function": {"name": name}}],
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"id": call_id, "function": function}]},
+                {"role": "tool", "tool_call_id": call_id, "content": "1"},
+            ],
+        },
+        ResponsesBody: {
+            "tools": [{"type": "namespace", "name": name, "tools": [of_function]}],
+            "input": [
+                {"type": "function_call", "call_id": call_id, **function},
+                {"type": "function_call_output", "call_id": call_id, "output": "1"},
+            ],
+        },
+        MessagesBody: {
+            "max_tokens": 1,
+            "tools": [{"name": name, "input_schema": {}}],
+            "messages": [
+                {"role": "assistant", "content": [
+                    {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                ]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call_id}]},
+            ],
+        },
+    }  # fmt: skip
+    for kind, body in bodies.items():
+        is_within = (name_chars, id_chars) == (128, 16_384)
+        with nullcontext() if is_within else pytest.raises(InvalidRequest):
+            parse(kind, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("salt", ["s", "x" * 256, "x" * 257])
+def test_no_route_that_reads_a_prompt_drops_its_salt(salt: str) -> None:
+    """Else what was remembered of the prompt would be shared, which the caller asked not to be."""
+    said = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    bodies: dict[type[Body], Json] = {
+        ChatBody: said,
+        MessagesBody: said,
+        ResponsesBody: {"input": "a"},
+        CompletionBody: {"prompt": "a"},
+        EmbeddingsBody: {"input": "a"},
+    }
+    for kind, body in bodies.items():
+        data = json.dumps(body | {"cache_salt": salt}).encode()
+        if len(salt) > 256:
+            with pytest.raises(InvalidRequest, match="cache_salt"):
+                parse(kind, data)
+            continue
+        read: Any = parse(kind, data)
+        params: Any = read.chat().params if kind is ResponsesBody else read.params()
+        (one,) = params if isinstance(params, list) else [params]
+        assert one.cache_salt == salt
+
+
+def test_a_response_shows_every_kind_of_tool_as_it_was_sent() -> None:
+    """Warnings are errors here: servers would write them beside their log."""
+    custom = {"type": "custom", "name": "c", "format": {"type": "text"}}
+    tools = [
+        {"type": "function", "name": "f", "parameters": {"type": "object"}},
+        custom,
+        {"type": "local_shell"},
+        {"type": "tool_search", "execution": "client"},
+        {"type": "namespace", "name": "n", "tools": [custom]},
+    ]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "c"}]}
+    sent = {"model": "m", "input": "hi", "tools": tools, "tool_choice": choice}
+    body = ResponsesBody.model_validate(sent)
+    told = ResponseWriter("resp_1", "m", 5, body).whole([answer()])
+    assert (told["tools"], told["tool_choice"]) == (tools, choice)
