@@ -11,7 +11,7 @@ from pydantic_core import from_json
 
 from proxy.clients.request_head import RequestHead
 from proxy.clients.usage_question import may_ask
-from proxy.errors import BodyTooLarge, ProxyError
+from proxy.errors import BadRequest, BodyTooLarge, ProxyError
 
 # What is read of a body before an upstream is chosen: enough for a prompt of some 60 000 tokens.
 # A body up to this size is inspected and can be sent again to another upstream; beyond it the
@@ -200,7 +200,8 @@ def takes_row(method: str, path: str) -> bool:
 
 def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
     """Model, session and prompt of a JSON body; the native routes' model from the path only. Those
-    routes do not look for a model in the body, so one named there must not count."""
+    routes do not look for a model in the body, so one named there must not count. Raises BadRequest
+    for a model that servers written in Go would read, and others would not."""
     if head.method == "GET" and body.is_empty:
         return RoutingHints()
     # Decoded before it is split, as the server behind us does: otherwise `/inference%2Fx` would
@@ -208,6 +209,9 @@ def read_hints(head: RequestHead, body: RequestBody) -> RoutingHints:
     parts = [part for part in unquote(head.target.partition("?")[0]).split("/") if part]
     is_native = bool(parts) and parts[0] in MODEL_ROUTES
     fields = _json_fields(head, body) or {}
+    is_openai = parts[:1] == ["v1"]
+    if is_openai and any(name != "model" and name.lower() == "model" for name in fields):
+        raise BadRequest("The body has a 'model' in capitals, which some servers read; send one.")
     model = ("/".join(parts[1:]) or None) if is_native else fields.get("model")
     return RoutingHints(
         model=model if isinstance(model, str) else None,

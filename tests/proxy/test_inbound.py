@@ -17,6 +17,7 @@ from proxy.clients.inbound import (
     target_fault,
 )
 from proxy.clients.request_head import RequestHead
+from proxy.errors import BadRequest
 
 LEAVES = [b"NaN", b"-Infinity", b"1e999", b"-0", b"0.1", b"01", b"-", b"9" * 5000, b"true", b"tru"]
 LEAVES += [
@@ -146,6 +147,15 @@ def test_model_in_the_body_counts_only_where_the_server_reads_it() -> None:
     assert hints("/v1/completions", model="m").model == "m"
     assert hints("/inference", model="m").model is None
     assert hints("/inference/n", model="m").model == "n"
+
+
+@pytest.mark.parametrize("name", ["Model", "MODEL", "mODEL"])
+def test_a_model_that_only_some_servers_would_read_is_refused(name: str) -> None:
+    for named in ({}, {"model": "m"}):
+        with pytest.raises(BadRequest, match="in capitals"):
+            hints(**{**named, name: "n"})
+    assert hints("/inference/m", **{name: "n"}).model == "m"
+    assert hints("/addServer", **{name: "n"}).model is None
 
 
 @pytest.mark.parametrize(
