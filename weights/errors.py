@@ -20,9 +20,10 @@ Raise them anywhere; `routes` renders them, once, at the edge.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NotRequired
 
 from common import startup
-from common.errors import WireError
+from common.errors import Error, WireError
 
 
 class WeightsError(WireError):
@@ -38,6 +39,12 @@ class Fault:
     type: str
 
 
+class Problem(Error):
+    """An error of the weights service; `detail` comes with an invalid request."""
+
+    detail: NotRequired[list[Fault]]
+
+
 class InvalidRequest(WeightsError):
     status = 422
     code = "invalid_request"
@@ -45,6 +52,10 @@ class InvalidRequest(WeightsError):
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("; ".join(f"{'.'.join(map(str, f.loc))}: {f.msg}" for f in faults))
         self.faults = tuple(faults)
+        self.param = ".".join(map(str, faults[0].loc[1:])) or None
+
+    def body(self) -> Problem:
+        return {**super().body(), "detail": list(self.faults)}
 
 
 class NoPartition(WeightsError):
@@ -65,6 +76,9 @@ class SessionMismatch(WeightsError):
     code = "session_mismatch"
     # The message is the reference's text.
     summary = "/weights_update/: FAILURE, number of nodes are not the same for the session"
+
+    def body(self) -> Error:
+        return {**super().body(), "message": self.summary}
 
 
 class DriveError(Exception):

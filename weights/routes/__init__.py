@@ -3,7 +3,7 @@
 Views run on request threads and share the service.
 """
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, jsonify
 from pydantic import BaseModel
 
 from common.errors import StoreFailed, WireError
@@ -11,7 +11,6 @@ from common.http_routes import BodyTooLarge, HttpRoutes, Wire
 from common.numerics import NotInstalled
 from common.turns import TooManyQuestions
 from weights.errors import Fault, InvalidRequest, WeightsError
-from weights.routes.answers import Problem
 from weights.routes.sessions import SessionConverter, add_measure_routes, add_session_routes
 from weights.routes.updates import add_update_routes
 from weights.service import WeightsService
@@ -43,7 +42,8 @@ def json_response(answer: BaseModel, status: int = 200) -> Response:
 
 
 def _error_response(error: WireError) -> Response:
-    response = json_response(Problem.of(error), error.status)
+    response = jsonify(error.body())
+    response.status_code = error.status
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response

@@ -6,11 +6,10 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from common.errors import WireError
 from weights.engine_formats import engine_settings
-from weights.errors import InvalidRequest, SessionMismatch
+from weights.errors import Problem
 from weights.partition import Layers, ranges
-from weights.search import Best, Direction, Observation, Proposal, Shares
+from weights.search import Best, Convergence, Direction, Observation, Proposal, Shares
 from weights.service import Overview
 from weights.session import Session, Told
 
@@ -126,18 +125,13 @@ class NoiseAwareAnswer(ObservationAnswer):
         return cls(weights=best.shares, performance_metric=best.metric, interval_90=(low, high))
 
 
-class ConvergenceAnswer(WireModel):
-    converged: bool
-    reason: str
-
-
 class OverviewAnswer(SessionAnswer):
     min_weightings: Shares
     max_weightings: Shares
     num_layers: int | None
     model: str
     noise_aware_best: NoiseAwareAnswer
-    convergence: ConvergenceAnswer
+    convergence: Convergence
     concentration: tuple[float, ...] | None
     history: list[ObservationAnswer]
     offset: int
@@ -147,7 +141,7 @@ class OverviewAnswer(SessionAnswer):
     def of_overview(cls, overview: Overview, history: Iterable[Observation], offset: int,
                     limit: int) -> Self:  # fmt: skip
         session, assessment = overview.session, overview.assessment
-        problem, convergence = session.problem, assessment.convergence
+        problem = session.problem
         return cls(
             **SessionAnswer.of(session).model_dump(),
             min_weightings=problem.min_weightings,
@@ -155,9 +149,7 @@ class OverviewAnswer(SessionAnswer):
             num_layers=problem.num_layers,
             model=assessment.model,
             noise_aware_best=NoiseAwareAnswer.of_best(assessment.best),
-            convergence=ConvergenceAnswer(
-                converged=convergence.converged, reason=convergence.reason
-            ),
+            convergence=assessment.convergence,
             concentration=assessment.concentration,
             history=[ObservationAnswer.of(one) for one in history],
             offset=offset,
@@ -188,41 +180,6 @@ class PartitionAnswer(WireModel):
             layers=ranges(layers),
             engines=engine_settings(layers),
         )
-
-
-class FaultAnswer(WireModel):
-    loc: tuple[int | str, ...]
-    msg: str
-    type: str
-
-
-class ErrorDetail(WireModel):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class Problem(WireModel):
-    """An error of the weights service; `detail` comes with status 422."""
-
-    status_code: int
-    message: str
-    error: ErrorDetail
-    detail: list[FaultAnswer] = []
-
-    @classmethod
-    def of(cls, error: WireError) -> Self:
-        faults = error.faults if isinstance(error, InvalidRequest) else ()
-        param = ".".join(map(str, faults[0].loc[1:])) if faults else None
-        shape = ErrorDetail(
-            message=str(error), type=error.type, param=param or None, code=error.code
-        )
-        message = error.summary if isinstance(error, SessionMismatch) else str(error)
-        if not faults:
-            return cls(status_code=error.status, message=message, error=shape)
-        detail = [FaultAnswer(loc=f.loc, msg=f.msg, type=f.type) for f in faults]
-        return cls(status_code=error.status, message=message, error=shape, detail=detail)
 
 
 def problems(*statuses: int) -> dict[int, type[Problem]]:
