@@ -11,7 +11,8 @@ import numpy as np
 
 from optimizer.answer import Allocation, Answer, CardUse
 from optimizer.candidates.allocation import Offers, offers
-from optimizer.candidates.replicas import Analysis, SizingCache
+from optimizer.candidates.replicas import SizingCache
+from optimizer.model.queueing import Performance
 from optimizer.solver import Candidate, Problem, Scarcity, Solution, Solver, SolverChoice
 from optimizer.solver.greedy import GreedySolver
 from optimizer.solver.prices import PriceSolver
@@ -143,7 +144,7 @@ def _reanalyzed(
     return result
 
 
-def _at_load(candidate: Candidate, found: Analysis, row: int) -> Candidate:
+def _at_load(candidate: Candidate, found: Performance, row: int) -> Candidate:
     return candidate._replace(
         itl_ms=float(found.itl_ms[row]),
         ttft_ms=float(found.ttft_ms[row]),

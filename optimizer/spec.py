@@ -15,7 +15,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, GetPydanticSchema, model_validator
 
 from optimizer.inferno_json import Body
-from optimizer.measured import Computed, LoadSpec, MeanTokens, Measured, MeasuredLatency
+from optimizer.measured import Computed, LoadSpec, Measured, MeasuredLatency
 
 LOWEST_PRIORITY = 100  # 1 is the highest
 DEFAULT_CLASS = "Free"  # the class of a server that names none
@@ -107,26 +107,6 @@ class CurvePoint(Body):
 CurvePoints = Annotated[list[CurvePoint], Field(min_length=1, max_length=MAX_POINTS)]
 
 
-class RatePoint(Body):
-    """Departures measured with a number of requests in service."""
-
-    rows: Rows
-    per_second: Annotated[float, Field(ge=1e-6, le=1e9)]
-
-
-class Departures(Body):
-    """Measurements of closed loops with requests of one shape, which correct step times by rows."""
-
-    avg_in_tokens: MeanTokens = 0
-    avg_out_tokens: Annotated[MeanTokens, Field(ge=1)] = 1
-    points: Annotated[list[RatePoint], Field(min_length=1, max_length=MAX_POINTS)]
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        _check_ascending("points", [point.rows for point in self.points])
-        return self
-
-
 class OverheadPoint(Body):
     """Time that a request waits outside of steps, by the number in service, itself included."""
 
@@ -160,7 +140,6 @@ class ServiceCurve(Body):
     )
     handling_ms: Amount = 0.0
     speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0  # relative standard error of all times
-    departures: Departures | None = None
     measured_at: Text | None = None
 
     @model_validator(mode="after")

@@ -129,9 +129,26 @@ class System:
         """Returns the system with a model, without performance data unless it exists already."""
         return self if name in self.models else replace(self, models={**self.models, name: {}})
 
+    def perf_of(self, model: str, accelerator: str) -> PerfData:
+        """Raises NotFound."""
+        return lookup("accelerator", lookup("model", self.models, model), accelerator)
+
+    def target_of(self, class_name: str, model: str) -> ModelTarget:
+        """Raises NotFound."""
+        target = lookup("service class", self.classes, class_name).target(model)
+        if target is None:
+            raise NotFound("model", model)
+        return target
+
     def without_perf(self, model: str, accelerator: str) -> "System":
         rest = without(lookup("model", self.models, model), "accelerator", accelerator)
         return replace(self, models={**self.models, model: rest})
+
+    def without_target(self, class_name: str, model: str) -> "System":
+        self.target_of(class_name, model)
+        known = self.classes[class_name]
+        rest = [target for target in known.model_targets if target.model != model]
+        return self.with_classes([known.model_copy(update={"model_targets": rest})])
 
 
 def in_order(mapping: Mapping[str, T]) -> list[T]:

@@ -9,7 +9,7 @@ Pure: any thread.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -54,21 +54,27 @@ def calibrate(facts: Facts, observations: Sequence[Observation]) -> Calibration:
     """Returns the roofline fitted to all measurements."""
     equations = [each for seen in observations for each in _equations(facts, seen)]
     efficiency = _fitted(equations)
-    left_out = tuple(_left_out(equations, pair) for pair in _groups(equations, lambda e: e.pair))
+    left_out = [_left_out(equations, pair) for pair in _groups(equations, lambda e: e.pair)]
     dense_error, experts_error = (
         _root_mean_square(
             [e.error for e in left_out if _counts(e) and _has_experts(facts, e) == has]
         )
         for has in (False, True)
     )
-    bare = Calibration(tuple(efficiency.tolist()), left_out, dense_error, experts_error, fits=())
+    bare = Calibration(
+        efficiency=efficiency.tolist(),
+        dense_error=dense_error,
+        experts_error=experts_error,
+        left_out=left_out,
+        fitted=[],
+    )
     by_key: dict[PairKey, list[Observation]] = {}
     for seen in observations:
         key = (facts.models[seen.model].shape, seen.accelerator, seen.precision)
         by_key.setdefault(key, []).append(seen)
     groups = _groups(equations, lambda e: e.key)
-    fits = tuple(_pair_fit(facts, key, groups[key], seen, bare) for key, seen in by_key.items())
-    return replace(bare, fits=fits)
+    fits = [_pair_fit(facts, key, groups[key], seen, bare) for key, seen in by_key.items()]
+    return bare.model_copy(update={"fitted": fits})
 
 
 def _counts(left_out: LeftOut) -> bool:
@@ -77,7 +83,7 @@ def _counts(left_out: LeftOut) -> bool:
 
 
 def _has_experts(facts: Facts, left_out: LeftOut) -> bool:
-    return facts.models[left_out.pair[0]].experts is not None
+    return facts.models[left_out.model].experts is not None
 
 
 def _equations(facts: Facts, seen: Observation) -> Iterable[Equation]:
@@ -129,7 +135,13 @@ def _left_out(equations: Sequence[Equation], pair: Pair) -> LeftOut:
     logs = np.array(
         [np.log(e.predicted_ms(efficiency) / e.ms) for e in equations if e.pair == pair]
     )
-    return LeftOut(pair, logs.size, float(np.exp(logs.mean())), _root_mean_square(logs.tolist()))
+    return LeftOut(
+        model=pair[0],
+        accelerator=pair[1],
+        num_points=logs.size,
+        ratio=float(np.exp(logs.mean())),
+        error=_root_mean_square(logs.tolist()),
+    )
 
 
 def _pair_fit(
@@ -151,15 +163,17 @@ def _pair_fit(
     residuals = (parts @ factors + known_ms) / ms - 1
     steps_error, prompts_error = np.sqrt(np.diag(np.linalg.inv(design.T @ design))).tolist()
     return PairFit(
-        key=key,
+        model=key[0],
+        accelerator=key[1],
+        precision=key[2],
         steps=float(factors[0]),
         prompts=float(factors[1]),
         steps_error=steps_error,
         prompts_error=prompts_error,
         num_points=len(own),
-        error=max(_root_mean_square(residuals.tolist()), LEAST_ERROR),
-        sources=tuple(dict.fromkeys(o.source for o in seen)),
-        engines=tuple(dict.fromkeys(o.engine for o in seen)),
+        residual=max(_root_mean_square(residuals.tolist()), LEAST_ERROR),
+        sources=list(dict.fromkeys(o.source for o in seen)),
+        engines=list(dict.fromkeys(o.engine for o in seen)),
     )
 
 

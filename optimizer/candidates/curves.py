@@ -2,22 +2,16 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
-
-from optimizer.model.curve_rates import Shape, saturated_rates
 from optimizer.model.step_curve import NO_LIMIT, NO_OVERHEAD, Points, StepCurve
 from optimizer.spec import (
     CurvePoint,
     DecodeParms,
-    Departures,
     OverheadPoint,
     PerfData,
     PerfParms,
     PrefillParms,
-    RatePoint,
     ServiceCurve,
 )
 
@@ -73,32 +67,23 @@ def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> Service
             for point in points
         ]
 
-    departures = curve.departures and curve.departures.model_copy(
-        update={
-            "points": [
-                RatePoint.model_construct(rows=each.rows, per_second=each.per_second / decode)
-                for each in curve.departures.points
-            ]
-        }
-    )
     return curve.model_copy(
         update={
             "decode_ms": scaled_points(curve.decode_ms, decode),
             "prompt_token_ms": scaled_points(curve.prompt_token_ms, prefill),
-            "departures": departures,
         }
     )
 
 
 def step_curve(given: ServiceCurve) -> StepCurve:
-    """Returns a measured curve, with its speed corrected by measured departures if any."""
+    """Returns a measured curve."""
     return _step_curve(given.model_dump_json())
 
 
 @lru_cache(maxsize=256)
 def _step_curve(text: str) -> StepCurve:
     given = ServiceCurve.model_validate_json(text)
-    curve = StepCurve(
+    return StepCurve(
         decode=_points(given.decode_ms),
         prompt_token=_points(given.prompt_token_ms),
         chunk_tokens=float(given.chunk_tokens or NO_LIMIT),
@@ -107,32 +92,8 @@ def _step_curve(text: str) -> StepCurve:
         handling_ms=given.handling_ms,
         speed_error=given.speed_error,
     )
-    return curve if given.departures is None else _corrected(curve, given.departures)
 
 
 def _points(points: Iterable[CurvePoint | OverheadPoint]) -> Points:
     triples = [(float(point.rows), point.ms, point.standard_error) for point in points]
     return Points(*(tuple(column) for column in zip(*triples, strict=True)))
-
-
-def _corrected(curve: StepCurve, departures: Departures) -> StepCurve:
-    """Returns a curve with the measured departures: each time is divided by the ratio of measured
-    to computed departures at its rows, interpolated linearly."""
-    shape = Shape(departures.avg_in_tokens, departures.avg_out_tokens)
-    rows = [float(point.rows) for point in departures.points]
-    ratios = []
-    for point in departures.points:
-        computed = saturated_rates(curve, shape, point.rows).rate_per_ms[0]
-        ratios.append(point.per_second / 1000 / float(computed))
-
-    def corrected(points: Points, is_monotone: bool) -> Points:
-        ms = np.array(points.ms) / np.interp(points.rows, rows, ratios)
-        if is_monotone:
-            ms = np.maximum.accumulate(ms)
-        return replace(points, ms=tuple(ms.tolist()))
-
-    return replace(
-        curve,
-        decode=corrected(curve.decode, is_monotone=True),
-        prompt_token=corrected(curve.prompt_token, is_monotone=False),
-    )

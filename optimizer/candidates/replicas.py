@@ -90,49 +90,20 @@ class RequestTable(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class Analysis(Columns):
-    """Replicas at their arrival rates."""
-
-    ttft_ms: FloatArray
-    itl_ms: FloatArray
-    wait_ms: FloatArray
-    utilization: FloatArray
-    throughput_per_ms: FloatArray
-    loss: FloatArray
-
-    @classmethod
-    def of(cls, found: Performance) -> "Analysis":
-        return cls(
-            found.latency.ttft_ms,
-            found.latency.itl_ms,
-            found.occupancy.wait_ms,
-            found.utilization,
-            found.throughput_per_ms,
-            found.loss,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaTable(Columns):
-    """The parameters that decide the performance of one replica of each pair."""
+class ReplicaTable(RequestTable):
+    """All parameters that decide the performance of one replica of each pair. Without defaults."""
 
     iterates: FloatArray
     alpha_ms: FloatArray
     beta_ms: FloatArray
     gamma_ms: FloatArray
     delta_ms: FloatArray
-    in_tokens: FloatArray
-    out_tokens: FloatArray
-    max_batch: FloatArray
-    max_queue: FloatArray
-    ttft_ms: FloatArray
-    itl_ms: FloatArray
-    tps: FloatArray
-    out_scv: FloatArray
     curve: FloatArray  # its key; 0: none
-    curves: Curves = field(default_factory=dict, metadata=SHARED)
+    curves: Curves = field(default_factory=dict, metadata=SHARED, kw_only=True)
     # Chains by their parameters: a chain's rates take as long to compute as its solution.
-    chains: dict[tuple[float, ...], CurveReplica] = field(default_factory=dict, metadata=SHARED)
+    chains: dict[tuple[float, ...], CurveReplica] = field(
+        default_factory=dict, metadata=SHARED, kw_only=True
+    )
 
     @classmethod
     def of(cls, speed: Speeds, work: RequestTable) -> "ReplicaTable":
@@ -143,12 +114,10 @@ class ReplicaTable(Columns):
         iterates = (speed.iterates > 0) & (speed.curve == 0)
         default_queue = np.where(iterates, 0.0, QUEUE_PER_BATCH * batch)
         queue = np.where(np.isnan(work.max_queue), default_queue, work.max_queue)
+        full = replace(work, max_batch=batch, max_queue=queue)
         parameters = (speed.alpha_ms, speed.beta_ms, speed.gamma_ms, speed.delta_ms)
-        targets = (work.ttft_ms, work.itl_ms, work.tps)
-        return cls(
-            speed.iterates, *parameters, work.in_tokens, work.out_tokens, batch, queue, *targets,
-            work.out_scv, speed.curve, speed.curves,
-        )  # fmt: skip
+        columns = [*full.columns(), speed.iterates, *parameters, speed.curve]
+        return cls(*columns, curves=speed.curves)
 
     def is_valid(self) -> BoolArray:
         """Returns whether service takes time and the system has more than one place."""
@@ -157,11 +126,11 @@ class ReplicaTable(Columns):
             valid[rows] = replica.model.is_valid() & (replica.max_batch + replica.max_queue > 1)
         return valid
 
-    def analyze(self, rate_per_ms: FloatArray) -> Analysis:
+    def analyze(self, rate_per_ms: FloatArray) -> Performance:
         """Returns the performance of every replica at its rate. All must be valid."""
-        found = Analysis.zeros(len(self))
+        found = Performance.zeros(len(self))
         for rows, replica in self._by_model():
-            found.put(rows, Analysis.of(analyze(replica, rate_per_ms[rows])))
+            found.put(rows, analyze(replica, rate_per_ms[rows]))
         return found
 
     def size(self) -> Sizing:

@@ -5,70 +5,77 @@ estimates are found by leaving out each pair of model and accelerator in turn. A
 measurements has two factors, for steps and for prompts. Immutable: any thread.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import Field
 
-from optimizer.catalogue.facts import ModelFacts, Precision
+from optimizer.catalogue.facts import AnyPrecision, ModelFacts, Precision
+from optimizer.inferno_json import Body
 
 PairKey = tuple[str, str, Precision]  # a model's shape, an accelerator, the weights' precision
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Body):
     """How well the roofline predicts a pair without calibration on it: predicted over measured."""
 
-    pair: tuple[str, str]  # model and accelerator
-    num_points: int
+    model: str
+    accelerator: str
+    num_points: int = Field(alias="points")
     ratio: float  # geometric mean
     error: float  # root mean square of the logarithms
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.model, self.accelerator
 
-@dataclass(frozen=True, slots=True)
-class PairFit:
-    """A pair's own measurements, relative to the calibrated roofline."""
 
-    key: PairKey
-    steps: float  # factors, each with its standard error
-    prompts: float
+class PairFit(Body):
+    """A pair's own measurements, relative to the calibrated roofline: factors, with their standard
+    errors, and the root mean square of the relative residuals."""
+
+    model: str
+    accelerator: str
+    precision: AnyPrecision
+    num_points: int = Field(alias="points")
+    steps: float
     steps_error: float
+    prompts: float
     prompts_error: float
-    num_points: int
-    error: float  # root mean square of the relative residuals
-    sources: tuple[str, ...]
-    engines: tuple[str, ...]
+    residual: float
+    engines: list[str]
+    sources: list[str]
+
+    @property
+    def key(self) -> PairKey:
+        return self.model, self.accelerator, self.precision
 
     def error_beside(self, estimated: float) -> float:
         """Returns the relative error of steps as a whole, at most that of an estimate."""
-        return min(float(np.hypot(self.error, self.steps_error)), estimated)
+        return min(float(np.hypot(self.residual, self.steps_error)), estimated)
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Body):
     """`efficiency` says by part how many times as long it really takes. The errors are relative
     standard errors of estimates, for models without and with experts."""
 
-    efficiency: tuple[float, ...]
-    left_out: tuple[LeftOut, ...]
+    efficiency: list[float]
     dense_error: float
     experts_error: float
-    fits: tuple[PairFit, ...]
+    left_out: list[LeftOut]
+    fitted: list[PairFit]
 
     def error_of(self, model: ModelFacts) -> float:
         """Returns the error of an estimate of the model."""
         return self.experts_error if model.experts else self.dense_error
 
     def fit_of(self, key: PairKey) -> PairFit | None:
-        return next((fit for fit in self.fits if fit.key == key), None)
-
-
-CALIBRATION = TypeAdapter(Calibration)
+        return next((fit for fit in self.fitted if fit.key == key), None)
 
 
 @lru_cache(maxsize=1)
 def shipped_calibration() -> Calibration:
     """Returns the calibration that ships with Hearth. Read once per process."""
-    return CALIBRATION.validate_json((files(__package__) / "data/calibration.json").read_bytes())
+    text = (files(__package__) / "data/calibration.json").read_bytes()
+    return Calibration.model_validate_json(text)

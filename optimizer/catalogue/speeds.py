@@ -75,7 +75,7 @@ def published_speed(
         return Speed(machine, perf, "estimated", estimated, rows)
     is_unseen = fit.prompts_error > UNSEEN * estimated
     error = estimated if is_unseen else fit.error_beside(estimated)
-    of = (fit.sources, fit.engines, fit.num_points, is_unseen)
+    of = (tuple(fit.sources), tuple(fit.engines), fit.num_points, is_unseen)
     return Speed(machine, perf, "fitted", error, rows, *of)
 
 
@@ -95,7 +95,7 @@ def _curve(
         prompt_token_ms=[CurvePoint(rows=1, ms=token_ms, standard_error=token_ms * errors[1])],
         chunk_tokens=CHUNK_TOKENS,
         overhead_ms=[OverheadPoint(rows=1, ms=float(efficiency[PARTS.index("request")]))],
-        speed_error=fit.error if fit else calibration.error_of(machine.model),
+        speed_error=fit.residual if fit else calibration.error_of(machine.model),
     )
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.model.curve_rates import MOST_BUSY, Shape, StateRates, all_rates
-from optimizer.model.latency import BoolArray, FloatArray, IntArray, Latency, Occupancy
+from optimizer.model.latency import BoolArray, FloatArray, IntArray
 from optimizer.model.queueing import Performance, queue_sums
 from optimizer.model.step_curve import StepCurve
 
@@ -45,7 +45,7 @@ MAX_FALL = 1.1  # highest rate over the rate with all rows; above it, more load 
 
 
 class Solved(NamedTuple):
-    """One replica at one arrival rate, with the fields of `Performance` and of its parts."""
+    """One replica at one arrival rate: the fields of `Performance` in their order, and one more."""
 
     throughput_per_ms: float
     loss: float
@@ -318,15 +318,5 @@ class CurveModel:
 
     def performance(self, rate_per_ms: FloatArray) -> Performance:
         """Returns every replica at its own rate."""
-        solved = [
-            replica.solve(rate)
-            for replica, rate in zip(self.replicas, rate_per_ms.tolist(), strict=True)
-        ]
-        found = Solved(*np.array(solved).reshape(-1, len(Solved._fields)).T)  # fields are arrays
-        return Performance(
-            throughput_per_ms=np.asarray(found.throughput_per_ms),
-            loss=np.asarray(found.loss),
-            occupancy=Occupancy(*map(np.asarray, found[2:6])),
-            latency=Latency(*map(np.asarray, found[6:9])),
-            utilization=np.asarray(found.utilization),
-        )
+        rates = zip(self.replicas, rate_per_ms.tolist(), strict=True)
+        return Performance.from_rows([replica.solve(rate)[:-1] for replica, rate in rates])

@@ -58,7 +58,7 @@ class Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Occupancy:
+class Occupancy(Columns):
     """The load of a replica in steady state, per pair."""
 
     concurrency: FloatArray  # mean number in service met by an admitted request, itself included
@@ -68,7 +68,7 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class Latency(Columns):
     """Latencies that users see, per pair; TTFT includes the wait."""
 
     prefill_ms: FloatArray

@@ -25,9 +25,9 @@ import numpy as np
 from common.numerics import scipy
 from optimizer.model.latency import (
     BoolArray,
+    Columns,
     FloatArray,
     IntArray,
-    Latency,
     LatencyModel,
     Occupancy,
     PhaseModel,
@@ -60,13 +60,18 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Performance:
-    """A replica at one arrival rate, per pair."""
+class Performance(Columns):
+    """A replica at one arrival rate, per pair: also what `Occupancy` and `Latency` have."""
 
     throughput_per_ms: FloatArray
     loss: FloatArray  # fraction of arrivals that find the queue full
-    occupancy: Occupancy
-    latency: Latency
+    concurrency: FloatArray
+    service_ms: FloatArray
+    wait_ms: FloatArray
+    in_service: FloatArray
+    prefill_ms: FloatArray
+    itl_ms: FloatArray
+    ttft_ms: FloatArray
     utilization: FloatArray  # in_service / N, in 0..1
 
 
@@ -105,13 +110,14 @@ def analyze(replica: Replica, rate_per_ms: FloatArray) -> Performance:
             wait_ms=tail.length / (rate_per_ms * admitted),
             in_service=in_service,
         )
-    return Performance(
-        throughput_per_ms=throughput,
-        loss=tail.full / (admitted + tail.full),
-        occupancy=occupancy,
-        latency=replica.model.latency(occupancy),
-        utilization=np.clip(in_service / max_batch, 0.0, 1.0),
+    columns = (
+        throughput,
+        tail.full / (admitted + tail.full),
+        *occupancy.columns(),
+        *replica.model.latency(occupancy).columns(),
+        np.clip(in_service / max_batch, 0.0, 1.0),
     )
+    return Performance(*columns)
 
 
 def _states_below_batch(replica: Replica, rate_per_ms: FloatArray) -> tuple[FloatArray, FloatArray]:

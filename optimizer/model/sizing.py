@@ -57,7 +57,7 @@ def size(replica: Replica, targets: Targets) -> Sizing:
     """
     lowest, highest = rate_range(replica)
     pairs = np.arange(lowest.size)
-    ends = analyze(replica.take(np.tile(pairs, 2)), np.concatenate([lowest, highest])).latency
+    ends = analyze(replica.take(np.tile(pairs, 2)), np.concatenate([lowest, highest]))
     # Each [2, pairs]: TTFT and ITL.
     idle_ms, loaded_ms = np.stack([ends.ttft_ms, ends.itl_ms]).reshape(2, 2, -1).swapaxes(0, 1)
     wanted_ms = np.stack([targets.ttft_ms, targets.itl_ms])
@@ -93,8 +93,8 @@ def _rates_at(replica: Replica, wanted_ms: FloatArray, is_between: BoolArray) ->
 
     def excess(share: FloatArray, problem: IntArray) -> FloatArray:
         """Returns (value - wanted) / (value + wanted): finite, and tame where TTFT explodes."""
-        latency = analyze(part.take(problem), share * highest[problem]).latency
-        value_ms = np.where(metric[problem] == 0, latency.ttft_ms, latency.itl_ms)
+        found = analyze(part.take(problem), share * highest[problem])
+        value_ms = np.where(metric[problem] == 0, found.ttft_ms, found.itl_ms)
         relative: FloatArray = (value_ms - wanted_ms[problem]) / (value_ms + wanted_ms[problem])
         return relative
 

@@ -5,15 +5,16 @@ from typing import Annotated, Any
 from pydantic import GetPydanticSchema
 
 from optimizer.answer import shortest
-from optimizer.catalogue.calibration import Calibration, PairFit, shipped_calibration
+from optimizer.catalogue.calibration import LeftOut, PairFit, shipped_calibration
 from optimizer.catalogue.facts import AcceleratorFacts, ModelFacts, shipped_facts
 from optimizer.catalogue.roofline import IN_MS, PARTS
 from optimizer.inferno_json import JsonObject
 
-ModelJson = Annotated[dict[str, Any], GetPydanticSchema(lambda _, describe: describe(ModelFacts))]
-AcceleratorJson = Annotated[
-    dict[str, Any], GetPydanticSchema(lambda _, describe: describe(AcceleratorFacts))
-]
+Json = dict[str, Any]
+ModelJson = Annotated[Json, GetPydanticSchema(lambda _, describe: describe(ModelFacts))]
+AcceleratorJson = Annotated[Json, GetPydanticSchema(lambda _, describe: describe(AcceleratorFacts))]
+LeftOutJson = Annotated[Json, GetPydanticSchema(lambda _, describe: describe(LeftOut))]
+PairFitJson = Annotated[Json, GetPydanticSchema(lambda _, describe: describe(PairFit))]
 
 
 class CataloguePart(JsonObject):
@@ -24,41 +25,12 @@ class CataloguePart(JsonObject):
     ms: float | None
 
 
-class LeftOutPair(JsonObject):
-    """A pair predicted from all others. `ratio` is predicted over measured; `error` is relative."""
-
-    model: str
-    accelerator: str
-    points: int
-    ratio: float
-    error: float
-
-
-class FittedPair(JsonObject):
-    """`steps` and `prompts` are factors on the calibrated times, with standard errors. `residual`
-    is the relative difference from published figures."""
-
-    model: str
-    accelerator: str
-    precision: str
-    points: int
-    steps: float
-    stepsError: float
-    prompts: float
-    promptsError: float
-    residual: float
-    engines: list[str]
-    sources: list[str]
-
-
 class CalibrationAnswer(JsonObject):
-    """`denseError`, `expertsError`: relative standard errors without and with experts."""
-
     parts: list[CataloguePart]
     denseError: float
     expertsError: float
-    leftOut: list[LeftOutPair]
-    fitted: list[FittedPair]
+    leftOut: list[LeftOutJson]
+    fitted: list[PairFitJson]
 
 
 class CatalogueAnswer(JsonObject):
@@ -74,47 +46,22 @@ def catalogue() -> CatalogueAnswer:
         "models": [model.dump() for model in facts.models.values()],
         "accelerators": [each.dump() for each in facts.accelerators.values()],
         "calibration": {
-            "parts": _parts(calibration),
+            "parts": [
+                {
+                    "part": part,
+                    "times": None if part in IN_MS else shortest(value),
+                    "ms": shortest(value) if part in IN_MS else None,
+                }
+                for part, value in zip(PARTS, calibration.efficiency, strict=True)
+            ],
             "denseError": shortest(calibration.dense_error),
             "expertsError": shortest(calibration.experts_error),
-            "leftOut": [
-                {
-                    "model": each.pair[0],
-                    "accelerator": each.pair[1],
-                    "points": each.num_points,
-                    "ratio": shortest(each.ratio),
-                    "error": shortest(each.error),
-                }
-                for each in calibration.left_out
-            ],
-            "fitted": [_fitted(fit) for fit in calibration.fits],
+            "leftOut": [_shortened(each) for each in calibration.left_out],
+            "fitted": [_shortened(each) for each in calibration.fitted],
         },
     }
 
 
-def _parts(calibration: Calibration) -> list[CataloguePart]:
-    return [
-        {
-            "part": part,
-            "times": None if part in IN_MS else shortest(value),
-            "ms": shortest(value) if part in IN_MS else None,
-        }
-        for part, value in zip(PARTS, calibration.efficiency, strict=True)
-    ]
-
-
-def _fitted(fit: PairFit) -> FittedPair:
-    model, accelerator, precision = fit.key
-    return {
-        "model": model,
-        "accelerator": accelerator,
-        "precision": str(precision),
-        "points": fit.num_points,
-        "steps": shortest(fit.steps),
-        "stepsError": shortest(fit.steps_error),
-        "prompts": shortest(fit.prompts),
-        "promptsError": shortest(fit.prompts_error),
-        "residual": shortest(fit.error),
-        "engines": list(fit.engines),
-        "sources": list(fit.sources),
-    }
+def _shortened(of: LeftOut | PairFit) -> Json:
+    dumped = of.dump()
+    return {name: shortest(v) if isinstance(v, float) else v for name, v in dumped.items()}

@@ -26,18 +26,15 @@ from optimizer.questions.queries import (
     measures,
     per_minute,
 )
-from optimizer.simulation.course import Course
 from optimizer.simulation.estimate import (
-    EVENTS_OF_REQUEST,
     LEAST_REQUESTS,
     MAX_EVENTS,
     Estimate,
     estimate,
-    measured,
     num_events,
 )
 from optimizer.simulation.server import Server
-from optimizer.simulation.traffic import Requests, Traffic
+from optimizer.simulation.traffic import Traffic
 from optimizer.spec import PerfData
 from optimizer.system import System
 
@@ -72,10 +69,8 @@ def analyze(query: AnalyzeQuery, system: System) -> Analyzed:
     highest = float(table.size().rate_per_ms[0])
     replica = table.curve_replica(0)
     simulates, why = _choice(query, replica, rate)
-    factors = None if query.trace else _factors(table, replica, perf, rate)
-    if replica is not None and query.trace:
-        said = _by_trace(query, replica)
-    elif replica is not None and simulates:
+    factors = _factors(table, replica, perf, rate)
+    if replica is not None and simulates:
         said = _by_simulation(query, replica, rate, factors)
     else:
         said = _by_chain(table, replica, rate, factors)
@@ -104,8 +99,6 @@ def _choice(query: AnalyzeQuery, replica: CurveReplica | None, rate: float) -> t
     """Returns whether to simulate, and why."""
     if replica is None:
         return False, "there is no service curve to simulate"
-    if query.trace:
-        return True, "all requests are given"
     if query.method != "auto":
         return query.method == "simulation", "asked for"
     if not query.is_simple:
@@ -143,37 +136,6 @@ def _by_simulation(
     is_mixed = len(seen.ttft_by_priority) > 1
     by_priority = tuple(_finite(mean.value) for mean in seen.ttft_by_priority if is_mixed)
     return _MethodResult("simulation", _measures(seen), bounds, seen.above_measured, by_priority)
-
-
-def _by_trace(query: AnalyzeQuery, replica: CurveReplica) -> _MethodResult:
-    """Simulates a trace. The interval covers the parameters alone. Raises InvalidRequest."""
-    start_ms = query.trace[0].at_ms
-    drawn = Requests(
-        np.array([one.at_ms - start_ms for one in query.trace]),
-        np.array([one.in_tokens for one in query.trace]),
-        np.array([one.out_tokens for one in query.trace]),
-        np.zeros(len(query.trace), dtype=np.int64),
-    )
-    course = Course.of([(one.at_ms - start_ms, one.factor) for one in query.slowness])
-    server = Server(replica.curve, replica.max_batch, replica.max_queue)
-    steps = [server.max_steps_of(one.in_tokens) for one in query.trace]
-    events = EVENTS_OF_REQUEST * len(steps) + sum(steps)
-    rng = np.random.default_rng(0)
-    samples = SAMPLES if replica.curve.has_errors else 0
-    if (events := (1 + samples) * events) > MAX_EVENTS:
-        message = f"takes {events} events to simulate, more than {MAX_EVENTS}; give fewer requests"
-        raise InvalidRequest([Fault("trace", message)])
-    seen = measured(server, drawn, query.warmup_requests, course=course)
-    if not np.isfinite(seen.ttft.value):
-        raise InvalidRequest([Fault("trace", "none of these requests is answered; give others")])
-    if not samples:
-        return _MethodResult("simulation", _measures(seen), None, seen.above_measured)
-    servers = [replace(server, curve=_sampled(replica.curve, rng)) for _ in range(samples)]
-    others = [measured(each, drawn, query.warmup_requests, course=course) for each in servers]
-    values = np.array([_triple(one) for one in (seen, *others)])
-    factors = _log_normal(values)
-    bounds = (values[0] * factors[0], values[0] * factors[1])
-    return _MethodResult("simulation", _measures(seen), bounds, seen.above_measured)
 
 
 def _triple(seen: Estimate) -> Triple:
@@ -236,7 +198,7 @@ def _factors(
         if not replica.curve.has_errors:
             return None
         chains = [_with(replica, replica.curve)]
-        chains += [_with(replica, _sampled(replica.curve, rng)) for _ in range(SAMPLES)]
+        chains += [_with(replica, sampled(replica.curve, rng)) for _ in range(SAMPLES)]
         solved = [chain.solve(rate) for chain in chains]
         values = np.array([(one.throughput_per_ms, one.itl_ms, one.ttft_ms) for one in solved])
     else:
@@ -245,12 +207,12 @@ def _factors(
             return None
         found = samples.analyze(np.full(len(samples), rate))
         values = np.stack([found.throughput_per_ms, found.itl_ms, found.ttft_ms], axis=1)
-    return _log_normal(values)
+    return log_normal(values)
 
 
-def _log_normal(values: FloatArray) -> FloatArray:
-    """Returns 95 % bounds relative to the first of the values, [2, 3], from the others. Uses
-    logarithms, because latencies near capacity are skewed."""
+def log_normal(values: FloatArray) -> FloatArray:
+    """Returns 95 % bounds from the others, lower and upper, relative to the first of the values.
+    Uses logarithms, because latencies near capacity are skewed."""
     logs = np.log(np.maximum(values[1:], 1e-300) / np.maximum(values[0], 1e-300))
     middle, half = logs.mean(axis=0), IN_95 * logs.std(axis=0, ddof=1)
     factors: FloatArray = np.exp(np.clip([middle - half, middle + half], -MOST_LOG, MOST_LOG))
@@ -264,7 +226,7 @@ def _with(replica: CurveReplica, curve: StepCurve) -> CurveReplica:
     return CurveReplica(curve, replica.shape, replica.out_scv, rows, replica.max_queue)
 
 
-def _sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
+def sampled(curve: StepCurve, rng: np.random.Generator) -> StepCurve:
     """Returns a curve drawn within the standard errors, kept monotone."""
     speed = max(1 + curve.speed_error * rng.standard_normal(), LEAST_SPEED)
 

@@ -3,7 +3,6 @@
 Rates on the wire are requests per minute, as everywhere in the data. Pure: any thread.
 """
 
-from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,7 +12,6 @@ from optimizer.answer import shortest
 from optimizer.candidates.replicas import (
     DEFAULT_QUEUE,
     GEOMETRIC,
-    Analysis,
     ReplicaTable,
     RequestTable,
     Speeds,
@@ -21,7 +19,7 @@ from optimizer.candidates.replicas import (
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import Body, JsonObject, closed
 from optimizer.measured import MeanTokens, Spread
-from optimizer.model.queueing import MAX_BATCH
+from optimizer.model.queueing import MAX_BATCH, Performance
 from optimizer.model.sizing import Sizing
 from optimizer.simulation.estimate import LEAST_REQUESTS
 from optimizer.spec import (
@@ -35,12 +33,10 @@ from optimizer.spec import (
     ServiceCurve,
     Text,
 )
-from optimizer.system import System, lookup
+from optimizer.system import System
 
 PER_MINUTE = 60_000  # ms
 MAX_REQUESTS, MAX_PRIORITIES = 500_000, 10
-MAX_TRACE, MAX_TRACE_TOKENS = 20_000, 1_000_000
-LEAST_SLOWNESS, MAX_SLOWNESS = 0.01, 100.0
 
 Method = Literal["auto", "chain", "simulation"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -98,7 +94,7 @@ class ReplicaQuery(Body):
     def perf(self, system: System) -> PerfData:
         """Returns the performance data that the query gives or names. Raises NotFound."""
         if self.model or self.acc:
-            return lookup("accelerator", lookup("model", system.models, self.model), self.acc)
+            return system.perf_of(self.model, self.acc)
         return PerfData(
             name="-",
             acc="-",
@@ -109,27 +105,11 @@ class ReplicaQuery(Body):
         )
 
 
-class Arrival(Body):
-    """One request of a trace: its arrival, in ms of any clock, and its tokens."""
-
-    at_ms: Annotated[float, Field(ge=0, le=1e12)]
-    in_tokens: Annotated[int, Field(ge=0, le=MAX_TRACE_TOKENS)]
-    out_tokens: Annotated[int, Field(ge=1, le=MAX_TRACE_TOKENS)]
-
-
-class Slowness(Body):
-    """From this moment of a trace on, everything takes `slowness` times as long."""
-
-    at_ms: Annotated[float, Field(ge=0, le=1e12)]
-    factor: Annotated[float, Field(ge=LEAST_SLOWNESS, le=MAX_SLOWNESS)]
-
-
 class AnalyzeQuery(ReplicaQuery):
     """With `method` auto the chain answers, or, outside of its bounds, a simulation of the curve.
 
     The fields after `method` need the simulation: arrivals burstier than Poisson, prompts of mixed
-    lengths, and shares of requests by priority 0, 1, .... With a `trace` exactly those requests are
-    simulated, on a machine whose `slowness` may change; the first `warmup_requests` do not count.
+    lengths, and shares of requests by priority 0, 1, ....
     """
 
     arrival_rate: Annotated[float, Field(ge=LEAST_RATE, le=1e15)]
@@ -141,15 +121,11 @@ class AnalyzeQuery(ReplicaQuery):
     )
     requests: Annotated[int, Field(ge=LEAST_REQUESTS, le=MAX_REQUESTS)] = 40_000
     seed: Count = 0
-    trace: Annotated[list[Arrival], Field(max_length=MAX_TRACE)] = Field(default_factory=list)
-    warmup_requests: Count = 0
-    slowness: Annotated[list[Slowness], Field(max_length=MAX_TRACE)] = Field(default_factory=list)
 
     @property
     def is_simple(self) -> bool:
         """Whether all arrivals are alike and Poisson."""
-        is_poisson = self.arrival_scv == 1 and not self.trace
-        return is_poisson and self.in_tokens_scv == 0 and len(self.priority_shares) < 2
+        return self.arrival_scv == 1 and self.in_tokens_scv == 0 and len(self.priority_shares) < 2
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
@@ -157,35 +133,14 @@ class AnalyzeQuery(ReplicaQuery):
             raise ValueError("priorityShares: all are 0; give at least one of them a share")
         return self
 
-    @model_validator(mode="after")
-    def _check_trace(self) -> Self:
-        if not self.trace:
-            if self.slowness:
-                raise ValueError("slowness: is of moments of a trace; give one or leave it out")
-            return self
-        if self.method == "chain":
-            raise ValueError("trace: the chain knows rates, not requests; leave method out")
-        _check_sorted("trace", [one.at_ms for one in self.trace])
-        _check_sorted("slowness", [one.at_ms for one in self.slowness])
-        if self.warmup_requests >= len(self.trace):
-            raise ValueError(f"warmupRequests: of {len(self.trace)} in the trace none would count")
-        return self
-
     def _asks_for_curve(self) -> str | None:
         asked = (
-            ("trace", bool(self.trace)),
             ("method", self.method == "simulation"),
             ("arrivalScv", self.arrival_scv != 1),
             ("inTokensScv", self.in_tokens_scv != 0),
             ("priorityShares", len(self.priority_shares) > 1),
         )
         return next((name for name, is_asked in asked if is_asked), super()._asks_for_curve())
-
-
-def _check_sorted(name: str, at_ms: list[float]) -> None:
-    for number, (before, after) in enumerate(pairwise(at_ms), start=1):
-        if after < before:
-            raise ValueError(f"{name}[{number}].atMs={after:g} is before {before:g}; sort them")
 
 
 class SizeQuery(ReplicaQuery):
@@ -292,7 +247,7 @@ def max_rates(sizing: Sizing, row: int) -> MaxRates:
     }
 
 
-def measures(found: Analysis) -> Measures:
+def measures(found: Performance) -> Measures:
     return {
         "throughput": per_minute(found.throughput_per_ms[0]),
         "dropFraction": shortest(found.loss[0]),

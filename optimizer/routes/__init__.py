@@ -15,14 +15,9 @@ from common.turns import TooManyQuestions
 from optimizer.errors import Fault, InvalidRequest, OptimizerError
 from optimizer.inferno_json import Reading, decode, read
 from optimizer.routes.answers import FaultAnswer, Problem
-from optimizer.routes.edits import add_edit_routes
+from optimizer.routes.entities import add_edit_routes, add_read_routes
 from optimizer.routes.http import json_response, no_route
-from optimizer.routes.reads import (
-    add_catalogue_routes,
-    add_query_routes,
-    add_question_routes,
-    add_read_routes,
-)
+from optimizer.routes.reads import add_question_routes
 from optimizer.routes.solves import add_solve_routes, add_stateful_solve_routes
 from optimizer.service import StatefulService, StatelessService
 from optimizer.settings import Settings
@@ -44,9 +39,7 @@ def create_blueprint(service: StatelessService | StatefulService, settings: Sett
     )
     http = HttpRoutes(blueprint, wire)
     add_read_routes(http, service)
-    add_query_routes(http, service)
     add_question_routes(http, service)
-    add_catalogue_routes(http, service)
     add_solve_routes(http, service)
     if isinstance(service, StatefulService):
         add_edit_routes(http, service)

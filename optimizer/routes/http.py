@@ -1,11 +1,11 @@
 """Answers in the reference's format, and paths with two names. Any thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from urllib.parse import unquote
 
 from flask import Response, request
 
-from optimizer.inferno_json import Body, encode
+from optimizer.inferno_json import Body, BodyT, encode
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -18,8 +18,11 @@ def no_route() -> Response:
     return Response("404 page not found", 404, content_type="text/plain")
 
 
-def two_names(rest: str, is_known: Callable[[str], bool]) -> tuple[str, str] | None:
-    """Splits `first/second`, where either may itself contain a slash.
+def with_two_names(
+    rest: str, known: Container[str], answer: Callable[[str, str], BodyT]
+) -> BodyT | Response:
+    """Returns the answer about the two names in a path; one name is no route. Either may itself
+    contain a slash.
 
     An encoded slash (%2F) belongs to a name; the path as it was sent shows that. If the sender did
     not encode, the longest known first name decides.
@@ -28,7 +31,9 @@ def two_names(rest: str, is_known: Callable[[str], bool]) -> tuple[str, str] | N
     fixed = request.path.rstrip("/").count("/") - rest.rstrip("/").count("/")
     segments = [unquote(part) for part in sent.partition("?")[0].rstrip("/").split("/")][fixed:]
     if len(segments) == 2 and "/".join(segments) == rest.rstrip("/"):
-        return segments[0], segments[1]
+        return answer(*segments)
     parts = rest.rstrip("/").split("/")
     splits = [("/".join(parts[:i]), "/".join(parts[i:])) for i in range(len(parts) - 1, 0, -1)]
-    return next((split for split in splits if is_known(split[0])), splits[-1] if splits else None)
+    if not splits:
+        return no_route()
+    return answer(*next((split for split in splits if split[0] in known), splits[-1]))

@@ -12,7 +12,6 @@ import numpy as np
 
 from common.numerics import scipy
 from optimizer.model.latency import BoolArray, FloatArray
-from optimizer.simulation.course import STEADY, Course
 from optimizer.simulation.handling import waits_ms
 from optimizer.simulation.server import Served, Server, serve
 from optimizer.simulation.traffic import Requests, Traffic, draw
@@ -20,7 +19,7 @@ from optimizer.simulation.traffic import Requests, Traffic, draw
 MAX_EVENTS = 2_000_000  # about ten seconds of work
 LEAST_REQUESTS = 1_000
 BLOCKS, WARM_UP = 20, 10  # blocks; one in so many requests is warm-up
-LEAST_GAP_MS = 1e-6  # least mean gap for rates, because arrivals of a trace may coincide
+LEAST_GAP_MS = 1e-6  # least gap for rates, because given arrivals may coincide
 EVENTS_OF_REQUEST = 3  # arrival, start, end
 
 
@@ -60,14 +59,20 @@ def num_events(server: Server, traffic: Traffic, requests: int) -> int:
 def estimate(server: Server, traffic: Traffic, requests: int, seed: int) -> Estimate:
     """Returns the estimate from `num_requests` random requests. Equal seeds give equal results."""
     drawn = draw(traffic, requests, seed)
-    return measured(server, drawn, requests // WARM_UP, len(traffic.shares))
+    served = run(server, drawn)
+    return measured(server, drawn, served, requests // WARM_UP, len(traffic.shares))
+
+
+def run(server: Server, drawn: Requests) -> Served:
+    """Returns the times of requests that are handled before they are queued."""
+    waits = waits_ms(drawn.arrival_ms, server.curve.handling_ms)
+    return serve(server, replace(drawn, arrival_ms=drawn.arrival_ms + waits))
 
 
 def measured(
-    server: Server, drawn: Requests, warmup: int, priorities: int = 1, course: Course = STEADY
+    server: Server, drawn: Requests, served: Served, warmup: int, priorities: int = 1
 ) -> Estimate:
-    """Returns the estimate from these requests. The first `warmup` do not count."""
-    served = _served(server, drawn, course)
+    """Returns the estimate from requests and their times. The first `warmup` do not count."""
     counted = np.arange(drawn.arrival_ms.size) >= warmup
     answered = counted & ~np.isnan(served.end_ms)
     overhead_ms = server.curve.overhead.at(served.rows)
@@ -91,21 +96,6 @@ def measured(
             for priority in range(priorities)
         ),
         above_measured=_share_above(served, answered, server.curve.measured_rows),
-    )
-
-
-def _served(server: Server, drawn: Requests, course: Course) -> Served:
-    """Returns times on a machine with changing speed: requests are simulated at constant speed with
-    shifted arrivals, and results are shifted back."""
-    come = course.done(drawn.arrival_ms)
-    first = min(float(come[0]), 0.0)  # a simulation begins at 0
-    handled = come - first + waits_ms(come, server.curve.handling_ms)
-    served = serve(server, replace(drawn, arrival_ms=handled))
-    return replace(
-        served,
-        admitted_ms=course.when(served.admitted_ms + first),
-        first_token_ms=course.when(served.first_token_ms + first),
-        end_ms=course.when(served.end_ms + first),
     )
 
 

@@ -62,7 +62,7 @@ def test_the_error_of_estimates_is_that_of_pairs_left_out() -> None:
     dense = [
         each.error
         for each in calibration.left_out
-        if each.num_points >= MIN_POINTS and not FACTS.models[each.pair[0]].experts
+        if each.num_points >= MIN_POINTS and not FACTS.models[each.model].experts
     ]
     assert calibration.dense_error == pytest.approx(math.sqrt(np.mean(np.square(dense))))
 

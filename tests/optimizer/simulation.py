@@ -172,7 +172,7 @@ def comparison() -> list[tuple[str, float, float, float, float, float, float]]:
             model = analyze(one, rate)
             rows.append(
                 (shape.name, load, float(model.utilization[0]), seen.ttft_ms,
-                 float(model.latency.ttft_ms[0]), seen.itl_ms, float(model.latency.itl_ms[0]))
+                 float(model.ttft_ms[0]), seen.itl_ms, float(model.itl_ms[0]))
             )  # fmt: skip
     return rows
 

@@ -99,7 +99,7 @@ def test_the_calibration_is_that_of_the_published_measurements() -> None:
     shipped, made = shipped_calibration(), calibrate(FACTS, published())
     assert shipped.efficiency == pytest.approx(made.efficiency)
     assert [each.pair for each in shipped.left_out] == [each.pair for each in made.left_out]
-    for ours, theirs in zip(shipped.fits, made.fits, strict=True):
+    for ours, theirs in zip(shipped.fitted, made.fitted, strict=True):
         assert (ours.key, ours.sources) == (theirs.key, theirs.sources)
         assert (ours.steps, ours.prompts) == pytest.approx((theirs.steps, theirs.prompts))
     # What the documentation says; a new measurement may move it.

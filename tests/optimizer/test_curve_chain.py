@@ -76,9 +76,9 @@ def test_chain_of_flat_steps_without_prompts_is_the_reference_chain() -> None:
     for load in (0.3, 0.7, 0.95):
         rate = load * one.max_rate_per_ms
         found, known = one.solve(rate), analyze(lines, np.array([rate]))
-        assert found.in_service == pytest.approx(known.occupancy.in_service[0], rel=1e-3)
+        assert found.in_service == pytest.approx(known.in_service[0], rel=1e-3)
         assert found.itl_ms == pytest.approx(10, rel=1e-3)
-        queue_ms = float(known.occupancy.wait_ms[0])
+        queue_ms = float(known.wait_ms[0])
         assert found.wait_ms == pytest.approx(queue_ms, rel=1e-3, abs=10)
 
 

@@ -67,14 +67,14 @@ def test_analyze_agrees_with_the_reference_in_every_measure() -> None:
 
     assert len(records) == 181
     assert not _far(1000 * found.throughput_per_ms, theirs("throughput"), 2e-7)
-    assert not _far(found.occupancy.in_service, theirs("avgNumInServ"), 3e-6)
-    response = found.occupancy.wait_ms + found.occupancy.service_ms
+    assert not _far(found.in_service, theirs("avgNumInServ"), 3e-6)
+    response = found.wait_ms + found.service_ms
     assert not _far(response, theirs("avgRespTime"), 2e-5)
-    assert not _far(found.occupancy.wait_ms, theirs("avgWaitTime"), 2e-5, theirs("avgRespTime"))
+    assert not _far(found.wait_ms, theirs("avgWaitTime"), 2e-5, theirs("avgRespTime"))
     # NO_PREFILL: the reference subtracts gamma where there is no prefill.
     prefills = replica.model.in_tokens > 0  # type: ignore[union-attr]
-    assert not [i for i in _far(found.latency.itl_ms, theirs("avgTokenTime"), 3e-6) if prefills[i]]
-    assert not [i for i in _far(found.latency.prefill_ms, theirs("avgPrefillTime"), 2e-5)
+    assert not [i for i in _far(found.itl_ms, theirs("avgTokenTime"), 3e-6) if prefills[i]]
+    assert not [i for i in _far(found.prefill_ms, theirs("avgPrefillTime"), 2e-5)
                 if prefills[i]]  # fmt: skip
     assert sum(~prefills) == 8
 

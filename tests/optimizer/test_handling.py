@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from optimizer.candidates.curves import step_curve
 from optimizer.model.curve_chain import CurveReplica
 from optimizer.model.curve_rates import Shape
-from optimizer.simulation.estimate import estimate, measured
+from optimizer.simulation.estimate import estimate, measured, run
 from optimizer.simulation.handling import waits_ms
 from optimizer.simulation.server import Server
 from optimizer.simulation.traffic import Requests, Traffic
@@ -50,8 +50,8 @@ def test_they_are_done_in_order_and_no_later_than_one_after_the_other(
 def test_a_simulated_first_token_waits_for_it() -> None:
     steps = curve((1, 10.0), (2, 12.0), token_ms=1.0)
     both = Requests(np.zeros(2), np.array([5, 5]), np.array([3, 3]), np.zeros(2, dtype=np.int64))
-    at_once = measured(Server(steps, 2, 9), both, 0)
-    handled = measured(Server(replace(steps, handling_ms=4.0), 2, 9), both, 0)
+    servers = (Server(each, 2, 9) for each in (steps, replace(steps, handling_ms=4.0)))
+    at_once, handled = (measured(each, both, run(each, both), 0) for each in servers)
     assert handled.ttft.value == pytest.approx(at_once.ttft.value + 4.0)
     assert handled.itl.value == pytest.approx(at_once.itl.value)
 

@@ -68,72 +68,6 @@ def test_bursts_make_latencies_longer_and_higher_priorities_shorter() -> None:
     assert asked(24)["byPriority"] == []
 
 
-def trace(count: int, every_ms: float) -> list[dict[str, float]]:
-    return [{"atMs": n * every_ms, "inTokens": 64, "outTokens": 96} for n in range(count)]
-
-
-def test_just_the_requests_of_a_trace_are_simulated() -> None:
-    apart = asked(20, trace=trace(20, 5000.0))
-    assert (apart["method"], apart["why"]) == ("simulation", "all requests are given")
-    alone = 0.8 + 63 * 0.02  # a step, and the prompt but its last token
-    assert apart["ttftAverage"] == pytest.approx(alone, rel=1e-6)
-    assert apart["itlAverage"] == pytest.approx(0.8, rel=1e-6)
-    bounds = apart["interval"]
-    assert bounds is not None
-    assert bounds["ttftAverage"]["low"] < alone < bounds["ttftAverage"]["high"]
-    together = asked(20, trace=trace(20, 0.0))
-    assert together["ttftAverage"] > 5 * alone
-    assert asked(20, trace=trace(20, 0.0), warmupRequests=19)["ttftAverage"] == pytest.approx(
-        together["ttftAverage"], rel=0.5
-    )
-
-
-def test_a_trace_meets_a_machine_whose_speed_changes() -> None:
-    apart, together = trace(20, 5000.0), trace(20, 0.0)
-    steady = asked(20, trace=apart)
-    half = asked(20, trace=apart, slowness=[{"atMs": 0, "factor": 2}])
-    for name in ("ttftAverage", "itlAverage", "utilization"):
-        assert half[name] == pytest.approx(2 * steady[name], rel=1e-6)
-    later = asked(
-        20, trace=apart, slowness=[{"atMs": 0, "factor": 1}, {"atMs": 49_000, "factor": 3}]
-    )
-    assert later["itlAverage"] == pytest.approx(2 * steady["itlAverage"], rel=1e-6)
-    # Of a queue that begins at once, only what comes after half of it takes longer.
-    queue_ms = asked(20, trace=together, maxBatchSize=1)["ttftAverage"]
-    changes = [{"atMs": 0, "factor": 1}, {"atMs": queue_ms, "factor": 3}]
-    slower_ms = asked(20, trace=together, maxBatchSize=1, slowness=changes)["ttftAverage"]
-    assert queue_ms < slower_ms < 2 * queue_ms
-    assert asked(20, trace=apart, slowness=[{"atMs": 1e6, "factor": 1}]) == steady
-
-
-def test_slowness_is_bounded_and_of_a_trace() -> None:
-    body = {"serviceCurve": MEASURED, **SHAPE, "arrivalRate": 60}
-    assert "give one or leave it out" in faults(body | {"slowness": [{"atMs": 0, "factor": 1}]})
-    body["trace"] = trace(3, 10.0)
-    two = [{"atMs": 5, "factor": 1}, {"atMs": 4, "factor": 1}]
-    assert "slowness[1].atMs=4 is before 5; sort them" in faults(body | {"slowness": two})
-    for wrong in ({"atMs": -1}, {"factor": 0}, {"factor": 101}, {"factor": "fast"}):
-        one = {"atMs": 0, "factor": 1} | wrong
-        assert next(iter(wrong)) in faults(body | {"slowness": [one]})
-
-
-def test_a_trace_that_cannot_be_simulated_is_refused() -> None:
-    body = {"serviceCurve": MEASURED, **SHAPE, "arrivalRate": 60}
-    late_first = list(reversed(trace(3, 10.0)))
-    assert "trace[1].atMs=10 is before 20; sort them" in faults(body | {"trace": late_first})
-    assert "none would count" in faults(body | {"trace": trace(3, 1.0), "warmupRequests": 3})
-    assert "leave method out" in faults(body | {"trace": trace(3, 1.0), "method": "chain"})
-    assert "needs a serviceCurve" in faults(
-        {**SPEED, **SHAPE, "arrivalRate": 60, "trace": trace(3, 1)}
-    )
-    long = [{"atMs": 0, "inTokens": 1_000_000, "outTokens": 1}] * 50
-    chunked = {"serviceCurve": MEASURED | {"chunkTokens": 1}, "trace": long}
-    assert "events to simulate, more than" in faults(body | chunked)
-    for wrong in ({"atMs": -1}, {"inTokens": -1}, {"outTokens": 0}, {"inTokens": 10**7}):
-        one = {"atMs": 0, "inTokens": 1, "outTokens": 1} | wrong
-        assert next(iter(wrong)) in faults(body | {"trace": [one]})
-
-
 def test_interval_comes_from_the_errors_of_the_parameters_and_widens_near_capacity() -> None:
     without = MEASURED | {"decodeMs": [{"rows": 1, "ms": 0.8}, {"rows": 32, "ms": 8.6}]}
     assert asked(20, without)["interval"] is None
@@ -167,16 +101,6 @@ def test_rows_beyond_those_measured_are_warned_of() -> None:
     few = {"decodeMs": MEASURED["decodeMs"][:2]}
     assert any("extrapolated" in warning for warning in asked(30, few)["warnings"])
     assert asked(2, few)["warnings"] == []
-
-
-def test_departures_that_were_measured_correct_the_speed() -> None:
-    plain = size(read(SizeQuery, {"serviceCurve": MEASURED, **SHAPE}), System())
-    assert plain["feasible"]
-    half = {"rows": 32, "perSecond": plain["arrivalRate"] / 60 / 2}
-    slower = MEASURED | {"departures": {"avgInTokens": 64, "avgOutTokens": 96, "points": [half]}}
-    found = size(read(SizeQuery, {"serviceCurve": slower, **SHAPE}), System())
-    assert found["feasible"]
-    assert found["arrivalRate"] == pytest.approx(plain["arrivalRate"] / 2, rel=2e-3)
 
 
 def test_equal_answers_allow_a_higher_rate_than_exponential_ones() -> None:

@@ -46,13 +46,13 @@ def test_measures_are_those_of_the_chain_solved_as_linear_equations(seed: int, l
     found = analyze(one, rate)
     assert found.throughput_per_ms[0] == pytest.approx(throughput, rel=1e-9)
     assert found.loss[0] == pytest.approx(p[-1], rel=1e-6, abs=1e-13)
-    assert found.occupancy.in_service[0] == pytest.approx(in_service, rel=1e-9)
-    assert found.occupancy.service_ms[0] == pytest.approx(in_service / throughput, rel=1e-9)
-    assert found.occupancy.wait_ms[0] == pytest.approx(
+    assert found.in_service[0] == pytest.approx(in_service, rel=1e-9)
+    assert found.service_ms[0] == pytest.approx(in_service / throughput, rel=1e-9)
+    assert found.wait_ms[0] == pytest.approx(
         waiting / throughput, rel=1e-6, abs=1e-10 * in_service / throughput
     )
     # The concurrency an admitted request meets is the n at which service(n) is the mean service.
-    met = float(one.model.service_ms(found.occupancy.concurrency)[0])
+    met = float(one.model.service_ms(found.concurrency)[0])
     assert met == pytest.approx(in_service / throughput, rel=1e-9)
 
 
@@ -81,7 +81,7 @@ def test_overload_continues_what_holds_below_it() -> None:
         analyze(replicas, top * (1 - 1e-9)),
         analyze(replicas, top * (1 + 1e-9)),
     )
-    np.testing.assert_allclose(just_below.latency.ttft_ms, just_above.latency.ttft_ms, rtol=1e-5)
+    np.testing.assert_allclose(just_below.ttft_ms, just_above.ttft_ms, rtol=1e-5)
     np.testing.assert_allclose(just_below.loss, just_above.loss, rtol=1e-5)
 
 
@@ -104,34 +104,34 @@ def test_extremes_give_finite_ordered_numbers(
     if not one.model.is_valid()[0]:
         return
     found = analyze(one, np.array([rate]))
-    for values in (found.throughput_per_ms, found.latency.itl_ms, found.latency.ttft_ms):
+    for values in (found.throughput_per_ms, found.itl_ms, found.ttft_ms):
         assert np.isfinite(values[0])
         assert values[0] >= 0
     assert 0 <= found.loss[0] <= 1
     assert 0 <= found.utilization[0] <= 1
     assert found.throughput_per_ms[0] <= rate * (1 + 1e-9)
-    assert 1 <= found.occupancy.concurrency[0] <= requests["batch"]
+    assert 1 <= found.concurrency[0] <= requests["batch"]
 
 
 def test_latencies_without_slope_are_flat_and_finite() -> None:
     """beta = delta = 0 divides by zero in the reference."""
     found = analyze(replica(beta=0, delta=0), np.array([0.002]))
-    assert found.latency.itl_ms[0] == 10
-    assert found.latency.prefill_ms[0] == 20
+    assert found.itl_ms[0] == 10
+    assert found.prefill_ms[0] == 20
 
 
 def test_no_input_tokens_mean_no_prefill_anywhere() -> None:
     """The reference subtracts gamma all the same and reports too low an ITL."""
     with_gamma = analyze(replica(gamma=200, in_tokens=0), np.array([0.002]))
     without = analyze(replica(gamma=0, in_tokens=0), np.array([0.002]))
-    assert with_gamma.latency.itl_ms[0] == without.latency.itl_ms[0] > 10.3
-    assert with_gamma.latency.prefill_ms[0] == 0
+    assert with_gamma.itl_ms[0] == without.itl_ms[0] > 10.3
+    assert with_gamma.prefill_ms[0] == 0
 
 
 def test_largest_batch_is_answered() -> None:
     one = replica(out_tokens=1, batch=MAX_BATCH, queue=10 * MAX_BATCH)
     found = analyze(one, 0.999 * one.max_rate_per_ms())
-    assert np.isfinite(found.latency.ttft_ms[0])
+    assert np.isfinite(found.ttft_ms[0])
 
 
 def test_iteration_model_takes_the_least_chunks_that_fit_the_token_budget() -> None:

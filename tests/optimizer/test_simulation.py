@@ -35,11 +35,11 @@ def test_formulas_agree_with_the_simulated_chain_within_two_percent() -> None:
     concurrency = (seen.service_ms - model.fixed_ms) / model.slope_ms
     itl_ms = model.alpha_ms + model.beta_ms * concurrency
     prefill_ms = model.gamma_ms + model.delta_ms * model.in_tokens * concurrency
-    np.testing.assert_allclose(found.latency.itl_ms, itl_ms, rtol=0.02)
-    np.testing.assert_allclose(found.latency.ttft_ms, seen.wait_ms + prefill_ms, rtol=0.02)
+    np.testing.assert_allclose(found.itl_ms, itl_ms, rtol=0.02)
+    np.testing.assert_allclose(found.ttft_ms, seen.wait_ms + prefill_ms, rtol=0.02)
     # A wait of a thousandth of the service is a few rare events; there the noise is absolute.
     np.testing.assert_array_less(
-        np.abs(found.occupancy.wait_ms - seen.wait_ms),
+        np.abs(found.wait_ms - seen.wait_ms),
         0.02 * seen.wait_ms + 0.0005 * seen.service_ms,
     )
 

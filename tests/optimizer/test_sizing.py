@@ -16,7 +16,7 @@ def targets(ttft: float = 0, itl: float = 0, tps: float = 0) -> Targets:
 def test_at_the_rate_the_tightest_target_is_met_exactly(seed: int) -> None:
     replicas = random_replicas(200, seed)
     lowest, highest = rate_range(replicas)
-    idle, loaded = analyze(replicas, lowest).latency, analyze(replicas, highest).latency
+    idle, loaded = analyze(replicas, lowest), analyze(replicas, highest)
     rng = np.random.default_rng(seed)
     part = rng.uniform(0.05, 0.6, 200)
     wanted = Targets(
@@ -25,7 +25,7 @@ def test_at_the_rate_the_tightest_target_is_met_exactly(seed: int) -> None:
         np.zeros(200),
     )
     found = size(replicas, wanted)
-    at_rate = analyze(replicas, found.rate_per_ms).latency
+    at_rate = analyze(replicas, found.rate_per_ms)
     assert found.feasible.all()
     slack = np.maximum(at_rate.ttft_ms / wanted.ttft_ms, at_rate.itl_ms / wanted.itl_ms)
     np.testing.assert_allclose(slack, 1, rtol=1e-6)
@@ -47,7 +47,7 @@ def test_constant_itl_above_its_target_is_infeasible() -> None:
 
 def test_target_of_exactly_the_idle_latency_is_feasible() -> None:
     one = replica()
-    idle = float(analyze(one, rate_range(one)[0]).latency.itl_ms[0])
+    idle = float(analyze(one, rate_range(one)[0]).itl_ms[0])
     assert size(one, targets(itl=idle)).feasible[0]
     assert not size(one, targets(itl=idle * (1 - 1e-9))).feasible[0]
 

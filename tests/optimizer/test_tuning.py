@@ -27,7 +27,7 @@ def replica(decode: float, prefill: float) -> Replica:
 
 @cache
 def latencies(decode: float, prefill: float, requests_per_s: float) -> tuple[float, float]:
-    found = analyze(replica(decode, prefill), np.array([requests_per_s / 1000])).latency
+    found = analyze(replica(decode, prefill), np.array([requests_per_s / 1000]))
     return float(found.ttft_ms[0]), float(found.itl_ms[0])
 
 
@@ -251,7 +251,6 @@ def test_service_curve_is_scaled_as_a_whole(client: FlaskClient) -> None:
     curve = {
         "decodeMs": [{"rows": 1, "ms": 5.0}, {"rows": 32, "ms": 20.0}],
         "promptTokenMs": 0.02,
-        "departures": {"points": [{"rows": 8, "perSecond": 10.0}]},
     }
     query = {
         "serviceCurve": curve,
@@ -272,4 +271,3 @@ def test_service_curve_is_scaled_as_a_whole(client: FlaskClient) -> None:
     assert 1.1 < factor < 1.6
     now = answer["serviceCurve"]
     assert [point["ms"] for point in now["decodeMs"]] == pytest.approx([5 * factor, 20 * factor])
-    assert now["departures"]["points"][0]["perSecond"] == pytest.approx(10 / factor)

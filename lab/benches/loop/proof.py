@@ -41,7 +41,8 @@ from lab.benches.loop.plan import LoopPlan, Rows
 from lab.benches.loop.speed_log import Reading, steps_course
 from lab.kit.curves import at_speed, exact
 from lab.kit.moments import fit_drifting, fit_in_course
-from lab.kit.questions import max_rate, replay, request_shape
+from lab.kit.questions import max_rate, request_shape
+from lab.kit.replays import replay
 
 At = tuple[LoadPoint, ServiceCurve]
 """A row, and the curve of its moment."""
@@ -80,9 +81,9 @@ class Asked:
     perf: Mapping[str, Any]
 
     def of_requests(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
-        """Returns what it says of just the requests of a row. Raises OptimizerUnusable."""
+        """Returns what its simulation says of just the requests of a row."""
         shape = request_shape(part.measured)
-        return replay(self.optimizer, self._at(curve, shape), part, shape, curve.slowness)
+        return replay(self._at(curve, shape), part, shape, curve.slowness)
 
     def of_rate(self, part: LoadPoint, curve: ServiceCurve) -> Prediction:
         """Returns what it says of the rate of a row, in the long run. Raises OptimizerUnusable."""

@@ -259,12 +259,12 @@ def _table(perf: Json, load: Json, rows: int) -> Table:
     queue = Queue(model, np.full(len(GRID), rows), np.full(len(GRID), QUEUE * rows))
     most_per_ms = queue.max_rate_per_ms()
     found = analyze(queue, GRID * most_per_ms)
-    waiting = GRID * most_per_ms * found.occupancy.wait_ms
+    waiting = GRID * most_per_ms * found.wait_ms
     return Table(
         float(1000 * most_per_ms[0]),
-        tuple(found.latency.ttft_ms.tolist()),
-        tuple(found.latency.itl_ms.tolist()),
-        tuple((found.occupancy.in_service + waiting).tolist()),
+        tuple(found.ttft_ms.tolist()),
+        tuple(found.itl_ms.tolist()),
+        tuple((found.in_service + waiting).tolist()),
     )
 
 

@@ -34,6 +34,3 @@ class Course:
         """Returns the moments at which this much work is done."""
         part = np.maximum(np.searchsorted(self.work_ms, work_ms, "right") - 1, 0)
         return self.from_ms[part] + (work_ms - self.work_ms[part]) * self.slowness[part]
-
-
-STEADY = Course.of(())

@@ -1,0 +1,311 @@
+"""The reference's routes of entities: reads, and in a stateful optimizer edits.
+
+`set...` merges a list into the system, `add...` one entity; both echo what they took.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flask import Response, request
+
+from common.http_routes import HttpRoutes
+from common.operations import Content, ViewT, operation
+from optimizer.errors import Fault, InvalidRequest, NotFound
+from optimizer.inferno_json import Body, read
+from optimizer.routes.answers import NO_ROUTE, Problem, problems
+from optimizer.routes.http import json_response, no_route, with_two_names
+from optimizer.service import OptimizerService, StatefulService
+from optimizer.spec import (
+    AcceleratorData,
+    AcceleratorSpec,
+    CapacityData,
+    CapacitySpec,
+    ModelData,
+    ModelName,
+    ModelTarget,
+    PerfData,
+    ServerData,
+    ServerSpec,
+    ServiceClassData,
+    ServiceClassSpec,
+)
+from optimizer.system import System, in_order, lookup, without
+
+BARE_LIST = {"format": {"type": "string", "enum": ["list"]}}
+
+
+@dataclass(frozen=True, slots=True)
+class EntityKind:
+    """Entities with the same routes, which have its words in their paths. `held` is the field of a
+    `System` with them by name, `listed` the field of `data` with several; `merge` adds some."""
+
+    word: str
+    words: str
+    spec: type[Body]
+    data: type[Body]
+    listed: str
+    held: str
+    merge: Callable[[System, Iterable[Any]], System]
+    adds_by: str = ""  # word of the route that adds one, if its body has one
+    absent: str = ""  # the reference's words about what a route does not find, if others
+    not_removed: str = ""
+
+    def path(self, verb: str, words: str = "") -> str:
+        return f"/{verb}{(words or self.word).title().replace(' ', '')}"
+
+    def one(self, system: System, name: str, absent: str = "") -> Body:
+        """Returns an entity. Raises NotFound."""
+        found = lookup(absent or self.absent or self.word, getattr(system, self.held), name)
+        return found if isinstance(found, Body) else CapacitySpec(type=name, count=found)
+
+    def every(self, system: System) -> Body:
+        names = sorted(getattr(system, self.held))
+        return self.data(**{self.listed: [self.one(system, name) for name in names]})
+
+    def without(self, system: System, name: str) -> System:
+        """Raises NotFound."""
+        entities: Mapping[str, Any] = getattr(system, self.held)
+        changed: dict[str, Any] = {
+            self.held: without(entities, self.not_removed or self.word, name)
+        }
+        return replace(system, **changed)
+
+
+ACCELERATORS = EntityKind(
+    "accelerator",
+    "accelerators",
+    AcceleratorSpec,
+    AcceleratorData,
+    "accelerators",
+    "accelerators",
+    System.with_accelerators,
+    "add",
+)
+KINDS = (
+    ACCELERATORS,
+    EntityKind(
+        "capacity",
+        "capacities",
+        CapacitySpec,
+        CapacityData,
+        "count",
+        "capacities",
+        System.with_capacities,
+        "set",
+        "capacity for",
+        "accelerator type",
+    ),
+    EntityKind(
+        "service class",
+        "service classes",
+        ServiceClassSpec,
+        ServiceClassData,
+        "service_classes",
+        "classes",
+        System.with_classes,
+    ),
+    EntityKind(
+        "server",
+        "servers",
+        ServerSpec,
+        ServerData,
+        "servers",
+        "servers",
+        System.with_servers,
+        "add",
+    ),
+)
+
+
+def add_read_routes(http: HttpRoutes, service: OptimizerService) -> None:
+    """The reference's GET routes, present in both modes."""
+    for kind in KINDS:
+        _add_reads(http, service, kind)
+
+    @http.get("/getModels")
+    @operation("The names of all models.", {200: list[str]})
+    def models() -> list[str]:
+        return sorted(service.state.system.models)
+
+    @http.get("/getModel/<path:name>")
+    @operation("Performance data of a model.", {200: ModelData, **problems(404)})
+    def model(name: str) -> ModelData:
+        return ModelData(models=in_order(lookup("model", service.state.system.models, name)))
+
+    @http.get("/getModelAcceleratorPerf/<path:names>")
+    @operation("Performance data of model/accelerator.", {200: PerfData, 404: (Problem, NO_ROUTE)})
+    def perf(names: str) -> PerfData | Response:
+        system = service.state.system
+        return with_two_names(names, system.models, system.perf_of)
+
+    @http.get("/getServiceClassModelTarget/<path:names>")
+    @operation("Targets of class/model.", {200: ModelTarget, 404: (Problem, NO_ROUTE)})
+    def target(names: str) -> ModelTarget | Response:
+        system = service.state.system
+        return with_two_names(names, system.classes, system.target_of)
+
+
+def _add_reads(http: HttpRoutes, service: OptimizerService, kind: EntityKind) -> None:
+    is_first = kind is ACCELERATORS
+
+    @http.get(kind.path("get", kind.words))
+    @operation(
+        f"All {kind.words}"
+        + "; as a bare list, which the reference's server sends, with format=list" * is_first
+        + ".",
+        {200: (kind.data, list[AcceleratorSpec]) if is_first else kind.data},
+        query=BARE_LIST if is_first else None,
+    )
+    def every() -> Any:
+        data = kind.every(service.state.system)
+        is_bare = is_first and request.args.get("format") == "list"
+        return data.dump()[kind.listed] if is_bare else data
+
+    @http.get(f"{kind.path('get')}/<path:name>")
+    @operation(f"One {kind.word}.", {200: kind.spec, **problems(404)})
+    def one(name: str) -> Body:
+        return kind.one(service.state.system, name)
+
+
+def add_edit_routes(http: HttpRoutes, service: StatefulService) -> None:
+    """The reference's routes that change entities."""
+    for kind in KINDS:
+        _add_edits(http, service, kind)
+    _add_model_edits(http, service)
+    _add_class_edits(http, service)
+
+
+def _echo(summary: str, model: type[Body]) -> Callable[[ViewT], ViewT]:
+    """Returns the description of an edit that answers its own body."""
+    return operation(summary, {200: model, **problems(400, 413, 503)}, model)
+
+
+def _edit(
+    summary: str, answer: Content, others: Mapping[int, Content] | None = None
+) -> Callable[[ViewT], ViewT]:
+    """Returns the description of an edit without a body."""
+    return operation(summary, {200: answer, **problems(503), **(others or {})})
+
+
+def _add_edits(http: HttpRoutes, service: StatefulService, kind: EntityKind) -> None:
+    @http.post(kind.path("set", kind.words))
+    @_echo(f"Merge {kind.words}.", kind.data)
+    def merge(data: Body) -> Body:
+        service.update(lambda system: kind.merge(system, getattr(data, kind.listed)))
+        return data
+
+    @http.get(f"{kind.path('remove')}/<path:name>")
+    @_edit(f"Remove one of the {kind.words}.", kind.spec, problems(404))
+    def remove(name: str) -> Body:
+        before, _ = service.update(lambda system: kind.without(system, name))
+        return kind.one(before, name)
+
+    if not kind.adds_by:
+        return
+
+    @http.post(kind.path(kind.adds_by))
+    @_echo(f"Add or replace one of the {kind.words}.", kind.spec)
+    def add(spec: Body) -> Body:
+        service.update(lambda system: kind.merge(system, [spec]))
+        return spec
+
+
+def _add_model_edits(http: HttpRoutes, service: StatefulService) -> None:
+    @http.post("/setModels")
+    @_echo("Merge performance data.", ModelData)
+    def set_models(data: ModelData) -> ModelData:
+        service.update(lambda system: system.with_perf(data.models))
+        return data
+
+    @http.get("/addModel/<path:name>")
+    @_edit("Add a model without data.", str, problems(400))
+    def add_model(name: str) -> str:
+        read(ModelName, {"name": name})  # refuses names that no other route accepts
+        service.update(lambda system: system.with_model(name))
+        return name
+
+    @http.get("/removeModel/<path:name>")
+    @_edit("Remove a model.", str, problems(404))
+    def remove_model(name: str) -> str:
+        """Removes a model. Its servers stay; the next solve reports that their model is unknown."""
+        service.update(lambda s: replace(s, models=without(s.models, "model", name)))
+        return name
+
+    @http.post("/addModelAcceleratorPerf")
+    @operation(
+        "Add data to a model that exists.",
+        {200: PerfData, **problems(400, 404, 413, 503)},
+        PerfData,
+    )
+    def add_perf(perf: PerfData) -> PerfData:
+        def edit(system: System) -> System:
+            lookup("model", system.models, perf.name)
+            return system.with_perf([perf])
+
+        service.update(edit)
+        return perf
+
+    @http.get("/removeModelAcceleratorPerf/<path:names>")
+    @_edit("Remove the data of model/accelerator.", PerfData, {404: (Problem, NO_ROUTE)})
+    def remove_perf(names: str) -> PerfData | Response:
+        def remove(model: str, accelerator: str) -> PerfData:
+            before, _ = service.update(lambda s: s.without_perf(model, accelerator))
+            return before.perf_of(model, accelerator)
+
+        return with_two_names(names, service.state.system.models, remove)
+
+
+def _add_class_edits(http: HttpRoutes, service: StatefulService) -> None:
+    @http.get("/addServiceClass/<path:names>")
+    @_edit("Add class/priority.", ServiceClassSpec, {**problems(400), 404: NO_ROUTE})
+    def add_class(names: str) -> ServiceClassSpec | Response:
+        """Adds a class. An existing one keeps its targets."""
+        name, _, priority = names.rstrip("/").rpartition("/")
+        if not name:
+            return no_route()
+        if not re.fullmatch(r"[+-]?[0-9]{1,9}", priority):
+            message = f"service class priority {priority} invalid"
+            raise InvalidRequest([Fault("", message)])
+        added = read(ServiceClassSpec, {"name": name, "priority": int(priority)})
+
+        def edit(system: System) -> System:
+            known = system.classes.get(name, added)
+            return system.with_classes([known.model_copy(update={"priority": added.priority})])
+
+        _, after = service.update(edit)
+        return after.classes[name]
+
+    @http.post("/addServiceClassModelTargets")
+    @operation(
+        "Merge targets into a class that exists and has the same priority.",
+        {200: ServiceClassSpec, **problems(413, 503), 400: (Problem, str), 404: str},
+        ServiceClassSpec,
+    )
+    def add_targets(spec: ServiceClassSpec) -> ServiceClassSpec | Response:
+        """Errors are bare JSON strings here, as in the reference."""
+
+        def edit(system: System) -> System:
+            known = lookup("service class", system.classes, spec.name)
+            if known.effective_priority != spec.priority:
+                message = f"inconsistent specs: svcName={spec.name} ; svcPrio={spec.priority}"
+                raise InvalidRequest([Fault("", message)])
+            targets = {t.model: t for t in [*known.model_targets, *spec.model_targets]}
+            merged = known.model_copy(update={"model_targets": list(targets.values())})
+            return system.with_classes([merged])
+
+        try:
+            _, after = service.update(edit)
+        except (NotFound, InvalidRequest) as error:
+            return json_response(str(error), error.status)
+        return after.classes[spec.name]
+
+    @http.get("/removeServiceClassModelTarget/<path:names>")
+    @_edit("Remove the targets of class/model.", ModelTarget, {404: (Problem, NO_ROUTE)})
+    def remove_target(names: str) -> ModelTarget | Response:
+        def remove(class_name: str, model: str) -> ModelTarget:
+            before, _ = service.update(lambda s: s.without_target(class_name, model))
+            return before.target_of(class_name, model)
+
+        return with_two_names(names, service.state.system.classes, remove)
