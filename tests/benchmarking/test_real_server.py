@@ -16,6 +16,7 @@ from benchmarking.results.workbook import COLUMNS
 from benchmarking.run_files import read_run
 from lab.kit.servers import ROOT, ServedApi, environment
 from tests.benchmarking.results.test_responses import KEYS
+from tests.benchmarking.rows.test_run import benchmark, run_of
 from tests.forked import served
 
 # What is not there to say of this server: no draft model, no images, no bursts.
@@ -112,51 +113,20 @@ def test_the_environment_of_the_figures_is_recorded(run: Run) -> None:
 
 
 def test_our_own_routes_are_a_target_too(api: ServedApi, tmp_path: Path) -> None:
-    (tmp_path / "models.csv").write_text(
-        "model_name,input_tokens,output_tokens,num_requests,concurrent_requests\n"
-        "hearth-tiny,60,20,4,2\n"
-    )
-    (tmp_path / "config.yaml").write_text(
-        f"model_configs_path: {tmp_path}/models.csv\nllm_api: hearth\n"
-        f"output_files_dir: {tmp_path}\nrun_name: r\nsampling_params: {{temperature: 0.5}}\n"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-m", "benchmarking", "run", str(tmp_path / "config.yaml")],
-        cwd=ROOT,
-        env=environment(BENCHMARK_API_BASE=api.url),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert "the server sent no usage" in finished.stdout
-    run = read_run(tmp_path / "r")
+    config = "llm_api: hearth\nsampling_params: {temperature: 0.5}\n"
+    status, output = benchmark(tmp_path, api.url, "hearth-tiny,60,20,4,2,,,", config=config)
+    assert status == 0, output
+    assert "the server sent no usage" in output
+    run = run_of(tmp_path)
     for record in run.records_of(0):
         assert (record.usage, record.prompt_tokens) == (None, 60)
         assert record.completion_tokens
         assert len(record.chunk_tokens) == len(record.chunk_s)
-    metrics = json.loads((tmp_path / "r" / "metrics.json").read_text())
+    metrics = json.loads((tmp_path / "out" / "r" / "metrics.json").read_text())
     assert metrics["rows"][0]["num_completed_requests"] == 4
 
 
 def test_a_model_that_takes_no_images_says_so(api: ServedApi, tmp_path: Path) -> None:
-    (tmp_path / "models.csv").write_text(
-        "model_name,input_tokens,output_tokens,num_requests,concurrent_requests,"
-        "multimodal_img_size\nhearth-tiny,60,20,4,2,small\n"
-    )
-    (tmp_path / "config.yaml").write_text(
-        f"model_configs_path: {tmp_path}/models.csv\noutput_files_dir: {tmp_path}\n"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-m", "benchmarking", "run", str(tmp_path / "config.yaml")],
-        cwd=ROOT,
-        env=environment(BENCHMARK_API_BASE=f"{api.url}/v1"),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert finished.returncode == 1
-    assert (
-        "hearth-tiny does not take images (the server answered ignored: it leaves"
-        in finished.stdout
-    )
+    status, output = benchmark(tmp_path, f"{api.url}/v1", "hearth-tiny,60,20,4,2,,,small")
+    assert status == 1
+    assert "hearth-tiny does not take images (the server answered ignored: it leaves" in output

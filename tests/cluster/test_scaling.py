@@ -18,7 +18,6 @@ import requests
 
 from cluster.actuators import Actuator
 from cluster.actuators.deployments import Deployments
-from cluster.actuators.local import LocalMachine
 from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
@@ -122,27 +121,6 @@ def wait_for(actuator: Actuator, count: int) -> None:
 
 def answered_by(proxy: ProxyProcess) -> set[object]:
     return {line.get("upstream") for line in proxy.audit() if line.get("status") == 200}
-
-
-def test_no_request_is_lost_while_replicas_come_and_go(tmp_path: Path) -> None:
-    upstreams_path = tmp_path / "upstreams.yaml"
-    machine = LocalMachine(tmp_path / "replicas", {"CPU": 3})
-    actuator = TendedReplicas(machine, RECIPES, UpstreamsFile(upstreams_path), TIMES)
-    try:
-        actuator.start(GROUP, 1)
-        wait_for(actuator, 1)
-        with loaded(tmp_path, UPSTREAMS_FILE=str(upstreams_path)) as (proxy, load):
-            actuator.start(GROUP, 3)
-            wait_for(actuator, 3)
-            eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
-            actuator.stop(GROUP, 1)
-            wait_for(actuator, 1)
-            seen = len(load.asked)
-            eventually(lambda: len(load.asked) > seen + NUM_CLIENTS, DEADLINE_S)
-        assert [each for each in load.asked if not each.is_right] == []
-    finally:
-        actuator.close()
-        clear(LocalMachine(tmp_path / "replicas"))
 
 
 def test_no_request_is_lost_while_pods_come_and_go_and_change(

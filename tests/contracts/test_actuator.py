@@ -1,8 +1,8 @@
 """What the controller may rely on, true of every Actuator.
 
 An actuator joins by a factory in `SCENES`: a context that yields a Scene, made once for all tests.
-Local processes and Ray's run an engine that starts ten times as fast as Hearth; tests/cluster has
-Hearth on both.
+Local processes and Ray's run an engine that starts ten times as fast as Hearth; it runs on Ray in
+tests/cluster, and in local processes in tests/e2e/test_cluster.py.
 """
 
 import json

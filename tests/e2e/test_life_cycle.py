@@ -12,7 +12,9 @@ import psutil
 import pytest
 import requests
 
-from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes, served
+from lab.kit.servers import MOCK_APP, ServedApi, eventually, post_bytes
+from lab.kit.servers import served as served_by_command
+from tests.forked import served
 
 ALTERED = "tests.e2e.altered_servers"
 END_TIMEOUT_S = 60
@@ -162,7 +164,7 @@ def test_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
 
 def test_start_names_every_faulty_variable(tmp_path: Path) -> None:
     settings = {"USER_ROWS": "none", "DEVICE": "tpu", "DRAIN_TIMEOUT": -1}
-    with served(tmp_path / "log", MOCK_APP, start_timeout_s=None, **settings) as api:
+    with served_by_command(tmp_path / "log", MOCK_APP, start_timeout_s=None, **settings) as api:
         assert api.process.wait(END_TIMEOUT_S) != 0
         for variable in ("USER_ROWS='none'", "DEVICE='tpu'", "DRAIN_TIMEOUT='-1'"):
             assert variable in api.log

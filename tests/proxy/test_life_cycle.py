@@ -1,6 +1,5 @@
 """Start, drain, reload, probes, TLS and records of a real proxy process."""
 
-import json
 import signal
 import socket
 import ssl
@@ -396,15 +395,3 @@ def make_certificate(directory: Path) -> tuple[Path, Path]:
     )
     certificate_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return key_path, certificate_path
-
-
-def test_importing_the_proxy_loads_no_other_package_of_ours_and_no_numpy() -> None:
-    code = (
-        "import sys, json, proxy.proxy, proxy.worker; "
-        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    unwanted = {"numpy", "torch", "flask", "inference_api", "optimizer", "weights", "benchmarking"}
-    assert not unwanted & set(json.loads(result.stdout))

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from common.errors import StoreFailed
-from tests.stores import kill_after, place, start_writer
+from tests.stores import place, start_writer
 from tests.weights.memory_store import MemoryStore
 from weights.errors import SessionMismatch
 from weights.search import Direction, Observation, Problem
@@ -175,21 +175,6 @@ def test_no_update_of_eight_processes_is_lost(kind: str, request: pytest.Fixture
     for process in range(1, PROCESSES + 1):
         mine = [o.metric for o in stored if o.shares[0] == process / 10]
         assert mine == list(range(UPDATES))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_what_was_acknowledged_survives_kill_nine(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
-    where = place(kind, request)
-    acknowledged = kill_after(start_writer(TELLER, kind, where, 1, 10**9), 60)
-    with closing(opener(kind, where)()) as store:
-        session = store.find("s")
-        stored = [o.metric for o in store.observations("s", 0, 10**6)]
-    assert session is not None
-    assert session.num_observations == len(stored) > acknowledged
-    assert stored == list(range(len(stored)))
 
 
 def sqlite_steps(path: Path) -> int:

@@ -53,7 +53,6 @@ def opened(
     url: str,
     may_log: str = "^$",
     viewport: ViewportSize = WIDE,
-    color_scheme: Scheme | None = None,
 ) -> Iterator[Page]:
     """A page of its own, watched for errors and for requests that leave its origin.
 
@@ -61,7 +60,7 @@ def opened(
     """
     page = _blank_page(browser)
     page.set_viewport_size(viewport)
-    page.emulate_media(color_scheme=color_scheme, reduced_motion="reduce")
+    page.emulate_media(color_scheme="light", reduced_motion="reduce")
     with _watched(page) as (lines, asked):
         page.goto(url)
         yield page

@@ -6,9 +6,7 @@
 import json
 import os
 import re
-import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
@@ -29,14 +27,11 @@ def api(model_api: ServedApi) -> ServedApi:
     return model_api
 
 
-def test_the_page_shows_the_server(api: ServedApi, page: Page) -> None:
+def test_the_page_shows_the_server_and_what_its_model_runs_on(page: Page) -> None:
     expect(page.locator("#server-phase")).to_have_text("ready")
     expect(page.locator("#server-model")).to_have_text("hearth-tiny")
     expect(page.get_by_role("list", name="User rows").get_by_role("button")).to_have_count(32)
     expect(page.locator("#rows-summary")).to_contain_text("0 of 32 busy, 0 waiting")
-
-
-def test_the_model_tells_what_it_runs_on(page: Page) -> None:
     card = page.get_by_role("region", name="Model")
     for name, text in {
         "Family": r"^llama, [\d.]+ million parameters, 5 layers$",
@@ -108,35 +103,17 @@ def test_a_prompt_is_streamed_and_timed(page: Page) -> None:
     expect(page.locator(".chart").first).to_contain_text("tokens/s")
 
 
-def test_bare_text_goes_to_completions(page: Page) -> None:
-    with page.expect_request("**/v1/completions") as sent:
-        ask(page, "What is the capital of Kenya?", 60, "Bare text")
-    body: Any = sent.value.post_data_json
-    assert body["prompt"] == "What is the capital of Kenya?"
-    expect(answer_of(page)).to_contain_text("Nairobi")
-
-
-def test_what_the_server_refuses_is_told(api: ServedApi, browser: Browser) -> None:
-    with opened(browser, api.url, may_log="status of 400") as page:
-        ask(page, "x " * 4000, 10)
-        expect(answer_of(page).get_by_role("alert")).to_contain_text(
-            "maximum context length is 2048 tokens"
-        )
-        expect(page.locator("[data-figure=finish]")).to_have_text("error")
-
-
-@pytest.mark.parametrize(
-    ("stream", "told"),
-    [
-        ('data: {"error": {"message": "It is too late."}}\n\n', "It is too late."),
-        ('data: {"choices": []}\n\n', "The stream broke off before the answer was complete."),
-    ],
-)
-def test_a_stream_that_breaks_is_told(page: Page, stream: str, told: str) -> None:
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream))
-    ask(page, "Hello", 10)
-    expect(answer_of(page).get_by_role("alert")).to_have_text(told)
-    expect(page.locator("[data-figure=finish]")).to_have_text("error")
+def test_a_stream_that_breaks_is_told(page: Page) -> None:
+    streams = {
+        "It is too late.": 'data: {"error": {"message": "It is too late."}}\n\n',
+        "The stream broke off before the answer was complete.": 'data: {"choices": []}\n\n',
+    }
+    bodies = iter(streams.values())
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=next(bodies)))
+    for told in streams:
+        ask(page, "Hello", 10)
+        expect(answer_of(page).get_by_role("alert")).to_have_text(told)
+        expect(answer_of(page).locator("[data-figure=finish]")).to_have_text("error")
 
 
 def test_busy_rows_tell_whose_they_are(slow_api: ServedApi, browser: Browser) -> None:
@@ -157,31 +134,6 @@ def expect_rows_to_tell(page: Page) -> None:
     expect(detail).to_contain_text("team research · request request-6 · session")
     expect(detail).to_contain_text("of at most")
     expect(page.locator(".chart", has_text="Inter-token latency")).to_contain_text("ms median")
-
-
-def test_stopping_an_answer_frees_its_row(slow_api: ServedApi, browser: Browser) -> None:
-    with opened(browser, slow_api.url) as page:
-        ask(page, "Tell me a story. " * 50, 900, "Bare text")
-        expect(answer_of(page).locator(".answer")).not_to_be_empty()
-        page.get_by_role("button", name="Stop").click()
-        expect(page.locator("[data-figure=finish]")).to_have_text("stopped")
-        eventually(slow_api.is_idle)
-        expect(page.get_by_role("button", name="Send")).to_be_enabled()
-
-
-def test_the_prompt_copies_as_a_curl_line_that_works(api: ServedApi, page: Page) -> None:
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("textbox", name="Prompt", exact=True).fill(
-        'What\'s the capital of Kenya?\nSay "please" $HOME.'
-    )
-    page.get_by_role("button", name="Copy as curl").click()
-    expect(page.locator("#playground-curl")).to_have_text("Copied")
-    words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
-    assert words[:3] == ["curl", "-N", f"{api.url}/v1/chat/completions"]
-    body = json.loads(words[words.index("-d") + 1])
-    content = body["messages"][0]["content"]
-    assert content == 'What\'s the capital of Kenya?\nSay "please" $HOME.'
-    assert requests.post(words[2], json=body, timeout=60).text.endswith("data: [DONE]\n\n")
 
 
 def test_nothing_is_sent_or_copied_before_a_model_is_known(page: Page) -> None:

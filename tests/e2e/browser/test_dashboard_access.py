@@ -83,10 +83,10 @@ def test_no_view_of_a_busy_server_breaks_a_rule_of_accessibility(
             check_accessibility(page)
 
 
-def test_dark_mode_follows_the_system(api: ServedApi, browser: Browser) -> None:
+def test_dark_mode_follows_the_system(page: Page) -> None:
     def ground(scheme: Any) -> int:
-        with opened(browser, api.url, color_scheme=scheme) as page:
-            color = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            return sum(int(part) for part in re.findall(r"\d+", color))
+        page.emulate_media(color_scheme=scheme)
+        color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in re.findall(r"\d+", color))
 
     assert ground("dark") < 100 < 600 < ground("light")

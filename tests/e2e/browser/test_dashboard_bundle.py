@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
@@ -138,22 +137,23 @@ def test_row_stays_in_its_cell_while_others_end(api: ServedApi, browser: Browser
         expect(cells.nth(0)).to_contain_text("general")
 
 
-@pytest.mark.parametrize("size", [WIDE, NARROW])
 def test_without_a_bundle_there_is_no_panel_and_rows_still_name_their_model(
-    tmp_path: Path, browser: Browser, size: Any
+    tmp_path: Path, browser: Browser
 ) -> None:
     models = json.dumps([{"model_name": "first"}, {"model_name": LONG_NAME}])
     slow = {"MOCK_TOKENS_PER_SECOND": 20, "USER_ROWS": 4}
     with (
         served(tmp_path / "log", MOCK_APP, MODELS=models, **slow) as api,
-        opened(browser, api.url, viewport=size) as page,
+        opened(browser, api.url) as page,
         api.open_stream(text="x" * 900, max_tokens=900),
     ):
         expect(page.locator(".cell:not([data-phase=free])")).to_contain_text("first")
         expect(page.get_by_role("region", name="Experts")).to_be_hidden()
         models_offered = page.get_by_role("combobox", name="Model").locator("option")
         expect(models_offered).to_have_text(["first", LONG_NAME])
-        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        for size in (WIDE, NARROW):
+            page.set_viewport_size(size)
+            assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
 
 
 def test_a_single_model_is_no_choice(mock_api: ServedApi, browser: Browser) -> None:

@@ -108,13 +108,20 @@ def test_examples_wait_for_the_model(api: ServedApi, browser: Browser) -> None:
         expect(example).to_be_enabled()
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_the_embedded_model_answers_its_examples(page: Page, example: str) -> None:
+def test_the_embedded_model_answers_its_examples_and_may_do_so_again(page: Page) -> None:
     page.get_by_text("Settings", exact=True).click()
     page.get_by_label("Temperature").fill("0")
-    page.get_by_role("button", name=example).click()
-    expect(answer_of(page).locator("[data-figure=finish]")).to_have_text("stop")
-    assert EXAMPLES[example] in answer_of(page).locator(".answer").inner_text()
+    for example, answer in EXAMPLES.items():
+        page.get_by_role("button", name="New conversation").click()
+        page.get_by_role("button", name=example).click()
+        expect(answer_of(page).locator("[data-figure=finish]")).to_have_text("stop")
+        expect(page.get_by_role("button", name="Have you been")).to_be_hidden()
+        assert answer in answer_of(page).locator(".answer").inner_text()
+    bodies = answer_with(page, "Another one.")
+    page.get_by_role("button", name="Regenerate").click()
+    expect(answer_of(page).locator(".answer")).to_have_text("Another one.")
+    assert said(page) == [example, "Another one."]
+    assert [len(body["messages"]) for body in bodies] == [1]
 
 
 def test_another_model_has_other_examples(page: Page) -> None:
@@ -133,33 +140,22 @@ def test_another_model_has_other_examples(page: Page) -> None:
     expect(examples).to_have_text(list(EXAMPLES))
 
 
-def test_an_example_is_asked_and_its_answer_can_be_had_again(page: Page) -> None:
-    page.get_by_role("button", name="What is the capital of Kenya?").click()
-    expect(answer_of(page).locator("[data-figure=finish]")).to_have_text("stop")
-    expect(page.get_by_role("button", name="Have you been")).to_be_hidden()
-    bodies = answer_with(page, "Another one.")
-    page.get_by_role("button", name="Regenerate").click()
-    expect(answer_of(page).locator(".answer")).to_have_text("Another one.")
-    assert said(page) == ["What is the capital of Kenya?", "Another one."]
-    assert [len(body["messages"]) for body in bodies] == [1]
-
-
-def test_what_got_no_answer_is_not_sent_again(api: ServedApi, browser: Browser) -> None:
+def test_what_is_refused_is_told_and_not_sent_again(api: ServedApi, browser: Browser) -> None:
     with opened(browser, api.url, may_log="status of 400") as page:
         ask_by_enter(page, "x " * 4000)
-        expect(answer_of(page).get_by_role("alert")).to_contain_text("length is 2048")
+        told = "maximum context length is 2048 tokens"
+        expect(answer_of(page).get_by_role("alert")).to_contain_text(told)
+        expect(page.locator("[data-figure=finish]")).to_have_text("error")
         bodies = answer_with(page, "Yes.")
         ask_by_enter(page, "Are you there?")
         assert bodies[0]["messages"] == [{"role": "user", "content": "Are you there?"}]
 
 
-def test_escape_stops_and_frees_the_row_and_the_part_is_kept(
-    slow_api: ServedApi, browser: Browser
-) -> None:
+def test_stopping_frees_the_row_and_the_part_is_kept(slow_api: ServedApi, browser: Browser) -> None:
     with opened(browser, slow_api.url) as page:
         ask(page, "Tell me a story. " * 50, 900)
         expect(answer_of(page).locator(".answer")).to_contain_text("story")
-        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Stop").click()
         expect(answer_of(page).locator("[data-figure=finish]")).to_have_text("stopped")
         eventually(slow_api.is_idle)
         part = answer_of(page).locator(".answer").inner_text()
@@ -266,7 +262,9 @@ def test_a_conversation_copies_as_curl_and_as_python_that_work(api: ServedApi, p
     page.get_by_role("button", name="Copy as curl").click()
     expect(page.locator("#playground-curl")).to_have_text("Copied")
     words = shlex.split(page.evaluate("navigator.clipboard.readText()"))
+    assert words[:3] == ["curl", "-N", f"{api.url}/v1/chat/completions"]
     body = json.loads(words[words.index("-d") + 1])
+    assert requests.post(words[2], json=body, timeout=60).text.endswith("data: [DONE]\n\n")
     assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user"]
     assert body["messages"][2]["content"] == prompt.input_value()
     told = requests.post(words[2], json={**body, "stream": False}, timeout=60).json()
@@ -281,7 +279,10 @@ def test_a_conversation_copies_as_curl_and_as_python_that_work(api: ServedApi, p
     # Without a prompt it is the request of the last answer.
     prompt.fill("")
     page.get_by_label("Bare text").check()
-    ask(page, "What is", 2, "Bare text")
+    with page.expect_request("**/v1/completions") as sent:
+        ask(page, "What is", 2, "Bare text")
+    asked: Any = sent.value.post_data_json
+    assert asked["prompt"] == "What is"
     expect(answer_of(page).locator("[data-figure=finish]")).to_have_text("length")
     expect(page.locator("#playground-python")).to_have_text("Copy as Python")
     page.get_by_role("button", name="Copy as Python").click()

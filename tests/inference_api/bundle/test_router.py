@@ -1,7 +1,5 @@
 """The router behind `model: "auto"`, over small sets of examples and real ones."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -163,11 +161,3 @@ def test_one_member_is_no_choice(members: Sequence[Described]) -> None:
 def test_examples_without_a_word_are_refused() -> None:
     with pytest.raises(StartupError, match="add words"):
         MemberRouter.of((Described("a", "!"), Described("b", "?")), 0.5, "a")
-
-
-def test_scikit_learn_is_imported_for_a_router_only() -> None:
-    program = (
-        "import sys, inference_api.bundle.router; "
-        "sys.exit('sklearn' in sys.modules or 'torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

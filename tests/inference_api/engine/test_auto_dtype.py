@@ -20,7 +20,7 @@ from lab.models.gguf_file import make_gguf
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill
-from tests.inference_api.engine.tiny_models import CONTEXT, MODELS, VOCAB_SIZE
+from tests.inference_api.engine.tiny_models import CONTEXT, VOCAB_SIZE
 from tests.inference_api.parameters import packed_parameters
 
 Tiny = Callable[[str], TinyModel]
@@ -72,7 +72,13 @@ def form(runner: KernelRunner) -> tuple[str, str]:
     return runner.facts.dtype, runner.facts.kv_cache_dtype
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama", "llama-tied", "gemma3", "falcon-40b"),
+        *("gpt-oss", "glm4-moe", "deepseek-v3", "qwen3-moe"),
+    ],
+)
 def test_bfloat16_checkpoint_is_kept_and_nearly_says_what_it_says_in_float32(
     folder: Callable[..., Path], name: str
 ) -> None:

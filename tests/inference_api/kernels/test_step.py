@@ -40,6 +40,11 @@ EXTRA = {
     **{f"llama-{act}": ("Llama", {**GATED, "hidden_act": act}) for act in ("gelu", "relu")},
 }
 NAMES = [*MODELS, *EXTRA]
+# Between them they have every norm, activation and kind of MLP, and biases.
+OF_ALL_KINDS = (
+    *("qwen3", "llama-wide-heads", "falcon-sequential", "llama-relu"),
+    *("qwen3-moe", "glm4-moe", "deepseek-v2"),
+)
 
 Folder = Callable[[str], Path]
 
@@ -188,30 +193,19 @@ def bounds(fused: KernelDecoder, typical: float, worst: float) -> tuple[float, f
 
 
 @pytest.mark.parametrize(("bits", "typical", "worst"), [(32, 2e-6, 1e-5), (16, 2e-3, 0.02)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_ALL_KINDS)
 def test_so_it_does_with_weights_as_they_are(
     folder: Folder, name: str, bits: Bits, typical: float, worst: float
 ) -> None:
-    """Beside float32 activations are not rounded, so that even the worst position is close."""
+    """Beside float32 activations are not rounded, so that even the worst position is close. Every
+    family's logits are compared with those of transformers in engine/test_decoder.py."""
     fused, plain = loaded(folder(name), Kernels(2), bits)
     within = bounds(fused, typical, worst)
     assert is_close(every_position(fused, TEXTS), at_once(plain, TEXTS), *within)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "qwen3",
-        "llama-wide-heads",
-        "falcon-sequential",
-        "llama-relu",
-        "qwen3-moe",
-        "glm4-moe",
-        "deepseek-v2",
-    ],
-)
+@pytest.mark.parametrize("name", OF_ALL_KINDS)
 def test_so_it_does_with_every_variant(folder: Folder, kernels: Kernels, name: str) -> None:
-    """Between them they have every norm, activation and kind of MLP, and biases."""
     fused, plain = loaded(folder(name), kernels)
     within = bounds(fused, 2e-6, 0.05)
     assert is_close(every_position(fused, TEXTS), at_once(plain, TEXTS), *within)
@@ -284,8 +278,8 @@ def test_a_token_is_the_same_in_any_company_however_its_prompt_is_cut(
 @pytest.mark.parametrize(
     "name",
     [
-        *("gemma3-capped", "glm4", "olmo2", "phi3", "smollm3"),
-        *("falcon-7b", "falcon-40b", "gpt-oss", "deepseek-v3"),
+        *("gemma3-capped", "glm4", "olmo2", "phi3", "smollm3", "mistral-window", "llama-tied"),
+        *("falcon-7b", "falcon-40b", "gpt-oss", "deepseek-v3", "qwen3-moe", "glm4-moe"),
     ],
 )
 def test_so_it_is_whatever_a_layer_is_made_of(folder: Folder, name: str, bits: Bits) -> None:

@@ -31,8 +31,7 @@ LENIENCY = 0.1
 PROMPTS: Sequence[Tokens] = [(250, 1, 9, 12), (5, 6, 7, 8, 77), (100, 20, 31)]
 SAMPLINGS: Mapping[str, SamplingParams] = {
     "temperature": SamplingParams(temperature=0.5),
-    "top-k": SamplingParams(temperature=0.9, top_k=4),
-    "top-p": SamplingParams(temperature=0.7, top_p=0.8),
+    "top-k and top-p": SamplingParams(temperature=0.8, top_k=8, top_p=0.8),
 }
 
 Law = Callable[[Tokens, SamplingParams], NDArray[np.float64]]
