@@ -209,7 +209,8 @@ class KernelRunner(LocalRunner):
 
     @property
     def _cache_dtype(self) -> str:
-        return cache_dtype(self._options.kv_cache_dtype, self._packing.bits)
+        has_latents = self._config.latent is not None
+        return cache_dtype(self._options.kv_cache_dtype, self._packing.bits, has_latents)
 
     def place(self, row: int, group: int, first: int, pages: Sequence[int]) -> None:
         super().place(row, group, first, pages)

@@ -54,11 +54,17 @@ CACHE_SCALE_BYTES = 4  # size of the scale behind an int8 key or value
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}  # bfloat16: torch alone
 
 
-def cache_dtype(kv_cache_dtype: str, bits: Bits) -> str:
-    """Returns the type of the KV cache for a value of KV_CACHE_DTYPE and weights of `bits`."""
+def cache_dtype(kv_cache_dtype: str, bits: Bits, has_latents: bool) -> str:
+    """Returns the type of the KV cache for a value of KV_CACHE_DTYPE and weights of `bits`.
+
+    With auto, the cache is rounded as the weights are. Latents are not rounded to bytes, because
+    all heads read the same one.
+    """
     if kv_cache_dtype != "auto":
         return kv_cache_dtype
-    return "float32" if bits == FLOAT_BITS["float32"] else "float16"
+    if bits == FLOAT_BITS["float32"]:
+        return "float32"
+    return "float16" if has_latents or bits == FLOAT_BITS["bfloat16"] else "int8"
 
 
 def cached_bytes(dtype: str, head_dim: int) -> int:

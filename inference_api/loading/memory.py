@@ -57,7 +57,7 @@ class Footprint:
             groups: Sequence[PageGroup] = [PageGroup(None, range(config.num_layers))]
             kept = replace(config, latent=None)  # the keys and values that latents make
         else:
-            dtype = cache_dtype(options.kv_cache_dtype, bits)
+            dtype = cache_dtype(options.kv_cache_dtype, bits, config.latent is not None)
             num_slots, groups, kept = context, page_groups(config, context), config
         page_bytes = bytes_of_pages(kept, groups, dtype)
         weights_bytes = weights_size(config, options.dtype, bits, is_packed_file, by_torch)

@@ -69,8 +69,8 @@ class ModelSettings(BaseModel):
     kv_cache_dtype: Literal["auto", "float16", "float32", "int8", "int4"] = Field(
         "auto",
         description=(
-            "Of the kernels' cache; auto: float16 with QUANTIZATION or DTYPE=bfloat16, else "
-            "float32; int8 is half of float16, and int4 about half of int8."
+            "Of the kernels' cache; auto: int8 with QUANTIZATION, float16 with DTYPE=bfloat16 "
+            "or latents, else float32; int8 is half of float16, and int4 about half of int8."
         ),
     )
     kv_cache_memory: SizeOrAuto = Field(

@@ -59,6 +59,7 @@ FAMILIES: Mapping[str, Sequence[str]] = {  # keys: what people call them, values
     "SmolLM3": ("smollm3",),
 }
 MEASURED: Mapping[str, tuple[str, str]] = {  # a published result, and the model in its table
+    "Granite 4": ("hybrids/2026-11-29-epyc-zen4-granite", "granite-4.0-h-micro Q8_0"),
     "LFM2": ("hybrids/2026-11-29-epyc-zen4-lfm2", "lfm2-1.2b Q8_0"),
     "Llama, SmolLM2 and others": ("peers/2026-11-29-epyc-zen4", "1.1b int8"),
     "Qwen3.5, Qwen3.6": ("hybrids/2026-11-29-epyc-zen4", "qwen3.5-0.8b Q8_0"),

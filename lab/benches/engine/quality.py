@@ -38,7 +38,6 @@ from scripts.quantize.calibration import begin
 from scripts.quantize.making import make
 
 ROWS = 32
-WINDOW_TOKENS = 256
 QUANTIZED, CALIBRATED = "hearth quantize", "hearth quantize --calibrate"
 BFLOAT16 = "bfloat16"  # is no QUANTIZATION, but a DTYPE; all others are of float32
 FORMS = (  # type of the GGUF file or none for the safetensors, QUANTIZATION and KV_CACHE_DTYPE
@@ -94,18 +93,21 @@ def main() -> None:
         "--file", type=Path, action="append", help="a GGUF file of the model, instead of our forms"
     )
     parser.add_argument("--quantization", action="append", help="of our forms these alone")
+    parser.add_argument("--cache", action="append", help="of our forms those with this cache")
+    parser.add_argument("--window", type=int, default=256, help="tokens read at a time")
     parser.add_argument("--calibrate", type=Path, default=ROOT / "README.md", help="another text")
     arguments = parser.parse_args()
+    window: int = arguments.window
     tokens = load_tokenizer(arguments.model, frozenset()).encode(arguments.text.read_text())
     tokens = tokens[: arguments.tokens]
     print(describe_machine("torch", "gguf"))
-    print(f"{arguments.text.name}: {len(tokens)} tokens in windows of {WINDOW_TOKENS}\n")
+    print(f"{arguments.text.name}: {len(tokens)} tokens in windows of {window}\n")
     print(
         "| weights | QUANTIZATION | KV_CACHE_DTYPE | perplexity | beside float32 | KL divergence "
         "| same greedy token |"
     )
     print("|---|---|---|---|---|---|---|")
-    exact = loaded(arguments.model, "none", "float32")
+    exact = loaded(arguments.model, "none", "float32", window)
     with TemporaryDirectory() as folder:
         files = [
             (file, each, "float32") for file in arguments.file or () for each in ("none", "file")
@@ -114,13 +116,16 @@ def main() -> None:
             model = arguments.model
             if not files and quantization not in (arguments.quantization or (quantization,)):
                 continue
+            if not files and cache not in (arguments.cache or (cache,)):
+                continue
             if isinstance(gguf_type, Path):
                 model = gguf_type
             elif gguf_type is not None:
                 if is_gguf(model) and gguf_type not in (QUANTIZED, CALIBRATED):
                     continue
                 model = _made(model, gguf_type, Path(folder), arguments.calibrate)
-            reading = read(exact, loaded(model, quantization, cache), windows(tokens))
+            form = loaded(model, quantization, cache, window)
+            reading = read(exact, form, windows(tokens, window))
             print(reading.row(_named(gguf_type, model), quantization, cache), flush=True)
 
 
@@ -142,19 +147,19 @@ def _named(form: str | Path | None, model: Path) -> str:
     return form if isinstance(form, str) else model.name
 
 
-def windows(tokens: Sequence[int]) -> list[Sequence[int]]:
+def windows(tokens: Sequence[int], window: int) -> list[Sequence[int]]:
     """The text after its first token (BOS), cut, with that token before every piece."""
     bos, text = tokens[0], tokens[1:]
-    size = WINDOW_TOKENS - 1
+    size = window - 1
     return [[bos, *text[first : first + size]] for first in range(0, len(text), size)]
 
 
-def loaded(model: Path, quantization: str, cache: str) -> KernelRunner:
+def loaded(model: Path, quantization: str, cache: str, window: int) -> KernelRunner:
     options = EngineOptions(
         device="cpu",
         dtype=BFLOAT16 if quantization == BFLOAT16 else "float32",
         max_rows=ROWS,
-        max_seq_len=WINDOW_TOKENS,
+        max_seq_len=window,
         quantization="none" if quantization == BFLOAT16 else quantization,
         kv_cache_dtype=cache,
     )
@@ -184,10 +189,8 @@ def read_together(
     """One piece a row, one token a step: log probabilities [rows, vocabulary] of the next token,
     and which it is, step by step."""
     draw = Draw(SamplingParams(), (), ())
-    for position in range(WINDOW_TOKENS - 1):
+    for position in range(max(map(len, pieces)) - 1):
         rows = [row for row, piece in enumerate(pieces) if position + 1 < len(piece)]
-        if not rows:
-            return
         steps = [RowStep(row, position, (pieces[row][position],), (draw,)) for row in rows]
         logits = runner.decoder.forward(steps).logits
         following = torch.tensor([pieces[row][position + 1] for row in rows])

@@ -114,8 +114,8 @@ def test_the_embedded_model_hardly_ever_chooses_another_token_with_int8() -> Non
     is_same = plain.argmax(-1) == int8.argmax(-1)
     best, second = plain.topk(2).values.unbind(-1)
     assert is_same.float().mean() >= 0.985
-    assert is_same[best - second > 0.1].float().mean() >= 0.995
-    assert is_same[best - second > 1.0].all()
+    assert is_same[best - second > 0.1].float().mean() >= 0.99
+    assert is_same[best - second > 2.0].all()
 
 
 def test_bfloat16_models_can_be_quantised_too(folder: Callable[[str], Path]) -> None:
