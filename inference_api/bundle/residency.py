@@ -7,54 +7,38 @@ clock.
     absent ─▶ packing ─▶ on_disk ─▶ loading ─▶ resident ─▶ draining ─▶ on_disk
                  └───────────────────┴──▶ failed
 
-One member at a time holds the *ticket*: it is loaded next, because its oldest waiting request (the
-*head*) arrived before those of all other members that are not in memory. A request waits at most
+The *ticket* is with one member at a time, which is loaded next: see `tickets`. A request waits at
+most
 
     patience + (requests waiting when it came + 1) * (residence + longest run + load timeout)
 
 where residence is the larger of `min_residence_s` and `RESIDENCE_LOADS` times the last load.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from inference_api.bundle.fast_memory import needed_bytes
 from inference_api.bundle.members import (
     Effect,
     EndRows,
     Eviction,
     Failure,
-    LoadMember,
     Member,
     MemberState,
     Needs,
     Policy,
     Refuse,
     ResidencySnapshot,
-    Stay,
     Unload,
     UnloadMode,
 )
 from inference_api.bundle.row_shares import RowShares
 from inference_api.bundle.states import UNLOADED, MemberStates
+from inference_api.bundle.tickets import Tickets
 from inference_api.core.input_queue import Waiting
 from inference_api.errors import MemberBusy, MemberLoading, MemberPinned
 from inference_api.request import Switch
 
 RESIDENCE_LOADS = 4  # a member stays at least so many times as long as its load took
-
-
-@dataclass(slots=True)
-class _Ticket:
-    member: Member
-    head_came_s: float
-    issued_s: float
-    from_name: str | None
-    victims: list[Member] = field(default_factory=list)
-    is_loading: bool = False
-    is_second_try: bool = False
-    must_free_idle: bool = False  # unload idle members before the next try
 
 
 class Residency:
@@ -68,7 +52,7 @@ class Residency:
         self._states = MemberStates(needs, policy)
         self._members, self._memory = self._states.by_name, self._states.memory
         self._rows = RowShares(self._members, policy.user_rows, self._memory)
-        self._ticket: _Ticket | None = None
+        self._tickets = Tickets(self._states, self._rows, policy)
         self._arrived: list[Member] = []  # members that were loaded since the last turn
         self._is_at_rest = True  # nothing to do unless a request waits for an unloaded member
         self._snapshot: ResidencySnapshot | None = None
@@ -84,9 +68,7 @@ class Residency:
         if self._is_at_rest and not states.has_news and waiting.keys() <= states.ready:
             return ()
         self._protect_arrived()
-        self._end_overdue(now_s)
-        self._choose_ticket(now_s)
-        self._serve_ticket(now_s)
+        self._tickets.advance(now_s)
         self._unload_drained(now_s)
         self._refuse_failed()
         self._settle(now_s)
@@ -150,15 +132,16 @@ class Residency:
     def is_settled(self) -> bool:
         """Whether nothing changes with time alone, without a request, the loader or an operator.
         False while a member waits to be loaded, or is being loaded."""
-        return self._ticket is None
+        return self._tickets.holder is None
 
     def snapshot(self) -> ResidencySnapshot:
         """Returns the state; the same object until something has changed."""
         if self._snapshot is None or self._states.has_news:
+            holder = self._tickets.holder
             self._snapshot = ResidencySnapshot(
                 used_bytes=self._memory.used_bytes,
                 num_running=self._rows.num_running,
-                loading_next=None if self._ticket is None else self._ticket.member.name,
+                loading_next=None if holder is None else holder.name,
                 members={
                     name: member.snapshot(is_held=name in self._memory.holders)
                     for name, member in self._members.items()
@@ -180,7 +163,7 @@ class Residency:
         assert name in self._states.at_loader, "no Load was issued"
         assert member.stay is not None
         self._states.answered(name, now_s)
-        self._drop_ticket(member)
+        self._tickets.drop(member)
         member.is_packed = True
         member.stay.ready_s = now_s
         member.num_loads += 1
@@ -190,22 +173,11 @@ class Residency:
     def load_failed(
         self, name: str, reason: str, now_s: float, failure: Failure = Failure.LOAD
     ) -> None:
-        """Note that a Load or its packing failed. The first time it fails for MEMORY, idle members
-        are unloaded and it is tried once more."""
-        member, ticket, is_loading = self._members[name], self._ticket, False
+        """See `Tickets.load_failed`."""
+        member = self._members[name]
         self._states.answered(name, now_s)
         self._memory.release(member)
-        if ticket is not None and ticket.member is member:
-            is_loading, ticket.is_loading = ticket.is_loading, False
-            if is_loading and failure is Failure.MEMORY and not ticket.is_second_try:
-                ticket.is_second_try = ticket.must_free_idle = True
-                self._states.become(member, member.unloaded_state)
-                return
-        if is_loading or member.state is MemberState.PACKING:
-            self._fail(member, failure, reason)
-        elif member.state is MemberState.FAILED:  # it was given up; now the reason is known
-            self._states.become(member, MemberState.FAILED, reason)
-        # Otherwise it was given up, and another try has been requested since.
+        self._tickets.load_failed(member, reason, failure)
 
     def unloaded(self, name: str, now_s: float) -> None:
         member = self._members[name]
@@ -230,7 +202,7 @@ class Residency:
         if member.state is MemberState.FAILED:
             self._states.become(member, member.unloaded_state)
         is_resident = member.state is MemberState.RESIDENT
-        if not is_resident and not self._is_loading(member):
+        if not is_resident and not self._tickets.is_loading(member):
             self._states.ask(member, now_s)
         return is_resident
 
@@ -241,7 +213,7 @@ class Residency:
         member, states = self._members[name], self._states
         if member.needs.is_pinned:
             raise MemberPinned(name)
-        if self._is_loading(member):
+        if self._tickets.is_loading(member):
             raise MemberLoading(name)
         if (
             member.state is MemberState.RESIDENT
@@ -254,104 +226,6 @@ class Residency:
             states.drain(member, Eviction.OPERATOR, now_s)
         if mode is UnloadMode.FORCE and member.num_running:
             states.effects.append(EndRows(name))
-
-    # --- the ticket -----------------------------------------------------------------------
-
-    def _choose_ticket(self, now_s: float) -> None:
-        """Keep or pass on the ticket. A member keeps it while its head waits, and in any case while
-        it is being loaded."""
-        ticket, states = self._ticket, self._states
-        if ticket is not None and not ticket.is_loading:
-            if states.head_came_s(ticket.member) == ticket.head_came_s:
-                return
-            self._drop_ticket(ticket.member)
-        while self._ticket is None:
-            member = min(states.those(*UNLOADED), key=states.head_came_s, default=None)
-            if member is None or (head_came_s := states.head_came_s(member)) == math.inf:
-                return
-            over_bytes = needed_bytes({*states.pinned, member}) - self._memory.limit_bytes
-            if over_bytes > 0:
-                reason = f"fast_memory_limit leaves it {over_bytes} bytes less than it needs"
-                self._fail(member, Failure.TOO_LARGE, reason)
-            else:
-                self._ticket = _Ticket(member, head_came_s, now_s, self._rows.last_to_start)
-
-    def _serve_ticket(self, now_s: float) -> None:
-        ticket, states = self._ticket, self._states
-        if ticket is None or ticket.is_loading or states.is_loader_overdue(now_s):
-            return
-        if ticket.must_free_idle:
-            ticket.must_free_idle = False
-            self._evict(ticket, states.idle(states.unpinned()), Eviction.MEMORY, now_s)
-        elif not self._memory.has_room_for(ticket.member):
-            self._make_room(ticket, now_s)
-        elif not states.at_loader:
-            self._load(ticket, now_s)
-
-    def _make_room(self, ticket: _Ticket, now_s: float) -> None:
-        """Drain the fewest members that make room: idle ones, or, once the head has waited too
-        long, also members whose waiting requests are all younger."""
-        memory, states, staying = self._memory, self._states, self._memory.staying()
-        borrowed_bytes = sum([each.borrowed_bytes for each in staying])
-        # Borrowed rows end and none is borrowed meanwhile, so the drained memory suffices.
-        if memory.has_room_beside(ticket.member, staying, 0 if ticket.victims else borrowed_bytes):
-            return
-        leaving = [each for each in states.unpinned() if each.protected_until_s <= now_s]
-        idle = states.idle(leaving)
-        victims = memory.fewest_to_leave(ticket.member, idle, borrowed_bytes)
-        if not victims and now_s - ticket.head_came_s > self._policy.patience_s:
-            others = [each for each in leaving if states.head_came_s(each) > ticket.head_came_s]
-            busy = [each for each in others if each not in idle]
-            busy.sort(key=lambda each: each.ready_s)
-            victims = memory.fewest_to_leave(ticket.member, [*idle, *busy], 0)
-        for victim in victims:
-            eviction = Eviction.IDLE if victim in idle else Eviction.PATIENCE
-            self._evict(ticket, [victim], eviction, now_s)
-
-    def _evict(
-        self, ticket: _Ticket, victims: Sequence[Member], eviction: Eviction, now_s: float
-    ) -> None:
-        for victim in victims:
-            self._states.drain(victim, eviction, now_s)
-            ticket.victims.append(victim)
-
-    def _load(self, ticket: _Ticket, now_s: float) -> None:
-        member = ticket.member
-        ticket.is_loading = True
-        self._spare_victims(ticket)
-        if member.ready_s < math.inf:
-            member.earlier_stay = member.stay
-        member.stay = Stay(ticket.head_came_s, ticket.issued_s, now_s, ticket.from_name)
-        self._memory.hold(member)
-        self._states.become(member, MemberState.LOADING)
-        self._states.send(LoadMember(member.name), now_s)
-
-    def _drop_ticket(self, member: Member) -> None:
-        """Drop the ticket, if it is this member's."""
-        ticket = self._ticket
-        if ticket is not None and ticket.member is member:
-            self._ticket = None
-            self._spare_victims(ticket)
-
-    def _spare_victims(self, ticket: _Ticket) -> None:
-        for victim in ticket.victims:
-            self._states.spare(victim)
-        ticket.victims.clear()
-
-    def _end_overdue(self, now_s: float) -> None:
-        """Fail waiting requests if the loader does not answer in time. It may answer later."""
-        ticket, timeout_s = self._ticket, self._policy.load_timeout_s
-        if ticket is None or not self._states.is_loader_overdue(now_s):
-            return
-        if ticket.is_loading:
-            reason = f"it was not loaded within load_timeout_s={timeout_s:g}"
-            self._fail(ticket.member, Failure.TIMEOUT, reason)
-        elif now_s - ticket.issued_s > timeout_s:
-            # The member itself has no fault, so the next request for it causes another try.
-            reason = f"a load before it took longer than load_timeout_s={timeout_s:g}"
-            ticket.member.asked_s = None
-            self._states.effects.append(Refuse(ticket.member.name, reason))
-            self._drop_ticket(ticket.member)
 
     # --- parts ----------------------------------------------------------------------------
 
@@ -379,22 +253,12 @@ class Residency:
 
     def _settle(self, now_s: float) -> None:
         """Draw the conclusions of this turn for row shares, and for the next turn."""
-        states, ticket = self._states, self._ticket
+        states, holder = self._states, self._tickets.holder
         sure = states.those(MemberState.RESIDENT)
-        if ticket is not None:
-            sure.append(ticket.member)
-        waits_for_room = ticket is not None and not ticket.is_loading
-        self._rows.owe(sure)
-        self._rows.may_borrow = not waits_for_room or states.is_loader_overdue(now_s)
-        self._is_at_rest = ticket is None and not states.at_loader
+        self._rows.owe(sure if holder is None else [*sure, holder])
+        may_borrow = not self._tickets.waits_for_room or states.is_loader_overdue(now_s)
+        self._rows.may_borrow = may_borrow
+        self._is_at_rest = holder is None and not states.at_loader
         self._is_at_rest &= not states.those(MemberState.DRAINING)
         states.has_news = False
         self._snapshot = None
-
-    def _fail(self, member: Member, failure: Failure, reason: str) -> None:
-        self._states.fail(member, failure, reason)
-        self._drop_ticket(member)
-
-    def _is_loading(self, member: Member) -> bool:
-        ticket = self._ticket
-        return ticket is not None and ticket.member is member and ticket.is_loading

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -219,29 +220,23 @@ class BundleResidents:
 def needs_of(member: BundleMember, model: LoadableModel, slot_bytes: int | None = None) -> Needs:
     """Returns the memory of a model as this member, less its tokenizer, always loaded. On CUDA it
     takes `slot_bytes`, which have room for all its rows."""
-    rows_min = member.rows.min
-    weights_bytes = model.weights_bytes
-    if slot_bytes is not None:
-        cache_bytes = sum(each.cache_bytes for each in model.footprints)
-        return Needs(
-            weights_bytes=weights_bytes,
-            other_bytes=slot_bytes - weights_bytes - cache_bytes,
-            guaranteed_bytes=cache_bytes,
-            row_bytes=0,
-            rows_min=rows_min,
-            rows_max=model.runner.max_rows,
-            is_pinned=member.pinned,
-        )
-    return Needs(
+    rows_min, weights_bytes, footprints = member.rows.min, model.weights_bytes, model.footprints
+    of_rows = Needs(
         weights_bytes=weights_bytes,
         other_bytes=0,
-        guaranteed_bytes=sum(each.guaranteed_bytes(rows_min) for each in model.footprints),
-        row_bytes=sum(each.row_bytes for each in model.footprints),
+        guaranteed_bytes=sum(each.guaranteed_bytes(rows_min) for each in footprints),
+        row_bytes=sum(each.row_bytes for each in footprints),
         rows_min=rows_min,
         rows_max=model.runner.max_rows,
         is_pinned=member.pinned,
         shared=model.shared_weights,
     )
+    if slot_bytes is None:
+        return of_rows
+    cache_bytes = sum(each.cache_bytes for each in footprints)
+    other_bytes = slot_bytes - weights_bytes - cache_bytes
+    whole = replace(of_rows, other_bytes=other_bytes, guaranteed_bytes=cache_bytes)
+    return replace(whole, row_bytes=0, shared={})
 
 
 def bundle_of(backend: DecodeBackend) -> BundleResidents | None:

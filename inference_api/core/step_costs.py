@@ -117,9 +117,8 @@ class StepCosts:
         self._steps = [0] * len(self._sizes)
         self._prompt_tokens = [0] * len(self._sizes)
         self._noise = [PRIOR_ERROR**2] * len(self._sizes)  # mean squares of relative errors
-        self._counts = [0.0] * len(
-            self._sizes
-        )  # steps seen per size, decayed like their corrections
+        # Steps seen per size, decayed like their corrections.
+        self._counts = [0.0] * len(self._sizes)
         num_places = self._max_rows.bit_length() + 1
         self._loop = [RunningMean(LOOP_RATE) for _ in range(num_places)]
         self._whole_loop = [RunningMean(HELD_UP_RATE) for _ in range(num_places)]

@@ -5,7 +5,7 @@ and calls, which begin with a whole name and bring their arguments piece by piec
 any thread.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -91,34 +91,3 @@ class CallEnd:
 
 
 Event = TextDelta | ThoughtDelta | CallStart | ArgumentsDelta | CallEnd
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    call_id: str
-    name: str
-    arguments: str  # JSON
-
-
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
-    text: str
-    thoughts: str
-    calls: tuple[Call, ...]
-
-
-def whole(events: Iterable[Event]) -> WholeAnswer:
-    """Returns the answer that the events add up to."""
-    text, thoughts, calls = "", "", list[Call]()
-    for event in events:
-        match event:
-            case TextDelta(piece):
-                text += piece
-            case ThoughtDelta(piece):
-                thoughts += piece
-            case CallStart(_, call_id, name):
-                calls.append(Call(call_id, name, ""))
-            case ArgumentsDelta(_, piece):
-                last = calls[-1]
-                calls[-1] = Call(last.call_id, last.name, last.arguments + piece)
-    return WholeAnswer(text, thoughts, tuple(calls))

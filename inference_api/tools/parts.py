@@ -1,14 +1,13 @@
-"""The parts of an answer: consecutive events of one kind, for APIs that number the items of
-answers.
-
-Pure: any thread.
-"""
+"""The parts of an answer: consecutive events of one kind, which some APIs number. Pure: any
+thread."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from inference_api.tools.events import CallEnd, CallStart, Event, TextDelta, ThoughtDelta
+
+Kind = Literal["text", "thought", "call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +16,7 @@ class AnswerPart:
     of a call it is the arguments, as the model wrote them."""
 
     index: int
-    kind: Literal["text", "thought", "call"]
+    kind: Kind
     call_id: str = ""
     name: str = ""
     text: str = ""
@@ -61,6 +60,24 @@ def parts_of(events: Iterable[Event]) -> Iterator[PartEvent]:
             yield PartDelta(part, text)
     if part is not None:
         yield PartEnd(replace(part, text="".join(pieces)), is_last=True)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    text: str
+    thoughts: str
+    calls: tuple[AnswerPart, ...]
+
+
+def whole(events: Iterable[Event]) -> WholeAnswer:
+    """Returns the answer that the events add up to."""
+    parts = [each.part for each in parts_of(events) if isinstance(each, PartEnd)]
+
+    def joined(kind: Kind) -> str:
+        return "".join([part.text for part in parts if part.kind == kind])
+
+    calls = tuple(part for part in parts if part.kind == "call")
+    return WholeAnswer(joined("text"), joined("thought"), calls)
 
 
 def _begun_by(event: Event, before: AnswerPart | None) -> AnswerPart | None:

@@ -21,9 +21,8 @@ from inference_api.tools.events import (
     Event,
     TextDelta,
     ThoughtDelta,
-    WholeAnswer,
-    whole,
 )
+from inference_api.tools.parts import WholeAnswer, whole
 
 DONE = b"data: [DONE]\n\n"
 
@@ -66,7 +65,7 @@ def _message(answer: WholeAnswer) -> AssistantMessage:
             {
                 "id": call.call_id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
+                "function": {"name": call.name, "arguments": call.text},
             }
             for call in answer.calls
         ]

@@ -12,6 +12,7 @@ MAX_LAYERS = 1024
 MAX_COUNT = 2**30
 MAX_CONV_WIDTH = 16  # as `src/kernels.h` has it
 MIN_NUMBER, MAX_NUMBER = 1e-30, 1e12  # as float32 has them
+AGAIN = "get the model again"
 
 ACTIVATION_ALIASES = {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -42,10 +43,7 @@ class ConfigFields:
         value = default if value is None else value
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
-        self.faults.append(
-            f"{name}={reprlib.repr(value)} in config.json is not an integer from {least} to "
-            f"{most}; get the model again."
-        )
+        self._note(name, value, f"is not an integer from {least} to {most}; {AGAIN}")
         return 1
 
     def number(self, name: str, default: float) -> float:
@@ -54,10 +52,7 @@ class ConfigFields:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and MIN_NUMBER <= value <= MAX_NUMBER:
             return float(value)
-        self.faults.append(
-            f"{name}={reprlib.repr(value)} in config.json is not a number from {MIN_NUMBER:g} to "
-            f"{MAX_NUMBER:g}; get the model again."
-        )
+        self._note(name, value, f"is not a number from {MIN_NUMBER:g} to {MAX_NUMBER:g}; {AGAIN}")
         return 1.0
 
     def numbers(self, name: str, length: int) -> tuple[float, ...]:
@@ -65,27 +60,21 @@ class ConfigFields:
         values = self.raw.get(name)
         if isinstance(values, list) and len(values) == length:
             return tuple(self.under({name: value}).number(name, math.nan) for value in values)
-        self.faults.append(
-            f"{name}={reprlib.repr(values)} in config.json is no list of {length} numbers; get the "
-            "model again."
-        )
+        self._note(name, values, f"is no list of {length} numbers; {AGAIN}")
         return (1.0,) * length
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.raw.get(name)
         if value is None or isinstance(value, bool):
             return default if value is None else value
-        self.faults.append(
-            f"{name}={reprlib.repr(value)} in config.json is neither true nor false; get the model "
-            "again."
-        )
+        self._note(name, value, f"is neither true nor false; {AGAIN}")
         return default
 
     def refuse(self, name: str, value: object, supported: str) -> None:
-        self.faults.append(
-            f"{name}={reprlib.repr(value)} in config.json is not supported; choose a model with "
-            f"{supported}."
-        )
+        self._note(name, value, f"is not supported; choose a model with {supported}")
+
+    def _note(self, name: str, value: object, fault: str) -> None:
+        self.faults.append(f"{name}={reprlib.repr(value)} in config.json {fault}.")
 
     def activation(self, name: str, default: str) -> str:
         given = str(self.raw.get(name) or default)

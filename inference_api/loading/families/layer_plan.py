@@ -47,113 +47,224 @@ def layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSource
     recurrent = config.recurrent_of(index)
     if recurrent is not None and recurrent.has_norms_before:
         config = replace(config, has_attention_norm=True, has_mlp_norm=True, has_output_norms=False)
-    plan, prefix = _layer_plan(config, names, index), f"{names.layer}.{config.first_layer + index}."
-    factors = {f"{prefix}{name}.weight": each for name, each in config.weight_factors.items()}
+    layer = _Layer(config, names, index)
+    layer.add_mixer()
+    if config.has_layer_scalars:
+        layer.vector("output_scale", names.layer_scalar, 1)
+    if config.has_mlp(index):
+        layer.add_mlp()
+    if config.num_streams > 1:
+        layer.add_altup()
+    if config.laurel_rank:
+        layer.add_laurel()
+    factors = {f"{layer.theirs}.{n}.weight": each for n, each in config.weight_factors.items()}
     return {
         ours: tuple(replace(part, factors=factors.get(part.name, ())) for part in parts)
-        for ours, parts in plan.items()
+        for ours, parts in layer.plan.items()
     }
 
 
-def _layer_plan(config: ModelConfig, names: Names, index: int) -> ParameterSources:
-    theirs, ours = f"{names.layer}.{config.first_layer + index}", f"layers.{index}"
-    plan = _mixer_plan(config, names, index, ours, theirs)
-    if config.has_layer_scalars:
-        plan[f"{ours}.output_scale"] = (SourceTensor(f"{theirs}.{names.layer_scalar}", (1,)),)
-    if config.has_mlp(index):
-        plan |= _mlp_plan(config, names, index, ours, theirs)
-    if config.num_streams > 1:
-        plan |= _altup_plan(config, ours, theirs)
-    if config.laurel_rank:
-        plan |= _laurel_plan(config, names, ours, theirs)
-    return plan
+class _Layer:
+    """Collects the sources of a layer's parameters, whose names are below `ours`, from tensors
+    whose names are below `theirs`."""
 
+    def __init__(self, config: ModelConfig, names: Names, index: int) -> None:
+        self.plan: ParameterSources = {}
+        self.ours, self.theirs = f"layers.{index}", f"{names.layer}.{config.first_layer + index}"
+        self._config, self._names, self._index = config, names, index
 
-def _mixer_plan(
-    config: ModelConfig, names: Names, index: int, ours: str, theirs: str
-) -> ParameterSources:
-    """Returns the sources of a layer's attention and recurrent mixer, as far as it has them."""
-    shape = config.shape_of(index)
-    hidden, head = config.hidden_size, shape.head_dim
-    kv = shape.num_kv_heads * head
-    queries, values = config.num_heads * head, config.num_heads * shape.value_dim
-    asking = queries * (1 + config.has_output_gates)
-    qkv_rows = (asking, kv, kv) if len(names.qkv) == 3 else (asking + 2 * kv,)
-    num_kinds = 1 if shape.kv_source is not None else 2 + shape.has_values
-    plan: ParameterSources = {}
-    attends, recurrent = config.attends(index), config.recurrent_of(index)
-    if config.has_attention_norm and (attends or recurrent is not None):
-        its_norm = f"{theirs}.{_norm_names(config, names)[0]}"
-        plan.update(norm_plan(config, names, f"{ours}.attention_norm", its_norm))
-    if recurrent is not None:
-        plan.update(_recurrent_plan(recurrent, names, ours, theirs, hidden))
-    if attends and config.latent is None:
-        parts = (names.qkv[:num_kinds], qkv_rows[:num_kinds])
-        qkv = _linear(f"{ours}.qkv", theirs, *parts, hidden, config.has_qkv_bias)
-        qkv = {n: tuple(_qkv_part(config, names, p) for p in parts) for n, parts in qkv.items()}
-        plan.update(_with_values_apart(config, ours, qkv))
-    elif attends and config.latent is not None:
-        plan.update(_latent_plan(config, config.latent, ours, theirs))
-    if config.has_qk_norm and attends:
-        sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
-        kinds = list(zip(("q_norm", "k_norm"), names.qk_norm, sizes, strict=True))
-        for name, its_name, size in kinds[:num_kinds]:
-            weight = f"{theirs}.{its_name}.weight"
-            plan[f"{ours}.{name}"] = (SourceTensor(weight, (size,), offset=names.norm_offset),)
-    if attends:
-        plan.update(
-            _linear(f"{ours}.out", theirs, (names.out,), (hidden,), values, config.has_out_bias)
+    def linear(
+        self,
+        ours: str,
+        names: tuple[str, ...] | str,
+        rows: tuple[int, ...] | int,
+        columns: int,
+        has_bias: bool = False,
+    ) -> None:
+        """See `_linear`."""
+        own, its = f"{self.ours}.{ours}", self.theirs
+        self.plan |= _linear(own, its, names, rows, columns, has_bias)
+
+    def norm(self, ours: str, theirs: str) -> None:
+        names = (f"{self.ours}.{ours}", f"{self.theirs}.{theirs}")
+        self.plan |= norm_plan(self._config, self._names, *names)
+
+    def vector(self, ours: str, theirs: str, *shape: int, offset: float = 0.0) -> None:
+        source = SourceTensor(f"{self.theirs}.{theirs}", shape, offset=offset)
+        self.plan[f"{self.ours}.{ours}"] = (source,)
+
+    def add_mixer(self) -> None:
+        """Attention and recurrent mixer, as far as the layer has them."""
+        config, names, shape = self._config, self._names, self._config.shape_of(self._index)
+        hidden, head = config.hidden_size, shape.head_dim
+        kv = shape.num_kv_heads * head
+        queries, values = config.num_heads * head, config.num_heads * shape.value_dim
+        num_kinds = 1 if shape.kv_source is not None else 2 + shape.has_values
+        attends, recurrent = config.attends(self._index), config.recurrent_of(self._index)
+        if config.has_attention_norm and (attends or recurrent is not None):
+            self.norm("attention_norm", self._norm_names[0])
+        if recurrent is not None:
+            self._add_recurrent(recurrent)
+        if attends and config.latent is None:
+            asking = queries * (1 + config.has_output_gates)
+            rows = (asking, kv, kv) if len(names.qkv) == 3 else (asking + 2 * kv,)
+            parts = (names.qkv[:num_kinds], rows[:num_kinds])
+            qkv = _linear(f"{self.ours}.qkv", self.theirs, *parts, hidden, config.has_qkv_bias)
+            qkv = {n: tuple(_qkv_part(config, names, p) for p in parts) for n, parts in qkv.items()}
+            self.plan |= _with_values_apart(config, self.ours, qkv)
+        elif attends and config.latent is not None:
+            self._add_latent(config.latent)
+        if config.has_qk_norm and attends:
+            sizes = (queries, kv) if config.is_qk_norm_whole else (head, head)
+            kinds = list(zip(("q_norm", "k_norm"), names.qk_norm, sizes, strict=True))
+            for name, its_name, size in kinds[:num_kinds]:
+                self.vector(name, f"{its_name}.weight", size, offset=names.norm_offset)
+        if attends:
+            self.linear("out", names.out, hidden, values, config.has_out_bias)
+        if config.has_sinks:
+            self.vector("sinks", names.sinks, config.num_heads)
+        if config.has_output_norms:
+            self.norm("attention_output_norm", names.attention_output_norm)
+
+    @property
+    def _norm_names(self) -> tuple[str, str]:
+        """The names of the norms before attention and before the MLP."""
+        if self._config.is_parallel and self._config.has_mlp_norm:
+            return FALCON_PARALLEL_NORMS
+        return self._names.attention_norm, self._names.mlp_norm
+
+    def add_mlp(self) -> None:
+        """MLP or experts, with the norms around them."""
+        config, names, size = self._config, self._names, self._config.layer_input_size
+        hidden, ffn = config.hidden_size, config.shape_of(self._index).ffn_size
+        if config.has_mlp_norm:
+            self.norm("mlp_norm", self._norm_names[1])
+        if config.has_output_norms:
+            self.norm("mlp_output_norm", names.mlp_output_norm)
+        if size:
+            self.linear("input_gate", "per_layer_input_gate", size, hidden)
+            self.linear("input_out", "per_layer_projection", hidden, size)
+            self.norm("input_norm", "post_per_layer_input_norm")
+        if (mixture := config.mixture_of(self._index)) is not None:
+            self._add_mixture(mixture)
+            return
+        all_up = 2 * ffn if config.is_mlp_gated else ffn
+        self.linear("up", names.up, all_up, hidden, config.has_mlp_bias)
+        self.linear("down", names.down, hidden, ffn, config.has_mlp_bias)
+
+    def add_altup(self) -> None:
+        """What the layer does with the streams of the residual."""
+        streams, hidden = self._config.num_streams, self._config.hidden_size
+        tensors = {
+            "norm": ("router_norm.weight", (hidden,)),
+            "router": ("modality_router.weight", (streams, hidden)),
+            "predict": ("prediction_coefs.weight", (streams**2, streams)),
+            "correct": ("correction_coefs.weight", (streams, streams)),
+            "scale": ("correct_output_scale", (hidden,)),
+        }
+        for name, (its_name, shape) in tensors.items():
+            self.vector(f"{ALTUP[1:]}.{name}", f"{ALTUP[1:]}.{its_name}", *shape)
+
+    def add_laurel(self) -> None:
+        """A map of low rank beside attention."""
+        rank, hidden = self._config.laurel_rank, self._config.hidden_size
+        self.linear("laurel_in", "laurel.linear_left", rank, hidden)
+        self.linear("laurel_out", "laurel.linear_right", hidden, rank)
+        self.norm("laurel_norm", "laurel.post_laurel_norm")
+
+    def _add_mixture(self, mixture: MixtureConfig) -> None:
+        """A mixture. The experts' gate and up projections are stacked, expert by expert, and so are
+        their down projections and biases. Shared experts form a separate MLP."""
+        config, names, hidden = self._config, self._names, self._config.hidden_size
+        count, ffn, inner = mixture.num_experts, mixture.ffn_size, mixture.latent_size or hidden
+        if mixture.has_own_norms:
+            for name, its_name in _MIXTURE_NORMS.items():
+                self.norm(name, its_name)
+            self.vector("router_scale", names.router_scale, hidden)
+            self.vector("expert_scales", names.expert_scales, count)
+        experts = [f"{names.experts}.{expert}" for expert in range(count)]
+        ups = tuple(f"{expert}.{name}" for expert in experts for name in names.expert_up)
+        downs = tuple(f"{expert}.{names.expert_down}" for expert in experts)
+        self.linear(ROUTER[1:], names.router, count, hidden, mixture.has_biases)
+        self.linear("up", ups, ffn * len(ups), inner, mixture.has_biases)
+        self.linear("down", downs, inner * count, ffn, mixture.has_biases)
+        if mixture.latent_size:
+            self.linear("latent_down", "mixer.fc1_latent_proj", inner, hidden)
+            self.linear("latent_up", "mixer.fc2_latent_proj", hidden, inner)
+        if mixture.has_selection_bias:
+            self.vector(f"{ROUTER[1:]}.selection_bias", names.selection_bias, count)
+        if shared := mixture.shared_ffn_size:
+            all_up = 2 * shared if config.is_mlp_gated else shared
+            ups = tuple(f"{names.shared}.{name}" for name in names.shared_up or names.expert_up)
+            down = f"{names.shared}.{names.shared_down or names.expert_down}"
+            self.linear("shared_up", ups, all_up, hidden)
+            self.linear("shared_down", down, hidden, shared)
+        if mixture.has_shared_gate:
+            self.linear("shared_gate", names.shared_gate, 1, hidden)
+
+    def _add_recurrent(self, recurrent: RecurrentConfig) -> None:
+        names, hidden, heads = self._names, self._config.hidden_size, recurrent.heads
+        keys, columns = recurrent.key_heads * recurrent.key_dim, recurrent.out_columns
+        apart = (keys, keys, columns, columns)  # queries, keys, values and what gates them
+        channels, has_bias = recurrent.conv_dim, recurrent.has_bias
+        joined = {1: (recurrent.in_floats,), 2: (channels, columns)}
+        in_rows = joined.get(len(names.mixer_in), apart[: len(names.mixer_in)])
+        conv_rows = (channels,) if len(names.conv) == 1 else apart[:3]
+        self.linear("in", names.mixer_in, in_rows, hidden, has_bias)
+        self.plan[f"{self.ours}.conv.weight"] = tuple(
+            SourceTensor(f"{self.theirs}.{name}.weight", (rows, 1, recurrent.conv_width))
+            for name, rows in zip(names.conv, conv_rows, strict=True)
         )
-    if config.has_sinks:
-        plan[f"{ours}.sinks"] = (SourceTensor(f"{theirs}.{names.sinks}", (config.num_heads,)),)
-    if config.has_output_norms:
-        its_norm = f"{theirs}.{names.attention_output_norm}"
-        plan.update(norm_plan(config, names, f"{ours}.attention_output_norm", its_norm))
-    return plan
-
-
-def _norm_names(config: ModelConfig, names: Names) -> tuple[str, str]:
-    """Returns the names of the norms before attention and before the MLP."""
-    if config.is_parallel and config.has_mlp_norm:
-        return FALCON_PARALLEL_NORMS
-    return names.attention_norm, names.mlp_norm
-
-
-def _mlp_plan(
-    config: ModelConfig, names: Names, index: int, ours: str, theirs: str
-) -> ParameterSources:
-    """Returns the sources of a layer's MLP or experts, with the norms around them."""
-    hidden, ffn = config.hidden_size, config.shape_of(index).ffn_size
-    plan: ParameterSources = {}
-
-    def norm(name: str, its_name: str) -> ParameterSources:
-        return norm_plan(config, names, f"{ours}.{name}", f"{theirs}.{its_name}")
-
-    if config.has_mlp_norm:
-        plan.update(norm("mlp_norm", _norm_names(config, names)[1]))
-    if config.has_output_norms:
-        plan.update(norm("mlp_output_norm", names.mlp_output_norm))
-    if config.layer_input_size:
-        size = config.layer_input_size
-        gate, out = ("per_layer_input_gate",), ("per_layer_projection",)
-        plan.update(_linear(f"{ours}.input_gate", theirs, gate, (size,), hidden, False))
-        plan.update(_linear(f"{ours}.input_out", theirs, out, (hidden,), size, False))
-        plan.update(norm("input_norm", "post_per_layer_input_norm"))
-    mixture = config.mixture_of(index)
-    if mixture is not None and mixture.has_own_norms:
-        for name, its_name in _MIXTURE_NORMS.items():
-            plan.update(norm(name, its_name))
-        vectors = {"router_scale": hidden, "expert_scales": mixture.num_experts}
+        self.linear("mixer_out", names.mixer_out, hidden, columns, has_bias)
+        if recurrent.has_conv_bias:
+            [conv] = names.conv
+            self.vector("conv.bias", f"{conv}.bias", channels)
+        vectors: dict[str, int] = {}
+        if recurrent.kind == "delta":
+            self.linear("steps", names.steps, 2 * heads, hidden)
+            self.plan = {
+                name: tuple(replace(p, head_order=delta_order(recurrent, p.name)) for p in parts)
+                for name, parts in self.plan.items()
+            }
+            vectors = {"decays": heads, "step_bias": heads, "head_norm": recurrent.value_dim}
+        elif recurrent.kind == "kimi_delta":
+            rank = recurrent.gate_rank
+            self.linear("steps", names.steps, (heads, rank, rank), hidden)
+            self.linear("gates", names.gates, columns, rank)
+            self.linear("forgets", names.forgets, keys, rank)
+            vectors = {"decays": heads, "step_bias": keys, "head_norm": recurrent.value_dim}
+        elif recurrent.kind == "mamba2":
+            vectors = {"decays": heads, "step_bias": heads, "skip": heads}
+            if recurrent.has_norm:
+                vectors["head_norm"] = columns
         for name, size in vectors.items():
-            its_name = f"{theirs}.{getattr(names, name)}"
-            plan[f"{ours}.{name}"] = (SourceTensor(its_name, (size,)),)
-    if mixture is not None:
-        return plan | _mixture_plan(config, mixture, names, ours, theirs)
-    all_up = 2 * ffn if config.is_mlp_gated else ffn
-    up_rows = (all_up // len(names.up),) * len(names.up)
-    plan.update(_linear(f"{ours}.up", theirs, names.up, up_rows, hidden, config.has_mlp_bias))
-    plan.update(_linear(f"{ours}.down", theirs, (names.down,), (hidden,), ffn, config.has_mlp_bias))
-    return plan
+            self.vector(name, getattr(names, name), size)
+
+    def _add_latent(self, latent: LatentConfig) -> None:
+        """Latent attention. In the checkpoint, the turned dimensions are at the end of each head;
+        here they are at the beginning."""
+        config, hidden, kv_rank = self._config, self._config.hidden_size, latent.kv_rank
+        heads, unturned = config.num_heads, config.head_dim - config.rotary_dim
+        queries_of, its_name = hidden, "q_proj"
+        if latent.query_rank is not None:
+            queries_of, its_name = latent.query_rank, "q_b_proj"
+            self.linear("q_a", "self_attn.q_a_proj", queries_of, hidden, config.has_qkv_bias)
+            self.vector("q_a_norm.weight", "self_attn.q_a_layernorm.weight", queries_of)
+        self.linear("q_b", f"self_attn.{its_name}", heads * config.head_dim, queries_of)
+        self._turn("q_b", unturned, config.head_dim)
+        rows = kv_rank + config.rotary_dim
+        self.linear("kv_a", "self_attn.kv_a_proj_with_mqa", rows, hidden, config.has_qkv_bias)
+        self._turn("kv_a", kv_rank, rows)
+        self.vector("kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", kv_rank)
+        rows = heads * (unturned + latent.value_dim)
+        self.linear("kv_b", "self_attn.kv_b_proj", rows, kv_rank)
+
+    def _turn(self, ours: str, begin: int, end: int) -> None:
+        order = rotary_order(self._config, begin, end)
+        for name in (f"{self.ours}.{ours}.weight", f"{self.ours}.{ours}.bias"):
+            if name in self.plan:
+                [part] = self.plan[name]
+                self.plan[name] = (replace(part, head_order=order),)
 
 
 _MIXTURE_NORMS = {  # Gemma 4's
@@ -165,14 +276,12 @@ _MIXTURE_NORMS = {  # Gemma 4's
 
 def input_plan(config: ModelConfig) -> ParameterSources:
     """Returns the sources of vectors that layers read besides the residual."""
-    size = config.layer_inputs_size
-    projection = ("per_layer_model_projection",)
+    size, tokens = config.layer_inputs_size, config.layer_input_tokens
     norm = SourceTensor("model.per_layer_projection_norm.weight", (config.layer_input_size,))
-    tokens = (config.layer_input_tokens, size)
-    embedding = SourceTensor("model.embed_tokens_per_layer.weight", tokens)
+    embedding = SourceTensor("model.embed_tokens_per_layer.weight", (tokens, size))
     return {
         LAYER_INPUTS: (embedding,),
-        **_linear("inputs", "model", projection, (size,), config.hidden_size, False),
+        **_linear("inputs", "model", "per_layer_model_projection", size, config.hidden_size),
         "inputs.norm": (norm,),
     }
 
@@ -180,122 +289,10 @@ def input_plan(config: ModelConfig) -> ParameterSources:
 def stream_plan(config: ModelConfig) -> ParameterSources:
     """Returns the sources of what makes further streams of the residual, and joins them again."""
     plan: ParameterSources = {}
-    others, hidden = range(config.num_streams - 1), config.hidden_size
+    others, hidden = config.num_streams - 1, config.hidden_size
     for ours, theirs in (("in", "altup_projections"), ("out", "altup_unembed_projections")):
-        names = tuple(f"{theirs}.{number}" for number in others)
-        rows = (hidden,) * len(names)
-        plan.update(_linear(f"streams_{ours}", "model", names, rows, hidden, has_bias=False))
-    return plan
-
-
-def _altup_plan(config: ModelConfig, ours: str, theirs: str) -> ParameterSources:
-    """Returns the sources of what a layer does with the streams of the residual."""
-    streams, hidden = config.num_streams, config.hidden_size
-    tensors = {
-        "norm": ("router_norm.weight", (hidden,)),
-        "router": ("modality_router.weight", (streams, hidden)),
-        "predict": ("prediction_coefs.weight", (streams**2, streams)),
-        "correct": ("correction_coefs.weight", (streams, streams)),
-        "scale": ("correct_output_scale", (hidden,)),
-    }
-    return {
-        f"{ours}{ALTUP}.{name}": (SourceTensor(f"{theirs}{ALTUP}.{its_name}", shape),)
-        for name, (its_name, shape) in tensors.items()
-    }
-
-
-def _laurel_plan(config: ModelConfig, names: Names, ours: str, theirs: str) -> ParameterSources:
-    """Returns the sources of a map of low rank beside attention."""
-    rank, hidden = (config.laurel_rank,), config.hidden_size
-    left, right = ("laurel.linear_left",), ("laurel.linear_right",)
-    return {
-        **_linear(f"{ours}.laurel_in", theirs, left, rank, hidden, has_bias=False),
-        **_linear(f"{ours}.laurel_out", theirs, right, (hidden,), *rank, has_bias=False),
-        **norm_plan(config, names, f"{ours}.laurel_norm", f"{theirs}.laurel.post_laurel_norm"),
-    }
-
-
-def _mixture_plan(
-    config: ModelConfig, mixture: MixtureConfig, names: Names, ours: str, theirs: str
-) -> ParameterSources:
-    """Returns the sources of a mixture. The experts' gate and up projections are stacked, expert by
-    expert, and so are their down projections and biases. Shared experts form a separate MLP."""
-    count, ffn, hidden = mixture.num_experts, mixture.ffn_size, config.hidden_size
-    inner = mixture.latent_size or hidden
-    experts = [f"{names.experts}.{expert}" for expert in range(count)]
-    ups = tuple(f"{expert}.{name}" for expert in experts for name in names.expert_up)
-    downs = tuple(f"{expert}.{names.expert_down}" for expert in experts)
-    has_biases = mixture.has_biases
-    plan = {
-        **_linear(f"{ours}{ROUTER}", theirs, (names.router,), (count,), hidden, has_biases),
-        **_linear(f"{ours}.up", theirs, ups, (ffn,) * len(ups), inner, has_biases),
-        **_linear(f"{ours}.down", theirs, downs, (inner,) * count, ffn, has_biases),
-    }
-    if mixture.latent_size:
-        to, back = ("mixer.fc1_latent_proj",), ("mixer.fc2_latent_proj",)
-        plan.update(_linear(f"{ours}.latent_down", theirs, to, (inner,), hidden, False))
-        plan.update(_linear(f"{ours}.latent_up", theirs, back, (hidden,), inner, False))
-    if mixture.has_selection_bias:
-        bias = SourceTensor(f"{theirs}.{names.selection_bias}", (count,))
-        plan[f"{ours}{ROUTER}.selection_bias"] = (bias,)
-    shared = mixture.shared_ffn_size
-    if shared:
-        all_up = 2 * shared if config.is_mlp_gated else shared
-        ups = tuple(f"{names.shared}.{name}" for name in names.shared_up or names.expert_up)
-        down = f"{names.shared}.{names.shared_down or names.expert_down}"
-        up_rows = (all_up // len(ups),) * len(ups)
-        plan.update(_linear(f"{ours}.shared_up", theirs, ups, up_rows, hidden, False))
-        plan.update(_linear(f"{ours}.shared_down", theirs, (down,), (hidden,), shared, False))
-    if mixture.has_shared_gate:
-        plan.update(
-            _linear(f"{ours}.shared_gate", theirs, (names.shared_gate,), (1,), hidden, False)
-        )
-    return plan
-
-
-def _recurrent_plan(
-    recurrent: RecurrentConfig, names: Names, ours: str, theirs: str, hidden: int
-) -> ParameterSources:
-    channels, has_bias, heads = recurrent.conv_dim, recurrent.has_bias, recurrent.heads
-    vectors: dict[str, int] = {}
-    keys, columns = recurrent.key_heads * recurrent.key_dim, recurrent.out_columns
-    apart = (keys, keys, columns, columns)  # queries, keys, values and what gates them
-    joined = {1: (recurrent.in_floats,), 2: (channels, columns)}
-    in_rows = joined.get(len(names.mixer_in), apart[: len(names.mixer_in)])
-    conv_rows = (channels,) if len(names.conv) == 1 else apart[:3]
-    plan = {
-        **_linear(f"{ours}.in", theirs, names.mixer_in, in_rows, hidden, has_bias),
-        f"{ours}.conv.weight": tuple(
-            SourceTensor(f"{theirs}.{name}.weight", (rows, 1, recurrent.conv_width))
-            for name, rows in zip(names.conv, conv_rows, strict=True)
-        ),
-        **_linear(f"{ours}.mixer_out", theirs, (names.mixer_out,), (hidden,), columns, has_bias),
-    }
-    if recurrent.has_conv_bias:
-        [conv] = names.conv
-        plan[f"{ours}.conv.bias"] = (SourceTensor(f"{theirs}.{conv}.bias", (channels,)),)
-    if recurrent.kind == "delta":
-        step_rows = (2 * heads // len(names.steps),) * len(names.steps)
-        plan.update(_linear(f"{ours}.steps", theirs, names.steps, step_rows, hidden, False))
-        plan = {
-            name: tuple(replace(p, head_order=delta_order(recurrent, p.name)) for p in parts)
-            for name, parts in plan.items()
-        }
-        vectors = {"decays": heads, "step_bias": heads, "head_norm": recurrent.value_dim}
-    elif recurrent.kind == "kimi_delta":
-        rank = recurrent.gate_rank
-        step_rows = (heads, rank, rank)
-        plan.update(_linear(f"{ours}.steps", theirs, names.steps, step_rows, hidden, False))
-        plan.update(_linear(f"{ours}.gates", theirs, (names.gates,), (columns,), rank, False))
-        plan.update(_linear(f"{ours}.forgets", theirs, (names.forgets,), (keys,), rank, False))
-        vectors = {"decays": heads, "step_bias": keys, "head_norm": recurrent.value_dim}
-    elif recurrent.kind == "mamba2":
-        vectors = {"decays": heads, "step_bias": heads, "skip": heads}
-        if recurrent.has_norm:
-            vectors["head_norm"] = columns
-    for name, size in vectors.items():
-        its_name = f"{theirs}.{getattr(names, name)}"
-        plan[f"{ours}.{name}"] = (SourceTensor(its_name, (size,)),)
+        names = tuple(f"{theirs}.{number}" for number in range(others))
+        plan |= _linear(f"streams_{ours}", "model", names, hidden * others, hidden)
     return plan
 
 
@@ -324,56 +321,18 @@ def _qkv_part(config: ModelConfig, names: Names, part: SourceTensor) -> SourceTe
     return replace(part, head_order=order)
 
 
-def _latent_plan(
-    config: ModelConfig, latent: LatentConfig, ours: str, theirs: str
-) -> ParameterSources:
-    """Returns the sources of latent attention. In the checkpoint, the turned dimensions are at the
-    end of each head; here they are at the beginning."""
-    hidden, heads, kv_rank = config.hidden_size, config.num_heads, latent.kv_rank
-    unturned = config.head_dim - config.rotary_dim
-
-    def linear(
-        name: str, its_name: str, rows: int, columns: int, has_bias: bool = False
-    ) -> ParameterSources:
-        return _linear(
-            f"{ours}.{name}", f"{theirs}.self_attn", (its_name,), (rows,), columns, has_bias
-        )
-
-    def ordered(plan: ParameterSources, begin: int, end: int) -> ParameterSources:
-        order = rotary_order(config, begin, end)
-        return {name: (replace(part, head_order=order),) for name, (part,) in plan.items()}
-
-    def norm(name: str, its_name: str, rank: int) -> ParameterSources:
-        return {
-            f"{ours}.{name}.weight": (
-                SourceTensor(f"{theirs}.self_attn.{its_name}.weight", (rank,)),
-            )
-        }
-
-    plan: ParameterSources = {}
-    queries_of, its_name = hidden, "q_proj"
-    if latent.query_rank is not None:
-        queries_of, its_name = latent.query_rank, "q_b_proj"
-        plan.update(linear("q_a", "q_a_proj", queries_of, hidden, config.has_qkv_bias))
-        plan.update(norm("q_a_norm", "q_a_layernorm", queries_of))
-    queries = linear("q_b", its_name, heads * config.head_dim, queries_of)
-    plan.update(ordered(queries, unturned, config.head_dim))
-    rows = kv_rank + config.rotary_dim
-    kv_a = linear("kv_a", "kv_a_proj_with_mqa", rows, hidden, config.has_qkv_bias)
-    plan.update(ordered(kv_a, kv_rank, rows))
-    plan.update(norm("kv_a_norm", "kv_a_layernorm", kv_rank))
-    plan.update(linear("kv_b", "kv_b_proj", heads * (unturned + latent.value_dim), kv_rank))
-    return plan
-
-
 def _linear(
     ours: str,
     theirs: str,
-    names: tuple[str, ...],
-    rows: tuple[int, ...],
+    names: tuple[str, ...] | str,
+    rows: tuple[int, ...] | int,
     columns: int,
-    has_bias: bool,
+    has_bias: bool = False,
 ) -> ParameterSources:
+    """Returns the sources of a linear map, whose parts have `rows`: of each, or of all together."""
+    names = (names,) if isinstance(names, str) else names
+    rows = (rows // len(names),) * len(names) if isinstance(rows, int) else rows
+
     def parts(kind: str, *tail: int) -> Iterator[SourceTensor]:
         for name, num_rows in zip(names, rows, strict=True):
             yield SourceTensor(f"{theirs}.{name}.{kind}", (num_rows, *tail))

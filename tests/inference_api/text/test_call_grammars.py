@@ -24,7 +24,8 @@ from inference_api.text.tokens import HuggingFaceTokenizer, TextStream
 from inference_api.tools import dialects, formats
 from inference_api.tools.answers import Thought
 from inference_api.tools.dialects import Dialect
-from inference_api.tools.events import Mode, Tool, ToolUse, WholeAnswer, whole
+from inference_api.tools.events import Mode, Tool, ToolUse
+from inference_api.tools.parts import WholeAnswer, whole
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -111,7 +112,7 @@ def check(answer: WholeAnswer) -> None:
     schemas = {tool.name: tool.parameters for tool in TOOLS}
     assert answer.calls
     for call in answer.calls:
-        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+        jsonschema.validate(json.loads(call.text), schemas[call.name])
 
 
 # Harmony may think first, and random thoughts have no end.
@@ -173,7 +174,7 @@ def test_gemma_is_held_to_what_is_nested() -> None:
     found: set[str] = set()
     for seed in range(12):
         for call in drawn(tokenizer_of(dialects.GEMMA), asked, seed).calls:
-            said = json.loads(call.arguments)
+            said = json.loads(call.text)
             jsonschema.validate(said, RICH)
             assert [*said] == sorted(said)
             found |= said.keys()
@@ -323,7 +324,7 @@ def test_an_input_with_a_grammar_comes_last_and_as_it_was_written(
             assert answer.text == ""
             assert "patch" not in [call.name for call in before]
             if last.name == "patch":
-                assert re.fullmatch(PATCHES, last.arguments), last.arguments
+                assert re.fullmatch(PATCHES, last.text), last.text
             else:
                 assert asked is among
                 check(answer)

@@ -17,9 +17,8 @@ from inference_api.tools.events import (
     CallStart,
     Event,
     Json,
-    WholeAnswer,
-    whole,
 )
+from inference_api.tools.parts import WholeAnswer, whole
 
 SCHEMAS: dict[str, Json] = {
     "look": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
@@ -48,7 +47,7 @@ def read(dialect: Dialect, text: str) -> WholeAnswer:
 
 
 def calls(dialect: Dialect, text: str) -> list[tuple[str, str]]:
-    return [(call.name, call.arguments) for call in read(dialect, text).calls]
+    return [(call.name, call.text) for call in read(dialect, text).calls]
 
 
 HERMES_CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -121,7 +120,7 @@ ONE_CALL = [
 @pytest.mark.parametrize(("dialect", "text"), ONE_CALL)
 def test_a_call_is_read_as_it_was_written(dialect: Dialect, text: str) -> None:
     answer = read(dialect, text)
-    assert [(call.name, call.arguments) for call in answer.calls] == [("look", CITY)]
+    assert [(call.name, call.text) for call in answer.calls] == [("look", CITY)]
     assert answer.text == ""
 
 
@@ -277,7 +276,7 @@ def test_harmony_sorts_thoughts_text_and_calls() -> None:
         "<|constrain|>json<|message|>{}",
     )
     assert (answer.thoughts, answer.text) == ("Hm.", "I look.")
-    assert [(call.name, call.arguments) for call in answer.calls] == [("add-up", "{}")]
+    assert [(call.name, call.text) for call in answer.calls] == [("add-up", "{}")]
     final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>A"
     assert read(dialects.HARMONY, final) == WholeAnswer("A", "Hm.", ())
 
@@ -366,4 +365,4 @@ def test_every_call_begins_once_and_ends(dialect: Dialect, text: str) -> None:
     assert not open_calls
     started = [event.index for event in events if isinstance(event, CallStart)]
     assert started == list(range(len(started)))
-    assert all(call.arguments for call in whole(events).calls)
+    assert all(call.text for call in whole(events).calls)

@@ -1,0 +1,178 @@
+"""Decides which member is loaded next, and which ones leave memory for it.
+
+One member at a time holds the *ticket*: it is loaded next, because its oldest waiting request (the
+*head*) arrived before those of all other members that are not in memory. Decode thread only.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from inference_api.bundle.fast_memory import needed_bytes
+from inference_api.bundle.members import (
+    Eviction,
+    Failure,
+    LoadMember,
+    Member,
+    MemberState,
+    Policy,
+    Refuse,
+    Stay,
+)
+from inference_api.bundle.row_shares import RowShares
+from inference_api.bundle.states import UNLOADED, MemberStates
+
+
+@dataclass(slots=True)
+class _Ticket:
+    member: Member
+    head_came_s: float
+    issued_s: float
+    from_name: str | None
+    victims: list[Member] = field(default_factory=list)
+    is_loading: bool = False
+    is_second_try: bool = False
+    must_free_idle: bool = False  # unload idle members before the next try
+
+
+class Tickets:
+    """The ticket, and what is done for its holder."""
+
+    def __init__(self, states: MemberStates, rows: RowShares, policy: Policy) -> None:
+        self._states, self._rows, self._policy = states, rows, policy
+        self._memory = states.memory
+        self._ticket: _Ticket | None = None
+
+    @property
+    def holder(self) -> Member | None:
+        return None if self._ticket is None else self._ticket.member
+
+    def is_loading(self, member: Member) -> bool:
+        ticket = self._ticket
+        return ticket is not None and ticket.member is member and ticket.is_loading
+
+    @property
+    def waits_for_room(self) -> bool:
+        return self._ticket is not None and not self._ticket.is_loading
+
+    def advance(self, now_s: float) -> None:
+        """Take the next step towards the load of the holder, which may change."""
+        self._end_overdue(now_s)
+        self._choose(now_s)
+        self._serve(now_s)
+
+    def drop(self, member: Member) -> None:
+        """Drop the ticket, if it is this member's."""
+        ticket = self._ticket
+        if ticket is not None and ticket.member is member:
+            self._ticket = None
+            self._spare_victims(ticket)
+
+    def fail(self, member: Member, failure: Failure, reason: str) -> None:
+        self._states.fail(member, failure, reason)
+        self.drop(member)
+
+    def load_failed(self, member: Member, reason: str, failure: Failure) -> None:
+        """Note that a Load or its packing failed. The first time it fails for MEMORY, idle members
+        are unloaded and it is tried once more."""
+        ticket, is_loading = self._ticket, self.is_loading(member)
+        if ticket is not None and is_loading:
+            ticket.is_loading = False
+            if failure is Failure.MEMORY and not ticket.is_second_try:
+                ticket.is_second_try = ticket.must_free_idle = True
+                self._states.become(member, member.unloaded_state)
+                return
+        if is_loading or member.state is MemberState.PACKING:
+            self.fail(member, failure, reason)
+        elif member.state is MemberState.FAILED:  # it was given up; now the reason is known
+            self._states.become(member, MemberState.FAILED, reason)
+        # Otherwise it was given up, and another try has been requested since.
+
+    def _end_overdue(self, now_s: float) -> None:
+        """Fail waiting requests if the loader does not answer in time. It may answer later."""
+        ticket, timeout_s = self._ticket, self._policy.load_timeout_s
+        if ticket is None or not self._states.is_loader_overdue(now_s):
+            return
+        if ticket.is_loading:
+            reason = f"it was not loaded within load_timeout_s={timeout_s:g}"
+            self.fail(ticket.member, Failure.TIMEOUT, reason)
+        elif now_s - ticket.issued_s > timeout_s:
+            # The member itself has no fault, so the next request for it causes another try.
+            reason = f"a load before it took longer than load_timeout_s={timeout_s:g}"
+            ticket.member.asked_s = None
+            self._states.effects.append(Refuse(ticket.member.name, reason))
+            self.drop(ticket.member)
+
+    def _choose(self, now_s: float) -> None:
+        """Keep or pass on the ticket. A member keeps it while its head waits, and in any case while
+        it is being loaded."""
+        ticket, states = self._ticket, self._states
+        if ticket is not None and not ticket.is_loading:
+            if states.head_came_s(ticket.member) == ticket.head_came_s:
+                return
+            self.drop(ticket.member)
+        while self._ticket is None:
+            member = min(states.those(*UNLOADED), key=states.head_came_s, default=None)
+            if member is None or (head_came_s := states.head_came_s(member)) == math.inf:
+                return
+            over_bytes = needed_bytes({*states.pinned, member}) - self._memory.limit_bytes
+            if over_bytes > 0:
+                reason = f"fast_memory_limit leaves it {over_bytes} bytes less than it needs"
+                self.fail(member, Failure.TOO_LARGE, reason)
+            else:
+                self._ticket = _Ticket(member, head_came_s, now_s, self._rows.last_to_start)
+
+    def _serve(self, now_s: float) -> None:
+        ticket, states = self._ticket, self._states
+        if ticket is None or ticket.is_loading or states.is_loader_overdue(now_s):
+            return
+        if ticket.must_free_idle:
+            ticket.must_free_idle = False
+            self._evict(ticket, states.idle(states.unpinned()), Eviction.MEMORY, now_s)
+        elif not self._memory.has_room_for(ticket.member):
+            self._make_room(ticket, now_s)
+        elif not states.at_loader:
+            self._load(ticket, now_s)
+
+    def _make_room(self, ticket: _Ticket, now_s: float) -> None:
+        """Drain the fewest members that make room: idle ones, or, once the head has waited too
+        long, also members whose waiting requests are all younger."""
+        memory, states, staying = self._memory, self._states, self._memory.staying()
+        borrowed_bytes = sum([each.borrowed_bytes for each in staying])
+        # Borrowed rows end and none is borrowed meanwhile, so the drained memory suffices.
+        if memory.has_room_beside(ticket.member, staying, 0 if ticket.victims else borrowed_bytes):
+            return
+        leaving = [each for each in states.unpinned() if each.protected_until_s <= now_s]
+        idle = states.idle(leaving)
+        victims = memory.fewest_to_leave(ticket.member, idle, borrowed_bytes)
+        if not victims and now_s - ticket.head_came_s > self._policy.patience_s:
+            others = [each for each in leaving if states.head_came_s(each) > ticket.head_came_s]
+            busy = [each for each in others if each not in idle]
+            busy.sort(key=lambda each: each.ready_s)
+            victims = memory.fewest_to_leave(ticket.member, [*idle, *busy], 0)
+        for victim in victims:
+            eviction = Eviction.IDLE if victim in idle else Eviction.PATIENCE
+            self._evict(ticket, [victim], eviction, now_s)
+
+    def _evict(
+        self, ticket: _Ticket, victims: Sequence[Member], eviction: Eviction, now_s: float
+    ) -> None:
+        for victim in victims:
+            self._states.drain(victim, eviction, now_s)
+            ticket.victims.append(victim)
+
+    def _load(self, ticket: _Ticket, now_s: float) -> None:
+        member = ticket.member
+        ticket.is_loading = True
+        self._spare_victims(ticket)
+        if member.ready_s < math.inf:
+            member.earlier_stay = member.stay
+        member.stay = Stay(ticket.head_came_s, ticket.issued_s, now_s, ticket.from_name)
+        self._memory.hold(member)
+        self._states.become(member, MemberState.LOADING)
+        self._states.send(LoadMember(member.name), now_s)
+
+    def _spare_victims(self, ticket: _Ticket) -> None:
+        for victim in ticket.victims:
+            self._states.spare(victim)
+        ticket.victims.clear()
