@@ -84,6 +84,8 @@ def _bundle_faults(settings: Settings) -> list[str]:
     assert settings.bundle is not None
     if settings.split is not None:
         return ["SPLIT is for one model; unset BUNDLE, or SPLIT."]
+    if settings.experts_on_cpu:
+        return ["EXPERTS_ON_CPU is for a model outside of a bundle; unset it, or BUNDLE."]
     validation = check_bundle(settings.bundle, settings)
     faults = [f"BUNDLE: {fault}" for fault in validation.errors]
     if settings.device == "cuda":  # its memory is looked at when it is taken, at bring-up

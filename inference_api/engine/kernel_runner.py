@@ -62,7 +62,7 @@ class KernelRunner(LocalRunner):
         or there are no kernels."""
         self._packed, self._has_packed_file = packed, packed is not None
         super().__init__(model_dir, replace(options, device="cpu"))
-        if faults := cpu_faults(self._config):
+        if faults := cpu_faults(self._config, self._options):
             raise StartupError(faults)
         assistants = []
         if options.assistant is not None:

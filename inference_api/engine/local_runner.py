@@ -206,7 +206,7 @@ class LocalRunner(ModelRunner):
         faults: list[str] = []
         if are_files_read:
             tensors = read_headers(self.files, self._config.tensor_names)
-            faults += shape_faults(tensors, self._config)
+            faults += shape_faults(tensors, self._options.part_of(self._whole))
         faults += context_faults(self._config, needed.context_tokens)
         faults += memory_faults({self._folder.name: needed}, self.free_bytes())
         if faults:

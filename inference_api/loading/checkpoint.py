@@ -167,7 +167,7 @@ def _fitted(described: Described, options: EngineOptions) -> Examined:
     faults += settled.faults
     if hardware.may_be_on_cuda(options.device):
         return faults, None
-    faults += cpu_faults(config)
+    faults += cpu_faults(config, options)
     footprint = settled.footprint()
     if options.has_medusa and (
         heads := drafting.known_heads(described.folder, options.medusa_heads)

@@ -225,6 +225,7 @@ class ModelConfig:
     """Forms that hold the checkpoint's embeddings unchanged, by parameter name."""
     kept_bits: Mapping[str, Bits] = field(default_factory=dict, hash=False)
     """Forms of the checkpoint's matrices that are used unchanged, by their names there."""
+    experts_elsewhere: frozenset[int] = frozenset()  # layers whose experts are not here
     has_mtp: bool = False
     """Whether the layer that guesses further tokens is loaded, too: see `mtp`."""
     backbone_size: int = 0
@@ -281,7 +282,9 @@ class ModelConfig:
 
     def has_mlp(self, layer: int) -> bool:
         """Returns whether a layer has an MLP or experts."""
-        return self.mlp_layers is None or self.first_layer + layer in self.mlp_layers
+        number = self.first_layer + layer
+        is_in_files = self.mlp_layers is None or number in self.mlp_layers
+        return is_in_files and number not in self.experts_elsewhere
 
     def attends(self, layer: int) -> bool:
         """Returns whether a layer has attention."""

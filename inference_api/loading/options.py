@@ -38,6 +38,8 @@ class EngineOptions:
     """The folder of layers that draft with the model's own keys and values."""
     num_guesses: int = 0
     """The most guesses of a row in a step, which recurrent layers log."""
+    experts_on_cpu: int | None = 0
+    """Layers whose experts a GPU leaves to the CPU; None: as many as it has no room for."""
     layers: LayerRange | None = None
     """The layers that this process holds; None: all."""
 
@@ -54,6 +56,7 @@ class EngineOptions:
             has_medusa=settings.speculation in ("auto", "medusa"),
             medusa_heads=settings.medusa_heads,
             has_mtp=settings.speculation in ("auto", "mtp"),
+            experts_on_cpu=settings.experts_on_cpu,
             num_guesses=0 if settings.speculation == "off" else settings.speculation_tokens,
         )
 
@@ -69,7 +72,7 @@ class EngineOptions:
         """Returns the options of a model that `draft` describes, to draft for rows of so many
         tokens: as many rows, of the same length if it supports that, else of its own."""
         context_tokens = min(context_tokens, draft.max_positions)
-        whole = replace(self, layers=None, has_medusa=False, has_mtp=False)
+        whole = replace(self, layers=None, has_medusa=False, has_mtp=False, experts_on_cpu=0)
         return replace(whole, max_seq_len=context_tokens)
 
     def part_of(self, config: ModelConfig) -> ModelConfig:

@@ -35,6 +35,7 @@ def settle(config: ModelConfig, asked: EngineOptions, tensors: Tensors) -> Settl
     device = "cuda" if asked.device == "cuda" else "cpu"
     options = _settled(config, asked, tensors)
     faults = _quantization_faults(config, options) + device_faults(config, options)
+    faults += _experts_faults(config, options)
     whole = _kept(_with_mtp(config, asked, tensors), asked, tensors)
     return Settled(whole, options.on(device, _keeps_bfloat16(config, tensors)), faults)
 
@@ -131,9 +132,31 @@ def device_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
     return faults
 
 
-def cpu_faults(config: ModelConfig) -> list[str]:
-    """Returns a fault, with a remedy, if the model cannot be decoded on the CPU."""
-    return [f"{fault}; set DEVICE=cuda or choose another model." for fault in kernel_faults(config)]
+def expert_layers(config: ModelConfig) -> list[int]:
+    return [layer for layer in range(config.num_layers) if config.mixture_of(layer)]
+
+
+def _experts_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
+    """Returns a fault if the CPU cannot take the experts of so many layers from a GPU."""
+    count, num_layers = options.experts_on_cpu, len(expert_layers(config))
+    if not count:
+        return []
+    faults = kernel_faults(config)
+    if options.layers is not None:
+        faults.append("a split model keeps its experts with their layers")
+    if count > num_layers:
+        faults.append(f"{num_layers} layers of the model have experts")
+    return [f"EXPERTS_ON_CPU={count}: {fault}; lower it, or set it to 0." for fault in faults]
+
+
+def cpu_faults(config: ModelConfig, options: EngineOptions) -> list[str]:
+    """Returns faults, with remedies, if the model cannot be decoded on the CPU."""
+    faults = kernel_faults(config)
+    faults = [f"{fault}; set DEVICE=cuda or choose another model." for fault in faults]
+    if options.experts_on_cpu:
+        asked = f"EXPERTS_ON_CPU={options.experts_on_cpu}"
+        faults.append(f"{asked} is for a GPU, and the CPU has all layers; unset it.")
+    return faults
 
 
 def kernel_faults(config: ModelConfig) -> list[str]:

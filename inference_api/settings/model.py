@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from inference_api.settings.sizes import SizeOrAuto
+from inference_api.settings.sizes import CountOrAuto, SizeOrAuto
 from inference_api.shipped_files import SHIPPED
 
 EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
@@ -71,6 +71,13 @@ class ModelSettings(BaseModel):
         description=(
             "Of the kernels' cache; auto: int8 with QUANTIZATION, float16 with DTYPE=bfloat16 "
             "or latents, else float32; int8 is half of float16, and int4 about half of int8."
+        ),
+    )
+    experts_on_cpu: CountOrAuto = Field(
+        None,
+        description=(
+            "Of a mixture on CUDA, how many layers' experts the CPU computes, from its own memory; "
+            "auto: as many as the GPU has no room for."
         ),
     )
     kv_cache_memory: SizeOrAuto = Field(

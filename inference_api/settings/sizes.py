@@ -24,5 +24,9 @@ def bytes_or_none(value: object) -> object:
 
 Bytes = Annotated[int, Field(ge=2**10, le=2**50)]
 Size = Annotated[Bytes, BeforeValidator(bytes_of)]
+Count = Annotated[int, Field(ge=0, le=1024)]
+CountOrAuto = Annotated[
+    Count | None, BeforeValidator(lambda value: None if value == "auto" else value)
+]
 SizeOrAuto = Annotated[Bytes | None, BeforeValidator(bytes_or_none)]
 """None stands for auto."""

@@ -88,6 +88,12 @@ CHECKS = (
         ("lab.device.switches", "1.1b"),
         ("lab.device.switches", "tiny", "--device", "cpu"),
     ),
+    Check(
+        "experts",
+        60,
+        ("lab.device.experts", "30b"),
+        ("lab.device.experts", "tiny", "--device", "cpu"),
+    ),
     Check("steps", 140, ("lab.benches", "cuda", "--models", "1.1b", "--seconds", "0.4")),
     Check(
         "steps-int4",

@@ -93,6 +93,7 @@ def loaded(
     dtype: str = "auto",
     kind: type[CudaRunner] = CudaRunner,
     quantization: str = "none",
+    experts_on_cpu: int = 0,
 ) -> CudaRunner:
     """A model of random weights."""
     with TemporaryDirectory() as folder:
@@ -103,6 +104,7 @@ def loaded(
             max_rows=32,
             max_seq_len=max_seq_len,
             quantization=quantization,
+            experts_on_cpu=experts_on_cpu,
         )
         runner = kind(Path(folder), options)
         runner.load()

@@ -135,6 +135,21 @@ def test_every_error_of_a_bundle_stops_the_start(tmp_path: Path) -> None:
     check_start(settings, with_model=False)
 
 
+def test_experts_on_the_cpu_are_for_one_mixture_on_a_gpu() -> None:
+    settings = Settings(
+        bundle=bundle_of(EMBEDDED_MODEL), experts_on_cpu=1, service_port=free_port()
+    )
+    with pytest.raises(StartupError, match="EXPERTS_ON_CPU is for a model outside of a bundle"):
+        check_start(settings, with_model=True)
+    with pytest.raises(StartupError) as caught:
+        check_start(
+            Settings(device="cpu", experts_on_cpu=1, service_port=free_port()), with_model=True
+        )
+    has_none, is_gpus = caught.value.faults
+    assert "EXPERTS_ON_CPU=1: 0 layers of the model have experts" in has_none
+    assert "EXPERTS_ON_CPU=1 is for a GPU" in is_gpus
+
+
 def test_what_has_to_be_in_memory_of_a_bundle_has_to_be_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

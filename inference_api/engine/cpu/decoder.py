@@ -98,6 +98,13 @@ class KernelDecoder:
         self._kernels.step(self._head, tokens, StepStates(after=after))
         return after
 
+    def pass_through(self, before: Floats, after: Floats) -> None:
+        """Compute layers that look at no other tokens, from the residual before them [tokens,
+        hidden size] to the one `after` them."""
+        nothing = array("q", bytes(8 * len(before)))
+        tokens = StepTokens(nothing, nothing, nothing, outputs=array("q"))
+        self._kernels.step(self._model, tokens, StepStates(before=before, after=after))
+
     def layers(self, rows: Sequence[RowStep], before: Floats | None = None) -> Floats:
         """Returns the residual after these layers, [tokens, hidden size], without logits.
 

@@ -7,9 +7,10 @@ summation order depends on how many rows they see, see a fixed number of them.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -27,12 +28,13 @@ from inference_api.engine.cuda.graphs import (
 from inference_api.engine.cuda.inputs import Lines, absent, prompt_inputs, token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.latent import LatentOut, latent_qkv
-from inference_api.engine.cuda.mlp import Mlp, make_mlp
+from inference_api.engine.cuda.mlp import CpuExperts, Mlp, make_mlp
 from inference_api.engine.cuda.ops import (
     IDS,
     LOGITS,
     MOST_MULTIPLIED,
     NUM_LINES,
+    POSITIONS,
     PROMPT_LINES,
     STATES,
     STEP_LINES,
@@ -54,6 +56,7 @@ PROMPT_SIZES = {64: 1, 256: 65, 1024: 1024}
 """As many tokens of a prompt are computed at once, and the fewest that are filled up to them. With
 up to 256, weights take longer to read than to multiply; more are left to several steps."""
 
+NO_EXPERTS: Mapping[int, CpuExperts] = MappingProxyType({})
 MOST_GUESSED = 32
 """Tokens of a step that has more of them than rows. Reading the weights takes longer than these."""
 
@@ -75,7 +78,7 @@ class Layer:
     out: Linear
     attention_output_norm: Affine | None
     mlp_norm: Affine | None
-    mlp: Mlp
+    mlp: Mlp | CpuExperts
     mlp_output_norm: Affine | None
 
 
@@ -94,8 +97,10 @@ class Decoder:
         cache: TorchCache,
         ops: Operations,
         num_guesses: int = 0,
+        on_cpu: Mapping[int, CpuExperts] = NO_EXPERTS,
     ) -> None:
-        """`num_guesses`: of a row in a step; as many have room in one if rows are few."""
+        """`num_guesses`: of a row in a step; as many have room in one if rows are few. `on_cpu`:
+        what layers have in place of an MLP."""
         self._config = config
         self._spare_slot = cache.capacity - 1  # see `SPARE_SLOTS`
         max_rows = cache.entries.shape[1]
@@ -113,7 +118,13 @@ class Decoder:
         # In the precision of the sums, as Gemma was trained with it.
         self._embedding_multiplier = self._like.new_tensor(config.embedding_multiplier)
         self._layers = [
-            _layer(config, parameters, i, ops, self._num_tokens) for i in range(config.num_layers)
+            _layer(
+                config,
+                parameters,
+                i,
+                on_cpu.get(i) or make_mlp(config, parameters, i, ops.gate, self._num_tokens),
+            )
+            for i in range(config.num_layers)
         ]
         self._final_norm = _affine(parameters, "final_norm")
         sizes = (config.vocab_size,), (config.hidden_size,), ()
@@ -277,14 +288,21 @@ class Decoder:
         x = self._embedded(inputs[IDS]) if before is None else before.to(self._like.dtype)
         x = padded(x, num_given)
         made, made_norm = None, None  # not yet in x
+        num_present = 0
+        if config.experts_elsewhere:  # the host waits for each such layer anyway
+            num_present = int((inputs[POSITIONS] >= 0).sum())
         for layer in self._layers:
             x, normed = ops.norm_add(x, made, made_norm, layer.attention_norm)
             queries = tokens.place_heads(layer.qkv(normed), layer.heads)
             attention = layer.out(tokens.attend(queries, layer.heads))
             if not config.is_parallel:  # what is has no output norms
                 x, normed = ops.norm_add(x, attention, layer.attention_output_norm, layer.mlp_norm)
-                made, made_norm = layer.mlp(normed), layer.mlp_output_norm
+                if isinstance(layer.mlp, CpuExperts):
+                    x, made, made_norm = layer.mlp(x, num_present), None, None
+                else:
+                    made, made_norm = layer.mlp(normed), layer.mlp_output_norm
                 continue
+            assert not isinstance(layer.mlp, CpuExperts), "experts follow attention"
             if layer.mlp_norm is not None:
                 _, normed = ops.norm_add(x, None, None, layer.mlp_norm)
             made = whole(attention, x.dtype) + whole(layer.mlp(normed), x.dtype)
@@ -334,7 +352,7 @@ def _affine(parameters: TorchParameters, name: str) -> Affine | None:
 
 
 def _layer(
-    config: ModelConfig, parameters: TorchParameters, index: int, ops: Operations, num_tokens: int
+    config: ModelConfig, parameters: TorchParameters, index: int, mlp: Mlp | CpuExperts
 ) -> Layer:
     def affine(name: str) -> Affine | None:
         return _affine(parameters, f"layers.{index}.{name}")
@@ -356,6 +374,6 @@ def _layer(
         out=linear("out") if latent is None else LatentOut(config, linear("out")),
         attention_output_norm=affine("attention_output_norm"),
         mlp_norm=affine("mlp_norm"),
-        mlp=make_mlp(config, parameters, index, ops.gate, num_tokens),
+        mlp=mlp,
         mlp_output_norm=affine("mlp_output_norm"),
     )

@@ -1,16 +1,23 @@
-"""What follows attention in a layer: one MLP for all tokens, or a mixture of experts."""
+"""What follows attention in a layer: one MLP for all tokens, or a mixture of experts, here or on
+the CPU."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
 from torch import Tensor
 
+from inference_api.engine.cpu.decoder import KernelDecoder
+from inference_api.engine.cuda.graphs import pinned
 from inference_api.engine.cuda.parameters import Linear, TorchParameters, whole
-from inference_api.loading.config import ExpertGroups, MixtureConfig, ModelConfig
+from inference_api.engine.paged_cache import PagedCache
+from inference_api.loading.config import ExpertGroups, LayerRange, MixtureConfig, ModelConfig
 from inference_api.loading.families.layer_plan import ROUTER
+from inference_api.loading.settling import expert_layers
+from inference_api.loading.weights import Packing, load_parameters
 
 LEAST_SUM = 1e-20  # keeps a sum of sigmoids from dividing by zero
 
@@ -72,6 +79,59 @@ class Mixture:
         if config.is_renormalised:
             shares = shares / (shares.sum(-1, keepdim=True) + LEAST_SUM)
         return experts, (shares * config.scale).to(x.dtype)
+
+
+class CpuExperts:
+    """A layer's experts, with the norms around them, by the kernels, which have them in memory of
+    the host. Decode thread only."""
+
+    def __init__(self, decoder: KernelDecoder, before: Tensor, after: Tensor) -> None:
+        """`decoder` has this layer alone. Layers may share the memory, [tokens, hidden] in float32,
+        that a GPU copies to and from."""
+        self._decoder, self._before, self._after = decoder, before, after
+
+    def __call__(self, x: Tensor, num_tokens: int) -> Tensor:
+        """The residual behind the layer, of the one before its MLP: so many tokens, then absent
+        ones, which stay as they are."""
+        before, after = self._before[:num_tokens], self._after[:num_tokens]
+        before.copy_(x[:num_tokens].float(), non_blocking=True)
+        if x.is_cuda:  # what was copied from `after` for the layer before is there then, too
+            torch.cuda.current_stream().synchronize()
+        self._decoder.pass_through(before.numpy(), after.numpy())
+        x[:num_tokens] = after.to(x.device, non_blocking=True)
+        return x
+
+
+def without_experts(config: ModelConfig, count: int) -> ModelConfig:
+    """Returns the config without those of the last `count` layers that have experts."""
+    layers = expert_layers(config)
+    return replace(config, experts_elsewhere=frozenset(layers[len(layers) - count :]))
+
+
+def experts_alone(config: ModelConfig, layer: int) -> ModelConfig:
+    """Returns what `without_experts` leaves out of a layer, as a model of one layer."""
+    alone = replace(config.part(LayerRange(layer, layer + 1)), mlp_layers=frozenset((layer,)))
+    return replace(alone, has_ends=False, has_sinks=False)
+
+
+def load_cpu_experts(
+    files: Sequence[Path],
+    parts: Mapping[int, ModelConfig],
+    dtype: str,
+    packing: Packing,
+    device: torch.device,
+    most_tokens: int,
+) -> dict[int, CpuExperts]:
+    """`parts`: see `experts_alone`. Raises StartupError."""
+    found: dict[int, CpuExperts] = {}
+    for layer, part in parts.items():
+        parameters = load_parameters(files, part, dtype, packing)
+        if not found:
+            shape = most_tokens, part.hidden_size
+            memory = [pinned(torch.zeros(shape), device) for _ in range(2)]
+            cache = PagedCache(part, 1, 1, "float32", 1)  # where no layer attends, it stays empty
+        found[layer] = CpuExperts(KernelDecoder(part, parameters, cache, 1), *memory)
+    return found
 
 
 def _of_best_groups(preferences: Tensor, groups: ExpertGroups) -> Tensor:

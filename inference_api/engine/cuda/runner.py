@@ -2,18 +2,24 @@
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from inference_api.engine.cuda.decoder import PROMPT_SIZES, Decoder
+from inference_api.engine.cuda.decoder import NO_EXPERTS, PROMPT_SIZES, Decoder
 from inference_api.engine.cuda.draws import plan_of
 from inference_api.engine.cuda.graphs import SPARE_BYTES, capturing
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.medusa import TorchMedusaHeads
+from inference_api.engine.cuda.mlp import (
+    CpuExperts,
+    experts_alone,
+    load_cpu_experts,
+    without_experts,
+)
 from inference_api.engine.cuda.ops import Operations
 from inference_api.engine.cuda.parameters import TorchParameters, load_torch_parameters
 from inference_api.engine.cuda.part_decoder import PartDecoder
@@ -21,11 +27,13 @@ from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.sampler import sample
 from inference_api.engine.cuda.torch_ops import TorchOps
 from inference_api.engine.local_runner import LocalRunner, make_kernels
+from inference_api.errors import StartupError
 from inference_api.kernels.interface import Floats
 from inference_api.loading import hardware
 from inference_api.loading.config import PAGE_TOKENS, num_pages
+from inference_api.loading.memory import Footprint, memory_faults, weights_size
 from inference_api.loading.options import EngineOptions
-from inference_api.loading.settling import weight_bits
+from inference_api.loading.settling import expert_layers, kernel_faults, weight_bits
 from inference_api.loading.weights import Packing
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, Drawn, Hidden, PageLayout, RowStep, RunnerFacts
@@ -56,11 +64,21 @@ class CudaRunner(LocalRunner):
             self._device = torch.device("cuda", options.card % max(torch.cuda.device_count(), 1))
         if self._options.quantization != "none":
             self.bits = weight_bits(self._options)
+        self._config = without_experts(self._config, self._num_on_cpu())
 
     @cached_property
     def facts(self) -> RunnerFacts:
         device = torch.cuda.get_device_name(self._device) if self.device == "cuda" else self.device
         return self._facts(device, torch.get_num_threads(), "torch", self._options.dtype)
+
+    def _num_on_cpu(self) -> int:
+        """Returns how many layers' experts the CPU has."""
+        asked, most = self._options.experts_on_cpu, len(expert_layers(self._whole))
+        if asked is not None or most == 0 or self._is_part or kernel_faults(self._whole):
+            return asked or 0
+        free_bytes = self.free_bytes() or 0
+        needed = (self._footprint_of(without_experts(self._whole, n)) for n in range(most))
+        return next((n for n, each in enumerate(needed) if each.total_bytes <= free_bytes), most)
 
     @cached_property
     def layout(self) -> PageLayout:
@@ -80,6 +98,7 @@ class CudaRunner(LocalRunner):
             torch.cuda.set_device(self._device)  # this thread's, for streams and graphs
         self._check(self.footprint)
         config, dtype = self._config, self._dtype
+        on_cpu = self._cpu_experts()
         self._cache = self._new_cache()
         packing = (
             None
@@ -87,13 +106,30 @@ class CudaRunner(LocalRunner):
             else Packing(make_kernels(hardware.physical_cores()), self.bits)
         )
         parameters = load_torch_parameters(self.files, config, self._device, dtype, packing)
-        self.decoder = self._new_decoder(parameters)
+        self.decoder = self._new_decoder(parameters, on_cpu)
         if self._is_part:  # its steps are timed before they are warmed up
             self._record()
         heads = self._read_heads()
         if heads is not None:
             self.medusa = TorchMedusaHeads(heads, config, parameters)
         self._log_loaded()
+
+    def _cpu_experts(self) -> dict[int, CpuExperts]:
+        """Loads them. Raises StartupError."""
+        elsewhere = sorted(self._config.experts_elsewhere)
+        parts = {layer: experts_alone(self._whole, layer) for layer in elsewhere}
+        if not parts:
+            return {}
+        dtype, bits = self._options.dtype, weight_bits(self._options)
+        num_bytes = sum(weights_size(part, dtype, bits) for part in parts.values())
+        needed = Footprint(num_bytes, 1, num_pages=0, rows=1, context_tokens=0)
+        named = {f"{self._folder.name}'s experts on the CPU": needed}
+        if faults := memory_faults(named, hardware.available_memory_bytes()):
+            raise StartupError(faults)
+        logger.info("the CPU has the experts of %d layers: %d bytes", len(parts), num_bytes)
+        packing = Packing(make_kernels(hardware.physical_cores()), bits)
+        where = (self._device, max(PROMPT_SIZES))
+        return load_cpu_experts(self.files, parts, dtype, packing, *where)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -105,11 +141,13 @@ class CudaRunner(LocalRunner):
         of_rows = self.max_rows, self.max_seq_len
         return TorchCache(self._config, *of_rows, self._device, self._dtype, memory)
 
-    def _new_decoder(self, parameters: TorchParameters) -> Decoder:
+    def _new_decoder(
+        self, parameters: TorchParameters, on_cpu: Mapping[int, CpuExperts] = NO_EXPERTS
+    ) -> Decoder:
         config, num_guesses = self._config, self._options.num_guesses
         kind = PartDecoder if self._is_part else Decoder
         return self._decoder(
-            lambda ops: kind(config, parameters, self._cache, ops, num_guesses),
+            lambda ops: kind(config, parameters, self._cache, ops, num_guesses, on_cpu),
             Rope(config, self.max_seq_len, self._device, self._dtype),
         )
 

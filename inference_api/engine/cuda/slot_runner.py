@@ -62,7 +62,7 @@ class SlotRunner(CudaRunner):
         """`packed`: the folder of packed weights; `place`: where they lie while they are in memory.
         See `LocalRunner`."""
         self._packed, self._place, self._has_packed_file = packed, place, True
-        super().__init__(model_dir, replace(options, has_medusa=False))
+        super().__init__(model_dir, replace(options, has_medusa=False, experts_on_cpu=0))
 
     @cached_property
     def _packed_model(self) -> TorchPackedModel:
