@@ -16,11 +16,10 @@ MAX_COUNT = 1e15
 GAUGES = ("running", "waiting")  # present from the start, unlike counters with labels
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """One replica's totals since it started. `running` and `waiting` are current values."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Requests that ended, their tokens, and the sums and numbers of their latencies."""
 
-    at_s: float
     ended: float = 0.0
     prompt_tokens: float = 0.0
     completion_tokens: float = 0.0
@@ -28,6 +27,13 @@ class Counters:
     ttft_count: float = 0.0
     itl_s: float = 0.0
     itl_count: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counters(Counted):
+    """One replica's totals since it started. `running` and `waiting` are current values."""
+
+    at_s: float
     running: float = 0.0
     waiting: float = 0.0
 

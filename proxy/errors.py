@@ -50,6 +50,15 @@ class ProxyError(WireError):
         self.headers = headers
 
 
+class _Reasoned(ProxyError):
+    """One message, whatever the reason."""
+
+    message: str
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(self.message, reason=reason)
+
+
 class BadRequest(ProxyError):
     status = 400
     code = "invalid_request"
@@ -156,79 +165,66 @@ class ClientGone(ProxyError):
         super().__init__("The client went away.", reason=reason)
 
 
-class UpstreamUnreachable(ProxyError):
+class UpstreamUnreachable(_Reasoned):
     status = 502
     code = "upstream_unreachable"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("No inference server is reachable, try again later.", reason=reason)
+    message = "No inference server is reachable, try again later."
 
 
-class UpstreamBroken(ProxyError):
+class UpstreamBroken(_Reasoned):
     status = 502
     code = "upstream_broken"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("The inference server broke off before it answered.", reason=reason)
+    message = "The inference server broke off before it answered."
 
 
 class UpstreamClosed(UpstreamBroken):
     """Nobody has seen anything of an answer: what changes nothing may be sent again."""
 
 
-class _ComeAgain(ProxyError):
+class _ComeAgain(_Reasoned):
     """503 with the seconds after which it is worth asking again."""
 
     status = 503
     retry_after_s = 1
 
-    def __init__(self, message: str, *, reason: str = "") -> None:
-        super().__init__(message, reason=reason, headers=[("Retry-After", f"{self.retry_after_s}")])
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.headers = [("Retry-After", f"{self.retry_after_s}")]
 
 
 class UpstreamNotReady(_ComeAgain):
     code = "upstream_not_ready"
     retry_after_s = 5
-
-    def __init__(self, names: str) -> None:
-        super().__init__("No inference server is ready, try again later.", reason=names)
+    message = "No inference server is ready, try again later."
 
 
 class Overloaded(_ComeAgain):
     code = "overloaded"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("The proxy is overloaded, try again later.", reason=reason)
+    message = "The proxy is overloaded, try again later."
 
 
 class AllRowsBusy(_ComeAgain):
     """Raised by the balancer for those who wait, and to a client that waited in vain."""
 
     code = "all_rows_busy"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__("All user rows are busy, try again later.", reason=reason)
+    message = "All user rows are busy, try again later."
 
 
 class ServerStarting(_ComeAgain):
     """Its first replica takes longer than a request may wait: `ready_in_s`, if that is known."""
 
     code = "server_starting"
+    message = "The server of this model is being started, try again later."
 
     def __init__(self, ready_in_s: float | None) -> None:
         usual_s = UpstreamNotReady.retry_after_s
         self.retry_after_s = usual_s if ready_in_s is None else max(ceil(ready_in_s), 1)
-        super().__init__(
-            "The server of this model is being started, try again later.",
-            reason=f"it has a replica in {self.retry_after_s} s; raise QUEUE_TIMEOUT to wait",
-        )
+        super().__init__(f"it has a replica in {self.retry_after_s} s; raise QUEUE_TIMEOUT to wait")
 
 
 class Draining(_ComeAgain):
     code = "draining"
-
-    def __init__(self) -> None:
-        super().__init__("The proxy is about to stop, try again.")
+    message = "The proxy is about to stop, try again."
 
 
 class UpstreamTimeout(ProxyError):

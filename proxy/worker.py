@@ -7,7 +7,6 @@ is not used.
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -17,13 +16,13 @@ import uvloop
 from gunicorn.sock import ssl_context
 from gunicorn.workers.base import Worker
 
+from common.connections.worker import SPARE_DESCRIPTORS, allowed_connections
 from proxy.app import ProxyApp
 from proxy.sockets import find_dead_peers
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0  # to gunicorn, for which a silent worker is dead
-SPARE_DESCRIPTORS = 256  # for what is neither a client nor an upstream
 # Bytes that the kernel may buffer for a slow reader; by default it would be megabytes.
 MAX_KERNEL_BYTES = 128 * 1024
 
@@ -97,16 +96,13 @@ def tune(listener: socket.socket, timeout_s: float) -> None:
 
 def descriptors_for(app: ProxyApp) -> None:
     """Raise this process's limit of descriptors, or else lower its number of connections."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A request has a connection to its client and one to its upstream.
-    wanted = app.crowd.max_connections + app.settings.proxy_requests + SPARE_DESCRIPTORS
-    limit = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    if limit < wanted:
-        app.crowd.max_connections = (limit - SPARE_DESCRIPTORS) // 2
+    wanted = app.crowd.max_connections + app.settings.proxy_requests
+    allowed = allowed_connections(wanted)
+    if allowed < wanted:
+        app.crowd.max_connections = allowed // 2
         log.warning(
             "%d connections instead of PROXY_CONNECTIONS, as the limit of open files is %d",
             app.crowd.max_connections,
-            limit,
+            allowed + SPARE_DESCRIPTORS,
         )

@@ -74,17 +74,6 @@ class Loop:
         """Departures, by Little's law: users who end and begin together make any window wrong."""
         return 1000 * self.users / self.e2e_ms
 
-    def met(self, slowness: float, error: float) -> "Loop":
-        """Returns what it would have been at slowness 1, had it met this one, known to `error`."""
-        e2e_ms, ttft_ms = self.e2e_ms / slowness, self.ttft_ms / slowness
-        return replace(
-            self,
-            e2e_ms=e2e_ms,
-            e2e_error_ms=math.hypot(self.e2e_error_ms / slowness, error * e2e_ms),
-            ttft_ms=ttft_ms,
-            ttft_error_ms=math.hypot(self.ttft_error_ms / slowness, error * ttft_ms),
-        )
-
 
 def fit_closed_loops(points: Iterable[LoadPoint], places: int | None) -> ServiceCurve | None:
     """Returns the curve of the closed loops of no more users than places, for requests of their

@@ -10,26 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from cluster.controller.pages import Readings
-from cluster.counters import Counters
+from cluster.counters import Counted, Counters
 from cluster.replicas import Group, Replica, ReplicaState
 
 LEAST_READ = 0.5  # share of a server's replicas that must be read to assume the others are alike
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(Counted):
     """The traffic of some replicas over a time. At its end they have `present` requests, of which
     `waiting` have no row."""
 
     seconds: float = 0.0
     arrived: float = 0.0
-    ended: float = 0.0
-    prompt_tokens: float = 0.0
-    completion_tokens: float = 0.0
-    ttft_s: float = 0.0
-    ttft_count: float = 0.0
-    itl_s: float = 0.0
-    itl_count: float = 0.0
     waiting: float = 0.0
     present: float = 0.0
 
@@ -75,15 +68,12 @@ def between(before: Counters, now: Counters) -> Traffic:
     return Traffic(
         max(seconds, 0.0),
         max(ended + now.present - before.present, 0.0),
-        ended,
-        max(now.prompt_tokens - before.prompt_tokens, 0.0),
-        max(now.completion_tokens - before.completion_tokens, 0.0),
-        max(now.ttft_s - before.ttft_s, 0.0),
-        max(now.ttft_count - before.ttft_count, 0.0),
-        max(now.itl_s - before.itl_s, 0.0),
-        max(now.itl_count - before.itl_count, 0.0),
         now.waiting,
         now.present,
+        **{
+            each.name: max(getattr(now, each.name) - getattr(before, each.name), 0.0)
+            for each in fields(Counted)
+        },
     )
 
 

@@ -124,7 +124,7 @@ def fit_in_course(
     found = None
     for _ in range(ROUNDS):
         levelled = [
-            loop.met(slowness, course.error) for loop, slowness in zip(loops, met, strict=True)
+            _met(loop, slowness, course.error) for loop, slowness in zip(loops, met, strict=True)
         ]
         curve = fit_loops(levelled, overhead)
         if curve is None:
@@ -148,7 +148,7 @@ def fit_drifting(
         return None
     loops = sorted(loops, key=lambda loop: loop.at_s)
     at_s = [loop.at_s for loop in loops]
-    curve = fit_loops([loop.met(1.0, PRIOR_ERROR) for loop in loops], overhead)
+    curve = fit_loops([_met(loop, 1.0, PRIOR_ERROR) for loop in loops], overhead)
     for _ in range(ROUNDS):
         if curve is None:
             return None
@@ -157,11 +157,23 @@ def fit_drifting(
         # Errors are relative to what is expected: relative to what was measured, the faster of two
         # loops would count for more.
         levelled = [
-            loop.met(math.exp(mean), drift.error * math.exp(mean - log))
+            _met(loop, math.exp(mean), drift.error * math.exp(mean - log))
             for loop, mean, log in zip(loops, around, drift.logs, strict=True)
         ]
         curve = fit_loops(levelled, overhead)
     return None if curve is None else (curve, _drift(loops, curve))
+
+
+def _met(loop: Loop, slowness: float, error: float) -> Loop:
+    """Returns what it would have been at slowness 1, had it met this one, known to `error`."""
+    e2e_ms, ttft_ms = loop.e2e_ms / slowness, loop.ttft_ms / slowness
+    return replace(
+        loop,
+        e2e_ms=e2e_ms,
+        e2e_error_ms=math.hypot(loop.e2e_error_ms / slowness, error * e2e_ms),
+        ttft_ms=ttft_ms,
+        ttft_error_ms=math.hypot(loop.ttft_error_ms / slowness, error * ttft_ms),
+    )
 
 
 def _drift(loops: Sequence[Loop], curve: ServiceCurve) -> Drift:

@@ -16,8 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from common.connections.waiting import Wait
 from proxy.audit import Outcome
-from proxy.clients.crowd import Crowd, Wait
+from proxy.clients.crowd import Crowd
 from proxy.clients.exchange import Exchange
 from proxy.clients.inbound import RequestBody
 from proxy.clients.request_head import RequestHead, RequestPart, RequestReader

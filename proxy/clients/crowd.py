@@ -5,9 +5,10 @@ way to newcomers, of the same address first. Event loop only.
 """
 
 import math
-from enum import IntEnum
 from itertools import islice
 from typing import Protocol
+
+from common.connections.waiting import Wait
 
 # Above the cap, for /health and for operators.
 RESERVED_CONNECTIONS = 64
@@ -15,14 +16,6 @@ RESERVED_CONNECTIONS = 64
 # only after all have been accepted.
 GRACE_S = 1.0
 MAX_CLOSED = 64  # in one sweep, of each kind
-
-
-class Wait(IntEnum):
-    """Reasons to wait; where room is needed, connections with the lowest go first."""
-
-    CLOSE = 0  # it is answered, and the client is to close it too
-    REQUEST = 1  # new, or with a part of a head
-    NEXT_REQUEST = 2  # kept alive, with nothing of the next request yet
 
 
 class Member(Protocol):

@@ -147,7 +147,9 @@ def test_a_queue_that_grows_has_arrived() -> None:
 def test_a_process_that_began_anew_counts_from_nothing() -> None:
     before = Counters(0.0, ended=1000, prompt_tokens=9000, completion_tokens=5000, running=30)
     now = Counters(60.0, ended=20, prompt_tokens=200, completion_tokens=100, running=5)
-    assert between(before, now) == Traffic(60.0, 25, 20, 200, 100, present=5)
+    assert between(before, now) == Traffic(
+        60.0, 25, present=5, ended=20, prompt_tokens=200, completion_tokens=100
+    )
 
 
 GROUP = Group("s", "A", 32)

@@ -2,7 +2,8 @@
 
 import math
 
-from proxy.clients.crowd import GRACE_S, RESERVED_CONNECTIONS, Crowd, Wait
+from common.connections.waiting import Wait
+from proxy.clients.crowd import GRACE_S, RESERVED_CONNECTIONS, Crowd
 
 
 class Person:

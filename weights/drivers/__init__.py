@@ -6,6 +6,8 @@ from typing import Protocol
 
 from weights.partition import Layers
 
+MAX_REASON_CHARS = 300
+
 
 @dataclass(frozen=True, slots=True)
 class Ring:
@@ -28,3 +30,9 @@ class Driver(Protocol):
     def finish(self, layers: Sequence[int]) -> str:
         """Leave the engine with this split, if it keeps running. Returns the setting that makes the
         split permanent, as text."""
+
+
+def last_line(text: str) -> str:
+    """Returns what an engine printed last, for a message."""
+    lines = text.strip().splitlines() or ["it printed nothing"]
+    return lines[-1].strip()[:MAX_REASON_CHARS]

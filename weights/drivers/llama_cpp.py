@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weights.drivers import Ring
+from weights.drivers import Ring, last_line
 from weights.drivers.gguf_layers import read_num_layers
 from weights.errors import EngineUnusable, TrialFailed
 from weights.partition import Layers
 
 NO_CPU = "999"  # number of layers on devices: all
-MAX_REASON_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +101,13 @@ class LlamaCppDriver:
             raise EngineUnusable(f"{self._bench.program} does not start: {error}") from None
         except subprocess.TimeoutExpired:
             raise TrialFailed(f"no result within {self._bench.timeout_s:g} s") from None
+        said = last_line(finished.stderr)
         if finished.returncode:
-            raise TrialFailed(f"llama-bench ended with {finished.returncode}: {_last(finished)}")
+            raise TrialFailed(f"llama-bench ended with {finished.returncode}: {said}")
         try:
             tests = json.loads(finished.stdout)
         except ValueError:
-            raise TrialFailed(f"llama-bench printed no JSON: {_last(finished)}") from None
+            raise TrialFailed(f"llama-bench printed no JSON: {said}") from None
         if not isinstance(tests, list) or not all(isinstance(each, dict) for each in tests):
             raise TrialFailed("llama-bench printed no list of tests")
         return tests
@@ -116,8 +116,3 @@ class LlamaCppDriver:
 def _proportions(layers: Sequence[int]) -> list[str]:
     *others, last = layers
     return [str(count) for count in (*others, last + 1)]
-
-
-def _last(finished: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in finished.stderr.splitlines() if line.strip()]
-    return lines[-1].strip()[:MAX_REASON_CHARS] if lines else "it says no more"

@@ -15,14 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.fetch import OK, FetchBounds, FetchFailed, answers_ok, ask
-from weights.drivers import Ring
+from weights.drivers import Ring, last_line
 from weights.errors import EngineUnusable, TrialFailed
 from weights.partition import Layers
 
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.5
 BOUNDS = FetchBounds(connect_s=10.0, read_s=600.0, max_bytes=2**24)
-MAX_REASON_CHARS = 300
 PROMPT = "The history of bridges begins with "
 
 
@@ -93,7 +92,8 @@ class ServerDriver:
         until_s = time.monotonic() + self._plan.start_timeout_s
         while not self._is_up():
             if process.poll() is not None:
-                raise TrialFailed(f"it ended with {process.returncode}: {_last_line(log)}")
+                said = log.read_bytes()[-20_000:].decode(errors="replace")
+                raise TrialFailed(f"it ended with {process.returncode}: {last_line(said)}")
             if time.monotonic() >= until_s:
                 raise TrialFailed(f"it does not answer within {self._plan.start_timeout_s:g} s")
             time.sleep(POLL_S)
@@ -142,9 +142,3 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(STOP_TIMEOUT_S)
-
-
-def _last_line(log: Path) -> str:
-    text = log.read_bytes()[-20_000:].decode(errors="replace")
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip()[:MAX_REASON_CHARS] if lines else "it printed nothing"

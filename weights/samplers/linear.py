@@ -7,6 +7,7 @@ Noise is in proportion to the time, so a residual counts relative to it. Posteri
 coefficients: normal, with the noise at its estimate (empirical Bayes).
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,10 +82,9 @@ def _seconds(trials: Trials) -> FloatArray:
 
 
 @dataclass(frozen=True, slots=True)
-class TotalTime:
+class _Linear(ABC):
     regression: _Regression
     unit: float  # log seconds
-    name: str = "total_time"
 
     @property
     def noise(self) -> float:
@@ -94,20 +94,37 @@ class TotalTime:
     def evidence(self) -> FloatArray:
         return self.regression.evidence
 
+    @abstractmethod
+    def optimum(self, coefficients: FloatArray, bounds: Bounds) -> FloatArray: ...
+
+    def optima(self, bounds: Bounds) -> FloatArray:
+        return np.array([self.optimum(row, bounds) for row in self.regression.coefficients])
+
+    def safest(self, bounds: Bounds) -> FloatArray:
+        return self.optimum(self.regression.mean, bounds)[None, :]
+
+    def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
+        """Returns the optimum of one possible truth (Thompson sampling)."""
+        return self.optimum(rng.choice(self.regression.coefficients), bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class TotalTime(_Linear):
+    name: str = "total_time"
+
     def costs(self, points: FloatArray) -> FloatArray:
         seconds = np.maximum(self.regression.coefficients, TINY) @ points.T
         costs: FloatArray = np.log(seconds) + self.unit
         return costs
 
-    def optima(self, bounds: Bounds) -> FloatArray:
-        return np.array([_cheapest_first(row, bounds) for row in self.regression.coefficients])
-
-    def safest(self, bounds: Bounds) -> FloatArray:
-        return _cheapest_first(self.regression.mean, bounds)[None, :]
-
-    def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        """Returns the optimum of one possible truth (Thompson sampling)."""
-        return _cheapest_first(rng.choice(self.regression.coefficients), bounds)
+    def optimum(self, coefficients: FloatArray, bounds: Bounds) -> FloatArray:
+        """Solves the linear program: nodes are filled to their caps, the cheapest first."""
+        order = np.argsort(coefficients)
+        spare = 1.0 - bounds.lower.sum()
+        filled = np.minimum(np.cumsum((bounds.upper - bounds.lower)[order]), spare)
+        shares = bounds.lower.copy()
+        shares[order] += np.diff(filled, prepend=0.0)
+        return bounds.nearest(shares)
 
 
 def fit_total_time(trials: Trials, rng: np.random.Generator) -> TotalTime:
@@ -120,30 +137,15 @@ def fit_total_time(trials: Trials, rng: np.random.Generator) -> TotalTime:
     return TotalTime(regression, float(trials.costs.max()))
 
 
-def _cheapest_first(coefficients: FloatArray, bounds: Bounds) -> FloatArray:
-    """Solves the linear program: nodes are filled to their caps, the cheapest first."""
-    order = np.argsort(coefficients)
-    spare = 1.0 - bounds.lower.sum()
-    filled = np.minimum(np.cumsum((bounds.upper - bounds.lower)[order]), spare)
-    shares = bounds.lower.copy()
-    shares[order] += np.diff(filled, prepend=0.0)
-    return bounds.nearest(shares)
-
-
 @dataclass(frozen=True, slots=True)
-class Bowl:
-    """About `center`: time = c + k |d|^2 + g . d, d = w - center in the plane sum(d) = 0."""
+class Bowl(_Linear):
+    """About `center`: time = c + k |d|^2 + g . d, d = w - center in the plane sum(d) = 0.
+    Coefficients are c, k and g, in units of `reach`."""
 
-    regression: _Regression  # coefficients c, k and g, in units of `reach`
     center: FloatArray
     plane: FloatArray  # [n, n - 1], orthonormal
     reach: float
-    unit: float  # log seconds
     name: str = "bowl"
-
-    @property
-    def noise(self) -> float:
-        return self.regression.noise
 
     @property
     def evidence(self) -> FloatArray:
@@ -156,18 +158,10 @@ class Bowl:
         costs: FloatArray = np.log(np.maximum(seconds, TINY)) + self.unit
         return costs
 
-    def optima(self, bounds: Bounds) -> FloatArray:
-        return np.array([self._optimum(row, bounds) for row in self.regression.coefficients])
-
-    def safest(self, bounds: Bounds) -> FloatArray:
-        return self._optimum(self.regression.mean, bounds)[None, :]
-
-    def explore(self, bounds: Bounds, rng: np.random.Generator) -> FloatArray:
-        return self._optimum(rng.choice(self.regression.coefficients), bounds)
-
-    def _optimum(self, row: FloatArray, bounds: Bounds) -> FloatArray:
+    def optimum(self, coefficients: FloatArray, bounds: Bounds) -> FloatArray:
         """Returns the constrained optimum: as level sets are spheres, the nearest point."""
-        step = -row[2:] / (2.0 * max(float(row[1]), 1e-9)) * self.reach
+        k, g = float(coefficients[1]), coefficients[2:]
+        step = -g / (2.0 * max(k, 1e-9)) * self.reach
         return bounds.nearest(self.center + self.plane @ step)
 
 
@@ -180,7 +174,7 @@ def fit_bowl(trials: Trials, rng: np.random.Generator) -> Bowl:
     seconds = _seconds(trials)
     prior_mean = np.zeros(n + 1)
     regression = _regress(features, seconds, prior_mean, np.full(n + 1, WIDE), rng)
-    return Bowl(regression, center, plane, reach, float(trials.costs.max()))
+    return Bowl(regression, float(trials.costs.max()), center, plane, reach)
 
 
 def _bowl_features(

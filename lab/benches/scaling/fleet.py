@@ -7,12 +7,12 @@ what is beyond all that a server's replicas can do waits, and is served first co
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
 from cluster.controller.pages import Readings
-from cluster.counters import Counters
+from cluster.counters import Counted, Counters
 from cluster.replicas import Group, Outcome, Replica, ReplicaState
 from lab.benches.scaling.day import STEP_S, Day, Json
 from optimizer.model.latency import PhaseModel
@@ -131,7 +131,7 @@ class Fleet:
             if each.ends_s is None and each.ready_s <= self.now_s and more is not None:
                 each.counters = _added(each.counters, more, self._present.get(each.group, 0.0))
             if each.ready_s <= self.now_s:
-                found[each.name] = _at(each.counters, self.now_s)
+                found[each.name] = replace(each.counters, at_s=self.now_s)
         self._since = {}
         return {each.name: found[each.name] for each in replicas if each.name in found}
 
@@ -269,21 +269,6 @@ def _table(perf: Json, load: Json, rows: int) -> Table:
 
 
 def _added(before: Counters, more: Counters, present: float) -> Counters:
-    return Counters(
-        before.at_s,
-        before.ended + more.ended,
-        before.prompt_tokens + more.prompt_tokens,
-        before.completion_tokens + more.completion_tokens,
-        before.ttft_s + more.ttft_s,
-        before.ttft_count + more.ttft_count,
-        before.itl_s + more.itl_s,
-        before.itl_count + more.itl_count,
-        running=present,
-    )
-
-
-def _at(counters: Counters, at_s: float) -> Counters:
-    return Counters(
-        at_s, counters.ended, counters.prompt_tokens, counters.completion_tokens, counters.ttft_s,
-        counters.ttft_count, counters.itl_s, counters.itl_count, counters.running,
-    )  # fmt: skip
+    names = [each.name for each in fields(Counted)]
+    sums = {name: getattr(before, name) + getattr(more, name) for name in names}
+    return Counters(before.at_s, running=present, **sums)
