@@ -144,7 +144,8 @@ class _Chunks:
     def feed(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:  # or the bytes after the end are no request
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            # Or the bytes after the end are no request, or one that asks for another protocol.
             self.are_malformed = not self.are_complete
 
     def on_body(self, data: bytes) -> None:

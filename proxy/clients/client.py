@@ -91,7 +91,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.wait is Wait.CLOSE:
             self._discard(len(data))
-        elif self._reader is None and (self._exchange is not None or self.is_congested):
+        elif self._reader is None and (self._exchange or self.is_congested or self._pipelined):
             self._pipelined += data
             if len(self._pipelined) > MAX_PIPELINED_BYTES:
                 self.set_reading(False)
@@ -216,13 +216,13 @@ class ClientConnection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """To the next request, which may have come already."""
-        pipelined, self._pipelined = self._pipelined, b""
-        if not self._is_reading:
+        if not self._is_reading and len(self._pipelined) <= MAX_PIPELINED_BYTES:
             self.set_reading(True)
-        self._await_head(Wait.REQUEST if pipelined else Wait.NEXT_REQUEST)
-        if pipelined:
-            # Not from here: a client that pipelines a thousand requests is no recursion.
-            self._loop.call_soon(self._feed_if_open, pipelined)
+        self._await_head(Wait.REQUEST if self._pipelined else Wait.NEXT_REQUEST)
+        if self._pipelined:
+            # Not from here: a client that pipelines a thousand requests is no recursion. Until
+            # then it stays there, so that what comes first is not taken for its beginning.
+            self._loop.call_soon(self._feed_pipelined)
 
     def break_off(self) -> None:
         exchange, self._exchange = self._exchange, None
@@ -233,9 +233,14 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    def _feed_if_open(self, data: bytes) -> None:
-        if not self._transport.is_closing() and self.wait is not Wait.CLOSE:
-            self.data_received(data)
+    def _feed_pipelined(self) -> None:
+        pipelined, self._pipelined = self._pipelined, b""
+        if pipelined and not self._transport.is_closing() and self.wait is not Wait.CLOSE:
+            if not self._is_reading:
+                self.set_reading(True)
+            self.data_received(pipelined)
+            if len(self._pipelined) > MAX_PIPELINED_BYTES:
+                self.set_reading(False)
 
     def _feed(self, data: bytes) -> None:
         is_begun = self._reader is not None

@@ -8,12 +8,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import requests
+from hypothesis import given
+from hypothesis import strategies as st
 
+from proxy.clients import client as client_module
 from proxy.clients.client import ClientConnection, Patience
 from proxy.clients.crowd import GRACE_S, Crowd
 from proxy.clients.exchange import Exchange
@@ -279,6 +284,7 @@ class Transport:
         self.sock = sock
         self.num_unsent = 0
         self.sent = b""
+        self.is_paused = False
         self.is_closed = False
 
     def get_extra_info(self, name: str) -> object:
@@ -302,7 +308,72 @@ class Transport:
 
     def write_eof(self) -> None: ...
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+
+class Answering:
+    """Ends an answer when it is told to, and knows what was asked."""
+
+    is_draining = False
+
+    def __init__(self) -> None:
+        self.exchange: Exchange | None = None
+        self.asked: list[tuple[str, bytes]] = []
+
+    def begin(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+
+    async def answer(self) -> None:
+        exchange = self.exchange
+        if exchange is not None and exchange.body.is_ended:
+            self.exchange = None
+            if not exchange.body.is_empty:
+                await exchange.body.read_prefix(1000)
+            self.asked.append((exchange.head.target, exchange.body.prefix))
+            exchange.client.must_close()
+            exchange.client.end_answer()
+
+    def refuse(self, error: ProxyError, *, is_recorded: bool = True) -> bytes:
+        raise error
+
+
+@given(st.data())
+def test_requests_are_read_in_order_however_their_bytes_and_answers_meet(
+    data: st.DataObject,
+) -> None:
+    numbers = range(data.draw(st.integers(1, 5)))
+    bodies = [data.draw(st.sampled_from((b"", b"GET / HTTP/1.1\r\n\r\n", b"x"))) for _ in numbers]
+    targets = [f"/{number}" for number in numbers]
+    sent = b"".join(post_bytes(*each) for each in zip(targets, repeat(b""), bodies))
+    cuts = data.draw(st.sets(st.integers(0, len(sent)), max_size=12))
+
+    async def run() -> Answering:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            service = Answering()
+            transport = Transport(ours)
+            client = ClientConnection(Crowd(9, 9), service, Patience(60, 60, 1, 60, 60))
+            client.connection_made(transport)  # type: ignore[arg-type]
+            for start, end in pairwise(sorted({0, len(sent), *cuts})):
+                for _ in numbers:
+                    if transport.is_paused:
+                        await service.answer()
+                        await asyncio.sleep(0)
+                assert not transport.is_paused
+                client.data_received(sent[start:end])
+                for _ in range(data.draw(st.integers(0, 3))):
+                    await (service.answer() if data.draw(st.booleans()) else asyncio.sleep(0))
+            for _ in numbers:
+                await service.answer()
+                await asyncio.sleep(0)
+        return service
+
+    with patch.object(client_module, "MAX_PIPELINED_BYTES", 50):
+        assert asyncio.run(run()).asked == [*zip(targets, bodies, strict=True)]
 
 
 def test_client_that_leaves_behind_a_large_body_is_noticed(

@@ -22,7 +22,13 @@ CHUNKED = (
     b"3\r\nabc\r\n2;name=value\r\nde\r\n0\r\nTrailer-Field: 1\r\n\r\n"
 )
 EMPTY = b"\r\nGET /empty HTTP/1.1\r\nHost: a\r\n\r\n"
-EXPECTED = {SIZED: ("/sized", b"hello"), CHUNKED: ("/chunked", b"abcde"), EMPTY: ("/empty", b"")}
+UPGRADE = b"GET /upgrade HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+EXPECTED = {
+    SIZED: ("/sized", b"hello"),
+    CHUNKED: ("/chunked", b"abcde"),
+    EMPTY: ("/empty", b""),
+    UPGRADE: ("/upgrade", b""),
+}
 
 
 def new_inbound() -> Inbound:
@@ -48,6 +54,17 @@ def test_requests_are_the_same_however_they_are_cut(data: st.DataObject) -> None
             is_due = inbound.feed(inbound.unreader.take_buffered())
     assert received == [EXPECTED[request] for request in requests]
     assert not inbound.has_begun
+
+
+@pytest.mark.parametrize("request_bytes", sorted(EXPECTED))
+def test_whatever_follows_a_chunked_body_is_the_next_request(request_bytes: bytes) -> None:
+    inbound = new_inbound()
+    assert inbound.feed(CHUNKED + request_bytes)
+    body = next(inbound).body
+    assert body is not None
+    assert body.read() == b"abcde"
+    assert inbound.feed(inbound.unreader.take_buffered())
+    assert next(inbound).path == EXPECTED[request_bytes][0]
 
 
 def test_request_is_due_with_its_last_byte_and_not_before() -> None:
