@@ -1,7 +1,4 @@
-"""The optimizer as an application of its own: composition root of `python -m optimizer` and of
-
-gunicorn -c optimizer/gunicorn.conf.py "optimizer.app:create_app()"
-"""
+"""The optimizer as an application of its own: composition root of `python -m optimizer`."""
 
 from collections.abc import Mapping
 from importlib import import_module

@@ -1,7 +1,4 @@
-"""The weights service as an application of its own: composition root of `python -m weights` and of
-
-gunicorn -c weights/gunicorn.conf.py "weights.app:create_app()"
-"""
+"""The weights service as an application of its own: composition root of `python -m weights`."""
 
 from collections.abc import Mapping
 from importlib import import_module

@@ -42,19 +42,23 @@ class LatenciesTold(TypedDict):
     itl_ms: float | None
 
 
-class ServerTold(TypedDict):
-    """One server in one cycle. `load` is in the optimizer's terms; `is_short` means that it has too
-    few replicas for that."""
+class ServerDecision(TypedDict):
+    """`is_short` means that it has too few replicas for its load."""
 
-    load: dict[str, float]
     arrived_per_minute: float | None
-    measured: LatenciesTold
-    predicted: LatenciesTold
-    planned: LatenciesTold
     plan: list[GroupTold]
     has_changed: bool
     is_short: bool
     held: str
+
+
+class ServerTold(ServerDecision):
+    """One server in one cycle. `load` is in the optimizer's terms."""
+
+    load: dict[str, float]
+    measured: LatenciesTold
+    predicted: LatenciesTold
+    planned: LatenciesTold
     missed: list[str]
     forecasts: dict[str, Forecast]
     judged: dict[str, JudgedForecast]
@@ -72,14 +76,6 @@ class CycleTold(TypedDict):
     servers: dict[str, ServerTold]
     speeds: list[Json]
     not_learned: list[dict[str, str]]
-
-
-class ServerDecision(TypedDict):
-    arrived_per_minute: float | None
-    plan: list[GroupTold]
-    has_changed: bool
-    is_short: bool
-    held: str
 
 
 class DecisionTold(TypedDict):
@@ -193,16 +189,7 @@ def decision_of(cycle: Cycle) -> DecisionTold:
         "at": _time_of(cycle.at_s),
         "fault": cycle.fault,
         "cost": _cost_of(cycle),
-        "servers": {
-            name: {
-                "arrived_per_minute": each.arrived_per_minute,
-                "plan": groups(each.plan),
-                "has_changed": each.has_changed,
-                "is_short": each.is_short,
-                "held": each.held,
-            }
-            for name, each in cycle.servers.items()
-        },
+        "servers": {name: _decision(each) for name, each in cycle.servers.items()},
     }
 
 
@@ -229,17 +216,23 @@ def _cost_of(cycle: Cycle) -> float | None:
     return None if cycle.answer is None else cycle.answer.summary.total_cost
 
 
-def _server(seen: ServerCycle) -> ServerTold:
+def _decision(seen: ServerCycle) -> ServerDecision:
     return {
-        "load": seen.load.as_json(),
         "arrived_per_minute": seen.arrived_per_minute,
-        "measured": _latencies(seen.measured),
-        "predicted": _latencies(seen.predicted),
-        "planned": _latencies(seen.planned),
         "plan": groups(seen.plan),
         "has_changed": seen.has_changed,
         "is_short": seen.is_short,
         "held": seen.held,
+    }
+
+
+def _server(seen: ServerCycle) -> ServerTold:
+    return {
+        **_decision(seen),
+        "load": seen.load.as_json(),
+        "measured": _latencies(seen.measured),
+        "predicted": _latencies(seen.predicted),
+        "planned": _latencies(seen.planned),
         "missed": list(seen.missed),
         "forecasts": {name: cast(Forecast, asdict(f)) for name, f in seen.forecasts.items()},
         "judged": {name: cast(JudgedForecast, asdict(j)) for name, j in seen.judged.items()},

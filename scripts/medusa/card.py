@@ -1,7 +1,6 @@
 """Writes the card of heads. All numbers in it are measured."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
 
@@ -17,25 +16,9 @@ from .training import LATER_HEAD_WEIGHT, TrainingFigures, TrainingPlan
 TEMPLATE = Path(__file__).parent / "card.md"
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """The data of heads. `answers` and `positions` are of training and calibration."""
-
-    base: str
-    licence: str
-    data: str
-    use: str
-    command: str
-    quantization: str
-    max_tokens: int
-    training_answers: int
-    training_positions: int
-    calibration_answers: int
-
-
 def write_card(
     folder: Path,
-    provenance: Provenance,
+    provenance: Mapping[str, object],
     heads: Heads,
     num_paths: int,
     plan: TrainingPlan,
@@ -45,13 +28,8 @@ def write_card(
     slots: dict[str, object] = {
         **_shape_slots(folder, heads),
         **_training_slots(plan, figures, heads),
-        **asdict(provenance),
-        "name": Path(provenance.base).name,
+        **provenance,
         "temperature": SAMPLED_TEMPERATURE,
-        "training_answers": f"{provenance.training_answers:,}",
-        "training_positions": f"{provenance.training_positions:,}",
-        "calibration_answers": f"{provenance.calibration_answers:,}",
-        "epochs": f"{figures.positions / provenance.training_positions:.1f}",
         "held_out_answers": f"{judgement.answers:,}",
         "held_out_positions": f"{judgement.positions:,}",
         "num_paths": num_paths,

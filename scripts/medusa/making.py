@@ -4,7 +4,7 @@ A stage that an earlier run with the same work folder finished is not repeated.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 
 from .answers import IGNORED, Job, Positions, Shards, answers_to
 from .base import Base, most_prompt_tokens, output_matrix, quantization_on
-from .card import Provenance, write_card
+from .card import write_card
 from .collecting import Collecting, collect
 from .export import export, read_into
 from .heads import Heads, Shape, Variant
@@ -36,7 +36,7 @@ from .prompts import (
     read_prompts,
     turn_of_user,
 )
-from .training import Examples, Trainer, TrainingPlan
+from .training import Examples, Trainer, TrainingFigures, TrainingPlan
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def make_heads(options: Options, command: str) -> None:
     base = options.name or options.model
     named = None if len(token_ids) == len(matrix) else token_ids
     export(heads, named, paths, output, base, tokenizer_sha256(path))
-    provenance = _provenance(options, base, command, splits)
+    provenance = _provenance(options, base, command, splits, trainer.figures)
     write_card(output, provenance, heads, len(paths), plan, trainer.figures, judgement)
     logger.info("%s: %s tokens a step by trees", output, judgement.tokens_by_nodes)
 
@@ -196,7 +196,11 @@ def _draft_tokens(options: Options, training: Positions, vocab_size: int) -> Ten
     return counts.topk(options.draft_tokens).indices.sort().values
 
 
-def _provenance(options: Options, base: str, command: str, splits: Splits) -> Provenance:
+def _provenance(
+    options: Options, base: str, command: str, splits: Splits, figures: TrainingFigures
+) -> Mapping[str, object]:
+    """Returns what the card says of the data. Answers and positions are of training and
+    calibration."""
     own = (
         "Prompts are forms filled with words, of `scripts/medusa/prompts.txt`, and questions that "
         "the model wrote itself, as a user's turn of its chat template (Xu et al. 2024, arXiv "
@@ -207,15 +211,17 @@ def _provenance(options: Options, base: str, command: str, splits: Splits) -> Pr
         data += f" Those to judge by are the lines of `{options.held_out}`."
     beside = "A server that is given this model finds the heads beside it."
     named = f"`MEDUSA_HEADS={options.output}` tells a server that is given this model of them."
-    return Provenance(
-        base=base,
-        licence=options.licence,
-        data=f"{data} {options.note}".strip(),
-        use=beside if options.output is None else named,
-        command=command,
-        quantization=quantization_on(options.device),
-        max_tokens=options.max_tokens,
-        training_answers=len(splits.training.lengths),
-        training_positions=len(splits.training),
-        calibration_answers=len(splits.calibration.lengths),
-    )
+    return {
+        "base": base,
+        "name": Path(base).name,
+        "licence": options.licence,
+        "data": f"{data} {options.note}".strip(),
+        "use": beside if options.output is None else named,
+        "command": command,
+        "quantization": quantization_on(options.device),
+        "max_tokens": options.max_tokens,
+        "training_answers": f"{len(splits.training.lengths):,}",
+        "training_positions": f"{len(splits.training):,}",
+        "calibration_answers": f"{len(splits.calibration.lengths):,}",
+        "epochs": f"{figures.positions / len(splits.training):.1f}",
+    }
