@@ -1,10 +1,10 @@
-"""The connections that no thread is serving, and which of them to close first.
+"""The connections that wait, and which of them to close first.
 
-Only the polling thread uses it. Nothing here reads, writes or closes a socket.
+One thread. Nothing here reads, writes or closes a socket.
 """
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from gunicorn.workers.gthread import TConn
 
@@ -17,6 +17,14 @@ class Wait(IntEnum):
     CLOSE = 0  # answered; the client should close it, too
     REQUEST = 1  # new, or with part of a request
     NEXT_REQUEST = 2  # kept alive, without any bytes of the next request
+
+
+class Waiter(Protocol):
+    address: str
+    wait: Wait | None  # None: it is served
+
+
+W = TypeVar("W", bound=Waiter)
 
 
 class PolledConnection(TConn):
@@ -37,37 +45,49 @@ class PolledConnection(TConn):
         self.num_held_bytes = 0  # bytes of the request that is coming in or being answered
 
 
-class WaitingConnections:
+class WaitingLine(Generic[W]):
     """Waiting connections, in the order in which they began to wait."""
 
     def __init__(self) -> None:
-        self._by_wait: dict[Wait, dict[PolledConnection, None]] = {wait: {} for wait in Wait}
-        self._by_address: dict[str, dict[PolledConnection, None]] = {}  # Wait.REQUEST only
+        self.by_wait: dict[Wait, dict[W, None]] = {wait: {} for wait in Wait}
+        self.by_address: dict[str, dict[W, None]] = {}  # Wait.REQUEST only
+
+    def add(self, connection: W, wait: Wait) -> None:
+        self.remove(connection)
+        connection.wait = wait
+        self.by_wait[wait][connection] = None
+        if wait is Wait.REQUEST:
+            self.by_address.setdefault(connection.address, {})[connection] = None
+
+    def remove(self, connection: W) -> None:
+        """Remove a connection, if it waits."""
+        if connection.wait is None:
+            return
+        del self.by_wait[connection.wait][connection]
+        if connection.wait is Wait.REQUEST:
+            of_address = self.by_address[connection.address]
+            del of_address[connection]
+            if not of_address:
+                del self.by_address[connection.address]
+        connection.wait = None
+
+    def oldest(self, besides: W | None = None) -> W | None:
+        """Returns the connection to close first if there are too many; never `besides`."""
+        waiting = (each for wait in Wait for each in self.by_wait[wait])
+        return next((each for each in waiting if each is not besides), None)
+
+
+class WaitingConnections(WaitingLine[PolledConnection]):
+    """The connections that no thread is serving. Only the polling thread uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._num_held_bytes = 0
 
     @property
     def num_held_bytes(self) -> int:
         """Bytes of all unanswered requests, whether or not their connections wait."""
         return self._num_held_bytes
-
-    def add(self, connection: PolledConnection, wait: Wait) -> None:
-        self.remove(connection)
-        connection.wait = wait
-        self._by_wait[wait][connection] = None
-        if wait is Wait.REQUEST:
-            self._by_address.setdefault(connection.address, {})[connection] = None
-
-    def remove(self, connection: PolledConnection) -> None:
-        """Remove a connection, if it waits."""
-        if connection.wait is None:
-            return
-        del self._by_wait[connection.wait][connection]
-        if connection.wait is Wait.REQUEST:
-            of_address = self._by_address[connection.address]
-            del of_address[connection]
-            if not of_address:
-                del self._by_address[connection.address]
-        connection.wait = None
 
     def hold(self, connection: PolledConnection, num_bytes: int) -> None:
         """Record how many bytes are held for a connection."""
@@ -76,26 +96,22 @@ class WaitingConnections:
 
     def num_requests_of(self, address: str) -> int:
         """Returns how many connections of an address wait for (the rest of) a request."""
-        return len(self._by_address.get(address, ()))
-
-    def oldest(self, besides: PolledConnection | None = None) -> PolledConnection | None:
-        """Returns the connection to close first if there are too many; never `besides`."""
-        return next((each for each in self.all() if each is not besides), None)
+        return len(self.by_address.get(address, ()))
 
     def newest(self) -> PolledConnection | None:
         """Returns the connection that began to wait for a request last."""
-        return next(reversed(self._by_wait[Wait.REQUEST]), None)
+        return next(reversed(self.by_wait[Wait.REQUEST]), None)
 
     def oldest_of(self, address: str) -> PolledConnection:
-        return next(iter(self._by_address[address]))
+        return next(iter(self.by_address[address]))
 
     def largest(self) -> PolledConnection | None:
         """Returns the connection to close first if there are too many bytes."""
-        requests = self._by_wait[Wait.REQUEST]
+        requests = self.by_wait[Wait.REQUEST]
         return max(requests, key=lambda each: each.num_held_bytes, default=None)
 
     def late(self, now_s: float) -> list[PolledConnection]:
         return [each for each in self.all() if each.deadline_s <= now_s]
 
     def all(self) -> list[PolledConnection]:
-        return [each for wait in Wait for each in self._by_wait[wait]]
+        return [each for wait in Wait for each in self.by_wait[wait]]

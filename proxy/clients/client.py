@@ -74,6 +74,7 @@ class ClientConnection(asyncio.Protocol):
         self.deadline_s = math.inf
         self.is_congested = False
         self.wait: Wait | None = None
+        self.waits_since_s = 0.0
 
     # The event loop calls these.
 

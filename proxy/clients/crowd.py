@@ -8,7 +8,7 @@ import math
 from itertools import islice
 from typing import Protocol
 
-from common.connections.waiting import Wait
+from common.connections.waiting import Wait, Waiter, WaitingLine
 
 # Above the cap, for /health and for operators.
 RESERVED_CONNECTIONS = 64
@@ -18,11 +18,10 @@ GRACE_S = 1.0
 MAX_CLOSED = 64  # in one sweep, of each kind
 
 
-class Member(Protocol):
+class Member(Waiter, Protocol):
     """A connection. `deadline_s`, by the loop's clock, is infinite while nothing is due."""
 
-    address: str
-    wait: Wait | None
+    waits_since_s: float
     deadline_s: float
 
     @property
@@ -43,8 +42,7 @@ class Crowd:
         self.max_connections = max_connections
         self._max_waiting_per_address = max_waiting_per_address
         self._members: set[Member] = set()
-        self._waiting: dict[Wait, dict[Member, None]] = {wait: {} for wait in Wait}
-        self._since_s: dict[str, dict[Member, float]] = {}  # keys: addresses; Wait.REQUEST only
+        self._waiting: WaitingLine[Member] = WaitingLine()
         self.num_evicted = 0
 
     def __len__(self) -> int:
@@ -53,13 +51,17 @@ class Crowd:
     @property
     def is_full(self) -> bool:
         """Whether what is left is kept for /health and for operators."""
-        return len(self._members) - len(self._waiting[Wait.REQUEST]) > self.max_connections
+        return len(self._members) - len(self._waiting.by_wait[Wait.REQUEST]) > self.max_connections
 
     def enter(self, member: Member, now_s: float) -> bool:
         """Whether there is room for a new connection; makes some if that can be had. Of newcomers
         none goes within its grace while there are kept places: one may be /health."""
-        oldest = self._oldest()
-        is_kept = oldest is not None and self._began_s(oldest) > now_s - GRACE_S
+        oldest = self._waiting.oldest()
+        is_kept = (
+            oldest is not None
+            and oldest.wait is Wait.REQUEST
+            and oldest.waits_since_s > now_s - GRACE_S
+        )
         max_connections = self.max_connections + (RESERVED_CONNECTIONS if is_kept else 0)
         if len(self._members) >= max_connections:
             self._evict(oldest)
@@ -74,33 +76,21 @@ class Crowd:
 
     def wait(self, member: Member, wait: Wait, now_s: float) -> None:
         """Puts the connection behind all that wait for the same."""
-        self.serve(member)
-        member.wait = wait
-        self._waiting[wait][member] = None
-        if wait is Wait.REQUEST:
-            self._since_s.setdefault(member.address, {})[member] = now_s
+        self._waiting.add(member, wait)
+        member.waits_since_s = now_s
 
     def serve(self, member: Member) -> None:
         """It no longer waits."""
-        if member.wait is None:
-            return
-        self._waiting[member.wait].pop(member, None)
-        if member.wait is Wait.REQUEST and (since_s := self._since_s.get(member.address)):
-            since_s.pop(member, None)
-            if not since_s:
-                del self._since_s[member.address]
-        member.wait = None
+        self._waiting.remove(member)
 
     def sweep(self, now_s: float) -> bool:
         """Close those who are too many or whose time is over. Called a few times a second. Returns
         whether there are more: of thousands some at a time, to serve others meanwhile."""
         surplus = [
             member
-            for since_s in self._since_s.values()
-            for member, at_s in islice(
-                since_s.items(), max(0, len(since_s) - self._max_waiting_per_address)
-            )
-            if at_s <= now_s - GRACE_S
+            for waiting in self._waiting.by_address.values()
+            for member in islice(waiting, max(0, len(waiting) - self._max_waiting_per_address))
+            if member.waits_since_s <= now_s - GRACE_S
         ]
         for member in surplus[:MAX_CLOSED]:
             self._evict(member)
@@ -112,15 +102,6 @@ class Crowd:
 
     def members(self) -> tuple[Member, ...]:
         return tuple(self._members)
-
-    def _oldest(self) -> Member | None:
-        return next((member for wait in Wait for member in self._waiting[wait]), None)
-
-    def _began_s(self, member: Member) -> float:
-        """When it began to wait for its head; long ago if that is not what it waits for."""
-        if member.wait is not Wait.REQUEST:
-            return -math.inf
-        return self._since_s[member.address][member]
 
     def _evict(self, member: Member | None) -> None:
         if member is not None:

@@ -10,6 +10,7 @@ class Person:
     def __init__(self, name: str, address: str = "192.0.2.1") -> None:
         self.name, self.address = name, address
         self.wait: Wait | None = None
+        self.waits_since_s = 0.0
         self.deadline_s = math.inf
         self.fate = ""
         self.is_sending = False
