@@ -37,6 +37,8 @@ class Sender:
         self._messages = messages
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed and self._config.option.durations is None:
+            return  # of which nothing is shown
         to_send = self._config.hook.pytest_report_to_serializable
         self._messages.send(to_send(config=self._config, report=report))
 

@@ -37,6 +37,12 @@ GROUP = Group("chat", "core", 8)
 RECIPES = Recipes(
     {"chat": {"MOCK_MODEL": "1", "MOCK_TOKENS_PER_SECOND": "50"}}, {"core": {"CPU": 1}}
 )
+# An engine that says as much in the same time, and starts in a tenth of Hearth's.
+OF_ANOTHER_ENGINE = Recipes(
+    {"chat": {"PYTHONPATH": str(ROOT)}},
+    {"core": {"CPU": 1}},
+    {"chat": replace(ENGINES["vllm"], command=tuple(command_of("vllm").split()))},
+)
 TIMES = Times(probe_s=0.2, leave_s=3, drain_s=60)
 NUM_CLIENTS = 6
 
@@ -172,10 +178,17 @@ def have(nodes: RayNodes, count: int) -> None:
         nodes.add(NODE)
 
 
-@contextmanager
-def tended_on(
-    nodes: RayNodes, upstreams: UpstreamsFile, recipes: Recipes = RECIPES
+@pytest.fixture
+def upstreams(tmp_path: Path) -> UpstreamsFile:
+    return UpstreamsFile(tmp_path / "upstreams.yaml")
+
+
+@pytest.fixture
+def on_ray(
+    nodes: RayNodes, upstreams: UpstreamsFile, request: pytest.FixtureRequest
 ) -> Iterator[TendedReplicas]:
+    """Hearth's, unless a test is given other recipes."""
+    recipes = getattr(request, "param", RECIPES)
     actuator = TendedReplicas(RayMachines(nodes.address), recipes, upstreams, TIMES)
     try:
         yield actuator
@@ -184,13 +197,7 @@ def tended_on(
         clear(RayMachines(nodes.address))
 
 
-@pytest.fixture
-def on_ray(nodes: RayNodes, tmp_path: Path) -> Iterator[TendedReplicas]:
-    """Listed in upstreams.yaml of the test's folder."""
-    with tended_on(nodes, UpstreamsFile(tmp_path / "upstreams.yaml")) as actuator:
-        yield actuator
-
-
+@pytest.mark.parametrize("on_ray", [OF_ANOTHER_ENGINE], indirect=True, ids=["vllm"])
 def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(
     nodes: RayNodes, on_ray: TendedReplicas, tmp_path: Path
 ) -> None:
@@ -232,30 +239,25 @@ def test_no_process_outlives_the_ray_that_started_it(
         nodes.kill(node)
 
 
+@pytest.mark.parametrize("on_ray", [OF_ANOTHER_ENGINE], indirect=True, ids=["vllm"])
 def test_ray_runs_another_engine_and_ends_it_behind_its_last_answer(
-    nodes: RayNodes, tmp_path: Path
+    nodes: RayNodes, on_ray: TendedReplicas, upstreams: UpstreamsFile
 ) -> None:
     have(nodes, 1)
-    engine = replace(ENGINES["vllm"], command=tuple(command_of("vllm").split()))
-    recipes = Recipes({"chat": {"PYTHONPATH": str(ROOT)}}, {"core": {"CPU": 1}}, {"chat": engine})
-    upstreams = UpstreamsFile(tmp_path / "upstreams.yaml")
-    with tended_on(nodes, upstreams, recipes) as actuator:
-        actuator.start(GROUP, 1)
-        wait_for(actuator, 1)
-        (replica,) = actuator.replicas()
-        assert upstreams.listed == {
-            replica.url: Listed((), "/health", GROUP.user_rows, GROUP.server)
-        }
-        text = "x" * 150  # of three seconds
-        with ThreadPoolExecutor() as pool:
-            answer = pool.submit(
-                requests.post, f"{replica.url}/inference", json={"text": text}, timeout=60
-            )
-            url = f"{replica.url}/metrics"
-            eventually(lambda: 'running{engine="0",model_name="m"} 1' in requests.get(url).text)
-            actuator.stop(GROUP, 0)
-            assert answer.result().text == text
-        eventually(lambda: not actuator.replicas(), DEADLINE_S)
+    on_ray.start(GROUP, 1)
+    wait_for(on_ray, 1)
+    (replica,) = on_ray.replicas()
+    assert upstreams.listed == {replica.url: Listed((), "/health", GROUP.user_rows, GROUP.server)}
+    text = "x" * 150  # of three seconds
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(
+            requests.post, f"{replica.url}/inference", json={"text": text}, timeout=60
+        )
+        url = f"{replica.url}/metrics"
+        eventually(lambda: 'running{engine="0",model_name="m"} 1' in requests.get(url).text)
+        on_ray.stop(GROUP, 0)
+        assert answer.result().text == text
+    eventually(lambda: not on_ray.replicas(), DEADLINE_S)
 
 
 def api_in(tree: list[psutil.Process], replica: Replica) -> list[psutil.Process]:
