@@ -21,7 +21,7 @@ from inference_api.core.rows import UserRow
 from inference_api.core.served_model import ServedModel
 from inference_api.core.status import Hooks, ModelSnapshot, Phase, Snapshot
 from inference_api.errors import BackendFailed, Draining, HearthError, NotReady, StartupError
-from inference_api.request import FinishReason, GenerationRequest, OutputQueue, TokenEvent
+from inference_api.request import FinishReason, GenerationRequest, TokenEvent
 from inference_api.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -72,8 +72,7 @@ class DecodeBackend:
         self._on_decoded = on_decoded
         self.residents: Residents = self._fixed(())  # as `bring_up` left them; any thread reads
         self._residents: Residents = self.residents  # the models to step: none after a failure
-        self._events: list[tuple[OutputQueue, TokenEvent]] = []  # events of this turn
-        self._stepped: list[tuple[LoadedModel, PlannedStep, float]] = []  # in this turn, in seconds
+        self._stepped: list[tuple[LoadedModel, PlannedStep]] = []  # in this turn
         self._failure = ""
         self._lock = Lock()  # guards the three below and changes of the phase
         self._drain_until_s: float | None = None
@@ -252,47 +251,25 @@ class DecodeBackend:
             model.served.totals.reused_tokens += row.reused_tokens
 
     def decode(self) -> None:
-        """Run one step of every model, and make events of the tokens drawn."""
+        """Run one step of every model that has work."""
         for model in self.models.values():
-            self._decode(model)
+            step = model.decode(self._clock)
+            if not step.is_empty:
+                self._stepped.append((model, step))
+            if step.decoding:
+                self._on_decoded(model.name, len(step.decoding))
         for model in () if self._stepped else self.models.values():
             model.wait_for_pages()
 
-    def _decode(self, model: LoadedModel) -> None:
-        step = model.planner.plan()
-        model.count_plan(step)
-        if step.is_empty:
-            return
-        started_s = self._clock()
-        results = model.runner.step(step.rows)
-        self._stepped.append((model, step, self._clock() - started_s))
-        events = step.accept(results)
-        for drafted, accepted in step.kept:
-            model.runner.keep(drafted, accepted)
-        for row, _ in step.prompts:
-            model.rows.seal(row)
-        if model.runner.layout.has_windows:
-            for row, decoded in step.decoding:
-                model.rows.went_on(row, decoded.start)
-        self._events += events
-        model.count_tokens(step, [event for _, event in events])
-        if model.speculation is not None:
-            model.speculation.learn(step.outcomes)
-        model.planner.draft()
-        if step.decoding:
-            self._on_decoded(model.name, len(step.decoding))
-
     def _push_outputs(self) -> None:
-        for queue, event in self._events:
-            queue.put(event)
-        self._events.clear()
+        for _, step in self._stepped:
+            for queue, event in step.events:
+                queue.put(event)
 
     def _has_first_token(self) -> bool:
         """Returns whether this turn has at most FEW_EVENTS events, one of them a first token."""
-        if len(self._events) > FEW_EVENTS:
-            return False
-        decoded = (row for _, step, _ in self._stepped for row, _ in step.decoding)
-        return any(len(row.generated) == 1 for row in decoded)
+        decoded = [row for _, step in self._stepped for row, _ in step.decoding]
+        return len(decoded) <= FEW_EVENTS and any(len(row.generated) == 1 for row in decoded)
 
     def _evict(self) -> None:
         for model, row in self._admitted():
@@ -305,9 +282,9 @@ class DecodeBackend:
         """Report the turn to the models that stepped, which share the time outside their steps."""
         now_s = self._clock()
         stepped, self._stepped = self._stepped, []
-        loop_s = now_s - started_s - sum([model_s for _, _, model_s in stepped])
-        for model, step, model_s in stepped:
-            model.learn_turn(step, model_s, loop_s / len(stepped))
+        loop_s = now_s - started_s - sum([step.model_s for _, step in stepped])
+        for model, step in stepped:
+            model.learn_turn(step, step.model_s, loop_s / len(stepped))
         for each in self.models.values():
             each.served.costs.publish(time.time())
         self._publish(now_s)

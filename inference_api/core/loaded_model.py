@@ -3,7 +3,7 @@
 It belongs to the decode thread; only `served` is for any thread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
@@ -16,7 +16,6 @@ from inference_api.core.state.pool import NO_PAGES
 from inference_api.core.state.row_pages import Reuse, RowPages
 from inference_api.core.state.stored_pages import READ_WAIT_S
 from inference_api.core.status import ModelSnapshot
-from inference_api.request import TokenEvent
 from inference_api.runner import ModelRunner
 from inference_api.settings import Settings
 
@@ -111,15 +110,34 @@ class LoadedModel:
             disk.close()
         self.runner.close()
 
-    def count_plan(self, step: PlannedStep) -> None:
-        """Count what happened while this step was planned."""
-        totals = self.served.totals
-        totals.pauses += self.rows.take_pauses()
+    def decode(self, clock: Callable[[], float]) -> PlannedStep:
+        """Run the next step, and draft for the one after it. Returns the step, which is empty if no
+        row has work."""
+        rows, runner, totals = self.rows, self.runner, self.served.totals
+        step = self.planner.plan()
+        totals.pauses += rows.take_pauses()
         totals.reused_tokens += step.reused_tokens
+        if step.is_empty:
+            return step
+        started_s = clock()
+        results = runner.step(step.rows)
+        step.model_s = clock() - started_s
+        step.accept(results)
+        for drafted, accepted in step.kept:
+            runner.keep(drafted, accepted)
+        for row, _ in step.prompts:
+            rows.seal(row)
+        if runner.layout.has_windows:
+            for row, decoded in step.decoding:
+                rows.went_on(row, decoded.start)
+        self._count_tokens(step)
+        if self.speculation is not None:
+            self.speculation.learn(step.outcomes)
+        self.planner.draft()
+        return step
 
-    def count_tokens(self, step: PlannedStep, events: Sequence[TokenEvent]) -> None:
-        """Count the tokens of a step, which made these events."""
-        totals = self.served.totals
+    def _count_tokens(self, step: PlannedStep) -> None:
+        totals, events = self.served.totals, [event for _, event in step.events]
         totals.generated_tokens += sum([len(event.token_ids) or 1 for event in events])
         totals.prefilled_tokens += step.prefilled_tokens
         totals.drafts += len(step.kept)

@@ -36,6 +36,8 @@ class PlannedStep:
     # Accepted tokens of each draft, once drawn.
     kept: list[tuple[RowStep, Sequence[int]]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)  # one per decoding row, once drawn
+    events: list[tuple[OutputQueue, TokenEvent]] = field(default_factory=list)  # once drawn
+    model_s: float = 0.0  # seconds inside the model
     prefilled_tokens: int = 0
     reused_tokens: int = 0  # prompt tokens that other rows prefilled after these rows began
 
@@ -55,14 +57,13 @@ class PlannedStep:
     def is_empty(self) -> bool:
         return not (self.prompts or self.decoding)
 
-    def accept(self, results: Sequence[RowResult]) -> list[tuple[OutputQueue, TokenEvent]]:
-        """Give the drawn tokens to the rows. Returns the events for their readers."""
+    def accept(self, results: Sequence[RowResult]) -> None:
+        """Give the drawn tokens to the rows, and keep the events for their readers."""
         for (row, _), result in zip(self.prompts, results, strict=False):
             row.prompt_logprobs += [each.logprobs for each in result.drawn if each.logprobs]
             if row.pooled is not None and result.hidden is not None:
                 row.pooled.add(result.hidden)
         batch_size = len(self.decoding)
-        events = []
         for (row, step), result in zip(self.decoding, results[len(self.prompts) :], strict=True):
             drawn, drafted_tokens, last = result.drawn, 0, 0
             if row.pooled is not None and result.hidden is not None:
@@ -75,8 +76,7 @@ class PlannedStep:
             hidden = None if result.hidden is None else result.hidden[last]
             self.outcomes.append(Outcome(row, drawn, hidden))
             event = row.accept(drawn, batch_size, drafted_tokens)
-            events.append((row.request.output, event))
-        return events
+            self.events.append((row.request.output, event))
 
 
 class StepPlanner:
