@@ -7,6 +7,7 @@ temperature, top-k, top-p, min-p, one draw. Equal logits are ordered by token id
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,31 +68,51 @@ def _logprobs(likelihoods: Floats, token_id: int, count: int) -> TokenLogprobs:
     return TokenLogprobs(float(own), rank, tuple(top))
 
 
-def apply_penalties(logits: Floats, draws: Sequence[Draw]) -> None:
-    """Add biases and penalties to `logits` in place, for the draws that have any.
+class Changes(NamedTuple):
+    """Numbers that change logits, each of one row's token: what is added, then what positive ones
+    are divided and others multiplied by, then what is subtracted."""
+
+    rows: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    amounts: Floats  # [3, changes]
+
+
+def changes_of(draws: Sequence[Draw]) -> Changes | None:
+    """Returns biases and penalties; None if no draw has any.
 
     The repetition penalty (Keskar et al. 2019, arXiv 1909.05858) counts prompt and answer; the
     presence and frequency penalties (OpenAI's definition) count the answer only. Of a draft, only
     the draw's own branch counts.
     """
-    for i, draw in enumerate(draws):
+    found: list[Changes] = []
+    for row, draw in enumerate(draws):
         params = draw.sampling
-        if draw.known_id is not None:
+        if draw.known_id is not None or not params.changes_logits:
             continue
-        if params.logit_bias:
-            tokens, biases = zip(*params.logit_bias, strict=True)
-            np.add.at(logits[i], list(tokens), np.array(biases, np.float32))
-        if params.repetition_penalty != 1.0:
-            seen = list({*draw.prompt_ids, *draw.generated, *draw.branch})
-            old, penalty = logits[i, seen], np.float32(params.repetition_penalty)
-            logits[i, seen] = np.where(old > 0, old / penalty, old * penalty)
-        if params.presence_penalty or params.frequency_penalty:
-            counts = Counter(chain(draw.generated, draw.branch))
-            penalties = [
-                params.presence_penalty + count * params.frequency_penalty
-                for count in counts.values()
-            ]
-            logits[i, list(counts)] -= np.array(penalties, np.float32)
+        biases, counts = dict(params.logit_bias), Counter(chain(draw.generated, draw.branch))
+        presence, frequency = params.presence_penalty, params.frequency_penalty
+        factor, prompt_ids = params.repetition_penalty, draw.prompt_ids
+        few = [*{*biases, *counts}]
+        others = [] if factor == 1.0 else [*prompt_ids.difference(few)]  # may be many
+        amounts = np.full((3, len(few) + len(others)), [[0.0], [factor], [0.0]], np.float32)
+        amounts[:, : len(few)] = [
+            [biases.get(each, 0.0) for each in few],
+            [factor if each in counts or each in prompt_ids else 1.0 for each in few],
+            [(each in counts) * presence + counts[each] * frequency for each in few],
+        ]
+        tokens = np.array(few + others, np.int64)
+        found.append(Changes(np.full_like(tokens, row), tokens, amounts))
+    if not found:
+        return None
+    return Changes(*(np.concatenate(each, -1) for each in zip(*found, strict=True)))
+
+
+def apply_penalties(logits: Floats, draws: Sequence[Draw]) -> None:
+    """Change `logits` in place, for the draws that ask for it."""
+    if (changes := changes_of(draws)) is not None:
+        rows, tokens, (more, factors, less) = changes
+        biased = logits[rows, tokens] + more
+        logits[rows, tokens] = np.where(biased > 0, biased / factors, biased * factors) - less
 
 
 def _forbid(logits: Floats, draws: Sequence[Draw]) -> None:

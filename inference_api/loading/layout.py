@@ -260,7 +260,7 @@ def torch_forms(config: ModelConfig, dtype_bytes: int, bits: Bits | None) -> dic
     exact ones are packed, the output head apart from the embedding unless both have one form; an
     embedding is if the file has it so. Everything else is a tensor, exact ones of float32."""
     forms = parameter_forms(config, dtype_bytes, None)
-    if bits is None:
+    if bits is None or bits in FLOAT_BITS.values():
         return forms
     weights = linear_weights(config)
     packed: dict[str, Bits] = {

@@ -108,6 +108,7 @@ def work(
     weights = {bits: random_panels(2 * ffn, hidden, bits, device) for bits in BITS.values()}
     narrow = {bits: random_panels(2 * PANEL, hidden, bits, device) for bits in BITS.values()}
     many = random(MOST_MULTIPLIED + 1, hidden)
+    norm = Affine(weight, weight if config.norm == "layer" else None)
     ids = torch.arange(rows, dtype=torch.int32, device=device)
 
     def tokens(count: int, context: int) -> TokenOperations:
@@ -116,7 +117,7 @@ def work(
         return ops.tokens(inputs, [cache_capacity(longest)])
 
     return {
-        f"norm_add, {rows} tokens": lambda: ops.norm_add(x, more, None, Affine(weight, weight))[1],
+        f"norm_add, {rows} tokens": lambda: ops.norm_add(x, more, None, norm)[1],
         f"gate, {rows} tokens": lambda: ops.gate(up),
         **{
             f"multiply in {bits} bits, {count} tokens": partial(

@@ -259,7 +259,7 @@ class Decoder:
         return parts[0] if len(parts) == 1 else [*map(torch.cat, zip(*parts, strict=True))]
 
     def _token_outputs(
-        self, lengths: Sequence[int], made: Tensor | None, inputs: Tensor
+        self, lengths: Sequence[int], made: Tensor, inputs: Tensor
     ) -> Sequence[Tensor]:
         """What `_put_out` makes of these tokens. Products are of as many in every step: their order
         of summation depends on it, unless weights are packed."""
@@ -273,19 +273,19 @@ class Decoder:
         return logits, states[:num_tokens], logits.argmax(-1)
 
     def prompt_states(
-        self, lengths: Sequence[int], made: Tensor | None, inputs: Tensor
+        self, lengths: Sequence[int], made: Tensor, inputs: Tensor
     ) -> Sequence[Tensor]:
         """States [n, hidden] of a prompt's tokens, at positions below the last of `lengths`."""
         tokens = self._ops.prompt(inputs, lengths[-1])
         return [self._through(inputs, made, tokens, inputs.shape[1])]
 
     def _through(
-        self, inputs: Tensor, before: Tensor | None, tokens: TokenOperations, num_given: int
+        self, inputs: Tensor, before: Tensor, tokens: TokenOperations, num_given: int
     ) -> Tensor:
         """What `_after_layers` makes of n tokens: [num_given, hidden], or of more. `before`
         [n, hidden]: the residual before these layers, unless it is embedded."""
         ops, config = self._ops, self._config
-        x = self._embedded(inputs[IDS]) if before is None else before.to(self._like.dtype)
+        x = self._embedded(inputs[IDS]) if config.has_ends else before.to(self._like.dtype)
         x = padded(x, num_given)
         made, made_norm = None, None  # not yet in x
         num_present = 0

@@ -24,7 +24,7 @@ WARM_UP_RUNS = 3  # before capture, as PyTorch's notes on CUDA graphs have it
 
 Forward = Callable[[Tensor], Sequence[Tensor]]
 LengthForward = Callable[
-    [Sequence[int], Tensor | None, Tensor], Sequence[Tensor]
+    [Sequence[int], Tensor, Tensor], Sequence[Tensor]
 ]  # with the lengths up to one, and what other layers made
 Step = Callable[[], Sequence[Tensor]]
 Draw = Callable[
@@ -53,11 +53,8 @@ class FixedStep:
         self._given = pinned(given, device)
         self._host: Lines = self._given.numpy()
         self._inputs = given.to(device, copy=True)
-        self._given_made = torch.zeros(inputs.shape[1], made_size)
-        self._made: Tensor | None = None
-        if made_size:
-            self._given_made = pinned(self._given_made, device)
-            self._made = self._given_made.to(device, copy=True)
+        self._given_made = pinned(torch.zeros(inputs.shape[1], made_size), device)
+        self._made = self._given_made.to(device, copy=True)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         self._forwards = {
             length: partial(forward, lengths[: index + 1], self._made)
@@ -94,7 +91,7 @@ class FixedStep:
         self._host[:, : inputs.shape[1]] = inputs
         furthest = int(inputs[POSITIONS].max())
         self._inputs.copy_(self._given, non_blocking=True)
-        if self._made is not None and made is not None:
+        if made is not None:
             self._given_made.numpy()[: len(made)] = made
             self._made.copy_(self._given_made, non_blocking=True)
         if self._copied is not None:
@@ -115,7 +112,7 @@ class FixedStep:
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns a tensor of the host where `device` reads and writes it without waiting for it."""
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+    return tensor.pin_memory() if device.type == "cuda" and tensor.numel() else tensor
 
 
 def token_sizes(most: int) -> list[int]:
@@ -135,12 +132,19 @@ def step_lengths(max_seq_len: int) -> list[int]:
 
 
 def capturing() -> Capture:
-    """Returns `captured` for graphs that share memory, since they never run at the same time. While
-    more are captured, one of them at least has to be kept. They share a stream, too: for each one
-    that multiplies, cuBLAS takes memory of its own, 32 MiB on an H100, which it never gives back.
+    """Returns `captured` for graphs that share memory, since they never run at the same time. They
+    share a stream, too: for each one that multiplies, cuBLAS takes memory of its own, 32 MiB on an
+    H100, which it never gives back.
     """
     pool, stream = cache(torch.cuda.graph_pool_handle), cache(torch.cuda.Stream)
-    return lambda forward, inputs: captured(forward, inputs, pool(), stream())
+    first: list[Step] = []  # keeps the memory, while more are captured
+
+    def capture(forward: Forward, inputs: Tensor) -> Step:
+        step = captured(forward, inputs, pool(), stream())
+        first[:] = first or [step]
+        return step
+
+    return capture
 
 
 def captured(forward: Forward, inputs: Tensor, pool: Any, stream: torch.cuda.Stream) -> Step:

@@ -4,7 +4,6 @@ the CPU."""
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name everybody knows it by)
@@ -22,22 +21,7 @@ from inference_api.loading.weights import Packing, load_parameters
 LEAST_SUM = 1e-20  # keeps a sum of sigmoids from dividing by zero
 
 
-class Mlp(Protocol):
-    """[n, hidden] to [n, hidden], whole or in parts: see `Linear`."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class DenseMlp:
-    """One for all tokens."""
-
-    up: Linear
-    down: Linear
-    gate: Callable[[Tensor], Tensor]  # see `Operations`
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gate(self.up(x)))
+Mlp = Callable[[Tensor], Tensor]  # [n, hidden] to [n, hidden], whole or in parts: see `Linear`
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +143,12 @@ def make_mlp(
     name = f"layers.{layer}"
     mixture = config.mixture_of(layer)
 
+    def through(up: Linear, down: Linear) -> Mlp:
+        return lambda x: down(gate(up(x)))
+
     def dense(prefix: str = "") -> Mlp:
-        up, down = (
-            parameters.linear(f"{name}.{prefix}{each}.weight", f"{name}.{prefix}{each}.bias")
-            for each in ("up", "down")
-        )
-        return DenseMlp(up, down, gate)
+        names = (f"{name}.{prefix}{each}" for each in ("up", "down"))
+        return through(*(parameters.linear(f"{each}.weight", f"{each}.bias") for each in names))
 
     if mixture is None:
         return dense()
@@ -172,7 +156,7 @@ def make_mlp(
         parameters.linears(f"{name}.{each}.weight", f"{name}.{each}.bias", mixture.num_experts)
         for each in ("up", "down")
     )
-    experts = [DenseMlp(up, down, gate) for up, down in zip(ups, downs, strict=True)]
+    experts = [*map(through, ups, downs)]
     router = parameters.linear(f"{name}{ROUTER}.weight", f"{name}{ROUTER}.bias")
     return Mixture(
         mixture,

@@ -1,7 +1,7 @@
 """The operations that a layer is made of. `torch_ops` has them for any device.
 
 These and three that are found elsewhere are all that a step launches: products by weights that
-are not packed (`parameters.TorchLinear`), the choice of experts (`mlp.Mixture`) and draws
+are not packed (`parameters.of_torch`), the choice of experts (`mlp.Mixture`) and draws
 (`sampler.sample`).
 
 A step's tokens are described by one tensor [NUM_LINES, n] of integers on the device: their ids,

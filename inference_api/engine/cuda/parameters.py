@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,39 +29,19 @@ from inference_api.loading.weights import Packing
 Multiply = Callable[[Tensor, Sequence[Panels], Tensor | None], Tensor]
 
 
-class Linear(Protocol):
-    """[n, inputs] to [n, outputs] in the same precision; or to parts of these in float32,
-    [parts, n, outputs], which `whole` adds, and so do all operations but products."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TorchLinear:
-    """A row's bits depend on how many rows there are."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """The outputs of all weights, in their order."""
-
-    weights: Sequence[Panels]
-    bias: Tensor | None
-    multiply: Multiply
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.multiply(x, self.weights, self.bias)
+Linear = Callable[[Tensor], Tensor]
+"""[n, inputs] to [n, outputs] in the same precision; or to parts of these in float32, [parts, n,
+outputs], which `whole` adds, and so do all operations but products. Unless weights are packed, a
+row's bits depend on how many rows there are."""
 
 
 def multiply(x: Tensor, weights: Sequence[Panels], bias: Tensor | None) -> Tensor:
     """See `Operations.multiply`."""
     return F.linear(x, torch.cat([unpacked(each).to(x.dtype) for each in weights]), bias)
+
+
+def of_torch(weight: Tensor, bias: Tensor | None) -> Linear:
+    return lambda x: F.linear(x, weight, bias)
 
 
 def whole(made: Tensor, dtype: torch.dtype) -> Tensor:
@@ -85,8 +64,8 @@ class TorchParameters:
         weights = [self.panels[each] for each, _ in names if each in self.panels]
         biases = [self.tensors[each] for _, each in names if each in self.tensors]
         if not weights:
-            return TorchLinear(self.tensors[weight], biases[0] if biases else None)
-        return PackedLinear(weights, torch.cat(biases) if biases else None, self.multiply)
+            return of_torch(self.tensors[weight], biases[0] if biases else None)
+        return self._packed(weights, torch.cat(biases) if biases else None)
 
     def linears(self, weight: str, bias: str, count: int) -> list[Linear]:
         """The linear maps whose weights are stacked in one, and so are their biases, if any."""
@@ -94,9 +73,12 @@ class TorchParameters:
         biases = [None] * count if stacked is None else stacked.chunk(count)
         if weight in self.panels:
             parts = zip(self.panels[weight].parts(count), biases, strict=True)
-            return [PackedLinear([part], own, self.multiply) for part, own in parts]
-        weights = self.tensors[weight].chunk(count)
-        return [TorchLinear(*each) for each in zip(weights, biases, strict=True)]
+            return [self._packed([part], own) for part, own in parts]
+        return [*map(of_torch, self.tensors[weight].chunk(count), biases)]
+
+    def _packed(self, weights: Sequence[Panels], bias: Tensor | None) -> Linear:
+        """Has the outputs of all weights, in their order."""
+        return lambda x: self.multiply(x, weights, bias)
 
     def matrix(self, name: str) -> Tensor:
         """Its numbers, whatever form they have."""

@@ -135,11 +135,8 @@ class PartDecoder(Decoder):
     def _put_out(self, states: Tensor, num_tokens: int) -> Sequence[Tensor]:
         return [states[:num_tokens]]
 
-    def _heads(
-        self, lengths: Sequence[int], made: Tensor | None, inputs: Tensor
-    ) -> Sequence[Tensor]:
+    def _heads(self, lengths: Sequence[int], made: Tensor, inputs: Tensor) -> Sequence[Tensor]:
         """As a step of all layers puts out."""
-        assert made is not None
         x = padded(made.to(self._like.dtype), self._num_given)
         states = super()._after_layers(x, None, None)
         return super()._put_out(states, inputs.shape[1])

@@ -1,8 +1,6 @@
 """The sampler by torch: what `engine.sampler` says, on any device."""
 
-from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from inference_api.engine.cuda.draws import (
     numbers_of,
     way_of,
 )
+from inference_api.engine.sampler import changes_of
 from inference_api.request import TokenLogprobs
 from inference_api.runner import Draw, Drawn
 
@@ -85,31 +84,12 @@ def _logprobs(
 
 
 def apply_penalties(logits: Tensor, draws: Sequence[Draw]) -> None:
-    """Bias and penalise `logits` in place, for the draws that ask for it."""
-    changes: list[tuple[int, int, float, float, float]] = []  # draw, token, amounts
-    for i, draw in enumerate(draws):
-        params = draw.sampling
-        if draw.known_id is not None or not params.changes_logits:
-            continue
-        biases, said = dict(params.logit_bias), Counter(chain(draw.generated, draw.branch))
-        is_penalised = params.presence_penalty or params.frequency_penalty
-        penalties = {
-            token: params.presence_penalty + count * params.frequency_penalty
-            for token, count in (said.items() if is_penalised else ())
-        }
-        factor = params.repetition_penalty
-        factors = {} if factor == 1.0 else dict.fromkeys((*draw.prompt_ids, *said), factor)
-        changes += [
-            (i, each, biases.get(each, 0.0), factors.get(each, 1.0), penalties.get(each, 0.0))
-            for each in {*biases, *factors, *penalties}
-        ]
-    if not changes:
-        return
-    rows, tokens, *amounts = zip(*changes, strict=True)
-    index = torch.tensor([rows, tokens], device=logits.device).unbind()
-    more, by, less = torch.tensor(amounts, dtype=logits.dtype, device=logits.device)
-    biased = logits[index] + more
-    logits[index] = torch.where(biased > 0, biased / by, biased * by) - less
+    """Change `logits` in place, for the draws that ask for it."""
+    if (changes := changes_of(draws)) is not None:
+        rows, tokens, amounts = (torch.from_numpy(each).to(logits.device) for each in changes)
+        more, factors, less = amounts
+        biased = logits[rows, tokens] + more
+        logits[rows, tokens] = torch.where(biased > 0, biased / factors, biased * factors) - less
 
 
 def _forbid(logits: Tensor, draws: Sequence[Draw]) -> None:

@@ -15,11 +15,10 @@ from inference_api.engine.cuda.parameters import load_torch_parameters, torch_pa
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.cuda.slots import Place
 from inference_api.kernels.library import Kernels
-from inference_api.kernels.packing import FLOAT_BITS, Bits
+from inference_api.kernels.packing import FLOAT_BITS
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.files import PackedModel
 from inference_api.loading.packing.folder import PackedFolder
-from inference_api.loading.packing.layout import PackedLayout
 from inference_api.loading.packing.pages import Pause
 from inference_api.loading.settling import weight_bits
 from inference_api.loading.weights import Packing
@@ -32,21 +31,12 @@ CPU = torch.device("cpu")
 class TorchPackedModel(PackedModel):
     """A model as torch has it in memory."""
 
-    kind: ClassVar[bytes] = b"torch"
-
-    @cached_property
-    def layout(self) -> PackedLayout:
-        dtype_bytes = FLOAT_BITS[self.dtype] // 8
-        return PackedLayout.of(self.config, dtype_bytes, self.packed_bits, by_torch=True)
-
-    @property
-    def packed_bits(self) -> Bits | None:
-        return None if self.bits in FLOAT_BITS.values() else self.bits
+    by_torch: ClassVar[bool] = True
 
     def pack_into(self, memory: mmap.mmap, pause: Pause) -> None:
         """See `PackedModel`."""
-        bits = self.packed_bits
-        packing = None if bits is None else Packing(Kernels(1), bits)
+        is_packed = self.bits not in FLOAT_BITS.values()
+        packing = Packing(Kernels(1), self.bits) if is_packed else None
         dtype = getattr(torch, self.dtype)
         views = {name: torch.from_numpy(each) for name, each in self.views(memory).items()}
         load_torch_parameters(self.files, self.config, CPU, dtype, packing, views, pause)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inference_api.engine.cuda.decoder import Decoder
-from inference_api.engine.cuda.graphs import SPARE_BYTES, Capture, Step, capturing
+from inference_api.engine.cuda.graphs import SPARE_BYTES, Capture, capturing
 from inference_api.errors import StartupError
 from inference_api.loading import hardware
 from inference_api.loading.memory import GIB, SLOT_ALIGNMENT
@@ -94,15 +94,11 @@ class Recordings:
     """Decoders of experts that are, or were, in slots, with their recorded steps. When the device
     has little memory left, those used longest ago go. Decode thread only."""
 
-    def __init__(
-        self, device: torch.device, capture: Capture | None, free_bytes: Callable[[], int | None]
-    ) -> None:
+    def __init__(self, capture: Capture | None, free_bytes: Callable[[], int | None]) -> None:
         """`capture` None: nothing is recorded. `free_bytes` None: nothing has to go."""
-        self._device = device
         self._capture = capture
         self._free_bytes = free_bytes
         self._kept: dict[tuple[object, int, str], Decoder] = {}  # the last used is last
-        self._anchor: Step | None = None
 
     def decoder(self, owner: object, slot: int, key: str, make: Callable[[], Decoder]) -> Decoder:
         """Returns what `make` made when weights of this key of the owner were last in this slot, or
@@ -111,16 +107,10 @@ class Recordings:
         if decoder is None:
             self._make_room()
             decoder = make()
-            self._record(decoder)
+            if self._capture is not None:
+                decoder.record(self._capture)
         self._kept[owner, slot, key] = decoder
         return decoder
-
-    def _record(self, decoder: Decoder) -> None:
-        if self._capture is None:
-            return
-        if self._anchor is None:  # keeps the memory that recordings share: see `capturing`
-            self._anchor = self._capture(lambda x: [x + 1], torch.zeros(1, device=self._device))
-        decoder.record(self._capture)
 
     def _make_room(self) -> None:
         free_bytes = self._free_bytes()
@@ -150,7 +140,7 @@ class Slots:
         is_cuda = self._device.type == "cuda"
         self.files = HeldFiles(held_bytes, pause, pin_on_cuda if is_cuda and pin is None else pin)
         capture = capturing() if is_cuda and capture is None else capture
-        self.recordings = Recordings(self._device, capture, self.free_bytes)
+        self.recordings = Recordings(capture, self.free_bytes)
         self._pause = pause
         self._stream = torch.cuda.Stream(self._device) if is_cuda else None
         self._staging = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=is_cuda)

@@ -37,6 +37,7 @@ LEAST_SIDE = 16  # a dot product takes no less
 TILE_BYTES = 16384  # keys, and values, that are multiplied at once
 MOST_PLACES = 64
 GATE_BLOCK = 1024
+NO_NORM = None, None
 BLOCK_TOKENS, BLOCK_OUTPUTS = LEAST_SIDE, 2 * PANEL  # multiplied at once by a program
 LEAST_PROGRAMS = 512  # in a product, unless its inputs are too few to cut
 MOST_PARTS, LEAST_GROUPS = 8, 4  # parts of the inputs, and groups of a part
@@ -64,17 +65,12 @@ class TritonOps:
         num_tokens, size = x.shape
         block = triton.next_power_of_2(size)
         kernels.norm_add[(num_tokens,)](
-            *(x, made, *self._weights(made_norm), *self._weights(norm), total, normed),
+            *(x, made, *(made_norm or NO_NORM), *(norm or NO_NORM), total, normed),
             *(self.config.residual_multiplier, self.config.norm_eps, num_tokens),
             *(size, block, self.config.norm == "rms", 1 if made is None else _num_parts_of(made)),
             num_warps=_num_warps(block),
         )
         return total, normed
-
-    def _weights(self, norm: Affine | None) -> tuple[Tensor | None, Tensor | None]:
-        if norm is None:
-            return None, None
-        return norm.weight, None if self.config.norm == "rms" else norm.bias
 
     def gate(self, up: Tensor) -> Tensor:
         num_tokens, width = up.shape[-2:]

@@ -38,12 +38,13 @@ class PackedModel:
     dtype: str  # value of DTYPE
     bits: Bits
 
-    kind: ClassVar[bytes] = b""
-    """Tells files of subclasses from each other."""
+    by_torch: ClassVar[bool] = False
+    """Whether torch reads the file, in other forms than the kernels."""
 
     @cached_property
     def layout(self) -> PackedLayout:
-        return PackedLayout.of(self.config, FLOAT_BITS[self.dtype] // 8, self.bits)
+        form = (FLOAT_BITS[self.dtype] // 8, self.bits, self.by_torch)
+        return PackedLayout.of(self.config, *form)
 
     @cached_property
     def form(self) -> bytes:
@@ -52,7 +53,7 @@ class PackedModel:
         # The order of rows depends on these.
         heads = (config.num_kv_heads, config.num_groups, config.head_dim)
         made_of = (LAYOUT_VERSION, weight_plan(config), heads, config.quantisation)
-        return self.kind + self.layout.head() + repr(made_of).encode()
+        return b"torch" * self.by_torch + self.layout.head() + repr(made_of).encode()
 
     def parameters(self, memory: mmap.mmap, packing: Packing) -> Parameters:
         """Returns the parameters as views of a packed file's memory, which they keep alive."""

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inference_api.engine.cuda.mlp import Mixture, Mlp
-from inference_api.engine.cuda.parameters import TorchLinear
+from inference_api.engine.cuda.parameters import of_torch
 from inference_api.loading.config import ExpertGroups, MixtureConfig
 from tests.inference_api.conftest import TinyModel, make_runner
 from tests.inference_api.engine.steps import decode
@@ -26,7 +26,7 @@ def mixture(router: Tensor, experts_per_token: int, is_renormalised: bool) -> Mi
         return lambda x: torch.eye(HIDDEN)[number].expand(len(x), -1)
 
     return Mixture(
-        config, TorchLinear(router, None), [expert(number) for number in range(len(router))], 1
+        config, of_torch(router, None), [expert(number) for number in range(len(router))], 1
     )
 
 

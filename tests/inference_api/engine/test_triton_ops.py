@@ -196,8 +196,8 @@ def test_what_was_made_is_normalised_and_added_and_the_sum_normalised(
     of = both((8, 2, 3), dtype, norm=kind, residual_multiplier=0.25)
     x, what = (made(3, size, seed=seed, dtype=dtype) for seed in (1, 2))
     norms = [
-        Affine(made(size, seed=3 + each, dtype=dtype), made(size, seed=5 + each, dtype=dtype))
-        for each in range(2)
+        Affine(made(size, seed=3 + each, dtype=dtype), bias if kind == "layer" else None)
+        for each, bias in enumerate(made(2, size, seed=5, dtype=dtype))
     ]
     for made_norm, norm in [(None, norms[1]), (norms[0], norms[1]), (norms[0], None)]:
         for each in (what, None):
