@@ -8,7 +8,7 @@ from flask import Response, jsonify
 
 from inference_api.apis.chat import Chat, ChatAnswer, answer_reader, chat_params
 from inference_api.apis.choosing import Chosen, ModelChoice
-from inference_api.apis.events import EVENT_STREAM, STREAM_HEADERS, switch_headers
+from inference_api.apis.events import EVENT_STREAM, STREAM_HEADERS, breaking_off, switch_headers
 from inference_api.core.generations import Generations, TextGeneration
 from inference_api.core.requests import Requests
 from inference_api.core.served_model import ServedModel
@@ -107,7 +107,7 @@ def streamed(
 ) -> Response:
     """Returns a streamed response. `stack` closes the generations when the stream ends for any
     reason."""
-    response = Response(chunks, content_type=content_type)
+    response = Response(breaking_off(chunks), content_type=content_type)
     response.headers.update({**STREAM_HEADERS, **headers, **switch_headers(generations)})
     response.headers["X-Session-Id"] = generations[0].session_id
     # Raw text has no place for usage, which the proxy's token limits need.

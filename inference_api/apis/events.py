@@ -1,9 +1,11 @@
 """Server-sent events, and the headers of answers."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from errno import ECONNRESET
 
 from inference_api.core.generations import TextGeneration
+from inference_api.errors import HearthError
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -19,6 +21,15 @@ def sse(content: Mapping[str, object]) -> bytes:
 def named_event(content: Mapping[str, object]) -> bytes:
     """Returns an event that is named by the content's `type`."""
     return f"event: {content['type']}\n".encode() + sse(content)
+
+
+def breaking_off(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields the chunks of a stream. If it fails, raises an error for which gunicorn closes the
+    connection and logs no traceback: the generation's line has its code."""
+    try:
+        yield from chunks
+    except HearthError as error:
+        raise ConnectionResetError(ECONNRESET, str(error)) from error
 
 
 def switch_headers(generations: Iterable[TextGeneration]) -> dict[str, str]:

@@ -27,6 +27,8 @@ class LogLines(Observer):
             "itl_ms": _ms(1 / record.tokens_per_s if record.tokens_per_s else 0.0),
             "finish_reason": record.finish_reason,
         }
+        if ended.error is not None:
+            fields["error"] = ended.error.code
         if self._names_model:
             fields["model"] = record.model
         if caller.left_aside:

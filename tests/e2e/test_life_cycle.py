@@ -101,6 +101,8 @@ def test_what_outlives_the_drain_timeout_is_broken_off_not_ended_well(tmp_path: 
         assert waiting.recv(65536).startswith(b"HTTP/1.1 503")
         waiting.close()
         assert api.process.wait(END_TIMEOUT_S) == 0
+        assert "finish_reason=error error=draining" in api.log
+        assert "Traceback" not in api.log
 
 
 def test_only_local_or_authorised_callers_may_drain(tmp_path: Path) -> None:
