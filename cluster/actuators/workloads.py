@@ -113,22 +113,29 @@ class DeploymentStatus(_Part):
     conditions: Conditions = ()
 
 
-class Deployment(_Part):
+class _Workload(_Part):
     metadata: WorkloadMetadata
-    spec: DeploymentSpec
-    status: DeploymentStatus = DeploymentStatus()
 
     @property
     def name(self) -> str:
         return self.metadata.name
 
     @property
+    def labelled(self) -> tuple[str | None, str | None]:
+        """Returns the server and the accelerator."""
+        return self.metadata.name_by(SERVER_LABEL), self.metadata.name_by(ACCELERATOR_LABEL)
+
+
+class Deployment(_Workload):
+    spec: DeploymentSpec
+    status: DeploymentStatus = DeploymentStatus()
+
+    @property
     def user_rows(self) -> int:
         return self.spec.template.spec.user_rows
 
     def is_of(self, group: Group) -> bool:
-        named = self.metadata.name_by(SERVER_LABEL), self.metadata.name_by(ACCELERATOR_LABEL)
-        return named == (group.server, group.accelerator)
+        return self.labelled == (group.server, group.accelerator)
 
     @property
     def why_no_pods(self) -> str:
@@ -175,20 +182,14 @@ class PodStatus(_Part):
         return next((each for each in self.conditions if each.type == kind), None)
 
 
-class Pod(_Part):
-    metadata: WorkloadMetadata
+class Pod(_Workload):
     spec: PodSpec
     status: PodStatus = PodStatus()
 
     @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
     def group(self) -> Group | None:
         """Returns the replica; None if the pod is only the record of an evicted one."""
-        server = self.metadata.name_by(SERVER_LABEL)
-        accelerator = self.metadata.name_by(ACCELERATOR_LABEL)
+        server, accelerator = self.labelled
         if not server or not accelerator or self.status.phase in ("Succeeded", "Failed"):
             return None
         return Group(server, accelerator, self.spec.user_rows)

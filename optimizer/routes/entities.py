@@ -55,9 +55,9 @@ class EntityKind:
     def path(self, verb: str, words: str = "") -> str:
         return f"/{verb}{(words or self.word).title().replace(' ', '')}"
 
-    def one(self, system: System, name: str, absent: str = "") -> Body:
+    def one(self, system: System, name: str) -> Body:
         """Returns an entity. Raises NotFound."""
-        found = lookup(absent or self.absent or self.word, getattr(system, self.held), name)
+        found = lookup(self.absent or self.word, getattr(system, self.held), name)
         return found if isinstance(found, Body) else CapacitySpec(type=name, count=found)
 
     def every(self, system: System) -> Body:
@@ -74,47 +74,47 @@ class EntityKind:
 
 
 ACCELERATORS = EntityKind(
-    "accelerator",
-    "accelerators",
-    AcceleratorSpec,
-    AcceleratorData,
-    "accelerators",
-    "accelerators",
-    System.with_accelerators,
-    "add",
+    word="accelerator",
+    words="accelerators",
+    spec=AcceleratorSpec,
+    data=AcceleratorData,
+    listed="accelerators",
+    held="accelerators",
+    merge=System.with_accelerators,
+    adds_by="add",
 )
 KINDS = (
     ACCELERATORS,
     EntityKind(
-        "capacity",
-        "capacities",
-        CapacitySpec,
-        CapacityData,
-        "count",
-        "capacities",
-        System.with_capacities,
-        "set",
-        "capacity for",
-        "accelerator type",
+        word="capacity",
+        words="capacities",
+        spec=CapacitySpec,
+        data=CapacityData,
+        listed="count",
+        held="capacities",
+        merge=System.with_capacities,
+        adds_by="set",
+        absent="capacity for",
+        not_removed="accelerator type",
     ),
     EntityKind(
-        "service class",
-        "service classes",
-        ServiceClassSpec,
-        ServiceClassData,
-        "service_classes",
-        "classes",
-        System.with_classes,
+        word="service class",
+        words="service classes",
+        spec=ServiceClassSpec,
+        data=ServiceClassData,
+        listed="service_classes",
+        held="classes",
+        merge=System.with_classes,
     ),
     EntityKind(
-        "server",
-        "servers",
-        ServerSpec,
-        ServerData,
-        "servers",
-        "servers",
-        System.with_servers,
-        "add",
+        word="server",
+        words="servers",
+        spec=ServerSpec,
+        data=ServerData,
+        listed="servers",
+        held="servers",
+        merge=System.with_servers,
+        adds_by="add",
     ),
 )
 
