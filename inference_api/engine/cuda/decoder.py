@@ -28,7 +28,7 @@ from inference_api.engine.cuda.graphs import (
 from inference_api.engine.cuda.inputs import Lines, absent, prompt_inputs, token_inputs
 from inference_api.engine.cuda.kv_cache import TorchCache
 from inference_api.engine.cuda.latent import LatentOut, latent_qkv
-from inference_api.engine.cuda.mlp import CpuExperts, Mlp, make_mlp
+from inference_api.engine.cuda.mlp import CpuExperts, Mixture, Mlp, make_mlp
 from inference_api.engine.cuda.ops import (
     IDS,
     LOGITS,
@@ -78,7 +78,7 @@ class Layer:
     out: Linear
     attention_output_norm: Affine | None
     mlp_norm: Affine | None
-    mlp: Mlp | CpuExperts
+    mlp: Mlp | Mixture | CpuExperts
     mlp_output_norm: Affine | None
 
 
@@ -289,7 +289,7 @@ class Decoder:
         x = padded(x, num_given)
         made, made_norm = None, None  # not yet in x
         num_present = 0
-        if config.experts_elsewhere:  # the host waits for each such layer anyway
+        if config.mixture is not None:  # the host looks at each layer's choice anyway
             num_present = int((inputs[POSITIONS] >= 0).sum())
         for layer in self._layers:
             x, normed = ops.norm_add(x, made, made_norm, layer.attention_norm)
@@ -299,10 +299,12 @@ class Decoder:
                 x, normed = ops.norm_add(x, attention, layer.attention_output_norm, layer.mlp_norm)
                 if isinstance(layer.mlp, CpuExperts):
                     x, made, made_norm = layer.mlp(x, num_present), None, None
+                elif isinstance(layer.mlp, Mixture):
+                    made, made_norm = layer.mlp(normed, num_present), layer.mlp_output_norm
                 else:
                     made, made_norm = layer.mlp(normed), layer.mlp_output_norm
                 continue
-            assert not isinstance(layer.mlp, CpuExperts), "experts follow attention"
+            assert not isinstance(layer.mlp, Mixture | CpuExperts), "experts follow attention"
             if layer.mlp_norm is not None:
                 _, normed = ops.norm_add(x, None, None, layer.mlp_norm)
             made = whole(attention, x.dtype) + whole(layer.mlp(normed), x.dtype)
@@ -352,7 +354,7 @@ def _affine(parameters: TorchParameters, name: str) -> Affine | None:
 
 
 def _layer(
-    config: ModelConfig, parameters: TorchParameters, index: int, mlp: Mlp | CpuExperts
+    config: ModelConfig, parameters: TorchParameters, index: int, mlp: Mlp | Mixture | CpuExperts
 ) -> Layer:
     def affine(name: str) -> Affine | None:
         return _affine(parameters, f"layers.{index}.{name}")

@@ -39,8 +39,10 @@ class Mixture:
     selection_bias: Tensor | None = None  # [experts] float32
     shared: Mlp | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, num_tokens: int) -> Tensor:
+        """What is behind so many tokens is absent, and passes no expert."""
         chosen, shares = self._choose(x)
+        chosen = chosen[:num_tokens]
         out = torch.zeros_like(x) if self.shared is None else whole(self.shared(x), x.dtype)
         for expert in chosen.unique().tolist():
             rows, ranks = torch.where(chosen == expert)
@@ -138,7 +140,7 @@ def make_mlp(
     layer: int,
     gate: Callable[[Tensor], Tensor],
     rows_multiple: int,
-) -> Mlp:
+) -> Mlp | Mixture:
     """`gate`: see `Operations`. `rows_multiple`: see `Mixture`."""
     name = f"layers.{layer}"
     mixture = config.mixture_of(layer)

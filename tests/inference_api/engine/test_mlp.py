@@ -32,8 +32,23 @@ def mixture(router: Tensor, experts_per_token: int, is_renormalised: bool) -> Mi
 
 def test_equal_experts_are_taken_from_the_first_on() -> None:
     router = torch.tensor([[1.0], [2.0], [2.0], [2.0]]).expand(-1, HIDDEN)
-    shares = mixture(router, 2, is_renormalised=True)(torch.ones(3, HIDDEN))
+    shares = mixture(router, 2, is_renormalised=True)(torch.ones(3, HIDDEN), 3)
     assert shares.tolist() == [[0.0, 0.5, 0.5, 0.0]] * 3
+
+
+def test_absent_tokens_pass_no_expert() -> None:
+    made, given = mixture(torch.zeros(4, HIDDEN), 2, is_renormalised=True), list[int]()
+
+    def counted(x: Tensor) -> Tensor:
+        given.append(len(x))
+        return x
+
+    made = replace(made, experts=[counted] * 4, shared=torch.zeros_like)
+    assert made(torch.ones(9, HIDDEN), 2)[:3].tolist() == [[1.0] * HIDDEN] * 2 + [[0.0] * HIDDEN]
+    assert given == [2, 2]
+    given.clear()
+    made(torch.ones(9, HIDDEN), 0)
+    assert given == []
 
 
 def test_shares_are_of_all_experts_or_of_those_taken() -> None:
@@ -41,15 +56,15 @@ def test_shares_are_of_all_experts_or_of_those_taken() -> None:
     powers = torch.tensor([0.0, 1.0, 2.0, -1.0]).exp()
     taken = powers * torch.tensor([0, 1, 1, 0])
     x = torch.ones(1, HIDDEN)
-    torch.testing.assert_close(mixture(router, 2, False)(x)[0], taken / powers.sum())
-    torch.testing.assert_close(mixture(router, 2, True)(x)[0], taken / taken.sum())
+    torch.testing.assert_close(mixture(router, 2, False)(x, 1)[0], taken / powers.sum())
+    torch.testing.assert_close(mixture(router, 2, True)(x, 1)[0], taken / taken.sum())
 
 
 def by_sigmoids(logits: Tensor, bias: Tensor, groups: ExpertGroups | None = None) -> Tensor:
     """The shares of four experts, of which two are taken."""
     made = mixture(logits[:, None].expand(-1, HIDDEN) / HIDDEN, 2, is_renormalised=False)
     config = replace(made.config, scoring="sigmoid", groups=groups, scale=2.0)
-    return replace(made, config=config, selection_bias=bias)(torch.ones(1, HIDDEN))[0]
+    return replace(made, config=config, selection_bias=bias)(torch.ones(1, HIDDEN), 1)[0]
 
 
 def test_a_bias_changes_the_choice_and_not_the_shares() -> None:
@@ -71,13 +86,13 @@ def test_experts_are_of_the_group_that_is_best_as_its_kind_is_scored(
 def test_sigmoids_of_nothing_share_nothing() -> None:
     made = mixture(torch.full((4, HIDDEN), -1000.0), 2, is_renormalised=True)
     made = replace(made, config=replace(made.config, scoring="sigmoid"))
-    assert made(torch.ones(1, HIDDEN)).tolist() == [[0.0] * HIDDEN]
+    assert made(torch.ones(1, HIDDEN), 1).tolist() == [[0.0] * HIDDEN]
 
 
 def test_what_all_tokens_share_is_added() -> None:
     router = torch.zeros(4, HIDDEN)
     made = replace(mixture(router, 2, True), shared=lambda x: 3.0 * x)
-    assert made(torch.ones(1, HIDDEN)).tolist() == [[3.5, 3.5, 3.0, 3.0]]
+    assert made(torch.ones(1, HIDDEN), 1).tolist() == [[3.5, 3.5, 3.0, 3.0]]
 
 
 def test_equal_experts_are_the_same_ones_by_the_kernels(
@@ -107,6 +122,6 @@ def test_equal_experts_are_the_same_ones_by_the_kernels(
 def test_a_token_that_is_no_number_stays_alone(number: float) -> None:
     router = torch.randn(4, HIDDEN, generator=torch.Generator().manual_seed(0))
     x = torch.ones(2, HIDDEN)
-    expected = mixture(router, 2, True)(x)[0]
+    expected = mixture(router, 2, True)(x, 2)[0]
     x[1, 0] = number
-    assert torch.equal(mixture(router, 2, True)(x)[0], expected)
+    assert torch.equal(mixture(router, 2, True)(x, 2)[0], expected)
