@@ -20,7 +20,6 @@ from inference_api.core.plan import StepPlanner
 from inference_api.core.rows import Draft, RowTable, UserRow
 from inference_api.core.state.row_pages import RowPages
 from inference_api.engine.kernel_runner import KernelRunner
-from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.loading.options import EngineOptions
 from inference_api.request import GenerationRequest, OutputQueue, SamplingParams, SessionId
 from inference_api.settings import EMBEDDED_MODEL, Settings
@@ -31,11 +30,6 @@ from inference_api.speculation.mtp import MtpDrafts
 from inference_api.speculation.ngram import NgramDrafts
 from inference_api.speculation.scheduler import DraftScheduler
 from inference_api.text.tokens import load_tokenizer
-
-try:
-    supported_variants()
-except KernelsUnavailable as unavailable:
-    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
 
 ROWS = 4
 CONTEXT = 96

@@ -11,7 +11,6 @@ from typing import Any
 
 import jwt
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,27 +25,19 @@ from inference_api.errors import RequestTooLarge
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import Settings
 from inference_api.web.whole_body import decompressed
-from lab.kit.servers import eventually
+from tests.inference_api.in_process import started
 from tests.recorded_turns import recorded_turns
 
 RANDOM_BODIES = int(os.environ.get("RANDOM_BODIES", "250"))  # `make fuzz` has more
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[Flask]:
+def client() -> Iterator[FlaskClient]:
     app = create_test_server(
         Settings(mock_tokens_per_second=1e6, max_seq_len=32, max_content_length_bytes=2048)
     )
-    server = server_of(app)
-    server.start()
-    eventually(lambda: server.backend.phase == "ready")
-    yield app
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
+    with started(app) as client:
+        yield client
 
 
 def assert_error(response: Any, status: int, message: str) -> None:
@@ -210,12 +201,13 @@ def test_requests_before_the_model_is_loaded_are_told_to_come_back() -> None:
 
 
 def test_unexpected_errors_are_json_without_details(
-    app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(text: str) -> list[int]:
         raise RuntimeError("a secret detail")
 
-    monkeypatch.setattr(server_of(app).backend.served["hearth-tiny"].tokenizer, "encode", fail)
+    served = server_of(client.application).backend.served["hearth-tiny"]
+    monkeypatch.setattr(served.tokenizer, "encode", fail)
     response = client.post("/inference", json={"text": "a"})
     assert_error(response, 500, "Internal error")
     assert "secret" not in response.text

@@ -16,7 +16,6 @@ from inference_api.engine.medusa_tree import DEFAULT_PATHS, default_paths
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import (
     Kernels,
-    KernelsUnavailable,
     PackedWeight,
     supported_variants,
 )
@@ -29,10 +28,7 @@ from inference_api.loading.weights import Parameters
 from inference_api.settings import EMBEDDED_MODEL
 from tests.inference_api.parameters import packed_parameters, torch_parameters
 
-try:
-    VARIANTS = supported_variants()
-except KernelsUnavailable as unavailable:
-    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
+VARIANTS = supported_variants()
 
 CONFIG = load_config(EMBEDDED_MODEL)
 NUM_HEADS = 3

@@ -61,7 +61,6 @@ def test_whole_pages_of_the_system_are_given_back(dtype: str, config: ModelConfi
     assert kept == -3 * page_bytes % mmap.PAGESIZE + 7 * page_bytes % mmap.PAGESIZE
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read memory from")
 def test_memory_is_taken_as_it_is_written_and_given_back(config: ModelConfig) -> None:
     count = 4096
     before = resident_bytes()

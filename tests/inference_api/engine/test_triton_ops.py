@@ -27,15 +27,13 @@ from inference_api.engine.cuda.ops import (
 from inference_api.engine.cuda.panels import Panels, unpacked
 from inference_api.engine.cuda.rope import Rope
 from inference_api.engine.cuda.torch_ops import TorchOps
+from inference_api.engine.cuda.triton_ops import TritonOps, num_parts
 from inference_api.kernels.packing import BITS, Bits
 from inference_api.loading.config import ModelConfig, RopeConfig, SwiGluConfig
 from inference_api.runner import RowStep
 from tests.inference_api.engine import test_torch_ops as of_torch
 from tests.inference_api.engine.test_panels import all_bits, panels
 from tests.inference_api.engine.test_torch_ops import CONTEXT, LENGTHS, ROWS, SHAPES, draws
-
-pytest.importorskip("triton")
-from inference_api.engine.cuda.triton_ops import TritonOps, num_parts
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPLIT = 32  # so that few positions are several

@@ -26,8 +26,6 @@ from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.test_graphs import TREES, draft, of_only, one_token
 from tests.inference_api.engine.tiny_models import CONTEXT
 
-pytest.importorskip("triton")
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS, NUM_GUESSES = 3, 1
 Load = Callable[..., CudaRunner]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inference_api.kernels.build import SOURCES, BuildFailed, find_compiler
+from inference_api.kernels.build import SOURCES, find_compiler
 from inference_api.kernels.interface import declarations, ffi
 
 HEADER = (SOURCES / "interface.h").read_text()
@@ -32,10 +32,7 @@ def faults(header: str, folder: Path) -> list[str]:
     (folder / "interface.h").write_text(header)
     program = folder / "layout.cpp"
     program.write_text("\n".join(["#include <cstddef>", '#include "interface.h"', *checks, ""]))
-    try:
-        command = [*find_compiler(), "-std=c++17", "-fsyntax-only", str(program)]
-    except BuildFailed as failure:
-        pytest.skip(str(failure))
+    command = [*find_compiler(), "-std=c++17", "-fsyntax-only", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return [line for line in done.stderr.splitlines() if "error:" in line]
 

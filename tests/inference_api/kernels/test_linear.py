@@ -1,6 +1,6 @@
 """The matrix product against float64, over shapes and numbers it is not made for."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -227,20 +227,14 @@ def test_a_matrix_may_be_packed_in_parts(kernels: Kernels, bits: Bits) -> None:
     assert np.array_equal(parts.blocks, whole.blocks)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e9])
-@pytest.mark.parametrize("bits", BITS)
-def test_a_weight_that_no_scale_holds_is_refused(
-    kernels: Kernels, bits: Bits, value: float
-) -> None:
-    weights = random(40, 64)
-    weights[33, 40] = value
-    with pytest.raises(UnusableWeight, match="row 33"):
-        packed(kernels, weights, bits)
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("bits", FLOATS)
-def test_a_float_weight_that_is_not_finite_is_refused(
+@pytest.mark.parametrize(
+    ("bits", "value"),
+    [
+        *product(BITS, [torch.nan, torch.inf, -torch.inf, 1e9]),
+        *product(FLOATS, [torch.nan, torch.inf]),
+    ],
+)
+def test_a_weight_that_is_not_finite_or_that_no_scale_holds_is_refused(
     kernels: Kernels, bits: Bits, value: float
 ) -> None:
     weights = random(40, 64)

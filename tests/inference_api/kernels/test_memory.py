@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.kernels.packing import BITS
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.layout import weight_bytes
@@ -39,11 +38,6 @@ runner.load()
 print(peak_bytes() - before)
 """
 
-try:
-    supported_variants()
-except KernelsUnavailable as unavailable:
-    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -63,7 +57,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read the peak from")
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_the_peak_is_little_more_than_the_weights_and_one_shard(
     folder: Path, quantization: str

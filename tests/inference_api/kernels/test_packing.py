@@ -7,16 +7,12 @@ import pytest
 
 from inference_api.kernels.library import (
     Kernels,
-    KernelsUnavailable,
     PackedWeight,
     supported_variants,
 )
 from inference_api.kernels.packing import LAYOUT_VERSION, Bits
 
-try:
-    VARIANTS = supported_variants()
-except KernelsUnavailable as unavailable:
-    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
+VARIANTS = supported_variants()
 
 OUTPUTS, INPUTS = 70, 96
 PACKED: dict[tuple[int, Bits], str] = {  # by version and bits

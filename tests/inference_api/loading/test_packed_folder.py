@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from inference_api.errors import StartupError
-from inference_api.kernels.library import Kernels, KernelsUnavailable, supported_variants
+from inference_api.kernels.library import Kernels
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.files import weight_files
 from inference_api.loading.packing import files as packed_files
@@ -26,11 +26,6 @@ from inference_api.loading.packing.folder import PackedFolder
 from inference_api.loading.packing.layout import PREAMBLE, UnusablePackedFile
 from inference_api.loading.weights import Packing, Parameters, load_parameters
 from tests.inference_api.conftest import TinyModel
-
-try:
-    supported_variants()
-except KernelsUnavailable as unavailable:
-    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
 
 Tiny = Callable[[str], TinyModel]
 PACKING = Packing(Kernels(1), 8)

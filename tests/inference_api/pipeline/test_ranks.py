@@ -7,7 +7,6 @@ from threading import Thread
 import pytest
 
 from inference_api.errors import StartupError
-from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.loading.options import EngineOptions
 from inference_api.pipeline.rank_runners import part_runners
 from inference_api.pipeline.rank_worker import RankWorker
@@ -22,11 +21,6 @@ from inference_api.settings.model import EMBEDDED_MODEL
 from tests.inference_api.conftest import TinyModel
 from tests.inference_api.pipeline.rings import make_pipeline
 from tests.ports import free_port
-
-try:
-    supported_variants()
-except KernelsUnavailable as unavailable:
-    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
 
 OPTIONS = EngineOptions(device="cpu", max_rows=2, max_seq_len=64)
 Tiny = Callable[[str], TinyModel]

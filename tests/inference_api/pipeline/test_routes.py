@@ -13,7 +13,6 @@ from werkzeug.serving import make_server
 from inference_api.core import decode_backend
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.inference_api_server import create_server, server_of
-from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.pipeline import pauses, routes
 from inference_api.settings import Settings
 from lab.kit.servers import eventually
@@ -28,11 +27,6 @@ from weights.errors import TrialFailed
 from weights.samplers import choose_sampler
 from weights.service import WeightsService
 from weights.settings import Settings as WeightsSettings
-
-try:
-    supported_variants()
-except KernelsUnavailable as unavailable:
-    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
 
 QUESTION = {"model": "hearth-tiny", "prompt": "Once upon a time", "temperature": 0.8, "seed": 3}
 

@@ -6,18 +6,12 @@ from functools import cache, partial
 
 import pytest
 
-from inference_api.kernels.library import KernelsUnavailable, supported_variants
 from inference_api.pipeline.runner import PipelineRunner
 from inference_api.pipeline.splits import Split
 from inference_api.request import GenerationRequest, SamplingParams
 from tests.inference_api.pipeline.rings import make_pipeline
 from tests.inference_api.speculation.decoding import GREEDY, Answer, Decoding, Model, request_of
 from tests.inference_api.speculation.sources import SOURCES, Known
-
-try:
-    supported_variants()
-except KernelsUnavailable as unavailable:
-    pytest.skip(f"no kernels: {unavailable}", allow_module_level=True)
 
 NUM_PROMPTS = 50
 SYSTEM = "You are a friendly teller of stories for small children. Tell me about a"

@@ -99,7 +99,6 @@ def test_parts_have_the_bits_of_all_layers(
     folder, options = tiny_model(name)[0], replace(OPTIONS, quantization=quantization)
     steps: Sequence[Sequence[RowStep]] = STEPS
     if kind is TritonRunner:  # whose interpreter takes seconds for more
-        pytest.importorskip("triton")
         steps, options = (OF_ONE_TOKEN,), replace(options, max_rows=2, num_guesses=0)
     whole = loaded(kind, folder, options)
     first, second = (

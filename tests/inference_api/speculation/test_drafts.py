@@ -20,7 +20,6 @@ from inference_api._mock_inference_api_server import (
 from inference_api.core.drafts import Outcome, accepted_branch
 from inference_api.core.plan import StepPlanner
 from inference_api.core.rows import Draft, UserRow
-from inference_api.inference_api_server import server_of
 from inference_api.model_loading import loaded_alone
 from inference_api.request import FinishReason, GenerationRequest, OutputQueue, SessionId
 from inference_api.runner import Draw, Drawn, RowStep
@@ -29,6 +28,7 @@ from inference_api.speculation.scheduler import DraftScheduler
 from lab.kit.servers import eventually
 from tests.inference_api.core.row_tables import make_rows
 from tests.inference_api.core.test_decode_backend import Loop, drained
+from tests.inference_api.in_process import started
 
 WRONG = ord("~")
 TEXT = "Once upon a time there was a fox, and no stop in sight."
@@ -67,11 +67,9 @@ def client(request: pytest.FixtureRequest) -> Iterator[FlaskClient]:
             scheduler = DraftScheduler([drafts], 8, max_rows=32, tries_all=True)
             patch.setattr(model_loading, "drafting_of", lambda *_: scheduler)
         app = create_test_server(Settings(mock_tokens_per_second=1e6, max_seq_len=200))
-        server = server_of(app)
-        server.start()
-        eventually(lambda: server.backend.phase == "ready")
-    yield app.test_client()
-    server.stop()
+        with started(app) as client:
+            patch.undo()  # for other tests
+            yield client
 
 
 def complete(client: FlaskClient, **body: object) -> Any:

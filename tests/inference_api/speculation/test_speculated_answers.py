@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from flask import Flask
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import Settings
 from lab.kit.servers import eventually
+from tests.inference_api.in_process import started
 
 MODEL = "hearth-tiny"
 CONTEXT_TOKENS = 128
@@ -86,25 +88,20 @@ Said = tuple[Any, int]
 @pytest.fixture(scope="module", params=FORMS)
 def app(request: pytest.FixtureRequest) -> Iterator[Ask]:
     """The application by `SPECULATION`, of one form of the weights."""
-    servers = []
+    with ExitStack() as stack:
 
-    @cache
-    def make(mode: str) -> Flask:
-        settings = {
-            **FORMS[request.param],
-            "speculation": mode,
-            "user_rows": 8,
-            "max_seq_len": CONTEXT_TOKENS,
-        }
-        app = create_server(Settings.model_validate(settings))
-        servers.append(server := server_of(app))
-        server.start()
-        eventually(lambda: server.backend.phase == "ready", timeout_s=120)
-        return app
+        @cache
+        def make(mode: str) -> Flask:
+            settings = {
+                **FORMS[request.param],
+                "speculation": mode,
+                "user_rows": 8,
+                "max_seq_len": CONTEXT_TOKENS,
+            }
+            app = create_server(Settings.model_validate(settings))
+            return stack.enter_context(started(app)).application
 
-    yield make
-    for server in servers:
-        server.stop()
+        yield make
 
 
 def ask(app: Flask, body: Body) -> dict[str, Any]:

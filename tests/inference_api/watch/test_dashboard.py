@@ -7,7 +7,6 @@ from typing import Any
 
 import jwt
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
 
 from inference_api._mock_inference_api_server import create_test_server
@@ -17,6 +16,7 @@ from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import ModelSettings, Settings
 from lab.kit.servers import eventually
 from optimizer.settings import Settings as OptimizerSettings
+from tests.inference_api.in_process import started
 from tests.ports import free_port
 
 SECRET = "a secret that is long enough for HS256"
@@ -24,18 +24,10 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;
 
 
 @pytest.fixture(scope="module")
-def app() -> Iterator[Flask]:
+def client() -> Iterator[FlaskClient]:
     app = create_test_server(Settings(mock_tokens_per_second=100, max_seq_len=600))
-    server = server_of(app)
-    server.start()
-    eventually(lambda: server.backend.phase == "ready")
-    yield app
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def client(app: Flask) -> FlaskClient:
-    return app.test_client()
+    with started(app) as client:
+        yield client
 
 
 def state_of(client: FlaskClient) -> Any:
@@ -120,11 +112,13 @@ def test_an_idle_server_has_free_rows_and_no_observations() -> None:
     assert state["latencies"]["ttft"] == {"buckets": [], "sum_s": 0.0}
 
 
-def test_a_busy_row_tells_whose_it_is_and_how_far(app: Flask, client: FlaskClient) -> None:
+def test_a_busy_row_tells_whose_it_is_and_how_far(client: FlaskClient) -> None:
     def ask() -> None:
         body = {"text": "x" * 250, "max_tokens": 200, "session_id": "conversation"}
         headers = {"X-Team-Id": "search", "X-Request-Id": "request-7"}
-        with app.test_client().post("/inference", json=body, headers=headers) as response:
+        with client.application.test_client().post(
+            "/inference", json=body, headers=headers
+        ) as response:
             assert response.get_data(as_text=True) == "x" * 200
 
     asking = Thread(target=ask)
@@ -182,14 +176,12 @@ def test_the_last_requests_are_told_without_their_texts(client: FlaskClient) -> 
 
 
 def test_a_generation_that_fails_later_tells_its_error() -> None:
-    app = create_test_server(Settings(mock_tokens_per_second=20))
-    server = server_of(app)
-    server.start()
-    eventually(lambda: server.backend.phase == "ready")
-    client = app.test_client()
-    with client.post("/inference", json={"text": "x" * 400}) as response:
+    with (
+        started(create_test_server(Settings(mock_tokens_per_second=20))) as client,
+        client.post("/inference", json={"text": "x" * 400}) as response,
+    ):
         next(response.iter_encoded())
-        server.stop()
+        server_of(client.application).stop()
         with pytest.raises(Draining):
             response.get_data()
     (told,) = client.get("/dashboard/requests").get_json()
@@ -219,18 +211,11 @@ def test_odd_addresses_of_a_cluster_stop_the_start(url: str) -> None:
 
 def test_latencies_and_counts_of_several_models_are_added_up() -> None:
     models = tuple(ModelSettings(model_name=name) for name in ("a", "b"))
-    app = create_test_server(Settings(models=models))
-    server = server_of(app)
-    server.start()
-    try:
-        eventually(lambda: server.backend.phase == "ready")
-        client = app.test_client()
+    with started(create_test_server(Settings(models=models))) as client:
         for each in models:
             with client.post(f"/inference/{each.name}", json={"text": "abc"}) as response:
                 assert response.get_data(as_text=True) == "abc"
         state = state_of(client)
-    finally:
-        server.stop()
     assert state["finished"] == {"stop": 2}
     buckets = state["latencies"]["ttft"]["buckets"]
     assert buckets[-1] == [None, 2]
@@ -239,17 +224,10 @@ def test_latencies_and_counts_of_several_models_are_added_up() -> None:
 
 def test_drafts_are_told_of_each_model() -> None:
     models = tuple(ModelSettings(model_name=name, speculation="ngram") for name in ("a", "b"))
-    app = create_test_server(Settings(models=models))
-    server = server_of(app)
-    server.start()
-    try:
-        eventually(lambda: server.backend.phase == "ready")
-        client = app.test_client()
+    with started(create_test_server(Settings(models=models))) as client:
         with client.post("/inference/b", json={"text": "a loop, a loop, a loop"}) as response:
             assert response.get_data(as_text=True) == "a loop, a loop, a loop"
         of_a, of_b = state_of(client)["speculation"].values()
-    finally:
-        server.stop()
     assert set(of_a.values()) == {0}
     assert 0 < of_b["accepted_tokens"] <= of_b["drafted_tokens"]
     # The last step draws the end, which is no token of the text.

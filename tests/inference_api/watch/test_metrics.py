@@ -16,7 +16,7 @@ from inference_api.inference_api_server import server_of
 from inference_api.request import Caller, GenerationRequest, OutputQueue, SessionId
 from inference_api.settings import Settings
 from inference_api.watch.metrics import ServerMetrics, ServerState
-from lab.kit.servers import eventually
+from tests.inference_api.in_process import started
 
 LABELS = '{model_name="hearth-tiny"}'
 STATE = ServerState(0, 32, 0, 0)
@@ -26,12 +26,8 @@ ENDED = EndedGeneration(RECORD, Caller("r-1", "search", "/inference"), "s", None
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[FlaskClient]:
-    app = create_test_server(Settings(mock_tokens_per_second=1e6))
-    server = server_of(app)
-    server.start()
-    eventually(lambda: server.backend.phase == "ready")
-    yield app.test_client()
-    server.stop()
+    with started(create_test_server(Settings(mock_tokens_per_second=1e6))) as client:
+        yield client
 
 
 def scrape(client: FlaskClient) -> dict[str, float]:
@@ -44,7 +40,7 @@ def scrape(client: FlaskClient) -> dict[str, float]:
     }
 
 
-def test_generations_are_counted_with_their_tokens(client: FlaskClient) -> None:
+def test_generations_are_counted_with_their_tokens_under_both_names(client: FlaskClient) -> None:
     before = scrape(client)
     with client.post("/inference", json={"text": "four", "max_tokens": 4}) as response:
         assert response.get_data(as_text=True) == "four"
@@ -59,6 +55,10 @@ def test_generations_are_counted_with_their_tokens(client: FlaskClient) -> None:
     assert gained(f"inference_time_to_first_token_seconds_count{LABELS}") == 1
     assert gained(f"inference_inter_token_latency_seconds_count{LABELS}") == 3
     assert gained(f"inference_e2e_latency_seconds_count{LABELS}") == 1
+    reason = '{finished_reason="length",model_name="hearth-tiny"}'
+    assert gained(f"vllm:request_success_total{reason}") == 1
+    assert gained(f"vllm:prompt_tokens_total{LABELS}") == 4
+    assert gained(f"vllm:generation_tokens_total{LABELS}") == 4
 
 
 def test_errors_are_counted_by_code(client: FlaskClient) -> None:
@@ -83,21 +83,6 @@ def test_vllm_names_carry_the_same_numbers(client: FlaskClient, theirs: str, our
     samples = scrape(client)
     for suffix in ("_sum", "_count"):
         assert samples[f"{theirs}{suffix}{LABELS}"] == samples[f"{ours}{suffix}{LABELS}"] > 0
-
-
-def test_requests_and_tokens_are_counted_under_vllm_names_and_labels(client: FlaskClient) -> None:
-    before = scrape(client)
-    with client.post("/inference", json={"text": "four", "max_tokens": 4}) as response:
-        assert response.get_data(as_text=True) == "four"
-    after = scrape(client)
-
-    def gained(name: str) -> float:
-        return after[name] - before.get(name, 0.0)
-
-    reason = '{finished_reason="length",model_name="hearth-tiny"}'
-    assert gained(f"vllm:request_success_total{reason}") == 1
-    assert gained(f"vllm:prompt_tokens_total{LABELS}") == 4
-    assert gained(f"vllm:generation_tokens_total{LABELS}") == 4
 
 
 def test_usage_of_the_cache_counts_pages_that_rows_hold() -> None:

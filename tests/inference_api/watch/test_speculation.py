@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from threading import Thread
 from typing import Any
 
 import pytest
-from flask import Flask
 from flask.testing import FlaskClient
 
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.inference_api_server import server_of
 from inference_api.settings import Settings
 from lab.kit.servers import eventually
+from tests.inference_api.in_process import started
 
 MODEL = "hearth-tiny"
 REPEATING = "again and again and again and "  # what the mock echoes, so that prompt lookup is right
@@ -31,26 +31,21 @@ COMPLETION = ROUTES["/v1/completions"]
 OPENAI = [route for route in ROUTES if route.startswith("/v1")]
 
 
-@contextmanager
-def served(**settings: Any) -> Iterator[Flask]:
-    app = create_test_server(Settings.model_validate({"mock_tokens_per_second": 1e6, **settings}))
-    server = server_of(app)
-    server.start()
-    eventually(lambda: server.backend.phase == "ready")
-    yield app
-    server.stop()
+def served(**settings: Any) -> AbstractContextManager[FlaskClient]:
+    asked = {"mock_tokens_per_second": 1e6, **settings}
+    return started(create_test_server(Settings.model_validate(asked)))
 
 
 @pytest.fixture(scope="module")
 def drafting() -> Iterator[FlaskClient]:
-    with served(speculation="ngram") as app:
-        yield app.test_client()
+    with served(speculation="ngram") as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[FlaskClient]:
-    with served(speculation="off") as app:
-        yield app.test_client()
+    with served(speculation="off") as client:
+        yield client
 
 
 def refusal(client: FlaskClient, route: str, body: object) -> Any:
@@ -129,17 +124,17 @@ def test_a_stream_is_refused_before_it_begins(drafting: FlaskClient) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_field_reaches_the_row(route: str) -> None:
-    with served(speculation="ngram", mock_tokens_per_second=50) as app:
+    with served(speculation="ngram", mock_tokens_per_second=50) as client:
 
         def ask() -> None:
             body = {**ROUTES[route], "speculation": "off"}
-            with app.test_client().post(route, json=body) as response:
+            with client.post(route, json=body) as response:
                 assert response.status_code == 200
                 assert response.get_data()
 
         asking = Thread(target=ask)
         asking.start()
-        backend = server_of(app).backend
+        backend = server_of(client.application).backend
         row = eventually(lambda: next((user for user in backend.users if user), None))
         assert row.request.speculation == "off"
         asking.join(30)
