@@ -11,7 +11,6 @@ from flask.testing import FlaskClient
 
 from inference_api._mock_inference_api_server import create_test_server
 from inference_api.core.status import ModelSnapshot, Snapshot
-from inference_api.errors import Draining
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import ModelSettings, Settings
 from lab.kit.servers import eventually
@@ -182,7 +181,7 @@ def test_a_generation_that_fails_later_tells_its_error() -> None:
     ):
         next(response.iter_encoded())
         server_of(client.application).stop()
-        with pytest.raises(Draining):
+        with pytest.raises(ConnectionResetError):
             response.get_data()
     (told,) = client.get("/dashboard/requests").get_json()
     assert (told["finish_reason"], told["status"], told["error"]) == ("error", 503, "draining")
