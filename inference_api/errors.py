@@ -174,7 +174,9 @@ class RequestTooLarge(HearthError):
 
     def __init__(self, max_bytes: int, is_compressed: bool = False) -> None:
         body = "decompressed body" if is_compressed else "body"
-        super().__init__(f"The request {body} exceeds {max_bytes} bytes; send less text.")
+        super().__init__(
+            f"The request {body} exceeds {max_bytes} bytes; send less or raise MAX_CONTENT_LENGTH."
+        )
 
 
 class UnknownEncoding(HearthError):

@@ -178,7 +178,7 @@ def test_streams_say_how_many_tokens_their_prompts_have(
 
 def test_large_body_is_refused(client: FlaskClient) -> None:
     response = client.post("/inference", json={"text": "x" * 3000})
-    assert_error(response, 413, "The request body exceeds 2048 bytes")
+    assert_error(response, 413, "The request body exceeds 2048 bytes; send less or raise MAX_CONT")
 
 
 def test_unknown_model_path_and_verb(client: FlaskClient) -> None:
