@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from lab.kit.servers import MOCK_APP, ROOT, ServedApi, eventually
@@ -86,6 +87,13 @@ def tools_api(_tools_api: ServedApi) -> Iterator[ServedApi]:
     """A tiny model of random weights with a template that knows tools, called `random`."""
     yield _tools_api
     eventually(_tools_api.is_idle)
+
+
+@pytest.fixture(scope="module")
+def client(api: ServedApi) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client of the module's `api`."""
+    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,12 +21,6 @@ QUESTION: list[Any] = [{"role": "user", "content": "Tell me about Nairobi."}]
 @pytest.fixture(scope="module")
 def api(model_api: ServedApi) -> ServedApi:
     return model_api
-
-
-@pytest.fixture(scope="module")
-def client(api: ServedApi) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 LARK = """

@@ -47,12 +47,6 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
         yield api
 
 
-@pytest.fixture(scope="module")
-def client(api: ServedApi) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def test_thoughts_and_calls_are_told_apart(client: openai.OpenAI) -> None:
     """It may think or say something first, which at random has no end."""
     answers = client.chat.completions.create(

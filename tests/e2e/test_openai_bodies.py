@@ -1,6 +1,5 @@
 """Which bodies of OpenAI's routes are taken, and how the others are refused, on the mock server."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -63,12 +62,6 @@ KEPT: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def api(mock_api: ServedApi) -> ServedApi:
     return mock_api
-
-
-@pytest.fixture(scope="module")
-def client(api: ServedApi) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 it understands."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -20,12 +19,6 @@ ECHO = "User: hello\nAI: "  # what the mock makes of it
 @pytest.fixture(scope="module")
 def api(mock_api: ServedApi) -> ServedApi:
     return mock_api
-
-
-@pytest.fixture(scope="module")
-def client(api: ServedApi) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_models_are_listed_and_found_by_id(client: openai.OpenAI) -> None:

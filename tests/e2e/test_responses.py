@@ -1,7 +1,6 @@
 """`/v1/responses` on a model of random weights: by OpenAI's client, and in bytes."""
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -31,12 +30,6 @@ ENDLESS = {
 @pytest.fixture(scope="module")
 def api(tools_api: ServedApi) -> ServedApi:
     return tools_api
-
-
-@pytest.fixture(scope="module")
-def client(api: ServedApi) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def ask(client: openai.OpenAI, seed: int = 1, **fields: Any) -> Any:

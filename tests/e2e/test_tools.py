@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -43,12 +42,6 @@ TOOLS: list[Any] = [
 @pytest.fixture(scope="module")
 def api(tools_api: ServedApi) -> ServedApi:
     return tools_api
-
-
-@pytest.fixture(scope="module")
-def client(api: ServedApi) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,9 @@ from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from inference_api.loading.settling import device_faults
 from inference_api.runner import RowStep, place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
+from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.steps import ANY_DRAW, decode
-from tests.inference_api.engine.tiny_models import CONTEXT, VOCAB_SIZE, make_model
+from tests.inference_api.engine.tiny_models import CONTEXT, VOCAB_SIZE
 from tests.inference_api.parameters import packed_parameters, torch_parameters
 
 ROWS = 32
@@ -34,16 +34,8 @@ HELDOUT = EMBEDDED_MODEL / "heldout.txt"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A tiny random model by name, each made once."""
-
-    @cache
-    def make(name: str) -> Path:
-        made = tmp_path_factory.mktemp(name)
-        make_model(name, made)
-        return made
-
-    return make
+def folder(tiny_model: Callable[[str], TinyModel]) -> Callable[[str], Path]:
+    return lambda name: tiny_model(name)[0]
 
 
 def loaded(folder: Path, quantization: str, dtype: str = "float32") -> KernelRunner:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,10 +26,11 @@ from inference_api.loading.config import ModelConfig
 from inference_api.loading.layout import EMBEDDING, K_B, KV_B, V_B
 from inference_api.loading.weights import Parameters
 from inference_api.runner import RowStep
+from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine import tiny_models
 from tests.inference_api.engine.caches import make_cache
 from tests.inference_api.engine.steps import ANY_DRAW, decode, prefill
-from tests.inference_api.engine.tiny_models import CONTEXT, GATED, MODELS, VOCAB_SIZE, make_model
+from tests.inference_api.engine.tiny_models import CONTEXT, GATED, MODELS, VOCAB_SIZE
 from tests.inference_api.kernels.groups import grouped, of_groups, rotation
 from tests.inference_api.parameters import packed_parameters
 
@@ -50,19 +51,11 @@ Folder = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
-    """A tiny random model by name, each made once."""
-
-    @cache
-    def make(name: str) -> Path:
-        made = tmp_path_factory.mktemp(name)
-        make_model(name, made)
-        return made
-
+def folder(tiny_model: Callable[[str], TinyModel]) -> Iterator[Folder]:
     with pytest.MonkeyPatch.context() as patch:
         for name, model in EXTRA.items():
             patch.setitem(tiny_models.MODELS, name, model)
-        yield make
+        yield lambda name: tiny_model(name)[0]
 
 
 @dataclass(frozen=True, slots=True)
