@@ -165,7 +165,10 @@ def loaded(model: Path, quantization: str, cache: str, window: int) -> KernelRun
     )
     runner = KernelRunner(model, options)
     runner.load()
-    place_own_pages(runner)
+    if (most := place_own_pages(runner)) < window:
+        raise SystemExit(
+            f"error: --window {window}: pages of {model.name} hold {most} tokens a row"
+        )
     return runner
 
 
