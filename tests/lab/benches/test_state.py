@@ -128,6 +128,6 @@ def test_pauses_are_those_of_all_models() -> None:
 
 
 def test_a_cache_has_room_for_its_tokens(tmp_path: Path) -> None:
-    make_random_model(SHAPES["tiny"], tmp_path)  # 2 layers x 2 heads x 2 x 32 float16: 512 bytes
-    assert cache_for(tmp_path, 8192) == {"KV_CACHE_MEMORY": "4MiB"}
-    assert cache_for(tmp_path, 8192 + 64) == {"KV_CACHE_MEMORY": "5MiB"}
+    make_random_model(SHAPES["tiny"], tmp_path)  # 2 layers x 2 heads x 2 x (32 + 4): 288 bytes
+    assert cache_for(tmp_path, 2**17) == {"KV_CACHE_MEMORY": "36MiB"}
+    assert cache_for(tmp_path, 2**17 + 64) == {"KV_CACHE_MEMORY": "37MiB"}
