@@ -31,6 +31,7 @@ from lab.peers.models import gguf_model, openvino_model, random_model
 from lab.peers.report import Cell, Measurement
 
 GGUF_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
+BFLOAT16 = "bfloat16"
 BYTE_IDS = 256  # the ids of the model's tokenizer that are text
 MOST_IDLE_SHARE = 0.02  # of the time of a run, that those who wait may take
 
@@ -67,10 +68,10 @@ LOADS = {
     "prefill": Load("prefill of 1,024", 1, 1024, 1, rounds=2),
     "long": Load("32 users, 1,500 in", 32, 1500, 64),
 }
-# Our server without quantisation, for --own.
-OWN: dict[str, dict[str, str]] = {
-    "bfloat16": {"DTYPE": "bfloat16"},
-    "float32": {"DTYPE": "float32"},
+FORMS = {  # of our weights: settings, and llama.cpp's type
+    "int8": ({"QUANTIZATION": "int8"}, GGUF_TYPES["int8"]),
+    "int4": ({"QUANTIZATION": "int4"}, GGUF_TYPES["int4"]),
+    BFLOAT16: ({"DTYPE": BFLOAT16}, "BF16"),
 }
 
 
@@ -101,7 +102,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure our server beside the best public ones.")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--quantizations", nargs="+", choices=GGUF_TYPES, default=list(GGUF_TYPES))
+    parser.add_argument("--quantizations", nargs="+", choices=FORMS, default=list(GGUF_TYPES))
     parser.add_argument(
         "--loads",
         nargs="+",
@@ -114,7 +115,6 @@ def _arguments() -> argparse.Namespace:
         "--llama-options", default="", help='of lab.peers.llama_cpp, "--flash 1" say'
     )
     parser.add_argument("--times", type=int, default=3, help="alternations (of long: one)")
-    parser.add_argument("--own", action="store_true", help=f"ours as {', '.join(OWN)} takes part")
     parser.add_argument(
         "--kv-cache-dtype", choices=("auto", *CACHE_DTYPES), default="auto", help="of ours"
     )
@@ -148,13 +148,10 @@ def _contestants(
     sizes = ("--users", str(users), "--context", str(context))
     folder = random_model(model)
     size = (folder, users, context)
-    ours = {"QUANTIZATION": quantization, "KV_CACHE_DTYPE": arguments.kv_cache_dtype}
+    settings, gguf_type = FORMS[quantization]
+    ours = {**settings, "KV_CACHE_DTYPE": arguments.kv_cache_dtype}
     yield hearth(_form(quantization, arguments), *size, logs / "ours", ours)
-    if arguments.own:
-        for name, settings in OWN.items():
-            yield hearth(name, *size, logs / name, settings)
     if LLAMA_CPP in recipes:
-        gguf_type = GGUF_TYPES[quantization]
         flags = [*sizes, "--threads", threads, *arguments.llama_options.split()]
         yield peer(
             f"llama.cpp {gguf_type}",
@@ -162,7 +159,7 @@ def _contestants(
             lambda: [str(gguf_model(folder, gguf_type)), *flags],
             logs / "llama.cpp",
         )
-    if OPENVINO in recipes:
+    if OPENVINO in recipes and quantization != BFLOAT16:  # it has no such weights
         yield peer(
             f"OpenVINO {quantization}",
             OPENVINO,
