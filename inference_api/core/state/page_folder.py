@@ -34,6 +34,7 @@ QUEUED_RECORDS = 4  # waiting to be written
 MAX_READERS = 4  # threads, each with a record
 WAIT_S = 60.0  # the writer waits so long for a record, and then again
 JOIN_TIMEOUT_S = 5.0
+STEP_NS = 1000  # between the dates of files
 OWNERS_FOLDER = 0o700  # pages tell what was prompted
 ON_CUDA = "PREFIX_CACHE_DIR is for the CPU; unset it, or set DEVICE=cpu."
 LESS_URGENT = 10  # niceness beyond that of others
@@ -94,12 +95,18 @@ class PageFolder:
             return None if stored is None else stored.parts
 
     def read(self, key: bytes, parts: int, pages: Sequence[memoryview]) -> Future[bool]:
-        """Have a record's content read into memory, one page after the other, and count it as used.
+        """Have a record's content read into memory, one page after the other.
 
         Returns whether it was; not if the record is gone, damaged or has other parts by now. Until
         then the pages may hold anything. One that is not needed may stand for several.
         """
         return self._readers.submit(self._read, key, parts, pages)
+
+    def use(self, key: bytes) -> None:
+        """Count a record, if there is one, as used later than all others."""
+        with self._lock:
+            if key in self._stored:
+                self._stored.move_to_end(key)
 
     def prepare(self, pages: Sequence[memoryview]) -> Future[bool]:
         """Have the system give memory to pages, when it has nothing better to do. They are cleared.
@@ -129,9 +136,19 @@ class PageFolder:
         self._writer.join(JOIN_TIMEOUT_S)
         self._readers.shutdown()
         self._preparer.shutdown()
+        self._date_files()
+
+    def _date_files(self) -> None:
+        """Have files tell the order of use to who finds them."""
+        with self._lock:
+            stored = [*self._stored.items()]
+        first_ns = time.time_ns() - len(stored) * STEP_NS
+        for place, (key, (parts, _)) in enumerate(stored):
+            with suppress(OSError):  # another process has removed it
+                os.utime(self._path(key, parts), ns=(first_ns + place * STEP_NS,) * 2)
 
     def _find_files(self) -> None:
-        found: list[tuple[float, bytes, Stored]] = []
+        found: list[tuple[int, bytes, Stored]] = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 is_draft, name = entry.name.endswith(DRAFT), NAME.fullmatch(entry.name)
@@ -145,7 +162,7 @@ class PageFolder:
                     Path(entry).unlink(missing_ok=True)  # left by a process that was killed
                 elif name is not None:
                     stored = Stored(int(name[2], 16), state.st_size)
-                    found.append((state.st_mtime, bytes.fromhex(name[1]), stored))
+                    found.append((state.st_mtime_ns, bytes.fromhex(name[1]), stored))
         for _, key, stored in sorted(found):
             self._note(key, stored)
         self._trim()
@@ -155,7 +172,6 @@ class PageFolder:
             stored = self._stored.get(key)
             if stored is None or stored.parts != parts:
                 return False
-            self._stored.move_to_end(key)
         path, size_bytes = self._path(key, parts), HEADER_BYTES + sum(map(len, pages))
         try:
             with path.open("rb", buffering=0) as file:
@@ -164,7 +180,6 @@ class PageFolder:
                 for page in pages if is_whole else ():
                     is_whole = is_whole and file.readinto(page) == len(page)
                     checksum = zlib.crc32(page, checksum)
-            os.utime(path)  # for the order after the next start
         except OSError:  # removed by another process or by hand
             self._remove(key)
             return False

@@ -197,9 +197,10 @@ class StoredPages:
         num_tokens, self._read_tokens = self._read_tokens, 0
         return num_tokens
 
-    def want(self, nodes: Iterable[Node]) -> None:
-        """Have nodes written, by calls of `write`; the deepest last."""
-        for node in nodes:
+    def want(self, nodes: Sequence[Node]) -> None:
+        """Have the nodes of a prompt written, or counted as used, by calls of `write`: the first
+        one last, so that the folder removes it last. Without it no other can be read."""
+        for node in reversed(nodes):
             self._wanted[node] = None
             self._wanted.move_to_end(node)
         while len(self._wanted) > self._layout.num_pages:
@@ -216,6 +217,7 @@ class StoredPages:
             parts, key = self._parts(node), self._key(node)
             written = self._folder.parts(key) or 0
             if parts | written == written:  # also of a node that was evicted
+                self._folder.use(key)
                 continue
             content = b"".join(map(self._memory.view_page, _pages_of(node)))
             if not self._folder.put(PageRecord(key, parts, content), timeout_s):
@@ -227,8 +229,9 @@ class StoredPages:
 
     def flush(self, seconds: float) -> None:
         """Write all nodes, and tails, as far as so much time suffices."""
-        nodes = dict.fromkeys(self._tree.nodes.values())
-        self.want(node for node in nodes if len(node.tokens) < self._size)
+        for node in dict.fromkeys(self._tree.nodes.values()):
+            if len(node.tokens) < self._size:
+                self.want(_path(node))
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0 and self.write(left_s):
             pass
@@ -350,6 +353,14 @@ class StoredPages:
 
     def _root_key(self, name: Hashable) -> bytes:
         return _following(self._fingerprint, repr(name).encode())
+
+
+def _path(node: Node) -> Sequence[Node]:
+    """Returns the nodes of a prompt that ends with this one."""
+    path = [node]
+    while (parent := path[-1].parent) is not None and parent.parent is not None:
+        path.append(parent)
+    return path[::-1]
 
 
 def _pages_of(node: Node) -> Sequence[int]:

@@ -1,6 +1,7 @@
 """A memory that remembers which tokens were written where."""
 
 import pickle
+from collections import OrderedDict
 from collections.abc import Collection, Hashable, Sequence
 from concurrent.futures import Future
 
@@ -76,10 +77,12 @@ class FakeMemory:
 
 
 class FakeFolder(PageFolder):
-    """Keeps records in memory, and writes them at once. Reads them in `wait`, or at once."""
+    """Keeps records in memory, at most `most` of them, and writes them at once. Reads them in
+    `wait`, or at once."""
 
-    def __init__(self, reads_at_once: bool = True) -> None:
-        self.records: dict[bytes, PageRecord] = {}
+    def __init__(self, reads_at_once: bool = True, most: int = 10**6) -> None:
+        self.records: OrderedDict[bytes, PageRecord] = OrderedDict()
+        self._most = most
         self._reads_at_once = reads_at_once
         self._waiting: list[tuple[Future[bool], bytes, int, Sequence[memoryview]]] = []
         self._preparing: list[Future[bool]] = []
@@ -120,7 +123,14 @@ class FakeFolder(PageFolder):
 
     def put(self, record: PageRecord, timeout_s: float = 0.0) -> bool:
         self.records[record.key] = record
+        self.use(record.key)
+        if len(self.records) > self._most:
+            self.records.popitem(last=False)
         return True
+
+    def use(self, key: bytes) -> None:
+        if key in self.records:
+            self.records.move_to_end(key)
 
     def close(self) -> None:
         """It has no thread."""

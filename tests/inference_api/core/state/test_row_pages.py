@@ -1,6 +1,10 @@
 """Rows share the pages of equal beginnings, and what is cached makes room."""
 
+from itertools import chain
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inference_api.core.state.page_folder import PageRecord
 from inference_api.core.state.row_pages import Reuse, RowPages
@@ -204,6 +208,30 @@ def test_memory_is_prepared_for_what_is_on_disk_until_some_is_given_back() -> No
     pages.trim(5)
     assert not pages.disk.prepare()
     assert pages._pool.num_touched == 5
+
+
+@given(
+    chats=st.lists(st.tuples(*[st.sampled_from([(), ONES, TWOS, (3,)])] * 4), max_size=12),
+    most=st.integers(1, 12),
+    turns=st.integers(1, 3),
+)
+def test_a_small_disk_keeps_nothing_without_its_beginning(
+    chats: list[tuple[tuple[int, ...], ...]], most: int, turns: int
+) -> None:
+    pages, memory = make_pages(80, 1)
+    folder = FakeFolder(most=most)
+    pages.store(Disk(folder, b"fingerprint"), memory)
+    assert pages.disk is not None
+    for number, chat in enumerate(chats):
+        run(pages, (*chain(*chat), 5))
+        if number % turns == 0:
+            pages.disk.write()
+    pages.disk.flush(60)
+    nodes = [each for each in pages._tree.nodes.values() if each.key in folder.records]
+    assert len(nodes) == len(folder.records)
+    for node in nodes:
+        assert node.parent is not None
+        assert node.parent.parent is None or node.parent.key in folder.records
 
 
 def test_a_window_gives_back_what_it_has_passed() -> None:
