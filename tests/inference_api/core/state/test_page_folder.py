@@ -55,9 +55,7 @@ def test_another_process_finds_what_was_kept(tmp_path: Path) -> None:
 
 
 def test_what_was_used_last_stays(tmp_path: Path) -> None:
-    for number in range(5):
-        filled(tmp_path, range(number, number + 1))
-        os.utime(tmp_path / f"{key_of(number).hex()}.{number + 1:x}", (number, number))
+    filled(tmp_path, range(5))
     kept = PageFolder(tmp_path, 10**6)
     kept.use(key_of(1))  # the second oldest
     kept.close()
