@@ -62,7 +62,7 @@ def test_every_expert_is_shown_with_its_state(api: ServedApi, browser: Browser) 
             expect(facts).to_contain_text(
                 re.compile(rf"Devicecpu, \d+ threads?Kernels\w+Weights{weights}, [\d.]+ MiB")
             )
-            expect(facts).to_contain_text(re.compile(r"KV cachefloat(16|32), [\d.]+ MiB"))
+            expect(facts).to_contain_text(re.compile(r"KV cache(float32|int8), [\d.]+ MiB"))
             # One that is on disk has none.
             in_use = re.compile(r"Cache in use(–|\d+( \(\d+ cached\))? of [\d,]+ tokens)")
             expect(facts).to_contain_text(in_use)
