@@ -147,7 +147,7 @@ def stack(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_it_serves_a_format(name: str, stack: Stack) -> None:
-    body = {"model": name, "prompt": "Good", "max_tokens": 8, "temperature": 0}
+    body = {"model": name, "prompt": "Good", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     answer = requests.post(
         f"{stack.proxy}/v1/completions", json=body, headers=stack.authorization(), timeout=60
     ).json()

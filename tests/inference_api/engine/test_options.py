@@ -12,6 +12,7 @@ def test_every_option_is_the_setting_of_its_name() -> None:
         max_seq_len=99,
         quantization="int4",
         kv_cache_dtype="float16",
+        experts_on_cpu=3,
     )
     assert EngineOptions.from_settings(settings) == EngineOptions(
         device="cuda",
@@ -20,6 +21,7 @@ def test_every_option_is_the_setting_of_its_name() -> None:
         max_seq_len=99,
         quantization="int4",
         kv_cache_dtype="float16",
+        experts_on_cpu=3,
     )
 
 

@@ -1,0 +1,10 @@
+# ruff: noqa: N999 - the name gunicorn looks for
+"""gunicorn -c optimizer/gunicorn.conf.py "optimizer.app:create_app()": the optimizer alone."""
+
+from common.launcher import threaded
+from optimizer.settings import load_settings
+
+_settings = load_settings()
+globals().update(
+    threaded(_settings.host, _settings.port, _settings.threads, _settings.max_body_bytes)
+)

@@ -1,0 +1,10 @@
+# ruff: noqa: N999 - the name gunicorn looks for
+"""gunicorn -c weights/gunicorn.conf.py "weights.app:create_app()": the weights service alone."""
+
+from common.launcher import threaded
+from weights.settings import load_settings
+
+_settings = load_settings()
+globals().update(
+    threaded(_settings.host, _settings.port, _settings.threads, _settings.max_body_bytes)
+)
