@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as NoAnswer
+from dataclasses import dataclass
 from threading import Lock
 
 from flask import Blueprint, Response, jsonify, request
@@ -42,10 +43,55 @@ class ValidateBody(Body):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Bundle:
+    """What routes show of the bundle, and ask of its members. Any request thread."""
+
+    backend: DecodeBackend
+    input_queue: InputQueue
+    settings: Settings
+
+    def state(self) -> BundleState:
+        """Raises what `_residents` raises."""
+        self._residents()
+        state = bundle_state(self.backend, self.input_queue, self.settings)
+        assert state is not None
+        return state
+
+    def member(self, name: str) -> ExpertState:
+        return next(each for each in self.state()["experts"] if each["name"] == name)
+
+    def ask(self, name: str, question: Callable[[Residency, float], Answer]) -> Answer:
+        """Has the decode thread answer a question about a member. Raises what it raises, NoBundle,
+        UnknownModel, and the errors that a new request would get."""
+        residents = self._residents()
+        names = list(residents.snapshot.members)
+        if name not in names:
+            raise UnknownModel(name, names)
+        self.backend.check_admission()
+        try:
+            return residents.ask(question)
+        except NoAnswer:
+            raise Unavailable(
+                "The decode thread is busy with a long step; try again later.", BUSY_RETRY_AFTER_S
+            ) from None
+
+    def _residents(self) -> BundleResidents:
+        """Raises NoBundle, and NotReady before the members are known."""
+        if self.settings.bundle is None:
+            raise NoBundle
+        residents = bundle_of(self.backend)
+        if residents is None:
+            self.backend.check_admission()
+            raise NoBundle(is_mock=True)
+        return residents
+
+
 def create_blueprint(
     backend: DecodeBackend, input_queue: InputQueue, settings: Settings
 ) -> Blueprint:
     blueprint = Blueprint("bundle", __name__)
+    bundle = _Bundle(backend, input_queue, settings)
     checking = Lock()  # one check at a time: parsing large tokenizers holds the interpreter
 
     @blueprint.get("/bundle")
@@ -55,7 +101,7 @@ def create_blueprint(
     )
     def state() -> Response:
         """Answers also while members load at start, and while the server drains."""
-        return jsonify(current())
+        return jsonify(bundle.state())
 
     @blueprint.post("/bundle/load/<path:name>")
     @operation(
@@ -64,8 +110,8 @@ def create_blueprint(
     )
     def load(name: str) -> tuple[Response, int]:
         """Idempotent."""
-        is_there = ask(name, lambda residency, now_s: residency.ask_load(name, now_s))
-        return jsonify(member(name)), 200 if is_there else 202
+        is_there = bundle.ask(name, lambda residency, now_s: residency.ask_load(name, now_s))
+        return jsonify(bundle.member(name)), 200 if is_there else 202
 
     @blueprint.post("/bundle/unload/<path:name>")
     @operation(
@@ -76,8 +122,8 @@ def create_blueprint(
     def unload(name: str) -> tuple[Response, int]:
         """Idempotent. Requests that wait for the member cause it to be loaded again."""
         mode = _unload_mode()
-        ask(name, lambda residency, now_s: residency.ask_unload(name, mode, now_s))
-        return jsonify(member(name)), 202
+        bundle.ask(name, lambda residency, now_s: residency.ask_unload(name, mode, now_s))
+        return jsonify(bundle.member(name)), 202
 
     @blueprint.post("/bundle/validate")
     @operation(
@@ -95,40 +141,6 @@ def create_blueprint(
             return jsonify(checked(body.bundle, settings).model_dump())
         finally:
             checking.release()
-
-    def ask(name: str, question: Callable[[Residency, float], Answer]) -> Answer:
-        """Has the decode thread answer a question about a member. Raises what it raises, NoBundle,
-        UnknownModel, and the errors that a new request would get."""
-        residents = residents_of()
-        names = list(residents.snapshot.members)
-        if name not in names:
-            raise UnknownModel(name, names)
-        backend.check_admission()
-        try:
-            return residents.ask(question)
-        except NoAnswer:
-            raise Unavailable(
-                "The decode thread is busy with a long step; try again later.", BUSY_RETRY_AFTER_S
-            ) from None
-
-    def residents_of() -> BundleResidents:
-        """Raises NoBundle, and NotReady before the members are known."""
-        if settings.bundle is None:
-            raise NoBundle
-        residents = bundle_of(backend)
-        if residents is None:
-            backend.check_admission()
-            raise NoBundle(is_mock=True)
-        return residents
-
-    def current() -> BundleState:
-        residents_of()
-        state = bundle_state(backend, input_queue, settings)
-        assert state is not None
-        return state
-
-    def member(name: str) -> ExpertState:
-        return next(each for each in current()["experts"] if each["name"] == name)
 
     return blueprint
 

@@ -139,7 +139,7 @@ class PageFolder:
         self._date_files()
 
     def _date_files(self) -> None:
-        """Have files tell the order of use to who finds them."""
+        """Date the files in the order of their use, for the next process that finds them."""
         with self._lock:
             stored = [*self._stored.items()]
         first_ns = time.time_ns() - len(stored) * STEP_NS
