@@ -1,6 +1,6 @@
 """`ClusterConfig`: the cluster's file, read once at start. Immutable: any thread.
 
-`docs/controller.md` lists the same keys; a test compares the two.
+`docs/controller.md` says what each key means; a test compares the two.
 """
 
 from collections.abc import Iterable, Mapping
@@ -62,87 +62,48 @@ Amount = Annotated[float, BeforeValidator(float_of), Field(ge=0, le=1e6, allow_i
 class ActuatorKeys(Keys):
     """How replicas are started and stopped."""
 
-    kind: Literal["local", "ray", "kubernetes"] = Field(
-        "local", description="Processes of this machine, actors of Ray, or Deployments."
-    )
-    address: str = Field(
-        "auto", max_length=300, description="Of Ray's head; `auto`: the cluster of this machine."
-    )
-    namespace: str = Field(
-        "hearth", min_length=1, max_length=63, description="Of the actors, or the Deployments."
-    )
-    folder: FilePath = Field(
-        Path("var/replicas"), description="Of `local`: what runs, and its logs."
-    )
-    capacity: dict[Name, Amount] = Field(
-        default_factory=dict,
-        max_length=50,
-        description="Of `local`: what all replicas may take together; default: the cores.",
-    )
-    pins: bool = Field(False, description="Of local and Ray: replicas of whole CPUs get their own.")
-    leave_s: Seconds = Field(
-        10.0, ge=0, le=3600, description="Of local and Ray: from leaving the upstreams to SIGTERM."
-    )
+    kind: Literal["local", "ray", "kubernetes"] = "local"
+    address: str = Field("auto", max_length=300)
+    namespace: str = Field("hearth", min_length=1, max_length=63)
+    folder: FilePath = Path("var/replicas")
+    capacity: dict[Name, Amount] = Field(default_factory=dict, max_length=50)
+    pins: bool = False
+    leave_s: Seconds = Field(10.0, ge=0, le=3600)
 
 
 class ProxyKeys(Keys):
     """The proxy, whose waiting requests have arrived but are not counted by any replica."""
 
-    url: Url = Field(description="Of the proxy; its /metrics are read.")
-    token_file: FilePath | None = Field(
-        None, description="A file with a token of role `viewer` or more, read at each cycle."
-    )
+    url: Url
+    token_file: FilePath | None = None
 
 
 class AcceleratorKeys(Keys):
     """The resources of one replica on this accelerator."""
 
-    resources: dict[Name, Amount] = Field(
-        default_factory=dict, max_length=50, description="As the machines call them: CPU, GPU, ..."
-    )
+    resources: dict[Name, Amount] = Field(default_factory=dict, max_length=50)
 
 
 class ClusterConfig(Keys):
     """A valid file. Paths in it are relative to its folder."""
 
-    system: FilePath = Field(description="The optimizer's document (`POST /optimizeOne`), as JSON.")
-    optimizer: Url = Field(description="The optimizer's service, asked statelessly.")
-    servers: dict[Name, ServerKeys] = Field(
-        max_length=MAX_SERVERS, description="By the names of the system's servers, all of them."
-    )
-    accelerators: dict[Name, AcceleratorKeys] = Field(
-        max_length=200, description="By the names of the system's, all of them."
-    )
-    listen: Address = Field("127.0.0.1:3300", description="Where the controller answers.")
-    allowed_hosts: list[HostName] = Field(
-        default_factory=list, max_length=100, description="Public names of the controller."
-    )
-    period_s: Seconds = Field(
-        60.0, ge=0, le=86_400, description="Between cycles; 0: only on `POST /invoke`."
-    )
-    rollout_s: Seconds = Field(
-        2.0, ge=0.1, le=60, description="Between looks at the replicas while a plan is in force."
-    )
-    stabilization_s: Seconds = Field(
-        60.0, ge=0, le=86_400, description="In which a server's plan changes at most once."
-    )
-    scale_down_s: Seconds = Field(
-        300.0, ge=0, le=86_400, description="Whose highest demand decides: less waits that long."
-    )
-    actuator: ActuatorKeys = Field(ActuatorKeys(), description="A mapping, below.")
-    upstreams_file: FilePath = Field(
-        Path("var/upstreams.yaml"), description="Written for the proxy, by `local` and `ray`."
-    )
-    proxy: ProxyKeys | None = Field(None, description="A mapping, below.")
-    journal: FilePath = Field(Path("var/cluster.jsonl"), description="A line of JSON for a cycle.")
-    journal_bytes: int = Field(
-        64 * 2**20,
-        ge=2**16,
-        le=2**40,
-        description="After which a new file is begun; three old ones are kept.",
-    )
-    tune: bool = Field(True, description="Follow the machines' speed by `POST /tune`.")
-    dry_run: bool = Field(False, description="Plan and tell, and start and stop nothing.")
+    system: FilePath
+    optimizer: Url
+    servers: dict[Name, ServerKeys] = Field(max_length=MAX_SERVERS)
+    accelerators: dict[Name, AcceleratorKeys] = Field(max_length=200)
+    listen: Address = "127.0.0.1:3300"
+    allowed_hosts: list[HostName] = Field(default_factory=list, max_length=100)
+    period_s: Seconds = Field(60.0, ge=0, le=86_400)
+    rollout_s: Seconds = Field(2.0, ge=0.1, le=60)
+    stabilization_s: Seconds = Field(60.0, ge=0, le=86_400)
+    scale_down_s: Seconds = Field(300.0, ge=0, le=86_400)
+    actuator: ActuatorKeys = ActuatorKeys()
+    upstreams_file: FilePath = Path("var/upstreams.yaml")
+    proxy: ProxyKeys | None = None
+    journal: FilePath = Path("var/cluster.jsonl")
+    journal_bytes: int = Field(64 * 2**20, ge=2**16, le=2**40)
+    tune: bool = True
+    dry_run: bool = False
 
     @field_validator("servers")
     @classmethod

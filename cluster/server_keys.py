@@ -50,33 +50,14 @@ MetricField = Literal[
 class ServerKeys(Keys):
     """How replicas of a server of the system are run."""
 
-    engine: EngineName = Field(
-        "hearth", description="The engine that its processes run; `command`: any other."
-    )
-    model: str | None = Field(
-        None, max_length=4096, description="MODEL of its processes; default: the embedded model."
-    )
-    settings: dict[Name, Setting] = Field(
-        default_factory=dict, max_length=200, description="Variables of its processes."
-    )
-    models: list[Name] = Field(
-        default_factory=list,
-        max_length=100,
-        description="In requests; default: those it lists.",
-    )
-    idle_s: Seconds | None = Field(
-        None, ge=1, le=604_800, description="Without requests for so long, it may go to 0."
-    )
-    command: CommandLine | None = Field(
-        None,
-        description="Of another engine, with places such as {port}.",
-    )
-    ready_path: HttpPath | None = Field(
-        None, description="Of another engine: answers 200 once it is ready."
-    )
-    metrics: dict[MetricField, Name] = Field(
-        default_factory=dict, description="Of another engine: names of samples in its /metrics."
-    )
+    engine: EngineName = "hearth"
+    model: str | None = Field(None, max_length=4096)
+    settings: dict[Name, Setting] = Field(default_factory=dict, max_length=200)
+    models: list[Name] = Field(default_factory=list, max_length=100)
+    idle_s: Seconds | None = Field(None, ge=1, le=604_800)
+    command: CommandLine | None = None
+    ready_path: HttpPath | None = None
+    metrics: dict[MetricField, Name] = Field(default_factory=dict)
 
     def engine_for(self, answer_tokens: float) -> Engine:
         """Returns the server's engine. `answer_tokens` is the mean in the system's load."""

@@ -18,9 +18,9 @@ class RankSettings(BaseSettings):
 
     rank: int = Field(ge=0)
     world_size: int = Field(ge=2, le=256)
-    local_world_size: int = Field(1, ge=1, description="Ranks on this machine.")
-    local_rank: int = Field(0, ge=0, description="Place among these, which chooses the card.")
-    master_addr: str = Field(LOOPBACK, description="Where rank 0 listens.")
+    local_world_size: int = Field(1, ge=1)  # ranks on this machine
+    local_rank: int = Field(0, ge=0)  # place among these, which chooses the card
+    master_addr: str = LOOPBACK  # where rank 0 listens
     master_port: int = Field(29400, ge=1, le=65534)
     torchelastic_use_agent_store: bool = False
     """The meeting's port. torchrun itself listens at MASTER_PORT, so rank 0 takes the next one."""

@@ -3,7 +3,7 @@
 The code calls a model of a bundle a *member*. The file and the documentation call it an expert,
 which in the code is a word for mixtures of experts.
 
-`docs/bundle.md` lists the same keys; a test compares the two. This module only reads the file;
+`docs/bundle.md` says what each key means; a test compares the two. This module only reads the file;
 `bundle.check` decides whether its members can be served here.
 """
 
@@ -49,10 +49,8 @@ Text = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class RowBounds(Keys):
-    min: int = Field(1, ge=1, le=256, description="User rows reserved for it.")
-    max: int | None = Field(
-        None, ge=1, le=256, description="Most user rows it may have; default: USER_ROWS."
-    )
+    min: int = Field(1, ge=1, le=256)
+    max: int | None = Field(None, ge=1, le=256)
 
     @field_validator("max")
     @classmethod
@@ -64,70 +62,32 @@ class RowBounds(Keys):
 
 
 class MemberTarget(Keys):
-    source: Source = Field(description="As `source` of an expert.")
+    source: Source
 
 
 class MemberDraft(Keys):
     """A small model that drafts tokens for the member."""
 
-    source: Source = Field(
-        description="Folder, GGUF file or hub id of a small model with the same vocabulary, or of "
-        "a Gemma 4's assistant."
-    )
-    tokens: int | None = Field(
-        None,
-        ge=1,
-        le=32,
-        description="Most tokens drafted for a row in one step; default: SPECULATION_TOKENS.",
-    )
+    source: Source
+    tokens: int | None = Field(None, ge=1, le=32)
 
 
 class BundleMember(Keys):
     """One model of a bundle. With `draft` it is a pair of models, under one name."""
 
-    name: Annotated[Name, AfterValidator(_can_be_asked_for)] = Field(
-        description=f"Its model name in requests: unique, and not `{ROUTED}`."
-    )
-    target: MemberTarget | None = Field(
-        None, description="Another way to write `source`, for pairs: a mapping with `source`."
-    )
-    source: Source = Field(
-        "",
-        validate_default=True,
-        description="Folder or GGUF file, looked up in this file's folder first; or a hub id.",
-    )
-    description: str = Field("", max_length=1000, description="For people and for the router.")
-    examples: Annotated[tuple[Text, ...], Field(strict=False)] = Field(
-        (),
-        max_length=MAX_EXAMPLES,
-        description="Requests that it should get, 1 to 1000 characters each; the router learns "
-        "from them.",
-    )
-    quantisation: Quantisation = Field(
-        "auto", description="Weights of linear layers, in groups of 32; auto: see QUANTIZATION."
-    )
-    context: int | None = Field(
-        None,
-        ge=16,
-        le=1_048_576,
-        description="Tokens per row; default: the model's own context, at most 2048.",
-    )
-    rows: RowBounds = Field(RowBounds(), description="A mapping with `min` and `max`.")
-    pinned: bool = Field(False, description="Loaded at start and never unloaded.")
-    load: Literal["start", "demand"] = Field(
-        "demand", description="When it is first loaded; a pinned expert always at start."
-    )
-    draft: MemberDraft | None = Field(
-        None, validate_default=True, description="A mapping with `source` and `tokens`."
-    )
-    speculation: Speculation | None = Field(
-        None,
-        validate_default=True,
-        description="As SPECULATION; default: `draft` if it has one, else `off`.",
-    )
-    medusa_heads: Source | None = Field(
-        None, description="Folder or hub id of Medusa heads; default: the model's `medusa` folder."
-    )
+    name: Annotated[Name, AfterValidator(_can_be_asked_for)]
+    target: MemberTarget | None = None
+    source: Source = Field("", validate_default=True)
+    description: str = Field("", max_length=1000)
+    examples: Annotated[tuple[Text, ...], Field(strict=False)] = Field((), max_length=MAX_EXAMPLES)
+    quantisation: Quantisation = "auto"
+    context: int | None = Field(None, ge=16, le=1_048_576)
+    rows: RowBounds = RowBounds()
+    pinned: bool = False
+    load: Literal["start", "demand"] = "demand"
+    draft: MemberDraft | None = Field(None, validate_default=True)
+    speculation: Speculation | None = Field(None, validate_default=True)
+    medusa_heads: Source | None = None
 
     @field_validator("source", mode="before")
     @classmethod
@@ -178,40 +138,26 @@ class BundleMember(Keys):
 class RouterSettings(Keys):
     """How a member is chosen for requests to `auto`."""
 
-    method: Literal["tfidf"] = Field("tfidf", description="How texts are compared.")
-    threshold: Seconds = Field(
-        0.35, ge=0, le=1, description="Below this confidence, `fallback` answers."
-    )
-    fallback: Name | None = Field(None, description="Answers when unsure; default: `default`.")
+    method: Literal["tfidf"] = "tfidf"
+    threshold: Seconds = Field(0.35, ge=0, le=1)
+    fallback: Name | None = None
 
 
 class Bundle(Keys):
     """A valid file: names are unique, and `default` and `fallback` name members."""
 
-    version: Literal[1] = Field(description="Version of this format.")
-    memory_limit: Size = Field(description="Disk space for the weights of all experts.")
-    fast_memory_limit: Size = Field(description="Memory for the experts that are loaded.")
-    patience_s: Seconds = Field(
-        10.0, ge=0, le=3600, description="Seconds of waiting after which experts in use must leave."
-    )
-    min_residence_s: Seconds = Field(
-        2.0, ge=0, le=3600, description="Seconds that a loaded expert stays at least."
-    )
-    load_timeout_s: Seconds = Field(
-        120.0, ge=1, le=86_400, description="Seconds after which a load counts as failed."
-    )
-    max_queue: int = Field(
-        256, ge=1, le=4096, description="Requests that may wait, for all experts together."
-    )
-    default: Name | None = Field(
-        None, description="The expert for requests that name no model; default: the first."
-    )
+    version: Literal[1]
+    memory_limit: Size
+    fast_memory_limit: Size
+    patience_s: Seconds = Field(10.0, ge=0, le=3600)
+    min_residence_s: Seconds = Field(2.0, ge=0, le=3600)
+    load_timeout_s: Seconds = Field(120.0, ge=1, le=86_400)
+    max_queue: int = Field(256, ge=1, le=4096)
+    default: Name | None = None
     members: Annotated[tuple[BundleMember, ...], Field(strict=False)] = Field(
-        alias="experts",
-        max_length=MAX_MEMBERS,
-        description=f"A list of 1 to {MAX_MEMBERS} mappings.",
+        alias="experts", max_length=MAX_MEMBERS
     )
-    router: RouterSettings | None = Field(None, description=f"Routes requests to `{ROUTED}`.")
+    router: RouterSettings | None = None
 
     _folder: Path | None = PrivateAttr(None)
 

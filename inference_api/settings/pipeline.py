@@ -30,23 +30,6 @@ class PipelineSettings(BaseModel):
 
     split: Annotated[
         tuple[int, ...] | Literal["auto"] | None, NoDecode, BeforeValidator(_layers)
-    ] = Field(
-        None,
-        description=(
-            "Layers of the model for each rank, as in 12,10,10; auto: equal shares, from which "
-            "`hearth serve` finds the best, in times without requests."
-        ),
-    )
-    split_ranks: int = Field(
-        MIN_RANKS,
-        ge=MIN_RANKS,
-        le=MAX_RANKS,
-        description="With SPLIT=auto, ranks that `hearth serve` starts on this machine.",
-    )
-    split_timeout_s: float = Field(
-        30.0,
-        alias="SPLIT_TIMEOUT",
-        ge=1,
-        le=3600,
-        description="Seconds that a rank may be silent before the others take it for dead.",
-    )
+    ] = None
+    split_ranks: int = Field(MIN_RANKS, ge=MIN_RANKS, le=MAX_RANKS)
+    split_timeout_s: float = Field(30.0, alias="SPLIT_TIMEOUT", ge=1, le=3600)

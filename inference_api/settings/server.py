@@ -1,6 +1,6 @@
 """Every setting of the API process: one frozen object, read from the environment once.
 
-`docs/settings.md` lists the same variables for people; a test compares the two.
+`docs/settings.md` says what each variable means; a test compares names, defaults and bounds.
 """
 
 import json
@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -37,7 +37,7 @@ SAID_BY_BUNDLE = (
 
 
 class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, WatchSettings):
-    """Immutable; any thread may read it. Field descriptions are the documentation.
+    """Immutable; any thread may read it.
 
     The variables of `ModelSettings` apply to the one model or, with MODELS, are defaults for its
     entries. Read the settings of a model from `served_models`.
@@ -51,148 +51,34 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
         protected_namespaces=(),
     )
 
-    models: Annotated[tuple[ModelSettings, ...], NoDecode] = Field(
-        (),
-        max_length=MAX_MODELS,
-        description=(
-            f"In place of MODEL, a JSON list of 1 to {MAX_MODELS} objects; their keys are the "
-            "variables of a model in lower case. The first model is the default."
-        ),
-    )
-    service_host: str = Field("127.0.0.1", description="Address the API listens on.")
-    service_port: int = Field(7000, ge=1, le=65535, description="Port the API listens on.")
+    models: Annotated[tuple[ModelSettings, ...], NoDecode] = Field((), max_length=MAX_MODELS)
+    service_host: str = "127.0.0.1"
+    service_port: int = Field(7000, ge=1, le=65535)
     model_aliases: Annotated[tuple[Alias, ...], NoDecode] = Field(
-        ("falcon40b",),
-        validation_alias=AliasChoices("MODEL_ALIASES", "ROUTE_ALIASES"),  # the second is older
-        max_length=MAX_ALIASES,
-        description=(
-            "Further names of the default model, comma-separated; * in one stands for any "
-            "characters, as in claude-*."
-        ),
+        ("falcon40b",), max_length=MAX_ALIASES
     )
-    strict_bounds: Literal["aliases", "always", "never"] = Field(
-        "aliases",
-        description=(
-            "Where the native routes refuse temperature 0 as the Falcon server does: under "
-            "MODEL_ALIASES, its names without a *; else 0 is greedy."
-        ),
-    )
-    max_input_qsize: int = Field(
-        64, ge=1, le=4096, description="Requests waiting for a row of a model while none is free."
-    )
-    batching: Literal["continuous", "dynamic"] = Field(
-        "continuous",
-        description=(
-            "continuous: whoever waits takes a row as soon as one is free; dynamic: in batches "
-            "that nobody joins, to compare."
-        ),
-    )
-    bundle: Annotated[Bundle | None, NoDecode] = Field(
-        None,
-        description=(
-            "In place of MODEL, the YAML file of many experts, of which those in use are in memory."
-        ),
-    )
-    packed_folder: str = Field(
-        "var/packed",
-        min_length=1,
-        max_length=4096,
-        description="With BUNDLE, where weights lie as they are mapped: made once for each model.",
-    )
-    max_batch: int = Field(
-        4,
-        ge=1,
-        le=256,
-        validate_default=True,
-        description="With BATCHING=dynamic, most requests of a batch; at most USER_ROWS.",
-    )
-    batch_timeout_ms: float = Field(
-        100.0,
-        ge=0,
-        le=60_000,
-        description="With BATCHING=dynamic, longest that a request waits for a batch to be full.",
-    )
-    prefill_chunk_tokens: int | None = Field(
-        None,
-        ge=1,
-        le=65536,
-        description="Most prompt tokens prefilled in one step; unset: 256, on CUDA 1,024.",
-    )
-    itl_budget: float = Field(
-        1.4,
-        ge=1,
-        le=1000,
-        description="Longest step beside prefill, in steps of all rows decoding; on the CPU.",
-    )
-    itl_budget_ms: float | None = Field(
-        None,
-        gt=0,
-        le=60_000,
-        description=(
-            "In place of ITL_BUDGET, longest that a step with prompts may take, as steps were "
-            "measured to; on the CPU."
-        ),
-    )
-    prefix_reuse: bool = Field(
-        True, description="Share what is remembered of prompts that begin alike."
-    )
-    prefix_cache_dir: str | None = Field(
-        None,
-        max_length=4096,
-        description=(
-            "Folder on a local disk that keeps what is remembered of prompts when memory has no "
-            "room for it, and while the server restarts; on the CPU, without SPLIT."
-        ),
-    )
-    prefix_cache_size: Size = Field(
-        8 * 2**30,
-        description="PREFIX_CACHE_DIR takes so much at most: 8GiB; what was used last stays.",
-    )
-    keepalive_period_s: float = Field(
-        120.0,
-        alias="KEEPALIVE_PERIOD_SECONDS",
-        gt=0,
-        le=86_400,
-        description="A decode step that takes 5 times this long makes /health answer 500.",
-    )
-    load_timeout_s: float = Field(
-        3600.0,
-        alias="LOAD_TIMEOUT",
-        ge=1,
-        le=86_400,
-        description="Seconds after which /health answers 500 while models are still loading.",
-    )
-    drain_timeout_s: float = Field(
-        60.0,
-        alias="DRAIN_TIMEOUT",
-        ge=0,
-        le=3600,
-        description="Seconds that running streams have to finish once the server drains.",
-    )
-    stream_end_marker: str = Field(
-        "", description="Literal text sent as the last chunk of a raw stream."
-    )
-    mock_model: bool = Field(False, description="Serve the mock backend: an echo, no model.")
-    mock_tokens_per_second: float = Field(
-        3000.0, gt=0, le=1e6, description="Decode steps per second of the mock backend."
-    )
-    jwt_secret: SecretStr | None = Field(
-        None, description="When set, the API itself also checks bearer tokens (HS256)."
-    )
-    allowed_hosts: Hosts = Field(
-        (),
-        description=(
-            "Public names of this server, comma-separated; *: any. Addresses, names without a dot "
-            "and those of local networks need no entry."
-        ),
-    )
-    cors_origins: Origins = Field(
-        (LOCAL,),
-        description=(
-            "Origins whose web pages may use the inference routes, comma-separated; local: "
-            "http://localhost and http://127.0.0.1 on any port; none; *: any."
-        ),
-    )
+    strict_bounds: Literal["aliases", "always", "never"] = "aliases"
+    max_input_qsize: int = Field(64, ge=1, le=4096)
+    batching: Literal["continuous", "dynamic"] = "continuous"
+    bundle: Annotated[Bundle | None, NoDecode] = None
+    packed_folder: str = Field("var/packed", min_length=1, max_length=4096)
+    max_batch: int = Field(4, ge=1, le=256, validate_default=True)
+    batch_timeout_ms: float = Field(100.0, ge=0, le=60_000)
+    prefill_chunk_tokens: int | None = Field(None, ge=1, le=65536)
+    itl_budget: float = Field(1.4, ge=1, le=1000)
+    itl_budget_ms: float | None = Field(None, gt=0, le=60_000)
+    prefix_reuse: bool = True
+    prefix_cache_dir: str | None = Field(None, max_length=4096)
+    prefix_cache_size: Size = 8 * 2**30
+    keepalive_period_s: float = Field(120.0, alias="KEEPALIVE_PERIOD_SECONDS", gt=0, le=86_400)
+    load_timeout_s: float = Field(3600.0, alias="LOAD_TIMEOUT", ge=1, le=86_400)
+    drain_timeout_s: float = Field(60.0, alias="DRAIN_TIMEOUT", ge=0, le=3600)
+    stream_end_marker: str = ""
+    mock_model: bool = False
+    mock_tokens_per_second: float = Field(3000.0, gt=0, le=1e6)
+    jwt_secret: SecretStr | None = None
+    allowed_hosts: Hosts = ()
+    cors_origins: Origins = (LOCAL,)
 
     @field_validator("models", mode="before")
     @classmethod

@@ -358,7 +358,6 @@ def test_every_key_is_documented(model: type[BaseModel], prefix: str) -> None:
     documented = {line.split("`")[1]: line for line in rows}
     for name, field in model.model_fields.items():
         line = documented[prefix + (field.alias or name)]
-        assert line.endswith(f" | {field.description} |")
         default: Any = field.default
         if type(default) in (int, float):
             assert line.split("|")[2].strip() == f"{default:g}"

@@ -351,10 +351,14 @@ def test_secret_is_not_shown() -> None:
     assert "long enough to be" not in repr(Settings(jwt_secret="long enough to be a secret"))
 
 
-def test_every_variable_is_documented_with_its_default() -> None:
+def test_every_variable_is_documented_with_its_default_and_bounds() -> None:
     rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
-    documented = {line.split("`")[1]: line for line in rows}
+    documented = {row.split("`")[1]: row.split("|") for row in rows}
+    marks = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     for name, field in Settings.model_fields.items():
-        variable = (field.alias or name).upper()
-        assert variable in documented
-        assert str(field.description) in documented[variable]
+        _, _, default, bounds, *_ = documented[(field.alias or name).upper()]
+        if isinstance(field.default, bool | int | float) and "iB" not in bounds:
+            assert default.strip() == f"`{str(field.default).lower()}`", name
+        for mark, sign in marks.items():
+            for bound in [getattr(each, mark) for each in field.metadata if hasattr(each, mark)]:
+                assert f"{sign} {bound}" in bounds or "iB" in bounds, name
