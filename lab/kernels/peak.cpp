@@ -64,6 +64,36 @@ PEAK peak_int8(int64_t rounds) {
 #endif
 }
 
+// With what groups of 32 inputs cost besides: their sums become floats, times two scales.
+PEAK peak_int8_groups(int64_t rounds) {
+#if defined(__AVX512VNNI__)
+  constexpr int kProducts = 8;  // of a group: four inputs each
+  const __m512i operand = _mm512_set1_epi8(1);
+  __m512 totals[kSums] = {}, scale = _mm512_set1_ps(1), other = scale;
+  for (int64_t round = 0; round < rounds / kProducts; ++round) {
+    __m512i sums[kSums];
+    for (__m512i& sum : sums) {
+      sum = operand;
+      asm volatile("" : "+v"(sum));
+    }
+    for (int product = 0; product < kProducts; ++product)
+      for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, operand, operand);
+    for (int i = 0; i < kSums; ++i) {
+      asm volatile("" : "+v"(scale), "+v"(other));
+      totals[i] =
+          _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i]), _mm512_mul_ps(scale, other), totals[i]);
+    }
+  }
+  for (__m512& total : totals) {
+    volatile __m512 kept = total;
+    (void)kept;
+  }
+  return rounds / kProducts * kProducts * kSums * 64 * 2;
+#else
+  return 0;
+#endif
+}
+
 PEAK peak_bfloat16(int64_t rounds) {
 #if defined(__AVX512BF16__)
   return repeat(rounds, 32, _mm512_set1_ps(1), [](__m512 sum, __m512 operand) {

@@ -14,7 +14,9 @@ from inference_api.kernels.build import FLAGS, find_compiler, units_here
 SOURCE = Path(__file__).with_suffix(".cpp")
 ROUNDS = 1_000_000  # of each thread in a turn: some milliseconds
 COMPILE_TIMEOUT_S = 300
-KINDS = {"float32": "float32", "bfloat16": "bfloat16"}  # of products, by the form of weights
+WITH_SCALES = "int8, with the scales of groups"  # the most that weights in groups of 32 allow
+# Kinds of products, by the form of weights.
+KINDS = {"float32": "float32", "bfloat16": "bfloat16", WITH_SCALES: "int8_groups"}
 
 Multiply = Callable[[int], int]
 
@@ -46,7 +48,7 @@ def _library() -> ctypes.CDLL:
         command = [*find_compiler(), *FLAGS, *flags, "-shared", str(SOURCE), "-o", str(target)]
         subprocess.run(command, timeout=COMPILE_TIMEOUT_S, check=True)
         library = ctypes.CDLL(str(target))
-    for name in ("peak_int8", "peak_bfloat16", "peak_float32"):
+    for name in ("peak_int8", "peak_int8_groups", "peak_bfloat16", "peak_float32"):
         function = getattr(library, name)
         function.argtypes, function.restype = [ctypes.c_int64], ctypes.c_int64
     return library

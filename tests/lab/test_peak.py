@@ -2,10 +2,10 @@
 
 import pytest
 
-from lab.kernels.peak import ROUNDS, Peak
+from lab.kernels.peak import ROUNDS, WITH_SCALES, Peak
 
 
-@pytest.mark.parametrize("form", ["int8", "int4", "bfloat16", "float32"])
+@pytest.mark.parametrize("form", ["int8", "int4", WITH_SCALES, "bfloat16", "float32"])
 def test_every_thread_multiplies_as_often(form: str) -> None:
     one, two = (Peak(form, num_threads).multiply() for num_threads in (1, 2))
     assert two == 2 * one
