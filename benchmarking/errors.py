@@ -1,15 +1,4 @@
-"""Errors that stop a benchmark, or one row of it. A request that fails is recorded instead.
-
-BenchmarkError
-├── InvalidConfig        config.yaml or model_configs cannot be used; lists every fault found
-├── RowRefused           this row cannot be run; the others can
-│   ├── TargetUnusable       the server does not answer, or refuses what the row needs
-│   └── LoadProcessFailed    the process that sends the load has died
-├── InvalidResults       a folder does not hold the results of a run
-├── Unfit                the measurements do not determine the model's parameters
-├── OptimizerUnusable    the optimizer does not answer, or refuses what it was sent
-└── NotWritable          results cannot be written where they should go
-"""
+"""Errors that stop a benchmark, or one row of it. A request that fails is recorded instead."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,11 +15,11 @@ class InvalidConfig(BenchmarkError):
 
 
 class RowRefused(BenchmarkError):
-    pass
+    """This row cannot be run; the others can."""
 
 
 class TargetUnusable(RowRefused):
-    pass
+    """The server does not answer, or refuses what the row needs."""
 
 
 class LoadProcessFailed(RowRefused):
@@ -39,15 +28,15 @@ class LoadProcessFailed(RowRefused):
 
 
 class InvalidResults(BenchmarkError):
-    pass
+    """A folder does not hold the results of a run."""
 
 
 class Unfit(BenchmarkError):
-    pass
+    """The measurements do not determine the model's parameters."""
 
 
 class OptimizerUnusable(BenchmarkError):
-    pass
+    """The optimizer does not answer, or refuses what it was sent."""
 
 
 class NotWritable(BenchmarkError):

@@ -1,11 +1,4 @@
-"""Errors of a cluster, for its operator.
-
-ClusterError
-├── ConfigFaulty        the file is wrong: nothing was started
-├── ActuatorUnusable    machines, Ray or Kubernetes cannot be reached
-├── MetricsUnread       /metrics of a replica or the proxy could not be read
-└── OptimizerUnusable   the optimizer does not answer, or refuses the system
-"""
+"""Errors of a cluster, for its operator."""
 
 
 class ClusterError(Exception):

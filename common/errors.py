@@ -1,8 +1,5 @@
 """Errors as clients see them, in Hearth's format, OpenAI's and, at `/v1/messages`, Anthropic's.
 
-    WireError
-    └── StoreFailed   503   the store did not take or give the data; nothing is half written
-
 The errors of each service that answers in this shape have WireError as their base.
 """
 

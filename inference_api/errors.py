@@ -1,35 +1,7 @@
 """Every error of the inference API, with the status and code a client sees.
 
-    HearthError
-    ├── InvalidRequest       400   a field is missing, mistyped or out of bounds
-    │   ├── ContextTooLong   400   the prompt does not fit the model's context
-    │   │   └── PromptTooLong      it cannot fit, which is known without encoding it
-    │   ├── ThreadUnserved   400   Anthropic's clients may keep a conversation at the server
-    │   └── ConstraintFailed 400   an answer's constraint cannot be followed to its end
-    ├── Unauthorized         401   the API itself checks tokens and this one is invalid
-    ├── UnknownModel         404   no model is served under this name
-    ├── NoBundle             404   the server was started without a bundle, or is a mock
-    ├── NoCluster            404   the server was started without CLUSTER_URL
-    ├── UnloadRefused        409   a member of the bundle has to stay in memory
-    │   ├── MemberPinned           it is pinned
-    │   ├── MemberLoading          it is being loaded
-    │   └── MemberBusy             it has running or waiting requests
-    ├── RequestTooLarge      413   the body exceeds MAX_CONTENT_LENGTH
-    ├── UnknownEncoding      415   the body has another compression than gzip
-    ├── Unavailable          503   not now: try again after `retry_after_s`
-    │   ├── QueueFull              the input queue is full
-    │   │   └── MemberQueueFull 429  the queue of a bundle is full
-    │   ├── MemberFailed           a member of the bundle was not loaded
-    │   ├── MemberUnloaded         an operator unloaded it while it answered
-    │   ├── NotReady               the model is still loading
-    │   └── Draining               the server is about to stop
-    └── BackendFailed        500   the decode thread died
-
-    RequestTimeout, TooManyConnections   408, 503, of `common.connections`: it was never complete
-    PageRefused    403, 415, of `common.web_pages`: a web page may have made a browser send it
-    StartupError   the process cannot start; lists every fault found
-
-Raise them anywhere; `web.errors` renders them, once, at the edge.
+Raise them anywhere; `web.errors` renders them, once, at the edge, as it does RequestTimeout and
+TooManyConnections of `common.connections`, and PageRefused of `common.web_pages`.
 """
 
 from collections.abc import Sequence
@@ -45,6 +17,8 @@ class HearthError(WireError):
 
 
 class InvalidRequest(HearthError):
+    """A field is missing, mistyped or out of bounds."""
+
     status = 400
     code = "invalid_request"
 
@@ -140,6 +114,8 @@ class NoCluster(HearthError):
 
 
 class UnloadRefused(HearthError):
+    """A member of the bundle has to stay in memory."""
+
     status = 409
     code = "unload_refused"
 
@@ -240,6 +216,8 @@ class Draining(Unavailable):
 
 
 class BackendFailed(HearthError):
+    """The decode thread died."""
+
     code = "backend_failed"
 
 

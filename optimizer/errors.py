@@ -1,17 +1,8 @@
 """Every error of the optimizer, with the status a client sees.
 
-    OptimizerError
-    ├── InvalidRequest      400   the body does not parse, or fields are mistyped or out of bounds
-    ├── NotFound            404   no entity of that kind has that name
-    └── StateChanged        412   If-Match names a state that is no longer current
-
-    BodyTooLarge   413, of `common.http_routes`: the body exceeds the limit
-    StoreFailed    503, of `common.errors`: the store did not take a change, nor did memory
-    NotInstalled   501, of `common.numerics`: this machine has no scipy
-    StartupError   the process cannot start; lists every fault found
-
 A server without an allocation is not an error: the answer gives the reason for each server.
-Raise them anywhere; `routes` renders them, once, at the edge.
+Raise them anywhere; `routes` renders them, once, at the edge, as it does BodyTooLarge of
+`common.http_routes`, StoreFailed of `common.errors` and NotInstalled of `common.numerics`.
 """
 
 from collections.abc import Sequence

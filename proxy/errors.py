@@ -1,34 +1,5 @@
 """Every refusal and failure of the proxy, with the status and code a client sees.
 
-    ProxyError
-    ├── BadRequest           400   the request line or the body cannot be forwarded safely
-    ├── Unauthorized         401   no good token; the reason is logged, never answered
-    │   └── LoginNeeded      303   the same, for a browser that asks for a page
-    ├── ModelNotAllowed      403   the team's policy does not list this model
-    ├── RoleNeeded           403   the caller's role does not open this route
-    ├── OriginNotAllowed     403   a web page of another origin asks, or may have made a browser ask
-    ├── BadMethod            405   /login and /logout know GET, and /login POST
-    ├── ClientStalled        408   the client was too slow with its head or its body
-    ├── BodyTooLarge         413   over MAX_CONTENT_LENGTH, or too large to check its model
-    ├── NotAForm             415   the login was sent as something else than a form
-    ├── ExpectationFailed    417   an Expect other than 100-continue
-    ├── LimitExceeded        429   a limit of the team is used up; `headers` say until when
-    ├── HeadTooLarge         431   more head than anybody needs
-    ├── ClientGone           499   nobody is left to answer: for the audit line only
-    ├── UpstreamUnreachable  502   no upstream accepted a connection
-    ├── UpstreamBroken       502   the upstream closed, reset or sent no HTTP before its head
-    │   └── UpstreamClosed   502   the same, without a byte of an answer
-    ├── UpstreamNotReady     503   no upstream passes its health checks, or none answers them
-    ├── Overloaded           503   PROXY_REQUESTS or PROXY_CONNECTIONS are reached
-    ├── AllRowsBusy          503   no row came free in time, or too many wait for one
-    ├── ServerStarting       503   its server had no replica, and has none in time
-    ├── Draining             503   the proxy is about to stop
-    └── UpstreamTimeout      504   no first byte within FIRST_BYTE_TIMEOUT
-
-    StreamBroken   after the head: the client's body must break too
-    DiscoveryFailed   the list of replicas cannot be had: logged, the last one stays
-    StartupError   the process cannot start; lists every fault found
-
 `visits.Visits` renders them, once, at the edge; `client.ClientConnection` those of broken heads.
 """
 
@@ -60,6 +31,8 @@ class _Reasoned(ProxyError):
 
 
 class BadRequest(ProxyError):
+    """The request line or the body cannot be forwarded safely."""
+
     status = 400
     code = "invalid_request"
 
@@ -78,6 +51,8 @@ class Unauthorized(ProxyError):
 
 
 class LoginNeeded(Unauthorized):
+    """For a browser that asks for a page."""
+
     status = 303
 
     def __init__(self, reason: str) -> None:
@@ -158,6 +133,8 @@ class HeadTooLarge(ProxyError):
 
 
 class ClientGone(ProxyError):
+    """Nobody is left to answer: for the audit line only."""
+
     status = 499
     code = "client_gone"
 
@@ -199,6 +176,8 @@ class UpstreamNotReady(_ComeAgain):
 
 
 class Overloaded(_ComeAgain):
+    """PROXY_REQUESTS or PROXY_CONNECTIONS are reached."""
+
     code = "overloaded"
     message = "The proxy is overloaded, try again later."
 
@@ -240,7 +219,7 @@ class StreamBroken(Exception):
 
 
 class DiscoveryFailed(Exception):
-    """`is_gone`: what was asked for is too old."""
+    """The list of replicas cannot be had. `is_gone`: what was asked for is too old."""
 
     def __init__(self, message: str, *, is_gone: bool = False) -> None:
         super().__init__(message)

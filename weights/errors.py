@@ -1,21 +1,7 @@
 """Every error of the weights service, with the status a client sees.
 
-    WeightsError
-    ├── InvalidRequest      422   the body does not parse, or fields are mistyped or out of bounds
-    ├── NoPartition         422   the bounds leave no way to deal out whole layers
-    ├── SessionNotFound     404   no session has that id
-    └── SessionMismatch     409   the session is about other nodes or another direction
-
-    BodyTooLarge   413, of `common.http_routes`: the body exceeds the limit
-    StoreFailed    503, of `common.errors`: the store did not take or give the data
-    NotInstalled   501, of `common.numerics`: this machine has no scipy
-    StartupError   the process cannot start; lists every fault found
-
-    DriveError              of `python -m weights drive`, for its user
-    ├── EngineUnusable      the engine cannot be reached, or has no room for the model
-    └── TrialFailed         one split could not be measured; others may
-
-Raise them anywhere; `routes` renders them, once, at the edge.
+Raise them anywhere; `routes` renders them, once, at the edge, as it does BodyTooLarge of
+`common.http_routes`, StoreFailed of `common.errors` and NotInstalled of `common.numerics`.
 """
 
 from collections.abc import Sequence
@@ -59,6 +45,8 @@ class InvalidRequest(WeightsError):
 
 
 class NoPartition(WeightsError):
+    """The bounds leave no way to deal out whole layers."""
+
     status = 422
     code = "no_partition"
 
@@ -82,7 +70,7 @@ class SessionMismatch(WeightsError):
 
 
 class DriveError(Exception):
-    """The message names the value, the bound and the remedy."""
+    """For the user of `python -m weights drive`: names the value, the bound and the remedy."""
 
 
 class EngineUnusable(DriveError):

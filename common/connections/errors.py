@@ -1,10 +1,4 @@
-"""Refusals of requests that were never complete.
-
-WireError
-├── InvalidHead          400, 414, 417, 431 or 501   what comes before the body is no HTTP/1.1
-├── RequestTimeout       408   the client takes too long to send its request
-└── TooManyConnections   503   this one had waited longest, or held the most bytes
-"""
+"""Refusals of requests that were never complete."""
 
 from gunicorn.http.errors import (
     ExpectationFailed,
