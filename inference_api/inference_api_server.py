@@ -9,16 +9,14 @@ from flask import Blueprint, Flask
 
 from common.disconnects import DisconnectWatcher
 from common.web_pages import PageRules, register_page_check
-from inference_api.apis import models
+from inference_api.apis import embeddings, models, tokenize
 from inference_api.apis.answering import Chats
 from inference_api.apis.anthropic import route as messages
 from inference_api.apis.choosing import ModelChoice
-from inference_api.apis.embeddings import route as embeddings
 from inference_api.apis.native import route as generate
 from inference_api.apis.openai import route as openai
 from inference_api.apis.openapi import register_openapi
 from inference_api.apis.responses import route as responses
-from inference_api.apis.tokenize import route as tokenize
 from inference_api.bundle import routes as bundle
 from inference_api.bundle.residents import bring_up as bring_up_bundle
 from inference_api.bundle.router import MemberRouter

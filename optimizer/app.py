@@ -19,7 +19,7 @@ from optimizer.errors import InvalidRequest, StartupError
 from optimizer.metrics import ReplicaGauges
 from optimizer.optimize import SolveOptions
 from optimizer.routes import add_not_found_pages, create_blueprint
-from optimizer.routes.answers import NO_ROUTE
+from optimizer.routes.http import NO_ROUTE
 from optimizer.service import ServiceOptions, StatefulService, StatelessService
 from optimizer.settings import Settings, load_settings
 

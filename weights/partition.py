@@ -6,6 +6,7 @@ split count as repeats of one point.
 """
 
 from collections.abc import Sequence
+from itertools import permutations
 from math import ceil, floor
 
 from weights.errors import NoPartition
@@ -100,3 +101,21 @@ def _check_bounds(low: Sequence[int], high: Sequence[int], num_layers: int) -> N
             f"the nodes must take {sum(low)} layers and there are {num_layers}; "
             "lower min_weightings or min_layers"
         )
+
+
+def neighbours(shares: Shares, problem: Problem) -> list[Shares]:
+    """Returns all splits within the bounds that move one layer from one node to another. `shares`
+    are whole layers already; the problem must have `num_layers`."""
+    assert problem.num_layers is not None
+    total = problem.num_layers
+    layers = [round(share * total) for share in shares]
+    low = smallest_layers(problem.min_weightings, total)
+    high = [floor(cap * total + ROUNDING) for cap in problem.max_weightings]
+    found = []
+    for giver, taker in permutations(range(len(layers)), 2):
+        if layers[giver] > low[giver] and layers[taker] < high[taker]:
+            moved = layers.copy()
+            moved[giver] -= 1
+            moved[taker] += 1
+            found.append(tuple(count / total for count in moved))
+    return found

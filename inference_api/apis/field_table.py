@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from inference_api.apis.anthropic.body import MessagesBody
-from inference_api.apis.embeddings.body import EmbeddingsBody
+from inference_api.apis.embeddings import EmbeddingsBody
 from inference_api.apis.native.body import NativeBody
 from inference_api.apis.openai.bodies import ChatBody, CompletionBody
 from inference_api.apis.responses.body import ResponsesBody

@@ -12,7 +12,7 @@ from common.operations import operation
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.errors import InvalidRequest, StartupError
 from inference_api.pipeline.splits import checked
-from inference_api.settings.pipeline import MAX_RANKS, MIN_RANKS
+from inference_api.settings.server import MAX_RANKS, MIN_RANKS
 from inference_api.web.caller import json_body
 from inference_api.web.fields import MAX_INTEGER, Body, parse
 from inference_api.web.left_aside import ReadingRules

@@ -8,26 +8,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from common.logs import LogFormat, LogLevel
 from common.origins import LOCAL, Hosts, Origins
 from common.startup import read_settings
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.settings.bundle_file import Bundle, BundleMember, read_bundle
-from inference_api.settings.client import ClientSettings
 from inference_api.settings.model import EMBEDDED_MODEL, ModelSettings
-from inference_api.settings.names import ANY, MAX_NAME_CHARS, is_match
-from inference_api.settings.pipeline import PipelineSettings
 from inference_api.settings.sizes import Size
-from inference_api.settings.watch import WatchSettings
-
-__all__ = ["EMBEDDED_MODEL", "ModelSettings", "Settings", "load_settings"]
 
 CONTROL_THREADS = 16  # request threads besides rows and queue, so that /health always has one
 MAX_MODELS = 8
 MAX_ALIASES = 64
+MAX_NAME_CHARS = 256
+ANY = "*"  # in an alias
+MIN_RANKS, MAX_RANKS = 2, 256
 Alias = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 # Keys of a bundle's file that replace these variables, for each member or for all.
 SAID_BY_BUNDLE = (
@@ -36,7 +34,24 @@ SAID_BY_BUNDLE = (
 )
 
 
-class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, WatchSettings):
+def _layers(value: object) -> object:
+    """Raises ValueError."""
+    if not isinstance(value, str) or value == "auto":
+        return value
+    layers = value.split(",")
+    if not (MIN_RANKS <= len(layers) <= MAX_RANKS and all(_is_count(each) for each in layers)):
+        raise ValueError(
+            f"is neither auto nor {MIN_RANKS} to {MAX_RANKS} numbers of layers, as in 12,10,10"
+        )
+    return tuple(map(int, layers))
+
+
+def _is_count(text: str) -> bool:
+    text = text.strip()
+    return text.isascii() and text.isdigit() and 1 <= len(text) <= 4 and int(text) >= 1
+
+
+class Settings(BaseSettings, ModelSettings):
     """Immutable; any thread may read it.
 
     The variables of `ModelSettings` apply to the one model or, with MODELS, are defaults for its
@@ -79,6 +94,34 @@ class Settings(BaseSettings, ModelSettings, PipelineSettings, ClientSettings, Wa
     jwt_secret: SecretStr | None = None
     allowed_hosts: Hosts = ()
     cors_origins: Origins = (LOCAL,)
+
+    # A model split over several processes; see docs/pipeline.md.
+    split: Annotated[
+        tuple[int, ...] | Literal["auto"] | None, NoDecode, BeforeValidator(_layers)
+    ] = None
+    split_ranks: int = Field(MIN_RANKS, ge=MIN_RANKS, le=MAX_RANKS)
+    split_timeout_s: float = Field(30.0, alias="SPLIT_TIMEOUT", ge=1, le=3600)
+
+    # Size and slowness of requests, and how bodies are read.
+    max_content_length_bytes: int = Field(
+        4 * 1024 * 1024, alias="MAX_CONTENT_LENGTH", ge=1024, le=1024**3
+    )
+    head_timeout_s: float = Field(5.0, alias="HEAD_TIMEOUT", gt=0, le=3600)
+    body_timeout_s: float = Field(10.0, alias="BODY_TIMEOUT", gt=0, le=3600)
+    min_body_bytes_per_s: int = Field(16 * 1024, alias="MIN_BODY_RATE", ge=1, le=1024**3)
+    max_connections: int = Field(4096, ge=64, le=1_000_000)
+    max_waiting_per_address: int = Field(256, ge=1, le=1_000_000)
+    unknown_fields: Literal["ignore", "refuse"] = "ignore"
+    images: Literal["ignore", "refuse"] = "ignore"
+
+    log_level: LogLevel = "INFO"
+    log_format: LogFormat = "text"
+    vllm_metrics: bool = True
+    otel_exporter_otlp_endpoint: str | None = Field(None, pattern="^https?://")
+    otel_service_name: str = "hearth"
+    cluster_url: str | None = Field(
+        None, pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$", max_length=2048
+    )
 
     @field_validator("models", mode="before")
     @classmethod
@@ -244,3 +287,20 @@ def _json_list(value: object) -> list[object] | tuple[object, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError('is no list of models, as in [{"model": "/models/a"}]')
     return value
+
+
+def is_match(name: str, pattern: str) -> bool:
+    """Returns whether a name matches the pattern, in which `*` stands for any number of characters.
+    Each part of the pattern is searched for once, so that no name takes long."""
+    begin, *parts = pattern.split(ANY)
+    if not parts:
+        return name == pattern
+    if len(name) > MAX_NAME_CHARS or not name.startswith(begin):
+        return False
+    at, end = len(begin), parts.pop()
+    for part in parts:
+        found = name.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return name.endswith(end) and at + len(end) <= len(name)

@@ -14,9 +14,8 @@ from common.numerics import NotInstalled
 from common.turns import TooManyQuestions
 from optimizer.errors import Fault, InvalidRequest, OptimizerError
 from optimizer.inferno_json import Reading, decode, read
-from optimizer.routes.answers import FaultAnswer, Problem
 from optimizer.routes.entities import add_edit_routes, add_read_routes
-from optimizer.routes.http import json_response, no_route
+from optimizer.routes.http import FaultAnswer, Problem, json_response, no_route
 from optimizer.routes.reads import add_question_routes
 from optimizer.routes.solves import add_solve_routes, add_stateful_solve_routes
 from optimizer.service import StatefulService, StatelessService

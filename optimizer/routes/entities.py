@@ -14,8 +14,14 @@ from common.http_routes import HttpRoutes
 from common.operations import Content, ViewT, operation
 from optimizer.errors import Fault, InvalidRequest, NotFound
 from optimizer.inferno_json import Body, read
-from optimizer.routes.answers import NO_ROUTE, Problem, problems
-from optimizer.routes.http import json_response, no_route, with_two_names
+from optimizer.routes.http import (
+    NO_ROUTE,
+    Problem,
+    json_response,
+    no_route,
+    problems,
+    with_two_names,
+)
 from optimizer.service import OptimizerService, StatefulService
 from optimizer.spec import (
     AcceleratorData,

@@ -1,11 +1,34 @@
-"""Answers in the reference's format, and paths with two names. Any thread."""
+"""Answers in the reference's format, those of failures, and paths with two names. Any thread.
+
+Other answers are defined beside the code that computes them.
+"""
 
 from collections.abc import Callable, Container
+from typing import NotRequired
 from urllib.parse import unquote
 
 from flask import Response, request
 
-from optimizer.inferno_json import Body, BodyT, encode
+from optimizer.inferno_json import Body, BodyT, JsonObject, encode
+
+NO_ROUTE = "text/plain"  # for a path with one name instead of two
+
+
+class FaultAnswer(JsonObject):
+    path: str
+    message: str
+
+
+class Problem(JsonObject):
+    """An error of the optimizer; `faults` come with status 400."""
+
+    message: str
+    faults: NotRequired[list[FaultAnswer]]
+
+
+def problems(*statuses: int) -> dict[int, type[Problem]]:
+    """Returns the descriptions of an operation's failures, by status."""
+    return dict.fromkeys(statuses, Problem)
 
 
 def json_response(value: object, status: int = 200) -> Response:

@@ -17,8 +17,7 @@ from optimizer.questions.prediction import analyze
 from optimizer.questions.queries import Analyzed, AnalyzeQuery, NotSized, Sized, SizeQuery, size
 from optimizer.questions.tune import Tuned, TuneQuery, tune
 from optimizer.questions.whatif import Sweep, WhatIfQuery, what_if
-from optimizer.routes.answers import problems
-from optimizer.routes.http import json_response
+from optimizer.routes.http import json_response, problems
 from optimizer.service import OptimizerService
 from optimizer.state import StateData, SystemState
 from optimizer.system import System

@@ -7,7 +7,7 @@ from flask import Response, request
 from common.http_routes import HttpRoutes
 from common.operations import operation
 from optimizer.answer import Solution
-from optimizer.routes.answers import problems
+from optimizer.routes.http import problems
 from optimizer.routes.reads import etag, state_response
 from optimizer.service import OptimizerService, StatefulService
 from optimizer.spec import OptimizerData, OptimizerSpec, SystemData

@@ -14,8 +14,7 @@ import requests
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from inference_api.apis.embeddings.body import EmbeddingsBody
-from inference_api.apis.embeddings.route import check_numbers
+from inference_api.apis.embeddings import EmbeddingsBody, check_numbers
 from inference_api.errors import InvalidRequest
 from inference_api.settings.model import EMBEDDED_MODEL
 from lab.kit.servers import ServedApi

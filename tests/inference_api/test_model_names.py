@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_api.settings.names import MAX_NAME_CHARS, is_match
+from inference_api.settings.server import MAX_NAME_CHARS, is_match
 
 TEXTS = st.text(alphabet="ab\n*", max_size=12)
 

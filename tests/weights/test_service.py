@@ -7,7 +7,7 @@ import pytest
 
 from tests.weights.memory_store import MemoryStore
 from weights.pending import EXPIRY_S, MAX_PER_SESSION, MAX_SESSIONS, PendingAsks
-from weights.samplers.uniform import RandomSampler
+from weights.samplers.draws import RandomSampler
 from weights.search import Observation, Problem, Proposal, Shares
 from weights.service import MAX_FITTED, WeightsService
 

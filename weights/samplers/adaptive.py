@@ -8,13 +8,12 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from weights.partition import snapped
+from weights.partition import neighbours, snapped
 from weights.samplers.assessment import MIN_POINTS
 from weights.samplers.cost_model import Bounds, Fit
-from weights.samplers.layers import neighbours
+from weights.samplers.draws import RandomSampler
 from weights.samplers.model_choice import guide
 from weights.samplers.trials import SAME, Trials, succeeded, trials_from
-from weights.samplers.uniform import RandomSampler
 from weights.search import Observation, Problem, Proposal, Shares
 from weights.simplex import FloatArray, sample_uniform
 

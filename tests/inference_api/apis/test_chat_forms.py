@@ -11,7 +11,7 @@ import pytest
 from inference_api.apis.anthropic.answer import MessageWriter, _input
 from inference_api.apis.anthropic.body import MessagesBody
 from inference_api.apis.chat import ChatAnswer
-from inference_api.apis.embeddings.body import EmbeddingsBody
+from inference_api.apis.embeddings import EmbeddingsBody
 from inference_api.apis.openai.bodies import ChatBody, CompletionBody
 from inference_api.apis.responses.answer import ResponseWriter
 from inference_api.apis.responses.body import ResponsesBody

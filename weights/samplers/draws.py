@@ -1,7 +1,4 @@
-"""The classic sampler: draws from a Dirichlet distribution fitted to the best partitions.
-
-Maximum likelihood on the best 20 of more than 50 trials; uniform draws before.
-"""
+"""The samplers without a model of the cost: uniform draws, and the classic ones."""
 
 from collections.abc import Sequence
 
@@ -18,7 +15,26 @@ MIN_TRIALS = 50
 BEST = 20
 
 
+class RandomSampler:
+    """Learns nothing: draws shares uniformly within the bounds."""
+
+    def propose(
+        self,
+        problem: Problem,
+        observations: Sequence[Observation],
+        pending: Sequence[Shares],
+        count: int,
+        rng: np.random.Generator,
+    ) -> list[Proposal]:
+        bounds = Bounds.of(problem)
+        drawn = sample_uniform(bounds.lower, bounds.upper, count, rng)
+        return [Proposal(snapped(tuple(row), problem), "random") for row in drawn.tolist()]
+
+
 class DirichletSampler:
+    """Draws from the most likely Dirichlet distribution of the best 20 of more than 50 trials, and
+    uniformly before."""
+
     def propose(
         self,
         problem: Problem,

@@ -1,18 +1,64 @@
 """vLLM's tokenizer routes, for clients without a tokenizer of their own (lm-eval, say)."""
 
+from typing import Annotated, ClassVar
+
 from flask import Blueprint, Response, jsonify
+from pydantic import Field
 
 from common.errors import Error
 from common.operations import operation
 from inference_api.apis.answering import known_ids, prompt_is_called
-from inference_api.apis.openai.messages import turns_of
+from inference_api.apis.openai.bodies import RequestBody, TokenId
+from inference_api.apis.openai.field_kinds import UNSERVED, UNSERVED_OF_CHAT, UNSERVED_TOOLS
+from inference_api.apis.openai.messages import Messages, turns_of
+from inference_api.apis.openai.tools import ConversationFields, check_open
 from inference_api.apis.openai.wire import Detokenized, TokenizerInfo, Tokens
-from inference_api.apis.tokenize.body import DetokenizeBody, TokenizeBody
 from inference_api.core.decode_backend import DecodeBackend
 from inference_api.core.served_model import ServedModel
 from inference_api.settings import Settings
+from inference_api.text.chat_prompts import Extras
 from inference_api.web.caller import read
 from inference_api.web.errors import REFUSALS
+from inference_api.web.fields import Unserved, fault
+
+
+class TokenizeBody(ConversationFields, RequestBody):
+    """Has either `prompt` or `messages`."""
+
+    unserved: ClassVar[Unserved] = {
+        **UNSERVED,
+        **UNSERVED_OF_CHAT,
+        "reasoning_effort": UNSERVED_TOOLS["reasoning_effort"],
+    }
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if (self.prompt is None) == (self.messages is None):
+            raise fault("prompt", "comes in place of messages; give one of the two")
+        if self.messages is not None and self.add_special_tokens:
+            raise fault("add_special_tokens", "is the template's matter; leave it out")
+        if self.messages is not None:
+            if self.continue_final_message:
+                check_open(self.messages[-1])
+            return
+        for field in ("tools", "chat_template_kwargs", "continue_final_message"):
+            if getattr(self, field):
+                raise fault(field, "comes with messages; leave it out or give them")
+
+    def extras(self) -> Extras:
+        tools = [tool.as_json() for tool in self.tool_use().tools]
+        return Extras(tools, dict(self.chat_template_kwargs or {}), self.ending)
+
+
+class DetokenizeBody(RequestBody):
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 def create_blueprint(backend: DecodeBackend, settings: Settings) -> Blueprint:

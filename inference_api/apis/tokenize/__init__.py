@@ -1,1 +1,0 @@
-"""vLLM's tokenizer routes."""
