@@ -8,14 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
+
+from common import plain_yaml
+from common.plain_yaml import UnusableYaml
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Stamp = tuple[int, int, int]
+MAX_NODES = 2**18  # keys and values of a file: some 20,000 teams
 
 
 class WatchedFile(Generic[T]):
@@ -73,11 +76,15 @@ class FileOpener:
 
 
 def read_yaml(text: str) -> Any:
-    """Raises ValueError."""
+    """Reads plain YAML: a team called `no` is no false, and none is there twice. Raises
+    ValueError."""
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {error}") from error
+        document, doubled = plain_yaml.read_yaml(text, MAX_NODES)
+    except UnusableYaml as error:
+        raise ValueError(f"no plain YAML: {error}") from None
+    if doubled:
+        raise ValueError("; ".join(doubled))
+    return document
 
 
 def validated(model: type[ModelT], document: object) -> ModelT:

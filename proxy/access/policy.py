@@ -100,7 +100,7 @@ def _with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(defaults, dict) or not isinstance(teams, dict):
         raise ValueError("'defaults' and 'teams' must be mappings")
     merged = {
-        str(team_id): {**defaults, **entry} if isinstance(entry, dict) else entry or defaults
+        team_id: {**defaults, **entry} if isinstance(entry, dict) else entry or defaults
         for team_id, entry in teams.items()
     }
     return {**document, "defaults": defaults, "teams": merged}

@@ -7,25 +7,24 @@ https://api.anthropic.com: {x-api-key: sk-ant-...}
 import re
 from collections.abc import Mapping
 
-import yaml
+from proxy.files import read_yaml
 
 # Keyed by the upstream's URL: the name of the header with the key, and its value.
 UpstreamKeys = Mapping[str, tuple[str, str]]
 
 _URL = re.compile(r"https?://[^\s?#]+")
 _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
-_VALUE = re.compile(r"[!-~]{1,8192}")
+_VALUE = re.compile(r"[!-~]{1,4096}")
 
 
 def parse_keys(text: str) -> UpstreamKeys:
     """Returns a file's keys. Raises ValueError that says where a mistake is, without quoting it."""
     try:
-        entries = yaml.safe_load(text) or {}
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise ValueError(f"not YAML, line {line}") from None
-    except yaml.YAMLError:
-        raise ValueError("not YAML") from None
+        entries = read_yaml(text) or {}
+    except ValueError as error:
+        where = re.search(r"line \d+", str(error))
+        line = "" if where is None else f", {where[0]}"
+        raise ValueError(f"no plain YAML in which each key is once{line}") from None
     if not isinstance(entries, dict):
         raise ValueError("expected a mapping of upstreams' URLs to their keys")
     return dict(_entry(number, *item) for number, item in enumerate(entries.items(), 1))
@@ -41,6 +40,6 @@ def _entry(number: int, url: object, key: object) -> tuple[str, tuple[str, str]]
         raise ValueError(f"entry {number}: the key's header must be a name, such as x-api-key")
     if not isinstance(value, str) or not _VALUE.fullmatch(value):
         raise ValueError(
-            f"entry {number}: expected a key of up to 8192 printable characters, or {{header: key}}"
+            f"entry {number}: expected a key of up to 4096 printable characters, or {{header: key}}"
         )
     return url.rstrip("/"), (header, f"Bearer {value}" if value is key else value)

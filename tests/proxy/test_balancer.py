@@ -274,7 +274,7 @@ def test_file_with_urls_and_mappings_is_read() -> None:
     [
         ("", "expected a list"),
         ("upstreams:", "expected a list"),
-        ("upstreams: [", "not YAML"),
+        ("upstreams: [", "no plain YAML"),
         ("upstreams: [ftp://a]", "expected http"),
         ("upstreams: [7]", "no url"),
         ("upstreams: [http://a, http://a]", "twice"),

@@ -259,8 +259,8 @@ def test_team_entries_replace_defaults_key_by_key() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[", "not YAML"),
-        ("[]\n- x", "not YAML"),
+        ("[", "no plain YAML"),
+        ("[]\n- x", "no plain YAML"),
         ("- x", "mapping"),
         ("teams: [a]", "must be mappings"),
         ("team: {}", "team: Extra inputs"),

@@ -126,7 +126,7 @@ def test_model_without_a_route_is_for_any_server(model: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[", "not YAML"),
+        ("[", "no plain YAML"),
         ("- x", "valid dictionary"),
         ("routes: [x]", "routes: Input should be a valid dictionary"),
         ("routes: {m: []}", "routes.m: .* at least 1 item"),
