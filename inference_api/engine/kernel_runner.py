@@ -24,7 +24,7 @@ from inference_api.loading import hardware
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.drafting import assisted
 from inference_api.loading.layout import num_parameters
-from inference_api.loading.memory import Footprint, weights_size
+from inference_api.loading.memory import Footprint, cache_faults, weights_size
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.files import PackedModel
 from inference_api.loading.packing.folder import PackedFolder
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 # Threads that share small matrices mostly wait for each other: with 3.5M parameters and 32 rows,
 # on two cores that have other work too, a step takes 12 ms on one thread and 70-82 ms on two.
 MIN_PARAMETERS_TO_SHARE = 30_000_000
-MIB = 1024**2
 
 
 class KernelRunner(LocalRunner):
@@ -97,7 +96,6 @@ class KernelRunner(LocalRunner):
         """Returns how many pages fit into KV_CACHE_MEMORY; None if free memory is not known. Raises
         StartupError if they are too few to serve with."""
         needed = self._footprint_of(self._config)
-        least = needed.least_pages
         budget_bytes = self._options.kv_cache_bytes
         if budget_bytes is None:
             free_bytes = self.free_bytes()
@@ -105,12 +103,10 @@ class KernelRunner(LocalRunner):
                 return None
             half_bytes = (free_bytes - needed.weights_bytes - others_bytes) // 2
             own_bytes = int(half_bytes * self.cache_share) // self._options.num_runners
-            return max(least, needed.pages_within(own_bytes))
-        count = needed.pages_within(int(budget_bytes * self.cache_share))
-        if count < least:
-            least_bytes = needed.within(None).cache_bytes / self.cache_share
-            raise StartupError(_too_few_pages(budget_bytes, least_bytes))
-        return count
+            return max(needed.least_pages, needed.pages_within(own_bytes))
+        if faults := cache_faults([needed], budget_bytes, [self.cache_share]):
+            raise StartupError(faults)
+        return needed.pages_within(int(budget_bytes * self.cache_share))
 
     def share_pages(self, count: int | None) -> None:
         """Set the number of pages before `load`, bounded by what all rows need; None sets that
@@ -244,14 +240,6 @@ class KernelRunner(LocalRunner):
             hidden = [states if each.wants_hidden else None for each, states in pairs]
         drawn = sample(logits, draws, positions, self._packing.kernels) if draws else []
         return drawn, hidden
-
-
-def _too_few_pages(budget_bytes: int, least_bytes: float) -> str:
-    return (
-        f"KV_CACHE_MEMORY: {budget_bytes / MIB:.1f} MiB are too few to serve with, at least "
-        f"{least_bytes / MIB:.1f} MiB are needed; raise KV_CACHE_MEMORY, free memory, or lower "
-        "USER_ROWS."
-    )
 
 
 def _num_threads(config: ModelConfig) -> int:

@@ -6,6 +6,7 @@ a model that passes `check_all` also loads.
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,15 @@ from inference_api.loading.files import read_headers, shape_faults, unstacked, w
 from inference_api.loading.gguf import SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.layout import Tensors
-from inference_api.loading.memory import DRAFT, Footprint, all_within, memory_faults, weights_size
+from inference_api.loading.memory import (
+    DRAFT,
+    Footprint,
+    all_within,
+    cache_faults,
+    cache_shares,
+    memory_faults,
+    weights_size,
+)
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.quantised.formats import with_quantisation
 from inference_api.loading.settling import context_faults, cpu_faults, settle, weight_bits
@@ -107,6 +116,9 @@ def _examined(asked: Asked) -> tuple[list[str], Mapping[str, Footprint]]:
     name, model, options, draft_model = asked
     try:
         described = describe(model)
+        if described.config is not None:
+            context = options.max_seq_len or described.config.own_context  # as the loader has it
+            options = replace(options, max_seq_len=context)
         faults, footprint = _fitted(described, options)
     except StartupError as error:
         return list(error.faults), {}
@@ -121,6 +133,8 @@ def _examined(asked: Asked) -> tuple[list[str], Mapping[str, Footprint]]:
     is_split = options.layers is not None  # then a rank's layers and the draft model share nothing
     together = [[each] for each in there.values()] if is_split else [[*there.values()]]
     within = [one for each in together for one in all_within(each, options.kv_cache_bytes)]
+    for each in together:
+        faults += cache_faults(each, options.kv_cache_bytes, cache_shares(each))
     return faults, dict(zip(there, within, strict=True))
 
 
@@ -190,10 +204,7 @@ def locate(model: str, setting: str = "MODEL", with_weights: bool = True) -> Pat
 
     Raises StartupError, naming the setting, if there is no such model.
     """
-    try:
-        folder = Path(model).expanduser()
-    except RuntimeError:  # `~user` without such a user
-        folder = Path(model)
+    folder = hub.path_of(model, setting)
     if folder.is_dir():
         return _gguf_file_in(folder) or folder
     if is_gguf(folder) and folder.is_file():
@@ -223,7 +234,7 @@ def _stored_tensors(folder: Path, model: str, names: TensorNames) -> Tensors:
     try:
         return read_headers(weight_files(folder), names)
     except StartupError:
-        if Path(model).expanduser().exists():
+        if not hub.is_hub_id(model) or Path(model).exists():
             raise
         return unstacked(hub.stored_tensors(model), names)  # described, but not downloaded yet
 

@@ -7,7 +7,7 @@ from inference_api.errors import StartupError
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.gemma import ASSISTANTS
 from inference_api.loading.families.read import read_config
-from inference_api.loading.hub import fetch, is_hub_id
+from inference_api.loading.hub import fetch, is_hub_id, path_of
 from inference_api.loading.json_files import read_json
 from inference_api.loading.tokenizer_files import vocabulary_difference
 
@@ -22,7 +22,7 @@ def find_heads(model_dir: Path, medusa_heads: str | None) -> Path | None:
     if medusa_heads is None:
         own = model_dir / FOLDER
         return own if heads_file(own) is not None else None
-    folder = Path(medusa_heads).expanduser()
+    folder = path_of(medusa_heads, "MEDUSA_HEADS")
     if folder.is_dir():
         return folder
     if is_hub_id(medusa_heads):

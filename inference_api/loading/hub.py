@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from common.paths import expanded
 from inference_api.errors import StartupError
 from inference_api.loading.layout import StoredTensor, Tensors, name_of_text_model
 
@@ -16,6 +17,15 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 def is_hub_id(model: str) -> bool:
     """Returns whether `model` could be the id of a model on the hub: owner/name."""
     return HUB_ID.fullmatch(model) is not None
+
+
+def path_of(source: str, setting: str) -> Path:
+    """Returns the path that `source`, the value of a setting, would be here. Raises
+    StartupError."""
+    try:
+        return expanded(source)
+    except ValueError as error:
+        raise StartupError(f"{setting}={source!r:.200}: {error}.") from None
 
 
 def fetch(model: str, patterns: Sequence[str], setting: str = "MODEL") -> Path:

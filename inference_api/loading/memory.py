@@ -1,5 +1,6 @@
 """Computes from descriptions whether models fit into memory. Allocates nothing."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -18,7 +19,7 @@ FLOAT_BYTES = 4
 GUARANTEED_TOKENS = 2048  # each guaranteed row of an expert has room for, or for its context
 LEAST_TOKENS = 512  # least room in tokens, of all rows together, to start a server with
 SLOT_ALIGNMENT = 512  # bytes; what CUDA allocates begins so
-GIB = 1024**3
+MIB, GIB = 1024**2, 1024**3
 DRAFT = "'s draft model"  # follows the name of the model that it drafts for
 
 
@@ -138,6 +139,27 @@ def cache_shares(footprints: Sequence[Footprint]) -> list[float]:
     room for as many tokens, before windows free any."""
     sizes = [min(each.num_pages, len(each.groups)) * each.page_bytes for each in footprints]
     return [size / max(sum(sizes), 1) for size in sizes]
+
+
+def cache_faults(
+    footprints: Sequence[Footprint], cache_bytes: int | None, shares: Sequence[float]
+) -> list[str]:
+    """Returns a fault if these shares of KV_CACHE_MEMORY, `cache_bytes`, are too little to start
+    with."""
+    if cache_bytes is None:
+        return []
+    least = [
+        needed.within(None).cache_bytes / share
+        for needed, share in zip(footprints, shares, strict=True)
+        if needed.pages_within(int(cache_bytes * share)) < needed.least_pages
+    ]
+    if not least:
+        return []
+    least_mib = math.ceil(10 * max(least) / MIB) / 10
+    return [
+        f"KV_CACHE_MEMORY: {cache_bytes / MIB:.1f} MiB are too few to serve with, at least "
+        f"{least_mib:.1f} MiB are needed; raise KV_CACHE_MEMORY, or lower USER_ROWS."
+    ]
 
 
 def all_within(footprints: Sequence[Footprint], cache_bytes: int | None) -> list[Footprint]:

@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 from common.faults import shown
 from common.key_files import Keys, KeysFaulty, float_of, parse_keys
 from inference_api.errors import StartupError
-from inference_api.settings.model import Speculation, readable
+from inference_api.settings.model import MIN_CONTEXT_TOKENS, Speculation, readable
 from inference_api.settings.sizes import Size
 
 MAX_FILE_BYTES = 256 * 1024
@@ -81,7 +81,7 @@ class BundleMember(Keys):
     description: str = Field("", max_length=1000)
     examples: Annotated[tuple[Text, ...], Field(strict=False)] = Field((), max_length=MAX_EXAMPLES)
     quantisation: Quantisation = "auto"
-    context: int | None = Field(None, ge=16, le=1_048_576)
+    context: int | None = Field(None, ge=MIN_CONTEXT_TOKENS, le=1_048_576)
     rows: RowBounds = RowBounds()
     pinned: bool = False
     load: Literal["start", "demand"] = "demand"

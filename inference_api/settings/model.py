@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from inference_api.settings.sizes import CountOrAuto, SizeOrAuto
 from inference_api.shipped_files import SHIPPED
 
+MIN_CONTEXT_TOKENS = 16  # in fewer there is no room for a prompt and its answer
 EMBEDDED_MODEL = SHIPPED / "models" / "hearth-tiny"
 
 Speculation = Literal["auto", "off", "ngram", "medusa", "mtp", "draft"]
@@ -45,10 +46,10 @@ class ModelSettings(BaseModel):
     kv_cache_memory: SizeOrAuto = None
     generation_config: Literal["auto", "none"] = "auto"
     user_rows: int = Field(32, ge=1, le=256)
-    max_seq_len: int | None = Field(None, ge=16, le=1_048_576)
+    max_seq_len: int | None = Field(None, ge=MIN_CONTEXT_TOKENS, le=1_048_576)
     speculation: Speculation = "off"
     speculation_tokens: int = Field(8, ge=1, le=32)
-    medusa_heads: str | None = Field(None, max_length=4096)
+    medusa_heads: Annotated[str, AfterValidator(readable)] | None = Field(None, max_length=4096)
     draft_model: Annotated[str, AfterValidator(readable)] | None = Field(None, max_length=4096)
 
     @property

@@ -1,6 +1,8 @@
 """What is refused before a worker exists."""
 
+import re
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 
@@ -77,6 +79,24 @@ def test_a_draft_model_counts_before_the_start_as_the_loader_counts_it(
     assert fault.endswith(
         "too few; name a smaller DRAFT_MODEL or none, lower KV_CACHE_MEMORY, set QUANTIZATION=int8."
     )
+
+
+@pytest.mark.parametrize("speculation", ["off", "draft"])
+def test_least_cache_that_the_fault_names_is_enough_for_the_loader_too(speculation: str) -> None:
+    asked = {"device": "cpu", "speculation": speculation, "draft_model": str(EMBEDDED_MODEL)}
+
+    def settings(mib: float) -> Settings:
+        chosen = {"kv_cache_memory": int(mib * 2**20), "service_port": free_port()}
+        return Settings.model_validate({"model": str(EMBEDDED_MODEL), **asked, **chosen})
+
+    with pytest.raises(StartupError) as caught:
+        check_start(settings(0.5), with_model=True)
+    [fault] = caught.value.faults
+    [least] = map(float, re.findall(r"KV_CACHE_MEMORY: 0.5 MiB .* at least ([0-9.]+) MiB", fault))
+    for start in (partial(check_start, with_model=True), describe_models):
+        start(settings(least))
+        with pytest.raises(StartupError, match="KV_CACHE_MEMORY: "):
+            start(settings(least - 0.1))
 
 
 def test_heads_count_before_the_start_as_the_loader_counts_them(

@@ -44,7 +44,7 @@ class ConfigFields:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
         self._note(name, value, f"is not an integer from {least} to {most}; {AGAIN}")
-        return 1
+        return max(1, least)
 
     def number(self, name: str, default: float) -> float:
         value = self.raw.get(name)

@@ -7,6 +7,7 @@ from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture
 from inference_api.loading.families.ropes import KINDS, read_rope, read_rotary_dim
 from inference_api.loading.families.windows import ReadWindows, no_windows
+from inference_api.settings.model import MIN_CONTEXT_TOKENS
 
 
 def read_llama_like(
@@ -28,7 +29,9 @@ def read_llama_like(
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
     num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
-    max_positions = fields.count("max_position_embeddings", DEFAULT_MAX_SEQ_LEN)
+    max_positions = fields.count(
+        "max_position_embeddings", DEFAULT_MAX_SEQ_LEN, least=MIN_CONTEXT_TOKENS
+    )
     vocab_size = fields.count("vocab_size")
     head_dim = fields.count("head_dim", max(1, hidden_size // num_heads))
     attention_bias = fields.flag("attention_bias")

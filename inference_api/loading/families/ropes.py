@@ -12,6 +12,7 @@ from typing import Any
 from inference_api.loading.config import ModelConfig, RopeConfig, RopeKind
 from inference_api.loading.families.fields import ConfigFields
 from inference_api.loading.families.windows import GLOBAL, LOCAL
+from inference_api.settings.model import MIN_CONTEXT_TOKENS
 
 KINDS: Mapping[str, RopeKind] = {
     "default": "default",
@@ -93,7 +94,8 @@ def rope_of(
     kind = kinds.get(str(given_kind))
     if kind is None:
         scaling.refuse("rope_type", given_kind, f"{', '.join(kinds)} rope")
-    original_max_positions = scaling.count(ORIGINAL_POSITIONS, max_positions)
+    least = MIN_CONTEXT_TOKENS if kind == "longrope" else 1  # there it is the context by default
+    original_max_positions = scaling.count(ORIGINAL_POSITIONS, max_positions, least=least)
     rope = RopeConfig(
         kind or "default",
         theta=scaling.number("rope_theta", theta),
