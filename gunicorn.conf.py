@@ -20,6 +20,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.workers.gthread import ThreadWorker
 
 from common import startup
+from common.connections.hosts import host_and_port
 from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
 from common.logs import logging_config
 from inference_api.core.status import Hooks, Phase
@@ -45,7 +46,7 @@ MODEL_APP = "inference_api.inference_api_server:create_server()"
 GRACE_BEYOND_DRAIN_S = 15
 
 wsgi_app = MOCK_APP if settings.mock_model else MODEL_APP
-bind = f"{settings.service_host}:{settings.service_port}"
+bind = host_and_port(settings.service_host, settings.service_port)
 workers = 1
 worker_class = polling_worker(
     ConnectionLimits(

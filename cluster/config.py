@@ -19,6 +19,7 @@ from cluster.system import SystemDocument, read_system
 from common.faults import capped, shown
 from common.key_files import Keys, KeysFaulty, float_of, parse_keys
 from common.origins import HOST
+from common.paths import UserPath
 
 MAX_FILE_BYTES = 2**20
 MAX_KEYS = 2**18  # and values
@@ -55,7 +56,7 @@ def _host(text: str) -> str:
 Url = Annotated[str, Field(max_length=2048), AfterValidator(_url)]
 Address = Annotated[str, Field(max_length=300), AfterValidator(_address)]
 HostName = Annotated[str, Field(max_length=255), AfterValidator(_host)]
-FilePath = Annotated[Path, Field(strict=False)]
+FilePath = Annotated[UserPath, Field(strict=False)]
 Amount = Annotated[float, BeforeValidator(float_of), Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 

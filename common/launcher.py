@@ -6,6 +6,7 @@ from typing import Any
 
 from gunicorn.app.base import BaseApplication
 
+from common.connections.hosts import host_and_port
 from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
 
 MAX_CONNECTIONS = 1024
@@ -16,7 +17,7 @@ def threaded(host: str, port: int, threads: int, max_body_bytes: int) -> dict[st
     """Returns gunicorn's settings for a small service: one worker, because it holds the state."""
     limits = ConnectionLimits(max_body_bytes, max_held_requests=MAX_HELD_REQUESTS)
     return {
-        "bind": [f"{host}:{port}"],
+        "bind": [host_and_port(host, port)],
         "workers": 1,
         "worker_class": polling_worker(limits),
         "worker_connections": allowed_connections(MAX_CONNECTIONS),

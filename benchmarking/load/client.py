@@ -18,6 +18,7 @@ import httptools
 
 from benchmarking.load.answers import AnswerFault, StreamReader, error_text
 from benchmarking.records import INTERRUPTED, RequestError
+from common.connections.hosts import host_and_port
 
 CONNECT_TIMEOUT_S = 10.0
 MAX_ERROR_BYTES = 4096
@@ -39,7 +40,7 @@ class Address:
     is_tls: bool = False
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from benchmarking.load.targets import Prompt
 from benchmarking.load.tokenizers import Tokenizer
 from benchmarking.records import Workload
 from common.faults import fault_of
+from common.paths import expanded
 
 
 class Line(BaseModel):
@@ -68,7 +69,7 @@ def _image_url(path: Path, number: int, image_path: str) -> str:
         fault = f"line {number}, image_path={image_path!r}: name a local picture, such as a .png"
         raise InvalidConfig(path, [fault])
     try:
-        content = Path(image_path).expanduser().read_bytes()
-    except OSError as error:
+        content = expanded(image_path).read_bytes()
+    except (OSError, ValueError) as error:
         raise InvalidConfig(path, [f"line {number}, image_path: {error}"]) from error
     return f"data:{kind};base64,{b64encode(content).decode()}"

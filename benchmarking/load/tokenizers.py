@@ -9,6 +9,7 @@ import tokenizers
 
 from benchmarking.errors import InvalidConfig, TargetUnusable
 from benchmarking.load.targets import Endpoint
+from common.paths import expanded
 
 SERVER = "server"
 TIMEOUT_S = 60.0
@@ -31,15 +32,16 @@ class Tokenizer(Protocol):
 def tokenizer_for(source: str, target: Endpoint, model: str) -> Tokenizer:
     """`source`: "server", or a path to a tokenizer.json or its folder. Raises TargetUnusable and
     InvalidConfig."""
-    return ServerTokenizer(target, model) if source == SERVER else FileTokenizer(Path(source))
+    return ServerTokenizer(target, model) if source == SERVER else FileTokenizer(source)
 
 
 class FileTokenizer:
     """A `tokenizer.json`. It knows no context length."""
 
-    def __init__(self, path: Path) -> None:
-        path = path / "tokenizer.json" if path.is_dir() else path
+    def __init__(self, path: str | Path) -> None:
         try:
+            path = expanded(path)
+            path = path / "tokenizer.json" if path.is_dir() else path
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # what the Rust library raises has no type of its own
             remedy = f"name a folder with tokenizer.json, or {SERVER!r} to have the server count"

@@ -18,6 +18,7 @@ from benchmarking.errors import InvalidConfig
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.settings import checked_base
 from common.faults import fault_of
+from common.paths import UserPath
 
 LLM_APIS = {"sncloud": "openai", "openai": "openai", "hearth": "hearth"}
 RESERVED = {"model", "messages", "text", "max_tokens", "stream", "stream_options"}
@@ -30,7 +31,6 @@ def _known_api(name: object) -> object:
     return name
 
 
-UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 ApiBase = Annotated[str, AfterValidator(checked_base)] | None
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 

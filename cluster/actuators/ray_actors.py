@@ -24,6 +24,7 @@ from cluster.actuators.machines import Placed
 from cluster.actuators.probes import ReplicaHealth, probe
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
+from common.connections.hosts import host_and_port
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class ApiActor:
 
         self._host = ray.util.get_node_ip_address()
         self._port = free_port(self._host)
+        self._url = f"http://{host_and_port(self._host, self._port)}"
         folder = Path(tempfile.gettempdir()) / "hearth-replicas"
         self._log_path = folder / f"{name}.log"
         count = recipe.resources.get("CPU", 0.0)
@@ -72,7 +74,7 @@ class ApiActor:
         threading.Thread(target=self._watch, name="replica-watch", daemon=True).start()
 
     def report(self) -> Report:
-        return Report(f"http://{self._host}:{self._port}", self._is_leaving, self._ended)
+        return Report(self._url, self._is_leaving, self._ended)
 
     def mark_leaving(self) -> None:
         self._is_leaving = True
@@ -92,8 +94,7 @@ class ApiActor:
             if os.getppid() != raylet:
                 os._exit(1)  # which drains the process: Ray has another one elsewhere
             if not was_ready:
-                url = f"http://{self._host}:{self._port}"
-                was_ready = probe(url, self._engine).health is ReplicaHealth.READY
+                was_ready = probe(self._url, self._engine).health is ReplicaHealth.READY
             time.sleep(WATCH_S)
         self._process.kill()  # its workers, if any are left
         if was_ready and not self._is_leaving:

@@ -1,8 +1,9 @@
-"""Checks the Host field, of which HTTP/1.1 requires exactly one valid (RFC 9112, section 3.2)."""
+"""Hosts as HTTP and URLs write them. Pure."""
 
 import re
 
-# RFC 3986's host and port, by their characters alone. It may be empty.
+# HTTP/1.1 requires one valid Host field (RFC 9112, section 3.2): RFC 3986's host and port, by their
+# characters alone. It may be empty.
 _HOST = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 
 
@@ -11,3 +12,8 @@ def host_fault(host: str | None, *, is_http_1_0: bool) -> str | None:
     if host is None:
         return None if is_http_1_0 else "HTTP/1.1 asks for the field 'Host', which did not come"
     return None if _HOST.fullmatch(host) else "the field 'Host' names no host and port"
+
+
+def host_and_port(host: str, port: int) -> str:
+    """Returns both as in a URL: an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

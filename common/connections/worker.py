@@ -26,9 +26,9 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from common.connections.errors import InvalidHead, RequestTimeout, TooManyConnections
 from common.connections.inbound import MAX_HEAD_BYTES
+from common.connections.readiness import is_readable, is_writable
 from common.connections.waiting import PolledConnection, Wait, WaitingConnections
 from common.errors import WireError
-from common.readiness import is_readable, is_writable
 
 logger = logging.getLogger(__name__)
 

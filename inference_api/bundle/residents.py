@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -272,7 +271,7 @@ def bundle_residents(
         bundle.min_residence_s,
         bundle.load_timeout_s,
     )
-    packed = PackedFolder(Path(settings.packed_folder), pause)
+    packed = PackedFolder(settings.packed_folder, pause)
     is_on_cuda = settings.device == "cuda"
     slots = make_slots(pause, bundle.memory_limit) if is_on_cuda else None
     members = {each.served.name: each for each in describe_models(settings, packed, slots)}

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.logs import LogFormat, LogLevel
 from common.origins import LOCAL, Hosts, Origins
+from common.paths import UserPath, expanded
 from common.startup import read_settings
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.settings.bundle_file import Bundle, BundleMember, read_bundle
@@ -30,7 +31,7 @@ Alias = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 # Keys of a bundle's file that replace these variables, for each member or for all.
 SAID_BY_BUNDLE = (
     *("model", "model_name", "models", "quantization", "max_seq_len", "speculation"),
-    *("medusa_heads", "draft_model", "max_input_qsize", "batching"),
+    *("medusa_heads", "draft_model", "max_input_qsize", "batching", "kv_cache_memory"),
 )
 
 
@@ -76,14 +77,14 @@ class Settings(BaseSettings, ModelSettings):
     max_input_qsize: int = Field(64, ge=1, le=4096)
     batching: Literal["continuous", "dynamic"] = "continuous"
     bundle: Annotated[Bundle | None, NoDecode] = None
-    packed_folder: str = Field("var/packed", min_length=1, max_length=4096)
+    packed_folder: UserPath = Path("var/packed")
     max_batch: int = Field(4, ge=1, le=256, validate_default=True)
     batch_timeout_ms: float = Field(100.0, ge=0, le=60_000)
     prefill_chunk_tokens: int | None = Field(None, ge=1, le=65536)
     itl_budget: float = Field(1.4, ge=1, le=1000)
     itl_budget_ms: float | None = Field(None, gt=0, le=60_000)
     prefix_reuse: bool = True
-    prefix_cache_dir: str | None = Field(None, max_length=4096)
+    prefix_cache_dir: UserPath | None = None
     prefix_cache_size: Size = 8 * 2**30
     keepalive_period_s: float = Field(120.0, alias="KEEPALIVE_PERIOD_SECONDS", gt=0, le=86_400)
     load_timeout_s: float = Field(3600.0, alias="LOAD_TIMEOUT", ge=1, le=86_400)
@@ -160,7 +161,7 @@ class Settings(BaseSettings, ModelSettings):
             != cls.model_fields[field].default
         ]
         try:
-            bundle = value if isinstance(value, Bundle) else read_bundle(Path(str(value)))
+            bundle = value if isinstance(value, Bundle) else read_bundle(expanded(str(value)))
         except StartupError as error:
             faults += error.faults
         else:

@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 from pydantic import BaseModel, Field
 
+from common.connections.hosts import host_and_port
 from proxy.errors import DiscoveryFailed
 from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.discovery import Discovery, Specs
@@ -246,11 +247,10 @@ def _port(ports: Iterable[SlicePort]) -> int | None:
 
 def _spec(address: str, port: int, labels: dict[str, str]) -> UpstreamSpec:
     ip = ipaddress.ip_address(address)
-    host = f"[{ip}]" if ip.version == 6 else str(ip)
     model, weight = labels.get(MODEL_LABEL), labels.get(WEIGHT_LABEL, "1")
     try:
         return UpstreamSpec(
-            f"http://{host}:{port}",
+            f"http://{host_and_port(str(ip), port)}",
             weight=float(weight),
             models=(model,) if model else (),
             server=labels.get(SERVICE_LABEL, ""),

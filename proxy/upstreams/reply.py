@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import httptools
 from httptools import HttpParserError, HttpParserUpgrade
 
-from common.readiness import reading
+from common.connections.readiness import reading
 from proxy.errors import Headers, StreamBroken, UpstreamBroken
 
 MAX_HEAD_BYTES = 64 * 1024

@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 import requests
+from gunicorn.util import parse_address
 
+from common.connections.hosts import host_and_port
 from lab.kit.servers import environment, post_bytes
 from tests.service import running_service
 
 NUM_CLIENTS = 20  # of each kind; there are 16 threads
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "::1", "::", "fe80::1%eth0"])
+def test_gunicorn_listens_on_the_address_that_is_set(host: str) -> None:
+    assert parse_address(host_and_port(host, 7000)) == (host, 7000)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,15 @@ def test_one_word_serves_smollm2_with_its_heads(tmp_path: Path) -> None:
 
 
 def test_killed_script_takes_both_processes_with_it(tmp_path: Path) -> None:
-    with started(tmp_path / "log", [*SCRIPT, "--mock"]) as stack:
+    with started(
+        *(tmp_path / "log", [*SCRIPT, "--mock"]),
+        SERVICE_HOST="127.0.0.3",
+        PROXY_HOST="127.0.0.2",
+        UPSTREAM="",
+    ) as stack:
+        printed = stack.log_path.read_text()
+        assert "curl -N http://127.0.0.2:" in printed
+        assert "Dashboard: http://127.0.0.3:" in printed
         servers = psutil.Process(stack.process.pid).children(recursive=True)
         stack.process.kill()
         stack.process.wait(END_TIMEOUT_S)
