@@ -380,6 +380,30 @@ inline void store_results(const float* result, int64_t count, float factor, bool
   }
 }
 
+// Where a panel's results of one row are added or stored.
+inline float* place_in_out(const LinearCall& call, int64_t row, int64_t panel) {
+  const int64_t place = call.places == nullptr ? row : call.places[row];
+  return call.out + place * call.out_stride + panel * kPanel;
+}
+
+// Fetches what a panel's results will be written to, while they are computed: a line is read before
+// it is written, and what waits for its line holds up the tile that follows. Inlined: a compiler
+// takes a function that only fetches for one without effect, and leaves it out.
+template <class Group>
+__attribute__((always_inline)) inline void fetch_places(const LinearCall& call, int64_t first_row,
+                                                        int64_t count, int64_t panel) {
+  const bool is_kept = call.finish == Finish::kActivate;
+  const size_t size = is_kept ? sizeof(Group) : kPanel * sizeof(float);
+  for (int64_t row = first_row; row < first_row + count; ++row) {
+    const auto* place = reinterpret_cast<const char*>(
+        is_kept ? static_cast<const void*>(static_cast<const Group*>(call.activated) +
+                                           row * num_panels(call) + panel)
+                : place_in_out(call, row, panel));
+    __builtin_prefetch(place, 1);
+    __builtin_prefetch(place + size - 1, 1);
+  }
+}
+
 // What is done with a panel's results of one row. The last panel may be padded.
 template <class Simd>
 void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* result, float* passing) {
@@ -400,9 +424,8 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
   const int64_t first = panel * kPanel;
   const int64_t rest = call.num_outputs - first;
   const int64_t count = rest < kPanel ? rest : kPanel;
-  const int64_t place = call.places == nullptr ? row : call.places[row];
   const float factor = call.shares == nullptr ? call.factor : call.factor * call.shares[row];
-  float* out = call.out + place * call.out_stride + first;
+  float* out = place_in_out(call, row, panel);
   const bool is_added = call.finish == Finish::kAdd;
   if (count == kPanel) {  // a loop of constant length
     store_results(result, kPanel, factor, is_added, out);
@@ -436,6 +459,7 @@ void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
     const bool is_single = num_tiles == 1;
     const bool fetches = is_single || (tile < shares && !is_last);
     const auto multiply = tile_for<Isa, Format, 1, kMax>(count);
+    fetch_places<Group<Format>>(call, first, count, panel);
     std::memset(results, 0, sizeof results);
     for (int part = 0; part < num_parts; ++part) {
       const auto* blocks = panel_blocks<Block>(call, panel, part);

@@ -112,7 +112,7 @@ inline void add_scaled(const TileSums sums, const float* scales, const Activatio
 
 // Half a block that is needed later, to the second level cache.
 template <class Block>
-inline void fetch(const Block& block, int half) {
+__attribute__((always_inline)) inline void fetch(const Block& block, int half) {
   constexpr unsigned kHalfBlock = sizeof(Block) / kHalves;
   const char* bytes = reinterpret_cast<const char*>(&block) + half * kHalfBlock;
 #pragma GCC unroll 16

@@ -44,6 +44,7 @@ void multiply_apart(const LinearCall& call, int64_t panel) {
     const int64_t count = rest < kApartRows ? rest : kApartRows;
     const int64_t num_tiles = (count + kMax - 1) / kMax;
     const auto* rows = static_cast<const ActivationGroup*>(call.rows) + first * call.num_groups;
+    fetch_places<ActivationGroup>(call, first, count, panel);
     for (int part = 0; part < num_parts; ++part) {
       std::memset(results[part], 0, static_cast<size_t>(count) * sizeof results[part][0]);
       const auto* blocks = panel_blocks<Packed>(call, panel, part);
