@@ -3,8 +3,8 @@
 Each variant (one instruction set) is two translation units with flags of their own, of which some
 variants share the second; which variant runs is decided when the library is used. A library
 compiled here has the best variant that this processor can run; for tests, all that it can, those
-that no server here would use in half the time. A shipped one, in a wheel or an image, has all of
-its kind of processor, its "machine".
+that no server here would use in a quarter of the time. A shipped one, in a wheel or an image, has
+all of its kind of processor, its "machine".
 `python -m inference_api.kernels.build` compiles the best variant; with `--variants` all that this
 processor can run; with `--beside` all of its kind, beside the sources, where an image keeps them;
 with `--release FOLDER` all of every kind, as wheels ship them.
@@ -46,6 +46,7 @@ FLAGS = (
     "-fvisibility=hidden",
     "-ffp-contract=off",  # a product and a sum are fused where the source says so, nowhere else
 )
+QUICKLY = ("-Og", "-ftree-sra", "-finline-functions-called-once")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 AVX512BF16 = (*AVX512, "-mavx512bf16")
@@ -176,7 +177,7 @@ def units_of_tests() -> dict[str, Sequence[str]]:
     test-kernels` runs them as they are shipped."""
     used = units(variants_unused())
     return {
-        unit: flags if unit in used else [*flags, "-O1"] for unit, flags in units_here().items()
+        unit: flags if unit in used else [*flags, *QUICKLY] for unit, flags in units_here().items()
     }
 
 
