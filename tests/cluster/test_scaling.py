@@ -134,7 +134,7 @@ def test_no_request_is_lost_while_pods_come_and_go_and_change(
 ) -> None:
     """On Kubernetes the proxy hears of replicas by their Service's EndpointSlices."""
     api = KubernetesApi()
-    kubelet = Kubelet(api, tmp_path / "pods", room=4)
+    kubelet = Kubelet(api, tmp_path / "pods", room=3)
     kubelet.deploy("chat", "chat", "core", user_rows=GROUP.user_rows, model="mock")
     path = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
     monkeypatch.setattr(path, str(api.kubeconfig(tmp_path)))
@@ -145,12 +145,12 @@ def test_no_request_is_lost_while_pods_come_and_go_and_change(
         wait_for(actuator, 1)
         with loaded(tmp_path, UPSTREAMS_SERVICE="hearth/chat", KUBERNETES_API=api.url) as it:
             proxy, load = it
-            actuator.start(GROUP, 3)
-            wait_for(actuator, 3)
-            eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
-            actuator.start(wider, 3)
+            actuator.start(GROUP, 2)
+            wait_for(actuator, 2)
+            eventually(lambda: len(answered_by(proxy)) == 2, DEADLINE_S)
+            actuator.start(wider, 2)
             eventually(lambda: {each.group for each in actuator.replicas()} == {wider}, 120)
-            wait_for(actuator, 3)
+            wait_for(actuator, 2)
             actuator.stop(wider, 1)
             wait_for(actuator, 1)
             seen = len(load.asked)
@@ -187,9 +187,7 @@ def upstreams(tmp_path: Path) -> UpstreamsFile:
 def on_ray(
     nodes: RayNodes, upstreams: UpstreamsFile, request: pytest.FixtureRequest
 ) -> Iterator[TendedReplicas]:
-    """Hearth's, unless a test is given other recipes."""
-    recipes = getattr(request, "param", RECIPES)
-    actuator = TendedReplicas(RayMachines(nodes.address), recipes, upstreams, TIMES)
+    actuator = TendedReplicas(RayMachines(nodes.address), request.param, upstreams, TIMES)
     try:
         yield actuator
     finally:
@@ -221,7 +219,12 @@ def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(
     assert [line for line in broken if address not in f"{line}"] == []
 
 
-@pytest.mark.parametrize("lost", ["ray::ApiActor", "raylet"])
+@pytest.mark.parametrize(
+    ("lost", "on_ray"),
+    [("ray::ApiActor", OF_ANOTHER_ENGINE), ("raylet", RECIPES)],
+    indirect=["on_ray"],
+    ids=["actor-vllm", "raylet-hearth"],
+)
 def test_no_process_outlives_the_ray_that_started_it(
     nodes: RayNodes, on_ray: TendedReplicas, lost: str
 ) -> None:

@@ -133,9 +133,9 @@ def routes_of(document: dict[str, Any]) -> list[Route]:
     return routes
 
 
-def broken_one_by_one(routes: Sequence[Route], headers: str) -> Iterator[bytes]:
-    """Every nasty value in every place of every route's sound body, where that is a small one and
-    no other route reads it."""
+def broken_one_by_one(routes: Sequence[Route], headers: str, every: int) -> Iterator[bytes]:
+    """One of `every` nasty values, by turns, in every place of every route's sound body, where that
+    is a small one and no other route reads it."""
     for route in dict.fromkeys(routes):
         if route.path in READ_ELSEWHERE:
             continue
@@ -145,7 +145,7 @@ def broken_one_by_one(routes: Sequence[Route], headers: str) -> Iterator[bytes]:
             broken = json.loads(json.dumps(body))
             holder, key = list(_places(broken))[number]
             holder[key] = MARK
-            for value in NASTY_VALUES:
+            for value in NASTY_VALUES[number % every :: every]:
                 yield _request(route, PATH_VALUES[0], headers, _with_values(broken, [value]))
 
 

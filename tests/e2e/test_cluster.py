@@ -30,7 +30,7 @@ ROWS, TOKENS, TOKENS_PER_S = 4, 50, 50
 TEXT = "x" * TOKENS
 QUICK = {"kind": "local", "folder": "replicas", "capacity": {"CPU": 4}, "leave_s": 3}
 # A replica can do 4, and about half of that within its SLO.
-LOW_PER_S, MIDDLE_PER_S, HIGH_PER_S = 1.0, 3.5, 6.0
+LOW_PER_S, HIGH_PER_S = 1.0, 3.5
 
 
 SETTINGS = {"MOCK_MODEL": 1, "MOCK_TOKENS_PER_SECOND": TOKENS_PER_S}
@@ -196,7 +196,7 @@ def test_replicas_follow_the_load_up_and_down_and_no_request_is_lost(
     cycles = len(found.journal())
     clients.send(LOW_PER_S, lambda: len(found.journal()) >= cycles + 3)
     assert found.ready() == 1
-    clients.send(MIDDLE_PER_S, lambda: found.ready() >= 2)
+    clients.send(HIGH_PER_S, lambda: found.ready() >= 2)
     clients.send(LOW_PER_S, lambda: len(found.state()["replicas"]) == 1)
     answers = clients.answers()
     assert set(answers) == {TEXT}

@@ -28,6 +28,7 @@ from tests.forked import served
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
 EXAMPLES = int(os.environ.get("RAW_FUZZ_EXAMPLES", "200"))  # for each door, of each kind
+EVERY = 1 if "RAW_FUZZ_EXAMPLES" in os.environ else 3  # which of the values each field is given
 CLIENTS = 8
 
 
@@ -88,7 +89,7 @@ def routes_of_api(doors: Doors) -> list[Route]:
 
 
 def test_no_value_in_any_field_is_answered_with_500(doors: Doors) -> None:
-    check_answers(doors, "api", broken_one_by_one(routes_of_api(doors), ""), ends=False)
+    check_answers(doors, "api", broken_one_by_one(routes_of_api(doors), "", EVERY), ends=False)
 
 
 @pytest.mark.timeout(max(600, EXAMPLES))
