@@ -38,7 +38,7 @@ for load in (load_settings, load_optimizer_settings, load_weights_settings):
     except startup.StartupError as error:
         faults += error.faults
 if faults:
-    sys.exit(str(StartupError(faults)))
+    sys.exit(str(StartupError(list(dict.fromkeys(faults)))))  # they share some variables
 settings = load_settings()
 
 MOCK_APP = "inference_api._mock_inference_api_server:create_test_server()"

@@ -24,8 +24,12 @@ def expanded(path: str | Path) -> Path:
 
 
 def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise ValueError("is no file; name one that is there")
+    try:
+        is_there = path.is_file()
+    except OSError:  # a name that is too long, a folder without permission
+        is_there = False
+    if not is_there:
+        raise ValueError("is no file that can be read; name one that is there")
     return path
 
 

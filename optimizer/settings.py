@@ -1,12 +1,12 @@
 """Settings from the environment, read once at start. Immutable: any thread."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from common.origins import Hosts
+from common.origins import REDIS, Hosts
 from common.paths import UserPath
 from common.startup import read_settings
 from optimizer.errors import StartupError
@@ -23,7 +23,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535, validation_alias="INFERNO_PORT")
     allowed_hosts: Hosts = Field(default=(), validation_alias="ALLOWED_HOSTS")
     stateful: bool = Field(default=False, validation_alias="OPTIMIZER_STATEFUL")
-    redis_url: str = Field(default="", validation_alias="REDIS_URL")
+    redis_url: Annotated[str, REDIS] = Field(default="", validation_alias="REDIS_URL")
     store_path: UserPath = Field(
         default=Path("var/optimizer.db"), validation_alias="OPTIMIZER_STORE_PATH"
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from common import plain_yaml
 from common.plain_yaml import UnusableYaml
@@ -16,7 +16,6 @@ from common.plain_yaml import UnusableYaml
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-ModelT = TypeVar("ModelT", bound=BaseModel)
 Stamp = tuple[int, int, int]
 MAX_NODES = 2**18  # keys and values of a file: some 20,000 teams
 
@@ -87,10 +86,10 @@ def read_yaml(text: str) -> Any:
     return document
 
 
-def validated(model: type[ModelT], document: object) -> ModelT:
-    """Returns a file's content as a model. Raises ValueError that names every faulty entry."""
+def validated(kind: type[T], document: object) -> T:
+    """Returns a file's content as that type. Raises ValueError that names every faulty entry."""
     try:
-        return model.model_validate(document)
+        return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:
         places = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
         raise ValueError("; ".join(place.removeprefix(": ") for place in places)) from error

@@ -25,7 +25,7 @@ from proxy.access.limits import TeamLimits
 from proxy.access.policy import Policy, parse_policy
 from proxy.app import ProxyApp
 from proxy.errors import StartupError
-from proxy.files import FileOpener, WatchedFile
+from proxy.files import FileOpener, WatchedFile, validated
 from proxy.logs import logging_config
 from proxy.parts import ProxyParts
 from proxy.server import gunicorn_options
@@ -106,7 +106,7 @@ def _discovery(settings: Settings, file: WatchedFile[Specs] | None, faults: list
 
 def _single(url: str) -> UpstreamSpec:
     try:
-        return UpstreamSpec(url)
+        return validated(UpstreamSpec, {"url": url})
     except ValueError as error:
         raise ValueError(f"UPSTREAM: {error}") from None
 

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.faults import setting_faults
 from common.logs import LogFormat, LogLevel
-from common.origins import LOCAL, Origins, Words
+from common.origins import LOCAL, REDIS, Origins, Words
 from common.paths import UserFile, UserPath
 from proxy.errors import StartupError
 
@@ -83,7 +83,7 @@ class Settings(BaseSettings):
     cors_origins: Origins = (LOCAL,)  # `*`: any
 
     policy_file: UserFile | None = None
-    redis_url: SecretStr | None = None
+    redis_url: Annotated[SecretStr, REDIS] | None = None
 
     audit_file: UserPath | None = None  # None: standard output
     log_level: LogLevel = "INFO"

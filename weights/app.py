@@ -11,7 +11,6 @@ from common.openapi import add_description
 from common.openapi_document import Application, Rule
 from common.operations import Content, operation
 from common.web_pages import PageRules, answer_refusals, register_page_check
-from weights.errors import StartupError
 from weights.routes import create_blueprint
 from weights.routes.answers import Said
 from weights.samplers import choose_sampler
@@ -69,10 +68,7 @@ def _choose_store(settings: Settings) -> WeightStore:
     # The client is slow to import, so it is imported only with a Redis.
     from weights.store.redis_store import RedisStore
 
-    try:
-        return RedisStore(settings.redis_url)
-    except ValueError as error:
-        raise StartupError(f"REDIS_URL: {error}") from error
+    return RedisStore(settings.redis_url)
 
 
 def _http_error(error: HTTPException) -> Response:

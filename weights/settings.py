@@ -1,11 +1,12 @@
 """Settings from the environment, read once at start. Immutable: any thread."""
 
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from common.origins import Hosts
+from common.origins import REDIS, Hosts
 from common.paths import UserPath
 from common.startup import read_settings
 from weights.errors import StartupError
@@ -22,7 +23,7 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", validation_alias="WEIGHTS_HOST")
     port: int = Field(default=8001, ge=0, le=65535, validation_alias="WEIGHTS_PORT")
     allowed_hosts: Hosts = Field(default=(), validation_alias="ALLOWED_HOSTS")
-    redis_url: str = Field(default="", validation_alias="REDIS_URL")
+    redis_url: Annotated[str, REDIS] = Field(default="", validation_alias="REDIS_URL")
     db_path: UserPath = Field(default=Path("var/weights.db"), validation_alias="WEIGHTS_DB")
     sampler: SamplerName = Field(default="adaptive", validation_alias="WEIGHTS_SAMPLER")
     threads: int = Field(default=16, ge=1, le=512, validation_alias="WEIGHTS_THREADS")

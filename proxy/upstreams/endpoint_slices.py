@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 
 from common.connections.hosts import host_and_port
 from proxy.errors import DiscoveryFailed
+from proxy.files import validated
 from proxy.upstreams.api_server import ApiServer
 from proxy.upstreams.discovery import Discovery, Specs
 from proxy.upstreams.specs import UpstreamSpec
@@ -246,16 +247,16 @@ def _port(ports: Iterable[SlicePort]) -> int | None:
 
 
 def _spec(address: str, port: int, labels: dict[str, str]) -> UpstreamSpec:
-    ip = ipaddress.ip_address(address)
-    model, weight = labels.get(MODEL_LABEL), labels.get(WEIGHT_LABEL, "1")
+    ip, model = ipaddress.ip_address(address), labels.get(MODEL_LABEL)
+    described = {
+        "url": f"http://{host_and_port(str(ip), port)}",
+        "weight": labels.get(WEIGHT_LABEL, "1"),
+        "models": (model,) if model else (),
+        "server": labels.get(SERVICE_LABEL, ""),
+        "cents_per_hour": labels.get(COST_LABEL),
+    }
     try:
-        return UpstreamSpec(
-            f"http://{host_and_port(str(ip), port)}",
-            weight=float(weight),
-            models=(model,) if model else (),
-            server=labels.get(SERVICE_LABEL, ""),
-            cents_per_hour=float(labels[COST_LABEL]) if COST_LABEL in labels else None,
-        )
+        return validated(UpstreamSpec, described)
     except ValueError as error:
         service = labels.get(SERVICE_LABEL)
         raise ValueError(

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings
 from benchmarking.rows.config import BenchmarkConfig
 from benchmarking.settings import Settings as BenchmarkSettings
 from cluster.config import ActuatorKeys, ClusterConfig, ProxyKeys
+from common.startup import read_settings
 from inference_api.errors import StartupError
 from inference_api.loading.checkpoint import locate
 from inference_api.loading.drafting import find_heads
@@ -61,6 +62,20 @@ def test_a_tilde_of_nobody_in_a_models_name_is_refused_by_its_setting() -> None:
             locate("~nobody.here/m", setting)
     with pytest.raises(StartupError, match=r"MEDUSA_HEADS='~nobody.here/m': begins with ~ and"):
         find_heads(Path(), "~nobody.here/m")
+
+
+@pytest.mark.parametrize("settings", [ProxySettings, OptimizerSettings, WeightsSettings])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:6379", "http://h", "redis://:secret@h:port", "redis://h:0"]
+)
+def test_what_is_no_redis_is_refused_without_the_password(
+    settings: type[BaseSettings], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", url)
+    with pytest.raises(StartupError) as caught:
+        read_settings(settings, StartupError)
+    fault = "REDIS_URL=***: is no address of a Redis server; give one like redis://127.0.0.1:6379/0"
+    assert caught.value.faults == (f"{fault}; correct it or unset it.",)
 
 
 @pytest.mark.parametrize("settings", SERVICES)
