@@ -84,7 +84,8 @@ def _check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> N
     for token_id in token_ids:
         if token_id >= vocab_size:
             raise InvalidRequest(
-                f"{field}: {token_id} is no token id of this model, 0 to {vocab_size - 1}.", field
+                f"{field}: {token_id} is no token id of this model; give 0 to {vocab_size - 1}.",
+                field,
             )
 
 

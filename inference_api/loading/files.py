@@ -32,8 +32,11 @@ from inference_api.loading.stacks import Rows, singles
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"  # listed in the index
+NO_FLOATS = {*DTYPES, "BOOL", "F8_E5M2", "U16", "U32", "U64", "F64"} - {*FLOATS}  # safetensors'
+REMEDY_OF_DTYPES = "choose a float32, float16 or bfloat16 checkpoint, or a GGUF file."
 LENGTH_BYTES = 8  # a file begins with the length of its JSON header
 MAX_DIMENSIONS = 8
+MAX_DTYPE_CHARS = 16
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -145,9 +148,11 @@ def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
 
 def _place(name: str, entry: Any, start: int) -> TensorLocation:
     """Returns where a tensor is. Raises ValueError, LookupError or TypeError."""
-    shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
-    if len(shape) > MAX_DIMENSIONS:
-        raise ValueError(f"a tensor of {len(shape)} dimensions")
+    shape, dtype = tuple(map(index, entry["shape"])), str(entry["dtype"])
+    if len(shape) > MAX_DIMENSIONS or min(shape, default=0) < 0:
+        raise ValueError(f"{name[:100]}: a tensor of the shape {shown([*map(str, shape)])}")
+    if len(dtype) > MAX_DTYPE_CHARS:
+        raise ValueError(f"{name[:100]}: numbers of the type {dtype[:MAX_DTYPE_CHARS]}...")
     begin, end = map(index, entry["data_offsets"])
     if not 0 <= begin <= end:
         raise ValueError(f"{name[:100]}: a tensor from byte {begin} to {end}")
@@ -202,7 +207,14 @@ def tensor_faults(wanted: Sequence[Wanted], tensors: Tensors) -> list[str]:
         for each, stored in found
         if each.dtypes and stored.dtype not in each.dtypes
     ]
+    unread = [
+        f"{each.name} is {stored.dtype}"
+        for each, stored in found
+        if not each.dtypes and stored.dtype in NO_FLOATS
+    ]
     faults = []
+    if unread:
+        faults.append(f"{shown(unread)}; {REMEDY_OF_DTYPES}")
     if missing:
         faults.append(f"The weights lack {shown(missing)}; get the model again.")
     if misshapen:
@@ -244,9 +256,7 @@ def read_numbers(
     """Returns a tensor. Raises OSError, EOFError, or StartupError for another dtype."""
     kind = place.stored.dtype
     if kind not in kinds:
-        raise StartupError(
-            f"{name} is {kind}; choose a float32, float16 or bfloat16 checkpoint, or a GGUF file."
-        )
+        raise StartupError(f"{name} is {kind}; {REMEDY_OF_DTYPES}")
     content = np.empty(place.end - place.begin, np.uint8)
     stream.seek(place.begin)
     _read_into(content, stream)

@@ -42,15 +42,8 @@ class TokenizerConfig:
 
 
 def read_tokenizer(model_dir: Path) -> "tuple[Backend, TokenizerConfig]":
-    """Returns the tokenizer of a folder or GGUF file. Raises StartupError."""
-    try:
-        return _of_gguf(model_dir) if is_gguf(model_dir) else _of_folder(model_dir)
-    except StartupError:
-        raise
-    except Exception as error:  # the library raises nothing more specific for faulty files
-        raise StartupError(
-            f"{model_dir}: the tokenizer cannot be loaded ({error}); get its files again."
-        ) from error
+    """Returns the tokenizer of a folder or GGUF file. May raise anything for faulty files."""
+    return _of_gguf(model_dir) if is_gguf(model_dir) else _of_folder(model_dir)
 
 
 def _of_gguf(file: Path) -> "tuple[Backend, TokenizerConfig]":

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from inference_api.errors import StartupError
 from inference_api.text.chat_prompts import NO_EXTRAS, ChatPrompts, Extras
 from inference_api.text.chat_template import read_chat_template
 from inference_api.text.prompt_bounds import bytes_per_token, is_byte_level
@@ -133,10 +134,17 @@ class HuggingFaceTokenizer:
 def load_tokenizer(model_dir: Path, stop_token_ids: frozenset[int]) -> HuggingFaceTokenizer:
     """Read the tokenizer of a model folder or GGUF file. Takes seconds: not for request threads.
 
-    Raises StartupError if the folder has no `tokenizer.json` and none can be made of its files, or
-    its chat template is unusable.
+    Raises StartupError if the folder has no `tokenizer.json` and none can be made of its files, its
+    files are faulty, or its chat template is unusable.
     """
-    return HuggingFaceTokenizer(*read_tokenizer(model_dir), stop_token_ids)
+    try:
+        return HuggingFaceTokenizer(*read_tokenizer(model_dir), stop_token_ids)
+    except (StartupError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the library's panics, too, which are no Exceptions
+        raise StartupError(
+            f"{model_dir}: the tokenizer cannot be loaded ({error}); get its files again."
+        ) from error
 
 
 class TextStream:

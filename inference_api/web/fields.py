@@ -170,6 +170,8 @@ _MESSAGES = {
     "greater_than_equal": "is {given}; give {ge} or more",
     "less_than_equal": "is {given}; give {le} or less",
     "string_too_short": "is empty; give {min_length} character or more",
+    "string_too_long": "has more than {max_length} characters; shorten it",
+    "string_pattern_mismatch": "is {given}; give one that fits {pattern}",
     "too_short": "has {actual_length} entries; give {min_length} or more",
     "too_long": "has {actual_length} entries; give {max_length} or fewer",
 }

@@ -33,7 +33,9 @@ class WholeBodyRequest(Request):
         try:
             body = get_input_stream(self.environ, max_content_length=limit + 1).read()
         except BODY_FAULTS as error:
-            raise InvalidRequest("The body's chunks are malformed or cut short.") from error
+            raise InvalidRequest(
+                "The body's chunks are malformed or cut short; send it whole."
+            ) from error
         if len(body) > limit:
             raise RequestTooLarge(limit)
         if len(body) < length:

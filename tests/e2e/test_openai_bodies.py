@@ -127,7 +127,10 @@ def test_what_a_message_may_not_hold_is_refused_with_its_place(
         ({"min_tokens": -1}, "min_tokens: is -1; give 0 or more."),
         ({"min_tokens": 2.0}, "min_tokens: is 2.0; give an integer."),
         ({"temperature": 3.0}, "temperature: is 3; give 2 or less."),
-        ({"stop_token_ids": [10**6]}, "stop_token_ids: 1000000 is no token id of this model, 0 to"),
+        (
+            {"stop_token_ids": [10**6]},
+            "stop_token_ids: 1000000 is no token id of this model; give 0 to",
+        ),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids: has 65 entries; give 64 or fewer."),
         (
             {"guided_regex": "a", "structured_outputs": {"regex": "a"}},

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,32 @@ def test_file_too_large_to_read_is_not_read(folder: Path, name: str) -> None:
     assert f"{SPARSE_BYTES} bytes, more than " in fault
 
 
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("dtype", lambda _: "F64"),
+        ("dtype", lambda _: ["F32"] * 9),
+        ("shape", lambda shape: [float(size) for size in shape]),
+        ("shape", lambda shape: [*shape, -1]),
+        ("data_offsets", lambda offsets: [float(each) for each in offsets]),
+    ],
+)
+def test_header_that_the_loader_could_not_use_is_refused_before_it_does(
+    folder: Path, field: str, spoil: Callable[[Any], object]
+) -> None:
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    spoiled = header["model.layers.1.self_attn.q_proj.weight"]
+    spoiled[field] = spoil(spoiled[field])
+    changed = json.dumps(header).encode()
+    file.write_bytes(len(changed).to_bytes(8, "little") + changed + content[end:])
+    [fault] = check(folder)
+    assert len(fault) < 500
+    assert "self_attn.q_proj.weight" in fault or "model.safetensors is damaged" in fault
+
+
 def test_header_longer_than_the_format_allows_is_not_read(folder: Path) -> None:
     with (folder / "model.safetensors").open("wb") as stream:
         stream.write((MAX_JSON_BYTES + 1).to_bytes(8, "little"))
@@ -119,10 +146,29 @@ def test_name_of_a_model_that_cannot_be_a_path_is_a_fault(model: str) -> None:
     assert fault.startswith("MODEL=")
 
 
-def test_tokenizer_that_only_its_library_refuses_is_a_fault(folder: Path) -> None:
+UNKNOWN_TOKEN = {"SpecialToken": {"id": "<s>", "type_id": 0}}  # at which the library panics
+
+
+@pytest.mark.parametrize(
+    ("part", "content"),
+    [
+        ("pre_tokenizer", json.loads('{"a":' * 500 + "1" + "}" * 500)),
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing",
+                "single": [UNKNOWN_TOKEN, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            },
+        ),
+    ],
+)
+def test_tokenizer_that_only_its_library_refuses_is_a_fault(
+    folder: Path, part: str, content: object
+) -> None:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["pre_tokenizer"] = json.loads('{"a":' * 500 + "1" + "}" * 500)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer, part: content}))
     assert check(folder) == []
     with pytest.raises(StartupError, match="the tokenizer cannot be loaded"):
         load_tokenizer(folder, frozenset())
