@@ -90,7 +90,7 @@ def read_config(path: Path, run_name: str | None = None) -> BenchmarkConfig:
     """Returns the file's configuration; `run_name` replaces its own. Raises InvalidConfig."""
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise InvalidConfig(path, [str(error)]) from error
     if not isinstance(given, dict):
         raise InvalidConfig(path, ["is no list of keys and values"])

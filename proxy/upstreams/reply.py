@@ -242,7 +242,7 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
-        if status == 101:
+        if status == 101 or status < 100:
             raise UpstreamBroken(f"unasked-for status {status}")
         if status < 200:
             return

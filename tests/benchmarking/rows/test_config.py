@@ -84,7 +84,7 @@ def test_values_that_cannot_work_are_refused(tmp_path: Path, line: str, part: st
     assert part in faults_of(tmp_path, f"model_configs_path: m.csv\n{line}")
 
 
-@pytest.mark.parametrize("text", ["a: [", "just words", ""])
+@pytest.mark.parametrize("text", ["a: [", "just words", "", "[" * 100_000])
 def test_what_is_no_mapping_is_no_config(tmp_path: Path, text: str) -> None:
     assert str(tmp_path / "config.yaml") in faults_of(tmp_path, text)
 
