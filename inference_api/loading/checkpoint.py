@@ -30,11 +30,14 @@ from inference_api.loading.memory import (
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.quantised.formats import with_quantisation
 from inference_api.loading.settling import context_faults, cpu_faults, settle, weight_bits
-from inference_api.loading.tokenizer_files import eos_token_ids, tokenizer_faults
+from inference_api.loading.tokenizer_files import (
+    MAX_TEMPLATE_BYTES,
+    eos_token_ids,
+    tokenizer_faults,
+)
 
 CONFIG = "config.json"
 DRAFT_MODEL = "DRAFT_MODEL"
-MAX_TEMPLATE_BYTES = 1_000_000  # size of a chat template; the longest have some 20,000
 # Further files that the tokenizer's library may read, and the most bytes of each.
 DESCRIPTIONS = {
     "*.json": MAX_JSON_BYTES,

@@ -17,6 +17,7 @@ from inference_api.loading.json_files import read_json
 from inference_api.loading.sentence_pieces import SENTENCE_PIECES, read_sentence_pieces
 
 TOKENIZER = "tokenizer.json"
+MAX_TEMPLATE_BYTES = 1_000_000  # size of a chat template; the longest have some 20,000
 CONVERSION = (
     'python -c "from transformers import AutoTokenizer as A; '
     "A.from_pretrained('{0}').save_pretrained('{0}')\""

@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from inference_api.errors import StartupError
+from inference_api.loading.tokenizer_files import MAX_TEMPLATE_BYTES
 from inference_api.text.tokenizer_config import DEFAULT, WITH_TOOLS, TokenizerConfig
 
 SIMPLEST = [{"role": "user", "content": "Hello"}]
@@ -125,6 +126,12 @@ def read_chat_template(config: TokenizerConfig) -> ChatTemplate | None:
     """
     if not config.templates:
         return None
+    longest = max(len(text.encode()) for text in config.templates.values())
+    if longest > MAX_TEMPLATE_BYTES:
+        raise StartupError(
+            f"The chat template in {config.template_source} has {longest} bytes, more than "
+            f"{MAX_TEMPLATE_BYTES}; get the file again."
+        )
     try:
         template = ChatTemplate(config)
         template.render(SIMPLEST)

@@ -64,6 +64,14 @@ def test_template_in_the_configuration_is_named_there(folder: Folder) -> None:
     )
 
 
+@pytest.mark.parametrize("in_config", [True, False])
+def test_template_above_its_bound_is_refused_wherever_it_is(
+    folder: Folder, in_config: bool
+) -> None:
+    model = folder("a" * 1_000_001, in_config)
+    assert "has 1000001 bytes, more than 1000000; get the file again" in fault(model)
+
+
 @pytest.mark.parametrize(
     "template",
     [
