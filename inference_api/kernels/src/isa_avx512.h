@@ -110,22 +110,13 @@ struct Avx512Vnni {
 struct Avx512Bf16 : Avx512Vnni {
   struct Pairs {
     using Block = BFloat16Block;
-    struct alignas(kCacheLine) Taken {
-      uint16_t pairs[kGroup / kPair][kPair];
-    };
+    using Given = PairGroup;
     static constexpr int kInputs = kPair;
 
-    // The second of a pair first, as in blocks. Exact: x is rounded already.
-    static void take(const FloatGroup& x, Taken& taken) {
-      const __m512bh values = _mm512_cvtne2ps_pbh(load(x.values + kLanes), load(x.values));
-      __m512i pairs;
-      std::memcpy(&pairs, &values, sizeof pairs);
-      _mm512_store_si512(taken.pairs, _mm512_rol_epi32(pairs, 16));
-    }
     static __m512bh weights(const Block& block, int input, int vector) {
       return as_pairs(_mm512_loadu_si512(block.pairs[input / kPair] + vector * kLanes));
     }
-    static __m512bh activations(const Taken& x, int input) {
+    static __m512bh activations(const PairGroup& x, int input) {
       return as_pairs(broadcast(x.pairs[input / kPair]));
     }
     static Floats add_product(__m512bh weights, __m512bh x, Floats total) {

@@ -304,6 +304,12 @@ struct FloatGroup {
   float values[kGroup];
 };
 
+// The same for weights in bfloat16, where an instruction multiplies pairs: as in BFloat16Block. A
+// row of them takes the place of one of FloatGroups, and leaves half of it.
+struct PairGroup {
+  uint16_t pairs[kGroup / kPair][kPair];
+};
+
 // The same for quantised weights: x[i] = scale * values[i].
 struct ActivationGroup {
   int8_t values[kGroup];

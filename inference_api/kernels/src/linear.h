@@ -36,11 +36,10 @@ struct Fetched {
   }
 };
 
-// Formats of floats: a step multiplies so many inputs, by what a group of activations is taken as.
+// Formats of floats: a step multiplies so many inputs, by a group of activations as it is given.
 template <class Isa>
 struct Float32 {
   using Block = Float32Block;
-  using Taken = FloatGroup;
   static constexpr int kInputs = 1;
   static typename Isa::Floats weights(const Block& block, int input, int vector) {
     return Isa::load(block.values[input] + vector * Isa::kLanes);
@@ -67,6 +66,18 @@ struct BFloat16<Isa, std::void_t<typename Isa::Pairs>> : Isa::Pairs {};
 
 template <class Format>
 using Group = typename Format::Block::Group;
+
+// Groups of activations as a format is given them, which may be smaller.
+template <class Format, class = void>
+struct GivenTo {
+  using Type = Group<Format>;
+};
+template <class Format>
+struct GivenTo<Format, std::void_t<typename Format::Given>> {
+  using Type = typename Format::Given;
+};
+template <class Format>
+using Given = typename GivenTo<Format>::Type;
 
 // Groups of activations that a block meets.
 template <class Block>
@@ -265,38 +276,14 @@ void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
   }
 }
 
-// A group of each row as a format of floats takes it: made anew, or as it is.
-template <class Format, int kRows, class Taken = typename Format::Taken>
-class TakenRows {
- public:
-  TakenRows(const FloatGroup* rows, int64_t stride) {
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) {
-      Format::take(rows[row * stride], taken_[row]);
-    }
-  }
-  const Taken& of(int row) const { return taken_[row]; }
-
- private:
-  Taken taken_[kRows];
-};
-
-template <class Format, int kRows>
-class TakenRows<Format, kRows, FloatGroup> {
- public:
-  TakenRows(const FloatGroup* rows, int64_t stride) : rows_(rows), stride_(stride) {}
-  const FloatGroup& of(int row) const { return rows_[row * stride_]; }
-
- private:
-  const FloatGroup* rows_;
-  int64_t stride_;
-};
-
 // The same for weights that are not quantised: a step of fetching is a quad.
 template <class Isa, class Format, int kRows>
 void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
                    const Rows<FloatGroup>& rows, float (*out)[kPanel]) {
   const int64_t num_groups = rows.stride;
+  const auto* first_row = reinterpret_cast<const Given<Format>*>(rows.first);
+  const auto* second_row = reinterpret_cast<const Given<Format>*>(rows.first + num_groups);
+  const int64_t stride = second_row - first_row;
   constexpr int kPanelVectors = kPanel / Isa::kLanes;
   constexpr int kVectors = Isa::kFloatVectors;  // of the panel that are worked on together
   for (int first = 0; first < kPanelVectors; first += kVectors) {
@@ -308,7 +295,6 @@ void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
     }
     for (int64_t group = 0; group < num_groups; ++group) {
       const typename Format::Block& block = blocks[group];
-      const TakenRows<Format, kRows> x(rows.first + group, num_groups);
 #pragma GCC unroll 1
       for (int quad = 0; quad < kQuads; ++quad) {
         if (first == 0) {
@@ -323,7 +309,7 @@ void multiply_tile(const typename Format::Block* blocks, Fetched fetched,
           }
 #pragma GCC unroll 8
           for (int row = 0; row < kRows; ++row) {
-            const auto activations = Format::activations(x.of(row), input);
+            const auto activations = Format::activations(first_row[row * stride + group], input);
 #pragma GCC unroll 4
             for (int vector = 0; vector < kVectors; ++vector) {
               auto& total = totals[vector][row];
@@ -380,6 +366,11 @@ inline void store_results(const float* result, int64_t count, float factor, bool
   }
 }
 
+// A row for the next product, of which a panel's results become a group.
+inline char* activated_row(const LinearCall& call, int64_t row) {
+  return static_cast<char*>(call.activated) + row * num_panels(call) * group_bytes(call.bits);
+}
+
 // Where a panel's results of one row are added or stored.
 inline float* place_in_out(const LinearCall& call, int64_t row, int64_t panel) {
   const int64_t place = call.places == nullptr ? row : call.places[row];
@@ -389,16 +380,14 @@ inline float* place_in_out(const LinearCall& call, int64_t row, int64_t panel) {
 // Fetches what a panel's results will be written to, while they are computed: a line is read before
 // it is written, and what waits for its line holds up the tile that follows. Inlined: a compiler
 // takes a function that only fetches for one without effect, and leaves it out.
-template <class Group>
+template <class Given>
 __attribute__((always_inline)) inline void fetch_places(const LinearCall& call, int64_t first_row,
                                                         int64_t count, int64_t panel) {
   const bool is_kept = call.finish == Finish::kActivate;
-  const size_t size = is_kept ? sizeof(Group) : kPanel * sizeof(float);
+  const size_t size = is_kept ? sizeof(Given) : kPanel * sizeof(float);
   for (int64_t row = first_row; row < first_row + count; ++row) {
-    const auto* place = reinterpret_cast<const char*>(
-        is_kept ? static_cast<const void*>(static_cast<const Group*>(call.activated) +
-                                           row * num_panels(call) + panel)
-                : place_in_out(call, row, panel));
+    const char* place = is_kept ? activated_row(call, row) + panel * static_cast<int64_t>(size)
+                                : reinterpret_cast<const char*>(place_in_out(call, row, panel));
     __builtin_prefetch(place, 1);
     __builtin_prefetch(place + size - 1, 1);
   }
@@ -418,7 +407,7 @@ void finish_row(const LinearCall& call, int64_t row, int64_t panel, float* resul
     } else {
       activate<Simd>(call.activation, result, call.is_gated ? passing : nullptr);
     }
-    prepare_group(call.bits, result, call.activated, row * panels + panel);
+    prepare_group(call.bits, result, activated_row(call, row), panel);
     return;
   }
   const int64_t first = panel * kPanel;
@@ -459,7 +448,7 @@ void multiply_panel(const LinearCall& call, int64_t panel, bool is_last) {
     const bool is_single = num_tiles == 1;
     const bool fetches = is_single || (tile < shares && !is_last);
     const auto multiply = tile_for<Isa, Format, 1, kMax>(count);
-    fetch_places<Group<Format>>(call, first, count, panel);
+    fetch_places<Given<Format>>(call, first, count, panel);
     std::memset(results, 0, sizeof results);
     for (int part = 0; part < num_parts; ++part) {
       const auto* blocks = panel_blocks<Block>(call, panel, part);

@@ -67,18 +67,28 @@ inline void quantise_group(const float* x, ActivationGroup& group) {
   group.scaled_negative_sum = scale.scale * static_cast<float>(group.negative_sum);
 }
 
+#if defined(__AVX512BF16__)
+using BFloat16Group = PairGroup;
+inline void round_group(const float* x, PairGroup& group) {
+  for (int i = 0; i < kGroup; ++i) {
+    group.pairs[i / kPair][place_in_pair(i)] = float_to_bfloat16(x[i]);
+  }
+}
+#else
+using BFloat16Group = FloatGroup;
 inline void round_group(const float* x, FloatGroup& group) {
   for (int i = 0; i < kGroup; ++i) {
     group.values[i] = bfloat16_to_float(float_to_bfloat16(x[i]));
   }
 }
+#endif
 
 // Group `index` of a row, in the form that meets weights of so many bits.
 inline void prepare_group(Bits bits, const float* x, void* row, int64_t index) {
   if (is_quantised(bits)) {
     quantise_group(x, static_cast<ActivationGroup*>(row)[index]);
   } else if (bits == Bits::kBFloat16) {
-    round_group(x, static_cast<FloatGroup*>(row)[index]);
+    round_group(x, static_cast<BFloat16Group*>(row)[index]);
   } else {
     std::memcpy(static_cast<FloatGroup*>(row)[index].values, x, sizeof(FloatGroup));
   }
