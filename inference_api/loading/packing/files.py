@@ -2,7 +2,7 @@
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +53,7 @@ class PackedModel:
         # The order of rows depends on these.
         heads = (config.num_kv_heads, config.num_groups, config.head_dim)
         made_of = (LAYOUT_VERSION, weight_plan(config), heads, config.quantisation)
-        return b"torch" * self.by_torch + self.layout.head() + repr(made_of).encode()
+        return repr((self.by_torch, self.layout.tensors, made_of)).encode()
 
     def parameters(self, memory: mmap.mmap, packing: Packing) -> Parameters:
         """Returns the parameters as views of a packed file's memory, which they keep alive."""
@@ -86,9 +86,7 @@ def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> Iden
         os.posix_fallocate(file.fileno(), 0, layout.file_bytes)
         memory = mmap.mmap(file.fileno(), layout.file_bytes)
         model.pack_into(memory, pause)
-        names = [each.name for each in layout.tensors]
-        found = _crcs(layout, memory, pause)
-        head = layout.head(key, dict(zip(names, found, strict=True)))
+        head = layout.head(key, list(_crcs(layout, memory, pause)))
         memory[: len(head)] = head
         memory.flush()
         os.fsync(file.fileno())
@@ -113,7 +111,10 @@ def read_packed(
         memory = mapped(file.fileno(), layout.file_bytes)
     identity = _identity(state)
     if identity not in checked:
-        _compare(layout, _crcs(layout, memory, pause), crcs)
+        found = _crcs(layout, memory, pause)
+        for each, crc, is_now in zip(layout.tensors, crcs, found, strict=True):
+            if crc != is_now:
+                raise UnusablePackedFile(f"{each.name} does not match its checksum", each.begin)
         checked.add(identity)
     else:
         touch(memory, pause)
@@ -122,12 +123,6 @@ def read_packed(
 
 def _identity(state: os.stat_result) -> Identity:
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
-
-
-def _compare(layout: PackedLayout, found: Iterable[int], crcs: Mapping[str, int]) -> None:
-    for each, crc in zip(layout.tensors, found, strict=True):
-        if crc != crcs[each.name]:
-            raise UnusablePackedFile(f"{each.name} does not match its checksum", each.begin)
 
 
 def _crcs(layout: PackedLayout, memory: mmap.mmap, pause: Pause) -> Iterator[int]:
