@@ -1,7 +1,7 @@
 """The ring of ranks: each receives from the previous rank and sends to the next; the last sends to
 the first.
 
-A message is a frame of bytes: length, integers, activations. It goes over TCP without encryption or
+A message is a head, integers, and activations. It goes over TCP without encryption or
 password, so the network between ranks has to be private. Every wait has a timeout, after which a
 silent rank counts as dead.
 """
@@ -28,8 +28,7 @@ from inference_api.pipeline.ranks import RankSettings
 
 JOIN_TIMEOUT_S = 120.0  # for all ranks to start
 LOAD_TIMEOUT_S = 900.0  # for all ranks to load their layers
-LENGTH = Struct("<I")  # bytes of the rest of the frame
-HEAD = Struct("<4q")  # running number of the message, kind, number of integers, of tokens
+HEAD = Struct("<3q")  # kind, number of integers, of tokens
 INT_BYTES, FLOAT_BYTES = 8, 4
 
 
@@ -58,8 +57,6 @@ class Ring:
         self.is_last = self.rank == self.num_ranks - 1
         self.told_at_s = time.monotonic()  # when this rank last sent a message
         self._hidden_size = hidden_size
-        self._max_bytes = HEAD.size + INT_BYTES * MAX_NUMBERS + self._states_bytes(PROMPT_TOKENS)
-        self._num_told = self._num_heard = 0
         self._onward, self._previous = onward, previous
         onward.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         onward.settimeout(timeout_s)
@@ -85,36 +82,25 @@ class Ring:
         """Send to the next rank, without waiting for the receipt. Raises RingBroken."""
         if self._failure is not None:
             raise self._lost(self.rank + 1, self._failure) from self._failure
-        self._num_told += 1
-        count = len(message.numbers)
         num_tokens = 0 if message.states is None else len(message.states)
-        assert count <= MAX_NUMBERS
+        assert len(message.numbers) <= MAX_NUMBERS
         assert num_tokens <= PROMPT_TOKENS
-        head = HEAD.pack(self._num_told, message.kind, count, num_tokens)
+        head = HEAD.pack(message.kind, len(message.numbers), num_tokens)
         numbers = np.array(message.numbers, "<i8").data
         states = b"" if message.states is None else np.ascontiguousarray(message.states, "<f4").data
-        num_bytes = len(head) + INT_BYTES * count + self._states_bytes(num_tokens)
-        self._unsent.put(b"".join((LENGTH.pack(num_bytes), head, numbers, states)))
+        self._unsent.put(b"".join((head, numbers, states)))
         self.told_at_s = time.monotonic()
 
     def hear(self, timeout_s: float | None = None) -> Message:
         """Returns the next message of the previous rank. Raises RingBroken, BadMessage."""
         until_s = time.monotonic() + (timeout_s or self.timeout_s)
-        (num_bytes,) = LENGTH.unpack(self._received(LENGTH.size, until_s))
-        if not HEAD.size <= num_bytes <= self._max_bytes:
-            raise BadMessage(f"a message of {num_bytes} bytes")
-        frame = self._received(num_bytes, until_s)
-        self._num_heard += 1
-        number, kind, count, num_tokens = HEAD.unpack_from(frame)
-        if number != self._num_heard:
-            raise BadMessage(f"message {number} came after {self._num_heard - 1}")
+        kind, count, num_tokens = HEAD.unpack(self._received(HEAD.size, until_s))
         if not (0 <= count <= MAX_NUMBERS and 0 <= num_tokens <= PROMPT_TOKENS):
             raise BadMessage(f"a message of {count} numbers and {num_tokens} tokens")
-        begin = HEAD.size + INT_BYTES * count
-        if num_bytes != begin + self._states_bytes(num_tokens):
-            raise BadMessage(f"{count} numbers and {num_tokens} tokens in {num_bytes} bytes")
-        numbers = np.frombuffer(frame[HEAD.size : begin], "<i8").tolist()
-        states = np.frombuffer(frame[begin:], "<f4").reshape(num_tokens, self._hidden_size)
+        begin = INT_BYTES * count
+        said = self._received(begin + FLOAT_BYTES * num_tokens * self._hidden_size, until_s)
+        numbers = np.frombuffer(said[:begin], "<i8").tolist()
+        states = np.frombuffer(said[begin:], "<f4").reshape(num_tokens, self._hidden_size)
         try:
             return Message(Kind(kind), numbers, states if num_tokens else None)
         except ValueError as error:
@@ -168,6 +154,3 @@ class Ring:
             f"rank {self.rank} lost its neighbour {rank % self.num_ranks}, whose log says why: "
             f"{reason}"
         )
-
-    def _states_bytes(self, num_tokens: int) -> int:
-        return FLOAT_BYTES * num_tokens * self._hidden_size
