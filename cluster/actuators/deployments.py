@@ -71,14 +71,14 @@ class Deployments:
             return Outcome()
 
         def grow(deployment: Deployment) -> Outcome:
-            num_more = max(0, count - deployment.spec.replicas)
+            num_more = max(0, count - deployment.replicas)
             has_other_rows = deployment.user_rows != group.user_rows
             if not num_more and not has_other_rows:
                 return self._unplaced(deployment, group, count)
             self._check_owner(deployment)
             before = self._staying(group)
             if has_other_rows:
-                self._roll_out(deployment, group.user_rows, deployment.spec.replicas + num_more)
+                self._roll_out(deployment, group.user_rows, deployment.replicas + num_more)
             else:
                 self._scale(deployment, count)
             # During a roll-out only the first counts, because the others replace old pods.
@@ -96,7 +96,7 @@ class Deployments:
         count = max(0, count)
 
         def shrink(deployment: Deployment) -> Outcome:
-            surplus = max(0, deployment.spec.replicas - count)
+            surplus = max(0, deployment.replicas - count)
             # Pods with other rows than the template's are being replaced already.
             if not surplus or deployment.user_rows != group.user_rows:
                 return Outcome()
@@ -160,11 +160,11 @@ class Deployments:
 
     def _scale(self, deployment: Deployment, count: int) -> None:
         self._calls.patch_scale(deployment, count)
-        log.info("scaled %s from %d to %d", deployment.name, deployment.spec.replicas, count)
+        log.info("scaled %s from %d to %d", deployment.name, deployment.replicas, count)
 
     def _roll_out(self, deployment: Deployment, user_rows: int, count: int) -> None:
         rows = {"name": ROWS_VARIABLE, "value": str(user_rows)}
-        container = {"name": deployment.spec.template.spec.containers[0].name, "env": [rows]}
+        container = {"name": deployment.containers[0].name, "env": [rows]}
         template = {"spec": {"containers": [container]}}
         self._calls.patch(deployment, {"replicas": count, "template": template})
         log.info("rolling out %s with %d user rows", deployment.name, user_rows)
@@ -173,10 +173,9 @@ class Deployments:
         """Raises Refused if an autoscaler, perhaps one of KEDA's, would undo the change."""
         autoscalers = self._allowed("see autoscalers", self._calls.autoscalers) or ()
         for each in autoscalers:
-            target = each.spec.scale_target_ref
-            if (target.kind, target.name) == ("Deployment", deployment.name):
+            if (each.kind, each.target) == ("Deployment", deployment.name):
                 raise CallRefused(
-                    f"the HorizontalPodAutoscaler {each.metadata.name} owns {deployment.name}; "
+                    f"the HorizontalPodAutoscaler {each.name} owns {deployment.name}; "
                     "delete it (KEDA: its ScaledObject), or leave scaling to it (dry_run: true)"
                 )
 
@@ -224,7 +223,7 @@ class Deployments:
         if reasons:
             self._check_owner(deployment)
             # Kubernetes removes pods without a node before all others.
-            self._scale(deployment, max(0, deployment.spec.replicas - len(reasons)))
+            self._scale(deployment, max(0, deployment.replicas - len(reasons)))
         replicas = [pod.replica(group) for pod in here]
         reasons += [each.why for each in replicas if each.state is ReplicaState.FAILED]
         if deployment.why_no_pods:

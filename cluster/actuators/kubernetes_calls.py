@@ -9,15 +9,7 @@ from typing import Any, TypeVar
 import urllib3
 from pydantic import BaseModel
 
-from cluster.actuators.workloads import (
-    SELECTOR,
-    Autoscaler,
-    AutoscalerList,
-    Deployment,
-    DeploymentList,
-    Pod,
-    PodList,
-)
+from cluster.actuators.workloads import SELECTOR, Autoscaler, Deployment, KindList, Pod
 from cluster.errors import ActuatorUnusable, ConfigFaulty
 
 try:
@@ -28,7 +20,7 @@ except ImportError as error:
 TIMEOUT_S = (5.0, 20.0)  # to connect, and between bytes
 ROLE = "deploy/kubernetes/controller/controller.yaml"
 
-T = TypeVar("T", bound=BaseModel)
+T = TypeVar("T")
 
 
 class CallRefused(Exception):
@@ -52,16 +44,16 @@ class Calls:
 
     def deployments(self) -> tuple[Deployment, ...]:
         call = self._apps.list_namespaced_deployment
-        return self._listed(call, DeploymentList, label_selector=SELECTOR).items
+        return self._listed(call, KindList[Deployment], label_selector=SELECTOR)
 
     def pods(self) -> tuple[Pod, ...]:
         call = self._core.list_namespaced_pod
-        return self._listed(call, PodList, label_selector=SELECTOR).items
+        return self._listed(call, KindList[Pod], label_selector=SELECTOR)
 
     def autoscalers(self) -> tuple[Autoscaler, ...]:
         """Raises Refused if the service account may not list them."""
         call = self._autoscaling.list_namespaced_horizontal_pod_autoscaler
-        return AutoscalerList.model_validate_json(self._call(call, self.namespace)).items
+        return KindList[Autoscaler].model_validate_json(self._call(call, self.namespace)).items
 
     def patch_scale(self, deployment: Deployment, replicas: int) -> None:
         """Raises Refused: 409 if the Deployment has changed since it was read."""
@@ -82,9 +74,11 @@ class Calls:
     def close(self) -> None:
         self._client.close()
 
-    def _listed(self, call: Callable[..., Any], kind: type[T], **query: str) -> T:
+    def _listed(
+        self, call: Callable[..., Any], kind: type[KindList[T]], **query: str
+    ) -> tuple[T, ...]:
         try:
-            return kind.model_validate_json(self._call(call, self.namespace, **query))
+            return kind.model_validate_json(self._call(call, self.namespace, **query)).items
         except CallRefused as error:
             raise ActuatorUnusable(str(error)) from error
         except ValueError as error:
@@ -123,7 +117,7 @@ def _configuration() -> client.Configuration:
 
 
 def _unchanged(deployment: Deployment) -> dict[str, Any]:
-    return {"metadata": {"resourceVersion": deployment.metadata.resource_version}}
+    return {"metadata": {"resourceVersion": deployment.resource_version}}
 
 
 def _refusal(error: client.ApiException) -> CallRefused:

@@ -6,9 +6,9 @@ group are USER_ROWS of the first container.
 """
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasPath, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from cluster.replicas import Group, Replica, ReplicaState
@@ -37,24 +37,18 @@ STUCK = frozenset(
 )
 
 
+T = TypeVar("T")
+Some = Annotated[tuple[T, ...], BeforeValidator(lambda value: () if value is None else value)]
+Names = Annotated[dict[str, str], BeforeValidator(lambda value: {} if value is None else value)]
+
+
+def _at(*path: str, default: object = ...) -> Any:
+    """Returns a field that is so deep in the object."""
+    return Field(default, validation_alias=AliasPath(*path))
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, frozen=True)
-
-
-def _none_is_empty(value: object) -> object:
-    return () if value is None else value
-
-
-class WorkloadMetadata(_Part):
-    name: str = ""
-    resource_version: str = ""
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    creation_timestamp: AwareDatetime | None = None
-    deletion_timestamp: AwareDatetime | None = None
-
-    def name_by(self, key: str) -> str | None:
-        return (self.annotations or {}).get(key) or (self.labels or {}).get(key)
 
 
 class Variable(_Part):
@@ -69,12 +63,32 @@ class ContainerPort(_Part):
 
 class Container(_Part):
     name: str
-    env: Annotated[tuple[Variable, ...], BeforeValidator(_none_is_empty)] = ()
-    ports: Annotated[tuple[ContainerPort, ...], BeforeValidator(_none_is_empty)] = ()
+    env: Some[Variable] = ()
+    ports: Some[ContainerPort] = ()
 
 
-class PodSpec(_Part):
-    containers: tuple[Container, ...] = Field(min_length=1)
+class Condition(_Part):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class _Workload(_Part):
+    name: str = _at("metadata", "name", default="")
+    labels: Names = _at("metadata", "labels", default={})
+    annotations: Names = _at("metadata", "annotations", default={})
+    conditions: Some[Condition] = _at("status", "conditions", default=())
+    containers: tuple[Container, ...]
+
+    @property
+    def labelled(self) -> tuple[str | None, str | None]:
+        """Returns the server and the accelerator."""
+        server, accelerator = (
+            self.annotations.get(key) or self.labels.get(key)
+            for key in (SERVER_LABEL, ACCELERATOR_LABEL)
+        )
+        return server, accelerator
 
     @property
     def user_rows(self) -> int:
@@ -90,49 +104,12 @@ class PodSpec(_Part):
         return ports.get(PORT_NAME, only)
 
 
-class Condition(_Part):
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-
-
-Conditions = Annotated[tuple[Condition, ...], BeforeValidator(_none_is_empty)]
-
-
-class Template(_Part):
-    spec: PodSpec
-
-
-class DeploymentSpec(_Part):
-    replicas: int = 1
-    template: Template
-
-
-class DeploymentStatus(_Part):
-    conditions: Conditions = ()
-
-
-class _Workload(_Part):
-    metadata: WorkloadMetadata
-
-    @property
-    def name(self) -> str:
-        return self.metadata.name
-
-    @property
-    def labelled(self) -> tuple[str | None, str | None]:
-        """Returns the server and the accelerator."""
-        return self.metadata.name_by(SERVER_LABEL), self.metadata.name_by(ACCELERATOR_LABEL)
-
-
 class Deployment(_Workload):
-    spec: DeploymentSpec
-    status: DeploymentStatus = DeploymentStatus()
-
-    @property
-    def user_rows(self) -> int:
-        return self.spec.template.spec.user_rows
+    resource_version: str = _at("metadata", "resourceVersion", default="")
+    replicas: int = _at("spec", "replicas", default=1)
+    containers: Annotated[tuple[Container, ...], Field(min_length=1)] = _at(
+        "spec", "template", "spec", "containers"
+    )
 
     def is_of(self, group: Group) -> bool:
         return self.labelled == (group.server, group.accelerator)
@@ -141,7 +118,7 @@ class Deployment(_Workload):
     def why_no_pods(self) -> str:
         """Returns why pods cannot be created, such as a quota; empty if they can."""
         return next(
-            (each.message for each in self.status.conditions
+            (each.message for each in self.conditions
              if each.type == "ReplicaFailure" and each.status == "True"), ""
         )[:MAX_WHY]  # fmt: skip
 
@@ -151,103 +128,73 @@ class Reason(_Part):
     message: str = ""
 
 
-class ContainerState(_Part):
-    waiting: Reason | None = None
-    terminated: Reason | None = None
-
-
 class ContainerStatus(_Part):
-    state: ContainerState = ContainerState()
-    last_state: ContainerState = ContainerState()
+    waiting: Reason | None = _at("state", "waiting", default=None)
+    ended: Reason | None = _at("lastState", "terminated", default=None)
 
     @property
     def why_stuck(self) -> str:
         """Returns why a container cannot run, with its log's end; empty if it runs or may run."""
-        waiting, ended = self.state.waiting, self.last_state.terminated
+        waiting, ended = self.waiting, self.ended
         if waiting is None or waiting.reason not in STUCK:
             return ""
         said = ended.message if ended and ended.message else waiting.message
         return f"{waiting.reason}: {said.strip()[-MAX_SAID:]}"
 
 
-class PodStatus(_Part):
-    phase: str = ""
-    pod_ip: str | None = Field(default=None, alias="podIP")
-    conditions: Conditions = ()
-    container_statuses: Annotated[
-        tuple[ContainerStatus, ...], BeforeValidator(_none_is_empty)
-    ] = ()  # fmt: skip
-
-    def condition(self, kind: str) -> Condition | None:
-        return next((each for each in self.conditions if each.type == kind), None)
-
-
 class Pod(_Workload):
-    spec: PodSpec
-    status: PodStatus = PodStatus()
+    created_at: AwareDatetime | None = _at("metadata", "creationTimestamp", default=None)
+    deleted_at: AwareDatetime | None = _at("metadata", "deletionTimestamp", default=None)
+    containers: Annotated[tuple[Container, ...], Field(min_length=1)] = _at("spec", "containers")
+    phase: str = _at("status", "phase", default="")
+    ip: str | None = _at("status", "podIP", default=None)
+    container_statuses: Some[ContainerStatus] = _at("status", "containerStatuses", default=())
 
     @property
     def group(self) -> Group | None:
         """Returns the replica; None if the pod is only the record of an evicted one."""
         server, accelerator = self.labelled
-        if not server or not accelerator or self.status.phase in ("Succeeded", "Failed"):
+        if not server or not accelerator or self.phase in ("Succeeded", "Failed"):
             return None
-        return Group(server, accelerator, self.spec.user_rows)
+        return Group(server, accelerator, self.user_rows)
 
     @property
     def why_unplaced(self) -> str:
         """Returns why the pod has no node; empty if it has one or is being deleted."""
-        scheduled = self.status.condition("PodScheduled")
-        if scheduled is None or scheduled.status == "True" or self.metadata.deletion_timestamp:
+        scheduled = self._condition("PodScheduled")
+        if scheduled is None or scheduled.status == "True" or self.deleted_at:
             return ""
         return f"not placed: {scheduled.message or scheduled.reason}"[:MAX_WHY]
 
     def age_s(self, now: datetime) -> float:
-        return (now - (self.metadata.creation_timestamp or now)).total_seconds()
+        return (now - (self.created_at or now)).total_seconds()
 
     def replica(self, group: Group) -> Replica:
         state, why = self._state()
-        return Replica(self.name, group, state, self._url(), why[:MAX_WHY])
+        host = f"[{self.ip}]" if self.ip and ":" in self.ip else self.ip
+        url = f"http://{host}:{self.port}" if host else None
+        return Replica(self.name, group, state, url, why[:MAX_WHY])
 
     def _state(self) -> tuple[ReplicaState, str]:
-        if self.metadata.deletion_timestamp is not None:
+        if self.deleted_at is not None:
             return ReplicaState.DRAINING, ""
-        ready = self.status.condition("Ready")
+        ready = self._condition("Ready")
         if ready is not None and ready.status == "True":
             return ReplicaState.READY, ""
-        for each in self.status.container_statuses:
+        for each in self.container_statuses:
             if why := each.why_stuck:
                 return ReplicaState.FAILED, why
         return ReplicaState.STARTING, self.why_unplaced
 
-    def _url(self) -> str | None:
-        ip = self.status.pod_ip
-        if not ip:
-            return None
-        return f"http://[{ip}]:{self.spec.port}" if ":" in ip else f"http://{ip}:{self.spec.port}"
-
-
-class DeploymentList(_Part):
-    items: Annotated[tuple[Deployment, ...], BeforeValidator(_none_is_empty)] = ()
-
-
-class PodList(_Part):
-    items: Annotated[tuple[Pod, ...], BeforeValidator(_none_is_empty)] = ()
-
-
-class ScaleTargetRef(_Part):
-    kind: str
-    name: str
-
-
-class AutoscalerSpec(_Part):
-    scale_target_ref: ScaleTargetRef
+    def _condition(self, kind: str) -> Condition | None:
+        return next((each for each in self.conditions if each.type == kind), None)
 
 
 class Autoscaler(_Part):
-    metadata: WorkloadMetadata
-    spec: AutoscalerSpec
+    name: str = _at("metadata", "name", default="")
+    kind: str = _at("spec", "scaleTargetRef", "kind")
+    target: str = _at("spec", "scaleTargetRef", "name")
 
 
-class AutoscalerList(_Part):
-    items: Annotated[tuple[Autoscaler, ...], BeforeValidator(_none_is_empty)] = ()
+class KindList(_Part, Generic[T]):
+    items: Some[T] = ()

@@ -272,7 +272,7 @@ def test_the_actuator_knows_the_deployments_for_groups(name: str) -> None:
     accelerator = {"chat-cpu-core": "cpu-core", "chat-h100": "H100"}[name]
     assert deployment.is_of(Group("chat", accelerator, 32))
     assert deployment.user_rows == 32
-    assert deployment.spec.template.spec.port == workload.ports["http"]
+    assert deployment.port == workload.ports["http"]
 
 
 def test_the_proxy_follows_services_that_are_there() -> None:
