@@ -1,7 +1,7 @@
 """The commands that take their loads from their arguments, and mostly from what they measure."""
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -145,21 +145,6 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
     return with_asked
 
 
-@dataclass(frozen=True, slots=True)
-class Climb:
-    """Steps by which a sweep raises the load."""
-
-    by: str
-    max_concurrency: int
-    seconds: float
-    requests_each: int
-
-    def plan(self, shape: Shape) -> Generator[Workload, LoadPoint, SweepEnd]:
-        if self.by == "rate":
-            return sweep_rate(shape, self.max_concurrency, SWEEP_SHARES, self.seconds)
-        return sweep_concurrency(shape, self.max_concurrency, self.requests_each)
-
-
 @click.command()
 @MODEL
 @click.option(
@@ -182,9 +167,12 @@ def sweep(
     model: str,
     lengths: tuple[int, ...],
     output_tokens: int,
+    by: str,
+    max_concurrency: int,
+    seconds: float,
+    requests_each: int,
     repeats: int,
     asked: Asked,
-    **climb: Any,
 ) -> None:
     """Raise the load until the server is saturated, and find the knee.
 
@@ -196,7 +184,11 @@ def sweep(
 
     def work(driver: Driver) -> list[LoadPoint]:
         for length in lengths:
-            plan = Climb(**climb).plan(Shape(model, length, output_tokens))
+            shape = Shape(model, length, output_tokens)
+            if by == "rate":
+                plan = sweep_rate(shape, max_concurrency, SWEEP_SHARES, seconds)
+            else:
+                plan = sweep_concurrency(shape, max_concurrency, requests_each)
             ends[length] = driver.drive(plan)
         driver.measure_all([row.load for row in driver.run.rows] * (repeats - 1))
         return driver.points()

@@ -9,8 +9,8 @@ import click
 
 from benchmarking.analysis.curve import load_points
 from benchmarking.analysis.goodput import Slo
+from benchmarking.analysis.remarks import verdict
 from benchmarking.analysis.search import Shape, sweep_rate
-from benchmarking.analysis.verdict import verdict
 from benchmarking.commands.command_line import (
     FAILURES,
     OK,

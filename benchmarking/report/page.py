@@ -16,9 +16,8 @@ from benchmarking.analysis.fit import Fit
 from benchmarking.analysis.fit_points import batch_limit
 from benchmarking.analysis.goodput import Slo, goodput_by_model
 from benchmarking.analysis.knee import knee
-from benchmarking.analysis.remarks import remarks
+from benchmarking.analysis.remarks import remarks, verdict
 from benchmarking.analysis.switching import switching_matrix
-from benchmarking.analysis.verdict import verdict
 from benchmarking.records import RowRecord, Run
 from benchmarking.report import curve_pictures, finding_pictures, request_pictures
 from benchmarking.report.svg import to_svg

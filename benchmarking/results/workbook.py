@@ -3,14 +3,16 @@
 It is made from the documented files, so it can be made again, and of another client's run too.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from openpyxl import Workbook
 
+from benchmarking.analysis.switching import batch_of, group_by_ttft
 from benchmarking.errors import writing
-from benchmarking.results.batches import batch_columns
+from benchmarking.results.responses import Response
 from benchmarking.results.result_files import RowResult
 
 FOUR = ("min", "mean", "p50", "max")
@@ -80,6 +82,41 @@ def _line(row: RowResult) -> Line:
         "multimodal_img_size": row.image_size,
         "switching_time": max(known, default=None),
     }
+
+
+def batch_columns(responses: Sequence[Response]) -> dict[str, Any]:
+    """Returns the workbook's columns for one row's responses, in the order they ended.
+
+    The estimate takes neighbours with the very same server TTFT for a group, and the next power of
+    two for its batch: it sees no batch in a server whose members have TTFTs of their own. Where
+    the server says `batch_size_used`, that is shown and the estimate stands beside it.
+    """
+    succeeded = [response for response in responses if not response.get("error_code")]
+    ttfts_s = [response.get("server_ttft_s") for response in succeeded]
+    known_s = [ttft_s for ttft_s in ttfts_s if ttft_s is not None]
+    sizes = [size for _, size in group_by_ttft(known_s)]
+    estimated = {
+        batch: sum(size for size in sizes if batch_of(size) == batch)
+        for batch in sorted({*map(batch_of, sizes)})
+    }
+    said = [size for each in succeeded if (size := each.get("batch_size_used")) is not None]
+    is_said = bool(said) and len(said) == len(succeeded)
+    shown = dict(sorted(Counter(said).items())) if is_said else estimated
+    return {
+        "requests_grouping": sizes,
+        "requests_batching": [batch_of(size) for size in sizes],
+        "request_batching_frequencies": shown,
+        "representative_batch_size": _representative(shown),
+        "estimated_request_batching_frequencies": estimated,
+        "estimated_representative_batch_size": _representative(estimated),
+    }
+
+
+def _representative(frequencies: Mapping[int, int]) -> int | None:
+    """Returns the size with over half of the weight, requests times size; None if none has."""
+    total = sum(size * count for size, count in frequencies.items())
+    heavy = [size for size, count in frequencies.items() if 2 * size * count > total]
+    return heavy[0] if heavy else None
 
 
 def _column(key: str) -> str:

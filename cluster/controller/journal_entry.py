@@ -37,11 +37,6 @@ class UnplacedTold(TypedDict):
     why: str
 
 
-class LatenciesTold(TypedDict):
-    ttft_ms: float | None
-    itl_ms: float | None
-
-
 class ServerDecision(TypedDict):
     """`is_short` means that it has too few replicas for its load."""
 
@@ -56,9 +51,9 @@ class ServerTold(ServerDecision):
     """One server in one cycle. `load` is in the optimizer's terms."""
 
     load: dict[str, float]
-    measured: LatenciesTold
-    predicted: LatenciesTold
-    planned: LatenciesTold
+    measured: Latencies
+    predicted: Latencies
+    planned: Latencies
     missed: list[str]
     forecasts: dict[str, Forecast]
     judged: dict[str, JudgedForecast]
@@ -230,15 +225,11 @@ def _server(seen: ServerCycle) -> ServerTold:
     return {
         **_decision(seen),
         "load": seen.load.as_json(),
-        "measured": _latencies(seen.measured),
-        "predicted": _latencies(seen.predicted),
-        "planned": _latencies(seen.planned),
+        "measured": cast(Latencies, asdict(seen.measured)),
+        "predicted": cast(Latencies, asdict(seen.predicted)),
+        "planned": cast(Latencies, asdict(seen.planned)),
         "missed": list(seen.missed),
         "forecasts": {name: cast(Forecast, asdict(f)) for name, f in seen.forecasts.items()},
         "judged": {name: cast(JudgedForecast, asdict(j)) for name, j in seen.judged.items()},
         "scores": {name: cast(Score, asdict(s)) for name, s in seen.scores.items()},
     }
-
-
-def _latencies(each: Latencies) -> LatenciesTold:
-    return {"ttft_ms": each.ttft_ms, "itl_ms": each.itl_ms}

@@ -17,10 +17,9 @@ from inference_api.loading.checkpoint import load_config, locate
 from inference_api.loading.heads import tokenizer_sha256
 from inference_api.text.tokens import HuggingFaceTokenizer, load_tokenizer
 
-from .answers import IGNORED, Job, Positions, Shards, answers_to
+from .answers import IGNORED, Collecting, Job, Positions, Shards, answers_to, collect
 from .base import Base, most_prompt_tokens, output_matrix, quantization_on
 from .card import write_card
-from .collecting import Collecting, collect
 from .export import export, read_into
 from .heads import Heads, Shape, Variant
 from .jobs import Jobs

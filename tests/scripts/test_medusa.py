@@ -12,10 +12,18 @@ from safetensors.torch import load_file
 from inference_api.loading.heads import tokenizer_sha256
 from lab.models.random_model import Shape as ModelShape
 from lab.models.random_model import make_random_model
-from scripts.medusa.answers import IGNORED, Job, Positions, Shards, TrainingAnswer, answers_to
+from scripts.medusa.answers import (
+    IGNORED,
+    Collecting,
+    Job,
+    Positions,
+    Shards,
+    TrainingAnswer,
+    answers_to,
+    collect,
+)
 from scripts.medusa.base import Base, output_matrix
 from scripts.medusa.cli import main
-from scripts.medusa.collecting import Collecting, collect
 from scripts.medusa.export import export, read_into
 from scripts.medusa.heads import Heads, Shape, Variant
 from scripts.medusa.jobs import Jobs

@@ -11,8 +11,12 @@ from common.http_routes import BodyTooLarge, HttpRoutes, Wire
 from common.numerics import NotInstalled
 from common.turns import TooManyQuestions
 from weights.errors import Fault, InvalidRequest, WeightsError
-from weights.routes.sessions import SessionConverter, add_measure_routes, add_session_routes
-from weights.routes.updates import add_update_routes
+from weights.routes.sessions import (
+    SessionConverter,
+    add_measure_routes,
+    add_session_routes,
+    add_update_routes,
+)
 from weights.service import WeightsService
 
 

@@ -1,4 +1,8 @@
-"""Hearth's own routes: list sessions, read one, tell many at once, partition and delete."""
+"""The reference's routes: update, generate, delete and log. And Hearth's own: list sessions, read
+one, tell many at once, partition and delete.
+"""
+
+import logging
 
 from flask import request
 from werkzeug.routing import PathConverter
@@ -8,6 +12,10 @@ from common.operations import operation
 from weights.errors import SessionNotFound
 from weights.routes.answers import (
     DELETED,
+    LOGGED,
+    NOT_FOUND,
+    GeneratedAnswer,
+    LoggedAnswer,
     OverviewAnswer,
     PartitionAnswer,
     Said,
@@ -16,8 +24,18 @@ from weights.routes.answers import (
     ToldAnswer,
     problems,
 )
-from weights.schema import ObservationsBody, Page, PartitionBody
+from weights.schema import (
+    DeleteBody,
+    GenerateBody,
+    LogBody,
+    ObservationsBody,
+    Page,
+    PartitionBody,
+    UpdateBody,
+)
 from weights.service import WeightsService
+
+logger = logging.getLogger(__name__)
 
 SESSION = "/weights/sessions/<session:session_id>"
 PAGE = Page.model_json_schema()["properties"]
@@ -28,6 +46,40 @@ class SessionConverter(PathConverter):
 
     regex = "(?s:.+?)"
     part_isolating = False
+
+
+def add_update_routes(http: HttpRoutes, service: WeightsService) -> None:
+    @http.post("/weights_update")
+    @operation("Tell a measurement.", {200: ToldAnswer, **problems(409, 413, 422, 503)}, UpdateBody)
+    def update(body: UpdateBody) -> ToldAnswer:
+        return ToldAnswer.of(service.tell(body.session_id, body.problem, [body.observation]))
+
+    @http.post("/weights_gen", in_turn=True)
+    @operation(
+        "Ask for weights to measure.",
+        {200: GeneratedAnswer, **problems(409, 413, 422, 503)},
+        GenerateBody,
+    )
+    def generate(body: GenerateBody) -> GeneratedAnswer:
+        proposals = service.ask(body.session_id, body.problem, body.count, body.seed)
+        return GeneratedAnswer.of(proposals)
+
+    @http.post("/weights_update_delete")
+    @operation("Delete a session.", {200: Said, **problems(413, 422, 503)}, DeleteBody)
+    def delete(body: DeleteBody) -> Said:
+        text = DELETED if service.delete(body.session_id) else NOT_FOUND
+        return Said(status_code=200, message=text.format(body.session_id))
+
+    @http.post("/weights_log")
+    @operation("Check weights and echo them.", {200: LoggedAnswer, **problems(413, 422)}, LogBody)
+    def log(body: LogBody) -> LoggedAnswer:
+        logger.info("weights=%s", body.weights)
+        return LoggedAnswer(
+            status_code=200,
+            message=LOGGED,
+            number_of_nodes=body.number_of_nodes,
+            weights=tuple(body.weights),
+        )
 
 
 def add_session_routes(http: HttpRoutes, service: WeightsService) -> None:

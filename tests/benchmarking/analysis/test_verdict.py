@@ -6,9 +6,8 @@ import pytest
 
 from benchmarking.analysis.curve import load_points
 from benchmarking.analysis.goodput import Slo
-from benchmarking.analysis.remarks import remarks
+from benchmarking.analysis.remarks import remarks, verdict
 from benchmarking.analysis.search import Shape
-from benchmarking.analysis.verdict import verdict
 from benchmarking.records import Run
 from tests.benchmarking.made_runs import made_record, made_run
 from tests.benchmarking.simulated_server import SimulatedServer

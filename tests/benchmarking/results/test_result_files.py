@@ -9,10 +9,9 @@ import pytest
 
 from benchmarking.errors import InvalidResults, NotWritable
 from benchmarking.records import Workload
-from benchmarking.results.batches import batch_columns
 from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import RowResult, file_stem, read_rows
-from benchmarking.results.workbook import COLUMNS, write_workbook
+from benchmarking.results.workbook import COLUMNS, batch_columns, write_workbook
 
 UUID = "12345678-9abc-def0-1234-56789abcdef0"
 STEM = f"synthetic_0_Llama-3-3_multimodal_small_100_5_2_stream_{UUID}"
