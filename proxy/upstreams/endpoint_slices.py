@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlencode
 
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field
 
 from common.connections.hosts import host_and_port
 from proxy.errors import DiscoveryFailed
@@ -46,25 +46,19 @@ _NAME = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _SERVICES = re.compile(rf"({_NAME})/({_NAME}(?:,{_NAME}){{0,63}})")
 
 
-class Conditions(BaseModel):
-    """Conditions of an endpoint, with the API's defaults: ready, and not terminating."""
-
-    ready: bool | None = None
-    terminating: bool | None = None
-
-
-class TargetRef(BaseModel):
-    uid: str | None = None
-
-
 class SliceEndpoint(BaseModel):
+    """A missing condition has the API's default: ready, and not terminating."""
+
     addresses: list[str] = []
-    conditions: Conditions = Conditions()
-    target: TargetRef | None = Field(default=None, alias="targetRef")
+    ready: bool | None = Field(default=None, validation_alias=AliasPath("conditions", "ready"))
+    terminating: bool | None = Field(
+        default=None, validation_alias=AliasPath("conditions", "terminating")
+    )
+    pod: str | None = Field(default=None, validation_alias=AliasPath("targetRef", "uid"))
 
     @property
     def takes_requests(self) -> bool:
-        return self.conditions.ready is not False and not self.conditions.terminating
+        return self.ready is not False and not self.terminating
 
 
 class SlicePort(BaseModel):
@@ -72,21 +66,16 @@ class SlicePort(BaseModel):
     port: int | None = Field(default=None, ge=1, le=65535)
 
 
-class SliceMetadata(BaseModel):
-    name: str = ""
-    version: str = Field(default="", alias="resourceVersion")
-    labels: dict[str, str] = {}
-
-
 class EndpointSlice(BaseModel):
-    metadata: SliceMetadata
+    name: str = Field(default="", validation_alias=AliasPath("metadata", "name"))
+    labels: dict[str, str] = Field(default={}, validation_alias=AliasPath("metadata", "labels"))
     address_type: str = Field(default="", alias="addressType")
     endpoints: list[SliceEndpoint] | None = None
     ports: list[SlicePort] | None = None
 
 
 class SliceList(BaseModel):
-    metadata: SliceMetadata
+    version: str = Field(default="", validation_alias=AliasPath("metadata", "resourceVersion"))
     items: list[EndpointSlice] | None = None
 
 
@@ -179,12 +168,12 @@ class EndpointSlices(Discovery):
         if len(body) > MAX_LIST_BYTES:
             raise DiscoveryFailed(f"the list has over {MAX_LIST_BYTES} bytes")
         listed = SliceList.model_validate_json(body)
-        self._slices = {found.metadata.name: found for found in listed.items or ()}
+        self._slices = {found.name: found for found in listed.items or ()}
         self._publish()
         if self._fault:
             self._fault = ""
             log.info("replicas of %s are followed", ",".join(self._services.names))
-        return listed.metadata.version
+        return listed.version
 
     def _watch(self, version: str) -> None:
         """Follow changes until the watch ends."""
@@ -202,7 +191,7 @@ class EndpointSlices(Discovery):
                 raise
 
     def _apply(self, change: WatchedChange) -> None:
-        name = change.slice.metadata.name
+        name = change.slice.name
         if change.type == "DELETED":
             self._slices.pop(name, None)
         else:
@@ -227,14 +216,14 @@ class EndpointSlices(Discovery):
 def specs_of(slices: Iterable[EndpointSlice]) -> Specs:
     """Returns each replica once, in the order of URLs. Raises ValueError for a faulty label."""
     found: dict[str, UpstreamSpec] = {}  # keyed by pod, because each address family has a slice
-    for each in sorted(slices, key=lambda each: (each.address_type, each.metadata.name)):
+    for each in sorted(slices, key=lambda each: (each.address_type, each.name)):
         port = _port(each.ports or ())
         if port is None or each.address_type not in ("IPv4", "IPv6"):
             continue
         for endpoint in each.endpoints or ():
             if endpoint.takes_requests and endpoint.addresses:
-                spec = _spec(endpoint.addresses[0], port, each.metadata.labels)
-                pod = (endpoint.target and endpoint.target.uid) or spec.url
+                spec = _spec(endpoint.addresses[0], port, each.labels)
+                pod = endpoint.pod or spec.url
                 found[pod] = _joined(found[pod], spec) if pod in found else spec
     by_url = {spec.url: spec for spec in found.values()}
     return tuple(by_url[url] for url in sorted(by_url))
