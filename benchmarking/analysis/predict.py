@@ -78,12 +78,10 @@ class OptimizerApi:
 
     def __init__(self, base: str) -> None:
         self._base = base.rstrip("/")
-        self._kept: set[tuple[str, str]] = set()  # what it has been given, by model and accelerator
 
     def set_perf(self, perf: Mapping[str, Any]) -> None:
-        """Give it performance data to keep; needs a stateful one. Questions then name it."""
+        """Give it performance data to keep; needs a stateful one."""
         self._post("/setModels", {"models": [perf]})
-        self._kept.add((perf["name"], perf["acc"]))
 
     def analyze(
         self,
@@ -104,19 +102,15 @@ class OptimizerApi:
         self, path: str, perf: Mapping[str, Any], shape: tuple[int, int], asked: Mapping[str, Any]
     ) -> Json:
         """Returns the answer about one replica with this performance data."""
-        return self._post(path, {**self._replica(perf, shape), **asked})
-
-    def _replica(self, perf: Mapping[str, Any], shape: tuple[int, int]) -> Json:
         in_tokens, out_tokens = shape
-        tokens = {"avgInTokens": in_tokens, "avgOutTokens": out_tokens}
-        if (perf["name"], perf["acc"]) in self._kept:
-            return {"model": perf["name"], "acc": perf["acc"], **tokens}
         speed = ("decodeParms", "prefillParms", "serviceCurve")
-        return {
+        replica = {
             **{name: perf[name] for name in speed if name in perf},
             "maxBatchSize": batch_at(perf, out_tokens),
-            **tokens,
+            "avgInTokens": in_tokens,
+            "avgOutTokens": out_tokens,
         }
+        return self._post(path, {**replica, **asked})
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Json:
         try:

@@ -6,12 +6,13 @@ Its clock is simulated, so what is left is the error of the model, the fit and a
 from statistics import fmean
 
 import pytest
+import requests
 
 from benchmarking.analysis.curve import LoadPoint, load_point, load_points
 from benchmarking.analysis.fit import Fit
 from benchmarking.analysis.goodput import Slo
 from benchmarking.analysis.latency import TTFT
-from benchmarking.analysis.predict import OptimizerApi, is_comparable, predict
+from benchmarking.analysis.predict import OptimizerApi, is_comparable, predict, prediction_of
 from benchmarking.analysis.search import Shape, search_max_rate
 from benchmarking.errors import OptimizerUnusable
 from benchmarking.records import Workload
@@ -46,7 +47,6 @@ def test_predictions_at_half_and_four_fifths_of_capacity(
 ) -> None:
     optimizer = OptimizerApi(optimizer_url)
     perf = fitted_in_open_loop(shape, server=server).perf_data("m", "cpu")
-    optimizer.set_perf(perf)
     _, capacity_per_s = saturated(shape, server)
     points = [
         load_point(*server.measure(shape.at_rate(share * capacity_per_s, 200), seed=90))
@@ -89,10 +89,15 @@ def test_posted_data_and_the_same_parameters_give_the_same_answer(
     fitted: Fit, optimizer_url: str
 ) -> None:
     perf = fitted.perf_data("m", "cpu")
-    posted = OptimizerApi(optimizer_url)
-    posted.set_perf(perf)
-    by_parameters = OptimizerApi(optimizer_url).analyze(perf, (64, 64), 20.0)
-    assert posted.analyze(perf, (64, 64), 20.0) == by_parameters
+    optimizer = OptimizerApi(optimizer_url)
+    optimizer.set_perf(perf)
+    by_parameters = optimizer.analyze(perf, (64, 64), 20.0)
+    named = {"model": "m", "acc": "cpu", "avgInTokens": 64, "avgOutTokens": 64}
+    said = requests.post(
+        f"{optimizer_url}/analyze", json={**named, "arrivalRate": 1200}, timeout=30
+    )
+    answer = said.json()
+    assert prediction_of(answer, answer["maxRate"]) == by_parameters
     assert by_parameters.rate_per_s == pytest.approx(20.0)
     assert by_parameters.max_rate_per_s > 20.0
 
