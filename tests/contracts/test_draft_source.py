@@ -34,7 +34,6 @@ from inference_api.text.tokens import load_tokenizer
 ROWS = 4
 CONTEXT = 96
 MAX_TOKENS = 5
-FORMS = ("float32", "int8")
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=11)
 TEXTS = (
@@ -59,12 +58,12 @@ def mtp(runner: KernelRunner, _: KernelRunner) -> DraftSource:
 
 def own_draft(runner: KernelRunner, _: KernelRunner) -> DraftSource:
     """The model for itself, with a cache of its own."""
-    return drafts_of(loaded(EMBEDDED_MODEL, "int8"), runner.vocab_size)
+    return drafts_of(loaded(EMBEDDED_MODEL), runner.vocab_size)
 
 
 def squeezed_draft(runner: KernelRunner, _: KernelRunner) -> DraftSource:
     """With pages for the longest row alone."""
-    return drafts_of(loaded(EMBEDDED_MODEL, "int8"), runner.vocab_size, num_pages=3)
+    return drafts_of(loaded(EMBEDDED_MODEL), runner.vocab_size, num_pages=3)
 
 
 def wrong_draft(runner: KernelRunner, other: KernelRunner) -> DraftSource:
@@ -97,13 +96,13 @@ SOURCES: Mapping[str, Sources] = {
 }
 
 
-def loaded(folder: Path, form: str, heads: Path | None = None) -> KernelRunner:
+def loaded(folder: Path, heads: Path | None = None) -> KernelRunner:
     options = EngineOptions(
         device="cpu",
         dtype="float32",
         max_rows=ROWS,
         max_seq_len=CONTEXT,
-        quantization="none" if form == "float32" else form,
+        quantization="int8",
         has_medusa=heads is not None,
         medusa_heads=None if heads is None else str(heads),
         has_mtp=True,
@@ -137,7 +136,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> KernelRunner:
     LlamaForCausalLM(config).save_pretrained(folder)
     for file in EMBEDDED_MODEL.glob("tokenizer*"):
         shutil.copy(file, folder)
-    return loaded(folder, "int8")
+    return loaded(folder)
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +159,9 @@ def further(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=FORMS)
-def runner(request: pytest.FixtureRequest, further: Path, heads: Path) -> KernelRunner:
-    return loaded(further, request.param, heads)
+@pytest.fixture(scope="module")
+def runner(further: Path, heads: Path) -> KernelRunner:
+    return loaded(further, heads)
 
 
 @pytest.fixture(params=SOURCES)

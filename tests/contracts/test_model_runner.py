@@ -1,7 +1,7 @@
 """What the decode loop may rely on, true of every ModelRunner.
 
-A runner joins by a factory in `RUNNERS`: it gets a folder of its own and returns a loaded runner
-of at least 8 rows of at least 64 tokens, and the size of its vocabulary (above 128).
+A runner joins by a factory in `RUNNERS`: it returns a loaded runner of at least 8 rows of at least
+64 tokens, and the size of its vocabulary (above 128).
 """
 
 import random
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,54 +35,49 @@ PENALISED = SamplingParams(temperature=1.3, frequency_penalty=0.5, repetition_pe
 
 OPTIONS = EngineOptions(device="cpu", dtype="float32", max_rows=8, max_seq_len=64)
 WINDOWS, SHAPES = "gemma3", "gemma4-shared"  # the models of those runners
-RunnerFactory = Callable[[Path], tuple[ModelRunner, int]]
+RunnerFactory = Callable[[], tuple[ModelRunner, int]]
 
 
 def make_kernel_runner(
-    folder: Path, options: EngineOptions = OPTIONS, model: str = "llama"
+    options: EngineOptions = OPTIONS, model: str = "llama"
 ) -> tuple[ModelRunner, int]:
     from inference_api.engine.kernel_runner import KernelRunner
-    from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
+    from tests.inference_api.engine.tiny_models import VOCAB_SIZE, folder_of
 
-    make_model(model, folder)
-    runner = KernelRunner(folder, options)
+    runner = KernelRunner(folder_of(model), options)
     runner.load()
     return runner, VOCAB_SIZE
 
 
 def make_torch_runner(
-    folder: Path, options: EngineOptions = OPTIONS, model: str = "llama"
+    options: EngineOptions = OPTIONS, model: str = "llama"
 ) -> tuple[CudaRunner, int]:
-    from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
+    from tests.inference_api.engine.tiny_models import VOCAB_SIZE, folder_of
 
-    make_model(model, folder)
-    runner = CudaRunner(folder, options)
+    runner = CudaRunner(folder_of(model), options)
     runner.load()
     if options.device == "cuda":
         runner.warm_up()  # captures the decode steps
     return runner, VOCAB_SIZE
 
 
-def make_torch_runner_of_lengths(folder: Path) -> tuple[ModelRunner, int]:
+def make_torch_runner_of_lengths() -> tuple[ModelRunner, int]:
     """With steps for contexts of two lengths."""
-    runner, vocab_size = make_torch_runner(folder)
+    runner, vocab_size = make_torch_runner()
     with torch.inference_mode():
         runner.decoder.prepare((16, 64))
     return runner, vocab_size
 
 
-def make_echo_runner(folder: Path) -> tuple[ModelRunner, int]:
+def make_echo_runner() -> tuple[ModelRunner, int]:
     return EchoRunner(max_rows=8, max_seq_len=64), END_TOKEN + 1
 
 
-def make_pipeline_runner(
-    folder: Path, options: EngineOptions, model: str = "llama"
-) -> tuple[ModelRunner, int]:
-    from tests.inference_api.engine.tiny_models import VOCAB_SIZE, make_model
+def make_pipeline_runner(model: str = "llama") -> tuple[ModelRunner, int]:
+    from tests.inference_api.engine.tiny_models import VOCAB_SIZE, folder_of
     from tests.inference_api.pipeline.rings import make_pipeline
 
-    make_model(model, folder)
-    runner = make_pipeline(folder, options, (1, 1))
+    runner = make_pipeline(folder_of(model), OPTIONS, (1, 1))
     runner.load()
     return runner, VOCAB_SIZE
 
@@ -99,8 +93,8 @@ RUNNERS: dict[str, RunnerFactory] = {
     "cache of int4": partial(make_kernel_runner, options=replace(OPTIONS, kv_cache_dtype="int4")),
     "windows": partial(make_kernel_runner, model=WINDOWS),
     "layers of several shapes": partial(make_kernel_runner, model=SHAPES),
-    "pipeline": partial(make_pipeline_runner, options=OPTIONS),
-    "windows in a pipeline": partial(make_pipeline_runner, options=OPTIONS, model=WINDOWS),
+    "pipeline": make_pipeline_runner,
+    "windows in a pipeline": partial(make_pipeline_runner, model=WINDOWS),
     "echo": make_echo_runner,
 }
 if torch.cuda.is_available():
@@ -118,10 +112,8 @@ any_sampling = pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED])
 
 
 @pytest.fixture(scope="module", params=RUNNERS)
-def runner_and_vocab(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[ModelRunner, int]]:
-    runner, vocab_size = RUNNERS[request.param](tmp_path_factory.mktemp(request.param))
+def runner_and_vocab(request: pytest.FixtureRequest) -> Iterator[tuple[ModelRunner, int]]:
+    runner, vocab_size = RUNNERS[request.param]()
     yield runner, vocab_size
     runner.close()
 
@@ -262,7 +254,7 @@ def test_prefill_of_one_row_leaves_the_others_alone(runner: ModelRunner) -> None
     assert request.generated == expected
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 5, 18, 19])
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 18])
 def test_chunks_of_the_prompt_do_not_change_greedy_tokens(
     runner: ModelRunner, chunk_tokens: int
 ) -> None:
@@ -310,11 +302,11 @@ def test_shared_page_serves_as_if_it_had_been_prefilled(paged_runner: ModelRunne
 
 
 def test_step_without_pages_is_refused(
-    paged_runner: ModelRunner, tmp_path: Path, request: pytest.FixtureRequest
+    paged_runner: ModelRunner, request: pytest.FixtureRequest
 ) -> None:
     if isinstance(paged_runner, EchoRunner):
         pytest.skip("the echo remembers nothing")
-    runner, _ = RUNNERS[request.node.callspec.params["runner_and_vocab"]](tmp_path)
+    runner, _ = RUNNERS[request.node.callspec.params["runner_and_vocab"]]()
     with pytest.raises(AssertionError):
         runner.step([RowStep(1, 0, [7])])
     for group in range(runner.layout.num_groups):
@@ -367,10 +359,11 @@ def assert_same_likelihoods(one: Drawn, other: Drawn) -> None:
     assert [token for token, _ in one.logprobs.top] == [t for t, _ in other.logprobs.top]
 
 
-@any_sampling
-@pytest.mark.parametrize("num_right", [0, 1, 3, 4])
+@pytest.mark.parametrize(
+    ("num_right", "sampling"), [(0, SEEDED), (1, GREEDY), (3, PENALISED), (4, SEEDED)]
+)
 def test_verified_chain_says_what_single_steps_say(
-    runner: ModelRunner, sampling: SamplingParams, num_right: int
+    runner: ModelRunner, num_right: int, sampling: SamplingParams
 ) -> None:
     """Drafts of which the first tokens are right, verified beside others, kept and gone on from."""
     sampling = replace(sampling, num_logprobs=2)
@@ -441,9 +434,7 @@ def test_rejected_tail_leaves_no_bit_behind(exact_runner: ModelRunner) -> None:
 PARENTS = (-1, 0, 0, 0, 2, 1, 2, 4, 4, 6, 7)
 
 
-@pytest.mark.parametrize(
-    ("start", "sampling"), [(7, GREEDY), (31, SEEDED), (37, PENALISED), (37, SEEDED)]
-)
+@pytest.mark.parametrize(("start", "sampling"), [(7, GREEDY), (31, SEEDED), (37, PENALISED)])
 def test_every_branch_of_a_tree_draws_what_it_would_alone(
     runner: ModelRunner, start: int, sampling: SamplingParams
 ) -> None:
@@ -475,8 +466,7 @@ def path_to(node: int) -> list[int]:
     return path[::-1]
 
 
-@pytest.mark.parametrize("leaf", [1, 3, 5, 8, 9, 10])
-@pytest.mark.parametrize("start", [12, 29])
+@pytest.mark.parametrize(("start", "leaf"), [(12, 1), (29, 3), (12, 5), (29, 8), (12, 9), (29, 10)])
 def test_kept_branch_is_bit_for_bit_what_had_never_been_a_tree(
     exact_runner: ModelRunner, start: int, leaf: int
 ) -> None:
@@ -502,7 +492,7 @@ def each_token(row: int, text: Sequence[int], at: int) -> RowStep:
     return RowStep(row, at, text[at : at + 1], (Draw(GREEDY, text, ()),))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_placement_of_pages_gives_the_same_bits(exact_runner: ModelRunner, seed: int) -> None:
     """Pages in no order, some of them moved before each step."""
     runner, layout = exact_runner, exact_runner.layout
@@ -553,7 +543,7 @@ def states_of_a_text(runner: ModelRunner, before_step: Callable[[], None]) -> li
 
 
 def test_hidden_states_are_those_of_torch(
-    exact_runner: ModelRunner, tmp_path: Path, request: pytest.FixtureRequest
+    exact_runner: ModelRunner, request: pytest.FixtureRequest
 ) -> None:
     """Of every token where asked, drawn or not, and of no others."""
     text = prompt_of(21, 30)
@@ -566,7 +556,7 @@ def test_hidden_states_are_those_of_torch(
     if "shapes" in name:
         pytest.skip("torch has no such layers")
     model = WINDOWS if "windows" in name else "llama"
-    expected = states(make_torch_runner(tmp_path, model=model)[0], [asked])[0]
+    expected = states(make_torch_runner(model=model)[0], [asked])[0]
     assert hidden.shape == expected.shape
     assert hidden.dtype == np.float32
     lengths = np.linalg.norm(hidden, axis=1) * np.linalg.norm(expected, axis=1)

@@ -5,20 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from inference_api.engine.cuda.runner import CudaRunner
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.build import BuildFailed, compiled, units_of_tests
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import place_own_pages
-from tests.inference_api.engine.tiny_models import CONTEXT, make_model
+from tests.inference_api.engine.tiny_models import CONTEXT, folder_of
 
 with suppress(BuildFailed):  # tests that need it say so
     compiled(units_of_tests())
 
 MAX_ROWS = 32
-TinyModel = tuple[Path, PreTrainedModel]
+Tiny = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,16 +27,9 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
-    """Folder and transformers model by name, each made once."""
-
-    @cache
-    def make(name: str) -> TinyModel:
-        folder = tmp_path_factory.mktemp(name)
-        with torch.inference_mode(False):  # transformers updates buffers outside of it
-            return folder, make_model(name, folder)
-
-    return make
+def tiny_model() -> Tiny:
+    """Folders by the models' names."""
+    return folder_of
 
 
 NEEDS_CUDA = pytest.mark.skipif(
@@ -75,12 +67,12 @@ def make_runner(folder: Path, engine: str, dtype: str, max_rows: int) -> Runner:
 
 
 @pytest.fixture(scope="session")
-def loaded(tiny_model: Callable[[str], TinyModel], engine: str) -> Callable[[str], Runner]:
+def loaded(tiny_model: Tiny, engine: str) -> Callable[[str], Runner]:
     """A loaded float32 runner by model name, each made once per engine."""
 
     @cache
     def load(name: str) -> Runner:
-        runner = make_runner(tiny_model(name)[0], engine, "float32", MAX_ROWS)
+        runner = make_runner(tiny_model(name), engine, "float32", MAX_ROWS)
         if engine == "cuda":
             runner.warm_up()  # captures the steps
         return runner

@@ -230,7 +230,7 @@ def test_mixed_requests_get_the_answers_of_their_own_member(
 ) -> None:
     serving = serve()
     draw = Random(1)
-    asked = [(draw.choice(NAMES), draw.choice(PROMPTS)) for _ in range(80)]
+    asked = [(draw.choice(NAMES), draw.choice(PROMPTS)) for _ in range(40)]
     with ThreadPoolExecutor(8) as users:
         answers = list(users.map(lambda each: serving.ask(*each), asked))
     assert [answer.token_ids for answer in answers] == [alone[each] for each in asked]

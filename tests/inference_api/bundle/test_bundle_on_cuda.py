@@ -77,7 +77,7 @@ def test_experts_take_turns_in_slots_and_answer_as_if_they_were_alone(
     alone = {each: ask(each) for each in ASKED}
     assert len(alone["pair", "Hello"]) == 6
     with ThreadPoolExecutor(6) as users:
-        assert [*users.map(ask, ASKED * 4)] == [alone[each] for each in ASKED * 4]
+        assert [*users.map(ask, ASKED * 2)] == [alone[each] for each in ASKED * 2]
     members = serving.bundle.snapshot.members
     assert sum(each.num_loads for each in members.values()) > 3
     check_memory(serving, *need_bytes(settings_of(tmp_path, "1GiB")))

@@ -109,7 +109,7 @@ class Server:
 
 
 @cache
-def asked(seed: int, count: int = 14) -> tuple[tuple[str, str, int], ...]:
+def asked(seed: int, count: int = 12) -> tuple[tuple[str, str, int], ...]:
     random = Random(seed)
     beginning = " ".join(random.choices(WORDS, k=25))
     made = []
@@ -185,7 +185,7 @@ def ample_windowed(windowed: Path) -> Ample:
     return Ample(model=str(windowed))
 
 
-@pytest.mark.parametrize("more", OTHERWISE[:-1])
+@pytest.mark.parametrize("more", OTHERWISE[:3])
 def test_answers_do_not_depend_on_what_windows_give_back(
     windowed: Path,
     ample_windowed: Ample,
@@ -211,7 +211,7 @@ def test_answers_do_not_depend_on_pauses(ample: Ample, seed: int, more: dict[str
 
 
 def test_whoever_leaves_while_others_wait_for_pages_leaves_nothing_behind(ample: Ample) -> None:
-    server, leaving = Server(kv_cache_memory=FEW_PAGES), frozenset({0, 3, 6, 9, 12})
+    server, leaving = Server(kv_cache_memory=FEW_PAGES), frozenset({0, 3, 6, 9})
     found = server.run(asked(3), leaving)
     assert server.num_pauses > 0
     for number, each in enumerate(asked(3)):
@@ -229,18 +229,18 @@ class EchoOfFewPages(EchoRunner):
         return of_all_rows._replace(num_pages=of_all_rows.num_pages // 16)
 
 
-def test_of_250_requests_none_is_lost_stuck_or_changed() -> None:
+def test_of_120_requests_none_is_lost_stuck_or_changed() -> None:
     """Of 10 to 8,000 tokens, on few pages; every seventh client leaves somewhere on the way."""
     random = Random(7)
     settings = Settings(user_rows=32, max_seq_len=8192, prefill_chunk_tokens=2048)
-    queue, queues = InputQueue(250, {NAME: 32}), OutputQueues()
+    queue, queues = InputQueue(120, {NAME: 32}), OutputQueues()
     backend = DecodeBackend(settings, queue, queues)
     backend.take([loaded_alone(NAME, EchoOfFewPages(32, 8192), ByteTokenizer(), settings)])
     backend._rest = lambda: None  # type: ignore[method-assign]  # no waiting for prompts
     backend._become_ready()
     system = tuple(random.choices(range(256), k=300))
     requests: list[GenerationRequest] = []
-    for number in range(250):
+    for number in range(120):
         own = tuple(random.choices(range(256), k=random.choice((10, 100, 200, 300, 1000, 6900))))
         prompt = system + own if number % 3 == 0 else own
         requests.append(

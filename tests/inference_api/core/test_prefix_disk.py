@@ -19,10 +19,17 @@ from tests.inference_api.engine.tiny_models import make_model
 TURNS = 4
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "deepseek-v3", "qwen3.5"])
+# Tests that take what others than Llama remember say so.
+of_all_kinds = pytest.mark.parametrize(
+    "folder", ["llama", "gemma3", "deepseek-v3", "qwen3.5"], indirect=True
+)
+
+
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("model")
-    make_model(request.param, made, max_position_embeddings=CONTEXT)
+    name = getattr(request, "param", "llama")
+    make_model(name, made, max_position_embeddings=CONTEXT)
     return made
 
 
@@ -42,6 +49,7 @@ def least_memory(server: Server) -> str:
     return f"{1.05 * runner.footprint.within(None).cache_bytes / 2**20:.3f}MiB"
 
 
+@of_all_kinds
 def test_a_chat_goes_on_after_each_restart(
     folder: Path, forgetful: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +65,7 @@ def test_a_chat_goes_on_after_each_restart(
         prompt += (*answer, *text(turn + 1, 20))
 
 
+@of_all_kinds
 def test_what_memory_has_no_room_for_is_read_again(
     folder: Path, forgetful: Server, tmp_path: Path
 ) -> None:
@@ -76,6 +85,7 @@ def test_what_memory_has_no_room_for_is_read_again(
     assert model.served.totals.disk_tokens > 1000
 
 
+@of_all_kinds
 def test_rows_read_side_by_side(folder: Path, forgetful: Server, tmp_path: Path) -> None:
     prompts = [text(50, 150) + text(60 + each % 3, 10 * each) for each in range(6)]
     alone = [forgetful.answers([prompt])[0] for prompt in prompts]

@@ -17,13 +17,12 @@ from inference_api.loading.options import EngineOptions
 from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from inference_api.runner import place_own_pages
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT, VOCAB_SIZE
 from tests.inference_api.parameters import packed_parameters
 
-Tiny = Callable[[str], TinyModel]
 Change = Callable[[str, Tensor], Tensor]
 ROWS = 3
 LEAST_SIMILARITY = 0.999
@@ -34,7 +33,7 @@ def folder(tiny_model: Tiny, tmp_path: Path) -> Callable[..., Path]:
     """A tiny model with its tensors changed, all to bfloat16 if not told otherwise."""
 
     def make(name: str = "llama", change: Change = lambda _, tensor: tensor.bfloat16()) -> Path:
-        made = Path(copytree(tiny_model(name)[0], tmp_path / name))
+        made = Path(copytree(tiny_model(name), tmp_path / name))
         file = made / "model.safetensors"
         tensors = {name: change(name, tensor) for name, tensor in load_file(file).items()}
         save_file(tensors, file, {"format": "pt"})

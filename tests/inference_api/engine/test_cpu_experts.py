@@ -1,6 +1,5 @@
 """Mixtures whose experts the CPU computes, beside layers by torch: here both are of one CPU."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +15,10 @@ from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.settling import expert_layers
 from inference_api.runner import RowStep
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.steps import ANY_DRAW
 from tests.inference_api.engine.tiny_models import CONTEXT
 
-Tiny = Callable[[str], TinyModel]
 OPTIONS = EngineOptions(device="cpu", dtype="float32", max_rows=3, max_seq_len=CONTEXT)
 PROMPT = [*range(20, 100)]
 # What others' layers do not compute: biases, clamps and sinks; shared experts and a dense layer.
@@ -34,7 +32,7 @@ FORMS: dict[str, tuple[dict[str, Any], float]] = {  # with the least likeness of
 
 def loaded(tiny: Tiny, name: str, experts: int | None, form: str = "float32") -> CudaRunner:
     options = replace(OPTIONS, experts_on_cpu=experts, **FORMS[form][0])
-    runner = CudaRunner(tiny(name)[0], options)
+    runner = CudaRunner(tiny(name), options)
     runner.load()
     return runner
 
@@ -118,10 +116,10 @@ def test_refusals_name_the_setting(
 ) -> None:
     options = replace(OPTIONS, **{"experts_on_cpu": 1, **changed})
     with pytest.raises(StartupError, match=fault):
-        CudaRunner(tiny_model(name)[0], options)
+        CudaRunner(tiny_model(name), options)
 
 
 def test_the_cpu_alone_has_no_experts_elsewhere(tiny_model: Tiny) -> None:
     with pytest.raises(StartupError, match="EXPERTS_ON_CPU=1 is for a GPU"):
-        KernelRunner(tiny_model("qwen3-moe")[0], replace(OPTIONS, experts_on_cpu=1))
-    KernelRunner(tiny_model("qwen3-moe")[0], replace(OPTIONS, experts_on_cpu=None))
+        KernelRunner(tiny_model("qwen3-moe"), replace(OPTIONS, experts_on_cpu=1))
+    KernelRunner(tiny_model("qwen3-moe"), replace(OPTIONS, experts_on_cpu=None))

@@ -11,13 +11,13 @@ from inference_api.errors import StartupError
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import RowStep, place_own_pages
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import ANY_DRAW
 from tests.inference_api.engine.tiny_models import CONTEXT, GEMMAS
 from tests.inference_api.engine.whole_logits import (
     PROMPT,
     ROWS,
-    Tiny,
     logits_of,
     runner_of,
     steps_of,
@@ -31,7 +31,7 @@ def test_nothing_depends_on_company_nor_on_what_is_read_of_others(
     name: str, tiny_model: Tiny
 ) -> None:
     """A prompt whose last token alone draws is computed for that one where it can be."""
-    runner = runner_of(tiny_model(name)[0])
+    runner = runner_of(tiny_model(name))
     whole = logits_of(runner, row=2)
     together = [RowStep(row, 0, PROMPT[: 60 + row], (ANY_DRAW,)) for row in range(ROWS)]
     logits = runner.decoder.forward(together).logits
@@ -46,7 +46,7 @@ def test_nothing_depends_on_company_nor_on_what_is_read_of_others(
 @every_model
 def test_a_draft_that_is_kept_leaves_what_its_tokens_would(name: str, tiny_model: Tiny) -> None:
     """Of two branches the second is right: it moves, in every layer, to behind the token."""
-    runner = runner_of(tiny_model(name)[0])
+    runner = runner_of(tiny_model(name))
     whole = logits_of(runner, row=0)
     runner.step([RowStep(1, 0, PROMPT[:29])])
     for start in range(29, 65, 4):
@@ -62,7 +62,7 @@ def test_a_draft_that_is_kept_leaves_what_its_tokens_would(name: str, tiny_model
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_a_smaller_cache_costs_little(dtype: str, tiny_model: Tiny) -> None:
     """Its pages have as many bytes as the widest group of layers, scales among them."""
-    folder, _ = tiny_model("gemma4-one-projection")
+    folder = tiny_model("gemma4-one-projection")
     options = EngineOptions(
         dtype="float32", max_rows=ROWS, max_seq_len=CONTEXT, kv_cache_dtype=dtype
     )
@@ -76,7 +76,7 @@ def test_a_smaller_cache_costs_little(dtype: str, tiny_model: Tiny) -> None:
 
 
 def test_layers_that_share_keys_and_values_have_no_pages(tiny_model: Tiny) -> None:
-    footprint = runner_of(tiny_model("gemma4-shared")[0]).footprint
+    footprint = runner_of(tiny_model("gemma4-shared")).footprint
     assert [(group.window, [*group.layers]) for group in footprint.groups] == [
         (7, [0, 2]),
         (None, [1]),
@@ -96,7 +96,7 @@ def test_where_it_cannot_be_served_it_is_said(
     changes: dict[str, object], fault: str, tiny_model: Tiny
 ) -> None:
     options = EngineOptions(max_rows=1, **changes)  # type: ignore[arg-type]
-    for folder, _ in map(tiny_model, ("gemma4", "gemma3n")):
+    for folder in map(tiny_model, ("gemma4", "gemma3n")):
         assert fault in "".join(check_one(folder, options))
         with pytest.raises(StartupError, match=fault):
             (CudaRunner if options.device == "cuda" else KernelRunner)(folder, options)

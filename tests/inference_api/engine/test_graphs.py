@@ -32,7 +32,7 @@ from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import MAX_TREE_TOKENS, Draw, RowStep
 from inference_api.settings import ModelSettings
-from tests.inference_api.conftest import MAX_ROWS, TinyModel
+from tests.inference_api.conftest import MAX_ROWS, Tiny
 from tests.inference_api.engine import steps
 from tests.inference_api.engine.steps import ANY_DRAW
 from tests.inference_api.engine.test_decoder import random_prompt
@@ -75,13 +75,13 @@ def _inference_mode() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def decoders(tiny_model: Callable[[str], TinyModel], device: str) -> Make:
+def decoders(tiny_model: Tiny, device: str) -> Make:
     """By model name, whether steps are recorded, and precision, each made once per device."""
 
     @cache
     def make(name: str, is_recorded: bool, dtype: str) -> Decoders:
         options = EngineOptions(device=device, dtype=dtype, max_rows=MAX_ROWS, max_seq_len=CONTEXT)
-        runner = CudaRunner(tiny_model(name)[0], options)
+        runner = CudaRunner(tiny_model(name), options)
         runner.load()
         launched = runner.decoder
         launched.prepare(LENGTHS)
@@ -274,18 +274,12 @@ def test_drafted_tokens_have_the_bits_that_they_have_one_by_one(
     long a tree may be is nothing that layers differ in."""
     decoder, launched, _ = decoders(name, way == "recorded", dtype)
     rng = random.Random(7)
-    longest = [(5, 6), (2, CONTEXT - MAX_TREE_TOKENS)] if name in RECORDED else []
-    rows = [
-        draft(rng, row, start, parents)
-        for row, start, parents in [
-            (3, LENGTHS[0] - 5, CHAIN),
-            (9, LENGTHS[1] - 3, TREES[0]),
-            (4, 0, TREES[1]),
-            (7, CONTEXT - 1, (-1,)),
-            (0, CONTEXT - 14, CHAIN),
-            *((row, start, LONGEST_TREE) for row, start in longest),
-        ]
-    ]
+    asked = [(3, LENGTHS[0] - 5, CHAIN), (9, LENGTHS[1] - 3, TREES[0]), (4, 0, TREES[1][:6])]
+    asked.append((7, CONTEXT - 1, (-1,)))
+    if name == RECORDED[0]:
+        asked += [(1, 0, TREES[1]), (0, CONTEXT - 14, CHAIN)]
+        asked += [(5, 6, LONGEST_TREE), (2, CONTEXT - MAX_TREE_TOKENS, LONGEST_TREE)]
+    rows = [draft(rng, row, start, parents) for row, start, parents in asked]
     prompts = {each.row: rng.choices(range(VOCAB_SIZE), k=each.start) for each in rows}
     for row, prompt in prompts.items():
         if prompt:
@@ -310,14 +304,12 @@ def assert_bits_of_one_by_one(decoder: Decoder, rows: Sequence[RowStep]) -> None
             assert torch.equal(own_states[node : node + 1], of_only(expected_states))
 
 
-def test_a_draft_of_few_rows_is_one_step(
-    tiny_model: Callable[[str], TinyModel], device: str
-) -> None:
+def test_a_draft_of_few_rows_is_one_step(tiny_model: Tiny, device: str) -> None:
     """Its tokens have the bits that they have one by one, beside absent ones."""
     options = EngineOptions(
         device=device, dtype="float32", max_rows=2, max_seq_len=CONTEXT, num_guesses=8
     )
-    runner = CudaRunner(tiny_model("qwen2-windows")[0], options)
+    runner = CudaRunner(tiny_model("qwen2-windows"), options)
     runner.load()
     rng, decoder = random.Random(5), runner.decoder
     steps.prefill(decoder, 0, 0, rng.choices(range(VOCAB_SIZE), k=40))

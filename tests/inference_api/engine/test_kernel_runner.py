@@ -1,7 +1,6 @@
 """Loading, limits and defaults of runners; what they compute is in test_decoder."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -23,18 +22,22 @@ from inference_api.loading.config import PAGE_TOKENS
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
 from inference_api.runner import RowStep, place_own_pages
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import draw_next
-from tests.inference_api.engine.tiny_models import CONTEXT, EOS, VOCAB_SIZE, make_model
-
-Tiny = Callable[[str], TinyModel]
+from tests.inference_api.engine.tiny_models import (
+    CONTEXT,
+    EOS,
+    VOCAB_SIZE,
+    make_model,
+    transformers_model,
+)
 
 
 @pytest.fixture
 def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
     """A copy to spoil."""
-    return Path(copytree(tiny_model("llama")[0], tmp_path / "model"))
+    return Path(copytree(tiny_model("llama"), tmp_path / "model"))
 
 
 def test_facts_of_the_model_are_known_before_it_is_loaded(folder: Path) -> None:
@@ -69,7 +72,7 @@ def make_long(folder: Path) -> None:
 
 
 def test_default_context_of_longrope_is_the_first_one(tiny_model: Tiny) -> None:
-    folder, _ = tiny_model("phi3")
+    folder = tiny_model("phi3")
     (first,) = {rope.original_max_positions for rope in load_config(folder).ropes if rope}
     assert first < load_config(folder).max_positions
     assert KernelRunner(folder, EngineOptions(max_rows=1)).max_seq_len == first
@@ -167,8 +170,8 @@ def test_last_position_of_the_context_can_be_used(folder: Path) -> None:
 
 
 def test_sharded_weights_load_like_a_single_file(tiny_model: Tiny, tmp_path: Path) -> None:
-    folder, model = tiny_model("falcon-40b")
-    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    folder = tiny_model("falcon-40b")
+    transformers_model("falcon-40b").save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     tokens = []
     for each in (folder, tmp_path):
@@ -275,8 +278,6 @@ def test_runners_share_kernels(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
         return Kernels(num_threads)
 
     options = EngineOptions(max_rows=1, max_seq_len=16)
-    runners = [
-        KernelRunner(tiny_model(name)[0], options, kernels_of) for name in ("llama", "qwen2")
-    ]
+    runners = [KernelRunner(tiny_model(name), options, kernels_of) for name in ("llama", "qwen2")]
     assert made == [2]
     assert [runner.facts.threads for runner in runners] == [2, 2]

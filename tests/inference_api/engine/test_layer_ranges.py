@@ -1,6 +1,6 @@
 """A model whose layers are several runners': the bits of the one that has them all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,9 @@ from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import RowStep, place_own_pages
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.steps import ANY_DRAW
 
-Tiny = Callable[[str], TinyModel]
 OPTIONS = EngineOptions(device="cpu", max_rows=4, max_seq_len=64)
 HALVES = (LayerRange(0, 1), LayerRange(1, 2))
 ROWS = (
@@ -64,17 +63,17 @@ def assert_same_bits(folder: Path, options: EngineOptions, rows: Sequence[RowSte
 def test_layers_one_after_another_have_the_bits_of_a_whole_step(
     name: str, quantization: str, tiny_model: Tiny
 ) -> None:
-    assert_same_bits(tiny_model(name)[0], replace(OPTIONS, quantization=quantization))
+    assert_same_bits(tiny_model(name), replace(OPTIONS, quantization=quantization))
 
 
 def test_gguf_file_gives_a_range_of_its_layers(tiny_model: Tiny, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
-    make_gguf(tiny_model("llama")[0], file, "Q8_0")
+    make_gguf(tiny_model("llama"), file, "Q8_0")
     assert_same_bits(file, replace(OPTIONS, quantization="int8"))
 
 
 def test_runner_has_its_own_layers_alone(tiny_model: Tiny) -> None:
-    folder = tiny_model("llama")[0]
+    folder = tiny_model("llama")
     whole, *halves = (
         loaded(folder, replace(OPTIONS, layers=layers))[0] for layers in (None, *HALVES)
     )

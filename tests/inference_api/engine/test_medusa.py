@@ -103,15 +103,17 @@ CASES = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("bits", ["int8", "int4"])
-@pytest.mark.parametrize(("num_layers", "vocab_size", "token_ids", "config"), CASES)
+@pytest.mark.parametrize(
+    ("num_layers", "vocab_size", "token_ids", "config", "bits"),
+    [(*CASES[0], "int4"), *((*case, "int8") for case in CASES)],
+)
 def test_guesses_are_those_of_the_formula(
     variant: str,
-    bits: str,
     num_layers: int,
     vocab_size: int,
     token_ids: Sequence[int] | None,
     config: ModelConfig,
+    bits: str,
 ) -> None:
     torch.manual_seed(1)
     kernels, parameters = packed_by(variant, bits)

@@ -1,6 +1,5 @@
 """Experts as a token chooses them, by torch and by the kernels."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from inference_api.engine.cuda.mlp import Mixture, Mlp
 from inference_api.engine.cuda.parameters import of_torch
 from inference_api.loading.config import ExpertGroups, MixtureConfig
-from tests.inference_api.conftest import TinyModel, make_runner
+from tests.inference_api.conftest import Tiny, make_runner
 from tests.inference_api.engine.steps import decode
 
 HIDDEN = 4
@@ -96,10 +95,10 @@ def test_what_all_tokens_share_is_added() -> None:
 
 
 def test_equal_experts_are_the_same_ones_by_the_kernels(
-    tiny_model: Callable[[str], TinyModel], tmp_path: Path, engine: str
+    tiny_model: Tiny, tmp_path: Path, engine: str
 ) -> None:
     """The first of some equals are taken: what the others weigh changes nothing."""
-    folder, _ = tiny_model("qwen3-moe")
+    folder = tiny_model("qwen3-moe")
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     tensors = load_file(tmp_path / "model.safetensors")

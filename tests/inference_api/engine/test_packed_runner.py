@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -24,11 +23,10 @@ from inference_api.loading.packing.folder import PackedFolder
 from inference_api.runner import HeadGuesses, place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT
 
-Tiny = Callable[[str], TinyModel]
 ROWS = 4
 PROMPT = [5, 17, 250, 9, 33, 4]
 FORMS: dict[str, dict[str, Any]] = {
@@ -58,7 +56,7 @@ for cycle in range(32):
     runner.load()
     place_own_pages(runner)
     loaded = kilobytes()
-    runner.step([RowStep(cycle % 32, 0, range(1, 200))])
+    runner.step([RowStep(cycle % 32, 0, range(1, 40))])
     runner.unload()
     seen.append((loaded, kilobytes()))
 print(json.dumps({"cache": runner.footprint.cache_bytes // 1024, "seen": seen}))
@@ -92,7 +90,7 @@ def packed(tmp_path: Path) -> PackedFolder:
 def test_answers_have_the_bits_of_weights_that_were_read(
     name: str, form: str, tiny_model: Tiny, packed: PackedFolder
 ) -> None:
-    folder, options = tiny_model(name)[0], options_of(form)
+    folder, options = tiny_model(name), options_of(form)
     read = KernelRunner(folder, options)
     read.load()
     runner = KernelRunner(folder, options, packed=packed)
@@ -110,7 +108,7 @@ def test_gguf_files_are_packed_too(
     stored: str, form: str, tiny_model: Tiny, packed: PackedFolder, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.gguf"
-    make_gguf(tiny_model("llama")[0], file, stored)
+    make_gguf(tiny_model("llama"), file, stored)
     read = KernelRunner(file, options_of(form))
     runner = KernelRunner(file, options_of(form), packed=packed)
     for each in (read, runner):
@@ -140,7 +138,7 @@ def test_heads_guess_alike(packed: PackedFolder) -> None:
 def test_memory_is_foreseen_to_the_byte(
     form: str, tiny_model: Tiny, packed: PackedFolder, tmp_path: Path
 ) -> None:
-    runner = KernelRunner(tiny_model("llama-tied")[0], options_of(form), packed=packed)
+    runner = KernelRunner(tiny_model("llama-tied"), options_of(form), packed=packed)
     foreseen = runner.footprint
     runner.load()
     [file] = (tmp_path / "packed").glob("*.hearth")
@@ -151,7 +149,7 @@ def test_memory_is_foreseen_to_the_byte(
 def test_row_answers_alike_after_its_memory_was_given_back(
     tiny_model: Tiny, packed: PackedFolder
 ) -> None:
-    runner = KernelRunner(tiny_model("llama")[0], options_of("float32"), packed=packed)
+    runner = KernelRunner(tiny_model("llama"), options_of("float32"), packed=packed)
     runner.load()
     before, neighbour = answers(runner, 1), answers(runner, 2)
     of_row = runner.layout.num_pages // ROWS
@@ -188,7 +186,7 @@ def test_loading_beside_steps_of_another_runner_changes_no_bit(
     kernels_of = cache(OwnedKernels)
     resident, other = (
         KernelRunner(folder, options_of("int8", has_medusa=True), kernels_of, packed)
-        for folder in (tiny_model("llama")[0], EMBEDDED_MODEL)
+        for folder in (tiny_model("llama"), EMBEDDED_MODEL)
     )
     resident.load()
     expected = answers(resident)
@@ -199,7 +197,7 @@ def test_loading_beside_steps_of_another_runner_changes_no_bit(
 
     def load_and_unload() -> None:
         try:
-            for _ in range(10):
+            for _ in range(5):
                 other.load()
                 other.unload()
             other.load()

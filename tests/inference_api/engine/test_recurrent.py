@@ -12,6 +12,7 @@ from inference_api.kernels.interface import Floats
 from inference_api.loading.config import LayerRange
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import RowStep
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import ANY_DRAW
 from tests.inference_api.engine.tiny_models import HYBRIDS
@@ -19,7 +20,6 @@ from tests.inference_api.engine.whole_logits import (
     GUESSES,
     PROMPT,
     ROWS,
-    Tiny,
     logits_of,
     runner_of,
     steps_of,
@@ -30,7 +30,7 @@ every_hybrid = pytest.mark.parametrize("name", HYBRIDS)
 
 @every_hybrid
 def test_logits_are_the_same_bits_in_company(name: str, tiny_model: Tiny) -> None:
-    runner = runner_of(tiny_model(name)[0])
+    runner = runner_of(tiny_model(name))
     alone = logits_of(runner, row=2)
     chunks = {row: steps_of(row, PROMPT, (7 * (row + 1), 50)) for row in range(ROWS)}
     found: dict[int, list[Floats]] = {row: [] for row in chunks}
@@ -45,7 +45,7 @@ def test_logits_are_the_same_bits_in_company(name: str, tiny_model: Tiny) -> Non
 
 @every_hybrid
 def test_tokens_of_a_row_need_not_be_together(name: str, tiny_model: Tiny) -> None:
-    runner = runner_of(tiny_model(name)[0])
+    runner = runner_of(tiny_model(name))
     alone = logits_of(runner, row=0)
     steps = [chunk for row in range(ROWS) for chunk in steps_of(row, PROMPT, (60, 61))]
     together = runner.decoder.forward(sorted(steps, key=lambda each: each.start)).logits
@@ -60,7 +60,7 @@ def test_tokens_of_a_row_need_not_be_together(name: str, tiny_model: Tiny) -> No
 
 @every_hybrid
 def test_a_copied_state_goes_on_in_another_row(name: str, tiny_model: Tiny) -> None:
-    runner = runner_of(tiny_model(name)[0])
+    runner = runner_of(tiny_model(name))
     whole, layout = logits_of(runner, row=0), runner.layout
     [begun, rest] = steps_of(3, PROMPT, [45])
     runner.step([begun])
@@ -75,7 +75,7 @@ def test_a_copied_state_goes_on_in_another_row(name: str, tiny_model: Tiny) -> N
 @every_hybrid
 @pytest.mark.parametrize("num_right", range(GUESSES + 1))
 def test_wrong_guesses_leave_no_trace(name: str, num_right: int, tiny_model: Tiny) -> None:
-    runner = runner_of(tiny_model(name)[0])
+    runner = runner_of(tiny_model(name))
     whole = logits_of(runner, row=0)
     runner.step([RowStep(1, 0, PROMPT[:30])])
     start = 30
@@ -92,7 +92,7 @@ def test_wrong_guesses_leave_no_trace(name: str, num_right: int, tiny_model: Tin
 
 def test_a_part_of_a_step_ends_before_a_row_that_guesses(tiny_model: Tiny) -> None:
     """The kernels take 512 tokens at once."""
-    runner = runner_of(tiny_model("lfm2")[0], max_rows=6)
+    runner = runner_of(tiny_model("lfm2"), max_rows=6)
     begun = RowStep(5, 0, PROMPT[:30])
     runner.step([begun])
     guesses = PROMPT[31 : 31 + GUESSES]
@@ -107,7 +107,7 @@ def test_a_part_of_a_step_ends_before_a_row_that_guesses(tiny_model: Tiny) -> No
 
 
 def test_only_layers_with_attention_have_pages(tiny_model: Tiny) -> None:
-    footprint = runner_of(tiny_model("lfm2")[0]).footprint
+    footprint = runner_of(tiny_model("lfm2")).footprint
     [group] = footprint.groups
     assert group.layers == [1]
     assert footprint.page_bytes == 2 * 2 * 32 * 16 * 4  # keys and values of 2 heads of 16
@@ -128,7 +128,7 @@ def test_only_layers_with_attention_have_pages(tiny_model: Tiny) -> None:
 def test_where_recurrent_layers_cannot_be_served_it_is_said(
     changes: dict[str, object], fault: str, tiny_model: Tiny
 ) -> None:
-    folder = tiny_model("lfm2")[0]
+    folder = tiny_model("lfm2")
     options = EngineOptions(max_rows=1, **changes)  # type: ignore[arg-type]
     assert fault in "".join(check_one(folder, options))
     with pytest.raises(StartupError, match=fault):

@@ -1,21 +1,18 @@
 """Turns are made as positions are reached, and are what they would be at once."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from inference_api.engine.rope import BLOCK_TOKENS, RopeTurns
 from inference_api.loading.checkpoint import load_config
-from tests.inference_api.engine.tiny_models import make_model
+from tests.inference_api.engine.tiny_models import folder_of
 
 MAX_SEQ_LEN = 3 * BLOCK_TOKENS + 5
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "ministral3"])
-def test_turns_do_not_depend_on_when_they_were_made(name: str, tmp_path: Path) -> None:
-    make_model(name, tmp_path)
-    config = load_config(tmp_path)
+def test_turns_do_not_depend_on_when_they_were_made(name: str) -> None:
+    config = load_config(folder_of(name))
     at_once, as_reached = (RopeTurns(config, MAX_SEQ_LEN) for _ in range(2))
     at_once.reach(MAX_SEQ_LEN)
     for num_positions in (1, 10, BLOCK_TOKENS, BLOCK_TOKENS + 1, MAX_SEQ_LEN - 1, MAX_SEQ_LEN):

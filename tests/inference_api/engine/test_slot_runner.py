@@ -1,6 +1,6 @@
 """Experts of a bundle on CUDA: models that come and go in slots, here of the CPU's memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,9 @@ from inference_api.loading.options import EngineOptions
 from inference_api.loading.packing.folder import PackedFolder
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.tiny_models import CONTEXT
 
-Tiny = Callable[[str], TinyModel]
 ROWS = 2
 HELD_BYTES = 2**24
 PROMPT = (5, 17, 250, 9, 33, 4)
@@ -100,7 +99,7 @@ def test_answers_have_the_bits_of_weights_that_were_read(
     name: str, form: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:
     """In either slot, and after another expert was there."""
-    source, other = tiny_model(name)[0], tiny_model("llama-biases")[0]
+    source, other = tiny_model(name), tiny_model("llama-biases")
     expected = answers(read(source, form))
     bundle = Bundle(tmp_path, [(source, form), (other, "bfloat16")], 2)
     runner, neighbour = bundle.runners
@@ -124,7 +123,7 @@ def test_answers_have_the_bits_of_weights_that_were_read(
 def test_steps_are_recorded_once_for_each_slot_and_stay_valid(
     tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    sources = [(tiny_model(name)[0], "float32") for name in ("llama", "qwen3")]
+    sources = [(tiny_model(name), "float32") for name in ("llama", "qwen3")]
     expected = [answers(read(*each)) for each in sources]
     bundle = Bundle(tmp_path, sources, 1)
     numbers = []
@@ -141,7 +140,7 @@ def test_steps_are_recorded_once_for_each_slot_and_stay_valid(
 def test_other_weights_of_the_same_expert_are_no_longer_those_recorded(
     tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    source = copytree(tiny_model("llama-biases")[0], tmp_path / "model")
+    source = copytree(tiny_model("llama-biases"), tmp_path / "model")
     [runner] = Bundle(tmp_path / "packed", [(source, "int8")], 1).runners
     runner.load()
     before = answers(runner)
@@ -156,7 +155,7 @@ def test_memory_is_foreseen_to_the_byte_and_none_is_shared(
     tiny_model: Tiny, tmp_path: Path
 ) -> None:
     """A draft model lies behind its model, in the same slot."""
-    source = tiny_model("llama")[0]
+    source = tiny_model("llama")
     slots = Slots("cpu", lambda: None)
     place, folder = Place(slots), PackedFolder(tmp_path)
     pair = [SlotRunner(source, options_of(form), folder, place) for form in ("int8", "bfloat16")]
@@ -181,7 +180,7 @@ def test_loading_beside_steps_of_another_runner_changes_no_bit(
     tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inference_api.engine.cuda.slots.PIECE_BYTES", 4096)
-    sources = [(tiny_model(name)[0], "float32") for name in ("llama", "qwen3")]
+    sources = [(tiny_model(name), "float32") for name in ("llama", "qwen3")]
     bundle = Bundle(tmp_path, sources, 2)
     resident, other = bundle.runners
     resident.load()
@@ -210,7 +209,7 @@ def test_held_file_is_read_once_in_pieces_that_are_pinned(
 ) -> None:
     monkeypatch.setattr("inference_api.engine.cuda.slots.PIECE_BYTES", 2**14)
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: None)
-    source, pieces = (tiny_model("llama")[0], "int4"), list[Tensor]()
+    source, pieces = (tiny_model("llama"), "int4"), list[Tensor]()
     [runner] = Bundle(tmp_path, [source], 1, pieces.append).runners
     expected = answers(read(*source))
     for _ in range(3):
@@ -243,7 +242,7 @@ def test_files_that_cannot_be_held_are_loaded_from_their_maps(
     monkeypatch.setattr(hardware, "available_memory_bytes", lambda: available_bytes)
     if lack == "memory_limit":
         monkeypatch.setattr("tests.inference_api.engine.test_slot_runner.HELD_BYTES", 10)
-    sources = [(tiny_model(name)[0], "float32") for name in ("llama", "qwen3")]
+    sources = [(tiny_model(name), "float32") for name in ("llama", "qwen3")]
     bundle = Bundle(tmp_path, sources, 1, pin)
     for runner, source in 2 * [*zip(bundle.runners, sources, strict=True)]:
         runner.load()
@@ -267,7 +266,7 @@ def test_gpu_with_too_little_memory_for_the_slots_is_a_fault_of_the_limit(
 def test_models_leave_a_gpu_room_for_torch_and_recorded_steps(
     tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = CudaRunner(tiny_model("llama")[0], options_of("float32"))
+    runner = CudaRunner(tiny_model("llama"), options_of("float32"))
     runner.device = "cuda"
     free_bytes = runner.footprint.total_bytes + SPARE_BYTES
     for missing_bytes, refusal in ((0, nullcontext()), (1, pytest.raises(StartupError))):
@@ -281,7 +280,7 @@ def test_recordings_used_longest_ago_go_when_memory_is_short(
     tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not those of experts in memory; and whoever returns answers as before."""
-    sources = [(tiny_model(name)[0], "float32") for name in ("llama", "qwen3", "llama-biases")]
+    sources = [(tiny_model(name), "float32") for name in ("llama", "qwen3", "llama-biases")]
     bundle = Bundle(tmp_path, sources, 2)
     one, two, three = bundle.runners
     recordings = bundle.slots.recordings

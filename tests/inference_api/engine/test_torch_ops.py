@@ -35,10 +35,18 @@ CONFIG = read_config(
 ROWS, CONTEXT, LENGTHS = 4, 90, (32, 96)
 CPU = torch.device("cpu")
 # LayerHeads by their size, how many of keys, and queries for each.
-SHAPES = ((64, 2, 1), (64, 1, 16), (80, 3, 2), (128, 2, 8), (256, 1, 3), (512, 2, 4))
-shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
-layers = pytest.mark.parametrize("layer", [0, 1], ids=["window", "whole"])
-sink_shifts = pytest.mark.parametrize("shift", [None, -30.0, 0.0, 30.0])
+SHAPES = ((64, 2, 1), (64, 1, 16), (80, 3, 2), (128, 1, 8), (256, 1, 3), (512, 1, 4))
+SHIFTS = (None, -30.0, 0.0, 30.0)  # of sinks
+# Each shape with a window and with none, each of these with all shifts.
+shapes_layers_and_shifts = pytest.mark.parametrize(
+    ("shape", "layer", "shift"),
+    [
+        (shape, layer, SHIFTS[(number + 2 * layer) % len(SHIFTS)])
+        for number, shape in enumerate(SHAPES)
+        for layer in range(2)
+    ],
+    ids=str,
+)
 
 
 class Made(NamedTuple):
@@ -94,9 +102,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-@shapes
-@layers
-@sink_shifts
+@shapes_layers_and_shifts
 def test_tokens_of_any_rows_attend_to_what_is_before_them(
     shape: tuple[int, int, int], layer: int, shift: float | None
 ) -> None:
@@ -147,9 +153,7 @@ def seen_slots(step: RowStep) -> list[list[int]]:
     return all_slots
 
 
-@shapes
-@layers
-@sink_shifts
+@shapes_layers_and_shifts
 def test_a_prompt_attends_to_itself_and_what_is_before(
     shape: tuple[int, int, int], layer: int, shift: float | None
 ) -> None:

@@ -147,7 +147,7 @@ def test_bits_are_the_same_alone_and_at_every_place_beside_any() -> None:
     expected = outputs([*range(num_tokens)], num_tokens)
     before = of.ours.cache.entries.clone()
     rng = random.Random(1)
-    for column in rng.sample(range(num_tokens), 4):
+    for column in rng.sample(range(num_tokens), 2):
         assert torch.equal(outputs([column], 1)[0], expected[column])
         others = rng.sample([each for each in range(num_tokens) if each != column], 2)
         columns: list[int | None] = [column, *others, None]
@@ -231,7 +231,7 @@ def test_gates_let_pass_what_is_behind_them(
     assert_close(of.ours.gate(up), of.exact.gate(up.double()))
 
 
-INPUTS = 352  # so that parts are unlike
+INPUTS = 288  # so that parts are unlike
 PARTS = 2
 
 
@@ -246,8 +246,7 @@ def weights_of(bits: Bits) -> list[Panels]:
     return [*map(on_device, (panels(75, INPUTS, bits)[0], others, stacked.parts(2)[1]))]
 
 
-@all_bits
-@dtypes
+@pytest.mark.parametrize(("bits", "dtype"), [(8, FLOAT32), (4, FLOAT16)])
 def test_products_equal_those_by_the_numbers(bits: Bits, dtype: torch.dtype) -> None:
     """By tokens that are more than a program's, in parts that are whole in the operations behind
     them."""
@@ -262,14 +261,13 @@ def test_products_equal_those_by_the_numbers(bits: Bits, dtype: torch.dtype) -> 
         torch.testing.assert_close(actual.double().sum(0), expected, atol=1e-3, rtol=1e-4)
 
 
-@all_bits
-def test_a_token_times_weights_has_its_own_bits(bits: Bits) -> None:
-    """Beside any, which may be no numbers, and at any place."""
-    of, weights = both((8, 2, 3)), weights_of(bits)
+def test_a_token_times_weights_has_its_own_bits() -> None:
+    """Beside any, which may be no numbers, and at any place; by 4 bits, then by 8."""
+    of, weights = both((8, 2, 3)), weights_of(8)[1:]
     x = made(20, INPUTS, seed=1)
     whole = of.ours.multiply(x, weights, None)
     x[17] = torch.nan
-    for columns in ([3], [17, 3], [19, 18, 0, 3], [*range(4, 20), 3, 17]):
+    for columns in ([3], [19, 17, 0, 3], [*range(4, 20), 3, 17]):
         place = columns.index(3)
         assert torch.equal(of.ours.multiply(x[columns], weights, None)[:, place], whole[:, 3])
 

@@ -1,7 +1,10 @@
 """Tiny random models of every family, written by transformers' own classes."""
 
 import json
+import tempfile
+from contextlib import suppress
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +210,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmo3",
         {
             **NO_PAD,
-            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
             "sliding_window": 7,
             "rope_parameters": {"full_attention": YARN, "sliding_attention": LOCAL_ROPE},
         },
@@ -525,6 +528,26 @@ GEMMA3NS: dict[str, tuple[str, dict[str, Any]]] = {  # with streams, which torch
     "gemma3n-two-streams": ("Gemma3nText", {**GEMMA3N, "altup_num_inputs": 2}),
 }
 GEMMAS = GEMMA4S | GEMMA3NS
+
+
+def folder_of(name: str) -> Path:
+    """Of a model that all tests share: nothing may be changed there."""
+    folder = Path(tempfile.gettempdir()) / "tiny_models" / name
+    if not folder.exists():
+        transformers_model(name)
+    return folder
+
+
+@cache
+def transformers_model(name: str) -> PreTrainedModel:
+    """The model of that folder."""
+    with torch.inference_mode(False):  # transformers updates buffers outside of it
+        model = make_model(name, draft := Path(tempfile.mkdtemp()))
+    folder = Path(tempfile.gettempdir()) / "tiny_models" / name
+    folder.parent.mkdir(exist_ok=True)
+    with suppress(OSError):  # another worker was faster
+        draft.rename(folder)
+    return model
 
 
 def make_model(name: str, folder: Path, **changes: object) -> PreTrainedModel:

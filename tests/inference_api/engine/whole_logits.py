@@ -1,27 +1,24 @@
 """Logits of every token of one prompt, by the kernels and by transformers."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from inference_api.engine.kernel_runner import KernelRunner
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels
 from inference_api.loading.options import EngineOptions
 from inference_api.runner import RowStep, place_own_pages
-from tests.inference_api.conftest import TinyModel
 from tests.inference_api.engine.steps import ANY_DRAW
-from tests.inference_api.engine.tiny_models import CONTEXT, VOCAB_SIZE
+from tests.inference_api.engine.tiny_models import CONTEXT, VOCAB_SIZE, transformers_model
 
 ROWS, GUESSES = 4, 3
 PROMPT = random.Random(7).choices(range(3, VOCAB_SIZE), k=77)
-Tiny = Callable[[str], TinyModel]
 
 
 @cache
@@ -57,7 +54,7 @@ def logits_of(runner: KernelRunner, row: int, cuts: Iterable[int] = ()) -> Float
     return np.concatenate([runner.decoder.forward([step]).logits.copy() for step in steps])
 
 
-def expected_logits(model: PreTrainedModel) -> Floats:
-    with torch.inference_mode():
-        logits: Floats = model(torch.tensor([PROMPT])).logits[0].numpy()
+@torch.inference_mode()
+def expected_logits(name: str) -> Floats:
+    logits: Floats = transformers_model(name)(torch.tensor([PROMPT])).logits[0].numpy()
     return logits

@@ -187,7 +187,7 @@ def heads(draw: st.DrawFn) -> tuple[int, int, int]:
     return kv_heads, groups, draw(st.sampled_from([2, 8, 24, 64, 72, 128, 256, 512, 576]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     shape=heads(),
     lengths=st.lists(st.integers(1, CAPACITY), min_size=1, max_size=ROWS),
@@ -215,7 +215,7 @@ def test_a_step_of_many_rows(
     assert_near(kernels, 2e-5 * max(1.0, size), *arguments)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     shape=heads(),
     start=st.integers(0, 60),
@@ -257,7 +257,7 @@ def test_a_token_is_the_same_in_any_company_and_on_any_number_of_threads(
         assert torch.equal(
             together, attend(single, queries, keys, values, rows, lengths, 0.2, window)
         )
-        for token in range(60):
+        for token in range(0, 60, 2):
             alone = attend(
                 kernels,
                 queries[token : token + 1],

@@ -41,9 +41,9 @@ print(peak_bytes() - before)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A third of a gigabyte of float32 weights in shards of nearly equal size."""
+    """160 MB of float32 weights in shards of nearly equal size."""
     made = tmp_path_factory.mktemp("sharded")
-    make_random_model(replace(SHAPES["110m"], layers=4), made)
+    make_random_model(replace(SHAPES["110m"], layers=4, vocab_size=8000), made)
     tensors = load_file(made / "model.safetensors")
     (made / "model.safetensors").unlink()
     names = sorted(tensors)

@@ -23,19 +23,18 @@ from inference_api.loading.page_groups import bytes_of_pages, page_groups
 from inference_api.loading.settling import device_faults
 from inference_api.runner import RowStep, place_own_pages
 from inference_api.settings import EMBEDDED_MODEL
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.steps import ANY_DRAW, decode
 from tests.inference_api.engine.tiny_models import CONTEXT, VOCAB_SIZE
 from tests.inference_api.parameters import packed_parameters, torch_parameters
 
 ROWS = 32
-BATCHES = 2  # of ROWS texts of CONTEXT tokens: 8,192 positions
 HELDOUT = EMBEDDED_MODEL / "heldout.txt"
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_model: Callable[[str], TinyModel]) -> Callable[[str], Path]:
-    return lambda name: tiny_model(name)[0]
+def folder(tiny_model: Tiny) -> Callable[[str], Path]:
+    return lambda name: tiny_model(name)
 
 
 def loaded(folder: Path, quantization: str, dtype: str = "float32") -> KernelRunner:
@@ -98,11 +97,8 @@ def test_the_embedded_model_hardly_ever_chooses_another_token_with_int8() -> Non
     """And only where another one is nearly as likely."""
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     tokens = tokenizer.encode(HELDOUT.read_text()).ids
-    batches = torch.tensor(tokens[: BATCHES * ROWS * CONTEXT]).view(BATCHES, ROWS, CONTEXT).tolist()
-    plain, int8 = (
-        torch.stack([at_once(runner, texts) for texts in batches])
-        for runner in (loaded(EMBEDDED_MODEL, "none"), loaded(EMBEDDED_MODEL, "int8"))
-    )
+    texts = torch.tensor(tokens[: ROWS * CONTEXT]).view(ROWS, CONTEXT).tolist()
+    plain, int8 = (at_once(loaded(EMBEDDED_MODEL, each), texts) for each in ("none", "int8"))
     is_same = plain.argmax(-1) == int8.argmax(-1)
     best, second = plain.topk(2).values.unbind(-1)
     assert is_same.float().mean() >= 0.985
@@ -117,8 +113,13 @@ def test_bfloat16_models_can_be_quantised_too(folder: Callable[[str], Path]) -> 
     assert (quantised - exact).norm() / exact.norm() < 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bits", [None, 32, 16, 8, 4])
+@pytest.mark.parametrize(
+    ("bits", "dtype"),
+    [
+        *((None, torch.float32), (None, torch.bfloat16), (32, torch.float32)),
+        *((16, torch.bfloat16), (8, torch.float32), (4, torch.bfloat16)),
+    ],
+)
 @pytest.mark.parametrize(
     "name",
     ["llama", "llama-tied", "falcon-7b", "qwen3-moe-dense", "glm4-moe", "deepseek-v3", "gpt-oss"],

@@ -7,7 +7,17 @@ from typing import Any
 import gguf
 from gguf import GGUFReader, GGUFWriter
 
+from lab.models.gguf_file import make_gguf
+from lab.models.random_model import SHAPES, Shape, make_random_model
+
 Metadata = dict[str, Any]
+
+
+def small_gguf(folder: Path, shape: Shape = SHAPES["tiny"]) -> Path:
+    """A file of random weights in 8 bits, beside the folder `model` that it was made of."""
+    make_random_model(shape, folder / "model")
+    make_gguf(folder / "model", folder / "model.gguf", "Q8_0")
+    return folder / "model.gguf"
 
 
 def rewritten(

@@ -1,7 +1,6 @@
 """Bundles are checked by the headers of their members' files: sums, pairs, and every refusal."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -22,10 +21,9 @@ from inference_api.settings import Settings
 from inference_api.settings.bundle_file import Bundle
 from inference_api.settings.model import EMBEDDED_MODEL
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.tiny_models import make_model
 
-Tiny = Callable[[str], TinyModel]
 GIB = 2**30
 SETTINGS = Settings(user_rows=8)
 
@@ -33,7 +31,7 @@ SETTINGS = Settings(user_rows=8)
 @pytest.fixture
 def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
     """A copy to spoil."""
-    return Path(copytree(tiny_model("llama")[0], tmp_path / "model"))
+    return Path(copytree(tiny_model("llama"), tmp_path / "model"))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +86,7 @@ def test_a_quantised_member_that_names_no_form_shares_the_8_bits_of_one_that_doe
 def test_bytes_are_those_that_the_loader_counts_with(
     quantisation: str, context: int | None, tiny_model: Tiny, quantised: Path
 ) -> None:
-    models = [tiny_model(name)[0] for name in ("llama", "falcon-7b")]
+    models = [tiny_model(name) for name in ("llama", "falcon-7b")]
     for source in (EMBEDDED_MODEL, quantised, *models):
         keys: dict[str, Any] = {
             "quantisation": quantisation,
@@ -116,7 +114,7 @@ def test_guaranteed_rows_have_a_whole_context_or_2048_tokens_each() -> None:
 
 
 def test_pair_counts_both_models_and_is_told_to_be_compatible(tiny_model: Tiny) -> None:
-    target, draft = tiny_model("llama")[0], tiny_model("qwen2")[0]
+    target, draft = tiny_model("llama"), tiny_model("qwen2")
     pair = {"name": "p", "target": {"source": str(target)}, "draft": {"source": str(draft)}}
     together = checked(pair, member(target, "t"), member(draft, "d"))
     assert together.valid
@@ -131,7 +129,7 @@ def test_pair_counts_both_models_and_is_told_to_be_compatible(tiny_model: Tiny) 
 
 def test_draft_has_no_more_context_than_it_can_have(tiny_model: Tiny, folder: Path) -> None:
     edit(folder / "config.json", max_position_embeddings=32)
-    target = tiny_model("llama")[0]
+    target = tiny_model("llama")
     validation = checked(
         member(target, "p", draft={"source": str(folder)}), member(folder, "d"), member(target, "t")
     )
@@ -164,7 +162,7 @@ def test_sums_that_are_kept_are_told_with_their_bytes() -> None:
 
 
 def test_excess_of_memory_says_what_to_drop(tiny_model: Tiny) -> None:
-    members = [member(EMBEDDED_MODEL, "big"), member(tiny_model("llama")[0], "small")]
+    members = [member(EMBEDDED_MODEL, "big"), member(tiny_model("llama"), "small")]
     used = checked(*members).utilization
     assert used is not None
     need, over = used.memory.need_bytes, used.experts[1].weights_bytes + 1
@@ -181,9 +179,9 @@ def test_excess_of_memory_says_what_to_drop(tiny_model: Tiny) -> None:
 
 def test_pinned_members_have_to_leave_room_for_the_largest_other(tiny_model: Tiny) -> None:
     members = [
-        member(tiny_model("llama")[0], "pinned", pinned=True),
-        member(tiny_model("qwen2")[0], "other"),
-        member(tiny_model("qwen3")[0], "third"),
+        member(tiny_model("llama"), "pinned", pinned=True),
+        member(tiny_model("qwen2"), "other"),
+        member(tiny_model("qwen3"), "third"),
     ]
     used = checked(*members).utilization
     assert used is not None
@@ -199,7 +197,7 @@ def test_pinned_members_have_to_leave_room_for_the_largest_other(tiny_model: Tin
 
 
 def test_member_that_cannot_be_loaded_alone_is_named(tiny_model: Tiny) -> None:
-    members = [member(EMBEDDED_MODEL, "big"), member(tiny_model("llama")[0], "small")]
+    members = [member(EMBEDDED_MODEL, "big"), member(tiny_model("llama"), "small")]
     used = checked(*members[1:]).utilization
     assert used is not None
     validation = checked(*members, fast_memory_limit=used.fast_memory.need_bytes)
@@ -217,13 +215,13 @@ def test_rows_that_all_need_are_bounded() -> None:
 
 
 def test_context_above_the_models_is_refused(tiny_model: Tiny) -> None:
-    error = error_of(checked(member(tiny_model("llama")[0], "e", context=129)))
+    error = error_of(checked(member(tiny_model("llama"), "e", context=129)))
     assert (error.reason, error.expert) == ("ContextTooLong", "e")
     assert error.message == "e: context 129 > 128; lower it or leave it out."
 
 
 def test_vocabularies_of_a_pair_have_to_be_one(folder: Path, tiny_model: Tiny) -> None:
-    target = tiny_model("llama")[0]
+    target = tiny_model("llama")
     pair = member(target, "p", draft={"source": str(EMBEDDED_MODEL)})
     error = error_of(checked(pair))
     assert error.reason == "VocabulariesDiffer"
@@ -242,7 +240,7 @@ def test_vocabularies_of_a_pair_have_to_be_one(folder: Path, tiny_model: Tiny) -
 
 
 def test_recurrent_layers_draft_for_nobody(tiny_model: Tiny) -> None:
-    target, draft = tiny_model("llama")[0], tiny_model("lfm2")[0]
+    target, draft = tiny_model("llama"), tiny_model("lfm2")
     error = error_of(checked(member(target, "p", draft={"source": str(draft)})))
     assert error.reason == "ArchitectureNotSupported"
     assert error.message.startswith(f"p: draft.source={draft} has recurrent layers, which forget")

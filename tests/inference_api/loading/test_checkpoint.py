@@ -1,7 +1,6 @@
 """Every reason not to start, each with its remedy, found without torch and without loading."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -21,18 +20,17 @@ from inference_api.loading.memory import Footprint, all_within
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.page_groups import PageGroup, bytes_of_pages, page_groups
 from inference_api.settings import EMBEDDED_MODEL
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.tiny_models import EOS, MODELS
 
-Tiny = Callable[[str], TinyModel]
 GIB = 1024**3
 
 
 @pytest.fixture
 def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
     """A copy to spoil."""
-    return Path(copytree(tiny_model("llama")[0], tmp_path / "model"))
+    return Path(copytree(tiny_model("llama"), tmp_path / "model"))
 
 
 def check(
@@ -55,7 +53,7 @@ def edit(file: Path, **values: Any) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sound_model_has_no_faults(name: str, tiny_model: Tiny) -> None:
-    assert check(tiny_model(name)[0]) == []
+    assert check(tiny_model(name)) == []
 
 
 def test_heads_wider_than_the_kernels_have_room_for_are_refused_on_the_cpu(folder: Path) -> None:
@@ -73,7 +71,7 @@ def test_latents_wider_than_the_kernels_have_room_for_are_refused_on_the_cpu(
 ) -> None:
     """What attention sees of a key is the latent and what is turned."""
     folder = tmp_path / "model"
-    copytree(tiny_model("deepseek-v2")[0], folder)
+    copytree(tiny_model("deepseek-v2"), folder)
     edit(folder / "config.json", kv_lora_rank=MAX_HEAD_DIM)
     [fault] = [fault for fault in check(folder) if "kernels' limit" in fault]
     assert fault.startswith(
@@ -85,7 +83,7 @@ def test_latents_wider_than_the_kernels_have_room_for_are_refused_on_the_cpu(
 def test_memory_is_summed_over_all_models(
     tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = {name: tiny_model(name)[0] for name in ("llama", "qwen2")}
+    folders = {name: tiny_model(name) for name in ("llama", "qwen2")}
     options = EngineOptions(device="cpu", max_rows=8, kv_cache_bytes=2**30)
     asked = [checkpoint.Asked(name, str(folder), options) for name, folder in folders.items()]
     runners = {name: KernelRunner(folder, options) for name, folder in folders.items()}
@@ -157,7 +155,7 @@ def test_unsupported_architecture_names_the_supported_ones(folder: Path) -> None
 
 def test_layers_that_predict_further_tokens_are_left_out(tiny_model: Tiny, tmp_path: Path) -> None:
     """They follow the layers that `num_hidden_layers` counts."""
-    folder = Path(copytree(tiny_model("deepseek-v3")[0], tmp_path / "model"))
+    folder = Path(copytree(tiny_model("deepseek-v3"), tmp_path / "model"))
     edit(folder / "config.json", num_hidden_layers=1)
     runner = KernelRunner(folder, EngineOptions(device="cpu", max_rows=1, max_seq_len=16))
     runner.load()

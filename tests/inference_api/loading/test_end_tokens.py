@@ -12,9 +12,8 @@ from inference_api.loading import checkpoint
 from inference_api.loading.end_tokens import END_TEXTS
 from inference_api.loading.gguf import tokenizer as gguf_tokenizer
 from inference_api.loading.tokenizer_files import eos_token_ids
-from inference_api.settings import EMBEDDED_MODEL
-from lab.models.gguf_file import make_gguf
-from tests.inference_api.loading.gguf_copies import rewritten
+from lab.models.random_model import SHAPES
+from tests.inference_api.loading.gguf_copies import rewritten, small_gguf
 
 VOCAB_SIZE = 40
 ids = st.integers(0, VOCAB_SIZE - 1)
@@ -114,14 +113,14 @@ def test_control_tokens_of_a_gguf_file_that_are_known_to_end_answers_do(
 
 def test_a_gguf_file_whose_chats_end_otherwise_than_its_texts_has_both_ends(tmp_path: Path) -> None:
     """As Gemma's files have it: they name <eos> alone, and a turn ends with <end_of_turn>."""
-    ends = {}
-    make_gguf(EMBEDDED_MODEL, tmp_path / "sound.gguf", "Q8_0")
+    ends, sound = {}, small_gguf(tmp_path)
+    own = SHAPES["tiny"].vocab_size - 1
     for kind in (gguf_tokenizer.CONTROL, gguf_tokenizer.NORMAL):
 
         def change(metadata: dict[str, Any], kind: int = kind) -> None:
             metadata["tokenizer.ggml.tokens"][7] = "<end_of_turn>"
             metadata["tokenizer.ggml.token_type"][7] = kind
 
-        file = rewritten(tmp_path / "sound.gguf", tmp_path / f"{kind}.gguf", change)
+        file = rewritten(sound, tmp_path / f"{kind}.gguf", change)
         ends[kind] = checkpoint.load_config(file).eos_token_ids
-    assert ends == {gguf_tokenizer.CONTROL: {1, 7}, gguf_tokenizer.NORMAL: {1}}
+    assert ends == {gguf_tokenizer.CONTROL: {own, 7}, gguf_tokenizer.NORMAL: {own}}

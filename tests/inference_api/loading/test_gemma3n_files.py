@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -16,11 +15,10 @@ from safetensors.numpy import load_file, save_file
 from inference_api.errors import StartupError
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.families.read import read_config
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.tiny_models import GEMMA3NS, write_tokenizer
 from tests.inference_api.loading.test_hybrid_files import logits
 
-Tiny = Callable[[str], TinyModel]
 BASE: dict[str, Any] = {"model_type": "gemma3n_text", "vocab_size": 300}
 OF_E2B = {
     **BASE,
@@ -78,7 +76,7 @@ def write_gguf(folder: Path, target: Path) -> Path:
 
 @pytest.mark.parametrize("name", GEMMA3NS)
 def test_gguf_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
-    folder, _ = tiny_model(name)
+    folder = tiny_model(name)
     file = write_gguf(folder, tmp_path / "model.gguf")
     assert load_config(file).layer_input_tokens == load_config(folder).layer_input_tokens
     for quantization in ("none", "int8"):
@@ -89,7 +87,7 @@ def test_gguf_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: 
 def test_text_part_of_a_model_that_sees_and_hears_is_the_same(
     tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    folder, _ = tiny_model("gemma3n")
+    folder = tiny_model("gemma3n")
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     whole = {each.replace("model.", "model.language_model.", 1): tensors[each] for each in tensors}

@@ -1,7 +1,6 @@
 """Gemma 4's files, in the forms that they come in, are the same model."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,13 @@ from inference_api.loading.families.read import read_config
 from inference_api.loading.gguf.tokenizer import tokenizer_json
 from inference_api.loading.layout import EMBEDDINGS, parameter_forms
 from inference_api.loading.page_groups import bytes_of_pages, page_groups
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.tiny_models import GEMMA4S, write_tokenizer
 from tests.inference_api.loading.gguf_gemma4 import global_head_dim, write_gemma4_gguf
 from tests.inference_api.loading.test_hybrid_files import logits
 from tests.inference_api.sentence_pieces import METADATA
 
 Q8_0 = GGMLQuantizationType.Q8_0
-Tiny = Callable[[str], TinyModel]
 BASE: dict[str, Any] = {"model_type": "gemma4_text", "vocab_size": 300}
 DENSE = {**BASE, "hidden_size_per_layer_input": 0}
 OF_31B = {
@@ -52,7 +50,7 @@ OF_E2B = {
 
 @pytest.mark.parametrize("name", GEMMA4S)
 def test_gguf_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
-    folder, _ = tiny_model(name)
+    folder = tiny_model(name)
     file = write_gemma4_gguf(folder, tmp_path / "model.gguf")
     for quantization in ("none", "int8"):
         expected = logits(folder, quantization)
@@ -60,13 +58,13 @@ def test_gguf_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: 
 
 
 def test_experts_of_gguf_files_may_have_two_stacks(tiny_model: Tiny, tmp_path: Path) -> None:
-    folder, _ = tiny_model("gemma4-moe")
+    folder = tiny_model("gemma4-moe")
     file = write_gemma4_gguf(folder, tmp_path / "model.gguf", is_split=True)
     np.testing.assert_allclose(logits(file), logits(folder), atol=1e-4, rtol=0)
 
 
 def test_quantised_experts_of_both_kinds_are_the_same(tiny_model: Tiny, tmp_path: Path) -> None:
-    folder, _ = tiny_model("gemma4-moe")
+    folder = tiny_model("gemma4-moe")
     fused, split = (
         logits(write_gemma4_gguf(folder, tmp_path / f"{each}.gguf", each, Q8_0))
         for each in (False, True)
@@ -75,7 +73,7 @@ def test_quantised_experts_of_both_kinds_are_the_same(tiny_model: Tiny, tmp_path
 
 
 def test_embeddings_of_gguf_files_stay_as_they_are(tiny_model: Tiny, tmp_path: Path) -> None:
-    folder, _ = tiny_model("gemma4-inputs")
+    folder = tiny_model("gemma4-inputs")
     file = write_gemma4_gguf(folder, tmp_path / "model.gguf", kind=Q8_0)
     config = load_config(file)
     forms = parameter_forms(config, dtype_bytes=4, bits=32)
@@ -101,7 +99,7 @@ def test_text_part_of_a_model_that_sees_is_the_same(
     name: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:
     """Published files say how heads differ otherwise than those that transformers writes."""
-    folder, _ = tiny_model(name)
+    folder = tiny_model(name)
     config = json.loads((folder / "config.json").read_text())
     config["global_head_dim"] = global_head_dim(config)
     [own, *_] = config.pop("per_layer_config").values()

@@ -30,13 +30,13 @@ from inference_api.runner import place_own_pages
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import TYPES, make_gguf
 from lab.models.random_model import SHAPES, make_random_model
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.steps import decode, prefill
 from tests.inference_api.engine.tiny_models import CONTEXT
+from tests.inference_api.loading.gguf_copies import small_gguf
 from tests.inference_api.parameters import numbers_of, packed_parameters
 
-Tiny = Callable[[str], TinyModel]
 EMBEDDED = Path("models/hearth-tiny")
 FAMILIES = (
     "llama",
@@ -86,14 +86,14 @@ PROMPT = [5, 17, 250, 9, 33, 4]
 
 
 @pytest.fixture(scope="session")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The embedded model as a GGUF file of a type."""
-    folder = tmp_path_factory.mktemp("embedded")
+def tied(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A GGUF file of a type, whose head is its embedding."""
+    folder = tmp_path_factory.mktemp("tied")
 
     def make(type_name: str) -> Path:
         file = folder / f"{type_name}.gguf"
         if not file.exists():
-            make_gguf(EMBEDDED, file, type_name)
+            make_gguf(tiny_model("llama-tied"), file, type_name)
         return file
 
     return make
@@ -129,7 +129,7 @@ def stored_numbers(file: Path, parts_of_it: Sequence[SourceTensor]) -> Tensor:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
-    folder, _ = tiny_model(name)
+    folder = tiny_model(name)
     file = tmp_path / "model.gguf"
     make_gguf(folder, file, "F32")
     assert torch.equal(logits(file), logits(folder))
@@ -142,7 +142,7 @@ def test_what_gguf_has_no_words_for_is_not_written(
     with pytest.raises(
         ValueError, match=r"in GGUF .* has no (sliding windows, and silu|query_pre_attn_scalar)"
     ):
-        make_gguf(tiny_model(name)[0], tmp_path / "model.gguf", "F32")
+        make_gguf(tiny_model(name), tmp_path / "model.gguf", "F32")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -150,14 +150,14 @@ def test_experts_that_gguf_has_no_words_for_are_not_written(
     tiny_model: Tiny, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="all layers of qwen3moe have experts"):
-        make_gguf(tiny_model("qwen3-moe-dense")[0], tmp_path / "model.gguf", "F32")
+        make_gguf(tiny_model("qwen3-moe-dense"), tmp_path / "model.gguf", "F32")
 
 
 def test_magnitudes_that_gguf_has_no_words_for_are_not_written(
     tiny_model: Tiny, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="in GGUF mscale is mscale_all_dim"):
-        make_gguf(tiny_model("deepseek-v3")[0], tmp_path / "model.gguf", "F32")
+        make_gguf(tiny_model("deepseek-v3"), tmp_path / "model.gguf", "F32")
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -165,7 +165,7 @@ def test_quantised_experts_are_not_rounded_again(
     bits: Bits, tiny_model: Tiny, tmp_path: Path
 ) -> None:
     file = tmp_path / "model.gguf"
-    make_gguf(tiny_model("qwen3-moe")[0], file, {8: "Q8_0", 4: "Q4_0"}[bits])
+    make_gguf(tiny_model("qwen3-moe"), file, {8: "Q8_0", 4: "Q4_0"}[bits])
     packed = packed_parameters(file, bits).packed
     for name, parts in linear_weights(checkpoint.load_config(file)).items():
         assert np.array_equal(packed[name].unpack(), stored_numbers(file, parts))
@@ -174,9 +174,9 @@ def test_quantised_experts_are_not_rounded_again(
 
 @pytest.mark.parametrize("type_name", TYPES)
 def test_parameters_are_the_numbers_in_the_file(
-    type_name: str, embedded: Callable[[str], Path]
+    type_name: str, tied: Callable[[str], Path]
 ) -> None:
-    file = embedded(type_name)
+    file = tied(type_name)
     loaded = numbers_of(file)
     plan = weight_plan(checkpoint.load_config(file))
     for name, parts in plan.items():
@@ -187,9 +187,9 @@ def test_parameters_are_the_numbers_in_the_file(
     ("type_name", "bits"), [("Q8_0", 8), ("Q4_0", 4), ("Q4_0", 8)], ids=lambda v: str(v)
 )
 def test_quantised_weights_are_not_rounded_again(
-    type_name: str, bits: Bits, embedded: Callable[[str], Path]
+    type_name: str, bits: Bits, tied: Callable[[str], Path]
 ) -> None:
-    file = embedded(type_name)
+    file = tied(type_name)
     packed = packed_parameters(file, bits).packed
     for name, parts in linear_weights(checkpoint.load_config(file)).items():
         assert np.array_equal(packed[name].unpack(), stored_numbers(file, parts))
@@ -201,9 +201,9 @@ def test_quantised_weights_are_not_rounded_again(
     ids=lambda v: str(v),
 )
 def test_embedding_has_the_numbers_of_the_file_in_as_few_bits(
-    type_name: str, bits: Bits, embedding_bits: Bits, embedded: Callable[[str], Path]
+    type_name: str, bits: Bits, embedding_bits: Bits, tied: Callable[[str], Path]
 ) -> None:
-    file = embedded(type_name)
+    file = tied(type_name)
     packed = packed_parameters(file, bits).packed
     assert packed["embedding"].bits == embedding_bits
     stored = stored_numbers(file, weight_plan(checkpoint.load_config(file))["embedding"])
@@ -217,7 +217,7 @@ def test_embedding_in_few_bits_has_the_logits_of_its_numbers_as_floats(
     quantization: str, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "model.gguf"
-    make_gguf(tiny_model("granite")[0], file, "Q8_0")  # it has an embedding multiplier
+    make_gguf(tiny_model("granite"), file, "Q8_0")  # it has an embedding multiplier
     in_few_bits = logits(file, quantization)
     whole = replace(checkpoint.load_config(file), embedding_bits={})
     monkeypatch.setattr(checkpoint, "load_config", lambda folder: whole)
@@ -226,18 +226,18 @@ def test_embedding_in_few_bits_has_the_logits_of_its_numbers_as_floats(
 
 @pytest.mark.parametrize(("type_name", "bits"), [("Q8_0", 8), ("Q4_0", 4)])
 def test_weights_take_no_more_memory_than_their_file(
-    type_name: str, bits: Bits, embedded: Callable[[str], Path], tmp_path: Path
+    type_name: str, bits: Bits, tmp_path: Path
 ) -> None:
-    make_random_model(EXPERTS, tmp_path / "model")
-    experts = tmp_path / "experts.gguf"
-    make_gguf(tmp_path / "model", experts, type_name)
-    for file in (embedded(type_name), experts):
+    for name, shape in (("experts", EXPERTS), ("dense", SHAPES["tiny"])):
+        make_random_model(shape, tmp_path / name)
+        file = tmp_path / f"{name}.gguf"
+        make_gguf(tmp_path / name, file, type_name)
         config = checkpoint.load_config(file)
         assert weight_bytes(config, torch.float32.itemsize, bits) <= file.stat().st_size
 
 
-def test_int4_of_an_8_bit_file_is_searched_as_for_floats(embedded: Callable[[str], Path]) -> None:
-    file = embedded("Q8_0")
+def test_int4_of_an_8_bit_file_is_searched_as_for_floats(tied: Callable[[str], Path]) -> None:
+    file = tied("Q8_0")
     packed = packed_parameters(file, 4).packed["head"]
     again = PackedWeight.empty(4, packed.outputs, packed.inputs)
     Kernels(1).pack(
@@ -351,9 +351,9 @@ def test_llama3_rope_is_found_from_its_factors(rope: RopeConfig) -> None:
     assert found["original_max_position_embeddings"] == pytest.approx(8192, rel=1e-3)
 
 
-def test_tokenizer_is_the_same(embedded: Callable[[str], Path]) -> None:
-    config = checkpoint.load_config(EMBEDDED)
-    file = embedded("F16")
+def test_tokenizer_is_the_same(tmp_path: Path) -> None:
+    config, file = checkpoint.load_config(EMBEDDED), tmp_path / "model.gguf"
+    make_gguf(EMBEDDED, file, "F16")
     assert checkpoint.load_config(file).eos_token_ids == config.eos_token_ids
     ours = load_tokenizer(EMBEDDED, config.eos_token_ids)
     theirs = load_tokenizer(file, config.eos_token_ids)
@@ -364,12 +364,10 @@ def test_tokenizer_is_the_same(embedded: Callable[[str], Path]) -> None:
     assert theirs.encode_chat(messages) == ours.encode_chat(messages)
 
 
-def test_a_file_or_its_folder_is_a_model(embedded: Callable[[str], Path], tmp_path: Path) -> None:
-    file = embedded("Q8_0")
-    copy = tmp_path / "model.gguf"
-    copy.write_bytes(file.read_bytes())
-    assert checkpoint.locate(str(copy)) == copy
-    assert checkpoint.locate(str(tmp_path)) == copy
+def test_a_file_or_its_folder_is_a_model(tmp_path: Path) -> None:
+    file = small_gguf(tmp_path)
+    assert checkpoint.locate(str(file)) == file
+    assert checkpoint.locate(str(tmp_path)) == file
     for quantization in ("none", "int8", "int4"):
         options = EngineOptions(device="cpu", max_rows=4, quantization=quantization)
         assert check_one(tmp_path, options) == []

@@ -23,12 +23,10 @@ from inference_api.loading.gguf.tokenizer import vocabulary
 from inference_api.loading.options import EngineOptions
 from inference_api.text.tokens import load_tokenizer
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.checks import check_one
-from tests.inference_api.loading.gguf_copies import Metadata, rewritten
+from tests.inference_api.loading.gguf_copies import Metadata, rewritten, small_gguf
 
-Tiny = Callable[[str], TinyModel]
-EMBEDDED = Path("models/hearth-tiny")
 QUICK = settings(suppress_health_check=list(HealthCheck))
 
 
@@ -36,7 +34,7 @@ QUICK = settings(suppress_health_check=list(HealthCheck))
 def sound(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small file with a matrix of every form."""
     file = tmp_path_factory.mktemp("gguf") / "sound.gguf"
-    make_gguf(tiny_model("llama")[0], file, "Q4_0")
+    make_gguf(tiny_model("llama"), file, "Q4_0")
     return file
 
 
@@ -107,7 +105,7 @@ def test_altered_header_is_refused_or_harmless(
 def test_altered_safetensors_header_is_refused_or_harmless(
     tiny_model: Tiny, tmp_path: Path, data: st.DataObject
 ) -> None:
-    folder, _ = tiny_model("llama")
+    folder = tiny_model("llama")
     for name in ("config.json", "tokenizer.json", "generation_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     content = bytearray((folder / "model.safetensors").read_bytes())
@@ -129,9 +127,9 @@ def test_unknown_quantisation_type_is_named(sound: Path, tmp_path: Path) -> None
         assert f"tensor blk.1.ffn_up.weight has quantisation type {shown}" in fault(file)
 
 
-def test_list_that_would_fill_memory_is_refused(embedded_file: Path, tmp_path: Path) -> None:
-    content = bytearray(embedded_file.read_bytes())
-    field = GGUFReader(embedded_file).fields["tokenizer.ggml.tokens"]
+def test_list_that_would_fill_memory_is_refused(with_tokenizer: Path, tmp_path: Path) -> None:
+    content = bytearray(with_tokenizer.read_bytes())
+    field = GGUFReader(with_tokenizer).fields["tokenizer.ggml.tokens"]
     at = field.offset + sum(part.nbytes for part in field.parts[:4])
     content[at : at + 8] = (2**40).to_bytes(8, "little")
     file = tmp_path / "endless.gguf"
@@ -182,10 +180,8 @@ def test_layer_with_an_endless_number_is_refused(sound: Path, tmp_path: Path) ->
 
 
 @pytest.fixture(scope="session")
-def embedded_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("embedded") / "model.gguf"
-    make_gguf(EMBEDDED, file, "Q8_0")
-    return file
+def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_gguf(tmp_path_factory.mktemp("small"))
 
 
 def set_values(**changes: Any) -> Callable[[Metadata], None]:
@@ -276,16 +272,16 @@ def test_weights_that_are_no_numbers_are_named(sound: Path, tmp_path: Path) -> N
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_tokenizer_that_cannot_be_read_is_a_fault_of_the_model(
-    change: Callable[[Metadata], None], expected: str, embedded_file: Path, tmp_path: Path
+    change: Callable[[Metadata], None], expected: str, with_tokenizer: Path, tmp_path: Path
 ) -> None:
-    file = rewritten(embedded_file, tmp_path / "model.gguf", change)
+    file = rewritten(with_tokenizer, tmp_path / "model.gguf", change)
     [found] = check_one(file, EngineOptions(device="cpu", max_rows=1))
     assert expected in found
     with pytest.raises(StartupError):
         vocabulary(read_gguf(file).metadata)
 
 
-def test_sentencepiece_tokenizer(embedded_file: Path, tmp_path: Path) -> None:
+def test_sentencepiece_tokenizer(with_tokenizer: Path, tmp_path: Path) -> None:
     """Pieces are joined by their scores, unknown characters become bytes, and spaces come back."""
     special = ["<unk>", "<s>", "</s>"]
     in_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -302,7 +298,7 @@ def test_sentencepiece_tokenizer(embedded_file: Path, tmp_path: Path) -> None:
         tokenizer__ggml__unknown_token_id=0,
         tokenizer__ggml__add_bos_token=True,
     )
-    file = rewritten(embedded_file, tmp_path / "model.gguf", change)
+    file = rewritten(with_tokenizer, tmp_path / "model.gguf", change)
     assert checkpoint.load_config(file).eos_token_ids == {2}
     tokenizer = load_tokenizer(file, frozenset({2}))
     ids = tokenizer.encode("hello lo é")

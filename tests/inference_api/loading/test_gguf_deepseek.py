@@ -1,7 +1,6 @@
 """What files of DeepSeek's and GLM-4.5's have otherwise than `make_gguf` writes it."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ from inference_api.loading import checkpoint
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.tiny_models import DEEPSEEK
 from tests.inference_api.loading.gguf_copies import Metadata, rewritten
 from tests.inference_api.parameters import numbers_of
 
-Tiny = Callable[[str], TinyModel]
 Tensors = dict[str, Any]
 F32 = GGMLQuantizationType.F32
 HEADS, RANK, ROTARY_DIM, UNTURNED, VALUE_DIM = (
@@ -64,7 +62,7 @@ def assert_same(one: Path, other: Path) -> None:
 @pytest.fixture
 def deepseek(tiny_model: Tiny, tmp_path: Path) -> Path:
     file = tmp_path / "deepseek.gguf"
-    make_gguf(tiny_model("deepseek-v2")[0], file, "F32")
+    make_gguf(tiny_model("deepseek-v2"), file, "F32")
     return file
 
 
@@ -125,7 +123,7 @@ def test_older_file_that_does_not_say_how_it_scores_is_v2(deepseek: Path, tmp_pa
 
 def test_layers_that_predict_further_tokens_are_left_out(tiny_model: Tiny, tmp_path: Path) -> None:
     file = tmp_path / "glm.gguf"
-    make_gguf(tiny_model("glm4-moe")[0], file, "F32")
+    make_gguf(tiny_model("glm4-moe"), file, "F32")
 
     def longer(metadata: Metadata) -> None:
         metadata["glm4moe.block_count"] += 1

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from inference_api.errors import StartupError
 from inference_api.loading.gguf.files import read_gguf
 from inference_api.loading.options import EngineOptions
-from inference_api.settings import EMBEDDED_MODEL
-from lab.models.gguf_file import make_gguf
 from tests.inference_api.engine.checks import check_one
-from tests.inference_api.loading.gguf_copies import rewritten
+from tests.inference_api.loading.gguf_copies import rewritten, small_gguf
 
 
 def part_name(number: int, count: int) -> str:
@@ -84,9 +82,8 @@ def test_numbers_that_no_part_can_have_are_refused(index: int, count: int, tmp_p
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_model_that_was_merged_is_whole(count: int, tmp_path: Path) -> None:
     """llama.cpp leaves a count of 0 behind."""
-    make_gguf(EMBEDDED_MODEL, tmp_path / "sound.gguf", "Q8_0")
     file = rewritten(
-        tmp_path / "sound.gguf",
+        small_gguf(tmp_path),
         tmp_path / "merged.gguf",
         lambda metadata: metadata.update({"split.count": count}),
     )

@@ -20,14 +20,14 @@ from inference_api.loading.files import read_entries
 from inference_api.loading.layout import EMBEDDING, StoredTensor, is_exact, linear_weights
 from inference_api.loading.options import EngineOptions
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.conftest import TinyModel, make_runner
+from tests.inference_api.conftest import Tiny, make_runner
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.quantised_models import make_mxfp4
 from tests.inference_api.engine.steps import decode, prefill
+from tests.inference_api.engine.tiny_models import transformers_model
 from tests.inference_api.loading.test_gguf import logits
 from tests.inference_api.parameters import numbers_of, packed_parameters
 
-Tiny = Callable[[str], TinyModel]
 Tensors = dict[str, Tensor]
 WEIGHTS = "model.safetensors"
 EXPERTS = "model.layers.0.mlp.experts"
@@ -41,7 +41,7 @@ def changed_config(folder: Path, **values: Any) -> None:
 
 @pytest.fixture(scope="module")
 def models(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return make_mxfp4(tiny_model("gpt-oss")[0], tmp_path_factory.mktemp("mxfp4"))
+    return make_mxfp4(tiny_model("gpt-oss"), tmp_path_factory.mktemp("mxfp4"))
 
 
 def test_mxfp4_is_the_numbers_that_transformers_makes_of_it(models: tuple[Path, Path]) -> None:
@@ -83,13 +83,13 @@ def test_biases_and_sinks_are_whole_in_every_form(bits: Bits, models: tuple[Path
 def test_gates_are_clamped_as_by_transformers(
     engine: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    folder = Path(copytree(tiny_model("gpt-oss")[0], tmp_path / "model"))
+    folder = Path(copytree(tiny_model("gpt-oss"), tmp_path / "model"))
     changed_config(folder, swiglu_limit=0.7, swiglu_alpha=1.1)
     prompt = [5, 17, 250, 9]
     with torch.inference_mode():
         model = transformers.GptOssForCausalLM.from_pretrained(folder)
         expected = model(torch.tensor([prompt])).logits[0, -1]
-        free = tiny_model("gpt-oss")[1](torch.tensor([prompt])).logits[0, -1]
+        free = transformers_model("gpt-oss")(torch.tensor([prompt])).logits[0, -1]
         decoder = make_runner(folder, engine, "float32", 2).decoder
         prefill(decoder, 1, 0, prompt[:-1])
         [found] = decode(decoder, prompt[-1:], [1], [3])
@@ -187,7 +187,7 @@ def test_headers_on_the_hub_are_understood(
 
 def test_what_gguf_has_no_words_for_is_not_written(tiny_model: Tiny, tmp_path: Path) -> None:
     for change in ({"swiglu_limit": 6.0}, {"layer_types": ["full_attention"] * 2}):
-        copy = Path(copytree(tiny_model("gpt-oss")[0], tmp_path / next(iter(change))))
+        copy = Path(copytree(tiny_model("gpt-oss"), tmp_path / next(iter(change))))
         changed_config(copy, **change)
         with pytest.raises(ValueError, match=r"in GGUF gpt-oss has swiglu_limit=7\.0"):
             make_gguf(copy, tmp_path / "model.gguf", "F32")

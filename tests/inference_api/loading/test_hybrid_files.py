@@ -24,14 +24,13 @@ from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, place_own_pages
 from lab.models.gguf_file import make_gguf
 from lab.models.gguf_hybrids import write_hybrid_gguf
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.quantised_models import QUANTISED, describe, split
 from tests.inference_api.engine.tiny_models import CONTEXT, make_model, write_tokenizer
 
 PROMPT = [5, 17, 250, 9, 33, 4, 8, 21, 199]
 MATRIX_ROWS = 32  # of those that are quantised, at least
 DRAW = Draw(SamplingParams(temperature=0.0), (0,), ())
-Tiny = Callable[[str], TinyModel]
 
 
 def logits(model: Path, quantization: str = "none") -> Floats:
@@ -61,7 +60,7 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_gguf_file_gives_the_same_logits(name: str, tiny_model: Tiny, tmp_path: Path) -> None:
-    folder, _ = tiny_model(name)
+    folder = tiny_model(name)
     file = tmp_path / "model.gguf"
     make_gguf(folder, file, "F32")
     expected = logits(folder)
@@ -85,7 +84,7 @@ def test_quantised_files_are_their_numbers(
     name: str, form: str, sparse: Path, tiny_model: Tiny, tmp_path: Path
 ) -> None:
     description, draw = QUANTISED[form]
-    folder = tiny_model(name)[0] if name else sparse
+    folder = tiny_model(name) if name else sparse
     tensors = load_torch(folder / "model.safetensors")
     small = {name: each for name, each in tensors.items() if each.shape[0] < MATRIX_ROWS}
     stored, numbers = split({n: t for n, t in tensors.items() if n not in small}, draw)
@@ -142,13 +141,13 @@ def fused(tensors: dict[str, Any]) -> None:
 def test_text_part_of_a_model_that_sees_is_the_same(
     name: str, change: Callable[[dict[str, Any]], None], tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    folder, _ = tiny_model(name)
+    folder = tiny_model(name)
     assert np.array_equal(logits(composite(folder, tmp_path / "whole", change)), logits(folder))
 
 
 def test_a_dense_layer_of_kimi_linear_has_two_names(tiny_model: Tiny, tmp_path: Path) -> None:
     """That of published files, and that which transformers saves."""
-    folder, _ = tiny_model("kimi-linear")
+    folder = tiny_model("kimi-linear")
     tensors = load_file(folder / "model.safetensors")
     layer = "model.layers.0"
     renamed = {

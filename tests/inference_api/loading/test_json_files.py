@@ -12,10 +12,9 @@ from inference_api.errors import StartupError
 from inference_api.loading.json_files import MAX_JSON_BYTES
 from inference_api.loading.options import EngineOptions
 from inference_api.text.tokens import load_tokenizer
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.checks import check_one
 
-Tiny = Callable[[str], TinyModel]
 DEPTH = 100_000
 DEEP = '{"a":' * DEPTH + "1" + "}" * DEPTH
 SPARSE_BYTES = 3 * 1024**3
@@ -24,7 +23,7 @@ SPARSE_BYTES = 3 * 1024**3
 @pytest.fixture
 def folder(tiny_model: Tiny, tmp_path: Path) -> Path:
     """A copy to spoil, in which every file is read."""
-    made = Path(copytree(tiny_model("llama")[0], tmp_path / "model"))
+    made = Path(copytree(tiny_model("llama"), tmp_path / "model"))
     for name in ("config.json", "generation_config.json"):
         content = json.loads((made / name).read_text())
         content.pop("eos_token_id", None)

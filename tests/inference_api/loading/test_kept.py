@@ -30,28 +30,24 @@ from inference_api.loading.stacks import in_stack
 from inference_api.loading.weights import Packing, Parameters, load_parameters
 from inference_api.runner import RowStep, place_own_pages
 from lab.models.gguf_file import make_gguf
-from lab.models.random_model import SHAPES, make_random_model
-from tests.inference_api.conftest import TinyModel
+from lab.models.random_model import SHAPES
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.steps import ANY_DRAW
-from tests.inference_api.loading.gguf_copies import rewritten
+from tests.inference_api.loading.gguf_copies import rewritten, small_gguf
 from tests.inference_api.loading.test_gguf import stored_numbers
 from tests.inference_api.parameters import numbers_of
 from tests.inference_api.superblocks import drawn, with_superblocks
 
-Tiny = Callable[[str], TinyModel]
 OfKind = Callable[[str], Path]
 PROMPT = [5, 17, 250, 9, 33, 4]
-SHAPE = replace(SHAPES["tiny"], hidden=256, ffn=512)
+SHAPE = replace(SHAPES["tiny"], hidden=256, ffn=256)
 OPTIONS = EngineOptions(device="cpu", max_rows=1, max_seq_len=64, quantization="file")
 MATRICES = ("_q", "_k", "_v", "_output", "_gate", "_up", "_down", "token_embd", "output")
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plain")
-    make_random_model(SHAPE, folder / "model")
-    make_gguf(folder / "model", folder / "model.gguf", "Q8_0")
-    return folder / "model.gguf"
+    return small_gguf(tmp_path_factory.mktemp("plain"), SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +72,23 @@ def parameters(file: Path, quantization: str = "file") -> Parameters:
     return load_parameters([file], config, "float32", Packing(Kernels(1), 8))
 
 
-def logits(file: Path, quantization: str = "file", packed: PackedFolder | None = None) -> Tensor:
-    """Of the token after PROMPT."""
+def loaded(
+    file: Path, quantization: str = "file", packed: PackedFolder | None = None
+) -> KernelDecoder:
     runner = KernelRunner(file, replace(OPTIONS, quantization=quantization), packed=packed)
     runner.load()
     place_own_pages(runner)
-    return torch.from_numpy(runner.decoder.forward([prompt()]).logits.copy())
+    assert isinstance(runner.decoder, KernelDecoder)
+    return runner.decoder
+
+
+def logits(*given: Any) -> Tensor:
+    """Of the token after PROMPT, by what is `loaded`."""
+    return said(loaded(*given))
+
+
+def said(decoder: KernelDecoder) -> Tensor:
+    return torch.from_numpy(decoder.forward([prompt()]).logits.copy())
 
 
 def prompt() -> RowStep:
@@ -89,19 +96,15 @@ def prompt() -> RowStep:
 
 
 @pytest.mark.parametrize("kind", FILE_BITS)
-def test_matrices_stay_as_the_file_has_them(kind: str, all_of: OfKind) -> None:
-    file = all_of(kind)
-    packed = parameters(file).packed
-    for name, parts in linear_weights(config_of(file)).items():
-        assert packed[name].bits == FILE_BITS[kind]
-        assert np.array_equal(packed[name].unpack(), stored_numbers(file, parts))
-
-
-@pytest.mark.parametrize("kind", FILE_BITS)
-def test_answers_are_nearly_those_of_the_numbers_as_floats(kind: str, all_of: OfKind) -> None:
-    file = all_of(kind)
-    meant = logits(file, "none")
-    assert (logits(file) - meant).norm() < 0.05 * meant.norm()
+def test_matrices_stay_as_the_file_has_them_and_answers_are_nearly_those_of_floats(
+    kind: str, all_of: OfKind
+) -> None:
+    kept, floats = loaded(all_of(kind)), loaded(all_of(kind), "none")
+    for name in linear_weights(config_of(all_of(kind))):
+        assert kept._packed[name].bits == FILE_BITS[kind]
+        assert np.array_equal(kept._packed[name].unpack(), floats._packed[name].unpack())
+    meant = said(floats)
+    assert (said(kept) - meant).norm() < 0.05 * meant.norm()
 
 
 def with_factors(source: Path, target: Path, factor: NDArray[np.float32]) -> Path:
@@ -135,7 +138,7 @@ def test_matrices_have_their_factors(all_of: OfKind, tmp_path: Path) -> None:
 
 
 def test_experts_have_factors_of_their_own(tiny_model: Tiny, tmp_path: Path) -> None:
-    make_gguf(tiny_model("qwen3-moe")[0], tmp_path / "plain.gguf", "F32")
+    make_gguf(tiny_model("qwen3-moe"), tmp_path / "plain.gguf", "F32")
 
     def draw(tensors: dict[str, Any]) -> None:
         for name in [name for name in tensors if "_up_exps." in name or "_gate_exps." in name]:
@@ -184,8 +187,8 @@ def test_packed_files_hold_them(all_of: OfKind, tmp_path: Path) -> None:
     file = all_of("Q4_K")
     packed = PackedFolder(tmp_path / "packed")
     whole = logits(file)
-    assert torch.equal(logits(file, packed=packed), whole)
-    assert torch.equal(logits(file, packed=packed), whole)  # mapped this time
+    assert torch.equal(logits(file, "file", packed), whole)
+    assert torch.equal(logits(file, "file", packed), whole)  # mapped this time
     assert not torch.equal(logits(file, "int8", packed), whole)
 
 

@@ -30,13 +30,12 @@ from inference_api.loading.settling import settle
 from inference_api.loading.weights import Packing, load_parameters
 from inference_api.settings.model import ModelSettings
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.quantised_models import QUANTISED, make_quantised
 from tests.inference_api.loading.test_gguf import logits
 from tests.inference_api.parameters import numbers_of, packed_parameters
 
-Tiny = Callable[[str], TinyModel]
 Make = Callable[[str], tuple[Path, Path]]
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
 CPU = torch.device("cpu")
@@ -48,7 +47,7 @@ def quantised(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Mak
 
     @cache
     def make(name: str) -> tuple[Path, Path]:
-        return make_quantised(tiny_model("llama")[0], name, tmp_path_factory.mktemp(name))
+        return make_quantised(tiny_model("llama"), name, tmp_path_factory.mktemp(name))
 
     return make
 
@@ -132,7 +131,7 @@ def test_scales_of_float32_are_rounded_to_half(quantised: Make) -> None:
 def test_fused_and_interleaved_rows_are_brought_into_order(
     family: str, tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    folder, plain = make_quantised(tiny_model(family)[0], "packed-8-zeros", tmp_path)
+    folder, plain = make_quantised(tiny_model(family), "packed-8-zeros", tmp_path)
     assert torch.equal(logits(folder), logits(plain))
 
 

@@ -1,6 +1,5 @@
 """Experts that lie in one tensor serve the same numbers as single ones."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from inference_api.loading.checkpoint import load_config
 from inference_api.loading.files import read_header, shape_faults
 from inference_api.loading.stacks import singles
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.parameters import numbers_of
 
 WEIGHTS = "model.safetensors"
@@ -37,10 +36,8 @@ def stacked(folder: Path, target: Path) -> None:
     save_file(tensors, target / WEIGHTS, {"format": "pt"})
 
 
-def test_stacked_experts_are_the_single_ones(
-    tiny_model: Callable[[str], TinyModel], tmp_path: Path
-) -> None:
-    folder, _ = tiny_model("qwen3-moe")
+def test_stacked_experts_are_the_single_ones(tiny_model: Tiny, tmp_path: Path) -> None:
+    folder = tiny_model("qwen3-moe")
     stacked(folder, tmp_path)
     config = load_config(folder)
     assert shape_faults(read_header(tmp_path / WEIGHTS, config.tensor_names), config) == []

@@ -14,7 +14,7 @@ from inference_api.loading.checkpoint import load_config
 from inference_api.loading.files import read_headers
 from inference_api.loading.options import EngineOptions
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.checks import check_one
 from tests.inference_api.engine.tiny_models import EOS, write_tokenizer
 from tests.inference_api.parameters import numbers_of
@@ -37,9 +37,9 @@ def write_whole(text: Path, folder: Path, rename: Rename) -> None:
 
 @pytest.mark.parametrize("rename", RENAMES)
 def test_its_weights_are_those_of_the_text_model(
-    rename: Rename, tiny_model: Callable[[str], TinyModel], tmp_path: Path
+    rename: Rename, tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    text, _ = tiny_model("gemma3-capped")
+    text = tiny_model("gemma3-capped")
     write_whole(text, tmp_path, rename)
     assert check_one(str(tmp_path), EngineOptions(device="cpu", max_rows=1)) == []
     assert load_config(tmp_path) == replace(load_config(text), family="gemma3")

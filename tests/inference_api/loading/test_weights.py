@@ -1,7 +1,6 @@
 """Reading weights while somebody changes their files."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 
@@ -13,16 +12,14 @@ from inference_api.loading.checkpoint import load_config
 from inference_api.loading.files import weight_files
 from inference_api.loading.weights import Packing, load_parameters
 from lab.models.gguf_file import make_gguf
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.parameters import packed_parameters
-
-Tiny = Callable[[str], TinyModel]
 
 
 @pytest.fixture(params=["safetensors", "gguf"])
 def model(request: pytest.FixtureRequest, tiny_model: Tiny, tmp_path: Path) -> Path:
     """A copy to spoil."""
-    folder, _ = tiny_model("llama")
+    folder = tiny_model("llama")
     if request.param == "safetensors":
         return Path(copytree(folder, tmp_path / "model"))
     make_gguf(folder, tmp_path / "model.gguf", "F32")
@@ -46,7 +43,7 @@ def test_file_cut_short_while_it_is_read_is_refused_by_name(model: Path) -> None
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has none"
 )
 def test_packed_weights_are_in_huge_pages(tiny_model: Tiny) -> None:
-    folder, _ = tiny_model("llama")
+    folder = tiny_model("llama")
     for weight in packed_parameters(folder, 8).packed.values():
         assert "hg" in flags_of_memory_at(weight.blocks.ctypes.data)
 

@@ -1,7 +1,7 @@
 """What a rank is told that no rank 0 would tell."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -17,7 +17,7 @@ from inference_api.pipeline.ranks import RankSettings
 from inference_api.pipeline.ring import Ring
 from inference_api.pipeline.runner import PipelineRunner
 from inference_api.runner import RowStep
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.ports import free_port
 
 OPTIONS = EngineOptions(device="cpu", max_rows=2, max_seq_len=64)  # two pages of each row
@@ -83,7 +83,7 @@ def prompt_of(*rows: RowStep) -> Message:
     ids=lambda each: f"{each.kind.name} {each.numbers}" if isinstance(each, Message) else "",
 )
 def test_pages_that_are_not_there_are_refused(
-    message: Message, fault: str, tiny_model: Callable[[str], TinyModel]
+    message: Message, fault: str, tiny_model: Tiny
 ) -> None:
     placed = Message(Kind.PLACE, (0, 0, 0, 3))
-    assert re.match(fault, refused(tiny_model("llama")[0], [placed, message]))
+    assert re.match(fault, refused(tiny_model("llama"), [placed, message]))

@@ -1,6 +1,5 @@
 """What keeps ranks from serving a model together, and what rank 0 says of it."""
 
-from collections.abc import Callable
 from functools import partial
 from threading import Thread
 
@@ -18,12 +17,11 @@ from inference_api.preflight import check_start
 from inference_api.runner import RowStep, place_own_pages
 from inference_api.settings import Settings
 from inference_api.settings.model import EMBEDDED_MODEL
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.pipeline.rings import make_pipeline
 from tests.ports import free_port
 
 OPTIONS = EngineOptions(device="cpu", max_rows=2, max_seq_len=64)
-Tiny = Callable[[str], TinyModel]
 
 
 def test_equal_split_gives_the_first_ranks_more() -> None:
@@ -57,7 +55,7 @@ def test_rank_of_another_model_does_not_serve(tiny_model: Tiny) -> None:
     def work() -> None:
         ranks = RankSettings(rank=1, world_size=2, master_port=port)
         ring = Ring.join(ranks, 64, 60.0)
-        other = part_runners(tiny_model("qwen3")[0], OPTIONS, local_ranks=1)
+        other = part_runners(tiny_model("qwen3"), OPTIONS, local_ranks=1)
         try:
             RankWorker(ring, other).run()
         except StartupError as error:
@@ -66,7 +64,7 @@ def test_rank_of_another_model_does_not_serve(tiny_model: Tiny) -> None:
     thread = Thread(target=work)
     thread.start()
     runner = PipelineRunner(
-        part_runners(tiny_model("llama")[0], OPTIONS, local_ranks=1),
+        part_runners(tiny_model("llama"), OPTIONS, local_ranks=1),
         (1, 1),
         partial(Ring.join, RankSettings(rank=0, world_size=2, master_port=port), timeout_s=60.0),
     )
@@ -79,7 +77,7 @@ def test_rank_of_another_model_does_not_serve(tiny_model: Tiny) -> None:
 
 
 def test_silence_is_broken_in_time(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = make_pipeline(tiny_model("llama")[0], OPTIONS, (1, 1))
+    runner = make_pipeline(tiny_model("llama"), OPTIONS, (1, 1))
     runner.load()
     place_own_pages(runner)
     runner.step([RowStep(0, 0, [1, 2, 3])])

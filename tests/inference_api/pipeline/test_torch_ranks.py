@@ -22,7 +22,7 @@ from inference_api.pipeline.runner import PipelineRunner
 from inference_api.request import GenerationRequest, SamplingParams
 from inference_api.runner import Draw, RowResult, RowStep, place_own_pages
 from lab.device.launches import TritonRunner
-from tests.inference_api.conftest import TinyModel
+from tests.inference_api.conftest import Tiny
 from tests.inference_api.engine.steps import ANY_DRAW
 from tests.inference_api.engine.test_graphs import recorded
 from tests.inference_api.pipeline.rings import make_pipeline
@@ -94,9 +94,9 @@ def results(runner: CudaRunner, steps: Sequence[Sequence[RowStep]]) -> list[RowR
     ],
 )
 def test_parts_have_the_bits_of_all_layers(
-    name: str, quantization: str, kind: type[CudaRunner], tiny_model: Callable[[str], TinyModel]
+    name: str, quantization: str, kind: type[CudaRunner], tiny_model: Tiny
 ) -> None:
-    folder, options = tiny_model(name)[0], replace(OPTIONS, quantization=quantization)
+    folder, options = tiny_model(name), replace(OPTIONS, quantization=quantization)
     steps: Sequence[Sequence[RowStep]] = STEPS
     if kind is TritonRunner:  # whose interpreter takes seconds for more
         steps, options = (OF_ONE_TOKEN,), replace(options, max_rows=2, num_guesses=0)

@@ -154,6 +154,10 @@ class Decoding:
         return answers
 
 
+def one_by_one(decoding: Decoding, requests: Iterable[GenerationRequest]) -> list[Answer]:
+    return [answer for each in requests for answer in decoding.answers([each])]
+
+
 def request_of(
     prompt: Sequence[int],
     max_tokens: int,

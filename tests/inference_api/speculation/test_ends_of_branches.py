@@ -7,7 +7,7 @@ import pytest
 
 from inference_api.request import FinishReason, SamplingParams
 from inference_api.runner import RowResult, RowStep
-from tests.inference_api.speculation.decoding import Answer, Decoding, Model, request_of
+from tests.inference_api.speculation.decoding import Answer, Decoding, Model, one_by_one, request_of
 from tests.inference_api.speculation.sources import SOURCES, Known
 
 QUESTION = "What is the capital of Kenya?"
@@ -26,12 +26,13 @@ def plain(model: Model, *prompts: list[int], max_tokens: int = 100) -> list[Answ
     """What each is answered alone in single steps, a greedy and a sampled answer by turns."""
     stop = model.tokenizer.stop_token_ids
     ways = (SamplingParams(temperature=0.0), SAMPLED)
-    decoding = Decoding(model)
-    return [
-        answer
-        for number, prompt in enumerate(prompts)
-        for answer in decoding.answers([request_of(prompt, max_tokens, ways[number % 2], stop)])
-    ]
+    return one_by_one(
+        Decoding(model),
+        [
+            request_of(prompt, max_tokens, ways[number % 2], stop)
+            for number, prompt in enumerate(prompts)
+        ],
+    )
 
 
 @guessing
@@ -57,18 +58,19 @@ def test_max_tokens_inside_a_branch_cuts_the_answer(model: Model, source: str) -
 
 
 @guessing
-@pytest.mark.parametrize("room_tokens", [1, 2, 3, 5])
-def test_context_that_ends_inside_a_branch_ends_the_answer(
-    model: Model, source: str, room_tokens: int
-) -> None:
-    sentence = model.tokenizer.encode(SENTENCE)
-    num_tokens = model.runner.max_seq_len - room_tokens
-    prompt = (sentence * (num_tokens // len(sentence) + 1))[:num_tokens]
-    (expected,) = Decoding(model).answers([request_of(prompt, 100)])  # whatever the model would end
-    assert (len(expected.tokens), expected.finish_reason) == (room_tokens, FinishReason.LENGTH)
-    decoding = Decoding(model, SOURCES[source](model, Known([expected])))
-    (answer,) = decoding.answers([expected.request])
-    assert answer.said == expected.said
+def test_context_that_ends_inside_a_branch_ends_the_answer(model: Model, source: str) -> None:
+    """Prompts that leave room for so many tokens, one after the other: each goes on from a row that
+    holds most of it."""
+    sentence, rooms = model.tokenizer.encode(SENTENCE), (5, 3, 2, 1)
+    most = model.runner.max_seq_len
+    whole = sentence * (most // len(sentence) + 1)
+    asked = [request_of(whole[: most - room], 100) for room in rooms]  # whatever it would end
+    expected = one_by_one(Decoding(model), asked)
+    for answer, room in zip(expected, rooms, strict=True):
+        assert (len(answer.tokens), answer.finish_reason) == (room, FinishReason.LENGTH)
+    decoding = Decoding(model, SOURCES[source](model, Known(expected)))
+    answers = one_by_one(decoding, asked)
+    assert [each.said for each in answers] == [each.said for each in expected]
 
 
 @guessing

@@ -2,7 +2,7 @@
 alone, and among 31 others that come and go."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from itertools import cycle
 
@@ -10,13 +10,24 @@ import pytest
 
 from inference_api.request import GenerationRequest, SamplingParams
 from lab.models.default.evaluation import Trial, draw_trials
-from tests.inference_api.speculation.decoding import FORMS, Answer, Decoding, Model, request_of
+from tests.inference_api.speculation.decoding import (
+    Answer,
+    Decoding,
+    Model,
+    one_by_one,
+    request_of,
+)
 from tests.inference_api.speculation.sources import SOURCES, Known
 
 NUM_PROMPTS = 48  # more than there are rows
 NUM_ALONE = 8
 # The other sources are for what these guess seldom, and forms differ in their kernels alone.
 SERVED = {("int8", "medusa"), ("int8", "ngram")}
+PAIRS = [
+    *(("int8", source) for source in SOURCES),
+    *(("float32", "medusa"), ("float32", "random trees")),
+    *(("int4", "oracle"), ("int4", "adversary")),
+]
 TRIALS_SEED = 20261123
 LEAST_TOKENS, MOST_TOKENS = 8, 32
 SCORED = SamplingParams(temperature=0.0, num_logprobs=4)  # the adversary has to know
@@ -44,10 +55,6 @@ def questions(model: Model) -> list[GenerationRequest]:
     ]
 
 
-def one_by_one(decoding: Decoding, requests: Sequence[GenerationRequest]) -> list[Answer]:
-    return [answer for each in requests for answer in decoding.answers([each])]
-
-
 @pytest.fixture(scope="module")
 def plain(model_of: Callable[[str], Model]) -> Callable[[str], list[Answer]]:
     """What a form of the model says to each question alone, in single steps."""
@@ -59,8 +66,7 @@ def plain(model_of: Callable[[str], Model]) -> Callable[[str], list[Answer]]:
     return cache(answers)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "source"), PAIRS)
 def test_answers_are_those_of_single_steps_alone_and_among_31_others(
     model_of: Callable[[str], Model],
     plain: Callable[[str], list[Answer]],
