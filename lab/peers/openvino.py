@@ -3,7 +3,6 @@
 Runs in the environment that `install` made, on a model that its own exporter compressed.
 """
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,19 +10,19 @@ import numpy as np
 import openvino  # type: ignore[import-not-found]  # only in the peer's environment
 import openvino_genai  # type: ignore[import-not-found]
 
-from lab.peers.process import serve
+from lab.peers.process import main
 
 
 class OpenVino:
-    """One model and its cache; see `peer_loop.Engine`."""
+    """One model and its cache; see `process.Engine`."""
 
-    def __init__(self, folder: str, cache_gib: int, batch_tokens: int, threads: int) -> None:
+    def __init__(self, model: str, cache_gib: int, batch_tokens: int, threads: int) -> None:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = cache_gib
         scheduler.max_num_batched_tokens = batch_tokens
         scheduler.enable_prefix_caching = False
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            folder, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
+            model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
         )
         self._num_requests = 0
         self._running: dict[int, Any] = {}  # handles by user
@@ -50,23 +49,6 @@ class OpenVino:
         return num_new, finished
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--cache-gib", type=int, default=4)
-    parser.add_argument("--batch-tokens", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    about = {"version": openvino_genai.__version__, "system": openvino.__version__}
-    if arguments.model is None:
-        print(about["version"])
-        return
-    serve(lambda: _engine(arguments), about)
-
-
-def _engine(arguments: argparse.Namespace) -> OpenVino:
-    return OpenVino(arguments.model, arguments.cache_gib, arguments.batch_tokens, arguments.threads)
-
-
 if __name__ == "__main__":
-    main()
+    about = {"version": openvino_genai.__version__, "system": openvino.__version__}
+    main(about, OpenVino, cache_gib=4, batch_tokens=512, threads=1)

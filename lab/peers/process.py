@@ -6,6 +6,7 @@ The answer is a line `{"first_s": s, "seconds": s, "tokens": n}`, where `first_s
 first token of all. Between lines the process sleeps in a read.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -23,6 +24,20 @@ class Engine(Protocol):
 
     def step(self) -> tuple[int, list[int]]:
         """Compute once: how many new tokens there are, and the users whose answer is complete."""
+
+
+def main(about: dict[str, Any], make_engine: Callable[..., Engine], **options: Any) -> None:
+    """A peer's command: `MODEL` and `options` with their defaults are what makes its engine.
+    Without a model it says `about` itself."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?")
+    for name, default in options.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    given = vars(parser.parse_args())
+    if given["model"] is None:
+        print(f"{about['version']}; {about['system']}")
+        return
+    serve(lambda: make_engine(**given), about)
 
 
 def serve(make_engine: Callable[[], Engine], about: dict[str, Any]) -> None:

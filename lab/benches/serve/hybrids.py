@@ -1,6 +1,7 @@
-"""`make bench-hybrids`: models with recurrent layers beside llama.cpp, on the same Q8_0 files.
+"""`make bench-hybrids`: models with recurrent layers beside llama.cpp and its fork ik_llama.cpp, on
+the same Q8_0 files.
 
-The models have published shapes and random weights. Both answer the same loads in turn, A B A B,
+The models have published shapes and random weights. All answer the same loads in turn, A B A B,
 ours over HTTP. Tokens/s are all new tokens, prefill included, or a prompt's where one new token is
 asked for. Goals: 1.3 times llama.cpp with 8 and 32 users and in prefill, 1.1 times with one. Time
 it alone: nothing else may use the cores.
@@ -13,13 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarking.machine import describe_machine
-from inference_api.loading.hardware import physical_cores
 from lab.benches.serve.peers import LOADS, Contest, Load, installed
 from lab.kit.servers import exit_on_sigterm
 from lab.models.random_hybrid import SHAPES, make_random_hybrid
 from lab.peers import report
-from lab.peers.contest import Contestant, hearth, peer
-from lab.peers.install import LLAMA_CPP
+from lab.peers.contest import Contestant, gguf_peers, hearth
+from lab.peers.install import GGUF_READERS, IK_LLAMA_CPP, LLAMA_CPP, Recipe
 from lab.peers.models import MODELS, gguf_model
 
 TYPE = "Q8_0"
@@ -32,18 +32,21 @@ CONTESTS = (  # each with a context of its own
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument(
+        "--peers", nargs="*", choices=GGUF_READERS, default=[LLAMA_CPP.name, IK_LLAMA_CPP.name]
+    )
     parser.add_argument("--times", type=int, default=3, help="alternations")
     given = parser.parse_args()
     exit_on_sigterm()
     print(f"{describe_machine('gunicorn')}\n")
     left_out: dict[str, str] = {}
-    has_llama = bool(list(installed([LLAMA_CPP.name], left_out)))
+    recipes = list(installed(given.peers, left_out))
     lines = []
     for name in given.models:
         file = hybrid_file(name)
         for loads in CONTESTS:
             with TemporaryDirectory() as logs, ExitStack() as stack:
-                starts = _contestants(file, loads, has_llama, Path(logs))
+                starts = _contestants(file, loads, recipes, Path(logs))
                 contest = Contest(stack, starts, left_out)
                 for load in loads:
                     measured = contest.measure(load, given.times)
@@ -61,13 +64,11 @@ def hybrid_file(name: str) -> Path:
 
 
 def _contestants(
-    file: Path, loads: Sequence[Load], has_llama: bool, logs: Path
+    file: Path, loads: Sequence[Load], recipes: Sequence[Recipe], logs: Path
 ) -> Iterator[AbstractContextManager[Contestant]]:
     users = max(load.users for load in loads)
     context = max(load.prompt_tokens + load.max_tokens for load in loads)
     settings = {"SPECULATION": "off"}
     yield hearth(TYPE, file, users, context, logs / "ours", settings)
-    if has_llama:
-        sizes = ["--users", str(users), "--context", str(context)]
-        command = [str(file), *sizes, "--threads", str(physical_cores())]
-        yield peer(f"llama.cpp {TYPE}", LLAMA_CPP, lambda: command, logs / "llama.cpp")
+    sizes = ["--users", str(users), "--context", str(context)]
+    yield from gguf_peers(recipes, lambda: file, TYPE, sizes, logs)

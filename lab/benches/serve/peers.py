@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,7 +25,7 @@ from inference_api.kernels.packing import CACHE_DTYPES
 from inference_api.loading.hardware import physical_cores
 from lab.models.random_model import SHAPES
 from lab.peers import report as peer_report
-from lab.peers.contest import Contestant, PeerEnded, Prompts, Took, hearth, peer
+from lab.peers.contest import Contestant, PeerEnded, Prompts, Took, gguf_peers, hearth, peer
 from lab.peers.install import LLAMA_CPP, OPENVINO, RECIPES, VLLM, NotInstalled, Recipe, install
 from lab.peers.models import gguf_model, openvino_model, random_model
 from lab.peers.report import Cell, Measurement
@@ -82,20 +82,21 @@ def main() -> None:
         return
     print(describe_machine("torch", "gunicorn"))
     left_out: dict[str, str] = {}
+    llama = replace(LLAMA_CPP, arguments=tuple(arguments.llama_options.split()))
     recipes = list(installed(arguments.peers, left_out))
+    recipes = [llama if each is LLAMA_CPP else each for each in recipes]
     loads = [LOADS[name] for name in arguments.loads]
     # Ends by SIGTERM as by Ctrl-C: the servers that were started end too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    for model in arguments.models:
-        for quantization in arguments.quantizations:
-            with TemporaryDirectory() as logs, ExitStack() as stack:
-                starts = _contestants(model, quantization, recipes, loads, Path(logs), arguments)
-                contest = Contest(stack, starts, left_out)
-                for load in loads:
-                    times = 1 if load.name == LOADS["long"].name else arguments.times
-                    cell = Cell(model, _form(quantization, arguments), load.name)
-                    measured = contest.measure(load, times)
-                    print(peer_report.keep(cell, describe_machine("torch"), measured), flush=True)
+    for name, form, model in _models(arguments):
+        with TemporaryDirectory() as logs, ExitStack() as stack:
+            starts = _contestants(model, form, recipes, loads, Path(logs), arguments)
+            contest = Contest(stack, starts, left_out)
+            for load in loads:
+                times = 1 if load.name == LOADS["long"].name else arguments.times
+                cell = Cell(name, _form(form, arguments), load.name)
+                measured = contest.measure(load, times)
+                print(peer_report.keep(cell, describe_machine("torch"), measured), flush=True)
     print(peer_report.table())
 
 
@@ -103,6 +104,12 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure our server beside the best public ones.")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--quantizations", nargs="+", choices=FORMS, default=list(GGUF_TYPES))
+    parser.add_argument(
+        "--files",
+        nargs="+",
+        type=Path,
+        help="NAME.TYPE.gguf in place of models; nobody drafts for them",
+    )
     parser.add_argument(
         "--loads",
         nargs="+",
@@ -133,9 +140,19 @@ def installed(names: Sequence[str], left_out: dict[str, str]) -> Iterator[Recipe
             print(f"{name} is left out, {left_out[name]}", flush=True)
 
 
+def _models(arguments: argparse.Namespace) -> Iterator[tuple[str, str, Path]]:
+    """Name and form of weights, and the file or the folder."""
+    for file in arguments.files or ():
+        name, _, form = file.stem.rpartition(".")
+        yield name, form, file.absolute()
+    for name in arguments.models if arguments.files is None else ():
+        for form in arguments.quantizations:
+            yield name, form, random_model(name)
+
+
 def _contestants(
-    model: str,
-    quantization: str,
+    model: Path,
+    form: str,
     recipes: Sequence[Recipe],
     loads: Sequence[Load],
     logs: Path,
@@ -144,36 +161,30 @@ def _contestants(
     users = max(load.users for load in loads)
     longest = max(load.prompt_tokens + load.max_tokens for load in loads)
     context = -(-longest // 64) * 64
-    threads = str(physical_cores())
-    sizes = ("--users", str(users), "--context", str(context))
-    folder = random_model(model)
-    size = (folder, users, context)
-    settings, gguf_type = FORMS[quantization]
+    options = ("--users", str(users), "--context", str(context))
+    settings, gguf_type = FORMS.get(form, ({"SPECULATION": "off"}, form))
     ours = {**settings, "KV_CACHE_DTYPE": arguments.kv_cache_dtype}
-    yield hearth(_form(quantization, arguments), *size, logs / "ours", ours)
-    if LLAMA_CPP in recipes:
-        flags = [*sizes, "--threads", threads, *arguments.llama_options.split()]
+    yield hearth(_form(form, arguments), model, users, context, logs / "ours", ours)
+
+    def file() -> Path:
+        return gguf_model(model, gguf_type) if model.is_dir() else model
+
+    yield from gguf_peers(recipes, file, gguf_type, options, logs)
+    if OPENVINO in recipes and form in GGUF_TYPES:
         yield peer(
-            f"llama.cpp {gguf_type}",
-            LLAMA_CPP,
-            lambda: [str(gguf_model(folder, gguf_type)), *flags],
-            logs / "llama.cpp",
-        )
-    if OPENVINO in recipes and quantization != BFLOAT16:  # it has no such weights
-        yield peer(
-            f"OpenVINO {quantization}",
+            f"OpenVINO {form}",
             OPENVINO,
-            lambda: [str(openvino_model(folder, quantization)), "--threads", threads],
+            lambda: [str(openvino_model(model, form)), "--threads", str(physical_cores())],
             logs / "openvino",
         )
-    if VLLM in recipes:
-        yield peer("vLLM bfloat16", VLLM, lambda: [str(folder), *sizes], logs / "vllm")
+    if VLLM in recipes and model.is_dir():
+        yield peer("vLLM bfloat16", VLLM, lambda: [str(model), *options], logs / "vllm")
 
 
-def _form(quantization: str, arguments: argparse.Namespace) -> str:
+def _form(form: str, arguments: argparse.Namespace) -> str:
     """Our weights' type and, where it is not the default for them, our KV cache's."""
     cache = arguments.kv_cache_dtype
-    return quantization if cache == "auto" else f"{quantization}, KV cache {cache}"
+    return form if cache == "auto" else f"{form}, KV cache {cache}"
 
 
 class Contest:

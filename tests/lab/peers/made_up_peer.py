@@ -4,12 +4,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from lab.peers.process import serve
+from lab.peers.process import main
 
 
 class OneTokenAStep:
-    def __init__(self, loads_left: int) -> None:
-        self._loads_left = loads_left
+    def __init__(self, model: str, most_loads: int) -> None:
+        if model == "at its start":
+            sys.exit("ValueError: too little memory to start\n[W] a library's last word")
+        self._loads_left = 1 if model == "at its second load" else most_loads
         self._left: dict[int, int] = {}
 
     def add(self, user: int, prompt: Sequence[int], max_tokens: int) -> None:
@@ -29,9 +31,5 @@ class OneTokenAStep:
 
 
 if __name__ == "__main__":
-    [ending] = sys.argv[1:]
     tempfile.mkdtemp()  # and never removes it
-    if ending == "at its start":
-        sys.exit("ValueError: too little memory to start\n[W] a library's last word")
-    loads = 1 if ending == "at its second load" else 100
-    serve(lambda: OneTokenAStep(loads), {"version": "1.0", "system": "made up"})
+    main({"version": "1.0", "system": "made up"}, OneTokenAStep, most_loads=100)

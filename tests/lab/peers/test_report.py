@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from inference_api.settings import EMBEDDED_MODEL
+from inference_api.text.tokens import load_tokenizer
 from lab.benches.engine import quality as bench_quality
 from lab.benches.serve.peers import LOADS
+from lab.models.random_model import byte_tokenizer
 from lab.peers import report as peer_report
+from lab.peers.mistral_rs import text_of
 from lab.peers.process import run
 from lab.peers.report import Cell, Measurement
 
@@ -66,6 +71,20 @@ def test_results_gather_and_are_shown(tmp_path: Path, monkeypatch: pytest.Monkey
     assert text.count("other Q8_0") == 2
     assert "other: 1.0; AVX" in text
     assert peer_report.chart().count("<rect") == 4
+
+
+@pytest.mark.parametrize("name", ["bytes", "words"])
+def test_a_prompt_for_mistral_rs_has_the_tokens_of_the_others(name: str) -> None:
+    words = load_tokenizer(EMBEDDED_MODEL, frozenset())
+    tokenizer: Any = words if name == "words" else byte_tokenizer(vocab_size=300)
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text))
+
+    [first], [other] = LOADS["8"].prompts(0)[:2]
+    texts = [text_of(prompt, count) for prompt in (first, other)]
+    assert [count(text) for text in texts] == [len(first), len(other)]
+    assert texts[0] != texts[1]
 
 
 def test_windows_hold_every_token_once_after_bos() -> None:

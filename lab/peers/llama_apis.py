@@ -1,0 +1,73 @@
+"""What llama.cpp and its fork ik_llama.cpp do each in its own way; the rest of their C API is one.
+
+Runs in the environment of either, which has only one of them.
+"""
+
+import ctypes
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+CACHE_TYPES = {"F16": 1, "Q8_0": 8}  # by ggml's numbers
+LOG_ERROR = 4  # ggml's level
+
+
+class LlamaApi:
+    """The functions as `llama-cpp-python` declares them."""
+
+    package, module = "llama-cpp-python", "llama_cpp"
+    feature = "LLAMAFILE = 1"  # of a build with fast matrix products
+
+    def __init__(self) -> None:
+        self.version = version(self.package)
+        self.c: Any = import_module(self.module)
+        self.errors: list[str] = []
+        signature = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+        self._log = signature(self._keep_errors)  # the library keeps no reference
+
+    def silence(self) -> None:
+        """Loading says hundreds of lines."""
+        self.c.llama_log_set(self._log, None)
+
+    def _keep_errors(self, level: int, text: bytes, data: int | None) -> None:
+        if level == LOG_ERROR:
+            self.errors.append(text.decode(errors="replace").strip())
+
+    def arrange(self, model_params: Any, params: Any, flash: bool, unified: bool) -> None:
+        """Say how weights and cache lie, and what attends."""
+        params.flash_attn_type, params.kv_unified, params.no_perf = int(flash), unified, True
+
+    def forget(self, context: int, user: int) -> None:
+        self.c.llama_memory_seq_rm(self.c.llama_get_memory(context), user, -1, -1)
+
+
+class IkLlamaApi(LlamaApi):
+    """The functions as `ik-llama-cpp-python` declares them, with those that its own loop does not
+    call. Fused operations are its defaults; weights are repacked as they are loaded (its `-rtr`).
+    It has one cache for all users, of which flash attention skips what the last row of a block does
+    not see, though others may: it is for one user (github.com/ikawrakow/ik_llama.cpp, issue 809).
+    """
+
+    package, module = "ik-llama-cpp-python", "ik_llama_cpp._ctypes_api"
+    feature = "AVX2 = 1"
+
+    def __init__(self) -> None:
+        super().__init__()
+        library = self.c._lib
+        self.c.llama_log_set = library.llama_log_set
+        self.c.llama_print_system_info = library.llama_print_system_info
+        self.c.llama_print_system_info.restype = ctypes.c_char_p
+
+    def arrange(self, model_params: Any, params: Any, flash: bool, unified: bool) -> None:
+        model_params.repack_tensors = True
+        params.flash_attn = flash and params.n_seq_max == 1
+
+    def forget(self, context: int, user: int) -> None:
+        self.c._lib.llama_kv_cache_seq_rm(ctypes.c_void_p(context), user, -1, -1)
+
+
+def installed_api() -> LlamaApi:
+    try:
+        return LlamaApi()
+    except PackageNotFoundError:
+        return IkLlamaApi()
