@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from common.faults import capped
+
 
 class BenchmarkError(Exception):
     """Base of the tree. `str(error)` is the message for the user."""
@@ -10,7 +12,7 @@ class BenchmarkError(Exception):
 
 class InvalidConfig(BenchmarkError):
     def __init__(self, source: object, faults: Sequence[str]) -> None:
-        super().__init__(f"{source}:\n" + "\n".join(f"  - {fault}" for fault in faults))
+        super().__init__(f"{source}:\n" + "\n".join(f"  - {fault}" for fault in capped(faults)))
         self.faults = tuple(faults)
 
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from benchmarking.errors import InvalidResults
 from benchmarking.records import RequestRecord, Run
-from common.files import write_whole
+from common.files import append_whole, write_whole
 
 RUN_FILE = "run.json"
 RAW_FILE = "raw.jsonl"
@@ -27,8 +27,8 @@ def write_run(folder: Path, run: Run) -> None:
 
 def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
     """Add to `raw.jsonl`, so that a row is kept whatever happens to the next."""
-    with (folder / RAW_FILE).open("ab") as file:
-        file.writelines(_RECORD.dump_json(record) + b"\n" for record in records)
+    lines = [_RECORD.dump_json(record) + b"\n" for record in records]
+    append_whole(folder / RAW_FILE, b"".join(lines))
 
 
 def read_run(folder: Path) -> Run:

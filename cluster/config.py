@@ -17,6 +17,7 @@ from cluster.replicas import Recipes
 from cluster.server_keys import Name, Seconds, ServerKeys
 from cluster.system import SystemDocument, read_system
 from common.faults import capped, shown
+from common.files import read_bounded
 from common.key_files import Keys, KeysFaulty, float_of, parse_keys
 from common.origins import HOST
 from common.paths import UserPath
@@ -252,10 +253,6 @@ def _bytes_of(path: Path, max_bytes: int) -> bytes:
     try:
         if not path.is_file():
             _refuse([f"{path} is not a file; correct the path."])
-        with path.open("rb") as stream:
-            content = stream.read(max_bytes + 1)
+        return read_bounded(path, max_bytes)
     except (OSError, ValueError) as error:  # a NUL in the path
-        _refuse([f"{path} cannot be read ({error}); correct the path."])
-    if len(content) > max_bytes:
-        _refuse([f"{path} has more than {max_bytes} bytes; shorten it."])
-    return content
+        _refuse([f"{path} cannot be read ({error}); correct it."])

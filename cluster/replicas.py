@@ -7,6 +7,8 @@ from enum import StrEnum
 from cluster.engines import HEARTH, Engine, filled
 from cluster.errors import ConfigFaulty
 
+LEAST_RESOURCES = {"CPU": 1.0}  # where an accelerator names none
+
 
 class ReplicaState(StrEnum):
     STARTING = "starting"
@@ -72,7 +74,7 @@ class Recipes:
         engine = self.engine(group.server)
         model = settings.get("MODEL", "")
         command = filled(engine.command, model=model, rows=group.user_rows)
-        resources = self.resources[group.accelerator]
+        resources = self.resources[group.accelerator] or LEAST_RESOURCES
         return Recipe(settings, resources, replace(engine, command=command))
 
 

@@ -5,6 +5,7 @@ be in any case, as in the optimizer. Immutable.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from cluster.errors import ConfigFaulty
 
 Json = dict[str, Any]
 
+MAX_LOAD = 1e15
 MAX_CENTS_PER_HOUR = 1e9  # the proxy's bound, above which it refuses its whole file
 
 # The keys that are read here, in the spelling that is used.
@@ -57,7 +59,8 @@ class SystemDocument:
         unit_cost = self.accelerators.get(accelerator, {}).get("cost")
         count = perf.get("accCount") or 1
         if isinstance(unit_cost, int | float) and isinstance(count, int | float):
-            return max(0.0, min(float(unit_cost * count), MAX_CENTS_PER_HOUR))
+            bounded = [max(0.0, min(each, MAX_CENTS_PER_HOUR)) for each in (unit_cost, count)]
+            return min(math.prod(bounded), MAX_CENTS_PER_HOUR)
         return 0.0
 
     def answer_tokens(self, server: str) -> float:
@@ -69,7 +72,7 @@ def read_system(content: bytes) -> SystemDocument:
     """Returns the document in this content. Raises ConfigFaulty."""
     try:
         parts = _with_known_keys(json.loads(content))["system"]
-        return SystemDocument(
+        document = SystemDocument(
             parts,
             _by_name(parts, "serverData", "servers"),
             _by_name(parts, "acceleratorData", "accelerators"),
@@ -79,11 +82,22 @@ def read_system(content: bytes) -> SystemDocument:
                 for each in _listed(parts, "modelData", "models")
             },
         )
+        for name in document.servers:
+            _check_load(name, document.load(name))
+        return document
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigFaulty(
             f"  - system: the file is not a document for POST /optimizeOne ({error!r:.200}); "
             "docs/optimizer.md has an example."
         ) from None
+
+
+def _check_load(server: str, load: Json) -> None:
+    """Raises ValueError. The optimizer holds servers with unknown loads; here one is expected."""
+    for key in ("arrivalRate", "avgInTokens", "avgOutTokens"):
+        value = load.get(key) or 0
+        if not isinstance(value, int | float) or not 0 <= value <= MAX_LOAD:
+            raise ValueError(f"{key} of {server} is {value!r:.40}; give 0 to {MAX_LOAD:g}")
 
 
 def _listed(parts: Json, group: str, kind: str) -> list[Json]:

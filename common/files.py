@@ -1,4 +1,5 @@
-"""Writes files atomically: a file is complete or absent, whenever this process is killed.
+"""Reads and writes files within bounds, and atomically: a file is complete or absent, whenever this
+process is killed.
 
 A file is written next to its place and moved there. A killed process leaves at most a draft.
 """
@@ -46,6 +47,28 @@ def whole_file(
             sync(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def append_whole(path: Path, content: bytes, mode: int = ANYBODY) -> None:
+    """Append to a file, or leave it as it was. One process at a time. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+    with open(descriptor, "wb", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            while content:  # a disk that fills up takes a part, and refuses the rest
+                content = content[file.write(content) :]
+        except BaseException:
+            file.truncate(size)
+            raise
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Returns a file's content. Raises OSError, and ValueError if it has more bytes."""
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes} bytes; shorten it")
+    return content
 
 
 def sync(path: Path) -> None:

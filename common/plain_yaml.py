@@ -36,6 +36,17 @@ def read_yaml(text: str, max_nodes: int = MAX_NODES) -> tuple[Any, list[str]]:
         raise UnusableYaml(str(error)) from None
 
 
+def plain_value(text: str, max_nodes: int = MAX_NODES) -> Any:
+    """Returns the value, in which each key is there once. Raises ValueError."""
+    try:
+        value, doubled = read_yaml(text, max_nodes)
+    except UnusableYaml as error:
+        raise ValueError(f"no plain YAML: {error}") from None
+    if doubled:
+        raise ValueError("; ".join(doubled))
+    return value
+
+
 class _Loader(yaml.SafeLoader):
     """`doubled`: what `read_yaml` returns beside the value."""
 

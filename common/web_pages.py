@@ -107,7 +107,7 @@ def register_page_check(app: Flask, rules: PageRules) -> None:
         elif (
             rules.needs_json
             and request.blueprint not in rules.open_to_origins
-            and _has_body(request)
+            and (request.content_length or "Transfer-Encoding" in request.headers)
             and not request.is_json
         ):
             raise NotJson(request.mimetype)
@@ -170,7 +170,3 @@ def _is_browser(asked: Request) -> bool:
     headers = asked.headers
     agent = headers.get("User-Agent", "")
     return "Sec-Fetch-Site" in headers or "Origin" in headers or agent.startswith("Mozilla/")
-
-
-def _has_body(asked: Request) -> bool:
-    return bool(asked.content_length) or "Transfer-Encoding" in asked.headers

@@ -81,14 +81,6 @@ class Solution(JsonObject):
 
 
 @dataclass(frozen=True, slots=True)
-class CardUse:
-    card_type: str
-    count: int
-    limit: int
-    cost: float
-
-
-@dataclass(frozen=True, slots=True)
 class Allocation:
     """The allocation of one server: one part, or several of a heterogeneous solution."""
 
@@ -184,7 +176,7 @@ class Answer:
     solver: str
     notes: tuple[str, ...]
     gap: float | None
-    card_use: tuple[CardUse, ...]
+    card_use: list[TypeUse]
 
     @property
     def total_cost(self) -> float:
@@ -215,10 +207,7 @@ class Answer:
             "gap": gap,
             "totalCost": shortest(self.total_cost),
             "totalPowerWatts": shortest(sum(sum(a.powers_w) for a in self.allocations.values())),
-            "allocationByType": [
-                {"type": u.card_type, "count": u.count, "limit": u.limit, "cost": shortest(u.cost)}
-                for u in self.card_use
-            ],
+            "allocationByType": self.card_use,
         }
 
     def _changes(self, desired: Mapping[str, AllocationData]) -> dict[str, ChangeAnswer]:

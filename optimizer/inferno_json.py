@@ -26,6 +26,7 @@ from typing_extensions import TypedDict  # pydantic describes typing's from Pyth
 from common.faults import MAX_FAULTS
 from optimizer.errors import Fault, InvalidRequest
 
+MAX_ENTRIES = 100_000  # in a list or object; each may be a fault, which takes a kilobyte
 MAX_KEY_CHARACTERS = 100  # characters of a key that a fault's path repeats
 
 
@@ -69,6 +70,12 @@ class Body(BaseModel):
             return {}
         if not isinstance(value, dict):
             return value
+        for key, entry in [("its keys", value), *value.items()]:
+            if isinstance(entry, list | dict) and len(entry) > MAX_ENTRIES:
+                raise ValueError(
+                    f"{key[:MAX_KEY_CHARACTERS]} has {len(entry)} entries; give {MAX_ENTRIES} or "
+                    "fewer"
+                )
         names = cls._names_by_lower
         given = {key: entry for key, entry in value.items() if entry is not None}
         if info.context in (Reading.RECORD, Reading.REFERENCE):
@@ -105,6 +112,8 @@ def read(model: type[BodyT], value: object, reading: Reading = Reading.OURS) -> 
     try:
         return model.model_validate(value, context=reading)
     except ValidationError as error:
+        if (count := error.error_count()) > MAX_ENTRIES:
+            raise InvalidRequest([Fault("", f"{count} faults; send fewer entries")]) from None
         details = error.errors(include_url=False, include_context=False, include_input=False)
         faults = [
             Fault(

@@ -9,7 +9,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -18,6 +18,7 @@ from optimizer.spec import AllocationData
 from optimizer.state import SystemState
 
 PREFIXES = ("inferno", "wva")
+VARIANT_LABELS = ("variant_name", "namespace", "accelerator_type")
 MAX_REMEMBERED = 10_000  # remembered pairs of server and accelerator that once had replicas
 
 # A server's name may contain its namespace, a DNS label.
@@ -37,45 +38,37 @@ class _Replicas:
         return None if self.desired is None else self.desired / (self.current or 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Gauge:
-    name: str
-    help: str
-    value: Callable[[_Replicas], float | None]
-    labels: tuple[str, ...] = ("variant_name", "namespace", "accelerator_type")
-
-    def family(self, prefix: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"{prefix}_{self.name}", self.help, labels=self.labels)
-
-    def filled(
-        self, prefix: str, replicas: Iterable[tuple[Labels, _Replicas]]
-    ) -> GaugeMetricFamily:
-        family = self.family(prefix)
-        for labels, found in replicas:
-            if (value := self.value(found)) is not None:
-                family.add_metric(labels, value)
-        return family
-
-
-_DESIRED = _Gauge(
-    "desired_replicas",
-    "Replicas that the last solve wants a server to have on an accelerator.",
-    lambda replicas: replicas.desired,
-)
-_GAUGES = (
-    _DESIRED,
-    _Gauge(
-        "current_replicas",
+_Labelled = Iterable[tuple[Labels, _Replicas]]
+_GAUGES: Mapping[str, tuple[str, Callable[[_Replicas], float | None]]] = {
+    "desired_replicas": (
+        "Replicas that the last solve wants a server to have on an accelerator.",
+        lambda replicas: replicas.desired,
+    ),
+    "current_replicas": (
         "Replicas that a server runs on an accelerator.",
         lambda replicas: replicas.current,
     ),
-    _Gauge(
-        "desired_ratio",
+    "desired_ratio": (
         "Desired by current replicas; the desired ones where none run.",
         lambda replicas: replicas.ratio,
     ),
-)
-_OURS = replace(_DESIRED, labels=("server", "accelerator"))
+}
+
+
+def _family(prefix: str, name: str, labels: Labels, replicas: _Labelled) -> GaugeMetricFamily:
+    text, value = _GAUGES[name]
+    family = GaugeMetricFamily(f"{prefix}_{name}", text, labels=labels)
+    for each, found in replicas:
+        if (figure := value(found)) is not None:
+            family.add_metric(each, figure)
+    return family
+
+
+def _families(own: _Labelled, variants: _Labelled) -> Iterator[GaugeMetricFamily]:
+    yield _family("optimizer", "desired_replicas", ("server", "accelerator"), own)
+    for prefix in PREFIXES:
+        for name in _GAUGES:
+            yield _family(prefix, name, VARIANT_LABELS, variants)
 
 
 class ReplicaGauges(Collector):
@@ -96,16 +89,12 @@ class ReplicaGauges(Collector):
             (server, accelerator): _Replicas(0, 0 if _is_decided(state, server) else None)
             for server, accelerator in self._remember(replicas)
         }
-        yield _OURS.filled("optimizer", replicas.items())
         variants = {self._variant(*pair): found for pair, found in replicas.items()}
-        for prefix in PREFIXES:
-            for gauge in _GAUGES:
-                yield gauge.filled(prefix, variants.items())
+        yield from _families(replicas.items(), variants.items())
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Returns names only, so that registering does not scrape."""
-        theirs = [gauge.family(prefix) for prefix in PREFIXES for gauge in _GAUGES]
-        return [_OURS.family("optimizer"), *theirs]
+        return _families((), ())
 
     def _remember(self, replicas: Mapping[Pair, _Replicas]) -> list[Pair]:
         """Record the published pairs. Returns earlier pairs that are no longer among them."""

@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from optimizer.answer import Allocation, Answer, CardUse
+from optimizer.answer import Allocation, Answer, TypeUse, shortest
 from optimizer.candidates.allocation import Offers, offers
 from optimizer.candidates.replicas import SizingCache
 from optimizer.model.queueing import Performance
@@ -153,7 +153,7 @@ def _at_load(candidate: Candidate, found: Performance, row: int) -> Candidate:
     )
 
 
-def _card_use(system: System, allocations: Iterable[Allocation]) -> tuple[CardUse, ...]:
+def _card_use(system: System, allocations: Iterable[Allocation]) -> list[TypeUse]:
     """Returns cards and cost by type, for every type that is used or limited."""
     cards: dict[str, int] = dict.fromkeys(system.capacities, 0)
     cost: dict[str, float] = dict.fromkeys(system.capacities, 0.0)
@@ -163,7 +163,12 @@ def _card_use(system: System, allocations: Iterable[Allocation]) -> tuple[CardUs
                 card_type = part.candidate.card_type
                 cards[card_type] = cards.get(card_type, 0) + part.cards
                 cost[card_type] = cost.get(card_type, 0.0) + part_cost
-    return tuple(
-        CardUse(card_type, count, system.capacities.get(card_type, 0), cost[card_type])
+    return [
+        {
+            "type": card_type,
+            "count": count,
+            "limit": system.capacities.get(card_type, 0),
+            "cost": shortest(cost[card_type]),
+        }
         for card_type, count in sorted(cards.items())
-    )
+    ]

@@ -11,14 +11,15 @@ from typing import Any
 
 import click
 import numpy as np
-import yaml
 
+from common.files import read_bounded
+from common.plain_yaml import plain_value
 from optimizer.candidates.replicas import SizingCache
 from optimizer.catalogue.facts import Precision, shipped_facts
-from optimizer.errors import Fault, InvalidRequest
+from optimizer.errors import InvalidRequest
 from optimizer.inferno_json import encode, read
 from optimizer.questions.how_many import Choice, HowMany, HowManyQuery, Range, how_many
-from optimizer.questions.trace import Floats, Peak, read_trace
+from optimizer.questions.trace import Floats, Peak, file_fault, read_trace
 
 MOST_BYTES = 2**20  # largest file that is read
 LONG_MS = 10_000
@@ -168,11 +169,11 @@ def _prices(path: Path) -> dict[str, float]:
     if not isinstance(value, dict) or not all(
         isinstance(price, int | float) and not isinstance(price, bool) for price in value.values()
     ):
-        raise _fault(path, "give dollars per card and hour by accelerator, such as `h100: 2.5`")
+        raise file_fault(path, "give dollars per card and hour by accelerator, such as `h100: 2.5`")
     try:
         return {str(name): 100.0 * price for name, price in value.items()}
     except OverflowError as error:
-        raise _fault(path, str(error)) from error
+        raise file_fault(path, str(error)) from error
 
 
 def _measured(path: Path, model: str, accelerators: Sequence[str]) -> Iterable[Any]:
@@ -182,11 +183,11 @@ def _measured(path: Path, model: str, accelerators: Sequence[str]) -> Iterable[A
         return list(value["models"])
     said = _step_costs(value)
     if said is None:
-        raise _fault(
+        raise file_fault(
             path, "it has neither `models`, as perf.json has, nor `decode_ms`, as GET /speed"
         )
     if len(accelerators) != 1:
-        raise _fault(path, "step costs do not say of what: name it with one --accelerator")
+        raise file_fault(path, "step costs do not say of what: name it with one --accelerator")
     return [{"name": model, "acc": accelerators[0], "serviceCurve": _curve(path, said)}]
 
 
@@ -207,7 +208,7 @@ def _curve(path: Path, said: dict[str, Any]) -> dict[str, Any]:
         decode = sorted(points["decode_ms"].items())
         rising = np.maximum.accumulate([ms for _, (ms, _) in decode]).tolist()
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _fault(
+        raise file_fault(
             path, f"step costs are lists of [rows, ms, standard error]: {error}"
         ) from error
     return {
@@ -224,16 +225,12 @@ def _curve(path: Path, said: dict[str, Any]) -> dict[str, Any]:
 
 def _content(path: Path) -> Any:
     try:
-        raw = path.read_bytes()
-        if len(raw) > MOST_BYTES:
-            raise _fault(path, f"{len(raw)} bytes; {MOST_BYTES} are read")
-        return json.loads(raw) if path.suffix == ".json" else yaml.safe_load(raw)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise _fault(path, str(error)) from error
-
-
-def _fault(path: Path, message: str) -> InvalidRequest:
-    return InvalidRequest([Fault(str(path), message)])
+        raw = read_bounded(path, MOST_BYTES)
+        if path.suffix == ".json":
+            return json.loads(raw)
+        return plain_value(raw.decode("utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise file_fault(path, str(error)) from error
 
 
 def lines(answer: HowMany) -> Iterable[str]:
@@ -273,7 +270,7 @@ def _row(choice: Choice) -> tuple[str, ...]:
         choice["accelerator"] + per_replica,
         _with_range(choice["numReplicas"], choice["replicasRange"], "{:.0f}"),
         str(choice["cards"]),
-        _with_range(choice["cost"] / 100, _dollars(choice["costRange"]), "{:.2f}"),
+        _with_range(choice["cost"], choice["costRange"], "{:.2f}", 100),
         f"{choice['utilization']:.0%}",
         _with_range(choice["ttftAverage"], choice["ttftRange"], "{:.0f}"),
         _with_range(choice["itlAverage"], choice["itlRange"], "{:.1f}"),
@@ -286,17 +283,12 @@ def _gb(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:.3g}"
 
 
-def _dollars(cents: Range) -> Range:
-    return {
-        "low": cents["low"] / 100,
-        "high": None if cents["high"] is None else cents["high"] / 100,
-    }
-
-
-def _with_range(value: float, bounds: Range, form: str) -> str:
-    low, high = form.format(bounds["low"]), bounds["high"]
-    upper = "over" if high is None or high > max(LONG_MS, value) else form.format(high)
-    text = form.format(value)
+def _with_range(value: float, bounds: Range, form: str, unit: float = 1) -> str:
+    low, high = form.format(bounds["low"] / unit), bounds["high"]
+    upper = "over"
+    if high is not None and high / unit <= max(LONG_MS, value / unit):
+        upper = form.format(high / unit)
+    text = form.format(value / unit)
     return text if low == text == upper else f"{text} ({low}–{upper})"
 
 

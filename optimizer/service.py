@@ -44,20 +44,12 @@ class ServiceOptions:
         return Stability(self.clock(), changed_at_s, self.min_gain_percent, self.hold_minutes)
 
 
-class LargeSolves:
+class LargeSolves(Turns):
     """Turns of solves that take seconds or much memory. Any thread."""
-
-    def __init__(self) -> None:
-        self._turns = Turns()
 
     def turn(self, system: System, flags: OptimizerSpec) -> AbstractContextManager[None]:
         """Returns the context in which to solve the system. Entering raises TooManyQuestions."""
-        return self._turns.taken() if is_large(system, flags) else nullcontext()
-
-    @property
-    def is_under_way(self) -> bool:
-        """Returns whether a large solve runs or waits."""
-        return self._turns.num_asked > 0
+        return self.taken() if is_large(system, flags) else nullcontext()
 
 
 def is_large(system: System, flags: OptimizerSpec) -> bool:
@@ -129,6 +121,7 @@ class StatefulService(OptimizerService):
     def __init__(self, store: RecordStore, options: ServiceOptions) -> None:
         super().__init__(options, from_records(store.load()))
         self._store = store
+        self._saved: SystemState | None = self._state  # None if a commit failed
         self._lock = threading.Lock()
         self._behind_large_solves = Turns()
 
@@ -185,7 +178,7 @@ class StatefulService(OptimizerService):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        waits = self._large_solves.is_under_way
+        waits = self._large_solves.num_asked > 0
         with self._behind_large_solves.taken() if waits else nullcontext(), self._locked():
             yield
 
@@ -199,9 +192,14 @@ class StatefulService(OptimizerService):
             self._lock.release()
 
     def _commit(self, state: SystemState) -> None:
-        """Save the state, then publish it. The caller holds the lock."""
-        self._store.commit(changes(self._state, state))
-        self._state = state
+        """Save the state, then publish it. The caller holds the lock.
+
+        A commit that failed may have been carried out, as by a Redis whose answer was lost. What is
+        saved is then read again, or later changes would be saved on top of refused ones."""
+        saved = self._saved or from_records(self._store.load())
+        self._saved = None
+        self._store.commit(changes(saved, state))
+        self._saved = self._state = state
 
 
 def _applied(server: ServerSpec) -> ServerSpec:

@@ -104,7 +104,9 @@ class CurvePoint(Body):
     standard_error: Amount = 0.0
 
 
-CurvePoints = Annotated[list[CurvePoint], Field(min_length=1, max_length=MAX_POINTS)]
+CurvePoints = Annotated[
+    list[CurvePoint], Field(min_length=1, max_length=MAX_POINTS, fail_fast=True)
+]
 
 
 class OverheadPoint(Body):
@@ -136,7 +138,7 @@ class ServiceCurve(Body):
     chunk_tokens: Annotated[Count, Field(ge=1)] | None = None
     budget_tokens: Annotated[Count, Field(ge=1)] | None = None
     overhead_ms: Annotated[list[OverheadPoint], BeforeValidator(_one_point)] = Field(
-        default_factory=list, max_length=MAX_POINTS
+        default_factory=list, max_length=MAX_POINTS, fail_fast=True
     )
     handling_ms: Amount = 0.0
     speed_error: Annotated[float, Field(ge=0, le=1)] = 0.0  # relative standard error of all times
@@ -205,7 +207,7 @@ class ModelTarget(Body):
 class ServiceClassSpec(Body):
     name: Name
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
-    model_targets: list[ModelTarget] = Field(default_factory=list)
+    model_targets: list[ModelTarget] = Field(default_factory=list, fail_fast=True)
 
     @property
     def effective_priority(self) -> int:
@@ -236,7 +238,7 @@ class AllocationData(AllocationPart):
     """Accelerator and replicas of a server. A heterogeneous allocation has `parts`, and the other
     fields show the largest part."""
 
-    parts: list[AllocationPart] | None = None  # extension
+    parts: Annotated[list[AllocationPart], Field(fail_fast=True)] | None = None  # extension
 
     @property
     def total_cost(self) -> float:

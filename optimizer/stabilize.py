@@ -58,7 +58,7 @@ def stabilize(
         cost = current.replicas * current.candidate.cost_per_replica
         gain = cost - sum(part.replicas * part.candidate.cost_per_replica for part in chosen)
         too_little = 100 * gain < gain_percent * cost
-        too_soon = since_s < 60 * hold_minutes
+        too_soon = 0 <= since_s < 60 * hold_minutes  # not if the clock was set back
         if (too_little or too_soon) and (flags.unlimited or _swap(stock, chosen, current)):
             choices[server.name] = (current,)
             kept.append(server.name)

@@ -5,19 +5,20 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from common import plain_yaml
-from common.plain_yaml import UnusableYaml
+from common.plain_yaml import plain_value
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Stamp = tuple[int, int, int]
 MAX_NODES = 2**18  # keys and values of a file: some 20,000 teams
+read_yaml = partial(plain_value, max_nodes=MAX_NODES)
 
 
 class WatchedFile(Generic[T]):
@@ -72,18 +73,6 @@ class FileOpener:
         except (OSError, ValueError) as error:
             self.faults.append(f"{path}: {error}")
             return None
-
-
-def read_yaml(text: str) -> Any:
-    """Reads plain YAML: a team called `no` is no false, and none is there twice. Raises
-    ValueError."""
-    try:
-        document, doubled = plain_yaml.read_yaml(text, MAX_NODES)
-    except UnusableYaml as error:
-        raise ValueError(f"no plain YAML: {error}") from None
-    if doubled:
-        raise ValueError("; ".join(doubled))
-    return document
 
 
 def validated(kind: type[T], document: object) -> T:

@@ -13,6 +13,7 @@ from weights.errors import NoPartition
 from weights.search import Problem, Shares
 
 ROUNDING = 1e-6  # in layers, so that 0.3 x 10 counts as three
+MAX_NEIGHBOURS = 1000  # a model of costs may take their number squared in memory, and cubed in time
 
 Layers = tuple[int, ...]  # layers of each node, in ring order
 
@@ -104,18 +105,23 @@ def _check_bounds(low: Sequence[int], high: Sequence[int], num_layers: int) -> N
 
 
 def neighbours(shares: Shares, problem: Problem) -> list[Shares]:
-    """Returns all splits within the bounds that move one layer from one node to another. `shares`
-    are whole layers already; the problem must have `num_layers`."""
+    """Returns splits within the bounds that move one layer from one node to another: all, or evenly
+    MAX_NEIGHBOURS of more. `shares` are whole layers already; the problem must have `num_layers`.
+    """
     assert problem.num_layers is not None
     total = problem.num_layers
     layers = [round(share * total) for share in shares]
     low = smallest_layers(problem.min_weightings, total)
     high = [floor(cap * total + ROUNDING) for cap in problem.max_weightings]
+    moves = [
+        (giver, taker)
+        for giver, taker in permutations(range(len(layers)), 2)
+        if layers[giver] > low[giver] and layers[taker] < high[taker]
+    ]
     found = []
-    for giver, taker in permutations(range(len(layers)), 2):
-        if layers[giver] > low[giver] and layers[taker] < high[taker]:
-            moved = layers.copy()
-            moved[giver] -= 1
-            moved[taker] += 1
-            found.append(tuple(count / total for count in moved))
+    for giver, taker in moves[:: len(moves) // MAX_NEIGHBOURS + 1]:
+        moved = layers.copy()
+        moved[giver] -= 1
+        moved[taker] += 1
+        found.append(tuple(count / total for count in moved))
     return found

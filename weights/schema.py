@@ -27,6 +27,8 @@ SessionId = Annotated[str, Field(min_length=1, max_length=256)]
 Metric = Annotated[float, Field(ge=-1e100, le=1e100)]  # so that its square is finite
 Cap = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+FEW = Field(max_length=MAX_NODES)
+Floats = Annotated[list[float], Field(max_length=MAX_NODES, fail_fast=True)]
 NumLayers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
 
 
@@ -58,7 +60,7 @@ class NodesBody(Body):
 class LogBody(NodesBody):
     """Body of `/weights_log`."""
 
-    weights: list[float]
+    weights: Floats
 
     @field_validator("weights")
     @classmethod
@@ -70,8 +72,8 @@ class LogBody(NodesBody):
 class SearchBody(NodesBody):
     """The problem of a search. Each field is checked against the valid fields before it."""
 
-    max_weightings: list[Cap]
-    min_weightings: list[Share] | None = None
+    max_weightings: Annotated[list[Cap], FEW]
+    min_weightings: Annotated[list[Share], FEW] | None = None
     direction: Direction = "maximize"
     num_layers: NumLayers | None = None
 
@@ -133,7 +135,7 @@ class UpdateBody(SearchBody):
     """Body of `/weights_update`."""
 
     session_id: SessionId
-    weights: list[float]
+    weights: Floats
     performance_metric: Metric
 
     @field_validator("weights")
@@ -161,7 +163,7 @@ class DeleteBody(Body):
 
 
 class ObservationBody(Body):
-    weights: list[float]
+    weights: Floats
     performance_metric: Metric
 
 
@@ -191,7 +193,7 @@ class PartitionBody(Body):
 
     num_layers: NumLayers
     min_layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)  # None: 1 if possible
-    weights: list[float] | None = None
+    weights: Floats | None = None
 
     def weights_within(self, problem: Problem) -> Shares | None:
         """Returns the given weights, None if there are none. Raises InvalidRequest."""

@@ -14,6 +14,7 @@ from benchmarking.analysis.latency import E2E, ITL, TTFT, Metric, output_tokens,
 from benchmarking.records import RequestRecord, RowRecord, Run, Workload
 
 PERCENTS = (5, 25, 50, 75, 90, 95, 99)
+LEAST_S = 1e-6  # length of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +115,10 @@ def load_point(row: RowRecord, records: Sequence[RequestRecord]) -> LoadPoint:
 def steady_window(row: RowRecord, measured: Sequence[RequestRecord]) -> tuple[float, float]:
     """Returns start and end in seconds: the first request after the warm-up, the last one due. If
     that is less than half of the row, as when all came due at once, the whole row counts."""
-    last_due_s = max((record.scheduled_s for record in measured), default=row.end_s)
-    if last_due_s - row.start_s < (row.end_s - row.start_s) / 2:
-        return row.start_s, row.end_s
+    end_s = max(row.end_s, row.start_s + LEAST_S)  # failures of another client have no times
+    last_due_s = max((record.scheduled_s for record in measured), default=end_s)
+    if last_due_s - row.start_s < (end_s - row.start_s) / 2:
+        return row.start_s, end_s
     return row.start_s, last_due_s
 
 

@@ -124,7 +124,10 @@ class OptimizerApi:
             )
         if said.status != OK:
             raise OptimizerUnusable(f"{self._base}{path}: {said.status} {said.text}")
-        answer: Json = said.json()
+        try:
+            answer: Json = said.json()
+        except (ValueError, RecursionError) as error:
+            raise OptimizerUnusable(f"{self._base}{path}: is it an optimizer? {error}") from error
         return answer
 
 

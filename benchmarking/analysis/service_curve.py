@@ -20,6 +20,7 @@ from scipy.optimize import isotonic_regression
 from benchmarking.errors import InvalidResults
 from common.faults import fault_of
 from common.fetch import FetchBounds, fetch
+from common.files import read_bounded
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -157,11 +158,9 @@ def read_speed(source: str) -> Speed:
         if source.startswith(("http://", "https://")):
             raw = fetch(source, BOUNDS)
         else:
-            raw = Path(source).read_bytes()
-        if len(raw) > MAX_SPEED_BYTES:
-            raise InvalidResults(f"{source}: {len(raw)} bytes; step costs have far fewer")
+            raw = read_bounded(Path(source), MAX_SPEED_BYTES)
         return Speed.model_validate(_of_model(json.loads(raw), model))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         fault = str(error)
         if isinstance(error, ValidationError):
             fault = fault_of(error.errors()[0], Speed.model_fields)

@@ -28,7 +28,7 @@ from benchmarking.commands.command_line import (
 )
 from benchmarking.errors import InvalidResults, writing
 from benchmarking.records import Run
-from benchmarking.report.fit_files import PERF_FILE, PREDICT_FILE, read_fit, write_fit
+from benchmarking.report.fit_files import PERF_FILE, PREDICT_FILE, read_fit, read_perf, write_fit
 from common.files import write_whole
 
 
@@ -78,10 +78,7 @@ def predict_run(folder: Path, perf: Path | None, optimizer_url: str) -> None:
     measurements of the fit beside the performance data is named.
     """
     path = perf or folder / PERF_FILE
-    try:
-        data = json.loads(path.read_text())["models"][0]
-    except (OSError, ValueError, LookupError) as error:
-        raise InvalidResults(f"{path}: {error}; see fit") from error
+    data = read_perf(path)
     fitted = read_fit(path.parent)
     validity = fitted.validity if fitted else None
     points = [point for point in load_points(open_run(folder)) if point.load.model == data["name"]]

@@ -45,18 +45,18 @@ from benchmarking.load.targets import Endpoint, Headers
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.records import Run, Workload
 from benchmarking.results.documented_runs import UNKNOWN
+from benchmarking.rows.config import MAX_SEED
 from benchmarking.rows.driver import Driver, new_run_folder
+from benchmarking.rows.model_configs import MAX_REQUESTS, MAX_TOKENS, MAX_USERS
 from benchmarking.rows.row_runner import Origin, RowOptions, RowRunner
 from benchmarking.settings import load_settings
 
 SWEEP_SHARES = (*(share / 10 for share in range(1, 13)), 1.5)
+TOKENS, USERS = click.IntRange(1, MAX_TOKENS), click.IntRange(1, MAX_USERS)
+TIMES = click.IntRange(1, 1000)
 MODEL = click.option("--model", required=True)
-OUTPUT_TOKENS = click.option(
-    "--output-tokens", type=click.IntRange(1), default=64, show_default=True
-)
-INPUT_TOKENS = click.option(
-    "--input-tokens", type=click.IntRange(1), default=128, show_default=True
-)
+OUTPUT_TOKENS = click.option("--output-tokens", type=TOKENS, default=64, show_default=True)
+INPUT_TOKENS = click.option("--input-tokens", type=TOKENS, default=128, show_default=True)
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
             show_default=True,
             help="Or a folder with tokenizer.json.",
         ),
-        click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+        click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True),
     ):
         with_asked = option(with_asked)
     return with_asked
@@ -150,7 +150,7 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--input-tokens",
     "lengths",
-    type=click.IntRange(1),
+    type=TOKENS,
     multiple=True,
     default=(128,),
     show_default=True,
@@ -158,10 +158,10 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
 )
 @OUTPUT_TOKENS
 @click.option("--by", type=click.Choice(["concurrency", "rate"]), default="rate", show_default=True)
-@click.option("--max-concurrency", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--max-concurrency", type=USERS, default=64, show_default=True)
 @click.option("--seconds", type=SECONDS, default=30.0, show_default=True, help="Per row.")
-@click.option("--requests-each", type=click.IntRange(1), default=8, show_default=True)
-@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--requests-each", type=TIMES, default=8, show_default=True)
+@click.option("--repeats", type=TIMES, default=1, show_default=True)
 @asking
 def sweep(
     model: str,
@@ -241,7 +241,7 @@ def capacity(
     "prompts", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PROMPTS.JSONL"
 )
 @MODEL
-@click.option("--concurrency", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--concurrency", type=USERS, default=1, show_default=True)
 @OUTPUT_TOKENS
 @click.option("--save-texts", is_flag=True, help="Also write prompts and completions.")
 @asking
@@ -261,8 +261,10 @@ def custom(
 
 @click.command()
 @click.argument("models", nargs=-1, required=True)
-@click.option("--requests", "num_requests", type=click.IntRange(3), default=6, show_default=True)
-@click.option("--laps", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--requests", "num_requests", type=click.IntRange(3, MAX_REQUESTS), default=6, show_default=True
+)
+@click.option("--laps", type=TIMES, default=3, show_default=True)
 @INPUT_TOKENS
 @OUTPUT_TOKENS
 @asking

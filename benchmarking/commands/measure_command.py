@@ -21,8 +21,8 @@ from benchmarking.commands.command_line import (
     open_run,
     slo_options,
 )
-from benchmarking.commands.load_commands import INPUT_TOKENS, OUTPUT_TOKENS, Asked, asking
-from benchmarking.errors import InvalidResults
+from benchmarking.commands.load_commands import INPUT_TOKENS, OUTPUT_TOKENS, USERS, Asked, asking
+from benchmarking.errors import InvalidResults, writing
 from benchmarking.load.preflight import only_model
 from benchmarking.records import Run, Workload
 from benchmarking.rows.driver import Driver
@@ -37,7 +37,7 @@ USUAL = Slo(ttft_ms=500, itl_ms=50)
 @click.option("--model", help="Default: the only one that the server has.")
 @INPUT_TOKENS
 @OUTPUT_TOKENS
-@click.option("--max-concurrency", type=click.IntRange(1), default=32, show_default=True)
+@click.option("--max-concurrency", type=USERS, default=32, show_default=True)
 @click.option("--seconds", type=SECONDS, default=20.0, show_default=True, help="Per row.")
 @click.option("--like", type=RESULTS_FOLDER, help="An earlier run, whose loads are sent again.")
 @slo_options
@@ -83,7 +83,8 @@ def measure(
     from benchmarking.report.page import report_html  # matplotlib takes half a second
 
     page = asked.output_dir / run.name / "report.html"
-    write_whole(page, report_html(run, slo, before=earlier))
+    with writing():
+        write_whole(page, report_html(run, slo, before=earlier))
     click.echo(f"report in {page}")
     click.echo(verdict(load_points(run), slo) or "nothing was measured")
     # Loads near the capacity may be refused in part: that is measured, and no failure of the run.

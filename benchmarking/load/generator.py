@@ -135,7 +135,7 @@ async def _closed_loop(job: LoadJob, sender: "_Sender") -> None:
             if job.think_s:
                 await asyncio.sleep(job.think_s)
 
-    await asyncio.gather(*(worker() for _ in range(job.concurrency)))
+    await asyncio.gather(*(worker() for _ in range(min(job.concurrency, len(job.requests)))))
 
 
 async def _open_loop(job: LoadJob, sender: "_Sender") -> None:

@@ -14,7 +14,10 @@ from benchmarking.load.targets import Prompt
 from benchmarking.load.tokenizers import Tokenizer
 from benchmarking.records import Workload
 from common.faults import fault_of
+from common.files import read_bounded
 from common.paths import expanded
+
+MAX_BYTES, MAX_IMAGE_BYTES = 2**28, 2**26
 
 
 class Line(BaseModel):
@@ -48,8 +51,8 @@ def _lines(path: Path) -> dict[int, Line]:
     lines: dict[int, Line] = {}
     faults: list[str] = []
     try:
-        written = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        written = read_bounded(path, MAX_BYTES).decode("utf-8-sig").split("\n")
+    except (OSError, ValueError) as error:
         raise InvalidConfig(path, [str(error)]) from error
     for number, text in enumerate(written, start=1):
         try:
@@ -69,7 +72,7 @@ def _image_url(path: Path, number: int, image_path: str) -> str:
         fault = f"line {number}, image_path={image_path!r}: name a local picture, such as a .png"
         raise InvalidConfig(path, [fault])
     try:
-        content = expanded(image_path).read_bytes()
+        content = read_bounded(expanded(image_path), MAX_IMAGE_BYTES)
     except (OSError, ValueError) as error:
         raise InvalidConfig(path, [f"line {number}, image_path: {error}"]) from error
     return f"data:{kind};base64,{b64encode(content).decode()}"

@@ -61,13 +61,9 @@ async def _run(job: LoadJob, tell: Callable[[Progress], None]) -> LoadResult:
     return await apply_load(job, stop, tell)
 
 
-def _allow_many_sockets() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def main() -> None:
-    _allow_many_sockets()
+    _, most_sockets = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_sockets, most_sockets))
     job = pickle.load(sys.stdin.buffer)
     # Not sys.stdout.buffer: under PYTHONUNBUFFERED that may write a part only.
     with open(sys.stdout.fileno(), "wb", closefd=False) as messages:

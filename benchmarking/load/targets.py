@@ -59,13 +59,13 @@ def _content(prompt: Prompt) -> str | list[Body]:
     return [{"type": "text", "text": prompt.text}, image]
 
 
-def _text_body(model: str, prompt: Prompt, max_tokens: int) -> Body:
-    return {"text": prompt.text, "max_tokens": max_tokens}
-
-
 FORMS = {
     "openai": RequestForm(ChatStream, lambda model: CHAT_PATH, _chat_body),
-    "hearth": RequestForm(TextAnswer, lambda model: f"/predictions/{quote(model)}", _text_body),
+    "hearth": RequestForm(
+        TextAnswer,
+        lambda model: f"/predictions/{quote(model)}",
+        lambda _, prompt, max_tokens: {"text": prompt.text, "max_tokens": max_tokens},
+    ),
 }
 
 

@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from benchmarking.analysis.fit import Fit
 from benchmarking.errors import InvalidResults, writing
-from common.files import write_whole
+from common.files import read_bounded, write_whole
 
 FIT_FILE, PERF_FILE, PICTURE_FILE = "fit.json", "perf.json", "fit.svg"
 PREDICT_FILE = "predict.json"
+
+MAX_PERF_BYTES = 2**20
 
 _FIT = TypeAdapter(Fit)
 
@@ -26,6 +29,16 @@ def write_fit(folder: Path, fit: Fit, model: str, accelerator: str) -> None:
         write_whole(folder / FIT_FILE, _FIT.dump_json(fit, indent=1))
         write_whole(folder / PERF_FILE, json.dumps(perf, indent=1) + "\n")
         write_whole(folder / PICTURE_FILE, to_svg(fit_residuals(fit), "fit"))
+
+
+def read_perf(path: Path) -> dict[str, Any]:
+    """Returns the first performance data in a file. Raises InvalidResults."""
+    try:
+        found: dict[str, Any] = json.loads(read_bounded(path, MAX_PERF_BYTES))["models"][0]
+        names = {key: str(found[key]) for key in ("name", "acc")}
+        return found | names | {key: int(found[key]) for key in ("maxBatchSize", "atTokens")}
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidResults(f"{path}: {error}; see fit") from error
 
 
 def read_fit(folder: Path) -> Fit | None:

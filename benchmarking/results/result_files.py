@@ -15,10 +15,12 @@ from benchmarking.errors import InvalidResults
 from benchmarking.records import Workload
 from benchmarking.results.responses import Response
 from benchmarking.results.summary import METRICS, MODEL_IDX, Summary
-from common.files import write_whole
+from common.files import read_bounded, write_whole
 
+MAX_BYTES = 2**31
 SUMMARY, RESPONSES, TEXTS = "_summary.json", "_individual_responses.json", "_response_texts.jsonl"
 UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
+NUMBER = re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")
 IMAGE_MARK = "multimodal"
 
 
@@ -91,7 +93,9 @@ def _as_numbers(summary: Summary) -> Summary:
     """Some clients write the least and greatest of whole numbers as strings."""
     metrics = tuple(f"results_{metric}" for metric in METRICS)
     return {
-        key: float(value) if isinstance(value, str) and key.startswith(metrics) else value
+        key: float(value)
+        if isinstance(value, str) and key.startswith(metrics) and NUMBER.fullmatch(value)
+        else value
         for key, value in summary.items()
     }
 
@@ -105,8 +109,8 @@ def _renamed(response: Response) -> Response:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return json.loads(read_bounded(path, MAX_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidResults(f"{path}: {error}") from error
 
 

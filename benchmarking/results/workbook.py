@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from openpyxl import Workbook
+from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE, TYPE_FORMULA, TYPE_STRING
 
 from benchmarking.analysis.switching import batch_of, group_by_ttft
-from benchmarking.errors import writing
+from benchmarking.errors import InvalidResults, writing
 from benchmarking.results.responses import Response
 from benchmarking.results.result_files import RowResult
+from common.files import whole_file
 
 FOUR = ("min", "mean", "p50", "max")
 COLUMNS = (
@@ -57,7 +59,7 @@ Line = dict[str, Any]
 
 def write_workbook(path: Path, rows: Sequence[RowResult]) -> None:
     """Writes the workbook, without columns that are empty in all lines. Raises NotWritable."""
-    lines = sorted((_line(row) for row in rows), key=_order)
+    lines = sorted(map(_line, rows), key=_order)
     shown = [name for name in COLUMNS if any(line.get(name) is not None for line in lines)]
     book = Workbook()
     book.remove(book.worksheets[0])
@@ -65,22 +67,29 @@ def write_workbook(path: Path, rows: Sequence[RowResult]) -> None:
     sheet.append(shown)
     for line in lines:
         sheet.append([_cell(line.get(name)) for name in shown])
+        for cell in sheet[sheet.max_row]:
+            if cell.data_type == TYPE_FORMULA:  # a model's name that begins so
+                cell.data_type = TYPE_STRING
     with writing():
         path.parent.mkdir(parents=True, exist_ok=True)
-        book.save(path)
+        with whole_file(path) as draft:
+            book.save(draft)
 
 
 def _line(row: RowResult) -> Line:
     line = {_column(key): value for key, value in row.summary.items()}
     switches = [response.get("server_switching_time") for response in row.responses]
     known = [value for value in switches if value is not None]
+    try:
+        of_responses = batch_columns(row.responses) | {"switching_time": max(known, default=None)}
+    except TypeError as error:
+        raise InvalidResults(f"{row.stem}: {error} in its responses") from error
     return {
         **line,
-        **batch_columns(row.responses),
+        **of_responses,
         "uuid": row.uuid,
         "model": str(line.get("model")).replace(".", "-"),
         "multimodal_img_size": row.image_size,
-        "switching_time": max(known, default=None),
     }
 
 
@@ -125,9 +134,12 @@ def _column(key: str) -> str:
 
 def _order(line: Line) -> tuple[Any, ...]:
     keys = ("num_input_tokens", "num_output_tokens", "num_concurrent_requests", "qps")
-    return (line["model"], *(line.get(key) or 0 for key in keys))
+    numbers = (line.get(key) for key in keys)
+    return (line["model"], *(n if isinstance(n, int | float) else 0 for n in numbers))
 
 
 def _cell(value: Any) -> Any:
-    """Returns lists and dictionaries as text, because a cell holds one value."""
-    return str(value) if isinstance(value, list | dict) else value
+    """Returns lists and dictionaries as text, because a cell holds one value, without what no cell
+    may hold."""
+    text = str(value) if isinstance(value, list | dict) else value
+    return ILLEGAL_CHARACTERS_RE.sub("", text) if isinstance(text, str) else text

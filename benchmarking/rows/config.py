@@ -1,9 +1,10 @@
 """`config.yaml`: everything about a run that is not about one row. Immutable once read."""
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -18,10 +19,14 @@ from benchmarking.errors import InvalidConfig
 from benchmarking.load.tokenizers import SERVER
 from benchmarking.settings import checked_base
 from common.faults import fault_of
+from common.files import read_bounded
 from common.paths import UserPath
+from common.plain_yaml import plain_value
 
 LLM_APIS = {"sncloud": "openai", "openai": "openai", "hearth": "hearth"}
 RESERVED = {"model", "messages", "text", "max_tokens", "stream", "stream_options"}
+MAX_BYTES = 2**20
+MAX_SEED = 2**63 - 1
 MAX_SECONDS = 30 * 86_400.0
 
 
@@ -55,7 +60,7 @@ class BenchmarkConfig(BaseModel):
 
     api_base: ApiBase = None
     tokenizer: str = SERVER
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_SEED)
     unique_prefix: bool = True
     warmup_requests: int | None = Field(None, ge=0, le=100_000)
     request_timeout: Seconds = 600.0
@@ -74,23 +79,25 @@ class BenchmarkConfig(BaseModel):
     def _check_sampling(cls, params: dict[str, Any]) -> dict[str, Any]:
         if ours := sorted(RESERVED.intersection(params)):
             raise ValueError(f"{', '.join(ours)} belongs to the benchmark; leave it out")
+        try:
+            json.dumps(params, allow_nan=False)
+        except ValueError:
+            raise ValueError("NaN and infinity cannot be sent; give numbers") from None
         return params
 
     @field_validator("consolidated_name")
     @classmethod
     def _check_template(cls, template: str) -> str:
-        try:
-            template.format(run_name="", date="")
-        except (KeyError, IndexError, ValueError):
-            raise ValueError("only {run_name} and {date} can be filled in") from None
+        if set(re.sub(r"\{(run_name|date)\}", "", template)) & {"{", "}"}:
+            raise ValueError("only {run_name} and {date} can be filled in")
         return template
 
 
 def read_config(path: Path, run_name: str | None = None) -> BenchmarkConfig:
     """Returns the file's configuration; `run_name` replaces its own. Raises InvalidConfig."""
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        given = plain_value(read_bounded(path, MAX_BYTES).decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
         raise InvalidConfig(path, [str(error)]) from error
     if not isinstance(given, dict):
         raise InvalidConfig(path, ["is no list of keys and values"])

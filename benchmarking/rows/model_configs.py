@@ -5,6 +5,7 @@ A row with faults is refused by itself; a file without usable header or rows is 
 
 import csv
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +14,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from benchmarking.errors import InvalidConfig
 from benchmarking.records import Distribution, ImageSize, Workload
 from common.faults import fault_of
+from common.files import read_bounded
 
+MAX_BYTES = 16 * 2**20
 MIN_INPUT_TOKENS = 40
+MAX_TOKENS = MAX_REQUESTS = 10_000_000
+MAX_USERS = 10_000
 
 
 def _size_name(cell: str) -> str:
@@ -28,10 +33,10 @@ class Cells(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model_name: str
-    input_tokens: int = Field(ge=MIN_INPUT_TOKENS, le=10_000_000)
-    output_tokens: int = Field(ge=1, le=10_000_000)
-    num_requests: int = Field(ge=1, le=10_000_000)
-    concurrent_requests: int = Field(0, ge=0, le=10_000)
+    input_tokens: int = Field(ge=MIN_INPUT_TOKENS, le=MAX_TOKENS)
+    output_tokens: int = Field(ge=1, le=MAX_TOKENS)
+    num_requests: int = Field(ge=1, le=MAX_REQUESTS)
+    concurrent_requests: int = Field(0, ge=0, le=MAX_USERS)
     qps: float = Field(0.0, ge=0, le=100_000, allow_inf_nan=False)
     qps_distribution: Distribution = "constant"
     multimodal_img_size: Annotated[ImageSize, BeforeValidator(_size_name)] = "na"
@@ -75,11 +80,11 @@ def read_model_configs(path: Path, images_allowed: bool = True) -> ModelConfigs:
 def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
     """Returns (line number, cells that are not empty) of every row that has any."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey="", restval="")
-            _check_header(path, reader.fieldnames or [])
-            rows = [(reader.line_num, _written(row)) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = StringIO(read_bounded(path, MAX_BYTES).decode("utf-8-sig"), newline="")
+        reader = csv.DictReader(text, restkey="", restval="")
+        _check_header(path, reader.fieldnames or [])
+        rows = [(reader.line_num, _written(row)) for row in reader]
+    except (OSError, ValueError, csv.Error) as error:
         raise InvalidConfig(path, [str(error)]) from error
     return [(line, cells) for line, cells in rows if cells]
 

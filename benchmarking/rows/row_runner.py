@@ -12,9 +12,10 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 from threading import Event
+from typing import Any
 
 from benchmarking.errors import RowRefused, TargetUnusable
-from benchmarking.load.generator import LoadJob, LoadResult, Progress, TimedExchange
+from benchmarking.load.generator import LoadJob, LoadResult, Progress
 from benchmarking.load.images import image_url
 from benchmarking.load.own_prompts import own_prompts
 from benchmarking.load.process import run_load
@@ -26,6 +27,8 @@ from benchmarking.load.usage import server_usage
 from benchmarking.records import RequestError, RequestRecord, RowRecord, Workload
 from benchmarking.results.result_files import file_stem
 from benchmarking.rows.model_configs import MIN_INPUT_TOKENS
+
+MAX_PROMPT_TOKENS = 2**28  # prompts are made before the first is sent
 
 OnProgress = Callable[[Progress], None]
 
@@ -83,6 +86,11 @@ class RowRunner:
             load = replace(load, input_tokens=mean_tokens, num_requests=len(own))
         num_warmup = self._num_warmup(load)
         num_made = num_warmup + load.num_requests - len(own)
+        if num_made * load.input_tokens > MAX_PROMPT_TOKENS:
+            raise RowRefused(
+                f"{num_made} prompts of {load.input_tokens} tokens; a row has at most "
+                f"{MAX_PROMPT_TOKENS} prompt tokens: ask for fewer or shorter ones"
+            )
         prompts = [*self._made_prompts(number, load, num_made, tokenizer), *own]
         self._check_fit(load, max(prompts, key=lambda prompt: prompt.num_tokens), tokenizer)
         with_image = [prompt for prompt in prompts if prompt.image_url is not None]
@@ -197,33 +205,26 @@ def _records(
             sent_s=exchange.sent_s,
             end_s=exchange.end_s,
             chunk_s=tuple(exchange.chunk_s),
-            chunk_tokens=_chunk_tokens(exchange, tokenizer),
             prompt_tokens=prompts[exchange.index].num_tokens,
-            completion_tokens=_completion_tokens(exchange, tokenizer),
             usage=server_usage(exchange.usage) if exchange.usage else None,
             status=exchange.status,
             finish_reason=exchange.finish_reason,
             error=exchange.error,
             num_waits=exchange.num_waits,
             is_warmup=exchange.index < num_warmup,
+            **_counted(exchange.chunk_texts, tokenizer),
         )
         for exchange in result.exchanges
     )
 
 
-def _chunk_tokens(exchange: TimedExchange, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the tokens of each chunk; empty if the server, which counts them, is gone."""
+def _counted(texts: Sequence[str], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the tokens of chunks; nothing if the server, which counts them, is gone."""
     try:
-        return tuple(tokenizer.count_plain(text) for text in exchange.chunk_texts)
+        of_each = tuple(map(tokenizer.count_plain, texts))
+        return {"chunk_tokens": of_each, "completion_tokens": tokenizer.count_plain("".join(texts))}
     except TargetUnusable:
-        return ()
-
-
-def _completion_tokens(exchange: TimedExchange, tokenizer: Tokenizer) -> int | None:
-    try:
-        return tokenizer.count_plain("".join(exchange.chunk_texts))
-    except TargetUnusable:
-        return None
+        return {}
 
 
 def _row(

@@ -45,8 +45,9 @@ class RunFolder:
             write_run(folder, run)
             if workbook is not None:
                 workbook.parent.mkdir(parents=True, exist_ok=True)
-                workbook.touch()
-                workbook.unlink()
+                if not workbook.exists():  # an earlier one stays until this run has its own
+                    workbook.touch()
+                    workbook.unlink()
 
     def add(self, number: int, outcome: RowOutcome, texts_too: bool) -> None:
         """Keep a row's records, and its documented files if anything was measured."""

@@ -1,8 +1,8 @@
 """Runs the rows in their order, and records each as it ends, even if others failed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -102,9 +102,12 @@ def run_benchmark(plan: RunPlan, stop: Event, tell: Callable[[str], None]) -> Ru
 
     with closing(RunProgress(num_rows)) as progress, ThreadPoolExecutor(num_workers) as pool:
         running = [pool.submit(run_row, number) for number in range(num_rows)]
-        with _stopping_the_others(stop):
+        try:
             for future in as_completed(running):
                 future.result()
+        except BaseException:  # a bug in one row stops the others
+            stop.set()
+            raise
     folder.finish()
     return folder
 
@@ -125,13 +128,3 @@ def _run_row(
             folder.refuse(number, str(refusal))
             return
     folder.add(number, outcome, with_texts)
-
-
-@contextmanager
-def _stopping_the_others(stop: Event) -> Iterator[None]:
-    """Stop the other rows if this one fails by a bug."""
-    try:
-        yield
-    except BaseException:
-        stop.set()
-        raise

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.actuators.api_process import (
     DEVICES,
@@ -106,20 +106,24 @@ class LocalMachine:
             *pinned_to(cores),
             command=recipe.engine.command,
         )
-        self._keep(
-            ReplicaRecord(
-                name=name,
-                server=group.server,
-                accelerator=group.accelerator,
-                user_rows=group.user_rows,
-                resources=recipe.resources,
-                cores=cores,
-                devices=devices,
-                port=port,
-                pid=process.pid,
-                started=process.started,
-            )
+        record = ReplicaRecord(
+            name=name,
+            server=group.server,
+            accelerator=group.accelerator,
+            user_rows=group.user_rows,
+            resources=recipe.resources,
+            cores=cores,
+            devices=devices,
+            port=port,
+            pid=process.pid,
+            started=process.started,
         )
+        try:
+            self._keep(record)
+        except OSError as error:
+            self._records[name] = record
+            self.remove(name)  # nobody would find its process again
+            raise ActuatorUnusable(f"{self._folder} cannot be written: {error}.") from error
         return None
 
     def mark_leaving(self, name: str) -> None:
@@ -203,8 +207,8 @@ def _read(path: Path) -> ReplicaRecord | None:
         record = ReplicaRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValidationError as error:
-        log.warning("%s is not a record of a replica: %s", path, error.errors()[0]["msg"])
+    except (OSError, ValueError) as error:
+        log.warning("%s is not a record of a replica: %.300s", path, error)
         return None
     if record.name != path.stem:
         log.warning("%s is the record of %s; it is left alone", path, record.name)

@@ -33,7 +33,6 @@ REPORT_TIMEOUT_S = 1.0
 CONNECT_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 10.0
 WATCH_S = 0.2
-LEAST_RESOURCES = {"CPU": 1.0}  # for a replica whose recipe names none
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class RayMachines:
         actor_name = _actor_name(name, group)
         if actor_name in self._actor_names():
             return None
-        wanted = dict(recipe.resources) or LEAST_RESOURCES
+        wanted = dict(recipe.resources)
         room = self._ray.util.placement_group(
             [wanted], strategy="STRICT_PACK", name=name, lifetime="detached"
         )

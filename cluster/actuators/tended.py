@@ -118,14 +118,12 @@ class TendedReplicas:
         self._turn = threading.Lock()
         self._notes: dict[str, _Note] = {}
         self._must_stop = threading.Event()
-        # Until they are asked, replicas that an earlier run listed count as ready.
-        for each in machines.placed():
-            listed = upstreams.listed.get(each.url or "")
-            if listed is not None:
-                self._notes[each.name] = _Note(True, clock(), models=listed.models)
-            elif each.is_leaving:  # it may still have streams
-                self._notes[each.name] = _Note(ready_s=clock())
-        self._tend()
+        try:
+            self._adopt()
+        except BaseException:
+            self._probes.close()
+            machines.close()  # for the next try
+            raise
         self._thread = threading.Thread(target=self._run, name="replica-tending", daemon=True)
         self._thread.start()
 
@@ -173,6 +171,16 @@ class TendedReplicas:
         self._thread.join(JOIN_TIMEOUT_S)
         self._probes.close()
         self._machines.close()
+
+    def _adopt(self) -> None:
+        """Until they are asked, replicas that an earlier run listed count as ready."""
+        for each in self._machines.placed():
+            listed = self._upstreams.listed.get(each.url or "")
+            if listed is not None:
+                self._notes[each.name] = _Note(True, self._clock(), models=listed.models)
+            elif each.is_leaving:  # it may still have streams
+                self._notes[each.name] = _Note(ready_s=self._clock())
+        self._tend()
 
     def _run(self) -> None:
         while not self._must_stop.wait(self._times.probe_s):

@@ -7,6 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from common.files import append_whole
+
 log = logging.getLogger(__name__)
 
 KEPT = 3  # old files: .1 is the youngest
@@ -31,10 +33,7 @@ class Journal:
         line = json.dumps(entry, separators=(",", ":"), default=str).encode() + b"\n"
         if self._size() and self._size() + len(line) > self._max_bytes:
             self._rotate()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
-        with open(descriptor, "wb", buffering=0) as stream:
-            if stream.write(line) != len(line):
-                raise OSError(f"{self._path}: only part of a line was written; is the disk full?")
+        append_whole(self._path, line, 0o640)
 
     def read_back(self, num_bytes: int = READ_BACK_BYTES) -> list[bytes]:
         """The lines in the last bytes, oldest first; the first may lack its beginning. What cannot

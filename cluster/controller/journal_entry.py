@@ -10,6 +10,7 @@ from typing import Annotated, Any, NotRequired, cast
 from pydantic import AwareDatetime, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
+from cluster.clock import of_day_s
 from cluster.controller.cycle import Cycle, Latencies, Past, ServerCycle
 from cluster.controller.demand import OfferedLoad, PastLoad
 from cluster.controller.forecasts import Forecast, JudgedForecast, JudgedForecasts, Score
@@ -204,7 +205,7 @@ def unplaced_of(unplaced: Mapping[Group, Outcome]) -> list[UnplacedTold]:
 
 
 def _time_of(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(of_day_s(at_s), UTC).isoformat(timespec="milliseconds")
 
 
 def _cost_of(cycle: Cycle) -> float | None:

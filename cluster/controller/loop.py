@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from cluster.actuators import Actuator
+from cluster.clock import steady_s
 from cluster.controller.cycle import ControllerParts, Cycle, Planner
 from cluster.controller.journal import Journal
 from cluster.controller.journal_entry import (
@@ -64,7 +65,7 @@ class Rollout:
         self,
         actuator: Actuator,
         dry_run: bool,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_s,
         past_starts_s: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         """`past_starts_s`: as `StartTimes` has them."""
@@ -108,7 +109,7 @@ class Controller:
         self,
         parts: ControllerParts,
         create_actuator: Callable[[], Actuator],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_s,
     ) -> None:
         self._parts, self._create_actuator, self._clock = parts, create_actuator, clock
         self._snapshot = ControllerSnapshot()  # replaced whole, by the controller thread only
@@ -223,7 +224,17 @@ class Controller:
                 sum(each.unplaced for each in rollout.unplaced.values()),
                 cycle.fault,
             )
-        self._tell(replicas, planner.plan, rollout, cycle)
+        before = self._snapshot
+        self._snapshot = replace(
+            before,
+            replicas=replicas,
+            plan=dict(planner.plan),
+            unplaced=dict(rollout.unplaced),
+            starts=rollout.starts,
+            cycle=cycle or before.cycle,
+            fault="",
+            decisions=_with(before.decisions, cycle),
+        )
 
     def _take_fault(self, error: Exception, asking: "Sequence[Asking]") -> bool:
         """Report an error, and log an unexpected one with its traceback. Returns whether it is
@@ -232,32 +243,13 @@ class Controller:
         said = str(error) if is_foreseen else f"a fault of the controller's own: {error!r}"
         fault = error if isinstance(error, ClusterError) else ClusterError(said)
         log.warning("nothing was done: %s", fault, exc_info=None if is_foreseen else error)
-        is_new = str(fault) != self._snapshot.fault
-        self._tell(fault=str(fault))
+        before = self._snapshot
+        is_new = str(fault) != before.fault
+        num_faults = before.num_faults + is_new
+        self._snapshot = replace(before, fault=str(fault), num_faults=num_faults)
         for each in asking:
             each.put(fault)
         return is_new
-
-    def _tell(
-        self,
-        replicas: Sequence[Replica] | None = None,
-        plan: Plan | None = None,
-        rollout: Rollout | None = None,
-        cycle: Cycle | None = None,
-        fault: str = "",
-    ) -> None:
-        before = self._snapshot
-        self._snapshot = replace(
-            before,
-            replicas=before.replicas if replicas is None else tuple(replicas),
-            plan=before.plan if plan is None else dict(plan),
-            unplaced=before.unplaced if rollout is None else dict(rollout.unplaced),
-            starts=before.starts if rollout is None else rollout.starts,
-            cycle=cycle or before.cycle,
-            fault=fault,
-            num_faults=before.num_faults + (fault not in ("", before.fault)),
-            decisions=_with(before.decisions, cycle),
-        )
 
 
 def _taken(queue: SimpleQueue[T]) -> list[T]:

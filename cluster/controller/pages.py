@@ -1,6 +1,5 @@
 """Reads pages of /metrics in parallel, bounded in bytes and time."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Protocol
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.clock import steady_s
 from cluster.config import ProxyKeys
-from cluster.counters import Counters, parse_counters
+from cluster.counters import MAX_COUNT, Counters, parse_counters
 from cluster.engines import HEARTH, Engine
 from cluster.errors import MetricsUnread
 from cluster.replicas import Replica, ReplicaState
@@ -46,7 +46,7 @@ class PageReader:
         self,
         proxy: ProxyKeys | None,
         engines: Mapping[str, Engine] = MappingProxyType({}),
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_s,
     ) -> None:
         """`engines` has the servers that do not run Hearth."""
         self._proxy, self._engines, self._clock = proxy, engines, clock
@@ -72,9 +72,12 @@ class PageReader:
         page = _page(f"{self._proxy.url}/metrics", _token_of(self._proxy.token_file))
         line = "".join(f"{line}\n" for line in page.split("\n") if line.startswith(WAITING_ROOM))
         try:
-            return next(s.value for f in text_string_to_metric_families(line) for s in f.samples)
+            found = next(s.value for f in text_string_to_metric_families(line) for s in f.samples)
         except (StopIteration, ValueError) as error:
             raise MetricsUnread(f"the proxy's page has no {WAITING_ROOM}") from error
+        if not 0 <= found <= MAX_COUNT:
+            raise MetricsUnread(f"{WAITING_ROOM} is {found}, not between 0 and {MAX_COUNT:g}")
+        return found
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from common.files import read_bounded
 from inference_api.errors import StartupError
 
 MAX_JSON_BYTES = 100_000_000  # limit of a safetensors header; tokenizer.json has up to 35 MB
@@ -21,10 +22,8 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
             return {}
         raise StartupError(f"{path.parent} has no {path.name}; get the model again.")
     try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_JSON_BYTES + 1)
-        return parse_json(content)
-    except (OSError, UnusableJson) as error:
+        return parse_json(read_bounded(path, MAX_JSON_BYTES))
+    except (OSError, ValueError, UnusableJson) as error:
         raise StartupError(f"{path} cannot be read ({error}); get the file again.") from None
 
 

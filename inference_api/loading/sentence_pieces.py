@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from common.files import read_bounded
 from inference_api.errors import StartupError
 from inference_api.loading.gguf.tokenizer import NORMAL
 
@@ -28,11 +29,7 @@ def read_sentence_pieces(file: Path) -> dict[str, Any]:
     as in the models' `tokenizer.json`, a space is put after such a symbol, too.
     """
     try:
-        with file.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES} bytes")
-        return _metadata(content)
+        return _metadata(read_bounded(file, MAX_BYTES))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         raise StartupError(
             f"{file} is no SentencePiece model that can be read ({error}); add a tokenizer.json."

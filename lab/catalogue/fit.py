@@ -18,7 +18,7 @@ from common.numerics import scipy
 from lab.catalogue.observations import Observation, Point
 from optimizer.catalogue.calibration import Calibration, LeftOut, PairFit, PairKey
 from optimizer.catalogue.facts import Facts
-from optimizer.catalogue.roofline import AT_LEAST_ONE, PARTS, Machine
+from optimizer.catalogue.roofline import IN_MS, PARTS, Machine
 from optimizer.model.latency import FloatArray
 
 MIN_POINTS = 3  # points that a pair needs to count for the error of estimates
@@ -121,7 +121,7 @@ def _fitted(equations: Sequence[Equation]) -> FloatArray:
     weights = np.array([1 / (e.ms * np.sqrt(num_of[e.pair])) for e in equations])
     design = np.array([e.steps + e.prompts for e in equations])
     left = np.array([e.ms - e.known_ms for e in equations])
-    bound = AT_LEAST_ONE.astype(np.float64)
+    bound = np.array([part not in IN_MS for part in PARTS], dtype=np.float64)
     above, _ = scipy.optimize.nnls(design * weights[:, None], (left - design @ bound) * weights)
     efficiency: FloatArray = above + bound
     for part, kin in KIN:  # what nothing was measured of is as its nearest kin

@@ -51,13 +51,13 @@ def offers(system: System, cache: SizingCache) -> Offers:
         for name, server in system.servers.items()
         if (fault := load_fault(system, server))
     }
-    items = {
-        name: eligible(
-            system, _with_current_replicas(server) if name in faults else server, targets
-        )
-        for name, server in system.servers.items()
-        if name not in faults or not faults[name].stays
-    }
+    items: dict[str, Eligible | Refusal] = {}
+    for name, server in system.servers.items():
+        if name not in faults:
+            items[name] = eligible(system, server, targets)
+        elif not faults[name].stays:
+            kept = server.model_copy(update={"keep_accelerator": True})
+            items[name] = eligible(system, kept, targets)
     check_pairs([item for item in items.values() if isinstance(item, Eligible)], options)
     busy: list[Eligible] = []
     contenders: dict[str, Contender] = {}
@@ -83,10 +83,6 @@ def offers(system: System, cache: SizingCache) -> Offers:
         refused_pairs=refused_pairs,
         load_faults=faults,
     )
-
-
-def _with_current_replicas(server: ServerSpec) -> ServerSpec:
-    return server.model_copy(update={"keep_accelerator": True})
 
 
 def _contender(item: Eligible, candidates: list[Candidate]) -> Contender:

@@ -27,7 +27,6 @@ PARTS = (
     "request",  # ms per request, outside of steps
 )
 IN_MS = ("layer", "sync", "request")  # parts that no datasheet gives
-AT_LEAST_ONE = np.array([part not in IN_MS for part in PARTS])
 
 BITS = {  # bits of a matrix's parameter, scales included
     Precision.BF16: 16.0,

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from optimizer.answer import shortest
 from optimizer.inferno_json import JsonObject
-from optimizer.spec import LOWEST_PRIORITY, ServerSpec
+from optimizer.spec import DEFAULT_CLASS, LOWEST_PRIORITY, ServerSpec
 from optimizer.system import System
 
 Action = Literal["scale-up", "scale-down", "blocked"]
@@ -102,7 +102,7 @@ def plan(system: System, allocated: frozenset[str]) -> PlanAnswer:
 def _changes(system: System, server: ServerSpec) -> list[_Change]:
     now = {part.accelerator: part.num_replicas for part in server.current_alloc.each_part()}
     goal = {part.accelerator: part.num_replicas for part in server.desired_alloc.each_part()}
-    service_class = system.classes.get(server.class_name)
+    service_class = system.classes.get(server.class_name or DEFAULT_CLASS)
     priority = service_class.effective_priority if service_class else LOWEST_PRIORITY
     return [
         _Change(
@@ -129,7 +129,7 @@ def _start(change: _Change, free: dict[str, int] | None) -> Step | None:
 
 
 def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[Step]:
-    """Stops replicas that may stop, else one that holds missing cards, else gives up a start."""
+    """Stops replicas that may stop, else one that holds missing cards, else gives up all starts."""
     waiting = {change.server for change in pending if change.missing > 0}
     wanted = {change.card_type for change in pending if change.missing > 0}
     stoppable = [change for change in pending if change.missing < 0]
@@ -140,9 +140,10 @@ def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[Step
         in_the_way = [change for change in stoppable if change.card_type in wanted]
         victim = (in_the_way or stoppable)[-1]  # the one of the lowest priority
         return [_step(victim, victim.missing, free, disruptive=True)]
-    stuck = pending[0]
-    goal, stuck.goal = stuck.goal, stuck.now
-    return [_as_step(stuck, "blocked", stuck.now, goal, disruptive=False)]
+    steps = [_as_step(each, "blocked", each.now, each.goal, disruptive=False) for each in pending]
+    for each in pending:
+        each.goal = each.now
+    return steps
 
 
 def _step(

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import read_bounded
 from optimizer.errors import Fault, InvalidRequest
 from optimizer.inferno_json import JsonObject
 from optimizer.questions.how_many import MOST_TOKENS
@@ -82,20 +83,19 @@ class Trace:
 
 def read_trace(path: Path, window_s: float) -> Trace:
     """Returns the trace in a file, which must last for at least a window. Raises InvalidRequest."""
-    with path.open("rb") as stream:
-        content = stream.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise _fault(path, f"more than {MOST_BYTES} bytes; give a part of it")
     try:
-        rows = _rows(path, csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")))
+        text = read_bounded(path, MOST_BYTES).decode("utf-8-sig")
+        rows = _rows(path, csv.reader(io.StringIO(text, newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise _fault(path, f"{error}; save it as CSV in UTF-8") from error
+        raise file_fault(path, f"{error}; save it as CSV in UTF-8") from error
+    except (OSError, ValueError) as error:
+        raise file_fault(path, str(error)) from error
     if len(rows) < 2:
-        raise _fault(path, f"{len(rows)} rows; give 2 to {MOST_ROWS}")
+        raise file_fault(path, f"{len(rows)} rows; give 2 to {MOST_ROWS}")
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     trace = Trace(rows[:, 0] - rows[0, 0], rows[:, 1], rows[:, 2])
     if trace.arrival_s[-1] < window_s:
-        raise _fault(path, f"it lasts {trace.arrival_s[-1]:g} s; give --peak at most that")
+        raise file_fault(path, f"it lasts {trace.arrival_s[-1]:g} s; give --peak at most that")
     return trace
 
 
@@ -105,18 +105,18 @@ def _rows(path: Path, reader: Iterator[list[str]]) -> Floats:
     for column, known in COLUMNS.items():
         index = next((names.index(name) for name in known if name in names), None)
         if index is None:
-            raise _fault(path, f"line 1: no column {column}; name the columns there")
+            raise file_fault(path, f"line 1: no column {column}; name the columns there")
         indices.append(index)
     values = array("d")
     for line, cells in enumerate(reader, start=2):
         if len(values) >= MOST_ROWS * len(COLUMNS):
-            raise _fault(path, f"more than {MOST_ROWS} rows; give a part of it")
+            raise file_fault(path, f"more than {MOST_ROWS} rows; give a part of it")
         for column, index in zip(COLUMNS, indices, strict=True) if cells else ():
             cell = cells[index].strip() if index < len(cells) else ""
             value = _seconds(cell) if column == "arrival_s" else _tokens(cell)
             if value is None:
                 allowed = ALLOWED_S if column == "arrival_s" else ALLOWED_TOKENS
-                raise _fault(path, f"line {line}: {column} is {cell[:50]!r}; give {allowed}")
+                raise file_fault(path, f"line {line}: {column} is {cell[:50]!r}; give {allowed}")
             values.append(value)
     return np.frombuffer(values).reshape(-1, len(COLUMNS))
 
@@ -131,11 +131,12 @@ def _seconds(cell: str) -> float | None:
         value = float(cell)
     except ValueError:
         try:
-            value = datetime.fromisoformat(cell).replace(tzinfo=UTC).timestamp()
+            moment = datetime.fromisoformat(cell)
+            value = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
         except ValueError:
             return None
     return value if abs(value) <= MOST_S else None
 
 
-def _fault(path: Path, message: str) -> InvalidRequest:
+def file_fault(path: Path, message: str) -> InvalidRequest:
     return InvalidRequest([Fault(str(path), message)])

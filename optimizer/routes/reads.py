@@ -31,8 +31,10 @@ def add_question_routes(http: HttpRoutes, service: OptimizerService) -> None:
     def explanation(name: str) -> Explanation:
         return explain(service.state.system, name, solve.cache)
 
-    @http.get("/plan")
-    @operation("Ordered steps from what runs to what is desired.", {200: PlanAnswer})
+    @http.get("/plan", in_turn=True)
+    @operation(
+        "Ordered steps from what runs to what is desired.", {200: PlanAnswer, **problems(503)}
+    )
     def steps() -> PlanAnswer:
         return plan(service.state.system, service.state.allocated)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarking.analysis.goodput import Slo
 from benchmarking.errors import InvalidResults
 from benchmarking.records import (
     ClientOverhead,
@@ -18,6 +19,9 @@ from benchmarking.records import (
     ServerUsage,
     Workload,
 )
+from benchmarking.report.page import report_html
+from benchmarking.results.row_metrics import run_metrics
+from benchmarking.rows.run_folder import RunFolder
 from benchmarking.run_files import RAW_FILE, RUN_FILE, append_records, read_run, write_run
 
 ENVIRONMENT = Environment("a machine", {"hearth": "1"}, ("run", "c.yaml"), "openai http://x", "y")
@@ -82,3 +86,19 @@ def test_what_a_completed_request_is(fields: dict[str, Any], code: str | None) -
     done = example_run().records[1]
     failure = replace(done, **fields).failure
     assert (failure.code if failure else None) == code
+
+
+def test_a_workbook_stays_until_another_run_has_its_own(tmp_path: Path) -> None:
+    book = tmp_path / "results.xlsx"
+    book.write_text("of an earlier run")
+    RunFolder(tmp_path / "r", example_run(), book)
+    assert book.read_text() == "of an earlier run"
+
+
+def test_records_of_a_row_that_a_kill_kept_from_the_run_hurt_no_figure(tmp_path: Path) -> None:
+    run = example_run()
+    append_records(tmp_path, [*run.records, *(replace(each, row=1) for each in run.records)])
+    write_run(tmp_path, run)
+    found = read_run(tmp_path)
+    assert run_metrics(found) == run_metrics(run)
+    assert report_html(found, Slo())

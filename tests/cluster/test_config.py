@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,19 @@ def test_settings_are_texts_whatever_yaml_reads(tmp_path: Path) -> None:
     text = LEAST.replace("s: {}", "s: {settings: {A: true, B: 3, C: 0.5}}")
     config, system = read_config(written(tmp_path, text + "accelerators: {A: {}, B: {}}\n"))
     assert config.recipes(system).settings["s"] == {"A": "true", "B": "3", "C": "0.5"}
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1, "9", [1], 10**400])
+def test_a_load_that_no_plan_can_be_for_is_refused(tmp_path: Path, rate: Any) -> None:
+    path = written(tmp_path, LEAST + BOTH)
+    (tmp_path / "system.json").write_text(json.dumps(system_json(rate)))
+    with pytest.raises(ConfigFaulty, match=r"arrivalRate of s is .*; give 0 to 1e"):
+        read_config(path)
+
+
+def test_a_replica_takes_a_cpu_where_the_file_names_nothing(tmp_path: Path) -> None:
+    config, system = read_config(written(tmp_path, LEAST + BOTH))
+    assert config.recipes(system).recipe(Group("s", "A", 1)).resources == {"CPU": 1}
 
 
 BOTH = "accelerators: {A: {}, B: {}}\n"

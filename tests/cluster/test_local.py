@@ -17,6 +17,7 @@ from cluster.engines import ENGINES, Engine
 from cluster.errors import ActuatorUnusable
 from cluster.replicas import Group, Recipe
 from lab.kit.servers import eventually
+from tests.full_disk import full_disk
 
 GROUP = Group("chat", "core", 8)
 MOCK = {"MOCK_MODEL": "1"}
@@ -140,6 +141,24 @@ def test_removing_a_replica_leaves_no_process_and_no_file(
     machine.mark_leaving("a")
 
 
+def test_what_cannot_be_recorded_does_not_run(tmp_path: Path, machine: LocalMachine) -> None:
+    engine = engine_of(sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path))
+    with full_disk(), pytest.raises(ActuatorUnusable, match="cannot be written"):
+        machine.place("a", GROUP, Recipe({}, {"CPU": 1}, engine))
+    assert machine.placed() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    mark = str(tmp_path).encode()
+    running = [path for path in Path("/proc").glob("[0-9]*/cmdline") if mark in bytes_of(path)]
+    assert not running
+
+
+def bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
 def test_a_record_of_another_boot_is_nobody_of_today(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text(json.dumps(RECORD))
     machine = LocalMachine(tmp_path)  # would have killed these tests
@@ -164,6 +183,14 @@ def test_what_is_no_record_is_left_alone(tmp_path: Path, text: str) -> None:
     assert machine.placed() == []
     machine.close()
     assert path.read_text() == text
+
+
+def test_a_folder_in_place_of_a_record_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "old.json").mkdir()
+    for _ in range(2):
+        machine = LocalMachine(tmp_path)
+        assert machine.placed() == []
+        machine.close()
 
 
 def test_one_controller_has_a_folder(tmp_path: Path) -> None:

@@ -145,8 +145,11 @@ def test_the_door_is_asked_with_its_token(tmp_path: Path) -> None:
     assert seen == [12]
 
 
-def test_a_door_that_says_nothing_of_use_is_told(tmp_path: Path) -> None:
-    with listening(sends(HEAD + PAGE)) as url:
+@pytest.mark.parametrize(
+    "page", [PAGE, *(b"hearth_proxy_waiting %b\n" % each for each in (b"NaN", b"-1", b"+Inf"))]
+)
+def test_a_door_that_says_nothing_of_use_is_told(tmp_path: Path, page: bytes) -> None:
+    with listening(sends(HEAD + page)) as url:
         for keys in (ProxyKeys(url=url), ProxyKeys(url=url, token_file=tmp_path / "none")):
             reader = PageReader(keys)
             with pytest.raises(MetricsUnread):

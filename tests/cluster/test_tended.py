@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.actuators import probes, tended
+from cluster.actuators.local import LocalMachine
 from cluster.actuators.machines import Placed
 from cluster.actuators.probes import ReplicaProbes
 from cluster.actuators.tended import GRACE_BEYOND_DRAIN_S, STEADY_S, TendedReplicas, Times
@@ -402,6 +403,19 @@ def test_replicas_go_on_when_the_controller_ends_and_stay_listed(
     assert path.stat().st_ino == before, "it has not been away for a moment"
     assert states(second) == [ReplicaState.READY]
     second.close()
+
+
+def test_machines_are_free_for_another_try_where_the_file_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("file/upstreams.yaml", "upstreams.yaml"):
+        machine, file = LocalMachine(tmp_path / "replicas"), UpstreamsFile(tmp_path / name)
+        if name.startswith("file"):
+            with pytest.raises(OSError, match="file"):
+                TendedReplicas(machine, Recipes({}, {}), file)
+        else:
+            TendedReplicas(machine, Recipes({}, {}), file).close()
 
 
 @pytest.mark.parametrize("text", ["upstreams: [http://a:1]\n", "", "# Written by"])

@@ -11,7 +11,8 @@ from threading import Barrier, Thread
 
 import pytest
 
-from common.files import OWNER_ALONE, whole_file, write_whole
+from common.files import OWNER_ALONE, append_whole, read_bounded, whole_file, write_whole
+from tests.full_disk import full_disk
 
 TOP = Path(__file__).parents[2]
 KILLED = 9
@@ -67,6 +68,24 @@ def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("room", [0, 1, 9])
+def test_what_finds_no_room_is_not_appended(tmp_path: Path, room: int) -> None:
+    path = tmp_path / "lines"
+    append_whole(path, b"one\n")
+    with full_disk(4 + room), pytest.raises(OSError, match="large"):
+        append_whole(path, b"two, three\n")
+    append_whole(path, b"four\n")
+    assert path.read_bytes() == b"one\nfour\n"
+
+
+def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_bounded(tmp_path / "file", 5) == b"12345"
+    for endless in (tmp_path / "file", Path("/dev/zero")):
+        with pytest.raises(ValueError, match="it has more than 4 bytes; shorten it"):
+            read_bounded(endless, 4)
+
+
 def test_of_many_that_create_a_file_at_once_one_does_and_all_find_that_one(tmp_path: Path) -> None:
     path, start = tmp_path / "secret", Barrier(8)
     found: list[str] = []
@@ -91,7 +110,7 @@ def test_of_many_that_create_a_file_at_once_one_does_and_all_find_that_one(tmp_p
 OTHERWISE = {
     "benchmarking/load/process.py": "a pipe",
     "weights/drivers/server.py": "a log",
-    "cluster/controller/journal.py": "appends a line at a time",
+    "common/files.py": "for all others",
     "cluster/actuators/api_process.py": "locks, which are empty",
     "cluster/actuators/local.py": "a lock, which is empty",
     "inference_api/loading/packing/folder.py": "locks, and moves its files itself",

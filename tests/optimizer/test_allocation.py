@@ -158,7 +158,7 @@ def test_later_duplicates_replace_earlier_ones() -> None:
 def test_card_type_without_capacity_has_no_cards() -> None:
     answer = solve(system([server()], capacity={"B": 10}))
     assert chosen(answer) == ("B", 2)
-    assert [(u.card_type, u.count, u.limit) for u in answer.card_use] == [("B", 4, 10)]
+    assert [(u["type"], u["count"], u["limit"]) for u in answer.card_use] == [("B", 4, 10)]
 
 
 def test_cplex_is_answered_by_highs_and_said_so() -> None:

@@ -14,7 +14,7 @@ from optimizer.questions.plan import plan
 from optimizer.questions.prediction import analyze
 from optimizer.questions.queries import AnalyzeQuery, SizeQuery, size
 from optimizer.questions.whatif import WhatIfQuery, what_if
-from optimizer.spec import AllocationData
+from optimizer.spec import AllocationData, ServiceClassSpec
 from optimizer.stabilize import Stability
 from optimizer.system import System
 from tests.optimizer.support import SPEED, perf, server, system, target
@@ -110,6 +110,16 @@ def test_plan_reports_what_never_fits() -> None:
     told = plan(system([one], capacity={"A": 4}), frozenset())
     assert [s["action"] for s in told["steps"]] == ["scale-up", "blocked"]
     assert told["blocked"] == 1
+
+
+def test_plan_knows_the_class_of_servers_that_name_none() -> None:
+    last, first = (
+        server(name, desiredAlloc=at("A", 1)) | {"class": of}
+        for name, of in (("a", "low"), ("z", ""))
+    )
+    one = system([last, first], capacity={"A": 1})
+    one = one.with_classes([ServiceClassSpec(name="Free", priority=1)])
+    assert steps(one) == [("scale-up", "z", "A", 0, 1), ("blocked", "a", "A", 0, 1)]
 
 
 def test_plan_scales_to_zero_only_what_was_allocated_so() -> None:

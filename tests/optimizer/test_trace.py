@@ -37,6 +37,8 @@ def test_published_traces_are_read_as_they_are(tmp_path: Path) -> None:
     azure += "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:05.0319600,110,27\n"
     found = read(tmp_path, azure)
     assert found.arrival_s[-1] == pytest.approx(1.052)
+    zones = HEAD + "2026-03-29T01:30:00+01:00,1,1\n2026-03-29T03:30:00+02:00,1,1\n"
+    assert read(tmp_path, zones).arrival_s[-1] == 3600
     burst = "\ufeffTimestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     burst += "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,230,1317,Conversation log\n"
     assert read(tmp_path, burst).arrival_s[-1] == 40
@@ -70,7 +72,7 @@ def test_no_more_is_read_than_the_bounds(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(InvalidRequest, match="more than 3 rows; give a part of it"):
         read(tmp_path, HEAD + "1,2,3\n" * 4)
     monkeypatch.setattr(traces, "MOST_BYTES", 40)
-    with pytest.raises(InvalidRequest, match="more than 40 bytes; give a part of it"):
+    with pytest.raises(InvalidRequest, match="more than 40 bytes; shorten it"):
         read(tmp_path, HEAD + "1,2,3\n" * 2)
     (tmp_path / "trace.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidRequest, match="save it as CSV in UTF-8"):

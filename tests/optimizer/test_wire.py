@@ -8,6 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from common.stores import Record
+from optimizer import inferno_json
 from optimizer.app import create_app
 from optimizer.settings import Settings
 from optimizer.state import from_records
@@ -160,3 +161,17 @@ def test_odd_keys_and_depths_are_refused_in_few_words(
     assert response.status_code == 400
     assert said in response.get_json()["message"]
     assert len(response.text) < 1000
+
+
+def test_no_body_has_more_faults_than_a_list_may_have_entries(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inferno_json, "MAX_ENTRIES", 100)
+    long_ = {"": "servers has 101 entries; give 100 or fewer"}
+    assert faults(client, "POST", "/setServers", {"servers": [0] * 101}) == long_
+    misspelt = [{"name": "s", "minreplicas": 1, "maxreplicas": 2}] * 60
+    many = faults(client, "POST", "/setServers", {"servers": misspelt})
+    assert many == {"": "120 faults; send fewer entries"}
+    targets = {"name": "c", "modelTargets": [0] * 100}
+    found = faults(client, "POST", "/setServiceClasses", {"serviceClasses": [targets] * 3})
+    assert [*found] == [f"serviceClasses[{number}].modelTargets[0]" for number in range(3)]

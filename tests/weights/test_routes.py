@@ -190,6 +190,15 @@ def test_an_invalid_body_is_refused_with_its_place_and_stores_nothing(
     assert client.get("/weights/sessions").get_json()["sessions"] == []
 
 
+def test_of_many_wrong_numbers_the_first_of_each_list_is_told(client: FlaskClient) -> None:
+    wrong = {"weights": ["x"] * 256, "performance_metric": 1}
+    body = search(256) | {"observations": [wrong] * 3}
+    answer = post(client, "/weights/sessions/s/observations", body, 422)
+    places = [each["loc"] for each in answer["detail"]]
+    assert places == [["body", "observations", number, "weights", 0] for number in range(3)]
+    assert len(post(client, UPDATE, search(2) | wrong, 422)["detail"]) == 1
+
+
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"session_id": "\\ud800"}']
 )

@@ -6,6 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from weights.partition import MAX_NEIGHBOURS, neighbours
 from weights.samplers import SamplerName, choose_sampler
 from weights.samplers.assessment import assess
 from weights.samplers.concentration import most_likely_concentration
@@ -232,3 +233,10 @@ def test_any_finite_metric_gets_finite_answers(metric: Metric) -> None:
     assert last.predicted_spread is not None
     assert np.isfinite([last.predicted_metric, last.predicted_spread]).all()
     assert np.isfinite(assess(FREE, told).best.metric)
+
+
+def test_of_many_whole_layer_splits_so_many_are_looked_at_as_a_model_can_take() -> None:
+    problem = Problem((0.0,) * 256, (1.0,) * 256, num_layers=512)
+    found = neighbours((2 / 512,) * 256, problem)
+    assert MAX_NEIGHBOURS / 2 < len(set(found)) == len(found) <= MAX_NEIGHBOURS
+    assert all(sum(shares) == 1 for shares in found)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gguf import GGUFReader
 
+from common.files import read_bounded
 from weights.errors import EngineUnusable
 
 MAX_CONFIG_BYTES = 2**20
@@ -31,10 +32,7 @@ def _of_file(file: Path) -> object:
 
 
 def _of_folder(folder: Path) -> object:
-    path = folder / "config.json"
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise ValueError(f"config.json is larger than {MAX_CONFIG_BYTES} bytes")
-    config = json.loads(path.read_bytes())
+    config = json.loads(read_bounded(folder / "config.json", MAX_CONFIG_BYTES))
     if not isinstance(config, dict):
         raise ValueError("config.json is no object")
     return config.get("text_config", config)["num_hidden_layers"]

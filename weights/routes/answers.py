@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
@@ -189,10 +190,6 @@ def problems(*statuses: int) -> dict[int, type[Problem]]:
 
 def _fields(proposal: Proposal) -> dict[str, object]:
     """Returns the fields that were set."""
-    fields = {
-        "weights": proposal.shares,
-        "model": proposal.model,
-        "predicted_metric": proposal.predicted_metric,
-        "predicted_spread": proposal.predicted_spread,
-    }
+    fields = asdict(proposal)
+    fields["weights"] = fields.pop("shares")
     return {name: value for name, value in fields.items() if value is not None}

@@ -362,8 +362,21 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, arguments: list[str], reaso
 
 
 @pytest.mark.parametrize(
-    "option", [("--seconds", "nan"), ("--seconds", "inf"), ("--start-qps", "1e308")]
+    "content", ["[]", "{}", "[" * 100_000, "\0", '{"models": [1]}', '{"models": [{"name": "m"}]}']
 )
+def test_what_is_no_performance_data_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "perf.json").write_text(content)
+    optimizer = ("--optimizer", "http://127.0.0.1:9")
+    for perf in (tmp_path / "perf.json", Path("/dev/zero"), tmp_path):
+        status, said = command("predict", tmp_path, "--perf", perf, *optimizer)
+        assert (status, f"{perf}: " in said, "see fit" in said) == (2, True, True), said
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--seconds", "nan"), ("--seconds", "inf"), ("--start-qps", "1e308"),
+     ("--input-tokens", "10000001"), ("--output-tokens", "0"), ("--seed", str(2**63))],
+)  # fmt: skip
 def test_numbers_that_no_load_can_have_are_refused_before_any_is_sent(
     option: tuple[str, str],
 ) -> None:

@@ -1,16 +1,21 @@
 """Names, files and workbook as documented; other clients' files are read as well as ours."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import openpyxl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarking.errors import InvalidResults, NotWritable
 from benchmarking.records import Workload
 from benchmarking.results.documented_runs import imported_run
 from benchmarking.results.result_files import RowResult, file_stem, read_rows
+from benchmarking.results.row_metrics import run_metrics
 from benchmarking.results.workbook import COLUMNS, batch_columns, write_workbook
 
 UUID = "12345678-9abc-def0-1234-56789abcdef0"
@@ -159,6 +164,44 @@ def test_a_workbook_that_cannot_be_written_says_where(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotWritable, match="file"):
         write_workbook(tmp_path / "file" / "run.xlsx", [])
+
+
+def test_a_run_of_failures_without_times_has_figures(tmp_path: Path) -> None:
+    write_other_clients_files(tmp_path)
+    (tmp_path / f"{STEM}_individual_responses.json").write_text(json.dumps([FAILED, FAILED]))
+    (row,) = run_metrics(imported_run(tmp_path))["rows"]
+    assert (row["num_completed_requests"], row["steady_window"]["requests_per_s"]) == (0, 0)
+
+
+def test_names_in_a_workbook_are_text(tmp_path: Path) -> None:
+    write_workbook(tmp_path / "run.xlsx", [RowResult("x", {"model": "=1+\0\x0b1"}, [])])
+    assert openpyxl.load_workbook(tmp_path / "run.xlsx")["Sheet1"]["B2"].data_type == "s"
+    assert ("x", "=1+1") in [line[:2] for line in sheet_of(tmp_path / "run.xlsx")]
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=1),
+    max_leaves=2,
+)
+
+
+@given(st.sampled_from(["_summary.json", "_individual_responses.json"]), st.data(), ODD)
+def test_whatever_another_client_wrote_is_read_or_refused(
+    kind: str, data: st.DataObject, value: Any
+) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        write_other_clients_files(folder)
+        path = folder / f"{STEM}{kind}"
+        content = json.loads(path.read_text())
+        changed = content if isinstance(content, dict) else content[1]
+        changed[data.draw(st.sampled_from(sorted(changed)))] = value
+        path.write_text(json.dumps(content))
+        with suppress(InvalidResults):
+            write_workbook(folder / "run.xlsx", list(read_rows(folder)))
+        with suppress(InvalidResults):
+            run_metrics(imported_run(folder))
 
 
 def sheet_of(path: Path) -> list[tuple[Any, ...]]:

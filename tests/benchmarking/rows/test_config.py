@@ -78,6 +78,12 @@ def test_every_wrong_key_of_a_config_is_named(tmp_path: Path) -> None:
         ("api_base: http://me:secret@host/v1", "BENCHMARK_API_KEY"),
         ("run_name: ../up", 'run_name: is "../up"; give one that fits'),
         ("sampling_params: {stream: false}", "stream belongs to the benchmark"),
+        ("sampling_params: {top_p: .nan}", "NaN and infinity cannot be sent"),
+        ("consolidated_name: '{run_name.__class__}'", "only {run_name} and {date}"),
+        ("consolidated_name: '{run_name:>99999999}'", "only {run_name} and {date}"),
+        ("seed: 1\nseed: 2", "appears twice"),
+        ("sampling_params: {a: &a [1], b: [*a, *a]}", "anchors and aliases"),
+        (f"sampling_params: {'[' * 100_000}", "nested more than 8 levels"),
     ],
 )
 def test_values_that_cannot_work_are_refused(tmp_path: Path, line: str, part: str) -> None:
