@@ -91,7 +91,7 @@ class Settings(BaseSettings, ModelSettings):
     drain_timeout_s: float = Field(60.0, alias="DRAIN_TIMEOUT", ge=0, le=3600)
     stream_end_marker: str = ""
     mock_model: bool = False
-    mock_tokens_per_second: float = Field(3000.0, gt=0, le=1e6)
+    mock_tokens_per_second: float = Field(3000.0, ge=0.01, le=1e6)
     jwt_secret: SecretStr | None = None
     allowed_hosts: Hosts = ()
     cors_origins: Origins = (LOCAL,)
