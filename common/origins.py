@@ -27,7 +27,7 @@ def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
     for origin in origins:
         if not ORIGIN.fullmatch(origin):
             raise ValueError(
-                f"'{origin}' is no origin, which is scheme://host[:port] in lower case, and "
+                f"{origin!r} is no origin, which is scheme://host[:port] in lower case, and "
                 "neither local, none nor *"
             )
     return origins
@@ -36,7 +36,7 @@ def _check_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
 def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     for host in hosts:
         if not HOST.fullmatch(host):
-            raise ValueError(f"'{host}' is no name of a host in lower case, without a port")
+            raise ValueError(f"{host!r} is no name of a host in lower case, without a port")
     return hosts
 
 

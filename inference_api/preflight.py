@@ -109,9 +109,10 @@ def _port_faults(settings: Settings) -> list[str]:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
-        except OSError as error:
+        except (OSError, TypeError, ValueError) as error:  # the last two: no name of a host
+            reason = error.strerror if isinstance(error, OSError) else error
             return [
-                f"SERVICE_HOST={address[0]}, SERVICE_PORT={address[1]} cannot be bound "
-                f"({error.strerror}); stop what holds the port or choose another."
+                f"SERVICE_HOST={address[0]!r}, SERVICE_PORT={address[1]} cannot be bound "
+                f"({reason}); stop what holds the port or choose another."
             ]
     return []

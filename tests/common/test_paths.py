@@ -1,6 +1,7 @@
 """Settings of all services as people write them: paths in a home folder, empty variables."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -36,6 +37,13 @@ def path_settings() -> Iterator[tuple[str, TypeAdapter[Any]]]:
             if has_path(field.annotation):
                 annotated: Any = Annotated[field.annotation, *field.metadata, None]
                 yield f"{settings.__module__}.{name}", TypeAdapter(annotated)
+
+
+def variables(settings: type[BaseSettings]) -> Iterator[str]:
+    for name, field in settings.model_fields.items():
+        alias = field.validation_alias or field.alias or name
+        for each in alias.choices if isinstance(alias, AliasChoices) else [alias]:
+            yield str(each).upper()
 
 
 def test_a_tilde_is_the_home_folder_in_every_path(
@@ -83,8 +91,16 @@ def test_an_empty_variable_counts_as_unset(
     settings: type[BaseSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_default = settings()
-    for name, field in settings.model_fields.items():
-        alias = field.validation_alias or field.alias or name
-        for each in alias.choices if isinstance(alias, AliasChoices) else [alias]:
-            monkeypatch.setenv(str(each).upper(), "")
+    for variable in variables(settings):
+        monkeypatch.setenv(variable, "")
     assert settings() == by_default
+
+
+@pytest.mark.parametrize("settings", SERVICES)
+def test_bytes_that_are_no_text_are_no_traceback(
+    settings: type[BaseSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in variables(settings):
+        with monkeypatch.context() as patched, suppress(StartupError):
+            patched.setenv(variable, "http://\udcff")
+            read_settings(settings, StartupError)

@@ -39,6 +39,13 @@ def test_torch_that_says_nothing_is_asked_again_by_the_loader(
     assert hardware.cuda_faults() == []
 
 
+@pytest.mark.parametrize("host", ["\udcff", "a..b"])
+def test_name_that_no_host_can_have_is_a_fault(host: str) -> None:
+    settings = Settings(service_host=host, service_port=free_port())
+    with pytest.raises(StartupError, match=r"SERVICE_HOST='.*', SERVICE_PORT=\d+ cannot be"):
+        check_start(settings, with_model=False)
+
+
 def test_a_folder_for_pages_must_be_one_that_this_process_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
