@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from urllib.parse import quote
 
 import click
 import jwt
@@ -107,7 +108,7 @@ def welcome(model: str, url: str, proxy_url: str, secret: str) -> str:
     token = jwt.encode({"team_id": "local", "token_id": "make-serve"}, secret, algorithm="HS256")
     return (
         f"\nHearth is serving {model}. Try it:\n\n"
-        f"curl -N {proxy_url}/predictions/{model} "
+        f"curl -N {proxy_url}/predictions/{quote(model)} "
         f"-H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' "
         f'-d \'{{"text": "{QUESTION}", "temperature": 0}}\'\n'
         f"\nDashboard: {url}/\n"

@@ -1,15 +1,26 @@
 """What `serve` does before it starts anything; tests/e2e/test_make_serve.py runs it whole."""
 
+import shlex
 import stat
 import subprocess
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from inference_api.errors import StartupError
 from scripts import serve
 from scripts.jwt_util import SECRET_PATH
-from scripts.serve import kept_secret, name_smollm2
+from scripts.serve import kept_secret, name_smollm2, welcome
+
+
+def test_printed_line_asks_for_the_model_whatever_its_name_has() -> None:
+    name = "owner/my model's\\é & co"
+    printed = welcome(name, "http://127.0.0.1:7000", "http://[::1]:1223", "s" * 32)
+    [line] = [each for each in printed.splitlines() if each.startswith("curl ")]
+    url = shlex.split(line)[2]
+    assert url.isascii()
+    assert unquote(url) == f"http://[::1]:1223/predictions/{name}"
 
 
 def test_a_directory_that_cannot_keep_the_secret_is_named_with_the_remedy(
