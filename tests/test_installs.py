@@ -2,6 +2,7 @@
 with the extra `serve`, and so on. What else is here cannot be imported meanwhile.
 """
 
+import json
 import re
 import subprocess
 import sys
@@ -25,7 +26,7 @@ EXTRAS: dict[str, list[str]] = METADATA["optional-dependencies"]
 # Packages of ours, whole but for what is named after them, by the files that they need
 # beside requirements-core.txt.
 PARTS = {
-    None: "common proxy scripts.agent scripts.hearth scripts.init scripts.jwt_util",
+    "": "common proxy scripts.agent scripts.hearth scripts.init scripts.jwt_util",
     "requirements-serve.txt": (
         "inference_api -inference_api.engine.cuda scripts.serve scripts.bundle "
         "scripts.fetch_smollm2"
@@ -35,25 +36,34 @@ PARTS = {
     "requirements-bench.txt": "benchmarking",
     "requirements-cluster.txt": "cluster",
 }
+# What all parts have is imported once: each of the others is in a process forked from that.
 IMPORT_ALL = """
-import importlib, pkgutil, sys
-
-refused, wanted = set(sys.argv[1].split()), sys.argv[2].split()
-left_out = tuple(name[1:] for name in wanted if name.startswith("-"))
+import importlib, json, os, pkgutil, sys
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in refused:
-            raise ModuleNotFoundError(f"{name} is not installed with this part")
+            raise ModuleNotFoundError(f"{name} is not installed with {files}")
+
+def import_all(wanted):
+    left_out = tuple(name[1:] for name in wanted if name.startswith("-"))
+    for name in wanted:
+        if not name.startswith("-"):
+            package = importlib.import_module(name)
+            for each in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}."):
+                is_program = each.name.endswith(("__main__", "gunicorn.conf"))
+                if not is_program and not each.name.startswith(left_out or "-"):
+                    importlib.import_module(each.name)
 
 sys.meta_path.insert(0, Refuse())
-for name in wanted:
-    if not name.startswith("-"):
-        package = importlib.import_module(name)
-        for each in pkgutil.walk_packages(getattr(package, "__path__", ()), f"{name}."):
-            is_program = each.name.endswith(("__main__", "gunicorn.conf"))
-            if not is_program and not each.name.startswith(left_out or "-"):
-                importlib.import_module(each.name)
+(files, refused, wanted), *others = json.load(sys.stdin)
+import_all(wanted)
+for files, refused, wanted in others:
+    if not (child := os.fork()):
+        import_all(wanted)
+        sys.exit()
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"fault: {files}")
 """
 
 
@@ -83,9 +93,22 @@ distributions_of_modules = cache(packages_distributions)  # reads the metadata o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", PARTS)
-def test_a_part_imports_with_what_its_install_brings(files: str | None) -> None:
-    read = ["requirements-core.txt", *(files or "").split()]
+def test_each_part_imports_with_what_its_install_brings() -> None:
+    parts = [(files, [*refused_beside(files)], names.split()) for files, names in PARTS.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL],
+        cwd=TOP,
+        input=json.dumps(parts),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def refused_beside(files: str) -> set[str]:
+    """The modules of what is here but does not come with that part."""
+    read = ["requirements-core.txt", *files.split()]
     brought = with_dependencies([each for file in read for each in listed(file)])
     refused = {
         module
@@ -93,10 +116,7 @@ def test_a_part_imports_with_what_its_install_brings(files: str | None) -> None:
         if not brought & {canonicalize_name(name) for name in distributions}
     }
     assert ({"torch", "transformers"} <= refused) == ("requirements-train.txt" not in read)
-    names = " ".join(refused - {"common", "inference_api", "scripts", *PARTS[files].split()})
-    command = [sys.executable, "-c", IMPORT_ALL, names, PARTS[files]]
-    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
+    return refused - {"common", "inference_api", "scripts", *PARTS[files].split()}
 
 
 def test_everything_is_what_the_parts_need() -> None:
