@@ -1,4 +1,4 @@
-"""A real optimizer over HTTP, in a thread."""
+"""A real optimizer over HTTP, in a thread; and reports without pictures."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ from threading import Thread
 import pytest
 from werkzeug.serving import make_server
 
+from benchmarking.report import page
 from optimizer.app import create_app
 from optimizer.settings import Settings
 
@@ -24,3 +25,9 @@ def optimizer_url(tmp_path: Path) -> Iterator[str]:
     finally:
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have a place for each, in a tenth of the time: report/test_page.py has them drawn."""
+    monkeypatch.setattr(page, "to_svg", lambda figure, name: "<svg></svg>")

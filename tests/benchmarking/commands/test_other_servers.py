@@ -21,6 +21,8 @@ from benchmarking.run_files import read_run
 from lab.kit import scripted_server
 from lab.kit.scripted_server import Script, ScriptedServer, scripted
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 QUICK = Script((0.02, 0.005, 0.005), (" a", " b", " c"), {"completion_tokens": 3})
 ASKED = ("--input-tokens", "40", "--output-tokens", "3", "--max-concurrency", "2")
 
