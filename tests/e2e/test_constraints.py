@@ -14,7 +14,7 @@ from lab.benches.engine.schemas import SCHEMAS
 from lab.kit.servers import ServedApi
 
 MODEL = "hearth-tiny"
-NUM_REQUESTS = 200
+NUM_REQUESTS = 120
 QUESTION: list[Any] = [{"role": "user", "content": "Tell me about Nairobi."}]
 
 

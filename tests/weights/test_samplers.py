@@ -193,7 +193,7 @@ def test_the_classic_loop_ends_at_its_optimum() -> None:
         return 1.0 / max(float(((weights - optimum) ** 2).sum()), 1e-30)
 
     distances = []
-    for seed in range(9):
+    for seed in range(5):
         told, _ = search("adaptive", problem, metric, 20, seed)
         best = assess(problem, told).best
         distances.append(float(np.linalg.norm(np.array(best.shares) - optimum)))

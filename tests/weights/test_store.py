@@ -134,7 +134,7 @@ def test_a_deleted_session_is_forgotten_and_may_start_anew(store: WeightStore) -
     assert store.append("s", problem(3), [Observation((1.0, 0.0, 0.0), 0)]).is_first
 
 
-PROCESSES, UPDATES = 8, 50
+PROCESSES, UPDATES = 8, 25
 
 # One process that becomes all of them: imports are most of what each would take.
 TELLER = """
