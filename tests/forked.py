@@ -1,9 +1,10 @@
 """Servers for tests, forked from a Python that has imported their modules.
 
 Imports are most of what the start of a server costs, and tests start hundreds. Each process of
-pytest has one fork server, from its first use to its end. It starts no thread and reads no
-setting: what is forked gets arguments, environment, folder and log of its own, and then runs a
-module as `python -m` does. Tests of the start itself run the true command.
+pytest has one fork server, to its end: from its first use, or, a worker, forked from one that has
+imported for all. It starts no thread and reads no setting: what is forked gets arguments,
+environment, folder and log of its own, and then runs a module as `python -m` does. Tests of the
+start itself run the true command.
 """
 
 import atexit
@@ -80,10 +81,15 @@ class ForkedProcess:
 class ForkServer:
     """The process that forks. Any thread may ask it; it answers one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, of: "ForkServer | None" = None) -> None:
+        """Starts it, or has it forked `of` another one."""
         self._connection, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._turn = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
         with its_end:
+            if of:  # which may still import: nobody waits for that
+                socket.send_fds(of._connection, [b'{"serve": 1}'], [its_end.fileno()])
+                return
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.forked", str(its_end.fileno())],
                 cwd=servers.ROOT,
@@ -115,7 +121,8 @@ class ForkServer:
 
     def close(self) -> None:
         self._connection.close()
-        self._process.wait(END_TIMEOUT_S)
+        if self._process:
+            self._process.wait(END_TIMEOUT_S)
 
     def _ask(self, message: Mapping[str, Any], fds: list[int]) -> int:
         with self._turn:
@@ -123,9 +130,19 @@ class ForkServer:
             return int(self._connection.recv(MAX_MESSAGE_BYTES))
 
 
+def fork_servers(count: int) -> list[ForkServer]:
+    """One for each worker that is to be forked from this process, and last the one that imports
+    for all."""
+    first = ForkServer()
+    return [*(ForkServer(first) for _ in range(count)), first]
+
+
+given: list[ForkServer] = []  # to this worker
+
+
 @cache
 def fork_server() -> ForkServer:
-    server = ForkServer()
+    server = given[0] if given else ForkServer()
     atexit.register(server.close)
     return server
 
@@ -137,6 +154,13 @@ def _serve(connection: socket.socket) -> str:
         if not message:
             sys.exit()
         asked = json.loads(message)
+        if "serve" in asked:
+            if os.fork() == 0:
+                connection.close()
+                connection = socket.socket(fileno=fds[0])
+            else:
+                os.close(fds[0])
+            continue
         if "reap" in asked:
             answer = os.waitstatus_to_exitcode(os.waitpid(asked["reap"], 0)[1])
         elif (answer := os.fork()) == 0:

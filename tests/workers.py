@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.forked import fork_servers, given
 from tests.ports import leave_to_other_workers
 
 NUMBER = struct.Struct("i")
@@ -62,6 +63,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
             "--workers forks, but there are threads: a module of tests starts some at import, "
             "or OpenBLAS does without OMP_NUM_THREADS=1"
         )
+    are_slow = any(item.get_closest_marker("slow") for item in session.items)
+    servers = fork_servers(options.workers) if are_slow else []
     queue = numbers(len(files))
     workers: list[Worker] = []
     sys.stdout.flush()
@@ -71,6 +74,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         if (pid := os.fork()) == 0:
             receiving.close()
             become_worker(session, number, sending)
+            given.extend(servers[number : number + 1])
             run(session, [*files.values()], queue)
             return True
         sending.close()
@@ -81,6 +85,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     finally:
         for worker in workers:
             end(worker)
+        for server in servers:
+            server.close()
     return True
 
 
