@@ -25,6 +25,7 @@ UNSAID = {
     "client_rates_unusable",
     *(name for name in COLUMNS if name.startswith(("acceptance", "tokens_per_step"))),
 }
+OUTPUT_TOKENS = 10
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +36,14 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedApi]:
 
 @pytest.fixture(scope="module")
 def results(api: ServedApi, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """benchmarking/config.yaml as it is shipped, but written elsewhere."""
+    """benchmarking/config.yaml as it is shipped, but written elsewhere, and with short answers."""
     folder = tmp_path_factory.mktemp("results")
-    config = (ROOT / "benchmarking" / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(config.replace("var/benchmarks", str(folder)))
+    config, models = ROOT / "benchmarking" / "config.yaml", folder / "models.csv"
+    asked = config.with_name("model_configs_example.csv").read_text()
+    models.write_text(asked.replace(",50,", f",{OUTPUT_TOKENS},"))
+    written = config.read_text().replace("var/benchmarks", str(folder))
+    written = written.replace("benchmarking/model_configs_example.csv", str(models))
+    (folder / "config.yaml").write_text(written)
     subprocess.run(
         [sys.executable, "-m", "benchmarking", "run", str(folder / "config.yaml")],
         cwd=ROOT,
@@ -71,7 +76,7 @@ def test_every_row_has_its_files_with_every_key_filled(rows: list[RowResult]) ->
             empty = {name for name, value in response.items() if value in (None, "")}
             assert empty <= {"error_code", "error_msg", "server_switching_time", "acceptance_rate"}
             assert response["number_input_tokens"] in (100, 500)
-            assert response["server_number_output_tokens"] == 50
+            assert response["server_number_output_tokens"] == OUTPUT_TOKENS
             assert response["client_inter_token_latencies_s"][0] >= response["server_ttft_s"]
 
 

@@ -29,17 +29,21 @@ def test_gunicorn_listens_on_the_address_that_is_set(host: str) -> None:
         ("weights", "WEIGHTS_PORT", "The weights service"),
     ],
 )
-def test_a_wrong_setting_ends_the_start(module: str, variable: str, service: str) -> None:
+def test_wrong_settings_end_the_start_with_every_fault(
+    module: str, variable: str, service: str
+) -> None:
+    threads = f"{module.upper()}_THREADS"
     ended = subprocess.run(
         [sys.executable, "-m", module],
-        env=environment(**{variable: "none"}),
+        env=environment(**{variable: "none", threads: "0"}),
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert ended.returncode == 1
-    assert ended.stderr.startswith(f"{service} cannot start:\n  - {variable}=")
-    assert ended.stderr.count("\n") == 2
+    said, *faults = ended.stderr.splitlines()
+    assert said == f"{service} cannot start:"
+    assert [fault.partition("=")[0] for fault in faults] == [f"  - {variable}", f"  - {threads}"]
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def test_every_stage_runs_and_a_second_run_has_nothing_to_do(tmp_path: Path) -> 
     file.write_text("\n".join(QUESTIONS))
     output = tmp_path / "heads"
     options = ["--model", MODEL, "--prompts", file, "--work", tmp_path / "work"]
-    options += ["--output", output, "--answers", "60", "--max-tokens", "24", "--heads", "2"]
+    options += ["--output", output, "--answers", "40", "--max-tokens", "24", "--heads", "2"]
     arguments = [str(option) for option in [*options, "--variant", "full", "--steps", "60"]]
     assert main(arguments) == 0
     weights = (output / "medusa_lm_head.safetensors").read_bytes()
