@@ -1,7 +1,8 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,25 @@ Tiny = Callable[[str], Path]
 def _one_thread() -> None:
     """For transformers' models too: threads that share tiny matrices wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[None]:
+    """Triton's, without what takes most of its time: it puts operations of its own in the place of
+    the language's at every call of a function in a kernel, though they stay there."""
+    from triton.runtime.interpreter import InterpretedFunction, _patch_lang
+
+    patched = set[str]()
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.fn.__module__ not in patched:
+            patched.add(self.fn.__module__)
+            _patch_lang(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "__call__", call)
+        yield
 
 
 @pytest.fixture(scope="session")

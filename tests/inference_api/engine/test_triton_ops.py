@@ -48,7 +48,7 @@ DRAFTED = [
 
 
 @pytest.fixture(autouse=True)
-def _poisoned() -> Iterator[None]:
+def _poisoned(interpreter: None) -> Iterator[None]:
     """What is not written is no number; on CUDA, cuBLAS would refuse."""
     torch.use_deterministic_algorithms(DEVICE.type == "cpu")
     with np.errstate(all="ignore"):

@@ -33,7 +33,7 @@ NAMES = ("gemma3-capped", "gpt-oss", "olmo3", "falcon-7b")
 
 
 @pytest.fixture(autouse=True)
-def _inference_mode() -> Iterator[None]:
+def _inference_mode(interpreter: None) -> Iterator[None]:
     with torch.inference_mode(), np.errstate(all="ignore"):
         yield
 

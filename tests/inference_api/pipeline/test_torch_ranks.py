@@ -48,7 +48,7 @@ OF_ONE_TOKEN = (RowStep(1, 3, (9,), (SEEDED,)),)
 
 
 @pytest.fixture(autouse=True)
-def _interpreted() -> Iterator[None]:
+def _interpreted(interpreter: None) -> Iterator[None]:
     """Triton's interpreter computes what nobody reads, too."""
     with np.errstate(all="ignore"):
         yield
