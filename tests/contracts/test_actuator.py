@@ -197,30 +197,22 @@ def test_start_has_as_many_as_asked_and_says_how_many_find_no_room(
     eventually(lambda: sorted(scene.listed()) == sorted(each.url or "" for each in replicas))
 
 
-def test_stop_ends_no_more_than_it_was_told(scene: Scene, actuator: Actuator) -> None:
+def test_stop_ends_no_more_than_it_was_told_and_that_ends_its_streams(
+    scene: Scene, actuator: Actuator
+) -> None:
     actuator.start(CHAT, 1)
     assert len(actuator.start(WIDE, 1).started) == 1, "rows are fixed: another group"
     (chat,) = ready(actuator, 1)
     (wide,) = ready(actuator, 1, WIDE)
     assert actuator.stop(CHAT, 1).stopped == actuator.stop(Group("x", "core", 8), 0).stopped == ()
-    assert actuator.stop(CHAT, 0).stopped == (chat.name,)
-    assert actuator.stop(CHAT, 0).stopped == ()
-    eventually(lambda: list(actuator.replicas()) == [wide], DEADLINE_S)
-    assert scene.listed() == [wide.url]
-
-
-def test_a_stopped_replica_leaves_the_upstreams_and_ends_its_streams(
-    scene: Scene, actuator: Actuator
-) -> None:
-    actuator.start(CHAT, 1)
-    (replica,) = ready(actuator, 1)
     text = "b" * 100  # two seconds of tokens
-    with stream(replica, text) as answer:
-        assert actuator.stop(CHAT, 0).stopped == (replica.name,)
+    with stream(chat, text) as answer:
+        assert actuator.stop(CHAT, 0).stopped == (chat.name,)
+        assert actuator.stop(CHAT, 0).stopped == ()
         assert states(actuator) == [ReplicaState.DRAINING]
-        assert scene.listed() == []
+        assert scene.listed() == [wide.url]
         assert answer.read().decode() == text
-    eventually(lambda: not actuator.replicas(), DEADLINE_S)
+    eventually(lambda: list(actuator.replicas()) == [wide], DEADLINE_S)
 
 
 def test_a_controller_that_is_started_again_finds_what_runs(scene: Scene) -> None:

@@ -13,7 +13,7 @@ from inference_api.bundle.members import Failure, Needs, Policy, UnloadMode
 from inference_api.errors import UnloadRefused
 from tests.inference_api.bundle.simulated_bundle import LoadOutcome, SimulatedBundle
 
-TURNS = 400
+TURNS = 250
 DAYS = max(10, settings.default.max_examples // 2 if settings.default else 0)  # see conftest
 SLOT_BYTES = 100
 randoms = st.integers(0, 2**32 - 1).map(Random)

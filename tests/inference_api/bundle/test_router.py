@@ -135,7 +135,7 @@ def test_hostile_text_is_routed_like_any_other(text: str) -> None:
     assert ROUTER.route([text]).member in {"general", "sums", "sql"}
 
 
-@given(st.lists(st.text(), max_size=10))
+@given(st.lists(st.text(), max_size=4))
 def test_any_messages_have_a_route(messages: list[str]) -> None:
     route = ROUTER.route(messages)
     assert 0 <= route.confidence <= 1

@@ -43,6 +43,5 @@ def test_logits_are_the_same_bits_however_the_prompt_is_cut(
     whole = logits_of(runner, row=0)
     one_by_one = logits_of(runner, 0, range(1, len(PROMPT)))
     np.testing.assert_array_equal(one_by_one, whole)
-    for number in range(1, 3):
-        cuts = sorted(random.Random(number).sample(range(1, len(PROMPT)), k=5))
-        np.testing.assert_array_equal(logits_of(runner, number % ROWS, cuts), whole)
+    cuts = sorted(random.Random(name).sample(range(1, len(PROMPT)), k=5))
+    np.testing.assert_array_equal(logits_of(runner, ROWS - 1, cuts), whole)

@@ -172,7 +172,7 @@ class LargeStep(NamedTuple):
 @cache
 def large_step(vocab: int, spread: float) -> LargeStep:
     rng = np.random.default_rng(vocab)
-    logits = torch.from_numpy(rng.normal(0, spread, (64, vocab)).astype(np.float32))
+    logits = torch.from_numpy(rng.normal(0, spread, (32, vocab)).astype(np.float32))
     logits[::2] = logits[::2].mul(4).round().div(4)
     logits[::3, 1::2] = -torch.inf
     inputs = [
@@ -193,7 +193,7 @@ def large_step(vocab: int, spread: float) -> LargeStep:
 
 @pytest.mark.parametrize("variant", supported_variants())
 @pytest.mark.parametrize("spread", [0.3, 3.0, 100.0])
-@pytest.mark.parametrize("vocab", [1, 7, 2048, 40_000])
+@pytest.mark.parametrize("vocab", [1, 2048, 40_000])
 def test_kernels_draw_from_large_vocabularies_what_torch_does(
     variant: str, vocab: int, spread: float
 ) -> None:

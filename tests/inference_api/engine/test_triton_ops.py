@@ -92,7 +92,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "layer", "dtype"),
-    [*((shape, index % 2, FLOAT32) for index, shape in enumerate(SHAPES)), (SHAPES[0], 1, FLOAT16)],
+    [(shape, index % 2, (FLOAT16, FLOAT32)[index > 0]) for index, shape in enumerate(SHAPES)],
     ids=str,
 )
 def test_tokens_attend_to_what_is_before_them(
