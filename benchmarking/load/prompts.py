@@ -1,8 +1,12 @@
 """Makes prompts of exactly the asked tokens by the model's tokenizer, the same for one seed.
 
-Each has its own prefix, unless that is switched off, so that no prefix cache helps.
+Each has its own prefix, unless that is switched off, so that no prefix cache helps. And
+pictures to send with them: seeded tiles of colour, as PNG in a data URL.
 """
 
+import struct
+import zlib
+from base64 import b64encode
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
@@ -12,6 +16,7 @@ import yaml
 
 from benchmarking.errors import RowRefused
 from benchmarking.load.tokenizers import Tokenizer
+from benchmarking.records import ImageSize
 
 # One by default, and others to draw from.
 TEXTS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("prompt_texts.yaml").read_bytes())
@@ -70,3 +75,28 @@ def _fillers(count: Count) -> list[str]:
     if not found:
         raise RowRefused("the model's tokenizer has no word or character of a single token")
     return found
+
+
+PIXELS: dict[ImageSize, int] = {"small": 500, "medium": 1000, "large": 2000}
+TILE_PIXELS = 50
+
+
+def image_url(size: ImageSize, rng: Random) -> str:
+    """A square of the size's side. `size` is not "na"."""
+    return "data:image/png;base64," + b64encode(_png(PIXELS[size], rng)).decode()
+
+
+def _png(side: int, rng: Random) -> bytes:
+    """8-bit RGB without filters or interlacing (PNG specification, third edition)."""
+    rows = []
+    for _ in range(side // TILE_PIXELS):
+        tiles = b"".join(rng.randbytes(3) * TILE_PIXELS for _ in range(side // TILE_PIXELS))
+        rows.append((b"\0" + tiles) * TILE_PIXELS)
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(b"".join(rows))), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in chunks)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    checksum = zlib.crc32(kind + content)
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)

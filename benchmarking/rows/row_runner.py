@@ -16,10 +16,9 @@ from typing import Any
 
 from benchmarking.errors import RowRefused, TargetUnusable
 from benchmarking.load.generator import LoadJob, LoadResult, Progress
-from benchmarking.load.images import image_url
 from benchmarking.load.own_prompts import own_prompts
 from benchmarking.load.process import run_load
-from benchmarking.load.prompts import TEXTS, PromptMaker
+from benchmarking.load.prompts import TEXTS, PromptMaker, image_url
 from benchmarking.load.schedule import due_times_s, lengths
 from benchmarking.load.targets import Endpoint, Prompt
 from benchmarking.load.tokenizers import SERVER, Tokenizer, tokenizer_for

@@ -5,6 +5,8 @@ blocks of neighbours (batch means, Conway, Management Science 10, 1963). The fir
 does not count.
 """
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +14,6 @@ import numpy as np
 
 from common.numerics import scipy
 from optimizer.model.latency import BoolArray, FloatArray
-from optimizer.simulation.handling import waits_ms
 from optimizer.simulation.server import Served, Server, serve
 from optimizer.simulation.traffic import Requests, Traffic, draw
 
@@ -130,3 +131,27 @@ def _ratio(values: FloatArray, weights: Sequence[float] | FloatArray) -> Mean:
     ]
     t_95 = float(scipy.special.stdtrit(BLOCKS - 1, 0.975))
     return Mean(value, t_95 * float(np.std(parts, ddof=1)) / BLOCKS**0.5)
+
+
+def waits_ms(arrival_ms: FloatArray, handling_ms: float) -> FloatArray:
+    """Returns how much longer the handling of each request (reading, parsing, encoding) took than
+    for a single one, given ascending arrivals.
+
+    Requests that are handled at the same time share one processor, or an interpreter's lock, in
+    equal parts (processor sharing, Kleinrock, JACM 14, 1967). All have equal work, so they finish
+    in the order of arrival.
+    """
+    if not handling_ms or np.diff(arrival_ms).min(initial=math.inf) >= handling_ms:
+        return np.zeros(arrival_ms.size)
+    done_ms = []
+    until: deque[float] = deque()  # when each finishes, on a clock of shares
+    clock_ms = now_ms = 0.0
+    for next_ms in [*arrival_ms.tolist(), math.inf]:
+        while until and (end_ms := now_ms + (until[0] - clock_ms) * len(until)) <= next_ms:
+            clock_ms, now_ms = until.popleft(), end_ms
+            done_ms.append(end_ms)
+        if until:
+            clock_ms += (next_ms - now_ms) / len(until)
+        now_ms = next_ms
+        until.append(clock_ms + handling_ms)
+    return np.maximum(np.array(done_ms) - arrival_ms - handling_ms, 0.0)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from optimizer.candidates.curves import step_curve
 from optimizer.model.curve_chain import CurveReplica
 from optimizer.model.curve_rates import Shape
-from optimizer.simulation.estimate import estimate, measured, run
-from optimizer.simulation.handling import waits_ms
+from optimizer.simulation.estimate import estimate, measured, run, waits_ms
 from optimizer.simulation.server import Server
 from optimizer.simulation.traffic import Requests, Traffic
 from optimizer.spec import ServiceCurve

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.weights.support import UPDATE, new_client, search, update
-from weights.engine_formats import engine_settings
+from weights.partition import engine_settings
 
 SESSION = "/weights/sessions/s"
 NEEDS_LAYERS = {"vllm", "sglang", "exo", "pipeline"}

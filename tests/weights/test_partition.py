@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weights.engine_formats import engine_settings, tensor_split
 from weights.errors import NoPartition
-from weights.partition import Layers, layers_of, partition, ranges, snapped
+from weights.partition import (
+    Layers,
+    engine_settings,
+    layers_of,
+    partition,
+    ranges,
+    snapped,
+    tensor_split,
+)
 from weights.search import Problem
 
 

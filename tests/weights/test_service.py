@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 
 from tests.weights.memory_store import MemoryStore
-from weights.pending import EXPIRY_S, MAX_PER_SESSION, MAX_SESSIONS, PendingAsks
 from weights.samplers.draws import RandomSampler
 from weights.search import Observation, Problem, Proposal, Shares
-from weights.service import MAX_FITTED, WeightsService
+from weights.service import (
+    EXPIRY_S,
+    MAX_FITTED,
+    MAX_PER_SESSION,
+    MAX_SESSIONS,
+    PendingAsks,
+    WeightsService,
+)
 
 HALF, MOST = (0.5, 0.5), (0.7, 0.3)
 FREE = Problem((0.0, 0.0), (1.0, 1.0))

@@ -7,9 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from weights.engine_formats import engine_settings
 from weights.errors import Problem
-from weights.partition import Layers, ranges
+from weights.partition import Layers, engine_settings, ranges
 from weights.search import Best, Convergence, Direction, Observation, Proposal, Shares
 from weights.service import Overview
 from weights.session import Session, Told

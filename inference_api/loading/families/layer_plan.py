@@ -6,13 +6,13 @@ of an MLP: one matrix product instead of three or two. A parameter's parts are s
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inference_api.loading.config import LatentConfig, MixtureConfig, ModelConfig, RowFactor
 from inference_api.loading.families.recurrence import RecurrentConfig
-from inference_api.loading.families.row_orders import delta_order, part_by_part, rotary_order
 from inference_api.loading.families.tensor_names import FALCON_PARALLEL_NORMS, Names
 
 LAYER_INPUTS = "layer_inputs"  # the embedding that layers read besides the residual
@@ -28,7 +28,7 @@ class SourceTensor:
     shape: tuple[int, ...]
     head_order: Sequence[int] = ()
     """For each of our rows, of a head or of the whole tensor, its index in the checkpoint; see
-    `rotary_order` and `row_orders`."""
+    `rotary_order`."""
     offset: float = 0.0
     """Added to each value."""
     factors: tuple[RowFactor, ...] = ()
@@ -350,3 +350,31 @@ def norm_plan(config: ModelConfig, names: Names, ours: str, theirs: str) -> Para
     if config.norm == "layer":
         plan[f"{ours}.bias"] = (SourceTensor(f"{theirs}.bias", shape),)
     return plan
+
+
+@cache
+def part_by_part(num_heads: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns an order for rows that are grouped by head, with `sizes` rows of each part: first all
+    heads' rows of the first part, then of the second, and so on."""
+    rows = np.arange(num_heads * sum(sizes)).reshape(num_heads, -1)
+    parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
+    return tuple(np.concatenate([part.ravel() for part in parts]).tolist())
+
+
+def rotary_order(config: ModelConfig, begin: int = 0, end: int | None = None) -> tuple[int, ...]:
+    """Returns for each dimension of our heads its index in a head with rotary pairs side by side.
+
+    The pairs begin at `begin`. `end` is the size of the head, or of other rows in this order.
+    """
+    after = begin + config.rotary_dim
+    pairs = (*range(begin, after, 2), *range(begin + 1, after, 2))
+    return (*pairs, *range(begin), *range(after, end or config.head_dim))
+
+
+def delta_order(recurrent: RecurrentConfig, name: str) -> tuple[int, ...]:
+    """Returns the row order of a delta rule's tensor; fused ones are grouped by key head."""
+    shared = recurrent.heads // recurrent.key_heads
+    keys, values = recurrent.key_dim, shared * recurrent.value_dim
+    if ".in_proj_qkvz." in name:
+        return part_by_part(recurrent.key_heads, (keys, keys, values, values))
+    return part_by_part(recurrent.key_heads, (shared, shared)) if ".in_proj_ba." in name else ()

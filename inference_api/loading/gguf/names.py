@@ -5,8 +5,7 @@ from collections.abc import Container, Sequence
 import gguf
 
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.families.layer_plan import SourceTensor
-from inference_api.loading.families.row_orders import rotary_order
+from inference_api.loading.families.layer_plan import SourceTensor, rotary_order
 from inference_api.loading.families.tensor_names import SCHEMES
 from inference_api.loading.layout import weight_plan
 from inference_api.loading.stacks import in_stack

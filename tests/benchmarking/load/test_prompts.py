@@ -9,8 +9,7 @@ from random import Random
 import pytest
 
 from benchmarking.errors import InvalidConfig, RowRefused, TargetUnusable
-from benchmarking.load.images import PIXELS, image_url
-from benchmarking.load.prompts import TEXTS, PromptMaker
+from benchmarking.load.prompts import PIXELS, TEXTS, PromptMaker, image_url
 from benchmarking.load.targets import Endpoint
 from benchmarking.load.tokenizers import SERVER, FileTokenizer, Tokenizer, tokenizer_for
 from benchmarking.records import ImageSize

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api.pipeline.messages import PART_TOKENS
-from inference_api.pipeline.micro_batches import cut, num_parts
+from inference_api.pipeline.ring_decoder import cut, num_parts
 from inference_api.runner import MAX_TREE_TOKENS, RowStep
 from tests.inference_api.engine.steps import ANY_DRAW
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_api.core.rows import Draft
-from inference_api.speculation.merging import merged
+from inference_api.speculation.scheduler import merged
 
 Branch = tuple[int, ...]
 
