@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasGenerator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.origins import REDIS, Hosts
@@ -16,39 +16,27 @@ class Settings(BaseSettings):
     """The documented variables, some named as the reference's. A wrong one stops the start."""
 
     model_config = SettingsConfigDict(
-        frozen=True, populate_by_name=True, extra="ignore", env_ignore_empty=True
+        frozen=True,
+        populate_by_name=True,
+        extra="ignore",
+        env_ignore_empty=True,
+        alias_generator=AliasGenerator(validation_alias=lambda name: f"OPTIMIZER_{name}".upper()),
     )
 
     host: str = Field(default="localhost", validation_alias="INFERNO_HOST")
     port: int = Field(default=8080, ge=0, le=65535, validation_alias="INFERNO_PORT")
     allowed_hosts: Hosts = Field(default=(), validation_alias="ALLOWED_HOSTS")
-    stateful: bool = Field(default=False, validation_alias="OPTIMIZER_STATEFUL")
+    stateful: bool = False
     redis_url: Annotated[str, REDIS] = Field(default="", validation_alias="REDIS_URL")
-    store_path: UserPath = Field(
-        default=Path("var/optimizer.db"), validation_alias="OPTIMIZER_STORE_PATH"
-    )
-    threads: int = Field(default=16, ge=1, le=512, validation_alias="OPTIMIZER_THREADS")
-    max_body_bytes: int = Field(
-        default=16 * 2**20, ge=1024, validation_alias="OPTIMIZER_MAX_BODY_BYTES"
-    )
-    unknown_keys: Literal["refuse", "ignore"] = Field(
-        default="refuse", validation_alias="OPTIMIZER_UNKNOWN_KEYS"
-    )
-    namespace: str = Field(
-        default="default", max_length=253, validation_alias="OPTIMIZER_NAMESPACE"
-    )
-    milp_time_limit_s: float = Field(
-        default=10.0, gt=0, le=3600, validation_alias="OPTIMIZER_MILP_TIME_LIMIT_S"
-    )
-    milp_relative_gap: float = Field(
-        default=0.001, ge=0, le=1, validation_alias="OPTIMIZER_MILP_RELATIVE_GAP"
-    )
-    min_gain_percent: float = Field(
-        default=0.0, ge=0, le=100, validation_alias="OPTIMIZER_MIN_GAIN_PERCENT"
-    )
-    hold_minutes: float = Field(
-        default=0.0, ge=0, le=1e6, validation_alias="OPTIMIZER_HOLD_MINUTES"
-    )
+    store_path: UserPath = Path("var/optimizer.db")
+    threads: int = Field(default=16, ge=1, le=512)
+    max_body_bytes: int = Field(default=16 * 2**20, ge=1024)
+    unknown_keys: Literal["refuse", "ignore"] = "refuse"
+    namespace: str = Field(default="default", max_length=253)
+    milp_time_limit_s: float = Field(default=10.0, gt=0, le=3600)
+    milp_relative_gap: float = Field(default=0.001, ge=0, le=1)
+    min_gain_percent: float = Field(default=0.0, ge=0, le=100)
+    hold_minutes: float = Field(default=0.0, ge=0, le=1e6)
 
 
 def load_settings() -> Settings:
