@@ -5,10 +5,10 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from cluster.engines import Engine
@@ -54,10 +54,16 @@ def _host(text: str) -> str:
     return text
 
 
+def _in_folder(path: Path, info: ValidationInfo) -> Path:
+    """Returns the path in the folder of the file, the validation's context."""
+    return path if info.context is None else Path(info.context, path)
+
+
+_READ_EMPTY: Any = Field(default_factory=dict, validate_default=True)
 Url = Annotated[str, Field(max_length=2048), AfterValidator(_url)]
 Address = Annotated[str, Field(max_length=300), AfterValidator(_address)]
 HostName = Annotated[str, Field(max_length=255), AfterValidator(_host)]
-FilePath = Annotated[UserPath, Field(strict=False)]
+FilePath = Annotated[UserPath, AfterValidator(_in_folder), Field(strict=False)]
 Amount = Annotated[float, BeforeValidator(float_of), Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -67,7 +73,7 @@ class ActuatorKeys(Keys):
     kind: Literal["local", "ray", "kubernetes"] = "local"
     address: str = Field("auto", max_length=300)
     namespace: str = Field("hearth", min_length=1, max_length=63)
-    folder: FilePath = Path("var/replicas")
+    folder: FilePath = Field(Path("var/replicas"), validate_default=True)
     capacity: dict[Name, Amount] = Field(default_factory=dict, max_length=50)
     pins: bool = False
     leave_s: Seconds = Field(10.0, ge=0, le=3600)
@@ -99,10 +105,10 @@ class ClusterConfig(Keys):
     rollout_s: Seconds = Field(2.0, ge=0.1, le=60)
     stabilization_s: Seconds = Field(60.0, ge=0, le=86_400)
     scale_down_s: Seconds = Field(300.0, ge=0, le=86_400)
-    actuator: ActuatorKeys = ActuatorKeys()
-    upstreams_file: FilePath = Path("var/upstreams.yaml")
+    actuator: ActuatorKeys = _READ_EMPTY
+    upstreams_file: FilePath = Field(Path("var/upstreams.yaml"), validate_default=True)
     proxy: ProxyKeys | None = None
-    journal: FilePath = Path("var/cluster.jsonl")
+    journal: FilePath = Field(Path("var/cluster.jsonl"), validate_default=True)
     journal_bytes: int = Field(64 * 2**20, ge=2**16, le=2**40)
     tune: bool = True
     dry_run: bool = False
@@ -165,12 +171,11 @@ class ClusterConfig(Keys):
 
 def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
     """Returns a file's cluster, and the system it names. Raises ConfigFaulty with every fault."""
-    content = _bytes_of(path, MAX_FILE_BYTES)
+    content, folder = _bytes_of(path, MAX_FILE_BYTES), path.resolve().parent
     try:
-        read = parse_keys(content, ClusterConfig, _keys_at, max_nodes=MAX_KEYS)
+        config = parse_keys(content, ClusterConfig, _keys_at, max_nodes=MAX_KEYS, context=folder)
     except KeysFaulty as error:
         _refuse(error.faults)
-    config = _from_folder(read, path.resolve().parent)
     system = read_system(_bytes_of(config.system, MAX_SYSTEM_BYTES))
     name = config.system.name
     faults: list[str] = []
@@ -216,37 +221,6 @@ def _keys_at(detail: ErrorDetails) -> Iterable[str]:
 
 def _refuse(faults: list[str]) -> NoReturn:
     raise ConfigFaulty("\n".join(f"  - {fault}" for fault in capped(faults)))
-
-
-def _from_folder(config: ClusterConfig, folder: Path) -> ClusterConfig:
-    """Returns the config with paths that do not depend on the working directory."""
-    proxy = config.proxy
-    if proxy is not None and proxy.token_file is not None:
-        proxy = proxy.model_copy(update={"token_file": folder / proxy.token_file})
-    return config.model_copy(
-        update={
-            "system": folder / config.system,
-            "journal": folder / config.journal,
-            "upstreams_file": folder / config.upstreams_file,
-            "actuator": config.actuator.model_copy(
-                update={"folder": folder / config.actuator.folder}
-            ),
-            "proxy": proxy,
-            "servers": {
-                name: each.model_copy(update={"model": _path_or_id(each.model, folder)})
-                for name, each in config.servers.items()
-            },
-        }
-    )
-
-
-def _path_or_id(model: str | None, folder: Path) -> str | None:
-    """Returns the path if it exists in this folder; otherwise the model unchanged, because it may
-    be a hub id."""
-    try:
-        return str((folder / model).resolve()) if model and (folder / model).exists() else model
-    except (OSError, ValueError):  # such as a hub id that is too long for a file name
-        return model
 
 
 def _bytes_of(path: Path, max_bytes: int) -> bytes:

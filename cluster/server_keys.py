@@ -4,9 +4,10 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from cluster.engines import ENGINES, NEEDED, PLACES, Engine, MetricNames
 from common.faults import shown
@@ -35,6 +36,16 @@ def _command(text: str) -> str:
     return text
 
 
+def _path_or_id(model: str, info: ValidationInfo) -> str:
+    """Returns the path if it exists in the folder of the file, the validation's context; otherwise
+    the model unchanged, because it may be a hub id."""
+    path = Path(info.context or "", model)
+    try:
+        return str(path.resolve()) if model and info.context and path.exists() else model
+    except (OSError, ValueError):  # such as a hub id that is too long for a file name
+        return model
+
+
 Name = Annotated[str, Field(min_length=1, max_length=500)]
 Seconds = Annotated[float, BeforeValidator(float_of), Field(allow_inf_nan=False)]
 Setting = Annotated[str, BeforeValidator(_text_of), Field(max_length=4096)]
@@ -51,7 +62,7 @@ class ServerKeys(Keys):
     """How replicas of a server of the system are run."""
 
     engine: EngineName = "hearth"
-    model: str | None = Field(None, max_length=4096)
+    model: Annotated[str, Field(max_length=4096), AfterValidator(_path_or_id)] | None = None
     settings: dict[Name, Setting] = Field(default_factory=dict, max_length=200)
     models: list[Name] = Field(default_factory=list, max_length=100)
     idle_s: Seconds | None = Field(None, ge=1, le=604_800)

@@ -39,9 +39,10 @@ def parse_keys(
     known: Callable[[ErrorDetails], Iterable[str]],
     further: Callable[[dict[str, Any]], list[str]] = lambda _: [],
     max_nodes: int = MAX_NODES,
+    context: object = None,
 ) -> KeysT:
     """Returns the keys of a file with this content. `known` returns the keys that a faulty mapping
-    may have; `further` returns other faults. Raises KeysFaulty."""
+    may have; `further` returns other faults; `context` is for validators. Raises KeysFaulty."""
     try:
         raw, faults = read_yaml(content.decode(), max_nodes)
     except UnicodeDecodeError as error:
@@ -54,7 +55,7 @@ def parse_keys(
         keys = ", ".join(model.keys())
         raise KeysFaulty([f"The file is {shown(raw)}; give keys: {keys}."])
     try:
-        found = model.model_validate(raw)
+        found = model.model_validate(raw, context=context)
     except ValidationError as error:
         faults += [fault_of(each, known(each)) for each in error.errors(include_url=False)]
     if faults := faults + further(raw):
