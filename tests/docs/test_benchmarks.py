@@ -12,7 +12,7 @@ from tests.followed_pages import DOCS
 
 PAGE = (DOCS / "benchmarks.md").read_text()
 MOST_LINES = 120
-LINK = re.compile(r"\]\(([^)#\s]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 FIGURE = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?!\.?\w)")  # not of a name: int8, AVX-512, 1.1b
 
 QUESTIONS = [tuple(row) for row in tables(PAGE)[0]["rows"]]
