@@ -137,12 +137,24 @@ def fork_servers(count: int) -> list[ForkServer]:
     return [*(ForkServer(first) for _ in range(count)), first]
 
 
-given: list[ForkServer] = []  # to this worker
+_given: list[ForkServer] = []  # to this worker
+
+
+def keep_one(servers: Sequence[ForkServer], number: int) -> None:
+    """In the worker of that number, to its end; the other servers are not for it."""
+    for at, server in enumerate(servers):
+        if at == number:
+            _given.append(server)
+            atexit.register(server.close)
+        else:
+            server.close()
 
 
 @cache
 def fork_server() -> ForkServer:
-    server = given[0] if given else ForkServer()
+    if _given:
+        return _given[0]
+    server = ForkServer()
     atexit.register(server.close)
     return server
 

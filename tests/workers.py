@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.forked import fork_servers, given
+from tests.forked import fork_servers, keep_one
 from tests.ports import leave_to_other_workers
 
 NUMBER = struct.Struct("i")
@@ -74,7 +74,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         if (pid := os.fork()) == 0:
             receiving.close()
             become_worker(session, number, sending)
-            given.extend(servers[number : number + 1])
+            keep_one(servers, number)
             run(session, [*files.values()], queue)
             return True
         sending.close()
