@@ -220,8 +220,8 @@ class TendedReplicas:
                 self._note(each).take(answers[each.url], self._clock())
 
     def _write_upstreams(self, placed: Sequence[Placed]) -> None:
-        """Returns the entry in the upstreams file. With several servers, each gets only requests
-        for its own models."""
+        """Write the ready replicas into the upstreams file. With several servers, each gets only
+        requests for its own models."""
         listed: dict[str, Listed] = {}
         for each in placed:
             if self._state(each) is not ReplicaState.READY or each.url is None:

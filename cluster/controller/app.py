@@ -7,6 +7,7 @@ other origins.
 from collections import Counter
 from collections.abc import Mapping, Set
 from pathlib import Path
+from threading import BoundedSemaphore
 
 from flask import Flask, Response, jsonify, send_from_directory
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -35,6 +36,7 @@ from common.operations import Content, operation
 from common.web_pages import PageRules, answer_refusals, register_page_check
 
 INVOKE_S = 110.0  # less than gunicorn's own timeout
+MAX_INVOKES = 4  # requests waiting for a cycle; other threads stay for what answers at once
 PAGE = Path(__file__).parent / "page"
 
 
@@ -100,15 +102,22 @@ def create_app(
     def state() -> Response:
         return jsonify(state_of(controller.snapshot, targets))
 
+    invokes = BoundedSemaphore(MAX_INVOKES)
+
     @app.post("/invoke")
     @operation("Make a cycle now.", {200: CycleTold, 403: Error, 503: Error, 504: Error})
     def invoke() -> Response:
+        if not invokes.acquire(blocking=False):
+            why = f"{MAX_INVOKES} requests wait for a cycle already; ask again once it is made"
+            return _refusal(503, why, "busy")
         try:
             return jsonify(told(controller.invoke(INVOKE_S)))
         except ClusterError as error:
             return _refusal(503, str(error), "no_cycle")
         except TimeoutError as error:
             return _refusal(504, str(error), "no_cycle_yet")
+        finally:
+            invokes.release()
 
     _add_sleepers(app, controller)
     add_description(app, CONTROLLER)

@@ -3,9 +3,11 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.actuators import Actuator
-from cluster.controller.app import create_app
+from cluster.controller.app import MAX_INVOKES, create_app
 from cluster.controller.cycle import ControllerParts
 from cluster.controller.loop import DECISIONS_KEPT, Controller
 from cluster.controller.optimizer import OptimizerClient
@@ -155,6 +157,29 @@ def test_machines_that_are_away_are_tried_again(run: Callable[..., Running]) -> 
 
     running = run(create)
     eventually(lambda: len(tries) >= 3, DEADLINE_S)
+    assert running.client.post("/invoke").status_code == 200
+
+
+def test_requests_that_wait_for_a_cycle_leave_threads_for_others(
+    run: Callable[..., Running],
+) -> None:
+    may_go_on = Event()
+
+    def create() -> Actuator:
+        may_go_on.wait(DEADLINE_S)
+        return MemoryActuator()
+
+    running = run(create)
+    with ThreadPoolExecutor(MAX_INVOKES) as threads:
+        try:
+            waiting = [threads.submit(running.client.post, "/invoke") for _ in range(MAX_INVOKES)]
+            eventually(lambda: running.controller._asked.qsize() == MAX_INVOKES, DEADLINE_S)
+            answer = running.client.post("/invoke")
+            assert answer.status_code == 503
+            assert "ask again" in answer.text
+        finally:
+            may_go_on.set()
+    assert [each.result().status_code for each in waiting] == [200] * MAX_INVOKES
     assert running.client.post("/invoke").status_code == 200
 
 
