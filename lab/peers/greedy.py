@@ -7,7 +7,8 @@ standard input and the answers as JSON on standard output.
 import json
 import sys
 
-from lab.peers.llama_cpp import API, LlamaCpp
+from lab.peers.llama_apis import API
+from lab.peers.llama_cpp import LlamaCpp
 
 
 class Recorder(LlamaCpp):

@@ -5,7 +5,8 @@ Runs in the environment of either, which has only one of them.
 
 import ctypes
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 CACHE_TYPES = {"F16": 1, "Q8_0": 8}  # by ggml's numbers
@@ -66,8 +67,4 @@ class IkLlamaApi(LlamaApi):
         self.c._lib.llama_kv_cache_seq_rm(ctypes.c_void_p(context), user, -1, -1)
 
 
-def installed_api() -> LlamaApi:
-    try:
-        return LlamaApi()
-    except PackageNotFoundError:
-        return IkLlamaApi()
+API = (IkLlamaApi if find_spec("ik_llama_cpp") else LlamaApi)()

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from lab.peers.llama_apis import CACHE_TYPES, installed_api
+from lab.peers.llama_apis import API, CACHE_TYPES
 from lab.peers.process import main
 
-API = installed_api()
 c = API.c
 
 BATCH_TOKENS = 512
-CHECKED_TOKENS, FEW_TOKENS = 64, 8  # read at once, and a few at a time
+CHECKED_USERS, CHECKED_TOKENS, FEW_TOKENS = 4, 64, 8  # read at once, and a few tokens at a time
 LEAST_CORRELATION = 0.9  # of their logits; more than 0.999 is usual
 
 
@@ -83,22 +82,29 @@ class LlamaCpp:
         self._vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
         self._batch = c.llama_batch_init(BATCH_TOKENS, 0, 1)
         self._slots: dict[int, Slot] = {}
-        self._check(min(context, CHECKED_TOKENS))
+        self._check(range(min(users, CHECKED_USERS)), min(context, CHECKED_TOKENS))
 
-    def _check(self, num_tokens: int) -> None:
-        """Who computes many tokens wrongly takes no part: their products are others than of few."""
-        logits = []
-        for size in (num_tokens, FEW_TOKENS):
-            slot = Slot([*range(num_tokens)], 1)
+    def _check(self, users: range, num_tokens: int) -> None:
+        """Who computes many tokens or users wrongly, otherwise than few, takes no part."""
+        prompts = [[*range(user, user + num_tokens)] for user in users]
+        alone, every = [], Batch()
+        for user in users:
+            slot = Slot(prompts[user][:], 1)
             while slot.pending:
                 batch = Batch()
-                batch.take(0, slot, min(size, len(slot.pending)))
+                batch.take(user, slot, min(FEW_TOKENS, len(slot.pending)))
                 self._decode(batch)
-            logits.append(self._logits(len(batch.tokens) - 1).copy())
-            API.forget(self._context, 0)
-        same = float(np.corrcoef(*logits)[0, 1])
-        if not same > LEAST_CORRELATION:
-            raise SystemExit(f"logits of {num_tokens} tokens at once are wrong: correlation {same}")
+            alone.append(self._logits(len(batch.tokens) - 1).copy())
+            API.forget(self._context, user)
+        for user in users:
+            every.take(user, Slot(prompts[user], 1), num_tokens)
+        self._decode(every)
+        pairs = zip(alone, map(self._logits, every.outputs), strict=True)
+        least = min(float(np.corrcoef(*pair)[0, 1]) for pair in pairs)
+        for user in users:
+            API.forget(self._context, user)
+        if not least > LEAST_CORRELATION:
+            raise SystemExit(f"logits of prompts read at once are wrong: correlation {least:.2f}")
 
     def add(self, user: int, prompt: Sequence[int], max_tokens: int) -> None:
         self._slots[user] = Slot(list(prompt), max_tokens)

@@ -1,7 +1,7 @@
 """mistral.rs as a peer: its Python `Runner`, with a stream for each user.
 
 Runs in the environment that `install` made. It takes text, so a prompt is letters, drawn by the
-ids, that its own tokenizer makes as many tokens of.
+ids, that its own tokenizer makes as many tokens of. Those of an answer count when it is complete.
 """
 
 import os
@@ -12,8 +12,6 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from lab.peers.process import main
-
-TEMPLATE = "{{ messages[0]['content'] }}"  # only chats stream
 
 
 class MistralRs:
@@ -26,31 +24,28 @@ class MistralRs:
         self._request = mistralrs.ChatCompletionRequest
         file = mistralrs.Which.GGUF(os.path.dirname(model), os.path.basename(model))
         with NamedTemporaryFile("w", suffix=".jinja") as template:
-            print(TEMPLATE, end="", file=template, flush=True)
+            template.write("{{ messages[0]['content'] }}")  # only chats stream
+            template.flush()
             self._runner = mistralrs.Runner(
                 file, max_seqs=users, prefix_cache_n=0, jinja_explicit=template.name
             )
         self._running: dict[int, tuple[int, Iterator[Any]]] = {}  # by user, with prompts' tokens
-        self._num_chunks: dict[int, int] = {}
 
     def add(self, user: int, prompt: Sequence[int], max_tokens: int) -> None:
         text = text_of(prompt, lambda text: len(self._runner.tokenize_text(text, True, None)))
         greedy = {"temperature": 0.0, "ignore_eos": True}
         request = self._request(text, "default", max_tokens=max_tokens, stream=True, **greedy)
         self._running[user] = len(prompt), self._runner.send_chat_completion_request(request)
-        self._num_chunks[user] = 0
 
     def step(self) -> tuple[int, list[int]]:
         num_new, finished = 0, []
         for user, (prompt_tokens, answer) in [*self._running.items()]:
             usage = next(answer).usage
-            self._num_chunks[user] += 1
-            num_new += 1
             if usage is None:
                 continue
             if usage.prompt_tokens != prompt_tokens:
                 raise ValueError(f"{usage.prompt_tokens} tokens were read, not {prompt_tokens}")
-            num_new += usage.completion_tokens - self._num_chunks[user]  # of several tokens
+            num_new += usage.completion_tokens
             finished.append(user)
             del self._running[user]
         return num_new, finished

@@ -24,7 +24,8 @@ from lab.peers.models import MODELS, gguf_model
 
 TYPE = "Q8_0"
 CONTESTS = (  # each with a context of its own
-    (LOADS["1"], LOADS["8"], LOADS["32"]),
+    (LOADS["1"],),
+    (LOADS["8"], LOADS["32"]),
     (Load("prefill of 512", 1, 512, 1, rounds=2), Load("prefill of 8,192", 1, 8192, 1)),
 )
 
