@@ -105,7 +105,7 @@ def test_faults_of_the_file_are_all_told(client: FlaskClient) -> None:
         ({}, "bundle: is missing; give it."),
         ({"bundle": ""}, "bundle: is empty; give 1 character or more."),
         ({"bundle": 3}, "bundle: is 3; give a text."),
-        ({"bundle": "a" * 262_145}, "bundle: String should have at most 262144 characters."),
+        ({"bundle": "a" * 262_145}, "bundle: has more than 262144 characters; shorten it."),
         ({"bundle": SERVED, "full": True}, "full: is not known; leave it out."),
     ],
 )
