@@ -19,7 +19,7 @@ c = API.c
 
 BATCH_TOKENS = 512
 CHECKED_USERS, CHECKED_TOKENS, FEW_TOKENS = 4, 64, 8  # read at once, and a few tokens at a time
-LEAST_CORRELATION = 0.9  # of their logits; more than 0.999 is usual
+LEAST_CORRELATION = 0.9  # of their logits
 
 
 @dataclass(slots=True)
