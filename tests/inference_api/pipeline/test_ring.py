@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from typing import NoReturn
 
@@ -212,8 +212,9 @@ def test_next_neighbour_that_takes_nothing_is_given_up(pair: Pair) -> None:
     ring = pair[0]
     ring._onward.settimeout(0.2)
     states = np.zeros((PART_TOKENS, HIDDEN), np.float32)
-    for _ in range(2**26 // states.nbytes):  # more than the connection holds
-        ring.tell(Message(Kind.STEP, (), states))
+    with suppress(RingBroken):  # known already, if this takes long
+        for _ in range(2**26 // states.nbytes):  # more than the connection holds
+            ring.tell(Message(Kind.STEP, (), states))
     with pytest.raises(RingBroken, match=r"rank 1 lost its neighbour 0.*timed out"):
         ring.hear()
     with pytest.raises(RingBroken, match=r"rank 1 lost its neighbour 0.*timed out"):
