@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.weights.memory_store import MemoryStore
-from weights.samplers.draws import RandomSampler
+from weights.samplers.dirichlet import RandomSampler
 from weights.search import Observation, Problem, Proposal, Shares
 from weights.service import (
     EXPIRY_S,

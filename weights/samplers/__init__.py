@@ -3,7 +3,7 @@
 from typing import Literal
 
 from weights.samplers.adaptive import AdaptiveSampler
-from weights.samplers.draws import DirichletSampler, RandomSampler
+from weights.samplers.dirichlet import DirichletSampler, RandomSampler
 from weights.search import Sampler
 
 SamplerName = Literal["adaptive", "dirichlet_mle", "random"]

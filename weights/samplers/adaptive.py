@@ -11,7 +11,7 @@ import numpy as np
 from weights.partition import neighbours, snapped
 from weights.samplers.assessment import MIN_POINTS
 from weights.samplers.cost_model import Bounds, Fit
-from weights.samplers.draws import RandomSampler
+from weights.samplers.dirichlet import RandomSampler
 from weights.samplers.model_choice import guide
 from weights.samplers.trials import SAME, Trials, succeeded, trials_from
 from weights.search import Observation, Problem, Proposal, Shares

@@ -110,7 +110,6 @@ struct Avx512Vnni {
 struct Avx512Bf16 : Avx512Vnni {
   struct Pairs {
     using Block = BFloat16Block;
-    using Given = PairGroup;
     static constexpr int kInputs = kPair;
 
     static __m512bh weights(const Block& block, int input, int vector) {

@@ -67,17 +67,10 @@ struct BFloat16<Isa, std::void_t<typename Isa::Pairs>> : Isa::Pairs {};
 template <class Format>
 using Group = typename Format::Block::Group;
 
-// Groups of activations as a format is given them, which may be smaller.
-template <class Format, class = void>
-struct GivenTo {
-  using Type = Group<Format>;
-};
+// What such groups are in a row that `prepare_row` made.
 template <class Format>
-struct GivenTo<Format, std::void_t<typename Format::Given>> {
-  using Type = typename Format::Given;
-};
-template <class Format>
-using Given = typename GivenTo<Format>::Type;
+using Given = std::conditional_t<std::is_same_v<typename Format::Block, BFloat16Block>,
+                                 BFloat16Group, Group<Format>>;
 
 // Groups of activations that a block meets.
 template <class Block>

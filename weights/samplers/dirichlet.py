@@ -1,4 +1,4 @@
-"""The samplers without a model of the cost: uniform draws, and the classic ones."""
+"""The samplers that draw from a Dirichlet distribution: the uniform one, and a learned one."""
 
 from collections.abc import Sequence
 
