@@ -5,9 +5,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
-
 from cluster.actuators.api_process import last_words
+from cluster.actuators.probes import BOUNDS
+from common.fetch import answers_ok
 from lab.kit.servers import GUNICORN, environment, free_port, kill_group
 from tests.forked import ForkedProcess, fork_server
 from tests.kubernetes_api import KubernetesApi, Object
@@ -102,8 +102,8 @@ class Kubelet(Workloads):
 
     def _tell_ready(self, pod: Object) -> None:
         pod["status"]["conditions"].append({"type": "Ready", "status": "True"})
-        self.api.put("pods", pod)
         self._tell_endpoint(pod, {"ready": True, "serving": True, "terminating": False})
+        self.api.put("pods", pod)  # last: who sees that it is ready finds it listed
 
     def _tell_crash(self, pod: Object, running: Running) -> None:
         """It is not run again soon, which would show as a moment's start."""
@@ -150,7 +150,4 @@ class Kubelet(Workloads):
 
 def answers(pod: Object) -> bool:
     (port,) = pod["spec"]["containers"][0]["ports"]
-    try:
-        return requests.get(f"http://{HOST}:{port['containerPort']}/ready", timeout=2).ok
-    except requests.ConnectionError:
-        return False
+    return answers_ok(f"http://{HOST}:{port['containerPort']}/ready", BOUNDS)

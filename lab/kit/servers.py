@@ -61,9 +61,12 @@ def is_free(port: int) -> bool:
 
 
 def eventually(
-    holds: Callable[[], Any], timeout_s: float = 20.0, every_s: float = 0.01, what: str = "it"
+    holds: Callable[[], Any],
+    timeout_s: float = 60.0,
+    every_s: float = 0.01,
+    what: str | Callable[[], str] = "it",
 ) -> Any:
-    """The first true value of `holds()`; fails when none comes in time.
+    """The first true value of `holds()`; fails when none comes in time, and says `what` is not so.
 
     What takes longer is looked at less often: looking takes the processor from what is waited for.
     """
@@ -73,7 +76,7 @@ def eventually(
             return value
         time.sleep(every_s)
         every_s = max(every_s, min(1.25 * every_s, MAX_PAUSE_S))
-    raise AssertionError(f"{what} is still false after {timeout_s} s")
+    raise AssertionError(f"{what() if callable(what) else what} is still false after {timeout_s} s")
 
 
 class Process(Protocol):

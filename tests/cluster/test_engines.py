@@ -26,17 +26,10 @@ from cluster.replicas import Recipes
 from lab.kit.scripted_server import Script, scripted
 from lab.kit.servers import eventually
 from lab.peers.install import PREBUILT_LLAMA
+from tests.cluster.asking import DEADLINE_S, ready
 from tests.cluster.fleet import CountingReader, system_json
 from tests.cluster.foreign_engine import PAGES, TOKEN_S, command_of
-from tests.cluster.test_scaling import (
-    DEADLINE_S,
-    GROUP,
-    NUM_CLIENTS,
-    answered_by,
-    clear,
-    loaded,
-    wait_for,
-)
+from tests.cluster.test_scaling import GROUP, NUM_CLIENTS, answered_by, clear, loaded
 from tests.proxy.support import bearer, running_proxy
 from tests.service import ROOT
 
@@ -64,18 +57,15 @@ def test_no_request_is_lost_with_an_engine_that_cuts_them_off_on_sigterm(
     engine = replace(ENGINES[name], command=tuple(command_of(name).split()))
     reader = PageReader(None, {"chat": engine})
     with tending(tmp_path, engine, {"PYTHONPATH": str(ROOT)}) as actuator:
-        actuator.start(GROUP, 2)
-        wait_for(actuator, 2)
-        before = reader.read(actuator.replicas())
+        before = reader.read(ready(actuator, GROUP, 2))
         upstreams = str(tmp_path / "upstreams.yaml")
         with loaded(tmp_path, UPSTREAMS_FILE=upstreams) as (proxy, load):
             eventually(lambda: len(answered_by(proxy)) == 2, DEADLINE_S)
             actuator.stop(GROUP, 1)
-            wait_for(actuator, 1)
+            (kept,) = ready(actuator, GROUP, 1)
             seen = len(load.asked)
             eventually(lambda: len(load.asked) > seen + NUM_CLIENTS, DEADLINE_S)
         assert [each for each in load.asked if not each.is_right] == []
-        (kept,) = actuator.replicas()
         now, then = reader.read([kept])[kept.name], before[kept.name]
         assert isinstance(now, Counters)
         assert isinstance(then, Counters)
@@ -100,9 +90,7 @@ def test_llama_server_is_started_measured_and_ended_behind_its_last_answer(tmp_p
     settings = {"MODEL": str(MODEL), "PYTHONPATH": str(ROOT)}
     reader = PageReader(None, {"chat": engine})
     with tending(tmp_path, engine, settings) as actuator:
-        actuator.start(GROUP, 1)
-        wait_for(actuator, 1)
-        (replica,) = actuator.replicas()
+        (replica,) = ready(actuator, GROUP, 1)
         before = reader.read([replica])[replica.name]
         upstreams = str(tmp_path / "upstreams.yaml")
         with running_proxy(tmp_path, "http://127.0.0.1:9", UPSTREAMS_FILE=upstreams) as proxy:

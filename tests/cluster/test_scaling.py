@@ -5,7 +5,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,22 +15,21 @@ import psutil
 import pytest
 import requests
 
-from cluster.actuators import Actuator
 from cluster.actuators.deployments import Deployments
 from cluster.actuators.machines import Machines
 from cluster.actuators.ray_actors import RayMachines
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import Listed, UpstreamsFile
 from cluster.engines import ENGINES
-from cluster.replicas import Group, Recipes, Replica, ReplicaState
+from cluster.replicas import Group, Recipes, Replica
 from lab.kit.ray_nodes import RayNodes, ray_nodes
 from lab.kit.servers import ROOT, eventually
+from tests.cluster.asking import DEADLINE_S, ready
 from tests.cluster.foreign_engine import command_of
 from tests.kubernetes_api import KubernetesApi
 from tests.kubernetes_kubelet import Kubelet
 from tests.proxy.support import ProxyProcess, bearer, running_proxy
 
-DEADLINE_S = 240.0
 GROUP = Group("chat", "core", 8)
 # An answer of 60 tokens takes more than a second: what is stopped always has streams.
 RECIPES = Recipes(
@@ -120,11 +118,6 @@ def clear(machines: Machines) -> None:
     machines.close()
 
 
-def wait_for(actuator: Actuator, count: int) -> None:
-    wanted = [ReplicaState.READY] * count
-    eventually(lambda: [each.state for each in actuator.replicas()] == wanted, DEADLINE_S)
-
-
 def answered_by(proxy: ProxyProcess) -> set[object]:
     return {line.get("upstream") for line in proxy.audit() if line.get("status") == 200}
 
@@ -142,17 +135,16 @@ def test_no_request_is_lost_while_pods_come_and_go_and_change(
     actuator = Deployments("hearth")
     wider = replace(GROUP, user_rows=9)
     try:
-        wait_for(actuator, 1)
+        ready(actuator, GROUP, 1)
         with loaded(tmp_path, UPSTREAMS_SERVICE="hearth/chat", KUBERNETES_API=api.url) as it:
             proxy, load = it
-            actuator.start(GROUP, 2)
-            wait_for(actuator, 2)
+            ready(actuator, GROUP, 2)
             eventually(lambda: len(answered_by(proxy)) == 2, DEADLINE_S)
             actuator.start(wider, 2)
-            eventually(lambda: {each.group for each in actuator.replicas()} == {wider}, 120)
-            wait_for(actuator, 2)
+            eventually(lambda: {each.group for each in actuator.replicas()} == {wider}, DEADLINE_S)
+            ready(actuator, wider, 2)
             actuator.stop(wider, 1)
-            wait_for(actuator, 1)
+            ready(actuator, wider, 1)
             seen = len(load.asked)
             eventually(lambda: len(load.asked) > seen + NUM_CLIENTS, DEADLINE_S)
         assert [each for each in load.asked if not each.is_right] == []
@@ -200,16 +192,14 @@ def test_a_node_that_dies_takes_nothing_with_it_but_what_ran_there(
     nodes: RayNodes, on_ray: TendedReplicas, tmp_path: Path
 ) -> None:
     have(nodes, 3)
-    on_ray.start(GROUP, 2)
-    wait_for(on_ray, 2)
+    replica, _ = ready(on_ray, GROUP, 2)
     with loaded(tmp_path, UPSTREAMS_FILE=str(tmp_path / "upstreams.yaml")) as (proxy, load):
         eventually(lambda: len(answered_by(proxy)) == 2, DEADLINE_S)
-        replica, _ = on_ray.replicas()
         victim = replica.url or ""
         nodes.kill(node_of(nodes, replica))
         killed_s = time.monotonic()
         eventually(lambda: victim not in {each.url for each in on_ray.replicas()}, DEADLINE_S)
-        wait_for(on_ray, 2)
+        ready(on_ray, GROUP, 2)
         eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
     failed = [each for each in load.asked if not each.is_right]
     assert [each for each in failed if each.began_s > killed_s] == []
@@ -229,15 +219,13 @@ def test_no_process_outlives_the_ray_that_started_it(
     nodes: RayNodes, on_ray: TendedReplicas, lost: str
 ) -> None:
     have(nodes, 2)
-    on_ray.start(GROUP, 1)
-    wait_for(on_ray, 1)
-    (replica,) = on_ray.replicas()
+    (replica,) = ready(on_ray, GROUP, 1)
     node = node_of(nodes, replica)
     tree = nodes.processes(node)
     api = api_in(tree, replica)
     next(process for process in tree if process.name().startswith(lost)).kill()
     assert psutil.wait_procs(api, timeout=DEADLINE_S)[1] == []
-    wait_for(on_ray, 1)
+    ready(on_ray, GROUP, 1)
     if lost == "raylet":
         nodes.kill(node)
 
@@ -247,19 +235,12 @@ def test_ray_runs_another_engine_and_ends_it_behind_its_last_answer(
     nodes: RayNodes, on_ray: TendedReplicas, upstreams: UpstreamsFile
 ) -> None:
     have(nodes, 1)
-    on_ray.start(GROUP, 1)
-    wait_for(on_ray, 1)
-    (replica,) = on_ray.replicas()
+    (replica,) = ready(on_ray, GROUP, 1)
     assert upstreams.listed == {replica.url: Listed((), "/health", GROUP.user_rows, GROUP.server)}
-    text = "x" * 150  # of three seconds
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(
-            requests.post, f"{replica.url}/inference", json={"text": text}, timeout=60
-        )
-        url = f"{replica.url}/metrics"
-        eventually(lambda: 'running{engine="0",model_name="m"} 1' in requests.get(url).text)
+    text, url = "x" * 200, f"{replica.url}/inference"  # a second longer than `leave_s`
+    with requests.post(url, json={"text": text}, timeout=60, stream=True) as answer:
         on_ray.stop(GROUP, 0)
-        assert answer.result().text == text
+        assert answer.text == text
     eventually(lambda: not on_ray.replicas(), DEADLINE_S)
 
 
