@@ -4,7 +4,10 @@ cards.
 Pure: any thread.
 """
 
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Literal
 
 from typing_extensions import TypedDict
@@ -58,6 +61,8 @@ class _Change:
     cost_per_replica: float
     now: int
     goal: int
+    place: int = 0
+    """In the order of all changes."""
 
     @property
     def missing(self) -> int:
@@ -80,12 +85,11 @@ def plan(system: System, allocated: frozenset[str]) -> PlanAnswer:
         (change for server in planned for change in _changes(system, server)),
         key=lambda c: (c.priority, c.server, c.accelerator),
     )
+    for place, change in enumerate(changes):
+        change.place = place
     running = ((server.model, server.current_alloc) for server in system.servers.values())
     free = None if system.optimizer.unlimited else system.cards_left(running)
-    steps: list[Step] = []
-    while pending := [change for change in changes if change.missing]:
-        started = [step for change in pending if (step := _start(change, free))]
-        steps += started or _make_room(pending, free)
+    steps = _Way(changes, free).steps()
     blocked = [step for step in steps if step["action"] == "blocked"]
     current = sum(server.current_alloc.total_cost for server in planned)
     desired = sum(server.desired_alloc.total_cost for server in planned)
@@ -118,32 +122,95 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
     ]
 
 
-def _start(change: _Change, free: dict[str, int] | None) -> Step | None:
-    """Starts as many missing replicas as there are cards for; None if there are no cards."""
-    if change.missing <= 0:
-        return None
-    count = change.missing
-    if free is not None and change.cards_per_replica:
-        count = min(count, free.get(change.card_type, 0) // change.cards_per_replica)
-    return _step(change, count, free) if count > 0 else None
+class _Way:
+    """The changes still to be made. Owned by one call of `plan`.
 
+    It takes about as long as it has steps: a start that lacks cards is tried again only when cards
+    of its type come free, and each stop is looked at twice at most.
+    """
 
-def _make_room(pending: list[_Change], free: dict[str, int] | None) -> list[Step]:
-    """Stops replicas that may stop, else one that holds missing cards, else gives up all starts."""
-    waiting = {change.server for change in pending if change.missing > 0}
-    wanted = {change.card_type for change in pending if change.missing > 0}
-    stoppable = [change for change in pending if change.missing < 0]
-    settled = [change for change in stoppable if change.server not in waiting]
-    if settled:
-        return [_step(change, change.missing, free) for change in settled]
-    if stoppable:
-        in_the_way = [change for change in stoppable if change.card_type in wanted]
-        victim = (in_the_way or stoppable)[-1]  # the one of the lowest priority
-        return [_step(victim, victim.missing, free, disruptive=True)]
-    steps = [_as_step(each, "blocked", each.now, each.goal, disruptive=False) for each in pending]
-    for each in pending:
-        each.goal = each.now
-    return steps
+    def __init__(self, changes: Sequence[_Change], free: dict[str, int] | None) -> None:
+        """`changes` are in order; `free` cards are by type, None if there are cards for all."""
+        self._changes, self._free = changes, free
+        starts = [change for change in changes if change.missing > 0]
+        self._num_starts = Counter(change.server for change in starts)
+        self._num_wanting = Counter(change.card_type for change in starts)
+        # Keyed by card type and cards per replica: if the first of a queue does not fit, none does.
+        self._starts: dict[str, dict[int, deque[_Change]]] = {}
+        for change in starts:
+            queues = self._starts.setdefault(change.card_type, {})
+            queues.setdefault(change.cards_per_replica, deque()).append(change)
+        self._stops = [change for change in changes if change.missing < 0]
+        self._not_in_the_way: deque[_Change] = deque()
+        self._settled = [each for each in self._stops if each.server not in self._num_starts]
+        self._unsettled: defaultdict[str, list[_Change]] = defaultdict(list)  # keyed by server
+        for change in self._stops:
+            if change.server in self._num_starts:
+                self._unsettled[change.server].append(change)
+
+    def steps(self) -> list[Step]:
+        steps: list[Step] = []
+        freed = set(self._starts)
+        while True:
+            steps += self._start(freed)
+            stops, is_disruptive = self._take_settled(), False
+            if not stops:
+                stops, is_disruptive = self._victim(), True
+            if not stops:
+                break
+            steps += [_step(change, change.missing, self._free, is_disruptive) for change in stops]
+            freed = {change.card_type for change in stops}
+        return steps + [
+            _as_step(change, "blocked", change.now, change.goal, disruptive=False)
+            for change in self._changes
+            if change.missing
+        ]
+
+    def _start(self, card_types: Iterable[str]) -> list[Step]:
+        """Start all that there are cards for, of these types."""
+        started = [each for card_type in card_types for each in self._start_of(card_type)]
+        return [step for _, step in sorted(started, key=itemgetter(0))]
+
+    def _start_of(self, card_type: str) -> Iterator[tuple[int, Step]]:
+        """Yields steps, each with the place of its change."""
+        queues = self._starts.get(card_type, {})
+        while ready := [queue for cards, queue in queues.items() if self._has(card_type, cards)]:
+            queue = min(ready, key=lambda each: each[0].place)
+            change, count = queue[0], queue[0].missing
+            if self._free is not None and change.cards_per_replica:
+                count = min(count, self._free[card_type] // change.cards_per_replica)
+            yield change.place, _step(change, count, self._free)
+            if not change.missing:
+                queue.popleft()
+                if not queue:
+                    del queues[change.cards_per_replica]
+                self._num_wanting[card_type] -= 1
+                self._num_starts[change.server] -= 1
+                if not self._num_starts[change.server]:
+                    self._settled += self._unsettled.pop(change.server, [])
+
+    def _has(self, card_type: str, cards: int) -> bool:
+        return self._free is None or not cards or self._free.get(card_type, 0) >= cards
+
+    def _take_settled(self) -> list[_Change]:
+        """Returns the stops of servers whose new replicas all run."""
+        settled, self._settled = [each for each in self._settled if each.missing], []
+        return sorted(settled, key=attrgetter("place"))
+
+    def _victim(self) -> list[_Change]:
+        """Returns the stop of the lowest priority that holds missing cards, or else the last stop;
+        none if there is none. A card type that nobody waits for is never missing again."""
+        while self._stops:
+            change = self._stops.pop()
+            if change.missing and self._num_wanting[change.card_type]:
+                return [change]
+            if change.missing:
+                self._not_in_the_way.append(change)
+        while self._not_in_the_way:
+            change = self._not_in_the_way.popleft()
+            if change.missing:
+                return [change]
+        return []
 
 
 def _step(
