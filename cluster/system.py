@@ -42,8 +42,11 @@ class SystemDocument:
     def target(self, server: str) -> Json:
         """Returns the service levels of a server; empty without any."""
         spec = self.servers[server]
-        listed = self.classes.get(spec.get("class") or "Free", {}).get("modelTargets") or []
+        listed = self.classes.get(self.class_of(server), {}).get("modelTargets") or []
         return next((t for t in reversed(listed) if t.get("model") == spec.get("model")), {})
+
+    def class_of(self, server: str) -> str:
+        return str(self.servers[server].get("class") or "Free")
 
     def load(self, server: str) -> Json:
         """Returns the load that the document expects of a server; empty without one."""

@@ -168,12 +168,7 @@ class Planner:
         standing = Standing(
             self.plan, loads, self._speeds.perf, held.keys(), unsure - asleep, awake
         )
-        asked = question(self._parts.system, standing)
-        fault, answer = "", None
-        try:
-            answer = self._parts.optimizer.solve(asked)
-        except OptimizerUnusable as error:
-            fault = str(error)
+        asked, answer, fault = self._ask(standing)
         servers = {
             name: self._decide(name, answer, held, at_s) for name in self._parts.system.servers
         }
@@ -186,6 +181,30 @@ class Planner:
         }
         seconds = time.perf_counter() - start_s
         return Cycle(self._number, at_s, seconds, told, self.plan, learned, asked, answer, fault)
+
+    def _ask(self, standing: Standing) -> tuple[Json, OptimizerReply | None, str]:
+        """Returns the question, and the answer or why there is none.
+
+        At the machines' present speed no number of replicas may meet a server's levels. It is asked
+        for again with levels that are longer by as much as the machines are slower, and gets no
+        fewer replicas meanwhile."""
+        system = self._parts.system
+        asked = question(system, standing)
+        try:
+            answer = self._parts.optimizer.solve(asked)
+            slow = {
+                (system.class_of(name), model): times
+                for name in answer.unallocated.keys() & system.servers.keys()
+                for model in [str(system.servers[name].get("model"))]
+                if (times := self._speeds.slowness(model)) > 1
+            }
+            if slow:
+                unsure = {*standing.unsure, *answer.unallocated}
+                asked = question(system, replace(standing, unsure=unsure, slowness=slow))
+                answer = self._parts.optimizer.solve(asked)
+            return asked, answer, ""
+        except OptimizerUnusable as error:
+            return asked, None, str(error)
 
     def _forget_what_is_gone(self, replicas: Sequence[Replica]) -> None:
         there = {each.group for each in replicas}

@@ -6,7 +6,7 @@ planned with its present rows.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.controller.demand import OfferedLoad
 from cluster.controller.optimizer import AllocationReply
@@ -14,12 +14,15 @@ from cluster.controller.rollout import Plan
 from cluster.replicas import Group
 from cluster.system import Json, SystemDocument
 
+LATENCIES = ("slo-ttft", "slo-itl")
 FLAGS = {  # defaults, which the document may override
     "priceSolver": True,  # plans of nearly the least cost if cards are scarce
     # If cards run short, a server gets those that are left. Otherwise it would not change at all
     # when the load exceeds all cards.
     "saturationPolicy": "PriorityRoundRobin",
 }
+ClassModel = tuple[str, str]
+"""A service class and a model in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class Standing:
 
     `plan` has the replicas that run or will run; `perf` the current speeds, by model and
     accelerator; `held` the servers that must not change; `unsure` those that must not get fewer
-    replicas; `awake` those that need at least one.
+    replicas; `awake` those that need at least one. `slowness` has by class and model how many times
+    as long as in the document their levels may be.
     """
 
     plan: Plan
@@ -37,6 +41,7 @@ class Standing:
     held: Collection[str] = ()
     unsure: Collection[str] = ()
     awake: Collection[str] = ()
+    slowness: Mapping[ClassModel, float] = field(default_factory=dict)
 
     def groups(self, server: str) -> list[tuple[Group, int]]:
         """Returns the groups of a server that have replicas, the largest first."""
@@ -48,7 +53,8 @@ def question(system: SystemDocument, standing: Standing) -> Json:
     """Returns the body of POST /optimizeOne for a plan."""
     own_models, servers = [], []
     targets: dict[str, list[Json]] = {
-        name: list(each.get("modelTargets") or []) for name, each in system.classes.items()
+        name: [_at_speed(standing, name, target) for target in each.get("modelTargets") or []]
+        for name, each in system.classes.items()
     }
     for name, spec in system.servers.items():
         asked = _server(system, standing, name)
@@ -57,9 +63,9 @@ def question(system: SystemDocument, standing: Standing) -> Json:
             own = f"{spec.get('model')} of {name}"
             own_models += _with_its_rows(standing, name, str(spec.get("model")), own)
             if target := system.target(name):
-                targets.setdefault(str(spec.get("class") or "Free"), []).append(
-                    {**target, "model": own}
-                )
+                of_class = system.class_of(name)
+                target = _at_speed(standing, of_class, target)
+                targets.setdefault(of_class, []).append({**target, "model": own})
             asked["model"] = own
         servers.append(asked)
     perf = [standing.perf.get(key, each) for key, each in system.perf.items()]
@@ -124,6 +130,14 @@ def _server(system: SystemDocument, standing: Standing, name: str) -> Json:
         least = count if limit is None else min(count, limit)
         spec["minNumReplicas"] = max(least, spec.get("minNumReplicas") or 0)
     return spec
+
+
+def _at_speed(standing: Standing, of_class: str, target: Json) -> Json:
+    """Returns a target with levels that the machines can meet at their present speed."""
+    times = standing.slowness.get((of_class, str(target.get("model"))), 1.0)
+    levels = {key: times * value for key in LATENCIES
+              if isinstance(value := target.get(key), int | float)}  # fmt: skip
+    return target | levels
 
 
 def _with_its_rows(standing: Standing, server: str, model: str, own: str) -> list[Json]:

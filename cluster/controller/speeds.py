@@ -48,6 +48,12 @@ class Speeds:
     def factors(self) -> dict[ModelOn, FactorsReply]:
         return {key: tuned.factors for key, tuned in self._tuned.items()}
 
+    def slowness(self, model: str) -> float:
+        """Returns how many times as long as in the document the model takes where it is slowest, at
+        least 1."""
+        factors = [each for (name, _), each in self.factors.items() if name == model]
+        return max([1.0, *(max(each.decode, each.prefill) for each in factors)])
+
     def learn(
         self, traffic: Mapping[str, ServerTraffic], replicas: Mapping[Group, int], at_s: float
     ) -> Learned:
