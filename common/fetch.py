@@ -42,6 +42,8 @@ PROBE = FetchBounds(connect_s=5.0, read_s=10.0, max_bytes=2**20)
 class Fetched:
     status: int
     content: bytes
+    location: str = ""
+    """Where a redirect leads, which is not followed."""
 
     @property
     def text(self) -> str:
@@ -88,7 +90,8 @@ def ask(
         with _connected(parts, bounds) as connection:
             connection.request(verb, path, sent, all_headers)
             with connection.getresponse() as response:
-                return Fetched(response.status, _body_of(response, bounds.max_bytes))
+                body = _body_of(response, bounds.max_bytes)
+                return Fetched(response.status, body, response.getheader("Location", ""))
     except (HTTPException, OSError, ValueError) as error:
         kind = FetchLate if isinstance(error, TimeoutError) else FetchFailed
         raise kind(f"{url}: {error or type(error).__name__}"[:MAX_REASON]) from error

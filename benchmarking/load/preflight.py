@@ -8,8 +8,9 @@ import requests
 from benchmarking.errors import TargetUnusable
 from benchmarking.load.answers import error_text
 from benchmarking.load.targets import Body, Endpoint, Prompt
+from common.fetch import OK, FetchBounds, Fetched, FetchFailed, ask
 
-TIMEOUT_S = 10.0
+BOUNDS = FetchBounds(connect_s=5.0, read_s=10.0, max_bytes=4 * 2**20)
 MAX_NAMED = 10
 NO_SUCH_ROUTE = (404, 405, 501)
 BODY_REFUSED = (400, 422)
@@ -41,16 +42,15 @@ def unserved(target: Endpoint, models: Iterable[str]) -> dict[str, str]:
     url = target.route("/models")
     try:
         answer = _get(target, url)
-    except requests.RequestException as error:
-        reason = str(error).rpartition(": ")[2].rstrip("')\"") or type(error).__name__
+    except FetchFailed as error:
+        reason = str(error).removeprefix(f"{url}: ")
         raise TargetUnusable(
             f"{url} does not answer ({reason}); start the server, or set BENCHMARK_API_BASE"
         ) from error
-    if answer.status_code not in (200, *NO_SUCH_ROUTE):
-        remedy = REMEDIES.get(answer.status_code, "wait until the server is ready")
-        said = error_text(answer.content, answer.headers.get("location", ""))
-        said = target.without_secrets(said)
-        raise TargetUnusable(f"{url} answered {answer.status_code} ({said}); {remedy}")
+    if answer.status not in (OK, *NO_SUCH_ROUTE):
+        remedy = REMEDIES.get(answer.status, "wait until the server is ready")
+        said = target.without_secrets(error_text(answer.content, answer.location))
+        raise TargetUnusable(f"{url} answered {answer.status} ({said}); {remedy}")
     served = _listed(answer)
     names = ", ".join(served[:MAX_NAMED]) + (", ..." if len(served) > MAX_NAMED else "")
     return {
@@ -64,15 +64,15 @@ def user_rows(target: Endpoint) -> int | None:
     """Returns the number of user rows by Hearth's `/ready`; None for other servers."""
     try:
         said = _get(target, target.beside("/ready")).json()["user_rows"]
-    except (requests.RequestException, ValueError, LookupError, TypeError):
+    except (FetchFailed, ValueError, LookupError, TypeError, RecursionError):
         return None
     return said if isinstance(said, int) and said > 0 else None
 
 
-def _listed(answer: requests.Response) -> list[str]:
+def _listed(answer: Fetched) -> list[str]:
     try:
         return [str(card["id"]) for card in answer.json()["data"]]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return []
 
 
@@ -108,7 +108,8 @@ def agreed(target: Endpoint, model: str, tell: Callable[[str], None]) -> Endpoin
 
 def _refusal(target: Endpoint, model: str, body: Body) -> str | None:
     """Returns the answer of a server that refuses a body; None if it accepts the body."""
-    with _session() as session:
+    with requests.Session() as session:
+        session.trust_env = False  # as the tokenizer asks
         answer = session.post(
             target.completions(model),
             json=body,
@@ -123,12 +124,5 @@ def _refusal(target: Endpoint, model: str, body: Body) -> str | None:
     return said.decode(errors="replace")
 
 
-def _get(target: Endpoint, url: str) -> requests.Response:
-    with _session() as session:  # a redirect would take a key elsewhere
-        return session.get(url, headers=target.headers, timeout=TIMEOUT_S, allow_redirects=False)
-
-
-def _session() -> requests.Session:
-    session = requests.Session()
-    session.trust_env = False  # as the tokenizer asks
-    return session
+def _get(target: Endpoint, url: str) -> Fetched:
+    return ask(url, BOUNDS, headers=target.headers)

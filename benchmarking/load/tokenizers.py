@@ -1,5 +1,6 @@
 """Token counts of texts, by the server or by its tokenizer in a folder."""
 
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,11 @@ from common.paths import expanded
 
 SERVER = "server"
 TIMEOUT_S = 60.0
+MAX_ANSWER_BYTES = 64 * 2**20  # vLLM's has the numbers of all tokens
 REMEMBERED_TEXTS = 100_000
+NO_COUNT = (
+    requests.RequestException, ValueError, KeyError, TypeError, OverflowError, RecursionError,
+)  # fmt: skip
 
 
 class Tokenizer(Protocol):
@@ -90,16 +95,29 @@ class ServerTokenizer:
                 json={"model": self._model, **what},
                 timeout=TIMEOUT_S,
                 allow_redirects=False,  # a key of the user's would go with us
+                stream=True,
             )
+            content = _body_of(answer)
             if answer.status_code == 404 and len(self._urls) > 1:
                 del self._urls[0]
                 return self._ask(**what)
             answer.raise_for_status()
-            said: dict[str, Any] = answer.json()
+            said: dict[str, Any] = json.loads(content)
             int(said["count"])
-        except (requests.RequestException, ValueError, KeyError, TypeError, OverflowError) as error:
+        except NO_COUNT as error:
             raise TargetUnusable(
                 f"{url} does not count tokens ({error}); start the server, or set tokenizer to "
                 "the folder of the model's tokenizer.json"
             ) from error
         return said
+
+
+def _body_of(answer: requests.Response) -> bytes:
+    """Raises ValueError if it is too long. What is left of it does not come."""
+    body = bytearray()
+    with answer:
+        for piece in answer.iter_content(2**16):
+            body += piece
+            if len(body) > MAX_ANSWER_BYTES:
+                raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(body)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from threading import Thread
 
 import pytest
@@ -58,6 +59,25 @@ def test_a_refusal_is_named_with_its_remedy(status: int, remedy: str) -> None:
         with pytest.raises(TargetUnusable) as error:
             unserved(target, ["m"])
         assert str(error.value) == f"{target.base}/models answered {status} (no); {remedy}"
+
+
+@pytest.mark.parametrize("ask", [unserved, lambda target, _: ServerTokenizer(target, "m")])
+@pytest.mark.parametrize("piece", [b"[" * 2**16, b'{"data": [' + b" " * 2**16])
+def test_an_endless_answer_is_left_where_it_is_too_long(
+    ask: Callable[..., object], piece: bytes
+) -> None:
+    endless = Response(repeat(piece), content_type="application/json")
+    with serving(lambda request: endless) as target, pytest.raises(TargetUnusable, match="more"):
+        ask(target, ["m"])
+
+
+@pytest.mark.parametrize("depth", [3000, 10**6])
+def test_an_answer_of_any_depth_is_an_answer(depth: int) -> None:
+    with answering(200, "[" * depth) as target:
+        assert unserved(target, ["m"]) == {}
+        assert user_rows(target) is None
+        with pytest.raises(TargetUnusable, match="does not count tokens"):
+            ServerTokenizer(target, "m")
 
 
 def test_where_no_model_is_listed_the_usual_place_of_the_api_is_named() -> None:
