@@ -5,6 +5,7 @@ wrong. The llama.cpp of PyPI is compiled here for this processor; distributions'
 fast matrix products.
 """
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -89,7 +90,16 @@ LITELLM = Recipe("litellm", ("litellm[proxy]==1.108.7",), "lab.peers.gateways")
 
 
 def install(recipe: Recipe) -> str:
-    """Installs the peer unless it is, and returns the version it prints. Raises NotInstalled."""
+    """Installs the peer unless it is, and returns the version it prints. Who comes meanwhile waits
+    until it is. Raises NotInstalled."""
+    PEERS.mkdir(parents=True, exist_ok=True)
+    with (PEERS / f"{recipe.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _install(recipe)
+    return _run([str(recipe.python), "-m", recipe.check]).strip()
+
+
+def _install(recipe: Recipe) -> None:
     stamp = PEERS / recipe.name / "installed"
     wanted = "\n".join((*recipe.packages, *recipe.environment.values()))
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -100,7 +110,6 @@ def install(recipe: Recipe) -> str:
         if recipe.unwanted:
             _run([*pip, "uninstall", "--yes", *recipe.unwanted])
         stamp.write_text(wanted)
-    return _run([str(recipe.python), "-m", recipe.check]).strip()
 
 
 def _run(command: list[str], extra: Mapping[str, str] | None = None) -> str:
