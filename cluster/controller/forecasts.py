@@ -57,6 +57,19 @@ class Score:
     half_width_ratio: float
 
 
+def score_of(judged: Iterable[JudgedForecast]) -> Score | None:
+    """The score of these forecasts; None if none had an interval."""
+    found = [each for each in judged if each.has_interval]
+    if not found:
+        return None
+    return Score(
+        len(found),
+        sum(each.has_held for each in found),
+        median(each.error_ratio for each in found),
+        median(each.half_width_ratio for each in found),
+    )
+
+
 class _Record:
     """One figure of one server."""
 
@@ -92,18 +105,6 @@ class _Record:
             judgement = JudgedForecast(distance, True, distance <= reach, error, half_width)
         self.judged.append(judgement)
         return judgement
-
-    @property
-    def score(self) -> Score | None:
-        judged = [each for each in self.judged if each.has_interval]
-        if not judged:
-            return None
-        return Score(
-            len(judged),
-            sum(each.has_held for each in judged),
-            median(each.error_ratio for each in judged),
-            median(each.half_width_ratio for each in judged),
-        )
 
     def _scaled(self, value: float) -> float:
         if self._is_rate:
@@ -150,5 +151,5 @@ class Forecasts:
 
     def scores(self, server: str) -> dict[str, Score]:
         """How the forecasts of each figure did that were judged."""
-        scores = {name: record.score for name, record in self._records[server].items()}
+        scores = {name: score_of(each.judged) for name, each in self._records[server].items()}
         return {name: score for name, score in scores.items() if score is not None}

@@ -46,7 +46,7 @@ class Journal:
                 with path.open("rb") as stream:
                     size = stream.seek(0, os.SEEK_END)
                     stream.seek(max(0, size - num_bytes))
-                    lines = stream.read(num_bytes).splitlines() + lines
+                    lines = stream.read(min(size, num_bytes)).splitlines() + lines
                 num_bytes -= size
         except OSError as error:
             log.warning("the journal is not read back: %s", error)

@@ -21,6 +21,7 @@ MODULES = {
     "cuda": "engine.cuda",
     "draw": "engine.draw",
     "experts": "engine.experts",
+    "forecasts": "truth.forecasts",
     "hybrids": "serve.hybrids",
     "itl": "engine.itl",
     "kernels": "engine.kernels",

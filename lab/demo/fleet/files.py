@@ -11,11 +11,12 @@ from lab.demo.fleet.members import OUT_TOKENS, Member
 
 ACCELERATOR = "share"  # of a core
 PLANNED_TTFT_MS, PLANNED_ITL_MS = 400.0, 90.0
-PERIOD_S = 5.0
 IDLE_S = 15.0
 
 
-def write_fleet(folder: Path, members: Sequence[Member], addresses: Addresses) -> Path:
+def write_fleet(
+    folder: Path, members: Sequence[Member], period_s: float, addresses: Addresses
+) -> Path:
     """Returns the path of the cluster's file, for `python -m cluster`."""
     write_whole(folder / "system.json", json.dumps({"system": _system(members)}, indent=1))
     most = sum(each.most_replicas for each in members)
@@ -23,10 +24,10 @@ def write_fleet(folder: Path, members: Sequence[Member], addresses: Addresses) -
         "system": "system.json",
         "optimizer": addresses.url(addresses.optimizer),
         "listen": f"127.0.0.1:{addresses.controller}",
-        "period_s": PERIOD_S,
+        "period_s": period_s,
         "rollout_s": 0.5,
-        "stabilization_s": 2 * PERIOD_S,
-        "scale_down_s": 4 * PERIOD_S,
+        "stabilization_s": 2 * period_s,
+        "scale_down_s": 4 * period_s,
         "actuator": {
             "kind": "local",
             "folder": str(folder / "replicas"),
@@ -36,14 +37,17 @@ def write_fleet(folder: Path, members: Sequence[Member], addresses: Addresses) -
         "upstreams_file": "upstreams.yaml",
         "journal": "cluster.jsonl",
         "proxy": {"url": addresses.url(addresses.proxy), "token_file": "token"},
-        "servers": {
-            each.name: {**each.keys, "models": [each.name], "idle_s": IDLE_S} for each in members
-        },
+        "servers": {each.name: _keys(each) for each in members},
         "accelerators": {ACCELERATOR: {"resources": {"CPU": 1}}},
     }
     path = folder / "cluster.yaml"
     write_whole(path, json.dumps(keys, indent=1))  # YAML has JSON within it
     return path
+
+
+def _keys(member: Member) -> dict[str, Any]:
+    sleeps = {} if member.least_replicas else {"idle_s": IDLE_S}
+    return {**member.keys, "models": [member.name], **sleeps}
 
 
 def _system(members: Sequence[Member]) -> dict[str, Any]:
@@ -78,7 +82,7 @@ def _server(member: Member) -> dict[str, Any]:
         "name": member.name,
         "class": "fleet",
         "model": member.name,
-        "minNumReplicas": 0,
+        "minNumReplicas": member.least_replicas,
         "maxNumReplicas": member.most_replicas,
         "maxBatchSize": member.rows,
         "currentAlloc": {"load": load},

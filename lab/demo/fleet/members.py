@@ -30,7 +30,9 @@ class Member:
     dawn: float
     dusk: float
     rows: int = 8
+    least_replicas: int = 0
     most_replicas: int = 2
+    tokenizer: str = str(EMBEDDED_MODEL)
     perf: Mapping[str, Any] = field(default_factory=dict)
     peak_per_s: float = 0.0
 

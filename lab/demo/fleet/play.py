@@ -17,6 +17,7 @@ from lab.demo.fleet.members import OUT_TOKENS, Member
 from lab.kit.shares import HeldReplicas, choose_limiter
 
 LOOK_S, TELL_S = 0.25, 15.0
+PERIOD_S = 5.0  # of the controller
 START_SHARE = 0.8  # of a core; vLLM's start takes half a minute of one
 QUEUE_TIMEOUT_S = 90  # in the proxy, so that requests wait for a start
 
@@ -40,14 +41,20 @@ class Day:
     looks: Sequence[Look]
 
 
-def play(members: Sequence[Member], folder: Path, day_s: float, tell: Callable[[str], None]) -> Day:
+def play(
+    members: Sequence[Member],
+    folder: Path,
+    day_s: float,
+    tell: Callable[[str], None],
+    period_s: float = PERIOD_S,
+) -> Day:
     """Raises DemoFailed."""
     replicas = folder / "replicas"
     settings = {"QUEUE_TIMEOUT": str(QUEUE_TIMEOUT_S)}
     with ExitStack() as stack:
         stack.callback(_end_all, replicas)
         addresses, token = stack.enter_context(
-            running_services(folder, partial(write_fleet, folder, members), settings)
+            running_services(folder, partial(write_fleet, folder, members, period_s), settings)
         )
         held = HeldReplicas(replicas, stack.enter_context(closing(choose_limiter())))
         begun_s = time.monotonic()

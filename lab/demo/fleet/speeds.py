@@ -10,7 +10,6 @@ from cluster.actuators.api_process import free_port, start_api
 from cluster.engines import filled
 from cluster.server_keys import ServerKeys
 from common.fetch import answers_ok
-from inference_api.settings import EMBEDDED_MODEL
 from lab.demo.cluster.measured import benchmarking, end
 from lab.demo.cluster.processes import HOST, until
 from lab.demo.fleet.files import ACCELERATOR
@@ -45,7 +44,7 @@ def with_speed(member: Member, folder: Path) -> Member:
 
 def _loops(url: str, member: Member, folder: Path) -> Path:
     """Returns the folder of the run."""
-    sweep = ["sweep", "--model", member.name, "--tokenizer", str(EMBEDDED_MODEL)]
+    sweep = ["sweep", "--model", member.name, "--tokenizer", member.tokenizer]
     sweep += ["--by", "concurrency", "--max-concurrency", str(member.rows)]
     sweep += ["--input-tokens", str(OUT_TOKENS), "--output-tokens", str(OUT_TOKENS)]
     sweep += ["--seconds", str(SECONDS), "--output-dir", str(folder / member.name)]

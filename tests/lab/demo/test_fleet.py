@@ -39,7 +39,7 @@ def test_a_server_is_asked_between_its_dawn_and_its_dusk_most_at_noon() -> None:
 
 
 def test_the_controller_reads_the_fleets_file(tmp_path: Path) -> None:
-    config, system = read_config(write_fleet(tmp_path, [CHAT, CODE], Addresses(1, 2, 3)))
+    config, system = read_config(write_fleet(tmp_path, [CHAT, CODE], 5.0, Addresses(1, 2, 3)))
     assert config.models_of_sleepers(system) == {"chat": ["chat"], "code": ["code"]}
     assert set(config.engines(system)) == {"code"}
 
