@@ -3,7 +3,6 @@
 Pure: any thread.
 """
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -51,8 +50,7 @@ def parse_counters(text: str, at_s: float, engine: Engine = HEARTH) -> Counters:
     try:
         for family in text_string_to_metric_families(lines + "\n"):
             for sample in family.samples:
-                if not math.isnan(sample.value):
-                    totals[sample.name] += sample.value
+                totals[sample.name] += sample.value
     except (ValueError, IndexError, KeyError) as error:
         raise MetricsUnread(f"the page is not in Prometheus' text format ({error})"[:300]) from None
     found = {

@@ -22,6 +22,8 @@ SHARE_STEP = 0.02  # for one that is missing from them
 KEPT = 200  # forecasts of a figure that are judged together
 ANSCOMBE = 3 / 8  # added before a root is taken
 LEAST_MS = 1e-3
+# What floats can hold once it is no root or logarithm: a journal may say that anything came.
+LARGEST_ROOT, LARGEST_LOG = 1e150, 690.0
 ARRIVALS = "arrivals_per_minute"
 
 
@@ -113,8 +115,8 @@ class _Record:
 
     def _back(self, scaled: float) -> float:
         if self._is_rate:
-            return max(max(scaled, 0.0) ** 2 - ANSCOMBE, 0.0)
-        return math.exp(scaled)
+            return max(min(max(scaled, 0.0), LARGEST_ROOT) ** 2 - ANSCOMBE, 0.0)
+        return math.exp(min(scaled, LARGEST_LOG))
 
 
 Figures = Mapping[str, float | None]

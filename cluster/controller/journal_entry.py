@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 Amount = Annotated[FiniteFloat, Field(ge=0)]
+MAX_START_S = 1e6  # a line with more is damaged
 
 
 class GroupTold(TypedDict):
@@ -99,7 +100,7 @@ class _PastCycle(TypedDict):
 
     at: AwareDatetime
     servers: NotRequired[dict[str, _PastServer]]
-    starts_s: NotRequired[dict[str, list[Amount]]]
+    starts_s: NotRequired[dict[str, list[Annotated[Amount, Field(le=MAX_START_S)]]]]
 
 
 _PAST = TypeAdapter(_PastCycle)

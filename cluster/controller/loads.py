@@ -119,13 +119,17 @@ def with_door(
     traffic: Mapping[str, ServerTraffic], waiting: float, growth: float
 ) -> dict[str, ServerTraffic]:
     """Returns the traffic including requests in the proxy: `waiting` now, `growth` more than
-    before. The proxy does not say for which server, so each gets its share of the other traffic."""
-    arrived = math.fsum(each.all.arrived for each in traffic.values())
-    if not arrived:
+    before. The proxy does not say for which server, so each gets its share of the other traffic: of
+    what came, or if nothing did, because all rows have long answers, of what is there."""
+    shares = {server: each.all.arrived for server, each in traffic.items()}
+    if not any(shares.values()):
+        shares = {server: each.all.present for server, each in traffic.items()}
+    total = math.fsum(shares.values())
+    if not total:
         return dict(traffic)
     found = {}
     for server, each in traffic.items():
-        share, all_ = each.all.arrived / arrived, each.all
+        share, all_ = shares[server] / total, each.all
         came = max(all_.arrived + share * growth, 0.0)
         all_ = replace(all_, arrived=came, waiting=all_.waiting + share * waiting)
         found[server] = replace(each, all=all_)

@@ -9,9 +9,10 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from typing import Annotated
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+from pydantic import BaseModel, ConfigDict, Field
 
 from common.fetch import FetchBounds, FetchFailed, ask, fetch
 from proxy.aside import Aside
@@ -22,6 +23,7 @@ from proxy.upstreams.routes import servers_in_turn
 
 log = logging.getLogger(__name__)
 
+MAX_READY_IN_S = 1e6
 LEAST_S = 0.2  # least time between two questions, however many requests begin to wait
 BOUNDS = FetchBounds(connect_s=2.0, read_s=5.0, max_bytes=2**20)
 
@@ -34,7 +36,7 @@ class Sleeper(BaseModel):
 
     server: str
     models: frozenset[str] = frozenset()
-    ready_in_s: NonNegativeFloat | None = None
+    ready_in_s: Annotated[float, Field(ge=0, le=MAX_READY_IN_S)] | None = None
 
 
 class _Told(BaseModel):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from dataclasses import replace
 from typing import get_args
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from cluster.controller.demand import Demand, OfferedLoad, PastLoad
-from cluster.controller.loads import Traffic, between, traffic_of, with_door
+from cluster.controller.loads import ServerTraffic, Traffic, between, traffic_of, with_door
 from cluster.counters import Counters, parse_counters
 from cluster.engines import ENGINES
 from cluster.errors import MetricsUnread
@@ -95,6 +96,19 @@ def test_other_engines_are_counted_by_their_names(name: str) -> None:
         1.0, ended=2, prompt_tokens=200, completion_tokens=100, ttft_s=0.04, ttft_count=2,
         itl_s=98 * 0.02, itl_count=98, running=3, waiting=1,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e16"])
+@pytest.mark.parametrize("name", PAGES)
+def test_a_number_that_counts_nothing_leaves_the_page_unread(name: str, value: str) -> None:
+    """Any that is used. Taken for 0, the next page would have all requests since the start."""
+    engine = Engine(name, rows=4)
+    engine.count(running=3, waiting=1, ended=2, prompt=200, completion=100)
+    for names in ENGINES[name].metrics.values():
+        used = next(each for each in names if f"\n{each}{{" in engine.page())
+        page = re.sub(rf"(?m)^({used}{{.*}}) .*$", rf"\1 {value}", engine.page(), count=1)
+        with pytest.raises(MetricsUnread, match="not between"):
+            parse_counters(page, 1.0, ENGINES[name])
 
 
 def test_an_engine_that_counts_no_requests_has_them_by_its_tokens() -> None:
@@ -182,6 +196,14 @@ def test_what_waits_at_the_door_is_dealt_by_what_came_through() -> None:
     assert [each.all.waiting for each in more.values()] == [20, 20]
     fewer = with_door(one, 0, -100)
     assert fewer["s"].all.arrived == 0
+
+
+def test_what_waits_while_all_rows_have_long_answers_is_dealt_by_who_has_them() -> None:
+    busy = {name: ServerTraffic(Traffic(5.0, present=rows)) for name, rows in (("s", 3), ("t", 1))}
+    more = with_door(busy, 40, 20)
+    assert [each.all.arrived for each in more.values()] == [15, 5]
+    assert [each.all.waiting for each in more.values()] == [30, 10]
+    assert with_door({"s": ServerTraffic(Traffic(5.0))}, 40, 20)["s"].all.arrived == 0
 
 
 def test_what_waits_is_wanted_besides_what_comes_though_no_more_comes() -> None:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from cluster.controller.forecasts import ARRIVALS, Forecast, Forecasts, Score
+from cluster.controller.forecasts import ARRIVALS, Forecast, Forecasts, JudgedForecast, Score
 from cluster.controller.gauges import ControllerGauges
 from cluster.controller.loop import ControllerSnapshot
 from tests.cluster.fleet import system_json
@@ -66,6 +66,16 @@ def test_what_is_not_known_is_not_judged(measured: dict[str, float | None]) -> N
     forecasts.judge("s", measured)
     forecasts.judge("s", {"itl_ms": 99.0})
     assert forecasts.scores("s")["itl_ms"].judged == 3
+
+
+def test_nothing_that_a_journal_says_breaks_them() -> None:
+    far = JudgedForecast(1e300, True, False, 1e300, 1e300)
+    forecasts = Forecasts([{"s": dict.fromkeys((ARRIVALS, "ttft_ms"), far)}] * 20)
+    for name in (ARRIVALS, "ttft_ms"):
+        made = forecasts.make("s", {name: 10.0})[name]
+        assert made.low == pytest.approx(0)
+        assert made.high is not None
+        assert 1e299 < made.high < math.inf
 
 
 def test_nothing_that_comes_breaks_them() -> None:
