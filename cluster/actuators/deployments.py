@@ -170,7 +170,7 @@ class Deployments:
         log.info("rolling out %s with %d user rows", deployment.name, user_rows)
 
     def _check_owner(self, deployment: Deployment) -> None:
-        """Raises Refused if an autoscaler, perhaps one of KEDA's, would undo the change."""
+        """Raises CallRefused if an autoscaler, perhaps one of KEDA's, would undo the change."""
         autoscalers = self._allowed("see autoscalers", self._calls.autoscalers) or ()
         for each in autoscalers:
             if (each.kind, each.target) == ("Deployment", deployment.name):

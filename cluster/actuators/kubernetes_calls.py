@@ -1,6 +1,6 @@
 """Calls to a Kubernetes API server through the official client, bounded in time.
 
-Failures become errors of `cluster.errors`, or Refused.
+Failures become errors of `cluster.errors`, or CallRefused.
 """
 
 from collections.abc import Callable
@@ -51,23 +51,23 @@ class Calls:
         return self._listed(call, KindList[Pod], label_selector=SELECTOR)
 
     def autoscalers(self) -> tuple[Autoscaler, ...]:
-        """Raises Refused if the service account may not list them."""
+        """Raises CallRefused if the service account may not list them."""
         call = self._autoscaling.list_namespaced_horizontal_pod_autoscaler
         return KindList[Autoscaler].model_validate_json(self._call(call, self.namespace)).items
 
     def patch_scale(self, deployment: Deployment, replicas: int) -> None:
-        """Raises Refused: 409 if the Deployment has changed since it was read."""
+        """Raises CallRefused: 409 if the Deployment has changed since it was read."""
         body = {**_unchanged(deployment), "spec": {"replicas": replicas}}
         call = self._apps.patch_namespaced_deployment_scale
         self._call(call, deployment.name, self.namespace, body)
 
     def patch(self, deployment: Deployment, spec: dict[str, Any]) -> None:
-        """Raises Refused, as `patch_scale`."""
+        """Raises CallRefused, as `patch_scale`."""
         body = {**_unchanged(deployment), "spec": spec}
         self._call(self._apps.patch_namespaced_deployment, deployment.name, self.namespace, body)
 
     def patch_annotations(self, pod: str, annotations: dict[str, str]) -> None:
-        """Raises Refused."""
+        """Raises CallRefused."""
         body = {"metadata": {"annotations": annotations}}
         self._call(self._core.patch_namespaced_pod, pod, self.namespace, body)
 
@@ -85,7 +85,7 @@ class Calls:
             raise ActuatorUnusable(f"The answer of Kubernetes is not a {kind.__name__}.") from error
 
     def _call(self, call: Callable[..., Any], *args: object, **query: str) -> bytes:
-        """Returns the body of a 2xx answer. Raises Refused and ActuatorUnusable."""
+        """Returns the body of a 2xx answer. Raises CallRefused and ActuatorUnusable."""
         try:
             response = call(*args, **query, _request_timeout=TIMEOUT_S, _preload_content=False)
             return bytes(response.data)

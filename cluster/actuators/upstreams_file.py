@@ -15,14 +15,13 @@ HEAD = "# Written by the cluster's actuator: changes made here are lost.\n"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A replica's entry. An entry without models takes requests for any model."""
+    """A replica's entry. An entry without models takes requests for any model. `rows` is for a
+    replica that does not report them. `server` is its name in the proxy's routes and records."""
 
     models: tuple[str, ...] = ()
     health_path: str = USUAL_PATH
     rows: int | None = None
-    """The names of its models, if the replica itself does not report them."""
     server: str = ""
-    """Its name in the proxy's routes and records."""
     cents_per_hour: float | None = None
 
 

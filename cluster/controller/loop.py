@@ -180,8 +180,7 @@ class Controller:
 
     def _serve(self, actuator: Actuator, journal: Journal) -> None:
         config = self._parts.config
-        rollout: Rollout | None = None
-        planner: Planner | None = None
+        begun: tuple[Planner, Rollout] | None = None
         due_s = time.monotonic() if config.period_s else math.inf
         while not self._must_end.is_set():
             asking, woken = _taken(self._asked), set(_taken(self._woken))
@@ -189,13 +188,7 @@ class Controller:
             if is_due:
                 due_s = max(due_s + config.period_s, time.monotonic())
             try:
-                if planner is None or rollout is None:
-                    replicas = actuator.replicas()
-                    # The last line may be a period old.
-                    kept_s = config.scale_down_s + config.period_s
-                    past = past_in(journal.read_back(), self._clock(), kept_s)
-                    rollout = Rollout(actuator, config.dry_run, self._clock, past.starts_s)
-                    planner = Planner(self._parts, replicas, past)
+                planner, rollout = begun = begun or self._begin(actuator, journal)
                 is_woken = planner.wake(woken, self._clock())
                 if is_due or is_woken:
                     cycle = planner.cycle(actuator.replicas(), self._clock(), rollout.starts)
@@ -212,6 +205,14 @@ class Controller:
                         journal.write(fault_entry(self._clock(), self._snapshot.fault))
             self._wake.wait(min(config.rollout_s, max(due_s - time.monotonic(), 0.0)))
             self._wake.clear()
+
+    def _begin(self, actuator: Actuator, journal: Journal) -> tuple[Planner, Rollout]:
+        """Take over what runs, and what an earlier controller wrote into the journal."""
+        config, replicas = self._parts.config, actuator.replicas()
+        kept_s = config.scale_down_s + config.period_s  # the last line may be a period old
+        past = past_in(journal.read_back(), self._clock(), kept_s)
+        rollout = Rollout(actuator, config.dry_run, self._clock, past.starts_s)
+        return Planner(self._parts, replicas, past), rollout
 
     def _roll(self, rollout: Rollout, planner: Planner, cycle: Cycle | None = None) -> None:
         replicas = rollout.step(planner.plan)
