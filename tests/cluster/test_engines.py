@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ import requests
 from click.testing import CliRunner
 
 from benchmarking.commands.cli import main
-from cluster.actuators.local import LocalMachine
+from cluster.actuators.local import LocalMachine, records_in
 from cluster.actuators.tended import TendedReplicas, Times
 from cluster.actuators.upstreams_file import UpstreamsFile
 from cluster.config import read_config
@@ -74,6 +75,28 @@ def test_no_request_is_lost_with_an_engine_that_cuts_them_off_on_sigterm(
         assert traffic.completion_tokens == 60 * traffic.ended
         assert traffic.itl_ms == pytest.approx(1000 * TOKEN_S)
     reader.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_an_engine_that_is_killed_takes_its_own_streams_along_and_is_replaced(
+    tmp_path: Path, name: str
+) -> None:
+    engine = replace(ENGINES[name], command=tuple(command_of(name).split()))
+    with tending(tmp_path, engine, {"PYTHONPATH": str(ROOT)}) as actuator:
+        victim, _ = ready(actuator, GROUP, 2)
+        with loaded(tmp_path, UPSTREAMS_FILE=str(tmp_path / "upstreams.yaml")) as (proxy, load):
+            eventually(lambda: len(answered_by(proxy)) == 2, DEADLINE_S)
+            (record,) = [r for r in records_in(tmp_path / "replicas") if r.name == victim.name]
+            record.process.kill()
+            killed_s = time.monotonic()
+            eventually(
+                lambda: victim.name not in {each.name for each in actuator.replicas()}, DEADLINE_S
+            )
+            ready(actuator, GROUP, 2)
+            eventually(lambda: len(answered_by(proxy)) == 3, DEADLINE_S)
+        failed = [each for each in load.asked if not each.is_right]
+        assert [each for each in failed if each.began_s > killed_s] == []
+        assert all(each.is_cut or each.status >= 500 for each in failed), "no short success"
 
 
 @pytest.mark.skipif(
