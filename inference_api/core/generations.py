@@ -61,7 +61,7 @@ class TextGeneration:
         self._is_first_due = True  # until `pieces` has taken the first event
         self._scored: list[ScoredToken] = []
         self.scored_prompt: Sequence[ScoredToken] = ()  # from the first event, if requested
-        self.embedding: bytes | None = None  # the prompt's, from the first event, if requested
+        self.embedding = b""  # the prompt's, from the first event, if requested
 
     def at_end(self, action: Callable[[], None]) -> None:
         """Register an action for `close`, which runs them in reverse order."""
@@ -151,7 +151,9 @@ class TextGeneration:
         self.error = event.error
         if event.error is not None:
             raise event.error
-        if self._first_piece is None and self._request.num_prompt_logprobs is not None:
+        is_scored = self._request.num_prompt_logprobs is not None
+        is_first = self._first_piece is None and event.finish_reason is not FinishReason.CANCELLED
+        if is_scored and is_first:
             pairs = zip(self._request.prompt_tokens, (None, *event.prompt_logprobs), strict=True)
             self.scored_prompt = list(map(ScoredToken._make, pairs))
         self._scored += map(ScoredToken, event.token_ids[:num_tokens], event.logprobs)

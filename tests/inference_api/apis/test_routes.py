@@ -18,9 +18,12 @@ from pydantic import SecretStr
 
 from common import __version__
 from inference_api._mock_inference_api_server import create_test_server
+from inference_api.apis import embeddings
 from inference_api.apis.native.body import NativeBody
 from inference_api.apis.openai.bodies import ChatBody
 from inference_api.apis.openai.field_kinds import UNSERVED
+from inference_api.core.generations import TextGeneration
+from inference_api.core.input_queue import InputQueue
 from inference_api.errors import RequestTooLarge
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import Settings
@@ -131,6 +134,37 @@ def test_body_for_the_other_services_is_decompressed_in_turn(
     assert turns == ["begin", "end"]
     status, _ = answer(compressed(b" " * 2049), **encoded)
     assert status == 413
+
+
+ASKED = {"prompt": "Hi", "max_tokens": 2, "logprobs": 1}
+TALK = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/inference", {"text": "Hi"}),
+        ("/v1/completions", ASKED | {"prompt_logprobs": 1}),
+        ("/v1/completions", ASKED | {"echo": True, "stream": True}),
+        ("/v1/chat/completions", TALK | {"logprobs": True, "prompt_logprobs": 1}),
+        ("/v1/messages", TALK | {"stream": True}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/embeddings", {"input": ["Hi", "there"]}),
+    ],
+)
+def test_client_that_leaves_before_the_first_token_is_no_fault(
+    client: FlaskClient, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave_and_wait(generation: TextGeneration) -> None:
+        generation.abandon()
+        wait(generation)
+
+    wait = TextGeneration.wait_until_started
+    monkeypatch.setattr(TextGeneration, "wait_until_started", leave_and_wait)
+    monkeypatch.setattr(InputQueue, "put", lambda *given: None)  # no token comes
+    monkeypatch.setattr(embeddings, "check_dimensions", lambda *given: None)  # a mock has none
+    response = client.post(path, json={"model": "hearth-tiny"} | body)
+    assert response.status_code == 200, response.text
 
 
 def test_bomb_is_stopped_at_the_limit_of_bodies() -> None:
