@@ -357,7 +357,7 @@ def write_hybrid_gguf(
     config = converter.config
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target) as draft:
-        writer = GGUFWriter(draft, converter.architecture)
+        writer = GGUFWriter(draft, converter.architecture, use_temp_file=True)
         writer.add_vocab_size(config["vocab_size"])
         writer.add_context_length(config["max_position_embeddings"])
         writer.add_embedding_length(config["hidden_size"])

@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from common.files import whole_file, write_whole
-from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
-from lab.models.random_model import INIT_STD, SEED, byte_tokenizer
+from lab.models.random_model import INIT_STD, SEED, write_tokenizer
 
 CONTEXT_TOKENS = 32_768
 LFM2_ATTENTION = (2, 5, 8, 10, 12, 14)
@@ -31,6 +30,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 24,
         "num_attention_heads": 8,
         "linear_num_value_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "qwen3.5-4b": {
+        **QWEN,
+        "model_type": "qwen3_5_text",
+        "hidden_size": 2560,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 32,
         "tie_word_embeddings": True,
     },
     "lfm2-1.2b": {
@@ -99,11 +109,7 @@ def make_random_hybrid(name: str, folder: Path) -> None:
     config.architectures = [type(model).__name__]
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "config.json", json.dumps(config.to_dict(), indent=1, default=str))
-    tokenizer = byte_tokenizer(config.vocab_size)
-    described = json.loads(tokenizer.to_str()) | {"pre_tokenizer": PRE_TOKENIZERS["gpt-2"]}
-    write_whole(folder / "tokenizer.json", json.dumps(described))
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
-    write_whole(folder / "tokenizer_config.json", json.dumps(names))
+    write_tokenizer(folder, config.vocab_size)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     generator = torch.Generator().manual_seed(SEED)
     weights = {
@@ -119,7 +125,7 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.T
     if len(shape) == 1:
         is_one = name.endswith(("norm.weight", ".D"))
         return torch.full(shape, float(is_one), dtype=torch.float16)
-    return (torch.randn(shape, generator=generator) * INIT_STD).half()
+    return torch.randn(shape, generator=generator).mul_(INIT_STD).half()
 
 
 if __name__ == "__main__":

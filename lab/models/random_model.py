@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from common.files import whole_file, write_whole
+from inference_api.loading.gguf.tokenizer import PRE_TOKENIZERS
 
 CONTEXT_TOKENS = 2048
 SEED = 20240229
@@ -60,11 +61,9 @@ def make_random_model(shape: Shape, folder: Path, chat_template: str | None = No
     """Write config, tokenizer and bfloat16 weights; the same bytes every time."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "config.json", json.dumps(config_of(shape), indent=1))
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
-    write_whole(folder / "tokenizer_config.json", json.dumps(names))
+    write_tokenizer(folder, shape.vocab_size)
     if chat_template is not None:
         write_whole(folder / "chat_template.jinja", chat_template)
-    write_whole(folder / "tokenizer.json", byte_tokenizer(shape.vocab_size).to_str(pretty=True))
     with whole_file(folder / "model.safetensors") as draft:
         save_file(_weights(shape), draft, metadata={"format": "pt"})
 
@@ -98,6 +97,15 @@ def config_of(shape: Shape) -> dict[str, object]:
         "torch_dtype": "bfloat16",
         **(mixture if shape.num_experts else {}),
     }
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """`byte_tokenizer`, in words that GGUF has a name for."""
+    tokenizer = json.loads(byte_tokenizer(vocab_size).to_str())
+    tokenizer["pre_tokenizer"] = PRE_TOKENIZERS["gpt-2"]
+    write_whole(folder / "tokenizer.json", json.dumps(tokenizer, indent=1))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    write_whole(folder / "tokenizer_config.json", json.dumps(names))
 
 
 def byte_tokenizer(vocab_size: int) -> Tokenizer:

@@ -1,16 +1,20 @@
-"""The same model of random weights in every contestant's format, made once, below var/models."""
+"""The same model in every contestant's format, made once, below var/models."""
 
 import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+from common.files import whole_file
 from lab.kit.servers import ROOT, environment
-from lab.models.gguf_file import make_gguf
+from lab.models.gguf_file import TYPES, make_gguf
+from lab.models.packaged import FILES, make_packaged
 from lab.models.random_model import CONTEXT_TOKENS, SHAPES, make_random_model
-from lab.peers.install import OPENVINO
+from lab.peers.install import LLAMA_CPP, OPENVINO
 
 MODELS = ROOT / "var" / "models"
+LONG_TOKENS = 16_384  # a context with room for a prompt of 8,192
+NAMES = (*SHAPES, *FILES)
 
 
 def random_model(name: str, context_tokens: int = CONTEXT_TOKENS) -> Path:
@@ -22,10 +26,34 @@ def random_model(name: str, context_tokens: int = CONTEXT_TOKENS) -> Path:
     return folder
 
 
+def model_folder(name: str) -> Path:
+    """A model of NAMES, of random weights or of those that a package has."""
+    if name in SHAPES:
+        return random_model(name, LONG_TOKENS)
+    folder = MODELS / name
+    if not (folder / "model.safetensors").exists():
+        make_packaged(name, folder, LONG_TOKENS)
+    return folder
+
+
 def gguf_model(folder: Path, type_name: str) -> Path:
+    """Types of llama.cpp's alone are made by its own quantiser, which has to be installed."""
     file = folder.with_name(f"{folder.name}.{type_name}.gguf")
-    if not file.exists():
+    if file.exists():
+        return file
+    if type_name in TYPES:
         make_gguf(folder, file, type_name)
+        return file
+    with whole_file(file) as draft:
+        exact = str(gguf_model(folder, "BF16"))
+        command = [str(LLAMA_CPP.python), "-m", "lab.peers.llama_quantize"]
+        subprocess.run(
+            [*command, exact, str(draft), type_name],
+            cwd=ROOT,
+            env=environment(),
+            check=True,
+            capture_output=True,
+        )
     return file
 
 

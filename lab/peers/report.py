@@ -1,4 +1,4 @@
-"""Results of `bench-peers` so far: kept as JSON, shown as a table and as a chart."""
+"""Results of `bench-peers` so far: kept as lines of JSON, shown as a table and as a chart."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from lab.kit.servers import ROOT
 
-RESULTS = ROOT / "var" / "bench" / "peers.json"
+RESULTS = ROOT / "var" / "bench" / "peers.jsonl"
 HEADINGS = ("model", "load", "contestant", "tokens/s, median (least to most)", "ours ÷ it")
 HEAD = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|"
 
@@ -60,7 +60,7 @@ def keep(cell: Cell, machine: str, measured: Sequence[Measurement]) -> str:
         "measurements": [asdict(each) for each in measured],
     }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps([*results, entry], indent=1))
+    RESULTS.write_text("".join(f"{json.dumps(each)}\n" for each in [*results, entry]))
     return "\n".join(rows(cell, measured))
 
 
@@ -125,5 +125,5 @@ def _measurements(entry: dict[str, Any]) -> list[Measurement]:
 
 
 def _results() -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
-    return entries
+    lines = RESULTS.read_text().splitlines() if RESULTS.is_file() else []
+    return [json.loads(line) for line in lines]

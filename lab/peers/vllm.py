@@ -1,7 +1,7 @@
 """vLLM as a peer: its engine, without its server, in the precision that it chooses itself.
 
 Runs in the environment that `install` made. It has no quantised weights for CPUs that would be
-like ours, so it takes part in every cell as it is.
+like ours.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarking.machine import describe_machine
-from lab.benches.serve.peers import LOADS, Contest, Load, installed
+from lab.benches.serve.peers import LOADS, Contest, Load, contests, installed
 from lab.kit.servers import exit_on_sigterm
 from lab.models.random_hybrid import SHAPES, make_random_hybrid
 from lab.peers import report
@@ -23,11 +23,6 @@ from lab.peers.install import GGUF_READERS, IK_LLAMA_CPP, LLAMA_CPP, Recipe
 from lab.peers.models import MODELS, gguf_model
 
 TYPE = "Q8_0"
-CONTESTS = (  # each with a context of its own
-    (LOADS["1"],),
-    (LOADS["8"], LOADS["32"]),
-    (Load("prefill of 512", 1, 512, 1, rounds=2), Load("prefill of 8,192", 1, 8192, 1)),
-)
 
 
 def main() -> None:
@@ -35,6 +30,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument(
         "--peers", nargs="*", choices=GGUF_READERS, default=[LLAMA_CPP.name, IK_LLAMA_CPP.name]
+    )
+    parser.add_argument(
+        "--loads",
+        nargs="+",
+        choices=LOADS,
+        default=["1", "8", "32", "prefill-512", "prefill-8192"],
+        help="users or kind",
     )
     parser.add_argument("--times", type=int, default=3, help="alternations")
     given = parser.parse_args()
@@ -45,7 +47,7 @@ def main() -> None:
     lines = []
     for name in given.models:
         file = hybrid_file(name)
-        for loads in CONTESTS:
+        for loads in contests(given.loads):
             with TemporaryDirectory() as logs, ExitStack() as stack:
                 starts = _contestants(file, loads, recipes, Path(logs))
                 contest = Contest(stack, starts, left_out)

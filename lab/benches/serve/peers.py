@@ -6,7 +6,7 @@ the peers are driven without one. Tokens/s are all new tokens, from the first re
 token, prefill included. Time it alone: nothing else may use the cores.
 
 A peer that does not install, does not start, or ends is named in the table with the reason, and
-the others go on. Results gather in var/bench/peers.json, so that a run of some cells completes an
+the others go on. Results gather in var/bench/peers.jsonl, so that a run of some cells completes an
 earlier one.
 """
 
@@ -23,11 +23,10 @@ from tempfile import TemporaryDirectory
 from benchmarking.machine import describe_machine
 from inference_api.kernels.packing import CACHE_DTYPES
 from inference_api.loading.hardware import physical_cores
-from lab.models.random_model import SHAPES
 from lab.peers import report as peer_report
 from lab.peers.contest import Contestant, PeerEnded, Prompts, Took, gguf_peers, hearth, peer
 from lab.peers.install import LLAMA_CPP, OPENVINO, RECIPES, VLLM, NotInstalled, Recipe, install
-from lab.peers.models import gguf_model, openvino_model, random_model
+from lab.peers.models import NAMES, gguf_model, model_folder, openvino_model
 from lab.peers.report import Cell, Measurement
 
 GGUF_TYPES = {"int8": "Q8_0", "int4": "Q4_0"}
@@ -55,6 +54,11 @@ class Load:
         ]
 
     @property
+    def is_long(self) -> bool:
+        """Whether once is enough."""
+        return self.prompt_tokens > 1024
+
+    @property
     def counted_tokens(self) -> int:
         """Tokens that tokens/s counts: new ones, or those of the prompts where only one is new."""
         each = self.prompt_tokens if self.max_tokens == 1 else self.max_tokens
@@ -66,6 +70,8 @@ LOADS = {
     "8": Load("8 users", 8, 128, 64),
     "32": Load("32 users", 32, 128, 64),
     "prefill": Load("prefill of 1,024", 1, 1024, 1, rounds=2),
+    "prefill-512": Load("prefill of 512", 1, 512, 1, rounds=2),
+    "prefill-8192": Load("prefill of 8,192", 1, 8192, 1),
     "long": Load("32 users, 1,500 in", 32, 1500, 64),
 }
 FORMS = {  # of our weights: settings, and llama.cpp's type
@@ -73,6 +79,7 @@ FORMS = {  # of our weights: settings, and llama.cpp's type
     "int4": ({"QUANTIZATION": "int4"}, GGUF_TYPES["int4"]),
     BFLOAT16: ({"DTYPE": BFLOAT16}, "BF16"),
 }
+FILE_TYPES = ("Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS")  # of a GGUF file for all
 
 
 def main() -> None:
@@ -85,30 +92,32 @@ def main() -> None:
     llama = replace(LLAMA_CPP, arguments=tuple(arguments.llama_options.split()))
     recipes = list(installed(arguments.peers, left_out))
     recipes = [llama if each is LLAMA_CPP else each for each in recipes]
-    loads = [LOADS[name] for name in arguments.loads]
+    loads = contests(arguments.loads)
     # Ends by SIGTERM as by Ctrl-C: the servers that were started end too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for name, form, model in _models(arguments):
-        with TemporaryDirectory() as logs, ExitStack() as stack:
-            starts = _contestants(model, form, recipes, loads, Path(logs), arguments)
-            contest = Contest(stack, starts, left_out)
-            for load in loads:
-                times = 1 if load.name == LOADS["long"].name else arguments.times
-                cell = Cell(name, _form(form, arguments), load.name)
-                measured = contest.measure(load, times)
-                print(peer_report.keep(cell, describe_machine("torch"), measured), flush=True)
+        for together in loads:
+            with TemporaryDirectory() as logs, ExitStack() as stack:
+                starts = _contestants(model, form, recipes, together, Path(logs), arguments)
+                contest = Contest(stack, starts, left_out)
+                for load in together:
+                    cell = Cell(name, _form(form, arguments), load.name)
+                    measured = contest.measure(load, 1 if load.is_long else arguments.times)
+                    print(peer_report.keep(cell, describe_machine("torch"), measured), flush=True)
     print(peer_report.table())
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure our server beside the best public ones.")
-    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--quantizations", nargs="+", choices=FORMS, default=list(GGUF_TYPES))
+    parser.add_argument("--models", nargs="+", choices=NAMES, default=["110m", "1.1b"])
+    parser.add_argument(
+        "--quantizations", nargs="+", choices=(*FORMS, *FILE_TYPES), default=list(GGUF_TYPES)
+    )
     parser.add_argument(
         "--files",
         nargs="+",
         type=Path,
-        help="NAME.TYPE.gguf in place of models; nobody drafts for them",
+        help="NAME.TYPE.gguf in place of models",
     )
     parser.add_argument(
         "--loads",
@@ -121,12 +130,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--llama-options", default="", help='of lab.peers.llama_cpp, "--flash 1" say'
     )
-    parser.add_argument("--times", type=int, default=3, help="alternations (of long: one)")
+    parser.add_argument("--times", type=int, default=3, help="alternations (one of long prompts)")
     parser.add_argument(
         "--kv-cache-dtype", choices=("auto", *CACHE_DTYPES), default="auto", help="of ours"
     )
     parser.add_argument("--chart", type=Path, help="only draw what is kept, into this SVG file")
     return parser.parse_args()
+
+
+def contests(names: Sequence[str]) -> list[list[Load]]:
+    """Loads that contestants start for: of one user, which ik_llama.cpp's flash attention is for,
+    and of several."""
+    loads = [LOADS[name] for name in names]
+    one, several = ([each for each in loads if (each.users > 1) is many] for many in (False, True))
+    return [together for together in (one, several) if together]
 
 
 def installed(names: Sequence[str], left_out: dict[str, str]) -> Iterator[Recipe]:
@@ -147,7 +164,8 @@ def _models(arguments: argparse.Namespace) -> Iterator[tuple[str, str, Path]]:
         yield name, form, file.absolute()
     for name in arguments.models if arguments.files is None else ():
         for form in arguments.quantizations:
-            yield name, form, random_model(name)
+            folder = model_folder(name)
+            yield name, form, folder if form in FORMS else gguf_model(folder, form)
 
 
 def _contestants(
@@ -162,7 +180,7 @@ def _contestants(
     longest = max(load.prompt_tokens + load.max_tokens for load in loads)
     context = -(-longest // 64) * 64
     options = ("--users", str(users), "--context", str(context))
-    settings, gguf_type = FORMS.get(form, ({"SPECULATION": "off"}, form))
+    settings, gguf_type = FORMS.get(form, ({}, form))
     ours = {**settings, "KV_CACHE_DTYPE": arguments.kv_cache_dtype}
     yield hearth(_form(form, arguments), model, users, context, logs / "ours", ours)
 
@@ -177,7 +195,7 @@ def _contestants(
             lambda: [str(openvino_model(model, form)), "--threads", str(physical_cores())],
             logs / "openvino",
         )
-    if VLLM in recipes and model.is_dir():
+    if VLLM in recipes and form == BFLOAT16:
         yield peer("vLLM bfloat16", VLLM, lambda: [str(model), *options], logs / "vllm")
 
 

@@ -17,6 +17,7 @@ from lab.models.random_hybrid import SHAPES
 # token, layers x heads x sides of keys and values.
 STATES = {
     "qwen3.5-0.8b": (18 * 16 * 128 * 128 + 18 * 6144 * 3, 6 * 2 * 2 * 256),
+    "qwen3.5-4b": (24 * 32 * 128 * 128 + 24 * 8192 * 3, 8 * 4 * 2 * 256),
     "lfm2-1.2b": (10 * 2048 * 2, 6 * 8 * 2 * 64),
     "granite-4.0-h-micro": (36 * 64 * 64 * 128 + 36 * 4352 * 3, 4 * 8 * 2 * 64),
     "qwen3.6-35b-a3b-4-layers": (3 * 32 * 128 * 128 + 3 * 8192 * 3, 1 * 2 * 2 * 256),

@@ -39,7 +39,7 @@ def stack() -> Iterator[ExitStack]:
 def test_a_peer_that_does_not_start_or_ends_is_named_with_its_reason_and_the_others_go_on(
     stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path / "bench" / "peers.json")
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "bench" / "peers.jsonl")
     endings = {"first": "never", "early": "at its start", "late": "at its second load"}
     starts = [
         peer(name, MADE_UP, partial(list, [ending]), tmp_path / name)

@@ -9,7 +9,7 @@ import pytest
 from inference_api.settings import EMBEDDED_MODEL
 from inference_api.text.tokens import load_tokenizer
 from lab.benches.engine import quality as bench_quality
-from lab.benches.serve.peers import LOADS
+from lab.benches.serve.peers import LOADS, contests
 from lab.models.random_model import byte_tokenizer
 from lab.peers import report as peer_report
 from lab.peers.mistral_rs import text_of
@@ -59,8 +59,15 @@ def test_prompts_are_of_their_length_and_never_repeat(load: object) -> None:
     assert load.prompts(1) == turns[1]
 
 
+def test_loads_of_one_user_have_a_contest_of_their_own() -> None:
+    names = ["1", "8", "prefill-512", "32", "prefill-8192"]
+    together = [[load.users for load in loads] for loads in contests(names)]
+    assert together == [[1, 1, 1], [8, 32]]
+    assert contests(["8"]) == [[LOADS["8"]]]
+
+
 def test_results_gather_and_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_report, "RESULTS", tmp_path / "bench" / "peers.json")
+    monkeypatch.setattr(peer_report, "RESULTS", tmp_path / "bench" / "peers.jsonl")
     ours = Measurement("hearth int8", "int8", [20.0, 30.0, 40.0])
     theirs = Measurement("other Q8_0", "1.0; AVX", [10.0, 10.0, 16.0])
     peer_report.keep(Cell("110m", "int8", "1 user"), "a machine", [ours, ours])
