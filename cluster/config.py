@@ -3,13 +3,11 @@
 `docs/controller.md` says what each key means; a test compares the two.
 """
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
-from pydantic_core import ErrorDetails
 
 from cluster.engines import Engine
 from cluster.errors import ConfigFaulty
@@ -173,7 +171,7 @@ def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
     """Returns a file's cluster, and the system it names. Raises ConfigFaulty with every fault."""
     content, folder = _bytes_of(path, MAX_FILE_BYTES), path.resolve().parent
     try:
-        config = parse_keys(content, ClusterConfig, _keys_at, max_nodes=MAX_KEYS, context=folder)
+        config = parse_keys(content, ClusterConfig, max_nodes=MAX_KEYS, context=folder)
     except KeysFaulty as error:
         _refuse(error.faults)
     system = read_system(_bytes_of(config.system, MAX_SYSTEM_BYTES))
@@ -202,21 +200,6 @@ def read_config(path: Path) -> tuple[ClusterConfig, SystemDocument]:
     if faults:
         _refuse(faults)
     return config, system
-
-
-_PARTS: Mapping[str, type[Keys]] = {
-    "actuator": ActuatorKeys,
-    "proxy": ProxyKeys,
-    "servers": ServerKeys,
-    "accelerators": AcceleratorKeys,
-}
-
-
-def _keys_at(detail: ErrorDetails) -> Iterable[str]:
-    """Returns the keys that the faulty mapping may have."""
-    path = detail["loc"]
-    is_inside = len(path) > 1 or detail["type"] == "model_type"
-    return (_PARTS.get(str(path[0]), ClusterConfig) if is_inside else ClusterConfig).model_fields
 
 
 def _refuse(faults: list[str]) -> NoReturn:

@@ -1,51 +1,129 @@
-"""Turns pydantic's errors into sentences with path, value, bound and remedy. Pure: any thread."""
+"""Turns pydantic's errors into sentences that name path, value, bound and remedy.
+
+Faulty request bodies, files and settings of all services are refused in these words. Pure: any
+thread.
+"""
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 MAX_FAULTS = 100  # faults that are listed; more would not help
 MAX_SHOWN = 40  # characters of a value or key
+MAX_NAME_CHARS = 64  # longer keys are compared with none
+LIKELY, CERTAIN = 0.7, 0.8  # difflib's ratios of names: the latter differ by a letter or two
 SECRETS = ("SECRET", "REDIS_URL", "API_KEY", "API_BASE")  # parts of names of secret variables
 
-# Keyed by pydantic's type of error; values are the message after the key's path.
-_SAID = {
+Step = int | str
+_BARE = re.compile(rf"[\w-]{{1,{MAX_SHOWN}}}")  # keys that a path shows without quotes
+
+# Keyed by pydantic's types of error; values are the message after the path.
+_TEXTS = {
     "missing": "is missing; give it",
-    "extra_forbidden": "no such key; known: {known}",
-    "string_type": "is {given}; give a string; put it in quotes",
     "string_unicode": "has half of a surrogate pair; give whole characters",
-    "string_pattern_mismatch": "is {given}; give one that fits {pattern}",
-    "int_type": "is {given}; give an integer",
-    "int_parsing": "is {given}; give an integer",
-    "float_type": "is {given}; give a number",
-    "float_parsing": "is {given}; give a number",
-    "finite_number": "is {given}; give a finite number",
-    "bool_type": "is {given}; give true or false",
-    "bool_parsing": "is {given}; give true or false",
-    "path_type": "is {given}; give a path",
-    "tuple_type": "is {given}; give a list",
-    "dict_type": "is {given}; give a mapping of names",
-    "model_type": "is {given}; give keys; known: {known}",
-    "literal_error": "is {given}; known: {expected}",
-    "greater_than_equal": "is {given}; give {ge} or more",
-    "less_than_equal": "is {given}; give {le} or less",
     "string_too_short": "is empty; give {min_length} character or more",
     "string_too_long": "has more than {max_length} characters; shorten it",
-    "too_long": "has more than {max_length} entries; remove some",
+    "too_short": "has {entries} entries; give {min_length} or more",
+    "too_long": "has {entries} entries; give {max_length} or fewer",
+    "json_invalid": "is not JSON ({error}); correct it",
 }
+_VALUES = {  # after "is ...; give "
+    "string_type": "a text in quotes",
+    "string_pattern_mismatch": "one that fits {pattern}",
+    "path_type": "a path",
+    "int_type int_parsing int_parsing_size int_from_float": "an integer",
+    "float_type float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type bool_parsing": "true or false",
+    "literal_error enum": "{expected}",
+    "list_type tuple_type frozen_set_type": "a list",
+    "dict_type model_type model_attributes_type dataclass_type": "an object{known}",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "less than {lt}",
+    "less_than_equal": "{le} or less",
+}
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_IS = "is {given}; give "
+_SAID = _TEXTS | {kind: _IS + what for kinds, what in _VALUES.items() for kind in kinds.split()}
 
 
-def fault_of(detail: ErrorDetails, known: Iterable[str]) -> str:
-    """Returns a sentence. `known` are the keys that the faulty mapping may have."""
-    path, said = _path(detail["loc"]), _SAID.get(detail["type"])
-    place = f"{path}: " if path else ""
-    if said is None:
-        return f"{place}{detail['msg'].removeprefix('Value error, ')}."
-    given = {"given": shown(detail["input"]), "known": ", ".join(known)}
-    bounds = {name: _without_quotes(bound) for name, bound in detail.get("ctx", {}).items()}
-    return f"{place}{said.format_map(given | bounds)}."
+def fault_of(detail: ErrorDetails, model: object = None, whole: str = "it") -> str:
+    """Returns a sentence. `model` is the type that was validated; if it is given, faults of keys
+    name those that are known. `whole` stands for the whole value, which has no path."""
+    message = message_of(detail, model, whole)
+    return f"{path_of(detail['loc'])}: {message}." if detail["loc"] else f"{message}."
+
+
+def message_of(detail: ErrorDetails, model: object = None, whole: str = "it") -> str:
+    """Returns the sentence without path and full stop."""
+    if detail["type"] in _UNKNOWN:
+        *place, key = detail["loc"]
+        return unknown_key(str(key), keys_at(model, place))
+    if said := _SAID.get(detail["type"]):
+        message = _filled(said, detail, model)
+        return message if detail["loc"] else f"{whole} {message}"
+    return detail["msg"].removeprefix("Value error, ")
+
+
+def unknown_key(name: str, known: Collection[str]) -> str:
+    """Returns the message about a key that is not among the known ones."""
+    if near := nearest(name, known, LIKELY):
+        return f"is not known (did you mean {near}?); correct it or leave it out"
+    return f"is not known; leave it out{_listed(known)}"
+
+
+def nearest(name: str, known: Iterable[str], closeness: float = CERTAIN) -> str | None:
+    """Returns the known name that this one was likely meant to be, in any case."""
+    if len(name) > MAX_NAME_CHARS:
+        return None
+    by_lower = {each.lower(): each for each in known}
+    found = get_close_matches(name.lower(), by_lower, 1, closeness)
+    return by_lower[found[0]] if found else None
+
+
+def keys_at(model: object, location: Sequence[Step]) -> list[str]:
+    """Returns the keys of the object at a location in a value of the type `model`."""
+    objects = [*_fields_in(model)]
+    for step in location:
+        held = [
+            field.annotation
+            for fields in objects
+            for name, field in fields.items()
+            if step in (name, field.alias)
+        ]
+        # Indexes of lists and names of a mapping's entries are no fields.
+        objects = [fields for each in held for fields in _fields_in(each)] or objects
+    names = (field.alias or name for fields in objects for name, field in fields.items())
+    return [*dict.fromkeys(names)]
+
+
+def path_of(location: Sequence[Step]) -> str:
+    """Returns a path like `messages[0].content`."""
+    texts = [
+        f"[{step}]"
+        if isinstance(step, int)
+        else f".{step if _BARE.fullmatch(step) else shown(step)}"
+        for step in location
+    ]
+    return "".join(texts).removeprefix(".")
+
+
+def shown(value: object) -> str:
+    """Returns a value for messages: short and printable."""
+    if isinstance(value, list | tuple | dict):
+        return "an object" if isinstance(value, dict) else "a list"
+    try:
+        text = json.dumps(value[: MAX_SHOWN + 1] if isinstance(value, str) else value, default=str)
+    except ValueError:  # an integer with more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def capped(faults: Sequence[str]) -> list[str]:
@@ -62,38 +140,41 @@ def setting_faults(error: ValidationError) -> list[str]:
 
 def _setting_faults(detail: ErrorDetails) -> list[str]:
     field, *inner = detail["loc"]
-    variable = _path((str(field).upper(), *inner))
+    variable = path_of((str(field).upper(), *inner))
     is_secret = any(each in variable for each in SECRETS)
     given = "***" if is_secret else f"{detail['input']!r:.200}"
     if faults := detail.get("ctx", {}).get("faults"):
         return [f"{variable}={detail['input']}: {fault}" for fault in faults]
-    remedy = detail["msg"].removeprefix("Value error, ")
-    return [f"{variable}={given}: {remedy[0].lower()}{remedy[1:]}; correct it or unset it."]
+    if said := _SAID.get(detail["type"]):
+        return [f"{variable}={given}: {_filled(said.partition('; ')[2], detail)}, or unset it."]
+    remedy = "" if detail["type"] in _UNKNOWN else "; correct it or unset it"
+    return [f"{variable}={given}: {message_of(detail)}{remedy}."]
 
 
-def _without_quotes(bound: object) -> str:
-    """Returns pydantic's bound as text: a number, or quoted values."""
-    if isinstance(bound, float):
-        return f"{bound:.15g}"
-    return str(bound).replace("'", "")
+def _filled(said: str, detail: ErrorDetails, model: object = None) -> str:
+    value = detail["input"]
+    fields = {name: _without_zeros(bound) for name, bound in detail.get("ctx", {}).items()}
+    fields["given"] = shown(value if detail["type"] == "int_type" else _without_zeros(value))
+    fields["entries"] = len(value) if hasattr(value, "__len__") else ""
+    if "{known}" in said:
+        fields["known"] = _listed(keys_at(model, detail["loc"]))
+    return said.format_map(fields)
 
 
-def _path(steps: Sequence[int | str]) -> str:
-    texts = [
-        f"[{step}]"
-        if isinstance(step, int)
-        else f".{step if step.isidentifier() and len(step) <= MAX_SHOWN else shown(step)}"
-        for step in steps
-    ]
-    return "".join(texts).removeprefix(".")
+def _listed(known: Collection[str]) -> str:
+    return f"; known keys: {', '.join(known)}" if known else ""
 
 
-def shown(value: object) -> str:
-    """Returns a value for messages: short and printable."""
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "a mapping"
-    try:
-        text = json.dumps(value, default=str)
-    except ValueError:  # an integer with more digits than Python writes
-        return "a number of thousands of digits"
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+def _fields_in(kind: Any) -> Iterator[dict[str, FieldInfo]]:
+    """Yields the fields of each model that an annotation holds, in lists, mappings and unions
+    too."""
+    if isinstance(kind, type) and hasattr(kind, "__pydantic_fields__"):
+        yield kind.__pydantic_fields__
+    for part in get_args(kind):
+        yield from _fields_in(part)
+
+
+def _without_zeros(value: object) -> object:
+    """Returns 5 for 5.0, which JSON does not tell apart."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if is_whole else value  # type: ignore[call-overload]

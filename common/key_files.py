@@ -1,13 +1,12 @@
 """Reads files of plain YAML into pydantic models, with every fault at once. Any thread."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
 
-from common.faults import capped, fault_of, shown
+from common.faults import capped, fault_of
 from common.plain_yaml import MAX_NODES, UnusableYaml, read_yaml
 
 
@@ -15,11 +14,6 @@ class Keys(BaseModel):
     """Base class of every mapping in a file. Immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
-
-    @classmethod
-    def keys(cls) -> list[str]:
-        """Returns its keys as they are written in files."""
-        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 KeysT = TypeVar("KeysT", bound=Keys)
@@ -36,13 +30,12 @@ class KeysFaulty(Exception):
 def parse_keys(
     content: bytes,
     model: type[KeysT],
-    known: Callable[[ErrorDetails], Iterable[str]],
     further: Callable[[dict[str, Any]], list[str]] = lambda _: [],
     max_nodes: int = MAX_NODES,
     context: object = None,
 ) -> KeysT:
-    """Returns the keys of a file with this content. `known` returns the keys that a faulty mapping
-    may have; `further` returns other faults; `context` is for validators. Raises KeysFaulty."""
+    """Returns the keys of a file with this content. `further` returns other faults; `context` is
+    for validators. Raises KeysFaulty."""
     try:
         raw, faults = read_yaml(content.decode(), max_nodes)
     except UnicodeDecodeError as error:
@@ -51,14 +44,13 @@ def parse_keys(
         ) from None
     except UnusableYaml as error:
         raise KeysFaulty([f"The file cannot be read as YAML: {error}."]) from None
-    if not isinstance(raw, dict):
-        keys = ", ".join(model.keys())
-        raise KeysFaulty([f"The file is {shown(raw)}; give keys: {keys}."])
     try:
         found = model.model_validate(raw, context=context)
     except ValidationError as error:
-        faults += [fault_of(each, known(each)) for each in error.errors(include_url=False)]
-    if faults := faults + further(raw):
+        faults += [fault_of(each, model, "the file") for each in error.errors()]
+    if isinstance(raw, dict):
+        faults += further(raw)
+    if faults:
         raise KeysFaulty(faults)
     return found
 

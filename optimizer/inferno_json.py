@@ -8,9 +8,8 @@ Writing: 4 spaces, with `<`, `>` and `&` escaped so that an answer may be in an 
 """
 
 import json
-from difflib import get_close_matches
 from enum import Enum, auto
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -23,11 +22,10 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from typing_extensions import TypedDict  # pydantic describes typing's from Python 3.12 on
 
-from common.faults import MAX_FAULTS
+from common.faults import MAX_FAULTS, MAX_SHOWN, message_of, path_of
 from optimizer.errors import Fault, InvalidRequest
 
 MAX_ENTRIES = 100_000  # in a list or object; each may be a fault, which takes a kilobyte
-MAX_KEY_CHARACTERS = 100  # characters of a key that a fault's path repeats
 
 
 class Reading(Enum):
@@ -73,20 +71,13 @@ class Body(BaseModel):
         for key, entry in [("its keys", value), *value.items()]:
             if isinstance(entry, list | dict) and len(entry) > MAX_ENTRIES:
                 raise ValueError(
-                    f"{key[:MAX_KEY_CHARACTERS]} has {len(entry)} entries; give {MAX_ENTRIES} or "
-                    "fewer"
+                    f"{key[:MAX_SHOWN]} has {len(entry)} entries; give {MAX_ENTRIES} or fewer"
                 )
         names = cls._names_by_lower
         given = {key: entry for key, entry in value.items() if entry is not None}
         if info.context in (Reading.RECORD, Reading.REFERENCE):
             given = {key: entry for key, entry in given.items() if key.lower() in names}
         return {names.get(key.lower(), key): entry for key, entry in given.items()}
-
-    @classmethod
-    def nearest(cls, key: str) -> str | None:
-        """Returns the known key that an unknown one is likely meant to be."""
-        found = get_close_matches(key.lower(), cls._names_by_lower, n=1)
-        return cls._names_by_lower[found[0]] if found else None
 
     def dump(self) -> dict[str, Any]:
         """Returns plain JSON values, without extensions that were not given."""
@@ -114,15 +105,9 @@ def read(model: type[BodyT], value: object, reading: Reading = Reading.OURS) -> 
     except ValidationError as error:
         if (count := error.error_count()) > MAX_ENTRIES:
             raise InvalidRequest([Fault("", f"{count} faults; send fewer entries")]) from None
-        details = error.errors(include_url=False, include_context=False, include_input=False)
+        details = error.errors(include_url=False)[:MAX_FAULTS]
         faults = [
-            Fault(
-                _path(d["loc"]),
-                _unknown_key(model, d["loc"])
-                if d["type"] == "extra_forbidden"
-                else _sentence(d["msg"]),
-            )
-            for d in details[:MAX_FAULTS]
+            Fault(path_of(each["loc"]), message_of(each, model, "the body")) for each in details
         ]
         raise InvalidRequest(faults) from error
 
@@ -160,42 +145,3 @@ def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits; give {MAX_DIGITS} or fewer")
     return int(digits)
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    path = ""
-    for step in location:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        else:
-            path += "." * bool(path) + step[:MAX_KEY_CHARACTERS]
-    return path
-
-
-def _unknown_key(model: type[Body], location: tuple[int | str, ...]) -> str:
-    """Returns the message about the key at `location`, which its object does not know."""
-    *parents, key = location
-    for name in parents:
-        if isinstance(name, str):
-            model = _held_by(model, name)
-    if near := model.nearest(str(key)):
-        return f"unknown key; the nearest known one is {near}"
-    return "unknown key; known here: " + ", ".join(dict.fromkeys(model._names_by_lower.values()))
-
-
-def _held_by(model: type[Body], alias: str) -> type[Body]:
-    """Returns the type of the objects in a field: its own, its list's or its union's."""
-    kinds = [next(f.annotation for n, f in model.model_fields.items() if alias in (f.alias, n))]
-    for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, Body):
-            return kind
-        kinds.extend(get_args(kind))
-    raise LookupError(alias)
-
-
-def _sentence(message: str) -> str:
-    """Returns pydantic's message in the words of JSON, without our validators' prefix."""
-    message = message.removeprefix("Value error, ")
-    if message.startswith("Input should be a valid dictionary"):
-        return "Input should be an object"
-    return message

@@ -309,9 +309,9 @@ class OptimizerSpec(Body):
     milp_solver: bool = False
     use_cplex: bool = False
     delayed_best_effort: bool = False
-    saturation_policy: Annotated[SaturationPolicy, BeforeValidator(_known_policy)] = (
-        SaturationPolicy.NONE
-    )
+    saturation_policy: Annotated[
+        SaturationPolicy, Field(strict=False), BeforeValidator(_known_policy)
+    ] = SaturationPolicy.NONE
     price_solver: bool | None = None  # extension; `unlimited` and `milpSolver` override it
     # Extensions; absent = the process's settings.
     min_gain_percent: Annotated[float, Field(ge=0, le=100)] | None = None

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from common.faults import fault_of
 from common.plain_yaml import plain_value
 
 log = logging.getLogger(__name__)
@@ -80,5 +81,6 @@ def validated(kind: type[T], document: object) -> T:
     try:
         return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:
-        places = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        raise ValueError("; ".join(place.removeprefix(": ") for place in places)) from error
+        raise ValueError(
+            " ".join(fault_of(each, kind, "the file") for each in error.errors())
+        ) from error

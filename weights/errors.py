@@ -10,6 +10,7 @@ from typing import NotRequired
 
 from common import startup
 from common.errors import Error, WireError
+from common.faults import path_of
 
 
 class WeightsError(WireError):
@@ -36,9 +37,9 @@ class InvalidRequest(WeightsError):
     code = "invalid_request"
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        super().__init__("; ".join(f"{'.'.join(map(str, f.loc))}: {f.msg}" for f in faults))
+        super().__init__("; ".join(f"{path_of(f.loc)}: {f.msg}" for f in faults))
         self.faults = tuple(faults)
-        self.param = ".".join(map(str, faults[0].loc[1:])) or None
+        self.param = path_of(faults[0].loc[1:]) or None
 
     def body(self) -> Problem:
         return {**super().body(), "detail": list(self.faults)}

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from common.faults import MAX_FAULTS
+from common.faults import MAX_FAULTS, message_of
 from weights.errors import Fault, InvalidRequest, NoPartition
 from weights.partition import partition, smallest_layers
 from weights.search import Direction, Observation, Problem, Shares
@@ -47,9 +47,9 @@ class Body(BaseModel):
 
 
 def invalid(where: str, error: ValidationError) -> InvalidRequest:
-    details = error.errors(include_url=False, include_context=False, include_input=False)
+    details = error.errors(include_url=False)[:MAX_FAULTS]
     return InvalidRequest(
-        [Fault((where, *d["loc"]), d["msg"], d["type"]) for d in details[:MAX_FAULTS]]
+        [Fault((where, *each["loc"]), message_of(each), each["type"]) for each in details]
     )
 
 

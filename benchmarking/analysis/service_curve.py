@@ -163,7 +163,7 @@ def read_speed(source: str) -> Speed:
     except (OSError, ValueError, RecursionError) as error:
         fault = str(error)
         if isinstance(error, ValidationError):
-            fault = fault_of(error.errors()[0], Speed.model_fields)
+            fault = fault_of(error.errors()[0], Speed)
         raise InvalidResults(f"{source}: {fault}") from error
 
 

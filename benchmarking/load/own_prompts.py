@@ -59,7 +59,7 @@ def _lines(path: Path) -> dict[int, Line]:
             if text.strip():
                 lines[number] = Line.model_validate_json(text)
         except ValidationError as error:
-            found = [fault_of(each, Line.model_fields) for each in error.errors()]
+            found = [fault_of(each, Line) for each in error.errors()]
             faults += [f"line {number}, {fault}" for fault in found]
     if faults or not lines:
         raise InvalidConfig(path, faults or ["holds no prompts"])

@@ -105,5 +105,5 @@ def read_config(path: Path, run_name: str | None = None) -> BenchmarkConfig:
     try:
         return BenchmarkConfig.model_validate(given)
     except ValidationError as error:
-        known = BenchmarkConfig.model_fields
-        raise InvalidConfig(path, [fault_of(each, known) for each in error.errors()]) from None
+        faults = [fault_of(each, BenchmarkConfig) for each in error.errors()]
+        raise InvalidConfig(path, faults) from None

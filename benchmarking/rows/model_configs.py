@@ -115,7 +115,7 @@ def _row(cells: dict[str, str], images_allowed: bool) -> Workload | list[str]:
     try:
         given = Cells.model_validate(cells)
     except ValidationError as error:
-        return [f"column {fault_of(each, Cells.model_fields)}" for each in error.errors()]
+        return [f"column {fault_of(each, Cells)}" for each in error.errors()]
     faults = []
     if given.concurrent_requests and given.qps:
         faults.append(

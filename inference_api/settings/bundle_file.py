@@ -7,7 +7,7 @@ which in the code is a word for mixtures of experts.
 `bundle.check` decides whether its members can be served here.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,7 +19,6 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
-from pydantic_core import ErrorDetails
 
 from common.faults import shown
 from common.key_files import Keys, KeysFaulty, float_of, parse_keys
@@ -236,7 +235,7 @@ def parse_bundle(content: bytes) -> Bundle:
     if len(content) > MAX_FILE_BYTES:
         raise StartupError(f"The file has more than {MAX_FILE_BYTES} bytes; shorten it.")
     try:
-        return parse_keys(content, Bundle, _keys_at, _name_faults)
+        return parse_keys(content, Bundle, _name_faults)
     except KeysFaulty as error:
         raise StartupError(error.faults) from None
 
@@ -275,19 +274,3 @@ def _name_faults(raw: Mapping[str, Any]) -> list[str]:
         if isinstance(name, str) and name not in names
     ]
     return faults
-
-
-_PARTS: Mapping[str, type[Keys]] = {
-    "rows": RowBounds,
-    "target": MemberTarget,
-    "draft": MemberDraft,
-    "router": RouterSettings,
-}
-
-
-def _keys_at(detail: ErrorDetails) -> Iterable[str]:
-    """Returns the keys that the faulty mapping may have."""
-    path = detail["loc"][:-1] if detail["type"] == "extra_forbidden" else detail["loc"]
-    if not path:
-        return Bundle.keys()
-    return _PARTS.get(str(path[-1]), BundleMember).keys()

@@ -27,6 +27,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from common.faults import fault_of
 from inference_api.errors import InvalidRequest
 from inference_api.settings.model import Speculation
 from inference_api.web.json_object import parse_object, shortened, to_float
@@ -154,53 +155,9 @@ def _add_known_fields(schema: Json, kind: type[BaseModel]) -> None:
         fields[name] = {"enum": [*neutral, None], "description": "Not served."}
 
 
-# Keyed by pydantic's type of error; values are the message after the field's name.
-_MESSAGES = {
-    "missing": "is missing; give it",
-    "string_type": "is {given}; give a text",
-    "int_type": "is {given}; give an integer",
-    "float_type": "is {given}; give a number",
-    "bool_type": "is {given}; give true or false",
-    "list_type": "is {given}; give a list",
-    "dict_type": "is {given}; give an object",
-    "model_type": "is {given}; give an object",
-    "model_attributes_type": "is {given}; give an object",
-    "literal_error": "is {given}; give {expected}",
-    "greater_than": "is {given}; give more than {gt}",
-    "greater_than_equal": "is {given}; give {ge} or more",
-    "less_than_equal": "is {given}; give {le} or less",
-    "string_too_short": "is empty; give {min_length} character or more",
-    "string_too_long": "has more than {max_length} characters; shorten it",
-    "string_pattern_mismatch": "is {given}; give one that fits {pattern}",
-    "too_short": "has {actual_length} entries; give {min_length} or more",
-    "too_long": "has {actual_length} entries; give {max_length} or fewer",
-}
-
-
 def _refusal(detail: ErrorDetails) -> InvalidRequest:
-    context = detail.get("ctx", {})
-    location = (*detail["loc"], *([context["field"]] if "field" in context else []))
-    path = _path(location)
-    said = _MESSAGES.get(detail["type"], detail["msg"])
-    value = detail["input"]  # 5.0 is shown as it is, if an integer is expected
-    given = {"given": _shown(value if detail["type"] == "int_type" else _without_zeros(value))}
-    given |= {name: _without_zeros(value) for name, value in context.items()}
-    message = f"{path}: {said.format_map(given) if detail['type'] in _MESSAGES else said}."
-    return InvalidRequest(message, shortened(location[0]))
-
-
-def _without_zeros(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    """Returns a path like `messages[0].content`, without the branches of unions."""
-    steps = [step for step in location if not (isinstance(step, str) and step.startswith("<"))]
-    texts = [f"[{step}]" if isinstance(step, int) else f".{shortened(step)}" for step in steps]
-    return "".join(texts).removeprefix(".")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    return shortened(json.dumps(value))
+    field = detail.get("ctx", {}).get("field")  # comes with a `fault`
+    steps = [*detail["loc"], *([] if field is None else [field])]
+    # Branches of unions are no fields.
+    steps = [each for each in steps if not (isinstance(each, str) and each.startswith("<"))]
+    return InvalidRequest(fault_of({**detail, "loc": tuple(steps)}), shortened(steps[0]))

@@ -6,16 +6,16 @@ The client reads them in `X-Hearth-Ignored`, the operator in the log and the das
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
+from common.faults import nearest, unknown_key
+
 MAX_UNKNOWN = 64  # unknown fields of a body
 MAX_SAID = 32  # paths that are reported, because they go into a header
 MAX_NAME_CHARS = 64
-CLOSENESS = 0.8  # difflib's ratio for names that differ by a letter or two
 UNKNOWN = "unknown"  # name in metrics of unknown fields, and of names that cannot be shown
 _SHOWN = re.compile(r"[\w.-]+", re.ASCII)  # names that may be in a header
 
@@ -60,12 +60,10 @@ class LeftAside:
         self._unknown.add((kind, name))
         if len(self._unknown) > MAX_UNKNOWN:
             return f"is one of more than {MAX_UNKNOWN} fields that are not known; leave them out"
-        is_short = len(name) <= MAX_NAME_CHARS
-        close = get_close_matches(name, absent, 1, CLOSENESS) if is_short else []
-        if close:
-            return f"is not known (did you mean {close[0]}?); correct it or leave it out"
+        if nearest(name, absent) is not None:
+            return unknown_key(name, absent)
         if self.rules.refuses_unknown:
-            return "is not known; leave it out"
+            return unknown_key(name, ())
         self.add(kind, name, is_known=False)
         return None
 

@@ -60,9 +60,9 @@ def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     for told in (
         'optimizer: "ftp://x" is not a URL',
         'listen: "here" is not HOST:PORT',
-        "servers.s.modle: no such key; known: engine, model, settings",
-        'actuator.kind: is "nomad"; known: local, ray or kubernetes',
-        "extra: no such key; known: system,",
+        "servers.s.modle: is not known (did you mean model?); correct it or leave it out",
+        "actuator.kind: is \"nomad\"; give 'local', 'ray' or 'kubernetes'",
+        "extra: is not known; leave it out; known keys: system,",
         "'period_s' appears twice; remove one",
         "period_s: is NaN",
     ):
@@ -198,7 +198,7 @@ def test_every_known_engine_has_all_that_it_needs_but_a_model(tmp_path: Path, na
         ('engine: vllm, command: "x \'y"', "No closing quotation"),
         ("engine: vllm, command: ' '", "has no words"),
         ("engine: vllm, model: m, ready_path: health", "servers.s.ready_path:"),
-        ("engine: tgi", 'servers.s.engine: is "tgi"; known: hearth, vllm'),
+        ("engine: tgi", "servers.s.engine: is \"tgi\"; give 'hearth', 'vllm'"),
         ("engine: vllm, metrics: {speed: x}", "servers.s.metrics.speed"),
     ],
 )

@@ -117,7 +117,7 @@ def test_what_a_message_may_not_hold_is_refused_with_its_place(
     [
         ({"prompt": []}, "prompt: give a text, token ids, or a list of one or more of either."),
         ({"prompt": [-1]}, "prompt[0]: is -1; give 0 or more."),
-        ({"prompt": ["a", 1]}, "prompt[1]: is 1; give a text."),
+        ({"prompt": ["a", 1]}, "prompt[1]: is 1; give a text in quotes."),
         ({"prompt": [[1], []]}, "prompt[1]: has 0 entries; give 1 or more."),
         ({"prompt": ["a"] * 257}, "prompt: has 257 entries; give 256 or fewer."),
         ({"prompt": ["a"] * 200, "n": 2}, "n: is 2 for each of 200 prompts; give prompts times"),
@@ -172,7 +172,7 @@ def test_what_a_message_may_not_hold_is_refused_with_its_place(
         ),
         ({"top_p": 10**400}, "top_p: is Infinity; give 1 or less."),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias: '999999999"),
-        ({"model": 3}, "model: is 3; give a text."),
+        ({"model": 3}, "model: is 3; give a text in quotes."),
         ({"temprature": 1}, "temprature: is not known (did you mean temperature?); correct it"),
     ],
 )

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
+from common.faults import keys_at
 from inference_api.errors import StartupError
 from inference_api.settings.bundle_file import (
     MAX_FILE_BYTES,
@@ -135,31 +136,37 @@ def test_bundle_cannot_be_changed() -> None:
         ({"name": "/a"}, "experts[0].name: has '.', '..' or an empty part"),
         ({"name": ".."}, "experts[0].name: has '.', '..' or an empty part"),
         ({"name": "a" * 257}, "experts[0].name: has more than 256 characters; shorten it."),
-        ({"name": 3}, "experts[0].name: is 3; give a string; put it in quotes"),
+        ({"name": 3}, "experts[0].name: is 3; give a text in quotes"),
         ({"source": ""}, "experts[0].source: is missing; give it, or target"),
         ({"source": "a\0b"}, "experts[0].source: has no printable name"),
         ({"source": "a" * 4097}, "a text of 4097 characters; give at most 4096."),
-        ({"contxt": 3}, "experts[0].contxt: no such key; known: name, target, source, "),
-        ({"a\nb": 3}, 'experts[0]."a\\nb": no such key; known: name'),
+        (
+            {"contxt": 3},
+            "experts[0].contxt: is not known (did you mean context?); correct it or leave it out.",
+        ),
+        ({"a\nb": 3}, 'experts[0]."a\\nb": is not known; leave it out; known keys: name'),
         ({"context": 15}, "experts[0].context: is 15; give 16 or more."),
         ({"context": 2**20 + 1}, "experts[0].context: is 1048577; give 1048576 or less."),
         ({"context": 10**4000}, "experts[0].context: is 1000000000000000000000000000000000000..."),
         ({"context": True}, "experts[0].context: is true; give an integer."),
         (
             {"quantisation": "int3"},
-            'quantisation: is "int3"; known: none, auto, file, int8 or int4.',
+            "quantisation: is \"int3\"; give 'none', 'auto', 'file', 'int8' or 'int4'.",
         ),
-        ({"rows": 3}, "experts[0].rows: is 3; give keys; known: min, max."),
+        ({"rows": 3}, "experts[0].rows: is 3; give an object; known keys: min, max."),
         ({"rows": {"min": 0}}, "experts[0].rows.min: is 0; give 1 or more."),
         ({"rows": {"max": 257}}, "experts[0].rows.max: is 257; give 256 or less."),
         ({"rows": {"min": 3, "max": 2}}, "experts[0].rows.max: 2 is below min, 3; give min or"),
-        ({"rows": {"most": 3}}, "experts[0].rows.most: no such key; known: min, max."),
+        (
+            {"rows": {"most": 3}},
+            "experts[0].rows.most: is not known; leave it out; known keys: min, max.",
+        ),
         ({"pinned": "yes"}, 'experts[0].pinned: is "yes"; give true or false.'),
-        ({"load": "never"}, 'experts[0].load: is "never"; known: start or demand.'),
+        ({"load": "never"}, "experts[0].load: is \"never\"; give 'start' or 'demand'."),
         ({"examples": "one"}, 'experts[0].examples: is "one"; give a list.'),
         ({"examples": ["x", ""]}, "experts[0].examples[1]: is empty; give 1 character or more."),
         ({"examples": ["x" * 1001]}, "experts[0].examples[0]: has more than 1000 characters"),
-        ({"examples": ["x"] * 257}, "experts[0].examples: has more than 256 entries; remove some."),
+        ({"examples": ["x"] * 257}, "experts[0].examples: has 257 entries; give 256 or fewer."),
         ({"description": "x" * 1001}, "experts[0].description: has more than 1000 characters"),
         ({"draft": {}}, "experts[0].draft.source: is missing; give it."),
         ({"draft": {"source": "b", "tokens": 33}}, "draft.tokens: is 33; give 32 or less."),
@@ -182,7 +189,7 @@ def test_faults_of_an_member_name_key_value_and_bound(keys: dict[str, object], f
 @pytest.mark.parametrize(
     ("keys", "fault"),
     [
-        ({"version": 2}, "version: is 2; known: 1."),
+        ({"version": 2}, "version: is 2; give 1."),
         ({"memory_limit": "6GB"}, "memory_limit: is not a size; give bytes, or a number of KiB"),
         ({"memory_limit": -1}, "memory_limit: is -1; give 1024 or more."),
         ({"memory_limit": True}, "memory_limit: is true; give an integer."),
@@ -195,13 +202,16 @@ def test_faults_of_an_member_name_key_value_and_bound(keys: dict[str, object], f
         ({"default": "b"}, 'default: no expert "b"; known: a.'),
         (
             {"load_by": "copy"},
-            "load_by: no such key; known: version, ",
+            "load_by: is not known; leave it out; known keys: version, ",
         ),
         ({"router": {"fallback": "b"}}, 'router.fallback: no expert "b"; known: a.'),
         ({"router": {"threshold": 1.5}}, "router.threshold: is 1.5; give 1 or less."),
-        ({"router": {"method": "guess"}}, 'router.method: is "guess"; known: tfidf.'),
-        ({"router": True}, "router: is true; give keys; known: method, threshold, fallback."),
-        ({"Experts": []}, "Experts: no such key; known: version, memory_limit"),
+        ({"router": {"method": "guess"}}, "router.method: is \"guess\"; give 'tfidf'."),
+        (
+            {"router": True},
+            "router: is true; give an object; known keys: method, threshold, fallback.",
+        ),
+        ({"Experts": []}, "Experts: is not known (did you mean experts?); correct it"),
     ],
 )
 def test_faults_of_the_bundle_name_key_value_and_bound(keys: dict[str, object], fault: str) -> None:
@@ -215,7 +225,7 @@ def test_target_needs_a_draft_and_a_source() -> None:
     pair = {"name": "a", "target": {"sorce": "b"}, "draft": {"source": "c"}}
     assert faults_of(written(pair)) == [
         "experts[0].target.source: is missing; give it.",
-        "experts[0].target.sorce: no such key; known: source.",
+        "experts[0].target.sorce: is not known (did you mean source?); correct it or leave it out.",
     ]
 
 
@@ -231,10 +241,10 @@ def test_all_faults_of_a_file_are_listed_at_once() -> None:
     text = "\n".join(faults_of(content))
     for fault in (
         "version: is 2",
-        "experts[0].contxt: no such key",
+        "experts[0].contxt: is not known",
         "experts[1].rows.min: is 0",
         "experts[3].speculation: draft needs a draft model",
-        'experts[4]: is "c"; give keys; known: name',
+        'experts[4]: is "c"; give an object; known keys: name',
         "'max_queue' appears twice; remove one.",
         'experts[2].name: "b" is also the name of experts[1]; give each its own name.',
         'experts[3].name: "a" is also the name of experts[0]',
@@ -247,7 +257,7 @@ def test_number_of_members_is_bounded() -> None:
     names = [f"e{index}" for index in range(33)]
     assert len(parsed(*(member(name=name) for name in names[:32])).members) == 32
     assert faults_of(written(*(member(name=name) for name in names))) == [
-        "experts: has more than 32 entries; remove some."
+        "experts: has 33 entries; give 32 or fewer."
     ]
     assert faults_of(written()) == ["experts: has no entries; give 1 or more."]
 
@@ -262,9 +272,9 @@ def test_list_of_faults_is_bounded() -> None:
     ("content", "fault"),
     [
         (b"\xff\xfe", "The file is not UTF-8 at byte 0; save it as UTF-8."),
-        (b"", "The file is null; give keys: version, memory_limit"),
-        (b"- 1", "The file is a list; give keys: version"),
-        (b"text", 'The file is "text"; give keys'),
+        (b"", "the file is null; give an object; known keys: version, memory_limit"),
+        (b"- 1", "the file is a list; give an object; known keys: version"),
+        (b"text", 'the file is "text"; give an object'),
         (b"a: \0", "line 1: special characters are not allowed."),
         (b"#" * (MAX_FILE_BYTES + 1), "The file has more than 262144 bytes; shorten it."),
         (b"a: &x [1]\nb: *x", "line 1, column 4: anchors and aliases (& and *) are not allowed"),
@@ -293,12 +303,8 @@ VALUES = st.recursive(
         st.lists(inner, max_size=4)
         | st.dictionaries(
             st.sampled_from(
-                [
-                    *Bundle.keys(),
-                    *BundleMember.keys(),
-                    *RowBounds.keys(),
-                    "tokens",
-                ]
+                [key for model in (Bundle, BundleMember, RowBounds) for key in keys_at(model, ())]
+                + ["tokens"]
             )
             | st.text(max_size=5),
             inner,
@@ -316,7 +322,7 @@ def is_read_or_refused(content: bytes) -> bool:
         return bool(error.faults)
 
 
-@given(st.dictionaries(st.sampled_from([*Bundle.keys()]), VALUES), st.lists(VALUES))
+@given(st.dictionaries(st.sampled_from(keys_at(Bundle, ())), VALUES), st.lists(VALUES))
 def test_any_value_anywhere_is_read_or_refused(keys: dict[str, Any], members: list[Any]) -> None:
     raw = {**LIMITS, "experts": [member(), *members], **keys}
     assert is_read_or_refused(json.dumps(raw).encode())

@@ -1,5 +1,6 @@
 """The choice between upstreams: affinity, load, ejection; and the file that lists them."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -276,28 +277,37 @@ def test_file_with_urls_and_mappings_is_read() -> None:
         ("upstreams:", "expected a list"),
         ("upstreams: [", "no plain YAML"),
         ("upstreams: [ftp://a]", "expected http"),
-        ("upstreams: [7]", "0: Input should be a dictionary"),
-        ("upstreams: [{weight: 1}]", "0.url: Field required"),
+        ("upstreams: [7]", "[0]: is 7; give an object; known keys: url, weight"),
+        ("upstreams: [{weight: 1}]", "[0].url: is missing; give it"),
         ("upstreams: [http://a, http://a]", "twice"),
-        ("upstreams: [{url: http://a, weight: 0}]", "0.weight: Input should be greater than 0"),
-        ("upstreams: [{url: http://a, weight: many}]", "0.weight: .* a valid number"),
-        ("upstreams: [{url: http://a, wieght: 1}]", "0.wieght: Unexpected keyword"),
-        ("upstreams: [{url: http://a, health_path: x}]", "0.health_path: .* match"),
-        ("upstreams: [{url: http://a, health_path: '/x HTTP/1.1'}]", "0.health_path: .* match"),
-        ("upstreams: [{url: http://a, models: x}]", "0.models: Input should be a valid tuple"),
-        ("upstreams: [{url: http://a, models: [no]}]", "0.models.0: .* a valid string"),
-        ("upstreams: [{url: http://a, server: 7}]", "0.server: .* a valid string"),
-        ("upstreams: [{url: http://a, rows: 0}]", "0.rows: .* greater than or equal to 1"),
-        ("upstreams: [{url: http://a, rows: 1.5}]", "0.rows: .* a valid integer"),
+        ("upstreams: [{url: http://a, weight: 0}]", "[0].weight: is 0; give more than 0"),
+        ("upstreams: [{url: http://a, weight: many}]", '[0].weight: is "many"; give a number'),
+        (
+            "upstreams: [{url: http://a, wieght: 1}]",
+            "[0].wieght: is not known (did you mean",
+        ),
+        (
+            "upstreams: [{url: http://a, health_path: x}]",
+            '[0].health_path: is "x"; give one that fits',
+        ),
+        ("upstreams: [{url: http://a, health_path: '/x HTTP/1.1'}]", "[0].health_path: is"),
+        ("upstreams: [{url: http://a, models: x}]", '[0].models: is "x"; give a list'),
+        (
+            "upstreams: [{url: http://a, models: [no]}]",
+            "[0].models[0]: is false; give a text",
+        ),
+        ("upstreams: [{url: http://a, server: 7}]", "[0].server: is 7; give a text in quotes"),
+        ("upstreams: [{url: http://a, rows: 0}]", "[0].rows: is 0; give 1 or more"),
+        ("upstreams: [{url: http://a, rows: 1.5}]", "[0].rows: is 1.5; give an integer"),
         (
             "upstreams: [{url: http://a, cents_per_hour: -1}]",
-            "0.cents_per_hour: .* greater than or equal to 0",
+            "[0].cents_per_hour: is -1; give 0 or more",
         ),
-        ("upstreams: [{url: http://a, cents_per_hour: .nan}]", "0.cents_per_hour: .*or equal"),
+        ("upstreams: [{url: http://a, cents_per_hour: .nan}]", "[0].cents_per_hour: is NaN"),
     ],
 )
 def test_faulty_file_is_refused_by_name(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         parse_upstreams(text)
 
 

@@ -63,8 +63,8 @@ def test_file_that_cannot_be_read_exits_with_2_and_lists_its_faults(file: Path) 
     result = run(file)
     assert result.exit_code == 2
     version, pined, last = result.stdout.splitlines()
-    assert version == "ERROR version: is 2; known: 1."
-    assert pined.startswith("ERROR experts[0].pined: no such key; known: name")
+    assert version == "ERROR version: is 2; give 1."
+    assert pined.startswith("ERROR experts[0].pined: is not known (did you mean pinned?)")
     assert last == "not valid"
     answer = json.loads(run(file, "--json").stdout)
     assert (answer["valid"], answer["utilization"]) == (False, None)

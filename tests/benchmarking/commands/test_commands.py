@@ -328,8 +328,8 @@ def test_every_wrong_line_of_a_file_of_prompts_is_named(tmp_path: Path) -> None:
     status, said = command("custom", prompts, "--model", "m", base="http://127.0.0.1:9/v1")
     assert status == 2
     assert "line 1, prompt: is empty; give 1 character or more" in said
-    assert "line 3, id: no such key; known: prompt, image_path" in said
-    assert "line 4, Invalid JSON" in said
+    assert "line 3, id: is not known; leave it out; known keys: prompt, image_path" in said
+    assert "line 4, it is not JSON (expected" in said
     assert "line 5" not in said
 
 

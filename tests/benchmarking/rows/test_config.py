@@ -65,7 +65,7 @@ def test_every_wrong_key_of_a_config_is_named(tmp_path: Path) -> None:
     assert "model_configs_path: is missing" in message
     assert 'timeout: is "soon"; give a number' in message
     assert "max_workers: is 0; give 1 or more" in message
-    assert "api_key: no such key; known: model_configs_path, " in message
+    assert "api_key: is not known; leave it out; known keys: model_configs_path, " in message
     assert "consolidated_name: only {run_name} and {date} can be filled in" in message
 
 
@@ -73,7 +73,7 @@ def test_every_wrong_key_of_a_config_is_named(tmp_path: Path) -> None:
     ("line", "part"),
     [
         ("llm_api: sambastudio", "not included"),
-        ("llm_api: other", "known: sncloud, openai or hearth"),
+        ("llm_api: other", "give 'sncloud', 'openai' or 'hearth'"),
         ("api_base: localhost:7000", "write it as http://host:port/v1"),
         ("api_base: http://me:secret@host/v1", "BENCHMARK_API_KEY"),
         ("run_name: ../up", 'run_name: is "../up"; give one that fits'),
@@ -147,8 +147,8 @@ def test_older_files_lack_columns_and_spreadsheets_add_marks(tmp_path: Path) -> 
         ("m,100,10,0,1,,,", 'column num_requests: is "0"; give 1 or more'),
         ("m,100,10,5,-1,,,", 'column concurrent_requests: is "-1"; give 0 or more'),
         ("m,100,10,5,,inf,,", 'column qps: is "inf"; give a finite number'),
-        ("m,100,10,5,,1,poisson,", 'column qps_distribution: is "poisson"; known: '),
-        ("m,100,10,5,1,,,huge", 'column multimodal_img_size: is "huge"; known: '),
+        ("m,100,10,5,,1,poisson,", 'column qps_distribution: is "poisson"; give '),
+        ("m,100,10,5,1,,,huge", 'column multimodal_img_size: is "huge"; give '),
         ("m,100,10,5,1,2,,", "columns concurrent_requests=1 and qps=2"),
         ("m,100,10,5,,,,", "columns concurrent_requests and qps: both are empty or 0"),
         ("m,100,10,5,1,,,na,7", "more cells than columns: '7'"),

@@ -337,7 +337,7 @@ def test_a_folder_that_cannot_be_written_stops_before_anything_is_sent(
 def test_a_config_that_cannot_be_used_ends_with_2(tmp_path: Path) -> None:
     status, output = benchmark(tmp_path, "http://x", "m,40,4,1,1,,,", config="tymeout: 3")
     assert status == 2
-    assert "tymeout: no such key" in output
+    assert "tymeout: is not known (did you mean timeout?)" in output
 
 
 def test_checking_sends_nothing(tmp_path: Path) -> None:

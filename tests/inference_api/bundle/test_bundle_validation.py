@@ -95,7 +95,7 @@ def test_faults_of_the_file_are_all_told(client: FlaskClient) -> None:
     answer = ask(client, SERVED.replace("name: a", "name: auto, colour: red"))
     name, colour = messages_of(answer)
     assert name.startswith("experts[0].name: is the name of the router")
-    assert colour.startswith("experts[0].colour: no such key; known: name")
+    assert colour.startswith("experts[0].colour: is not known; leave it out; known keys: name")
     assert answer["utilization"] is None
 
 
@@ -104,7 +104,7 @@ def test_faults_of_the_file_are_all_told(client: FlaskClient) -> None:
     [
         ({}, "bundle: is missing; give it."),
         ({"bundle": ""}, "bundle: is empty; give 1 character or more."),
-        ({"bundle": 3}, "bundle: is 3; give a text."),
+        ({"bundle": 3}, "bundle: is 3; give a text in quotes."),
         ({"bundle": "a" * 262_145}, "bundle: has more than 262144 characters; shorten it."),
         ({"bundle": SERVED, "full": True}, "full: is not known; leave it out."),
     ],
