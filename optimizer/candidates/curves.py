@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 
 from optimizer.model.step_curve import NO_LIMIT, NO_OVERHEAD, Points, StepCurve
 from optimizer.spec import (
@@ -77,12 +76,6 @@ def _scaled_curve(curve: ServiceCurve, decode: float, prefill: float) -> Service
 
 def step_curve(given: ServiceCurve) -> StepCurve:
     """Returns a measured curve."""
-    return _step_curve(given.model_dump_json())
-
-
-@lru_cache(maxsize=256)
-def _step_curve(text: str) -> StepCurve:
-    given = ServiceCurve.model_validate_json(text)
     return StepCurve(
         decode=_points(given.decode_ms),
         prompt_token=_points(given.prompt_token_ms),

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, model_validator
-from typing_extensions import TypedDict
 
 from optimizer.answer import shortest
 from optimizer.candidates.curves import scaled
@@ -90,21 +89,14 @@ class FactorsNow(JsonObject):
     prefillError: float
 
 
-class TunedParms(TypedDict, total=False):
-    alpha: float
-    beta: float
-    gamma: float
-    delta: float
-
-
 class Tuned(JsonObject):
     """`accepted` has an entry for each observation. Parameters are the current ones."""
 
     factors: FactorsNow
     accepted: list[bool]
-    decodeParms: TunedParms
-    prefillParms: TunedParms
-    perfParms: TunedParms | None
+    decodeParms: dict[str, float]
+    prefillParms: dict[str, float]
+    perfParms: dict[str, float] | None
     serviceCurve: dict[str, Any] | None
     state: TunedState
 
@@ -124,15 +116,9 @@ def tune(query: TuneQuery, system: System) -> Tuned:
             "prefillError": shortest(factors.prefill_error),
         },
         "accepted": accepted,
-        "decodeParms": {"alpha": now.decode_parms.alpha, "beta": now.decode_parms.beta},
-        "prefillParms": {"gamma": now.prefill_parms.gamma, "delta": now.prefill_parms.delta},
-        "perfParms": None
-        if now.perf_parms is None
-        else {
-            "alpha": now.perf_parms.alpha,
-            "beta": now.perf_parms.beta,
-            "gamma": now.perf_parms.gamma,
-        },
+        "decodeParms": now.decode_parms.dump(),
+        "prefillParms": now.prefill_parms.dump(),
+        "perfParms": None if now.perf_parms is None else now.perf_parms.dump(),
         "serviceCurve": None if now.service_curve is None else now.service_curve.dump(),
         "state": {
             "decode": factors.decode,

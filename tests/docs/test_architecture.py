@@ -1,5 +1,5 @@
-"""The walks of docs/architecture.md are the ways that a chat's token, an optimization and a cycle
-of the controller take."""
+"""The walks of docs/architecture.md are the ways of a chat's token, an optimization, a cycle of the
+controller and a benchmark's row."""
 
 import re
 import sys
@@ -14,9 +14,11 @@ import pytest
 
 from inference_api.inference_api_server import create_server, server_of
 from inference_api.settings import Settings
+from lab.kit.scripted_server import scripted
 from lab.kit.servers import ROOT, eventually
 from optimizer.app import create_app
 from optimizer.settings import Settings as OptimizerSettings
+from tests.benchmarking.rows.test_run import KNOWN, benchmark
 from tests.cluster.conftest import optimizer_url  # noqa: F401
 from tests.cluster.fleet import system_json
 from tests.cluster.test_cycle import LOW, World
@@ -26,7 +28,7 @@ WALKS = {
     "One chat token": 18,
     "One optimization": 9,
     "One proxied stream": 12,
-    "One controller cycle": 10,
+    "One controller cycle": 11,
     "One benchmark row": 12,
 }
 
@@ -62,12 +64,8 @@ def passed() -> Iterator[set[str]]:
 def test_a_walk_is_short_and_of_files_that_are_there(walk: str, at_most: int) -> None:
     files = named_files(walk)
     assert 0 < len(files) <= at_most
-    package = "inference_api" if walk == "One chat token" else ""
-    package = "benchmarking" if walk == "One benchmark row" else package
-    for each in files:
-        assert (ROOT / package / each.removeprefix("benchmarking/")).exists() or (
-            ROOT / each
-        ).exists(), each
+    folder = ROOT / "inference_api" if walk == "One chat token" else ROOT
+    assert [each for each in files if not (folder / each).exists()] == []
 
 
 def test_a_chats_token() -> None:
@@ -99,3 +97,11 @@ def test_a_controllers_cycle(optimizer_url: str) -> None:  # noqa: F811
     own = {"cluster/controller/loop.py", "cluster/actuators/__init__.py"}  # a thread, an interface
     readers = {"cluster/controller/pages.py", "cluster/engines.py"}  # the world's own
     assert named_files("One controller cycle") - own - readers <= files
+
+
+def test_a_benchmarks_row(tmp_path: Path) -> None:
+    with scripted({"m": KNOWN}) as (_, base), passed() as files:
+        status, said = benchmark(tmp_path, base, "m,40,4,1,1,,,")
+    assert status == 0, said
+    sending = {f"benchmarking/load/{name}.py" for name in ("generator", "client", "answers")}
+    assert named_files("One benchmark row") - sending <= files  # that is another process

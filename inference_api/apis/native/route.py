@@ -6,6 +6,7 @@ Read it as the request does: body, prompt, queue, first event, then one chunk pe
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from flask import Blueprint, Response, current_app
 
@@ -28,33 +29,43 @@ Encode = Callable[[ServedModel, str], Prompt]
 Write = Callable[[NativeBody, TextGeneration], Iterator[bytes]]
 
 
-def create_blueprint(
-    generations: Generations, settings: Settings, choice: ModelChoice
-) -> Blueprint:
-    blueprint = Blueprint("generate", __name__)
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What the routes share."""
 
-    def answered(model: str, encode: Encode, write: Write, content_type: str) -> Response:
-        choice.check(model)
-        rules, has_strict_bounds = current_app.config[RULES], settings.has_strict_bounds(model)
-        body = parse_native_body(json_body(), has_strict_bounds, rules)
+    generations: Generations
+    settings: Settings
+    choice: ModelChoice
+
+    def answer(self, model: str, encode: Encode, write: Write, content_type: str) -> Response:
+        self.choice.check(model)
+        has_strict_bounds = self.settings.has_strict_bounds(model)
+        body = parse_native_body(json_body(), has_strict_bounds, current_app.config[RULES])
         leave_aside(body.left_aside)
-        chosen, params = choice.choose(model, [body.text]), body.params()
+        chosen, params = self.choice.choose(model, [body.text]), body.params()
         with ExitStack() as stack:
             [begun] = begin(
-                *(generations, stack, chosen.name),
+                *(self.generations, stack, chosen.name),
                 lambda served: [(encode(served, body.text), params)],
                 field="text",
             )
             num_tokens, chunks = len(begun.prompt_tokens), write(body, begun)
             return streamed(stack, [begun], chunks, content_type, num_tokens, chosen.headers)
 
-    def raw(body: NativeBody, generation: TextGeneration) -> Iterator[bytes]:
+    def raw_text(self, body: NativeBody, generation: TextGeneration) -> Iterator[bytes]:
         if body.return_prompt:
             yield body.text.encode()
         for piece in generation.pieces():
             yield piece.encode()
-        if settings.stream_end_marker:
-            yield settings.stream_end_marker.encode()
+        if self.settings.stream_end_marker:
+            yield self.settings.stream_end_marker.encode()
+
+
+def create_blueprint(
+    generations: Generations, settings: Settings, choice: ModelChoice
+) -> Blueprint:
+    blueprint = Blueprint("generate", __name__)
+    answering = Answering(generations, settings, choice)
 
     # The rule has no `defaults`: with them, Werkzeug redirects requests that name the default.
     @blueprint.post("/inference")
@@ -65,7 +76,7 @@ def create_blueprint(
         NativeBody,
     )
     def infer(model: str = settings.default_model.name) -> Response:
-        return answered(model, _plain, raw, RAW_TEXT)
+        return answering.answer(model, _plain, answering.raw_text, RAW_TEXT)
 
     @blueprint.post("/predictions/<path:model>")
     @operation(
@@ -74,7 +85,7 @@ def create_blueprint(
         NativeBody,
     )
     def predict(model: str) -> Response:
-        return answered(model, _turn, raw, RAW_TEXT)
+        return answering.answer(model, _turn, answering.raw_text, RAW_TEXT)
 
     @blueprint.post("/chat/<path:model>")
     @operation(
@@ -83,7 +94,7 @@ def create_blueprint(
         NativeBody,
     )
     def chat(model: str) -> Response:
-        return answered(model, _turn, _chat_events, EVENT_STREAM)
+        return answering.answer(model, _turn, _chat_events, EVENT_STREAM)
 
     return blueprint
 
