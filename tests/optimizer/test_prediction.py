@@ -122,7 +122,7 @@ def test_equal_answers_allow_a_higher_rate_than_exponential_ones() -> None:
         ({"promptTokenMs": -1}, "promptTokenMs"),
         ({"chunkTokens": 0}, "chunkTokens"),
         ({"speedError": 2}, "speedError"),
-        ({"chunkToken": 5}, "the nearest known one is chunkTokens"),
+        ({"chunkToken": 5}, "did you mean chunkTokens?"),
     ],
 )
 def test_wrong_curves_are_refused_by_field_and_bound(curve: dict[str, Any], fault: str) -> None:
