@@ -93,7 +93,7 @@ class Replica:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The replicas that a call to an actuator started. `unplaced` ones have no room, for the reason
-    `why`; they are not tried again until the plan changes."""
+    `why`; the controller tries them again later."""
 
     started: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()

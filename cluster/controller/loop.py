@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 JOIN_S = 90.0
 DECISIONS_KEPT = 20
+# Until replicas without room are tried again: a machine may have come, or been too busy to say.
+RETRY_S = 60.0
 
 T = TypeVar("T")
 Asking = SimpleQueue[Cycle | ClusterError]
@@ -74,6 +76,7 @@ class Rollout:
         self._plan: Plan = {}
         self._names: frozenset[str] = frozenset()
         self.unplaced: dict[Group, Outcome] = {}
+        self._unplaced_s = 0.0  # when the last one was
         self.starts: Mapping[str, StartForecast] = {}
 
     def step(self, plan: Plan) -> tuple[Replica, ...]:
@@ -81,8 +84,9 @@ class Rollout:
         replicas = tuple(self._actuator.replicas())
         self.starts = self.start_times.see(replicas, self._clock())
         names = frozenset(each.name for each in replicas)
-        # A new plan, or room from a replica that has gone, justifies another try.
-        if plan != self._plan or self._names - names:
+        # A new plan, room from a replica that has gone, or time justifies another try.
+        is_due = self._clock() - self._unplaced_s >= RETRY_S
+        if plan != self._plan or self._names - names or is_due:
             self.unplaced = {}
         self._plan, self._names = dict(plan), names
         if self._dry_run:
@@ -96,6 +100,7 @@ class Rollout:
             if outcome.unplaced:
                 log.warning("unplaced=%d group=%s why=%s", outcome.unplaced, group, outcome.why)
                 self.unplaced[group] = outcome
+                self._unplaced_s = self._clock()
         for group, count in steps.stop:
             self._actuator.stop(group, count)
         return replicas

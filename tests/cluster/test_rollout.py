@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.controller.loop import Rollout
+from cluster.controller.loop import RETRY_S, Rollout
 from cluster.controller.rollout import RolloutActions, next_steps
 from cluster.replicas import Group, Replica, ReplicaState
 from tests.cluster.fleet import MemoryActuator
@@ -86,6 +86,19 @@ def test_what_is_unplaced_is_tried_again_by_another_plan_or_when_there_is_room()
     actuator.lose(actuator.replicas()[0].name)  # the other's
     rollout.step({A: 3})
     assert (rollout.unplaced, sum(each.group == A for each in actuator.replicas())) == ({}, 3)
+
+
+def test_what_is_unplaced_is_tried_again_after_a_while() -> None:
+    """Machines join, and one that is busy may not tell its room in time."""
+    actuator, now_s = MemoryActuator(cards := {"A": 0}), 5.0
+    rollout = Rollout(actuator, dry_run=False, clock=lambda: now_s)
+    rollout.step({A: 1})
+    cards["A"], now_s = 1, now_s + RETRY_S - 0.1
+    rollout.step({A: 1})
+    assert (rollout.unplaced[A].unplaced, actuator.replicas()) == (1, [])
+    now_s += 0.2
+    rollout.step({A: 1})
+    assert (rollout.unplaced, len(actuator.replicas())) == ({}, 1)
 
 
 def test_a_swap_on_full_machines_goes_step_by_step_where_there_is_a_little_room() -> None:
