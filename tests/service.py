@@ -11,7 +11,7 @@ from tests.forked import fork_server
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 
 
 @contextmanager

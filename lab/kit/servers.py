@@ -19,8 +19,8 @@ import requests
 from common.fetch import PROBE, FetchFailed, ask
 
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 60.0
 MAX_PAUSE_S = 0.1  # between two looks
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
 GUNICORN = ("gunicorn", "--config", "gunicorn.conf.py")  # for the API

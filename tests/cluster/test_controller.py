@@ -23,7 +23,7 @@ from cluster.errors import ActuatorUnusable
 from lab.kit.servers import eventually
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Running:

@@ -18,6 +18,7 @@ import pytest
 import requests
 import yaml
 
+from common.fetch import answers_ok
 from lab.kit.servers import Process, environment, eventually
 from tests.cluster.foreign_engine import command_of
 from tests.forked import fork_server
@@ -65,7 +66,7 @@ class Cluster:
 
     def state(self) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = requests.get(f"{self.url}/state", timeout=30).json()
+            answer: dict[str, Any] = requests.get(f"{self.url}/state", timeout=60).json()
         except requests.ConnectionError:
             return {"replicas": []}
         return answer
@@ -84,15 +85,8 @@ def running(folder: Path, arguments: list[str], url: str, **settings: object) ->
     with (folder / f"{arguments[0]}.log").open("wb") as log:
         own = environment(PYTHONPATH=ROOT, **settings)
         process = fork_server().start(arguments, log, own, cwd=folder)
-
-    def answers() -> bool:
-        try:
-            return requests.get(f"{url}/health", timeout=5).ok
-        except requests.RequestException:
-            return False
-
     try:
-        eventually(answers, DEADLINE_S, every_s=0.1)
+        eventually(lambda: answers_ok(f"{url}/health"), DEADLINE_S, every_s=0.1)
         yield process
     finally:
         process.terminate()
@@ -194,8 +188,7 @@ def test_replicas_follow_the_load_up_and_down_and_no_request_is_lost(
     found, proxy = cluster
     clients = Clients(proxy)
     cycles = len(found.journal())
-    clients.send(LOW_PER_S, lambda: len(found.journal()) >= cycles + 3)
-    assert found.ready() == 1
+    clients.send(LOW_PER_S, lambda: len(found.journal()) >= cycles + 3 and found.ready() == 1)
     clients.send(HIGH_PER_S, lambda: found.ready() >= 2)
     clients.send(LOW_PER_S, lambda: len(found.state()["replicas"]) == 1)
     answers = clients.answers()
@@ -245,7 +238,7 @@ def test_a_server_goes_from_1_to_0_and_back_and_no_request_is_lost(tmp_path: Pat
         clients.send(LOW_PER_S, found.ready)
         answers = clients.answers()
         assert set(answers) == {TEXT}
-        (told,) = requests.get(f"{found.url}/sleepers", timeout=30).json()["servers"]
+        (told,) = requests.get(f"{found.url}/sleepers", timeout=60).json()["servers"]
         assert (told["server"], told["models"]) == ("chat", [])
         assert 0 <= told["ready_in_s"] < DEADLINE_S
         plans = [

@@ -1,7 +1,6 @@
 """Prompts that cannot fit, and the largest that may, beside a stream that runs."""
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -18,7 +17,8 @@ from tests.proxy.support import bearer, running_proxy
 AT_ONCE = 9
 HUGE_BYTES = 4_000_000
 CONTEXT_BYTES = 2048 * len("<|assistant|>")  # of the embedded model: context x longest token
-MAX_GAP_S = 10.0  # a fraction of a second; tens of them when prompts were encoded unbounded
+# Of the server's processor time: a fraction; tens when prompts were encoded unbounded.
+MAX_GAP_S = 10.0
 MAX_GROWTH_BYTES = 200 * 1024**2
 STREAM_TOKENS = 1900
 POLL_S = 0.02
@@ -31,10 +31,10 @@ def proxy_url(model_api: ServedApi, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 class Stream:
-    """A completion that runs meanwhile: when its pieces came, and how it ended."""
+    """A completion that runs meanwhile: at what cost its pieces came, and how it ended."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, cost: "Cost") -> None:
+        self._url, self._cost = url, cost
         self.started = Event()
         self.is_enough = Event()
         self.came_at_s: list[float] = []
@@ -48,7 +48,7 @@ class Stream:
         url = f"{self._url}/v1/completions"
         with requests.post(url, json=fields, headers=bearer(), stream=True, timeout=60) as answer:
             for line in answer.iter_lines():
-                self.came_at_s.append(time.monotonic())
+                self.came_at_s.append(self._cost.cpu_s())
                 self.started.set()
                 if self.is_enough.is_set():
                     return
@@ -61,25 +61,29 @@ class Stream:
         return max(b - a for a, b in zip(self.came_at_s, self.came_at_s[1:], strict=False))
 
 
-class Memory:
-    """The most that a process and its children had, beyond what they had at first."""
+class Cost:
+    """What a process and its children take: processor time, and the most memory beyond that at
+    first."""
 
-    def __init__(self, process: psutil.Process) -> None:
-        self._process = process
-        self._first = self._now()
+    def __init__(self, api: ServedApi) -> None:
+        process = psutil.Process(api.process.pid)
+        self._tree = [process, *process.children(recursive=True)]
+        self._first = self._memory_bytes()
         self.growth_bytes = 0
 
     def look(self) -> None:
-        self.growth_bytes = max(self.growth_bytes, self._now() - self._first)
+        self.growth_bytes = max(self.growth_bytes, self._memory_bytes() - self._first)
 
-    def _now(self) -> int:
-        tree = [self._process, *self._process.children(recursive=True)]
-        return sum(int(each.memory_info().rss) for each in tree)
+    def cpu_s(self) -> float:
+        return sum(sum(each.cpu_times()[:2]) for each in self._tree)
+
+    def _memory_bytes(self) -> int:
+        return sum(int(each.memory_info().rss) for each in self._tree)
 
 
 @contextmanager
-def running_stream(url: str, to_the_end: bool = False) -> Iterator[Stream]:
-    stream = Stream(url)
+def running_stream(url: str, cost: Cost, to_the_end: bool = False) -> Iterator[Stream]:
+    stream = Stream(url, cost)
     reader = Thread(target=stream.read, name="stream")
     reader.start()
     try:
@@ -92,33 +96,33 @@ def running_stream(url: str, to_the_end: bool = False) -> Iterator[Stream]:
     assert not reader.is_alive()
 
 
-def all_at_once(url: str, body: bytes, memory: Memory) -> list[requests.Response]:
+def all_at_once(url: str, body: bytes, cost: Cost) -> list[requests.Response]:
     headers = {**bearer(), "Content-Type": "application/json"}
 
     def send() -> requests.Response:
-        return requests.post(url, data=body, headers=headers, timeout=120)
+        return requests.post(url, data=body, headers=headers, timeout=240)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers: list[Future[requests.Response]] = [pool.submit(send) for _ in range(AT_ONCE)]
         while wait(answers, POLL_S).not_done:
-            memory.look()
+            cost.look()
         return [answer.result() for answer in answers]
 
 
 def test_huge_prompts_are_refused_while_a_stream_goes_on(
     model_api: ServedApi, proxy_url: str
 ) -> None:
-    memory = Memory(psutil.Process(model_api.process.pid))
+    cost = Cost(model_api)
     body = b'{"text":"%b","max_tokens":1}' % (b"9" * HUGE_BYTES)
-    with running_stream(proxy_url, to_the_end=True) as stream:
-        answers = all_at_once(f"{proxy_url}/inference", body, memory)
+    with running_stream(proxy_url, cost, to_the_end=True) as stream:
+        answers = all_at_once(f"{proxy_url}/inference", body, cost)
     assert [answer.status_code for answer in answers] == AT_ONCE * [400]
     assert f"bytes, and the prompt has {HUGE_BYTES};" in answers[0].text
     assert f"at most {CONTEXT_BYTES}" in answers[0].text
     assert stream.last_event == b"data: [DONE]"
     assert stream.usage["completion_tokens"] == STREAM_TOKENS
     assert stream.longest_gap_s < MAX_GAP_S
-    assert memory.growth_bytes < MAX_GROWTH_BYTES
+    assert cost.growth_bytes < MAX_GROWTH_BYTES
 
 
 WORST = {
@@ -135,13 +139,13 @@ WORST = {
 def test_the_largest_prompts_that_are_encoded_leave_a_stream_alone(
     model_api: ServedApi, proxy_url: str, path: str, fields: dict[str, Any]
 ) -> None:
-    memory = Memory(psutil.Process(model_api.process.pid))
+    cost = Cost(model_api)
     body = json.dumps(fields).encode()
-    with running_stream(proxy_url) as stream:
-        answers = all_at_once(f"{proxy_url}{path}", body, memory)
+    with running_stream(proxy_url, cost) as stream:
+        answers = all_at_once(f"{proxy_url}{path}", body, cost)
     assert {answer.status_code for answer in answers} == {200 if "tokenize" in path else 400}
     assert stream.longest_gap_s < MAX_GAP_S
-    assert memory.growth_bytes < MAX_GROWTH_BYTES
+    assert cost.growth_bytes < MAX_GROWTH_BYTES
 
 
 STRUCTURE = {
@@ -154,9 +158,9 @@ STRUCTURE = {
 def test_huge_lists_are_refused_while_a_stream_goes_on(
     model_api: ServedApi, proxy_url: str, body: bytes
 ) -> None:
-    memory = Memory(psutil.Process(model_api.process.pid))
-    with running_stream(proxy_url) as stream:
-        answers = all_at_once(f"{proxy_url}/v1/completions", body, memory)
+    cost = Cost(model_api)
+    with running_stream(proxy_url, cost) as stream:
+        answers = all_at_once(f"{proxy_url}/v1/completions", body, cost)
     assert [answer.status_code for answer in answers] == AT_ONCE * [400]
     assert stream.longest_gap_s < MAX_GAP_S
-    assert memory.growth_bytes < MAX_GROWTH_BYTES
+    assert cost.growth_bytes < MAX_GROWTH_BYTES

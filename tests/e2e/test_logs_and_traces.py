@@ -105,7 +105,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory, api: ServedApi) -> Iterator[
 def ask(proxy: ProxyProcess, path: str = "/inference", **headers: str) -> str:
     """Send one request through the proxy; the id it was given."""
     body = {"text": "hello", "max_tokens": 4}
-    response = requests.post(proxy.url + path, json=body, headers=bearer() | headers, timeout=30)
+    response = requests.post(proxy.url + path, json=body, headers=bearer() | headers, timeout=60)
     assert response.content
     return response.headers["X-Request-Id"]
 

@@ -17,7 +17,7 @@ import requests
 from lab.kit.servers import ROOT, environment, eventually
 from tests.ports import free_ports
 
-START_TIMEOUT_S = 90
+START_TIMEOUT_S = 240
 END_TIMEOUT_S = 60
 SCRIPT = (sys.executable, "scripts/serve.py")
 

@@ -139,7 +139,7 @@ def test_health_answers_while_every_row_and_queue_place_is_taken(narrow_api: Ser
     with narrow_api.open_stream(text="a" * 2000, max_tokens=2000):
         waiting = narrow_api.send_raw(post_bytes("/inference", b'{"text": "b"}'))
         eventually(lambda: narrow_api.state()["queued"] == 1)
-        assert requests.get(f"{narrow_api.url}/health", timeout=10).text == "OK"
+        assert requests.get(f"{narrow_api.url}/health", timeout=60).text == "OK"
         waiting.close()
 
 

@@ -58,7 +58,7 @@ def ranks(stack: Stack) -> list[psutil.Process]:
 
 def status(stack: Stack) -> int | None:
     try:
-        return requests.get(f"{stack.api}/ready", timeout=10).status_code
+        return requests.get(f"{stack.api}/ready", timeout=60).status_code
     except requests.ConnectionError:
         return None
 
@@ -97,7 +97,7 @@ def test_split_auto_searches_beside_the_server(tmp_path: Path) -> None:
     with started(log_path, command, tmp_path, SPLIT="auto", SPLIT_RANKS=2, **own) as stack:
         expected = answer(stack.api)
         tried = re.compile(r'"layers": \[(\d), \d\].*"tokens_per_s"')
-        eventually(lambda: len(set(tried.findall(log_path.read_text()))) > 1, 60)
+        eventually(lambda: len(set(tried.findall(log_path.read_text()))) > 1, RESTART_TIMEOUT_S)
         assert answer(stack.api) == expected
         [session] = requests.get(f"{stack.api}/weights/sessions", timeout=60).json()["sessions"]
         assert session["session_id"].startswith("pipeline-hearth-tiny")

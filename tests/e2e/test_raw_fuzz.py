@@ -79,13 +79,13 @@ def check_answers(doors: Doors, door: str, raw_requests: Iterable[bytes], ends: 
     assert not faults, "\n".join(faults[:10])
     eventually(doors.api.is_idle)
     assert doors.api.state()["status"] == "ready"
-    assert requests.get(f"{doors.proxy.url}/health", timeout=10).ok
+    assert requests.get(f"{doors.proxy.url}/health", timeout=60).ok
     assert "Traceback" not in doors.api.log
     assert "Traceback" not in doors.proxy.log()
 
 
 def routes_of_api(doors: Doors) -> list[Route]:
-    return routes_of(requests.get(f"{doors.api.url}/openapi.json", timeout=10).json())
+    return routes_of(requests.get(f"{doors.api.url}/openapi.json", timeout=60).json())
 
 
 def test_no_value_in_any_field_is_answered_with_500(doors: Doors) -> None:

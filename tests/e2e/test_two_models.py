@@ -96,7 +96,7 @@ def test_a_prefix_is_reused_by_its_own_model_only(api: ServedApi) -> None:
 
 
 def test_both_are_listed_and_others_refused(api: ServedApi) -> None:
-    listed = requests.get(f"{api.url}/v1/models", timeout=10).json()["data"]
+    listed = requests.get(f"{api.url}/v1/models", timeout=60).json()["data"]
     assert [card["id"] for card in listed] == [TINY, RANDOM, "falcon40b"]
     refusal = api.post("/v1/completions", model="other", prompt="x")
     assert refusal.status_code == 404
@@ -152,7 +152,7 @@ def test_each_has_its_own_tokenizer_and_context(api: ServedApi) -> None:
 
 def test_metrics_state_and_log_say_which_model_served(api: ServedApi) -> None:
     def value(name: str, model: str) -> float:
-        lines = requests.get(f"{api.url}/metrics", timeout=10).text.splitlines()
+        lines = requests.get(f"{api.url}/metrics", timeout=60).text.splitlines()
         start = f'{name}{{model_name="{model}"}} '
         [number] = [line.removeprefix(start) for line in lines if line.startswith(start)]
         return float(number)
@@ -163,7 +163,7 @@ def test_metrics_state_and_log_say_which_model_served(api: ServedApi) -> None:
     assert value("inference_generated_tokens_total", TINY) == before[TINY]
     assert [value("inference_rows", model) for model in (TINY, RANDOM)] == [32, 4]
     assert "finish_reason=length model=random" in api.log
-    state = requests.get(f"{api.url}/dashboard/state", timeout=10).json()
+    state = requests.get(f"{api.url}/dashboard/state", timeout=60).json()
     assert state["server"]["models"] == [TINY, RANDOM]
     assert len(state["rows"]) == 32 + 4
 

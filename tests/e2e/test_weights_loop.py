@@ -29,10 +29,10 @@ def loop(url: str, seed: int) -> float:
     with requests.Session() as client:
         for number in range(ROUNDS):
             asked = {**common, "seed": seed * ROUNDS + number}
-            weights = client.post(f"{url}/weights_gen", json=asked, timeout=30).json()["weights"]
+            weights = client.post(f"{url}/weights_gen", json=asked, timeout=60).json()["weights"]
             error = dist(weights, OPTIMUM) ** 2
             told = {**common, "weights": weights, "performance_metric": 1 / max(error, EXACT)}
-            answer = client.post(f"{url}/weights_update", json=told, timeout=30)
+            answer = client.post(f"{url}/weights_update", json=told, timeout=60)
             assert answer.status_code == 200, answer.text
             best = answer.json()["best_weights"]
     return dist(best, OPTIMUM)

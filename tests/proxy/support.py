@@ -290,7 +290,11 @@ def _num_whole_answers(received: bytes) -> int:
         head, _, rest = received.partition(b"\r\n\r\n")
         length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
         size = int(length[1]) if length else 0
-        if len(rest) < size:
+        is_whole = len(rest) >= size
+        if b"chunked" in head:
+            _, end, rest = (b"\r\n" + rest).partition(LAST_CHUNK)
+            is_whole = bool(end)
+        if not is_whole:
             break
         count, received = count + 1, rest[size:]
     return count

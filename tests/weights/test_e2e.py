@@ -25,7 +25,7 @@ def running(
 def call(url: str, body: object = None) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=30) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=60) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())

@@ -94,7 +94,7 @@ def test_posted_data_and_the_same_parameters_give_the_same_answer(
     by_parameters = optimizer.analyze(perf, (64, 64), 20.0)
     named = {"model": "m", "acc": "cpu", "avgInTokens": 64, "avgOutTokens": 64}
     said = requests.post(
-        f"{optimizer_url}/analyze", json={**named, "arrivalRate": 1200}, timeout=30
+        f"{optimizer_url}/analyze", json={**named, "arrivalRate": 1200}, timeout=60
     )
     answer = said.json()
     assert prediction_of(answer, answer["maxRate"]) == by_parameters

@@ -19,7 +19,7 @@ from common.connections.waiting import PolledConnection
 from common.connections.worker import ConnectionLimits, PollingWorker, polling_worker
 
 BOUND = 4
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n"
 # Larger than what is received at a time.
 BYTES = {"silent": b"", "begun": HEAD[:9], "half": HEAD + bytes(9), "whole": HEAD + bytes(200_000)}

@@ -14,7 +14,7 @@ from inference_api.text.prompt_encoder import ByteBudget, PromptEncoder
 from inference_api.tools.history import Message
 
 CONTEXT = 16
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class IdleTokenizer(ByteTokenizer):

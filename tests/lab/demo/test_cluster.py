@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-import requests
 
 from cluster.actuators.local import LocalMachine, records_in
 from cluster.replicas import Group, Recipe
+from common.fetch import answers_ok
 from lab.demo.cluster.__main__ import main
 from lab.demo.cluster.files import write_cluster
 from lab.demo.cluster.load import Asked, Load, Request
@@ -32,7 +32,7 @@ from lab.demo.cluster.watch import Look, Row, Watch
 from lab.kit.servers import eventually
 from lab.kit.shares import HeldReplicas
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 STORY = Story(
     backend=Backend(
         {**MOCK.settings, "MOCK_TOKENS_PER_SECOND": "160"},
@@ -170,7 +170,7 @@ def test_local_replicas_are_held_with_their_workers(tmp_path: Path) -> None:
                 assert machine.place(name, Group("chat", "share", 1), recipe) is None
             url = next(each.url for each in machine.placed() if each.name == "here")
             assert url is not None
-            eventually(lambda: listens(url), DEADLINE_S)
+            eventually(lambda: answers_ok(f"{url}/health"), DEADLINE_S)
             held = HeldReplicas(place.folder, Noting())
             for share in (0.5, 0.5, 0.25):
                 held.hold({url}, share)
@@ -180,13 +180,6 @@ def test_local_replicas_are_held_with_their_workers(tmp_path: Path) -> None:
         workers = {each.pid for each in psutil.Process(record.pid).children(recursive=True)}
     assert workers
     assert limits == {record.pid: (0.25, {record.pid, *workers})}
-
-
-def listens(url: str) -> bool:
-    try:
-        return requests.get(f"{url}/health", timeout=10).ok
-    except requests.ConnectionError:
-        return False
 
 
 def test_replicas_follow_a_load_and_come_back_and_nothing_is_lost(tmp_path: Path) -> None:

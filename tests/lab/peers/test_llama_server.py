@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import requests
 
+from common.fetch import answers_ok
 from lab.kit.servers import ROOT, eventually
 from lab.peers.install import PREBUILT_LLAMA
 from tests.followed_pages import DOCS, Reader, served_by
@@ -45,13 +45,10 @@ def serving(folder: Path) -> Iterator[str]:
 
     def answers() -> bool:
         assert server.poll() is None, (folder / "log").read_text()
-        try:
-            return requests.get(f"{url}/health", timeout=5).ok
-        except requests.ConnectionError:
-            return False
+        return answers_ok(f"{url}/health")
 
     try:
-        eventually(answers, 60)
+        eventually(answers)
         yield url
     finally:
         server.terminate()

@@ -83,7 +83,7 @@ def test_a_split_is_in_the_environment_and_nothing_is_left(tmp_path: Path) -> No
     assert driver.measure((2, 4)) > 0
     assert eventually(lambda: is_gone(int(child_file.read_text())))
     with pytest.raises(requests.ConnectionError):
-        requests.get(one.url, timeout=5)
+        requests.get(one.url, timeout=60)
     assert driver.finish((2, 4)) == "PARTITION=2,4"
 
 
