@@ -1,5 +1,6 @@
 """Starts the real API for tests and benches: gunicorn on a free port, real sockets."""
 
+import json
 import os
 import signal
 import socket
@@ -77,6 +78,12 @@ def eventually(
         time.sleep(every_s)
         every_s = max(every_s, min(1.25 * every_s, MAX_PAUSE_S))
     raise AssertionError(f"{what() if callable(what) else what} is still false after {timeout_s} s")
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that grows, as far as they are whole; none before there is the file."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Process(Protocol):

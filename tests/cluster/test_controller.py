@@ -1,6 +1,5 @@
 """The controller's thread and what it says over HTTP, over an actuator in memory."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from cluster.controller.cycle import ControllerParts
 from cluster.controller.loop import DECISIONS_KEPT, Controller
 from cluster.controller.optimizer import OptimizerClient
 from cluster.errors import ActuatorUnusable
-from lab.kit.servers import eventually
+from lab.kit.servers import eventually, json_lines
 from tests.cluster.fleet import CountingReader, MemoryActuator, config, system, system_json
 
 DEADLINE_S = 60.0
@@ -51,8 +50,7 @@ class Running:
         self.controller.start()
 
     def journal(self) -> list[dict[str, Any]]:
-        path = self.config.journal
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return json_lines(self.config.journal)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import requests
 import yaml
 
 from common.fetch import answers_ok
-from lab.kit.servers import Process, environment, eventually
+from lab.kit.servers import Process, environment, eventually, json_lines
 from tests.cluster.foreign_engine import command_of
 from tests.forked import fork_server
 from tests.ports import free_port, free_ports
@@ -75,8 +75,7 @@ class Cluster:
         return len(ready_names(self))
 
     def journal(self) -> list[dict[str, Any]]:
-        lines = (self.folder / "cluster.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return json_lines(self.folder / "cluster.jsonl")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import jwt
 import psutil
 import requests
 
-from lab.kit.servers import Process, eventually
+from lab.kit.servers import Process, eventually, json_lines
 from tests.forked import fork_server
 from tests.ports import free_ports
 
@@ -235,8 +235,7 @@ class ProxyProcess:
         return self.log_file.read_text()
 
     def audit(self) -> list[dict[str, object]]:
-        text = self.audit_file.read_text() if self.audit_file.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return json_lines(self.audit_file)
 
     def audit_of(self, route: str) -> dict[str, object]:
         """The last line of a route, once it is there."""
