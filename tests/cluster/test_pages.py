@@ -56,7 +56,7 @@ def listening(answer: Answer) -> Iterator[str]:
             must_end.set()
             server.shutdown(socket.SHUT_RDWR)
             for thread in [accepting, *threads]:
-                thread.join(timeout=30)
+                thread.join(timeout=60)
 
 
 def sends(content: bytes) -> Answer:
@@ -76,7 +76,7 @@ def floods(connection: socket.socket, must_end: Event) -> None:
 
 
 def is_silent(connection: socket.socket, must_end: Event) -> None:
-    must_end.wait(30)
+    must_end.wait(60)
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def served(app: Flask) -> Iterator[str]:
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
-    thread.join(timeout=30)
+    thread.join(timeout=60)
     server.server_close()
 
 

@@ -303,7 +303,7 @@ def test_drain_ends_in_time_though_an_expert_loads(
         assert api.post("/bundle/load/quick").json()["error"]["code"] == "draining"
         answer = waiting.result()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
-    assert api.process.wait(30) == 0
+    assert api.process.wait(60) == 0
 
 
 def test_drain_serves_who_waits_for_a_load(slow_to_load: ServedApi, release_file: Path) -> None:
@@ -314,7 +314,7 @@ def test_drain_serves_who_waits_for_a_load(slow_to_load: ServedApi, release_file
         stop_by_route(api)
         release_file.touch()
         assert waiting.result().status_code == 200
-    assert api.process.wait(30) == 0
+    assert api.process.wait(60) == 0
 
 
 def test_start_can_be_watched_and_ended(tmp_path: Path, release_file: Path) -> None:

@@ -200,7 +200,7 @@ def test_asking_for_traces_without_the_extra_stops_the_start(tmp_path: Path) -> 
     }
     log_path = tmp_path / "log"
     with servers.served(log_path, MOCK_APP, start_timeout_s=None, **settings) as api:
-        assert api.process.wait(30) != 0
+        assert api.process.wait(60) != 0
         assert "pip install -r requirements-otel.txt" in api.log
         assert "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318" in api.log
 

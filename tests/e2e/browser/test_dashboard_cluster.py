@@ -74,7 +74,7 @@ def fleet(api: ServedApi, controller_port: int, tmp_path: Path) -> Iterator[Flee
     yield fleet
     fleet.controller.stop()
     server.shutdown()
-    thread.join(timeout=30)
+    thread.join(timeout=60)
     server.server_close()
 
 

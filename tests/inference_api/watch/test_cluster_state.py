@@ -54,16 +54,16 @@ def test_a_silent_controller_holds_one_thread_and_no_other() -> None:
 
     def answer(connection: socket.socket, _: Event) -> None:
         was_asked.set()
-        may_answer.wait(30)
+        may_answer.wait(60)
         connection.sendall(HEAD + STATE)
 
     with listening(answer) as url:
         cluster = ClusterState(url)
         first = Thread(target=cluster.read)
         first.start()
-        assert was_asked.wait(30)
+        assert was_asked.wait(60)
         with pytest.raises(Unavailable, match="not answered yet"):
             cluster.read()
         may_answer.set()
-        first.join(30)
+        first.join(60)
         assert cluster.read().state == {"replicas": []}

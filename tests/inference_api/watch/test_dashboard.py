@@ -129,7 +129,7 @@ def test_a_busy_row_tells_whose_it_is_and_how_far(client: FlaskClient) -> None:
     assert row["phase"] in ("queued", "prefill", "decode")
     assert row["generated_tokens"] <= 200
     eventually(lambda: any(r and r["phase"] == "decode" for r in state_of(client)["rows"]))
-    asking.join(30)
+    asking.join(60)
     eventually(lambda: state_of(client)["rows"] == [None] * 32)
 
 

@@ -137,7 +137,7 @@ def test_the_field_reaches_the_row(route: str) -> None:
         backend = server_of(client.application).backend
         row = eventually(lambda: next((user for user in backend.users if user), None))
         assert row.request.speculation == "off"
-        asking.join(30)
+        asking.join(60)
 
 
 def test_usage_tells_what_was_accepted_at_each_depth(drafting: FlaskClient) -> None:
