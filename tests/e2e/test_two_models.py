@@ -162,7 +162,7 @@ def test_metrics_state_and_log_say_which_model_served(api: ServedApi) -> None:
     assert value("inference_generated_tokens_total", RANDOM) == before[RANDOM] + 5
     assert value("inference_generated_tokens_total", TINY) == before[TINY]
     assert [value("inference_rows", model) for model in (TINY, RANDOM)] == [32, 4]
-    assert "finish_reason=length model=random" in api.log
+    eventually(lambda: "finish_reason=length model=random" in api.log)
     state = requests.get(f"{api.url}/dashboard/state", timeout=60).json()
     assert state["server"]["models"] == [TINY, RANDOM]
     assert len(state["rows"]) == 32 + 4
@@ -171,7 +171,7 @@ def test_metrics_state_and_log_say_which_model_served(api: ServedApi) -> None:
 def test_models_that_do_not_fit_together_are_refused_before_any_is_loaded(
     random_model: Path, tmp_path: Path
 ) -> None:
-    """Each is to take six tenths of what is free, by the length of its context."""
+    """Each is to take eight tenths of what is free, by the length of its context."""
     folder = tmp_path / "long"
     copytree(random_model, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -180,10 +180,10 @@ def test_models_that_do_not_fit_together_are_refused_before_any_is_loaded(
     assert available_bytes is not None
     head_dim = SHAPE.hidden // SHAPE.heads
     token_bytes = 2 * SHAPE.layers * SHAPE.kv_heads * head_dim * 4
-    max_seq_len = int(0.6 * available_bytes / (256 * token_bytes))
+    max_seq_len = int(0.8 * available_bytes / (256 * token_bytes))
     models = json.dumps([{"model": str(folder), "model_name": name} for name in "ab"])
     fields: dict[str, Any] = {"MODELS": models, "USER_ROWS": 256, "MAX_SEQ_LEN": max_seq_len}
-    fields["KV_CACHE_MEMORY"] = f"{available_bytes * 6 // 10 // 2**20}MiB"
+    fields["KV_CACHE_MEMORY"] = f"{available_bytes * 8 // 10 // 2**20}MiB"
     with served(tmp_path / "log", start_timeout_s=None, **fields) as api:
         assert api.process.wait(60) != 0
     assert "Memory: a 0." in api.log
