@@ -41,6 +41,7 @@ from inference_api.request import (
 )
 from inference_api.settings import EMBEDDED_MODEL, Settings
 from inference_api.settings.bundle_file import Bundle
+from lab.kit.servers import eventually
 
 NAMES = ("eight", "four", "plain")
 PROMPTS = (
@@ -145,13 +146,6 @@ def drained(queue: OutputQueue) -> Answer:
         ids += event.token_ids
         if event.finish_reason is not None:
             return Answer(tuple(ids), event)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < until_s, "it never came true"
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -355,15 +349,14 @@ def test_operators_unload_what_is_idle_and_not_what_is_pinned(
 
 def test_busy_member_is_unloaded_after_its_rows_or_by_force(serve: Callable[..., Serving]) -> None:
     serving = serve()
-    queue = serving.submit("eight", "Hello", max_tokens=200)
-    first = queue.get(WAIT_S)
-    assert first is not None
+    queue = serving.submit("eight", "Hello", max_tokens=500)
+    assert queue.get(WAIT_S) is not None
     with pytest.raises(MemberBusy, match="1 running"):
         serving.unload("eight")
     serving.unload("eight", UnloadMode.DRAIN)
     assert drained(queue).last.finish_reason is FinishReason.LENGTH
     eventually(lambda: serving.state("eight") is MemberState.ON_DISK)
-    queue = serving.submit("eight", "Hello", max_tokens=200)
+    queue = serving.submit("eight", "Hello", max_tokens=1000)
     assert queue.get(WAIT_S) is not None
     serving.unload("eight", UnloadMode.FORCE)
     last = drained(queue).last
