@@ -4,7 +4,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -223,7 +223,7 @@ def test_no_process_outlives_the_ray_that_started_it(
     node = node_of(nodes, replica)
     tree = nodes.processes(node)
     api = api_in(tree, replica)
-    next(process for process in tree if process.name().startswith(lost)).kill()
+    those(tree, lambda process: process.name().startswith(lost))[0].kill()
     assert psutil.wait_procs(api, timeout=DEADLINE_S)[1] == []
     ready(on_ray, GROUP, 1)
     if lost == "raylet":
@@ -246,10 +246,18 @@ def test_ray_runs_another_engine_and_ends_it_behind_its_last_answer(
 
 def api_in(tree: list[psutil.Process], replica: Replica) -> list[psutil.Process]:
     """The replica's processes among those of a node."""
-    found, port = [], str(urlsplit(replica.url or "").port)
+    port = str(urlsplit(replica.url or "").port)
+    return those(tree, lambda process: process.environ().get("SERVICE_PORT") == port)
+
+
+def those(
+    tree: list[psutil.Process], holds: Callable[[psutil.Process], bool]
+) -> list[psutil.Process]:
+    """But for processes that end meanwhile."""
+    found = []
     for process in tree:
         with suppress(psutil.Error):
-            if process.environ().get("SERVICE_PORT") == port:
+            if holds(process):
                 found.append(process)
     return found
 
