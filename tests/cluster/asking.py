@@ -1,8 +1,9 @@
-"""Asks an actuator for replicas as the controller does: again, when there was no room."""
+"""Asks an actuator for replicas as the controller does: again, when some had no room or failed."""
 
 from collections.abc import Sequence
 
 from cluster.actuators import Actuator
+from cluster.controller.rollout import THERE
 from cluster.replicas import Group, Outcome, Replica, ReplicaState
 from lab.kit.servers import eventually
 
@@ -17,7 +18,7 @@ def in_states(actuator: Actuator, group: Group, wanted: Sequence[ReplicaState]) 
     def are_here() -> bool:
         nonlocal outcome
         here[:] = [each for each in actuator.replicas() if each.group == group]
-        if len(here) < len(wanted):
+        if sum(each.state in {*THERE, *wanted} for each in here) < len(wanted):
             outcome = actuator.start(group, len(wanted))
         return [each.state for each in here] == list(wanted)
 
