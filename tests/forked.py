@@ -115,6 +115,10 @@ class ForkServer:
         }
         return ForkedProcess(self, self._ask({"run": command}, [log.fileno()]))
 
+    def wait_until_imported(self) -> None:
+        """For whoever starts processes while others wait for it with little patience."""
+        self._ask({"wait": True}, [])
+
     def reap(self, pid: int) -> int:
         """Returns the exit status of a process that has ended."""
         return self._ask({"reap": pid}, [])
@@ -173,7 +177,9 @@ def _serve(connection: socket.socket) -> str:
             else:
                 os.close(fds[0])
             continue
-        if "reap" in asked:
+        if "wait" in asked:
+            answer = 0
+        elif "reap" in asked:
             answer = os.waitstatus_to_exitcode(os.waitpid(asked["reap"], 0)[1])
         elif (answer := os.fork()) == 0:
             connection.close()

@@ -33,6 +33,7 @@ class Kubelet(Workloads):
         folder.mkdir()
         self._folder = folder
         self._running: dict[str, Running] = {}
+        fork_server().wait_until_imported()  # seconds in which the API would answer nobody
         self._must_stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
