@@ -6,13 +6,15 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from lab.kit.servers import ServedApi
-from tests.e2e.browser.pages import ARGUMENTS, CHROMIUM, opened
+from tests.e2e.browser.pages import ARGUMENTS, CHROMIUM, TIMEOUT_MS, opened
 
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=ARGUMENTS, timeout=4 * TIMEOUT_MS
+        )
         yield browser
         browser.close()
 
