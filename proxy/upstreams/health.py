@@ -13,6 +13,7 @@ from httptools import HttpParserError
 
 from proxy.errors import StreamBroken, UpstreamBroken
 from proxy.upstreams.balancer import Balancer
+from proxy.upstreams.specs import MAX_ROWS
 from proxy.upstreams.upstream import Upstream, UpstreamHealth, UpstreamRows
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 CHECK_TIMEOUT_S = 2.0
 NONE_READY_INTERVAL_S = 0.2  # while none is ready, because requests may wait
 MAX_ANSWER_BYTES = 64 * 1024
+MAX_TAKEN = 2**31  # requests that a server may say it has
 NOT_FOR_US = frozenset({401, 403, 404, 405})  # the path needs a token, or does not exist
 
 
@@ -121,7 +123,7 @@ def parse_rows(answer: bytes) -> UpstreamRows | None:
     if not isinstance(state, dict):
         return None
     num, *taken = (state.get(name) for name in ("user_rows", "busy_rows", "queued"))
-    counts = [count for count in taken if type(count) is int and count >= 0]
-    if type(num) is not int or num < 1 or len(counts) < len(taken):
+    counts = [count for count in taken if type(count) is int and 0 <= count <= MAX_TAKEN]
+    if type(num) is not int or not 1 <= num <= MAX_ROWS or len(counts) < len(taken):
         return None
     return UpstreamRows(num, sum(counts))

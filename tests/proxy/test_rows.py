@@ -1,6 +1,10 @@
 """What upstreams say of their user rows, and what becomes of it in the choice."""
 
+import json
+
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from proxy.clients.inbound import RoutingHints
 from proxy.errors import AllRowsBusy
@@ -61,6 +65,17 @@ def test_rows_are_read_where_they_are_said_in_full(
     answer: bytes, rows: UpstreamRows | None
 ) -> None:
     assert parse_rows(answer) == rows
+
+
+@given(*[st.integers(-1, 10**400) | st.integers(0, 100)] * 3)
+@example(10**400, 0, 0)
+@example(8, 10**400, 10**400)
+def test_no_number_that_a_server_says_breaks_the_choice(num: int, busy: int, queued: int) -> None:
+    """Not for itself, and not for the other server."""
+    answer = json.dumps({"user_rows": num, "busy_rows": busy, "queued": queued}).encode()
+    balancer, _ = balancer_of(parse_rows(answer), UpstreamRows(8, 0))
+    for key in (None, "a", "b"):
+        balancer.choose(RoutingHints(affinity_key=key), takes_row=True)
 
 
 def test_requests_go_where_the_smallest_share_of_rows_is_busy() -> None:
