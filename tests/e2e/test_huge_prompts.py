@@ -17,7 +17,7 @@ from tests.proxy.support import bearer, running_proxy
 AT_ONCE = 9
 HUGE_BYTES = 4_000_000
 CONTEXT_BYTES = 2048 * len("<|assistant|>")  # of the embedded model: context x longest token
-# Of the server's processor time: a fraction; tens when prompts were encoded unbounded.
+# The server's processor time: a fraction; tens when prompts were encoded unbounded.
 MAX_GAP_S = 10.0
 MAX_GROWTH_BYTES = 200 * 1024**2
 STREAM_TOKENS = 1900
