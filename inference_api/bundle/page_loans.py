@@ -1,8 +1,8 @@
 """One budget for the pages of all resident members.
 
 Each member has the pages of its guaranteed rows. Its rows and cached pages may use others while the
-memory is free. Cached ones go as soon as a row or a member to be loaded needs it. Decode thread
-only.
+memory is free. Cached ones go as soon as a row or a member to be loaded needs it; then, for a row,
+those of the rows admitted last. Decode thread only.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from inference_api.bundle.residency import Residency
+from inference_api.core.rows import RowTable, UserRow
 from inference_api.core.state.row_pages import RowPages
 from inference_api.runner import PageLayout
 
@@ -20,6 +21,7 @@ class _Account:
     pages: RowPages
     layout: PageLayout
     own_pages: int
+    rows: RowTable | None  # None: of a draft model
     give_up: Callable[[], None] | None
 
     @property
@@ -43,20 +45,21 @@ class PageLoans:
         self._residency = residency
         self._accounts: list[_Account] = []
 
-    def add(
+    def add(self, name: str, rows: RowTable, layout: PageLayout, own_pages: int) -> None:
+        """A member is in memory. Its own pages suffice for its longest row."""
+        rows.pause_later = self._pause_later
+        self._open(_Account(name, rows.pages, layout, own_pages, rows, None))
+
+    def add_draft(
         self,
         name: str,
         pages: RowPages,
         layout: PageLayout,
         own_pages: int,
-        give_up: Callable[[], None] | None = None,
+        give_up: Callable[[], None],
     ) -> None:
-        """A member is in memory. Its own pages suffice for its longest row. Called once more for
-        its draft model, if any, which `give_up` has drop all pages: rows go before drafts."""
-        account = _Account(name, pages, layout, own_pages, give_up)
-        pages.borrow = partial(self._lend, account)
-        pages.limit_to(own_pages)
-        self._accounts.append(account)
+        """The member has a draft model, which `give_up` has drop all pages: rows go before it."""
+        self._open(_Account(name, pages, layout, own_pages, None, give_up))
 
     def remove(self, name: str) -> None:
         """A member without rows leaves memory."""
@@ -69,6 +72,27 @@ class PageLoans:
         """Take back what no row holds, from all members."""
         for account in self._accounts:
             self._call_in(account, by_row=True)
+
+    def _open(self, account: _Account) -> None:
+        account.pages.borrow = partial(self._lend, account)
+        account.pages.limit_to(account.own_pages)
+        self._accounts.append(account)
+
+    def _pause_later(self, row: UserRow) -> bool:
+        """Pause the last row of those that borrow and were admitted after `row`. Returns whether
+        there was one."""
+        later = [
+            (each, account.rows)
+            for account in self._accounts
+            if account.rows is not None and account.pages.num_held > account.own_pages
+            for each in account.rows.busy()
+            if each.admitted_at_s > row.admitted_at_s and each.finish_reason is None
+        ]
+        if not later or not self._residency.may_lend:
+            return False
+        last, rows = max(later, key=lambda each: (each[0].admitted_at_s, each[0].number))
+        rows.pause(last)
+        return True
 
     def _call_in(self, account: _Account, by_row: bool) -> None:
         if account.unneeded_bytes(by_row):

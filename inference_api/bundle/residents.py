@@ -175,10 +175,10 @@ class BundleResidents:
     def _share_pages(self, name: str, model: LoadedModel) -> None:
         footprints, rows_min = self._members[name].footprints, self._needs[name].rows_min
         own, *of_draft = [(each.layout, each.guaranteed_pages(rows_min)) for each in footprints]
-        self._loans.add(name, model.rows.pages, *own)
+        self._loans.add(name, model.rows, *own)
         for each in of_draft:
             assert model.drafter is not None, "only it has a footprint"
-            self._loans.add(name, model.drafter.pages, *each, model.drafter.give_up)
+            self._loans.add_draft(name, model.drafter.pages, *each, model.drafter.give_up)
 
     def _questions(self) -> Iterator[Callable[[], Callable[[], None]]]:
         while True:

@@ -266,6 +266,9 @@ class RowTable:
         self.users: list[UserRow | None] = [None] * max_rows
         self.pages = pages
         self.paused: list[UserRow] = []  # in order of admission
+        self.pause_later: Callable[[UserRow], bool] = lambda row: False
+        """Called before a row pauses: may pause one of another model instead, admitted later.
+        Returns whether it did. Set where models share memory."""
         self._num_pauses = 0  # since the last `take_pauses`
         self._num_admitted = 0
         self._free = deque(range(max_rows))  # the longest free row first
@@ -304,10 +307,18 @@ class RowTable:
         first. Returns False if the row itself was admitted last, and paused."""
         while not self.reserve(row, num_tokens):
             last = max(self.busy(), key=lambda each: each.number)
-            self._pause(last)
+            if self.pause_later(last):
+                continue
+            self.pause(last)
             if last is row:
                 return False
         return True
+
+    def pause(self, row: UserRow) -> None:
+        """Take the row and its pages from a request until `resume`."""
+        self._leave(row)
+        insort(self.paused, row.resumed(), key=lambda each: each.number)
+        self._num_pauses += 1
 
     def take_pauses(self) -> int:
         """Returns how many rows have paused since the last call."""
@@ -377,11 +388,6 @@ class RowTable:
         self.users[row.index] = row
         self.reuse(row)
         return row
-
-    def _pause(self, row: UserRow) -> None:
-        self._leave(row)
-        insort(self.paused, row.resumed(), key=lambda each: each.number)
-        self._num_pauses += 1
 
     def _leave(self, row: UserRow) -> None:
         assert self.users[row.index] is row, "a row is freed once, by the request that holds it"

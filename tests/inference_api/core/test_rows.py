@@ -215,7 +215,7 @@ def test_what_a_paused_row_finds_of_its_own_was_not_reused(num_prefilled: int) -
         assert rows.reserve(last, num_prefilled * PAGE_TOKENS)
         last.take_prompt(num_prefilled * PAGE_TOKENS)
         rows.seal(last)
-    rows._pause(last)
+    rows.pause(last)
     rows.free(first)
     rows.resume()
     (again,) = rows.busy()
