@@ -21,7 +21,6 @@ from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from benchmarking.analysis.curve import LoadPoint
 from benchmarking.analysis.intervals import mean_within_run
@@ -37,6 +36,7 @@ from benchmarking.analysis.service_curve import (
 )
 from benchmarking.errors import Unfit
 from benchmarking.records import RequestRecord
+from common.numerics import scipy
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -247,7 +247,7 @@ def _first_token(loop: Loop, rows: float, known_ms: float, unknowns: _Unknowns) 
 def least_squares(design: FloatArray, left: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Returns the solution, none of it below 0, and its standard errors: those of the equations, or
     of what they leave unexplained where that is more."""
-    found, residual = nnls(design, left)
+    found, residual = scipy.optimize.nnls(design, left)
     freedom = max(len(left) - int(np.count_nonzero(found)), 1)
     scale = max(float(residual) ** 2 / freedom, 1.0)
     covariance = scale * np.linalg.pinv(design.T @ design)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
 
 from benchmarking.analysis.closed_loops import fit_closed_loops
 from benchmarking.analysis.curve import load_points_by_row
@@ -22,6 +21,7 @@ from benchmarking.analysis.intervals import Interval, students_t
 from benchmarking.analysis.service_curve import ServiceCurve
 from benchmarking.errors import Unfit
 from benchmarking.records import Run
+from common.numerics import scipy
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -216,7 +216,7 @@ def _least_soft_l1(relative: FloatArray, scale: float) -> FloatArray:
         return relative
 
     start, *_ = np.linalg.lstsq(relative, np.ones(len(relative)), rcond=None)
-    found = least_squares(
+    found = scipy.optimize.least_squares(
         residuals,
         np.maximum(start, 1e-9),
         jac=jacobian,

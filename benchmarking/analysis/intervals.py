@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
+
+from common.numerics import scipy
 
 LEVEL = 0.95
 BLOCKS = 20
@@ -52,7 +53,7 @@ def quantile(percent: float) -> Statistic:
 
 def students_t(freedom: float) -> float:
     """Half the width of a 95 % interval, in standard errors."""
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
+    return float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
 def over_repeats(figures: Sequence[float]) -> Interval:

@@ -15,12 +15,12 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from scipy.optimize import isotonic_regression
 
 from benchmarking.errors import InvalidResults
 from common.faults import fault_of
 from common.fetch import FetchBounds, fetch
 from common.files import read_bounded
+from common.numerics import scipy
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -210,7 +210,7 @@ def rising(rows: Iterable[tuple[int, float, float]]) -> Points:
     """Returns points whose times never fall with the rows, by isotonic regression."""
     points = sorted(rows)
     weights = [1 / max(error, LEAST_ERROR * ms) ** 2 for _, ms, error in points]
-    rising = isotonic_regression([ms for _, ms, _ in points], weights=weights).x
+    rising = scipy.optimize.isotonic_regression([ms for _, ms, _ in points], weights=weights).x
     return tuple(
         CurvePoint(n, float(ms), error) for (n, _, error), ms in zip(points, rising, strict=True)
     )
