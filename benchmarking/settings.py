@@ -5,10 +5,9 @@ from functools import partial
 from urllib.parse import parse_qs, quote, urlsplit
 
 from pydantic import AliasChoices, Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from benchmarking.errors import InvalidConfig
-from common.startup import read_settings
+from common.startup import EnvironmentSettings, read_settings
 
 CREDENTIALS = {"key", "api_key", "api-key", "apikey", "token", "access_token", "password", "sig"}
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -16,10 +15,8 @@ OUR_HEADERS = {"host", "content-type", "content-length", "connection", "accept-e
 URL_CHARS = "/%:@!$&'()*+,;=~?"  # characters that are not percent-encoded in a path or query
 
 
-class Settings(BaseSettings):
+class Settings(EnvironmentSettings):
     """Immutable. The second name of each setting is that of other clients of this format."""
-
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", env_ignore_empty=True)
 
     api_base: str = Field(
         "http://127.0.0.1:7000/v1",

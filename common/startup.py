@@ -1,9 +1,11 @@
-"""Errors that prevent a process from starting: all in one message, each with its remedy."""
+"""Settings, and errors that prevent a process from starting: all in one message, each with its
+remedy."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.faults import setting_faults
 
@@ -19,6 +21,22 @@ class StartupError(Exception):
         lines = "\n".join(f"  - {fault}" for fault in faults)
         super().__init__(f"{self.service} cannot start:\n{lines}")
         self.faults = faults
+
+
+class EnvironmentSettings(BaseSettings):
+    """The environment's variables, each of them text. Immutable; an empty one counts as unset."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", env_ignore_empty=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_it_is_text(cls, value: object) -> object:
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:  # Python reads other bytes as halves of surrogate pairs
+                raise ValueError("is not UTF-8") from None
+        return value
 
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)

@@ -4,22 +4,19 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AliasGenerator, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from common.origins import REDIS, Hosts
 from common.paths import UserPath
-from common.startup import read_settings
+from common.startup import EnvironmentSettings, read_settings
 from optimizer.errors import StartupError
 
 
-class Settings(BaseSettings):
+class Settings(EnvironmentSettings):
     """The documented variables, some named as the reference's. A wrong one stops the start."""
 
     model_config = SettingsConfigDict(
-        frozen=True,
         populate_by_name=True,
-        extra="ignore",
-        env_ignore_empty=True,
         alias_generator=AliasGenerator(validation_alias=lambda name: f"OPTIMIZER_{name}".upper()),
     )
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.faults import setting_faults
 from common.logs import LogFormat, LogLevel
 from common.origins import LOCAL, REDIS, Origins, Words
 from common.paths import UserFile, UserPath
+from common.startup import EnvironmentSettings
 from proxy.errors import StartupError
 
 SYMMETRIC_ALGORITHMS = frozenset({"HS256", "HS384", "HS512"})
@@ -30,10 +30,8 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 
-class Settings(BaseSettings):
+class Settings(EnvironmentSettings):
     """Immutable. `SecretStr` keeps secrets out of logs, tracebacks and `repr`."""
-
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", env_ignore_empty=True)
 
     proxy_host: str = "127.0.0.1"
     proxy_port: Port = 1223
@@ -100,7 +98,11 @@ class Settings(BaseSettings):
             bad_fields = {str(item["loc"][0]).lower() for item in error.errors() if item["loc"]}
             # With defaults for the bad fields, the other fields can still be checked.
             defaults = {name: cls.model_fields[name].default for name in bad_fields}
-            raise StartupError(faults + cls(**{**overrides, **defaults}).faults()) from None
+            others = cls(**{**overrides, **defaults}).faults()
+            said = tuple(f"{name.upper()} " for name in bad_fields)
+            raise StartupError(
+                faults + [each for each in others if not each.startswith(said)]
+            ) from None
         if faults := settings.faults():
             raise StartupError(faults)
         return settings

@@ -4,21 +4,19 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from common.origins import REDIS, Hosts
 from common.paths import UserPath
-from common.startup import read_settings
+from common.startup import EnvironmentSettings, read_settings
 from weights.errors import StartupError
 from weights.samplers import SamplerName
 
 
-class Settings(BaseSettings):
+class Settings(EnvironmentSettings):
     """The documented variables. A wrong value prevents the start."""
 
-    model_config = SettingsConfigDict(
-        frozen=True, populate_by_name=True, extra="ignore", env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(populate_by_name=True)
 
     host: str = Field(default="127.0.0.1", validation_alias="WEIGHTS_HOST")
     port: int = Field(default=8001, ge=0, le=65535, validation_alias="WEIGHTS_PORT")

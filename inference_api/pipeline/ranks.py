@@ -4,17 +4,15 @@ import os
 from collections.abc import Mapping
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from common.startup import EnvironmentSettings
 from inference_api.errors import StartupError
 
 LOOPBACK = "127.0.0.1"
 
 
-class RankSettings(BaseSettings):
+class RankSettings(EnvironmentSettings):
     """Immutable."""
-
-    model_config = SettingsConfigDict(frozen=True, extra="ignore")
 
     rank: int = Field(ge=0)
     world_size: int = Field(ge=2, le=256)

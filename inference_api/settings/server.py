@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from common.logs import LogFormat, LogLevel
 from common.origins import LOCAL, Hosts, Origins
 from common.paths import UserPath, expanded
-from common.startup import read_settings
+from common.startup import EnvironmentSettings, read_settings
 from inference_api.errors import StartupError, UnknownModel
 from inference_api.settings.bundle_file import Bundle, BundleMember, read_bundle
 from inference_api.settings.model import EMBEDDED_MODEL, ModelSettings
@@ -52,20 +52,14 @@ def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and 1 <= len(text) <= 4 and int(text) >= 1
 
 
-class Settings(BaseSettings, ModelSettings):
+class Settings(EnvironmentSettings, ModelSettings):
     """Immutable; any thread may read it.
 
     The variables of `ModelSettings` apply to the one model or, with MODELS, are defaults for its
     entries. Read the settings of a model from `served_models`.
     """
 
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="ignore",
-        env_ignore_empty=True,
-        populate_by_name=True,
-        protected_namespaces=(),
-    )
+    model_config = SettingsConfigDict(populate_by_name=True, protected_namespaces=())
 
     models: Annotated[tuple[ModelSettings, ...], NoDecode] = Field((), max_length=MAX_MODELS)
     service_host: str = "127.0.0.1"
