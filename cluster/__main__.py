@@ -90,7 +90,7 @@ def main(file: Path, dry_run: bool) -> None:
         config = config.model_copy(update={"dry_run": True})
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     service = Service(config, system)
-    options = threaded(config.host, config.port, THREADS, MAX_BODY_BYTES) | {
+    options = threaded(config.host, config.port, ("host", "port"), THREADS, MAX_BODY_BYTES) | {
         "worker_exit": service.end
     }
     Launcher(options, service.create_app).run()

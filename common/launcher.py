@@ -1,20 +1,30 @@
 """Runs gunicorn in this process, for services with their own settings."""
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from gunicorn.app.base import BaseApplication
 
 from common.connections.hosts import host_and_port
+from common.connections.ports import port_faults
 from common.connections.worker import ConnectionLimits, allowed_connections, polling_worker
 
 MAX_CONNECTIONS = 1024
 MAX_HELD_REQUESTS = 8  # requests of full size, because bodies may be large
 
 
-def threaded(host: str, port: int, threads: int, max_body_bytes: int) -> dict[str, Any]:
-    """Returns gunicorn's settings for a small service: one worker, because it holds the state."""
+def threaded(
+    host: str, port: int, names: tuple[str, str], threads: int, max_body_bytes: int
+) -> dict[str, Any]:
+    """Returns gunicorn's settings for a small service: one worker, because it holds the state.
+    `names` are those of the settings `host` and `port`."""
+
+    def on_starting(_arbiter: Any) -> None:
+        if faults := port_faults(host, port, names):
+            sys.exit(faults[0])
+
     limits = ConnectionLimits(max_body_bytes, max_held_requests=MAX_HELD_REQUESTS)
     return {
         "bind": [host_and_port(host, port)],
@@ -25,6 +35,7 @@ def threaded(host: str, port: int, threads: int, max_body_bytes: int) -> dict[st
         "timeout": 120,
         "graceful_timeout": 30,
         "preload_app": False,
+        "on_starting": on_starting,
         "control_socket_disable": True,  # its path is per user, so two servers would conflict
     }
 
@@ -45,8 +56,13 @@ class Launcher(BaseApplication):
 
 
 def serve_threaded(
-    host: str, port: int, threads: int, max_body_bytes: int, create_app: Callable[[], Any]
+    host: str,
+    port: int,
+    names: tuple[str, str],
+    threads: int,
+    max_body_bytes: int,
+    create_app: Callable[[], Any],
 ) -> None:
     """Serve until a signal ends it, with log lines on standard error."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    Launcher(threaded(host, port, threads, max_body_bytes), create_app).run()
+    Launcher(threaded(host, port, names, threads, max_body_bytes), create_app).run()

@@ -25,6 +25,7 @@ def main(is_stateful: bool) -> None:
         serve_threaded(
             settings.host,
             settings.port,
+            ("INFERNO_HOST", "INFERNO_PORT"),
             settings.threads,
             settings.max_body_bytes,
             lambda: create_app(settings),

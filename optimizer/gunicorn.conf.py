@@ -6,5 +6,11 @@ from optimizer.settings import load_settings
 
 _settings = load_settings()
 globals().update(
-    threaded(_settings.host, _settings.port, _settings.threads, _settings.max_body_bytes)
+    threaded(
+        _settings.host,
+        _settings.port,
+        ("INFERNO_HOST", "INFERNO_PORT"),
+        _settings.threads,
+        _settings.max_body_bytes,
+    )
 )

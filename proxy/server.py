@@ -2,10 +2,13 @@
 
 import os
 import signal
+import sys
 from functools import partial
 from typing import Any
 
 from common.connections.hosts import host_and_port
+from common.connections.ports import port_faults
+from proxy.errors import StartupError
 from proxy.logs import logging_config
 from proxy.settings import Settings
 
@@ -15,8 +18,15 @@ GRACE_S = 10
 
 def gunicorn_options(settings: Settings) -> dict[str, Any]:
     """Returns gunicorn's settings by name."""
+    address = settings.proxy_host, settings.proxy_port
+
+    def on_starting(arbiter: Any) -> None:
+        if faults := port_faults(*address, ("PROXY_HOST", "PROXY_PORT")):
+            sys.exit(str(StartupError(faults)))
+        _take_over_reload(arbiter)
+
     return {
-        "bind": [host_and_port(settings.proxy_host, settings.proxy_port)],
+        "bind": [host_and_port(*address)],
         "workers": settings.proxy_processes,
         "worker_class": "proxy.worker.ProxyWorker",
         # The whole backlog is accepted at once, while no client is served.
@@ -28,7 +38,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "control_socket_disable": True,
         "max_requests": 0,
         "logconfig_dict": logging_config(settings),
-        "on_starting": _take_over_reload,
+        "on_starting": on_starting,
     }
 
 

@@ -27,6 +27,7 @@ def serve() -> None:
         serve_threaded(
             settings.host,
             settings.port,
+            ("WEIGHTS_HOST", "WEIGHTS_PORT"),
             settings.threads,
             settings.max_body_bytes,
             lambda: create_app(settings),

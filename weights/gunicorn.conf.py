@@ -6,5 +6,11 @@ from weights.settings import load_settings
 
 _settings = load_settings()
 globals().update(
-    threaded(_settings.host, _settings.port, _settings.threads, _settings.max_body_bytes)
+    threaded(
+        _settings.host,
+        _settings.port,
+        ("WEIGHTS_HOST", "WEIGHTS_PORT"),
+        _settings.threads,
+        _settings.max_body_bytes,
+    )
 )

@@ -11,7 +11,7 @@ import requests
 from gunicorn.util import parse_address
 
 from common.connections.hosts import host_and_port
-from lab.kit.servers import environment, post_bytes
+from lab.kit.servers import ROOT, environment, post_bytes
 from tests.service import running_service
 
 NUM_CLIENTS = 20  # of each kind; there are 16 threads
@@ -44,6 +44,37 @@ def test_wrong_settings_end_the_start_with_every_fault(
     said, *faults = ended.stderr.splitlines()
     assert said == f"{service} cannot start:"
     assert [fault.partition("=")[0] for fault in faults] == [f"  - {variable}", f"  - {threads}"]
+
+
+@pytest.mark.parametrize(
+    ("module", "prefix"),
+    [
+        ("inference_api", "SERVICE"),
+        ("proxy", "PROXY"),
+        ("optimizer", "INFERNO"),
+        ("weights", "WEIGHTS"),
+    ],
+)
+def test_a_taken_port_is_named_with_its_settings(module: str, prefix: str) -> None:
+    config = "gunicorn.conf.py" if module == "inference_api" else f"{module}/gunicorn.conf.py"
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        ended = subprocess.run(
+            [sys.executable, "-m", "gunicorn", "--config", config, "no_app"],
+            env=environment(
+                **{f"{prefix}_PORT": f"{port}", f"{prefix}_HOST": "127.0.0.1", "JWT_SECRET": "x"}
+            ),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ended.returncode == 1
+    named = (
+        f"{prefix}_HOST='127.0.0.1', {prefix}_PORT={port} cannot be bound (Address already in use)"
+    )
+    assert f"{named}; stop what holds the port or choose another." in ended.stderr
+    assert "Connection in use" not in ended.stderr
 
 
 @pytest.mark.parametrize(
