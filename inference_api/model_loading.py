@@ -132,7 +132,7 @@ def keep_pages(model: LoadedModel, runner: ModelRunner, folder: PageFolder) -> N
 def pages_folder(settings: Settings) -> PageFolder | None:
     """Returns the folder of PREFIX_CACHE_DIR, if it is set. Raises OSError if it cannot be used any
     more; `preflight` has looked."""
-    if settings.prefix_cache_dir is None or not settings.prefix_reuse:
+    if settings.prefix_cache_dir is None:
         return None
     path = settings.prefix_cache_dir
     folder = PageFolder(path, settings.prefix_cache_size)

@@ -3,8 +3,7 @@
 Runs in gunicorn's arbiter, so it must not load torch.
 """
 
-import socket
-
+from common.connections.ports import port_faults
 from inference_api.bundle.check import check_bundle
 from inference_api.core.state.page_folder import ON_CUDA, make_writable
 from inference_api.errors import StartupError
@@ -19,7 +18,8 @@ from inference_api.watch import telemetry
 
 def check_start(settings: Settings, with_model: bool) -> None:
     """Raises StartupError with every fault found."""
-    faults = _port_faults(settings) + telemetry.faults(settings)
+    address = settings.service_host, settings.service_port
+    faults = port_faults(*address, ("SERVICE_HOST", "SERVICE_PORT")) + telemetry.faults(settings)
     if with_model:
         faults += _model_faults(settings) if settings.bundle is None else _bundle_faults(settings)
         faults += _disk_faults(settings)
@@ -67,6 +67,8 @@ def _disk_faults(settings: Settings) -> list[str]:
         return []
     if settings.split is not None:
         return ["PREFIX_CACHE_DIR is for models on one machine; unset it, or SPLIT."]
+    if not settings.prefix_reuse:
+        return ["PREFIX_CACHE_DIR keeps what PREFIX_REUSE=false does not read; unset one of them."]
     if any(each.device == "cuda" for each in settings.served_models):
         return [ON_CUDA]
     try:
@@ -100,19 +102,3 @@ def _bundle_faults(settings: Settings) -> list[str]:
             "pin fewer, choose smaller ones or lower their quantisation, context or rows.min."
         )
     return faults
-
-
-def _port_faults(settings: Settings) -> list[str]:
-    address = (settings.service_host, settings.service_port)
-    family = socket.AF_INET6 if ":" in settings.service_host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except (OSError, TypeError, ValueError) as error:  # the last two: no name of a host
-            reason = error.strerror if isinstance(error, OSError) else error
-            return [
-                f"SERVICE_HOST={address[0]!r}, SERVICE_PORT={address[1]} cannot be bound "
-                f"({reason}); stop what holds the port or choose another."
-            ]
-    return []
