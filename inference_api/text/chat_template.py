@@ -2,18 +2,20 @@
 
 Templates are written for transformers' `apply_chat_template`, so its additions are here, too:
 trimmed blocks, `raise_exception`, `strftime_now`, unescaped JSON, `break` and `continue`, and the
-block `generation`, which marks the model's text for training.
+block `generation`, which marks the model's text for training. Loops and calls are counted, so that
+no template runs for ever.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -22,6 +24,8 @@ from inference_api.loading.tokenizer_files import MAX_TEMPLATE_BYTES
 from inference_api.text.tokenizer_config import DEFAULT, WITH_TOOLS, TokenizerConfig
 
 SIMPLEST = [{"role": "user", "content": "Hello"}]
+MAX_TURNS = 5_000_000  # a conversation may take so many of loops, and calls: a few seconds
+TURNS_LEFT = "turns left"  # a variable that no template can name
 
 
 class _MarkedBlocks(Extension):
@@ -66,19 +70,46 @@ def _refuse(reason: str) -> None:
     raise TemplateError(reason)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_MarkedBlocks, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _as_json
-    environment.globals |= {
-        "raise_exception": _refuse,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-        # Exposing the class itself would expose methods that change the template's inputs.
-        "dict": lambda *pairs, **members: dict(*pairs, **members),
-        "namespace": _PlainNamespace,
-    }
-    return environment
+class TooManyTurns(TemplateError):
+    def __init__(self) -> None:
+        super().__init__(f"takes more than {MAX_TURNS} turns of loops and calls")
+
+
+def _count_turn(context: Context) -> None:
+    if next(context[TURNS_LEFT], None) is None:
+        raise TooManyTurns
+
+
+@pass_context
+def _counted(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+    for each in values:
+        _count_turn(context)
+        yield each
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    def __init__(self) -> None:
+        extensions: list[type[Extension] | str] = [_MarkedBlocks, "jinja2.ext.loopcontrols"]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        self.filters |= {"tojson": _as_json, "counted": _counted}
+        self.globals |= {
+            "raise_exception": _refuse,
+            "strftime_now": lambda form: datetime.now().strftime(form),
+            # Exposing the class itself would expose methods that change the template's inputs.
+            "dict": lambda *pairs, **members: dict(*pairs, **members),
+            "namespace": _PlainNamespace,
+        }
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _count_turn(context)
+        return super().call(context, called, *args, **kwargs)
+
+    def compiled(self, text: str) -> Template:
+        """Raises TemplateSyntaxError."""
+        tree = self.parse(text)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
+        return self.from_string(tree)
 
 
 class ChatTemplate:
@@ -87,9 +118,9 @@ class ChatTemplate:
     def __init__(self, config: TokenizerConfig) -> None:
         """Raises TemplateSyntaxError."""
         self.text = config.templates.get(WITH_TOOLS) or config.templates[DEFAULT]
-        environment = _environment()
-        self._default = environment.from_string(config.templates[DEFAULT])
-        self._with_tools = environment.from_string(self.text)
+        environment = _Environment()
+        self._default = environment.compiled(config.templates[DEFAULT])
+        self._with_tools = environment.compiled(self.text)
         self._special_tokens = config.special_tokens
 
     def render(
@@ -106,6 +137,7 @@ class ChatTemplate:
             "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
+            TURNS_LEFT: iter(range(MAX_TURNS)),
         }
         return template.render(given | dict(options or {}))
 

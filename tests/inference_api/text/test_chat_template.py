@@ -9,6 +9,7 @@ import pytest
 
 from inference_api.errors import InvalidRequest, StartupError
 from inference_api.settings import EMBEDDED_MODEL
+from inference_api.text import chat_template
 from inference_api.text.chat_prompts import NO_EXTRAS, plain_chat_prompt, template_of
 from inference_api.text.chat_template import SIMPLEST, ChatTemplate
 from inference_api.text.tokenizer_config import read_tokenizer
@@ -83,6 +84,25 @@ def test_template_above_its_bound_is_refused_wherever_it_is(
 )
 def test_template_that_breaks_on_one_turn_is_a_fault(folder: Folder, template: str) -> None:
     assert "cannot render one message of a user (" in fault(folder(template))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) + f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+    ids=["loops", "calls"],
+)
+def test_template_that_does_not_end_is_a_fault_and_later_the_clients(
+    folder: Folder, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "MAX_TURNS", 10_000)
+    assert "cannot render one message of a user (TooManyTurns: takes " in fault(folder(template))
+    later = f"{{% if messages[0].content == 'long' %}}{template}{{% endif %}}"
+    tokenizer = load_tokenizer(folder(later), frozenset())
+    with pytest.raises(InvalidRequest, match="takes more than 10000 turns of loops and calls"):
+        tokenizer.encode_chat([{"role": "user", "content": "long"}])
 
 
 def test_several_templates_without_a_default_are_a_fault(folder: Folder) -> None:
