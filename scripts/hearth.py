@@ -22,7 +22,7 @@ class Extra:
 
 SERVE = Extra("serve", "cffi")
 BENCH = Extra("bench", "matplotlib")
-TRAIN = Extra("train", "transformers")
+TRAIN = Extra("serve,train", "transformers")
 OPTIMIZER, WEIGHTS = (Extra(name, "scipy") for name in ("optimizer", "weights"))
 
 

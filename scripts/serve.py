@@ -46,9 +46,15 @@ Processes = tuple[Process | Ranks, ...]
 
 
 @click.command()
+@click.argument("model", required=False)
 @click.option("--mock", is_flag=True, help="Serve an echo instead of a model.")
-def main(mock: bool) -> None:
-    """Serve the API and the proxy on this machine."""
+def main(model: str | None, mock: bool) -> None:
+    """Serve the API and the proxy on this machine.
+
+    MODEL is a folder, a GGUF file, a hub id, or smollm2; by default what the variable MODEL says,
+    or a small model that is included. All other settings are variables, too (docs/settings.md)."""
+    if model is not None:
+        os.environ["MODEL"] = model
     if mock:
         os.environ["MOCK_MODEL"] = "1"
     try:
