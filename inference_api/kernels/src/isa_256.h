@@ -66,10 +66,6 @@ struct Registers256 {
     const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), places);
   }
-
-  static __m256i load_int4(const Int4Block& block, int quad, int vector) {
-    return field(load(block.pairs[quad / 2], vector), quad % 2 * 4, 0x0f);
-  }
 };
 
 struct Avx2 : Registers256 {
@@ -108,14 +104,6 @@ struct Avx2 : Registers256 {
     static Floats finish(Sums sums, int32_t) { return _mm256_cvtepi32_ps(sums); }
   };
 
-  struct Int8 : Wide {
-    using Block = Int8Block;
-
-    static Weights weights(const Block& block, int quad, int vector) {
-      return taken(load(block.values[quad], vector));
-    }
-  };
-
   // Values without a sign, of so many bits and with an offset. Products of kRun quads add up in 16
   // bits, those of four bits all: 8 quads * 2 * 15 * 127 is below 2^15.
   template <int kBits, int kOffset>
@@ -149,14 +137,6 @@ struct Avx2 : Registers256 {
 
   template <int kOffset>
   struct Small<8, kOffset> : Wide {};
-
-  struct Int4 : Small<4, kInt4Offset> {
-    using Block = Int4Block;
-
-    static Weights weights(const Block& block, int quad, int vector) {
-      return load_int4(block, quad, vector);
-    }
-  };
 };
 
 #if defined(__AVXVNNI__)
@@ -178,22 +158,6 @@ struct AvxVnni : Registers256 {
     }
     static Floats finish(Sums sums, int32_t) { return _mm256_cvtepi32_ps(sums); }
     static Weights taken(__m256i values) { return values; }
-  };
-
-  struct Int8 : Offset<kInt8Offset> {
-    using Block = Int8Block;
-
-    static Weights weights(const Block& block, int quad, int vector) {
-      return load(block.values[quad], vector);
-    }
-  };
-
-  struct Int4 : Offset<kInt4Offset> {
-    using Block = Int4Block;
-
-    static Weights weights(const Block& block, int quad, int vector) {
-      return load_int4(block, quad, vector);
-    }
   };
 
   // Values of so many bits with an offset.

@@ -84,22 +84,6 @@ struct Avx512Vnni {
     static Weights taken(__m512i values) { return values; }
   };
 
-  struct Int8 : Offset<kInt8Offset> {
-    using Block = Int8Block;
-
-    static __m512i weights(const Block& block, int quad, int vector) {
-      return load(block.values[quad], vector);
-    }
-  };
-
-  struct Int4 : Offset<kInt4Offset> {
-    using Block = Int4Block;
-
-    static __m512i weights(const Block& block, int quad, int vector) {
-      return field(load(block.pairs[quad / 2], vector), quad % 2 * 4, 0x0f);
-    }
-  };
-
   // Values of so many bits with an offset.
   template <int kBits, int kOffset>
   using Small = Offset<kOffset>;

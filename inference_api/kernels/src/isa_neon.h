@@ -65,30 +65,16 @@ struct Registers128 {
   static uint8x16_t looked_up(uint8x16_t places, const uint8_t (&table)[16]) {
     return vqtbl1q_u8(vld1q_u8(table), places);
   }
-
-  static uint8x16_t load_int4(const Int4Block& block, int quad, int vector) {
-    const uint8x16_t pairs = load(block.pairs[quad / 2], vector);
-    return quad % 2 == 0 ? vandq_u8(pairs, vdupq_n_u8(0x0f)) : vshrq_n_u8(pairs, 4);
-  }
 };
 
-// Weights without their offset, so that no sum has to be corrected.
-inline int8x16_t signed_weights(const Int8Block& block, int quad, int vector) {
-  const uint8x16_t values = Registers128::load(block.values[quad], vector);
-  return vreinterpretq_s8_u8(veorq_u8(values, vdupq_n_u8(kInt8Offset)));
-}
-
-inline int8x16_t signed_weights(const Int4Block& block, int quad, int vector) {
-  const uint8x16_t values = Registers128::load_int4(block, quad, vector);
-  return vsubq_s8(vreinterpretq_s8_u8(values), vdupq_n_s8(kInt4Offset));
-}
-
-// Two formats of weights that a `Product` multiplies by signed quads.
+// Weights that a `Product` multiplies by signed quads.
 template <class Product>
 struct SignedFormats : Registers128 {
   using Sums = typename Product::Sums;
 
-  struct SignedWeights {
+  // They lose their offset when they are loaded, so that no sum has to be corrected.
+  template <int kOffset>
+  struct Offset {
     using Weights = int8x16_t;
 
     static Sums start(int32_t) { return Product::zero(); }
@@ -96,27 +82,12 @@ struct SignedFormats : Registers128 {
       return Product::dot(sums, weights, quads);
     }
     static Floats finish(const Sums& sums, int32_t) { return vcvtq_f32_s32(Product::sum(sums)); }
-  };
-
-  template <class WeightBlock>
-  struct Signed : SignedWeights {
-    using Block = WeightBlock;
-
-    static int8x16_t weights(const Block& block, int quad, int vector) {
-      return signed_weights(block, quad, vector);
-    }
-  };
-
-  using Int8 = Signed<Int8Block>;
-  using Int4 = Signed<Int4Block>;
-
-  // Values with an offset, which they lose.
-  template <int kOffset>
-  struct Offset : SignedWeights {
-    static int8x16_t taken(uint8x16_t values) {
+    static Weights taken(uint8x16_t values) {
       return vreinterpretq_s8_u8(vsubq_u8(values, vdupq_n_u8(kOffset)));
     }
   };
+
+  // Values of so many bits with an offset.
   template <int kBits, int kOffset>
   using Small = Offset<kOffset>;
 };
@@ -165,22 +136,6 @@ struct I8mm : Registers128 {
     }
     static Floats finish(Sums sums, int32_t) { return vcvtq_f32_s32(sums); }
     static Weights taken(uint8x16_t values) { return values; }
-  };
-
-  struct Int8 : Offset<kInt8Offset> {
-    using Block = Int8Block;
-
-    static Weights weights(const Block& block, int quad, int vector) {
-      return load(block.values[quad], vector);
-    }
-  };
-
-  struct Int4 : Offset<kInt4Offset> {
-    using Block = Int4Block;
-
-    static Weights weights(const Block& block, int quad, int vector) {
-      return load_int4(block, quad, vector);
-    }
   };
 
   // Values of so many bits with an offset.

@@ -10,55 +10,7 @@
 namespace hearth {
 namespace {
 
-// Quads of so many outputs.
-template <int kCount>
-struct PortableBytes {
-  struct Bytes {
-    uint8_t lanes[kCount][kQuad];
-  };
-
-  static Bytes load(const uint8_t (*quads)[kQuad], int vector) {
-    Bytes bytes;
-    std::memcpy(bytes.lanes, quads + vector * kCount, sizeof bytes.lanes);
-    return bytes;
-  }
-
-  static void store(uint8_t (*quads)[kQuad], int vector, const Bytes& bytes) {
-    std::memcpy(quads + vector * kCount, bytes.lanes, sizeof bytes.lanes);
-  }
-
-  static Bytes joined(Bytes a, const Bytes& b) {
-    for (int lane = 0; lane < kCount; ++lane) {
-      for (int i = 0; i < kQuad; ++i) {
-        a.lanes[lane][i] |= b.lanes[lane][i];
-      }
-    }
-    return a;
-  }
-
-  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
-  static Bytes field(Bytes bytes, int shift, int mask) {
-    for (auto& lane : bytes.lanes) {
-      for (uint8_t& byte : lane) {
-        byte = static_cast<uint8_t>((shift < 0 ? byte << -shift : byte >> shift) & mask);
-      }
-    }
-    return bytes;
-  }
-
-  static Bytes looked_up(Bytes places, const uint8_t (&table)[16]) {
-    for (auto& lane : places.lanes) {
-      for (uint8_t& byte : lane) {
-        byte = table[byte];
-      }
-    }
-    return places;
-  }
-};
-
-struct Portable : PortableBytes<8> {
-  using PortableBytes::load;
-  using PortableBytes::store;
+struct Portable {
   static constexpr int kLanes = 8;
   static constexpr int kVectors = 1;
   static constexpr int kVectorsOfOneRow = 1;
@@ -71,6 +23,9 @@ struct Portable : PortableBytes<8> {
   };
   struct Sums {
     int32_t lanes[kLanes];
+  };
+  struct Bytes {
+    uint8_t lanes[kLanes][kQuad];
   };
   struct Quad {
     int8_t values[kQuad];
@@ -134,15 +89,54 @@ struct Portable : PortableBytes<8> {
 
   static Quad broadcast(const int8_t* quad) { return {{quad[0], quad[1], quad[2], quad[3]}}; }
 
+  static Bytes load(const uint8_t (*quads)[kQuad], int vector) {
+    Bytes bytes;
+    std::memcpy(bytes.lanes, quads + vector * kLanes, sizeof bytes.lanes);
+    return bytes;
+  }
+
+  static void store(uint8_t (*quads)[kQuad], int vector, const Bytes& bytes) {
+    std::memcpy(quads + vector * kLanes, bytes.lanes, sizeof bytes.lanes);
+  }
+
+  static Bytes joined(Bytes a, const Bytes& b) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int i = 0; i < kQuad; ++i) {
+        a.lanes[lane][i] |= b.lanes[lane][i];
+      }
+    }
+    return a;
+  }
+
+  // (byte >> shift) & mask, of every byte; a negative shift is to the left.
+  static Bytes field(Bytes bytes, int shift, int mask) {
+    for (auto& lane : bytes.lanes) {
+      for (uint8_t& byte : lane) {
+        byte = static_cast<uint8_t>((shift < 0 ? byte << -shift : byte >> shift) & mask);
+      }
+    }
+    return bytes;
+  }
+
+  static Bytes looked_up(Bytes places, const uint8_t (&table)[16]) {
+    for (auto& lane : places.lanes) {
+      for (uint8_t& byte : lane) {
+        byte = table[byte];
+      }
+    }
+    return places;
+  }
+
   // Weights lose their offset when they are loaded, so that no sum has to be corrected.
-  struct Signed {
+  template <int kOffset>
+  struct Offset {
     using Weights = Portable::Weights;
 
-    static Weights without_offset(const Bytes& values, int offset) {
+    static Weights taken(const Bytes& values) {
       Weights weights;
       for (int lane = 0; lane < kLanes; ++lane) {
         for (int i = 0; i < kQuad; ++i) {
-          weights.lanes[lane][i] = static_cast<int16_t>(values.lanes[lane][i] - offset);
+          weights.lanes[lane][i] = static_cast<int16_t>(values.lanes[lane][i] - kOffset);
         }
       }
       return weights;
@@ -168,28 +162,7 @@ struct Portable : PortableBytes<8> {
     }
   };
 
-  struct Int8 : Signed {
-    using Block = Int8Block;
-
-    static Weights weights(const Block& block, int quad, int vector) {
-      return without_offset(load(block.values[quad], vector), kInt8Offset);
-    }
-  };
-
-  struct Int4 : Signed {
-    using Block = Int4Block;
-
-    static Weights weights(const Block& block, int quad, int vector) {
-      return without_offset(field(load(block.pairs[quad / 2], vector), quad % 2 * 4, 0x0f),
-                            kInt4Offset);
-    }
-  };
-
-  // Values with an offset, which they lose.
-  template <int kOffset>
-  struct Offset : Signed {
-    static Weights taken(const Bytes& values) { return without_offset(values, kOffset); }
-  };
+  // Values of so many bits with an offset.
   template <int kBits, int kOffset>
   using Small = Offset<kOffset>;
 };

@@ -37,12 +37,15 @@ struct ActivationGroup;
 struct FloatGroup;
 
 // `Group`: what a block's weights meet. kInputs: of a block, in kScales groups. kBits and kOffset:
-// of the values of blocks that are taken apart before they are multiplied, see unpacked.h; kTable:
-// these values, offset included, where blocks have four bits that say which one.
+// of its values, see unpacked.h; kTable: these values, offset included, where blocks have four bits
+// that say which one.
 struct Int8Block {
   using Group = ActivationGroup;
   static constexpr int kInputs = kGroup;
   static constexpr int kScales = 1;
+  static constexpr int kBits = 8;
+  static constexpr int kOffset = kInt8Offset;
+  static constexpr bool kHasMinima = false;
   uint8_t values[kQuads][kPanel][kQuad];
   uint16_t scales[kPanel];  // IEEE half precision
 };
@@ -52,6 +55,9 @@ struct Int4Block {
   using Group = ActivationGroup;
   static constexpr int kInputs = kGroup;
   static constexpr int kScales = 1;
+  static constexpr int kBits = 4;
+  static constexpr int kOffset = kInt4Offset;
+  static constexpr bool kHasMinima = false;
   uint8_t pairs[kQuads / 2][kPanel][kQuad];
   uint16_t scales[kPanel];  // IEEE half precision
 };

@@ -1,6 +1,6 @@
-// The matrix product, for any instruction set. `Isa` brings registers, and formats Isa::Int8 and
-// Isa::Int4 that say how a quad of weights is loaded, multiplied and summed. Formats of weights
-// that are not quantised are below, and those that only files have in linear_forms.h.
+// The matrix product, for any instruction set. `Isa` brings registers, and Isa::Small says how a
+// quad of bytes is multiplied and summed. Formats of quantised weights are in unpacked.h, others
+// below.
 //
 // A row's result depends on that row alone: the sums of a group are integers, exact in any order,
 // and groups are added in their order whatever the number of rows in the tile. Products of floats
@@ -475,10 +475,10 @@ void linear_panels(const LinearCall& call, int64_t first, int64_t end) {
       multiply_panels<Isa, Simd, BFloat16<Isa>>(call, first, end);
       break;
     case Bits::kInt8:
-      multiply_panels<Isa, Simd, typename Isa::Int8>(call, first, end);
+      multiply_panels<Isa, Simd, Whole<Isa, Int8Block>>(call, first, end);
       break;
     case Bits::kInt4:
-      multiply_panels<Isa, Simd, typename Isa::Int4>(call, first, end);
+      multiply_panels<Isa, Simd, Whole<Isa, Int4Block>>(call, first, end);
       break;
     default:
       (*kForms)(call, first, end);

@@ -8,12 +8,13 @@
 
 #include <cstring>
 
+#include "isa_avx512.h"
 #include "linear_tiles.h"
 
 namespace hearth {
 namespace {
 
-constexpr int kTileOutputs = 16;
+constexpr int kTileOutputs = Avx512Vnni::kLanes;
 constexpr int kHalves = kPanel / kTileOutputs;
 constexpr int kSmallTileRows = 8;  // for what remains when most of a whole tile would be padding
 
@@ -27,37 +28,17 @@ struct alignas(kCacheLine) TileGroup {
 // cache, from and to which they would otherwise move for longer than the products take.
 constexpr int kTileGroups = 32;
 
-inline __m512i without_offset(__m512i values, int offset) {
-  return _mm512_sub_epi8(values, _mm512_set1_epi8(static_cast<char>(offset)));
-}
-
-inline void unpack_values(const Int8Block& block, int first, TileGroup& group) {
-#pragma GCC unroll 8
-  for (int quad = 0; quad < kQuads; ++quad) {
-    const __m512i values = _mm512_loadu_si512(block.values[quad] + first);
-    _mm512_store_si512(group.values[quad], without_offset(values, kInt8Offset));
-  }
-}
-
-inline void unpack_values(const Int4Block& block, int first, TileGroup& group) {
-  const __m512i low = _mm512_set1_epi8(0x0f);
-#pragma GCC unroll 4
-  for (int pair = 0; pair < kQuads / 2; ++pair) {
-    const __m512i pairs = _mm512_loadu_si512(block.pairs[pair] + first);
-    const __m512i even = _mm512_and_si512(pairs, low);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), low);
-    _mm512_store_si512(group.values[2 * pair], without_offset(even, kInt4Offset));
-    _mm512_store_si512(group.values[2 * pair + 1], without_offset(odd, kInt4Offset));
-  }
-}
-
-// Outputs `first`… of `num_groups` blocks.
+// Half `half` of `num_groups` blocks of a panel.
 template <class Block>
-void unpack_groups(const Block* blocks, int num_groups, int first, TileGroup* groups) {
+void unpack_groups(const Block* blocks, int num_groups, int half, TileGroup* groups) {
+  const __m512i offset = _mm512_set1_epi8(static_cast<char>(Block::kOffset));
   for (int group = 0; group < num_groups; ++group) {
-    unpack_values(blocks[group], first, groups[group]);
-    const auto* scales = reinterpret_cast<const __m256i*>(blocks[group].scales + first);
-    _mm512_store_ps(groups[group].scales, _mm512_cvtph_ps(_mm256_loadu_si256(scales)));
+#pragma GCC unroll 8
+    for (int quad = 0; quad < kQuads; ++quad) {
+      const __m512i values = bytes_of<Avx512Vnni, Block>(blocks[group], quad, half);
+      _mm512_store_si512(groups[group].values[quad], _mm512_sub_epi8(values, offset));
+    }
+    _mm512_store_ps(groups[group].scales, scales_of<Avx512Vnni>(blocks[group], half));
   }
 }
 
@@ -161,7 +142,7 @@ void multiply_rows(const Block* blocks, const Block* next, int64_t num_groups,
     for (int64_t first = 0; first < num_groups; first += kTileGroups) {
       const int64_t rest = num_groups - first;
       const int some = rest < kTileGroups ? static_cast<int>(rest) : kTileGroups;
-      unpack_groups(blocks + first, some, half * kTileOutputs, groups);
+      unpack_groups(blocks + first, some, half, groups);
       for (int64_t row = 0; row < count; row += kTileRows) {
         const Block* fetched = next != nullptr && row + kTileRows >= count ? next + first : nullptr;
         const auto multiply = count - row > kSmallTileRows ? multiply_groups<kTileRows, Block>

@@ -85,11 +85,17 @@ void multiply_apart(const LinearCall& call, int64_t panel) {
   }
 }
 
+// Forms that only files have. Blocks of int4, too, might be taken apart for several tiles: but they
+// are unpacked again in no more time than it takes to read what they were taken apart to.
+template <class Block>
+constexpr bool kIsOfFiles = std::is_same_v<typename Block::Group, ActivationGroup> &&
+                            !std::is_same_v<Block, Int8Block> && !std::is_same_v<Block, Int4Block>;
+
 template <class Isa, class Simd>
 void form_panels(const LinearCall& call, int64_t first, int64_t end) {
   with_block(call.bits, [&](auto type) {
     using Block = typename decltype(type)::Block;
-    if constexpr (kIsTakenApart<Block>) {
+    if constexpr (kIsOfFiles<Block>) {
       for (int64_t panel = first; panel < end; ++panel) {
         multiply_apart<Isa, Simd, Block>(call, panel);
       }

@@ -24,6 +24,7 @@ inline int8x16_t row_pair(const ActivationTile& rows, int first_row, int first) 
 template <class Block>
 void multiply_pairs(const Block& block, int first, const ActivationTile& rows, int first_row,
                     float (*out)[kPanel]) {
+  using Format = Whole<Neon, Block>;
   int32x4_t sums[kPairs][kOutputPairs];
 #pragma GCC unroll 4
   for (auto& pair : sums) {
@@ -37,8 +38,8 @@ void multiply_pairs(const Block& block, int first, const ActivationTile& rows, i
     int8x16_t weights[kOutputPairs];
 #pragma GCC unroll 2
     for (int vector = 0; vector < kVectors; ++vector) {
-      const auto even = vreinterpretq_s32_s8(signed_weights(block, quad, first + vector));
-      const auto odd = vreinterpretq_s32_s8(signed_weights(block, quad + 1, first + vector));
+      const auto even = vreinterpretq_s32_s8(Format::weights(block, quad, first + vector));
+      const auto odd = vreinterpretq_s32_s8(Format::weights(block, quad + 1, first + vector));
       weights[2 * vector] = vreinterpretq_s8_s32(vzip1q_s32(even, odd));
       weights[2 * vector + 1] = vreinterpretq_s8_s32(vzip2q_s32(even, odd));
     }

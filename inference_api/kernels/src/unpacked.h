@@ -14,20 +14,18 @@ namespace {
 constexpr int kLowBits = 4;
 constexpr int kLowMask = 0xf;
 
-template <class Block, class = void>
-constexpr bool kIsTakenApart = false;
-template <class Block>
-constexpr bool kIsTakenApart<Block, std::void_t<decltype(Block::kBits)>> = true;
-
 template <class Packed, class = void>
 constexpr bool kHasTable = false;
 template <class Packed>
 constexpr bool kHasTable<Packed, std::void_t<decltype(Packed::kTable)>> = true;
 
-// A quad of a group's values: two bits are in `crumbs` or four in `pairs`, others in `high`.
+// A quad of a group's values: two bits are in `crumbs` or four in `pairs`, others in `high`; those
+// of whole bytes as they are.
 template <class Isa, class Packed, class Values>
 typename Isa::Bytes bytes_of(const Values& values, int quad, int vector) {
-  if constexpr (Packed::kBits < kLowBits) {
+  if constexpr (std::is_same_v<Packed, Int8Block>) {
+    return Isa::load(values.values[quad], vector);
+  } else if constexpr (Packed::kBits < kLowBits) {
     const auto low = Isa::field(Isa::load(values.crumbs, vector), quad * 2, 0x3);
     if constexpr (Packed::kBits == 2) {
       return low;
