@@ -136,6 +136,8 @@ class _Layer:
     def add_mlp(self) -> None:
         """MLP or experts, with the norms around them."""
         config, names, size = self._config, self._names, self._config.layer_input_size
+        if names.is_mlp_next and config.attends(self._index):
+            self.theirs = f"{names.layer}.{config.first_layer + self._index + 1}"
         hidden, ffn = config.hidden_size, config.shape_of(self._index).ffn_size
         if config.has_mlp_norm:
             self.norm("mlp_norm", self._norm_names[1])

@@ -65,6 +65,7 @@ class Names:
     shared_down: str = ""
     shared_gate: str = ""
     mtp: MtpNames | None = None
+    is_mlp_next: bool = False  # where a layer attends, its MLP is the checkpoint's next layer
     others: Mapping[str, str] = field(default_factory=dict)
     """Parts of names that transformers saves, and what published files have instead."""
 
@@ -168,7 +169,12 @@ _NEMOTRON_H = replace(
     step_bias="mixer.dt_bias",
     head_norm="mixer.norm.weight",
     skip="mixer.D",
-    mtp=None,
+    is_mlp_next=True,
+    mtp=MtpNames(
+        "mtp.layers.0",
+        *(f"mtp.layers.0.{name}" for name in ("eh_proj", "enorm", "hnorm")),
+        "mtp.layers.1.final_layernorm",
+    ),
 )
 _QWEN3_NEXT = replace(_QWEN3_5, steps=("linear_attn.in_proj_ba",))
 _FALCON = Names(

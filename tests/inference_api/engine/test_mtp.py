@@ -22,14 +22,14 @@ from inference_api.loading.options import EngineOptions
 from inference_api.request import SamplingParams
 from inference_api.runner import Draw, RowStep, RowToken, place_own_pages
 from lab.models.gguf_hybrids import write_hybrid_gguf
-from tests.inference_api.engine.mtp_models import MODELS, WEIGHTS, make_mtp_model
+from tests.inference_api.engine.mtp_models import MODELS, WEIGHTS, NemotronMtp, make_mtp_model
 from tests.inference_api.engine.tiny_models import CONTEXT, GEMMAS, HYBRIDS, VOCAB_SIZE
 from tests.inference_api.engine.tiny_models import MODELS as TINY_MODELS
 
 PROMPT = Random(3).choices(range(3, VOCAB_SIZE), k=71)
 DRAW = Draw(SamplingParams(temperature=0.0), (0,), ())
 EVERY_MODEL = TINY_MODELS | HYBRIDS | GEMMAS
-Made = tuple[Path, PreTrainedModel, MtpModel]
+Made = tuple[Path, PreTrainedModel, MtpModel | NemotronMtp]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def logits_behind(runner: KernelRunner, row: int, position: int, token_id: int) 
     return logits
 
 
-def expected(main: PreTrainedModel, mtp: MtpModel, guesses: Sequence[int]) -> Floats:
+def expected(main: PreTrainedModel, mtp: MtpModel | NemotronMtp, guesses: Sequence[int]) -> Floats:
     """Logits behind PROMPT and behind each of these guesses."""
     with torch.inference_mode():
         prompt = torch.tensor([PROMPT])
