@@ -65,7 +65,10 @@ MEASURED: Mapping[str, tuple[str, str]] = {  # a published result, and the model
     "Qwen3.5, Qwen3.6": ("hybrids/2026-11-29-epyc-zen4", "qwen3.5-0.8b Q8_0"),
 }
 ASSISTED = ("gemma4",)
-DRAFTING = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+DRAFTING = (
+    *("deepseek_v3", "glm4_moe", "glm4_moe_lite", "nemotron_h"),
+    *("qwen3_5", "qwen3_5_moe", "qwen3_next"),
+)
 RECURRENT: Mapping[MixerKind, str] = {
     "delta": "gated delta rule",
     "kimi_delta": "Kimi delta attention",
@@ -79,6 +82,8 @@ SAMPLE: Mapping[str, Any] = {  # what some reader has no default for
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
+    "n_group": 1,
+    "topk_group": 1,
     "n_routed_experts": 8,
     "num_experts": 8,
     "num_local_experts": 8,
@@ -96,9 +101,12 @@ SAMPLE: Mapping[str, Any] = {  # what some reader has no default for
     "mamba_d_ssm": 512,
 }
 OWN: Mapping[str, Mapping[str, Any]] = {  # what families say in words of their own
-    "gemma3n": {"num_kv_shared_layers": 2},
-    "gemma3n_text": {"num_kv_shared_layers": 2},
-    "gemma4": {"enable_moe_block": True, "top_k_experts": 2},
+    "gemma3n": {"num_kv_shared_layers": 2, "sliding_window": 64},
+    "gemma3n_text": {"num_kv_shared_layers": 2, "sliding_window": 64},
+    "gemma4": {"enable_moe_block": True, "top_k_experts": 2, "sliding_window": 64},
+    "gemma4_text": {"sliding_window": 64},
+    "gemma4_unified": {"sliding_window": 64},
+    "gemma4_unified_text": {"sliding_window": 64},
     "kimi_linear": {"linear_attn_config": {"full_attn_layers": [4]}},
     "mistral3": {"text_config": {**SAMPLE, "model_type": "mistral"}},
     "nemotron_h": {"layers_block_type": None, "hybrid_override_pattern": "ME*-"},

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from inference_api.loading.config import LatentConfig, ModelConfig
+from inference_api.loading.families.defaults import GLM4_MOE
 from inference_api.loading.families.fields import ConfigFields, Readers
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import TOP_TWO, read_deepseek_mixture
@@ -11,20 +12,15 @@ from inference_api.loading.families.ropes import PARTIAL, read_score_magnitude
 from inference_api.loading.families.windows import GLOBAL
 
 
-def _read_v2(fields: ConfigFields) -> ModelConfig:
-    return _read_latents(fields.or_else({"topk_method": "greedy"}))
-
-
 def _read_v3(fields: ConfigFields) -> ModelConfig:
     if not fields.flag("rope_interleave", True):
         fields.refuse("rope_interleave", False, "rope_interleave=true")
-    return _read_latents(fields.or_else({"topk_method": "noaux_tc", "norm_topk_prob": True}))
+    return _read_latents(fields)
 
 
 def read_mistral4(fields: ConfigFields) -> ModelConfig:
     """Softmax shares, groups scored by their best two experts, and queries that grow with their
     position."""
-    fields = fields.or_else({"n_shared_experts": 1})
     return _read_v3(fields.under({**fields.raw, "topk_method": TOP_TWO}))
 
 
@@ -58,9 +54,7 @@ def _read_latents(fields: ConfigFields) -> ModelConfig:
 
 
 def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
-    """Llama with DeepSeek's mixture of experts, and rope on part of each head. Missing fields have
-    the values of transformers' Glm4MoeConfig."""
-    fields = fields.or_else(_GLM4_MOE_DEFAULTS)
+    """Llama with DeepSeek's mixture of experts, and rope on part of each head."""
     config = read_llama_like(
         fields,
         has_qk_norm=fields.flag("use_qk_norm"),
@@ -68,12 +62,6 @@ def _read_glm4_moe(fields: ConfigFields) -> ModelConfig:
         usual_rotary_share=0.5,
     )
     return replace(config, has_out_bias=False)
-
-
-def _read_glm4_moe_lite(fields: ConfigFields) -> ModelConfig:
-    """GLM-4.7-Flash: DeepSeek's latent attention and mixture. Missing fields have the values of
-    transformers' Glm4MoeLiteConfig."""
-    return _read_v3(fields.or_else(_GLM4_MOE_DEFAULTS | {"routed_scaling_factor": 1.8}))
 
 
 def _read_kimi_linear(fields: ConfigFields) -> ModelConfig:
@@ -84,7 +72,7 @@ def _read_kimi_linear(fields: ConfigFields) -> ModelConfig:
     fields = fields.or_else({ours: fields.raw.get(its) for its, ours in _KIMI_NAMES.items()})
     delta = fields.mapping("linear_attn_config")
     named = {ours: delta.get(its) for its, ours in _KIMI_DELTA_NAMES.items()}
-    defaults = _GLM4_MOE_DEFAULTS | _KIMI_DEFAULTS
+    defaults = GLM4_MOE | _KIMI_DEFAULTS
     fields = fields.under(named).or_else(fields.raw).or_else(defaults)
     heads, head_dim = fields.count("linear_num_heads"), fields.count("linear_head_dim")
     own = {f"linear_num_{kind}_heads": heads for kind in ("key", "value")}
@@ -135,17 +123,10 @@ _KIMI_DEFAULTS = {
     "routed_scaling_factor": 2.446,
     "v_head_dim": 128,
 }
-_GLM4_MOE_DEFAULTS = {
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "rms_norm_eps": 1e-5,
-    "topk_method": "noaux_tc",
-}
 READERS: Readers = {
-    "deepseek_v2": _read_v2,
+    "deepseek_v2": _read_latents,
     "deepseek_v3": _read_v3,
     "glm4_moe": _read_glm4_moe,
-    "glm4_moe_lite": _read_glm4_moe_lite,
+    "glm4_moe_lite": _read_v3,
     "kimi_linear": _read_kimi_linear,
 }

@@ -12,21 +12,17 @@ def _read_dense(fields: ConfigFields) -> ModelConfig:
     """Either all projections have biases, or none."""
     has_bias = fields.flag("use_bias")
     biases = {"attention_bias": has_bias, "mlp_bias": has_bias}
-    fields = fields.or_else(_DEFAULTS | {"head_dim": 128})
     return read_llama_like(fields.under({**fields.raw, **biases}), tensor_names="ernie4_5")
 
 
 def _read_moe(fields: ConfigFields) -> ModelConfig:
-    """Missing fields have the values of transformers' Ernie4_5_MoeConfig."""
     if fields.flag("use_bias"):
         fields.refuse("use_bias", True, "use_bias=false, as the published ones")
-    fields = fields.or_else(_DEFAULTS | {"num_key_value_heads": 4})
     return read_llama_like(fields, tensor_names="ernie4_5", mixture=_read_mixture)
 
 
 def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """Experts in some layers, scored by softmax over all; biases only affect the choice."""
-    fields = fields.or_else({"moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536})
     experts = read_experts(fields, num_layers, "moe_num_experts", "moe_k")
     num_shared = fields.count("moe_num_shared_experts", 2, least=0, most=MAX_EXPERTS)
     first = fields.count("moe_layer_start_index", 1, least=0)
@@ -42,7 +38,6 @@ def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     )
 
 
-_DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True}
 READERS: Readers = {
     "ernie4_5": _read_dense,
     "ernie4_5_moe": _read_moe,

@@ -6,18 +6,15 @@ from dataclasses import replace
 from inference_api.loading.config import ModelConfig, RowFactor
 from inference_api.loading.families.fields import ConfigFields
 from inference_api.loading.families.llama_like import read_llama_like
-from inference_api.loading.families.mamba import MAMBA_DEFAULTS, read_mamba
+from inference_api.loading.families.mamba import read_mamba
 from inference_api.loading.families.recurrence import RecurrentConfig
 
 
 def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
-    """Multipliers of linear maps are applied to their weights, as in GGUF. Missing fields have the
-    values of transformers' FalconH1Config."""
+    """Multipliers of linear maps are applied to their weights, as in GGUF."""
     for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         if fields.flag(name):
             fields.refuse(name, True, f"{name}=false, as the published ones")
-    expanded = fields.raw.get("mamba_d_ssm", 1024) is None
-    fields = fields.or_else(_DEFAULTS)
     own = {"logits_scaling": 1.0 / fields.number("lm_head_multiplier", 1.0)}
     config = read_llama_like(fields.under({**fields.raw, **own}), tensor_names="falcon_h1")
     if config.activation != "silu":
@@ -26,7 +23,7 @@ def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
     if has_norm and fields.flag("mamba_norm_before_gate", True):
         fields.refuse("mamba_norm_before_gate", True, "false there beside mamba_rms_norm=true")
     inner = fields.count("mamba_expand") * config.hidden_size
-    if not expanded:
+    if fields.raw["mamba_d_ssm"] is not None:
         inner = fields.count("mamba_d_ssm")
     recurrent = read_mamba(fields, frozenset(range(config.num_layers)), inner, has_norm)
     return replace(
@@ -34,17 +31,6 @@ def read_falcon_h1(fields: ConfigFields) -> ModelConfig:
         recurrent=replace(recurrent, is_beside_attention=True),
         weight_factors=_weight_factors(fields, recurrent),
     )
-
-
-_DEFAULTS = {
-    **MAMBA_DEFAULTS,
-    "mamba_d_ssm": 1024,
-    "max_position_embeddings": 8192,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "mlp_multipliers": [1.0, 1.0],
-    "ssm_multipliers": [1.0] * 5,
-}
 
 
 def _weight_factors(

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from inference_api.loading.config import ACTIVATIONS, ModelConfig
+from inference_api.loading.families.defaults import DEFAULTS, NULLABLE
 
-# Above every published model, and small enough to plan with: there are objects for every layer.
-MAX_LAYERS = 1024
+# Above every published model. Those of names with these ends are small enough to plan with: there
+# are objects for every layer, and orders of rows for heads and latents.
 MAX_COUNT = 2**30
+MAX_LAYERS = 1024
+MOST = {"_layers": MAX_LAYERS, "_heads": 1024, "head_dim": 2048, "_rank": 2**16}
 MAX_CONV_WIDTH = 16  # as `src/kernels.h` has it
 MIN_NUMBER, MAX_NUMBER = 1e-30, 1e12  # as float32 has them
 AGAIN = "get the model again"
@@ -35,16 +38,27 @@ class ConfigFields:
         given = {name: value for name, value in self.raw.items() if value is not None}
         return self.under({**defaults, **given})
 
+    def with_defaults(self) -> Self:
+        """Returns access with the family's values for keys that are absent."""
+        usual = dict(DEFAULTS.get(str(self.raw.get("model_type")), {}))
+        if self.raw.get("rope_scaling") or self.raw.get("rope_parameters"):
+            usual.pop("rope_parameters", None)
+        unsaid = {n for n in usual.keys() - NULLABLE if self.raw.get(n) is None}
+        return self.under({**usual, **{n: v for n, v in self.raw.items() if n not in unsaid}})
+
     def count(
-        self, name: str, default: int | None = None, most: int = MAX_COUNT, least: int = 1
+        self, name: str, default: int | None = None, most: int | None = None, least: int = 1
     ) -> int:
-        """Returns an integer from `least` to `most`. Without a default the key must be present."""
+        """Returns an integer from `least` to `most`; see `MOST`. Without a default the key must be
+        present."""
+        if most is None:
+            most = next((most for end, most in MOST.items() if name.endswith(end)), MAX_COUNT)
         value = self.raw.get(name)
         value = default if value is None else value
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
         self._note(name, value, f"is not an integer from {least} to {most}; {AGAIN}")
-        return max(1, least)
+        return min(max(1, least), most)
 
     def number(self, name: str, default: float) -> float:
         value = self.raw.get(name)
@@ -104,19 +118,22 @@ def token_ids(value: object) -> frozenset[int]:
     )
 
 
-def text_fields(fields: ConfigFields) -> ConfigFields:
-    """Returns the fields of the text model inside a multimodal one."""
-    text = {"tie_word_embeddings": fields.raw.get("tie_word_embeddings")}
-    text |= fields.mapping("text_config")
+def text_fields(fields: ConfigFields, family: str) -> ConfigFields:
+    """Returns the fields of the text model inside a multimodal one, usually of this family."""
+    text = {
+        "model_type": family,
+        "tie_word_embeddings": fields.raw.get("tie_word_embeddings"),
+        **fields.mapping("text_config"),
+    }
     if fields.raw.get("eos_token_id"):  # ids from all its files: see `checkpoint.load_config`
         text["eos_token_id"] = fields.raw["eos_token_id"]
-    return fields.under(text)
+    return fields.under(text).with_defaults()
 
 
 Reader = Callable[[ConfigFields], ModelConfig]
 Readers = Mapping[str, Reader]  # keys: `model_type`
 
 
-def of_text(read: Reader) -> Reader:
+def of_text(family: str, read: Reader) -> Reader:
     """Returns the reader of a multimodal model, which reads the text model alone."""
-    return lambda fields: read(text_fields(fields))
+    return lambda fields: read(text_fields(fields, family))

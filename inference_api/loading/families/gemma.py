@@ -15,7 +15,6 @@ from inference_api.loading.config import (
     RopeKind,
 )
 from inference_api.loading.families.fields import (
-    MAX_LAYERS,
     ConfigFields,
     Readers,
     of_text,
@@ -34,11 +33,7 @@ from inference_api.loading.families.windows import (
 
 
 def read_gemma3_text(fields: ConfigFields) -> ModelConfig:
-    """Norms before and after attention and MLP. Most layers have a window, and another rope.
-
-    Missing fields have the values of transformers' Gemma3TextConfig.
-    """
-    fields = fields.under({"sliding_window": 4096, **fields.raw}).or_else(_GEMMA3_DEFAULTS)
+    """Norms before and after attention and MLP. Most layers have a window, and another rope."""
     for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
         if fields.raw.get(name):
             fields.refuse(name, fields.raw[name], f"no {name}")
@@ -59,21 +54,6 @@ def read_gemma3_text(fields: ConfigFields) -> ModelConfig:
     )
 
 
-_GEMMA3_DEFAULTS = {
-    "vocab_size": 262_208,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 131_072,
-    "query_pre_attn_scalar": 256,
-    "rope_local_base_freq": 10_000.0,
-    "rope_theta": 1e6,
-    "sliding_window_pattern": 6,
-    "tie_word_embeddings": True,
-}
-
-
 def _logits_softcap(fields: ConfigFields) -> float | None:
     name = "final_logit_softcapping"
     return None if fields.raw.get(name) is None else fields.number(name, 1.0)
@@ -82,12 +62,11 @@ def _logits_softcap(fields: ConfigFields) -> float | None:
 def read_gemma3n_text(fields: ConfigFields) -> ModelConfig:
     """Alternating updates of several streams, with a map of low rank beside attention. Otherwise
     much like Gemma 4: layers read embeddings of their own, and the last ones the keys and values of
-    earlier ones. Missing fields have the values of transformers' Gemma3nTextConfig."""
-    fields = fields.or_else(_GEMMA3N_DEFAULTS)
+    earlier ones."""
     for name, only in {"altup_active_idx": 0, "altup_correct_scale": True}.items():
         if fields.raw[name] != only:
             fields.refuse(name, fields.raw[name], f"{name}={str(only).lower()}")
-    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = fields.count("num_hidden_layers")
     ffn_sizes = _by_layer(fields, "intermediate_size", num_layers)
     own = {"hidden_act": fields.raw["hidden_activation"], "intermediate_size": ffn_sizes[0]}
     config = read_llama_like(
@@ -110,30 +89,6 @@ def read_gemma3n_text(fields: ConfigFields) -> ModelConfig:
     )
 
 
-_GEMMA3N_DEFAULTS = {
-    "vocab_size": 262_400,
-    "hidden_size": 2048,
-    "intermediate_size": 16_384,
-    "num_hidden_layers": 35,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 32_768,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 10_000.0,
-    "sliding_window": 512,
-    "sliding_window_pattern": 5,
-    "final_logit_softcapping": 30.0,
-    "vocab_size_per_layer_input": 262_144,
-    "hidden_size_per_layer_input": 256,
-    "altup_active_idx": 0,
-    "altup_correct_scale": True,
-    "altup_num_inputs": 4,
-    "laurel_rank": 64,
-    "num_kv_shared_layers": 15,
-    "tie_word_embeddings": True,
-}
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95  # usual in models with more layers than that
 
 
@@ -173,18 +128,13 @@ def _is_share(value: object) -> bool:
 
 
 def read_gemma4_unified_text(fields: ConfigFields) -> ModelConfig:
-    """Gemma 4 without embeddings per layer. Missing fields have the values of transformers'
-    Gemma4UnifiedTextConfig."""
-    fields = fields.or_else({"max_position_embeddings": 262_144, "sliding_window": 1024})
+    """Gemma 4 without embeddings per layer."""
     return read_gemma4_text(fields.under({**fields.raw, "hidden_size_per_layer_input": None}))
 
 
 def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
     """Norms before and after attention and MLP, and on values. Most layers have a window; the
-    others have heads of another size, with rope on part of each. Missing fields have the values of
-    transformers' Gemma4TextConfig."""
-    input_size = fields.raw.get("hidden_size_per_layer_input", 256) or 0
-    fields = fields.or_else(_GEMMA4_DEFAULTS | {"hidden_size_per_layer_input": input_size})
+    others have heads of another size, with rope on part of each."""
     if fields.raw.get("use_bidirectional_attention") == "all":
         fields.refuse("use_bidirectional_attention", "all", "tokens that see those before them")
     hidden_act = {"hidden_act": fields.raw["hidden_activation"]}
@@ -209,7 +159,7 @@ def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
         has_output_norms=True,
         has_value_norm=True,
         has_layer_scalars=True,
-        layer_input_size=fields.count("hidden_size_per_layer_input", least=0),
+        layer_input_size=fields.count("hidden_size_per_layer_input", 0, least=0),
         layer_input_tokens=fields.count("vocab_size_per_layer_input", config.vocab_size),
     )
 
@@ -217,7 +167,7 @@ def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
 def read_gemma4_assistant(fields: ConfigFields) -> ModelConfig:
     """A few layers that draft for a Gemma 4, whose keys and values they use. They guess by fewer
     tokens (`use_ordered_embeddings`) only for speed, which is not read."""
-    text = text_fields(fields)
+    text = text_fields(fields, "gemma4_text")
     own = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
     config = read_gemma4_text(text.under({**text.raw, **own, "vocab_size_per_layer_input": None}))
     return replace(
@@ -238,20 +188,6 @@ def _read_gemma4_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig
     )
 
 
-_GEMMA4_DEFAULTS = {
-    "vocab_size": 262_144,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 131_072,
-    "sliding_window": 512,
-    "sliding_window_pattern": 6,
-    "tie_word_embeddings": True,
-}
 _GEMMA4_ROPES = {
     LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},
     GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -316,7 +252,7 @@ def _own_sizes(
     if fields.raw.get("per_layer_config") is not None:
         given = fields.mapping("per_layer_config")  # keys are as wide as the last one
         return fields.under({str(key).lstrip("0") or "0": value for key, value in given.items()})
-    sizes = {"head_dim": fields.raw.get("global_head_dim", 512)}
+    sizes = {"head_dim": fields.raw["global_head_dim"]}
     if fields.flag("attention_k_eq_v"):
         sizes["num_key_value_heads"] = fields.raw.get("num_global_key_value_heads")
     layers = range(config.num_layers)
@@ -337,12 +273,12 @@ ASSISTANTS: Readers = {
     "gemma4_unified_assistant": read_gemma4_assistant,
 }
 READERS: Readers = {
-    "gemma3": of_text(read_gemma3_text),
+    "gemma3": of_text("gemma3_text", read_gemma3_text),
     "gemma3_text": read_gemma3_text,
-    "gemma3n": of_text(read_gemma3n_text),
+    "gemma3n": of_text("gemma3n_text", read_gemma3n_text),
     "gemma3n_text": read_gemma3n_text,
-    "gemma4": of_text(read_gemma4_text),
+    "gemma4": of_text("gemma4_text", read_gemma4_text),
     "gemma4_text": read_gemma4_text,
-    "gemma4_unified": of_text(read_gemma4_unified_text),
+    "gemma4_unified": of_text("gemma4_unified_text", read_gemma4_unified_text),
     "gemma4_unified_text": read_gemma4_unified_text,
 }

@@ -5,7 +5,7 @@ from dataclasses import replace
 from inference_api.loading.config import MixtureConfig, ModelConfig
 from inference_api.loading.families.fields import ConfigFields
 from inference_api.loading.families.llama_like import read_llama_like
-from inference_api.loading.families.mamba import MAMBA, MAMBA_DEFAULTS, read_mamba
+from inference_api.loading.families.mamba import MAMBA, read_mamba
 from inference_api.loading.families.mixtures import no_mixture, read_mixtral
 from inference_api.loading.families.qwen3_next import IS_SPLIT, LINEAR
 from inference_api.loading.families.windows import GLOBAL
@@ -14,9 +14,7 @@ _KINDS = {MAMBA: True, LINEAR: True, "attention": False, GLOBAL: False}
 
 
 def read_granite_hybrid(fields: ConfigFields) -> ModelConfig:
-    """A model without experts has only the MLP that other models have besides them. Missing fields
-    have the values of transformers' GraniteMoeHybridConfig."""
-    fields = fields.or_else(_DEFAULTS)
+    """A model without experts has only the MLP that other models have besides them."""
     names = "granite_hybrid_split" if fields.flag(IS_SPLIT) else "granite_hybrid"
     has_experts = fields.count("num_local_experts", least=0) > 0
     shared = fields.count("shared_intermediate_size")
@@ -35,16 +33,6 @@ def read_granite_hybrid(fields: ConfigFields) -> ModelConfig:
     inner = fields.count("mamba_expand") * config.hidden_size
     recurrent = read_mamba(fields, layers, inner) if layers else None
     return replace(config, ropes=ropes, recurrent=recurrent)
-
-
-_DEFAULTS = {
-    **MAMBA_DEFAULTS,
-    "attention_multiplier": 1.0,
-    "intermediate_size": 11_008,
-    "num_experts_per_tok": 2,
-    "num_local_experts": 8,
-    "shared_intermediate_size": 1024,
-}
 
 
 def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:

@@ -32,7 +32,6 @@ READERS: Readers = {
 
 
 def _read(fields: ConfigFields, mixture: ReadMixture) -> ModelConfig:
-    fields = fields.or_else({"rms_norm_eps": 1e-5})
     config = read_llama_like(
         _with_plain_rope(fields), has_qk_norm=True, tensor_names="hunyuan", mixture=mixture
     )

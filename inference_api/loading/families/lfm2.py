@@ -34,7 +34,7 @@ def _read(fields: ConfigFields, mixture: ReadMixture) -> ModelConfig:
     own = {"rms_norm_eps": fields.raw.get("norm_eps"), "attention_bias": False, "mlp_bias": False}
     if fields.raw.get("tie_embedding") is not None:
         own["tie_word_embeddings"] = fields.raw["tie_embedding"]
-    fields = fields.under({**fields.raw, **own}).or_else(_DEFAULTS)
+    fields = fields.under({**fields.raw, **own})
     config = read_llama_like(fields, has_qk_norm=True, tensor_names="lfm2", mixture=mixture)
     recurrent = RecurrentConfig(
         "short_conv",
@@ -45,16 +45,6 @@ def _read(fields: ConfigFields, mixture: ReadMixture) -> ModelConfig:
         has_conv_bias=fields.flag("conv_bias"),
     )
     return replace(config, recurrent=recurrent if recurrent.layers else None)
-
-
-_DEFAULTS = {
-    "conv_L_cache": 3,
-    "max_position_embeddings": 128_000,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-}
 
 
 def _conv_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
@@ -75,7 +65,6 @@ def _conv_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
 
 def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
     """Experts in all but the first few layers."""
-    fields = fields.or_else({"num_dense_layers": 2, "use_expert_bias": True})
     return replace(
         read_experts(fields, num_layers),
         is_renormalised=fields.flag("norm_topk_prob", True),

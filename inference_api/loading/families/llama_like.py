@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from inference_api.loading.config import DEFAULT_MAX_SEQ_LEN, ModelConfig, RopeKind, TensorNames
-from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields
+from inference_api.loading.families.fields import ConfigFields
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture
 from inference_api.loading.families.ropes import KINDS, read_rope, read_rotary_dim
 from inference_api.loading.families.windows import ReadWindows, no_windows
@@ -28,7 +28,7 @@ def read_llama_like(
     """
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
-    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = fields.count("num_hidden_layers")
     max_positions = fields.count(
         "max_position_embeddings", DEFAULT_MAX_SEQ_LEN, least=MIN_CONTEXT_TOKENS
     )

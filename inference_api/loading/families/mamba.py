@@ -8,27 +8,18 @@ from inference_api.loading.families.qwen3_next import (
     DELTA_LANES,
     HAS_DECAYS,
     MAX_DELTA_DIM,
-    MAX_HEADS,
 )
 from inference_api.loading.families.recurrence import RecurrentConfig
 
 MAMBA = "mamba"  # the name of a layer with Mamba-2 in published files
-MAMBA_DEFAULTS = {
-    "mamba_conv_bias": True,
-    "mamba_d_conv": 4,
-    "mamba_d_state": 256,
-    "mamba_expand": 2,
-    "mamba_n_groups": 1,
-    "mamba_n_heads": 128,
-}
 
 
 def read_mamba(
     fields: ConfigFields, layers: frozenset[int], inner: int, has_norm: bool = True
 ) -> RecurrentConfig:
     """`inner` is the size of the mixer's output."""
-    heads = fields.count("mamba_n_heads", most=MAX_HEADS)
-    groups = fields.count("mamba_n_groups", most=MAX_HEADS)
+    heads = fields.count("mamba_n_heads")
+    groups = fields.count("mamba_n_groups", most=heads)
     given = fields.raw.get("mamba_d_head")
     value_dim = inner // heads if given in (None, "auto") else fields.count("mamba_d_head")
     key_dim = fields.count("mamba_d_state", most=MAX_DELTA_DIM)

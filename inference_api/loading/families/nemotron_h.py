@@ -26,9 +26,7 @@ _ONLY = {"mamba_hidden_act": "silu", "sliding_window": None}
 
 
 def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
-    """Has no rope, no attention biases and no gates. Missing fields have the values of
-    transformers' NemotronHConfig."""
-    fields = fields.or_else(_DEFAULTS)
+    """Has no rope, no attention biases and no gates."""
     for name, value in _ONLY.items():
         if fields.raw.get(name) not in (None, value):
             fields.refuse(name, fields.raw[name], f"{value or 'no'} {name}")
@@ -70,28 +68,6 @@ def read_nemotron_h(fields: ConfigFields) -> ModelConfig:
         recurrent=read_mamba(fields, of_kind(LINEAR), inner),
         mlp_layers=of_kind(EXPERTS, MLP),
     )
-
-
-_DEFAULTS = {
-    "conv_kernel": 4,
-    "head_dim": 128,
-    "intermediate_size": 21_504,
-    "layer_norm_epsilon": 1e-5,
-    "mamba_head_dim": 64,
-    "mamba_num_heads": 128,
-    "max_position_embeddings": 4096,
-    "mlp_hidden_act": "relu2",
-    "moe_intermediate_size": 7688,
-    "moe_shared_expert_intermediate_size": 7688,
-    "n_groups": 8,
-    "n_routed_experts": 8,
-    "norm_topk_prob": True,
-    "num_experts_per_tok": 2,
-    "num_key_value_heads": 8,
-    "ssm_state_size": 128,
-    "topk_method": "noaux_tc",
-    "use_conv_bias": True,
-}
 
 
 def _kinds(fields: ConfigFields) -> Sequence[str]:

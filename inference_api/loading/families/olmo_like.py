@@ -25,7 +25,6 @@ def read_olmo2(fields: ConfigFields) -> ModelConfig:
 
 def read_olmo3(fields: ConfigFields) -> ModelConfig:
     """OLMo 2 with a window in three of four layers, and plain rope there."""
-    fields = fields.or_else({"sliding_window": 4096, "sliding_window_pattern": 4})
     config = replace(_read(fields), is_qk_norm_whole=True)
     are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
     [window, *_] = same_window(fields, config.num_layers)
@@ -35,13 +34,13 @@ def read_olmo3(fields: ConfigFields) -> ModelConfig:
 
 def read_olmo_hybrid(fields: ConfigFields) -> ModelConfig:
     """OLMo 2's attention, without rope where its theta is null, in every fourth layer, and a gated
-    delta rule in the others. Missing fields have the values of transformers' OlmoHybridConfig."""
+    delta rule in the others."""
     theta = fields.mapping("rope_parameters").get(
         "rope_theta", fields.raw.get("rope_theta", DEFAULT_THETA)
     )
     hidden_size, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     names = ("linear_num_key_heads", "linear_num_value_heads")
-    fields = fields.or_else({**_HYBRID, **dict.fromkeys(names, heads)})
+    fields = fields.or_else(dict.fromkeys(names, heads))
     key_dim = 3 * hidden_size // (4 * fields.count(names[0]))
     fields = fields.or_else({"linear_key_head_dim": key_dim})
     value_dim = 2 * fields.count("linear_key_head_dim")
@@ -62,28 +61,17 @@ def read_olmo_hybrid(fields: ConfigFields) -> ModelConfig:
     )
 
 
-_HYBRID = {
-    "full_attention_interval": 4,
-    "linear_allow_neg_eigval": True,
-    "linear_conv_kernel_dim": 4,
-    "max_position_embeddings": 65_536,
-    "rms_norm_eps": 1e-6,
-}
-
-
 def read_exaone4(fields: ConfigFields) -> ModelConfig:
     """Each head is normalised. If most layers have a window, the others have no rope."""
     config = _read(fields)
     [window, *_] = same_window(fields, config.num_layers)
     if window is None:
         return config
-    fields = fields.or_else({"sliding_window_pattern": 4})
     are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
     return with_windows(config, are_local, window, (None, config.ropes[0]))
 
 
 def _read(fields: ConfigFields) -> ModelConfig:
-    fields = fields.or_else({"rms_norm_eps": 1e-5})
     return replace(
         read_llama_like(fields, has_qk_norm=True, tensor_names="olmo2"),
         has_attention_norm=False,

@@ -15,7 +15,7 @@ from inference_api.loading.families.deepseek import READERS as OF_DEEPSEEK
 from inference_api.loading.families.deepseek import read_mistral4
 from inference_api.loading.families.ernie import READERS as OF_ERNIE
 from inference_api.loading.families.falcon_h1 import read_falcon_h1
-from inference_api.loading.families.fields import MAX_LAYERS, ConfigFields, Readers, text_fields
+from inference_api.loading.families.fields import ConfigFields, Readers, text_fields
 from inference_api.loading.families.gemma import READERS as OF_GEMMA
 from inference_api.loading.families.granite_hybrid import read_granite_hybrid
 from inference_api.loading.families.hunyuan import READERS as OF_HUNYUAN
@@ -61,7 +61,7 @@ def read_config(raw: Mapping[str, Any], readers: Readers | None = None) -> Model
         )
     fields = ConfigFields(raw)
     quantisation = read_quantisation(fields)
-    config = replace(reader(fields), quantisation=quantisation, family=str(family))
+    config = replace(reader(fields.with_defaults()), quantisation=quantisation, family=str(family))
     if fields.faults:
         raise StartupError(list(dict.fromkeys(fields.faults)))
     _check_shape(config)
@@ -81,7 +81,7 @@ def _check_shape(config: ModelConfig) -> None:
 
 def _read_mistral3(fields: ConfigFields) -> ModelConfig:
     """The text model of a multimodal one."""
-    text = text_fields(fields)
+    text = text_fields(fields, "mistral")
     family = text.raw.get("model_type")
     reader = _MISTRAL_TEXTS.get(family) if isinstance(family, str) else None
     if reader is None:
@@ -129,10 +129,7 @@ def _read_falcon(fields: ConfigFields) -> ModelConfig:
 
 def _read_smollm3(fields: ConfigFields) -> ModelConfig:
     """Llama, but every few layers have no rope; by default only these have the window."""
-    fields = fields.or_else(
-        {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True}
-    )
-    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+    num_layers = fields.count("num_hidden_layers")
     are_turned = _are_turned(fields, num_layers)
     fields = fields.or_else({"layer_types": [GLOBAL if turned else LOCAL for turned in are_turned]})
     config = read_llama_like(fields, windows=windows_by_layer)
@@ -159,10 +156,7 @@ def _are_turned(fields: ConfigFields, num_layers: int) -> Sequence[bool]:
 
 def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
     """Experts with clamped gates, biases everywhere, attention sinks, and a window in every other
-    layer. Missing fields have the values of transformers' GptOssConfig."""
-    fields = fields.under({"sliding_window": 128, **fields.raw}).or_else(_GPT_OSS_DEFAULTS)
-    if not any(map(fields.mapping, ("rope_scaling", "rope_parameters"))):
-        fields = fields.under({**fields.raw, "rope_scaling": _GPT_OSS_ROPE})
+    layer."""
     config = read_llama_like(
         fields,
         windows=alternating_windows,
@@ -175,27 +169,10 @@ def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
     return replace(config, has_sinks=True, swiglu=SwiGluConfig(limit, alpha))
 
 
-_GPT_OSS_DEFAULTS = {
-    "attention_bias": True,
-    "head_dim": 64,
-    "max_position_embeddings": 131_072,
-    "num_experts_per_tok": 4,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 150_000.0,
-}
-_GPT_OSS_ROPE = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "original_max_position_embeddings": 4096,
-    "truncate": False,
-}
-
-
 def _read_phi3(fields: ConfigFields) -> ModelConfig:
     """Llama, perhaps with a window for all layers, partial rope, or rope for long contexts."""
     return read_llama_like(
-        fields.or_else({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
+        fields,
         windows=same_window,
         tensor_names="phi3",
         rope_kinds=PHI_KINDS,
@@ -205,16 +182,13 @@ def _read_phi3(fields: ConfigFields) -> ModelConfig:
 
 def _read_glm4(fields: ConfigFields) -> ModelConfig:
     """Norms before and after attention and MLP, and rope on part of each head."""
-    fields = fields.or_else({"attention_bias": True, "rms_norm_eps": 1.5625e-7})
     config = read_llama_like(fields, tensor_names="glm4", usual_rotary_share=0.5)
     return replace(config, has_out_bias=False, has_output_norms=True)
 
 
 def _read_seed_oss(fields: ConfigFields) -> ModelConfig:
     """Llama, with biases on queries, keys and values only."""
-    fields = fields.or_else({"attention_bias": True})
-    config = read_llama_like(fields)
-    return replace(config, has_out_bias=fields.flag("attention_out_bias"))
+    return replace(read_llama_like(fields), has_out_bias=fields.flag("attention_out_bias"))
 
 
 READERS: Readers = {

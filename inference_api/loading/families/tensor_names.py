@@ -172,7 +172,9 @@ _NEMOTRON_H = replace(
     is_mlp_next=True,
     mtp=MtpNames(
         "mtp.layers.0",
-        *(f"mtp.layers.0.{name}" for name in ("eh_proj", "enorm", "hnorm")),
+        "mtp.layers.0.eh_proj",
+        "mtp.layers.0.enorm",
+        "mtp.layers.0.hnorm",
         "mtp.layers.1.final_layernorm",
     ),
 )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from inference_api.errors import StartupError
 from inference_api.loading.families.qwen3_next import HAS_DECAYS, LINEAR
-from inference_api.loading.families.ropes import ORIGINAL_POSITIONS, QUERY_GROWTH
+from inference_api.loading.families.ropes import DEFAULT_THETA, ORIGINAL_POSITIONS, QUERY_GROWTH
 from inference_api.loading.families.windows import GLOBAL, LOCAL
 from inference_api.loading.gguf.hybrids import HYBRIDS, Shapes, by_layer
 from inference_api.loading.gguf.names import ARCHITECTURES
@@ -39,13 +39,14 @@ def raw_config(
     def value(key: str) -> Any:
         return metadata.get(f"{architecture}.{key}")
 
-    kv_heads = value("attention.head_count_kv")
+    heads, kv_heads = value("attention.head_count"), value("attention.head_count_kv")
+    kv_heads = heads if kv_heads is None else kv_heads
     raw: dict[str, Any] = {
         "model_type": _model_type(architecture, has_experts=bool(value("expert_count"))),
         "vocab_size": shapes.get("token_embd.weight", (0,))[0],
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count") - (value("nextn_predict_layers") or 0),
-        "num_attention_heads": value("attention.head_count"),
+        "num_attention_heads": heads,
         "max_position_embeddings": value("context_length"),
         "tie_word_embeddings": "output.weight" not in shapes,
         **_rope(value, factors, is_truncated=architecture != "gpt-oss"),
@@ -63,7 +64,7 @@ def raw_config(
     return raw | {
         "intermediate_size": value("feed_forward_length"),
         "num_key_value_heads": kv_heads,
-        "head_dim": value("attention.key_length"),
+        "head_dim": value("attention.key_length") or (heads and value("embedding_length") // heads),
         "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
         "attention_bias": "blk.0.attn_output.bias" in shapes,
         "mlp_bias": "blk.0.ffn_down.bias" in shapes,
@@ -215,6 +216,7 @@ def _gemma4(value: Any, shapes: Shapes, scaling: dict[str, Any]) -> dict[str, An
         },
         "final_logit_softcapping": value("final_logit_softcapping"),
         "hidden_size_per_layer_input": value("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": shapes.get("per_layer_token_embd.weight", (None,))[0],
         "enable_moe_block": bool(value("expert_count")),
         "num_experts": value("expert_count"),
         "top_k_experts": value("expert_used_count"),
@@ -305,7 +307,7 @@ def _deepseek_mixture(value: Any, usual_gating: int) -> dict[str, Any]:
 
 def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
     """`is_truncated`: whether yarn's bounds are whole pairs; GGUF has no key for it."""
-    theta = value("rope.freq_base")
+    theta = value("rope.freq_base") or DEFAULT_THETA
     turned, head_dim = value("rope.dimension_count"), value("attention.key_length")
     if head_dim is None and value("attention.head_count"):
         head_dim = value("embedding_length") // value("attention.head_count")
@@ -323,7 +325,7 @@ def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:
             **_magnitudes(value("rope.scaling.yarn_log_multiplier")),
         }
     if ROPE_FACTORS in factors:
-        scaling = rope_of_factors(factors[ROPE_FACTORS], float(theta or 10_000.0))
+        scaling = rope_of_factors(factors[ROPE_FACTORS], float(theta))
     elif LONG_FACTORS in factors or SHORT_FACTORS in factors:
         scaling = {
             "rope_type": "longrope",

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -47,7 +48,7 @@ class NemotronMtp(torch.nn.Module):
         self.embed_tokens, self.shared_head = main.get_input_embeddings(), main.lm_head
         layer.eh_proj = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         layer.enorm, layer.hnorm = deepcopy(layer.norm_f), deepcopy(layer.norm_f)
-        self.layers = torch.nn.ModuleList([layer])
+        self.layers: Any = torch.nn.ModuleList([layer])
 
     def forward_layer(
         self, index: int, hidden: torch.Tensor, *_: object, input_ids: torch.Tensor

@@ -14,6 +14,7 @@ LLAMA: dict[str, Any] = {
     "intermediate_size": 128,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
 }
 QWEN3_MOE: dict[str, Any] = {
     **LLAMA,
@@ -25,7 +26,6 @@ QWEN3_MOE: dict[str, Any] = {
 GPT_OSS: dict[str, Any] = {
     **LLAMA,
     "model_type": "gpt_oss",
-    "num_key_value_heads": 4,
     "num_local_experts": 8,
 }
 GLM4_MOE: dict[str, Any] = {
@@ -40,6 +40,7 @@ GLM4_MOE: dict[str, Any] = {
 DEEPSEEK_V2: dict[str, Any] = {
     **GLM4_MOE,
     "model_type": "deepseek_v2",
+    "q_lora_rank": None,
     "kv_lora_rank": 64,
     "qk_nope_head_dim": 24,
     "qk_rope_head_dim": 8,

@@ -46,7 +46,7 @@ def test_layers_without_experts(changes: dict[str, Any], dense_layers: set[int])
         ({"num_experts": 1025}, "num_experts=1025"),
         ({"num_hidden_layers": 1000, "num_experts": 66}, "from 1 to 65"),
         ({"num_experts": None}, "num_local_experts=None"),
-        ({"moe_intermediate_size": None}, "moe_intermediate_size=None"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size=0"),
         ({"mlp_only_layers": ["0"]}, "mlp_only_layers=['0']"),
         ({"mlp_only_layers": 3}, "mlp_only_layers=3"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
