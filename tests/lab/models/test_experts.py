@@ -155,6 +155,6 @@ def test_a_committed_expert_answers_its_topic_better_than_the_base(name: str) ->
 def test_an_example_bundle_has_the_base_and_every_expert(bundle: str) -> None:
     entries = yaml.safe_load((MODELS / bundle).read_text(encoding="utf-8"))["experts"]
     sources = {entry["name"]: (MODELS / entry["source"]).resolve() for entry in entries}
-    fetched = sources.pop("smollm2", SMOLLM2)
+    fetched = sources.pop("smollm2", SMOLLM2.resolve())
     assert fetched == SMOLLM2.resolve()
     assert sources == {"hearth-tiny": BASE} | {name: MODELS / "experts" / name for name in TOPICS}
