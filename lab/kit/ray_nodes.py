@@ -4,7 +4,7 @@ Their resources are bookkeeping. Nothing of them is left running afterwards.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ SYSTEM_CONFIG = {
     "prestart_worker_first_driver": False,
 }
 END_TIMEOUT_S = 30.0
+MAX_TRIES = 5
 NOTHING: Mapping[str, float] = {}
 LEAST: dict[str, Any] = {
     "include_dashboard": False,
@@ -40,7 +41,7 @@ class RayNodes:
 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         arguments = _arguments(head) | {"_system_config": SYSTEM_CONFIG}
-        self._cluster = Cluster(initialize_head=True, head_node_args=arguments)
+        self._cluster = _started(lambda: Cluster(initialize_head=True, head_node_args=arguments))
         self._nodes: list[Any] = []
 
     @property
@@ -52,7 +53,7 @@ class RayNodes:
         return len(self._nodes)
 
     def add(self, resources: Mapping[str, float]) -> None:
-        self._nodes.append(self._cluster.add_node(**_arguments(resources)))
+        self._nodes.append(_started(lambda: self._cluster.add_node(**_arguments(resources))))
 
     def processes(self, index: int) -> list[psutil.Process]:
         """The node's, Ray's own first; the API processes of its replicas among them."""
@@ -84,6 +85,20 @@ def ray_nodes(
         nodes.close()
 
 
+def _started(start: Callable[[], Any]) -> Any:
+    """Ray gives a node 30 s to start, which are too few on a busy machine: it is tried again."""
+    ours = psutil.Process()
+    for _ in range(MAX_TRIES - 1):
+        before = set(ours.children())
+        try:
+            return start()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            _end([each for each in ours.children() if each not in before])
+    return start()
+
+
 def _arguments(resources: Mapping[str, float]) -> dict[str, Any]:
     """A node with these, as Ray's Cluster takes it."""
     others = {name: resources[name] for name in resources if name not in ("CPU", "GPU")}
@@ -105,7 +120,10 @@ def _tree(node: Any) -> list[psutil.Process]:
 
 def _kill(node: Any) -> None:
     """Returns once nothing of it is left."""
-    tree = _tree(node)
+    _end(_tree(node))
+
+
+def _end(tree: list[psutil.Process]) -> None:
     for process in tree:
         with suppress(psutil.NoSuchProcess):
             process.kill()
