@@ -135,7 +135,8 @@ def test_a_package_has_one_version() -> None:
 
 def test_commands_know_the_extra_that_they_need() -> None:
     for extra in {command.extra for command in COMMANDS.values() if command.extra is not None}:
-        assert extra.module in {each.name for file in EXTRAS[extra.name] for each in listed(file)}
+        files = {file for name in extra.name.split(",") for file in EXTRAS[name]}
+        assert extra.module in {each.name for file in files for each in listed(file)}
 
 
 def made(target: str, **variables: str) -> str:

@@ -49,7 +49,7 @@ def results(api: ServedApi, tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=ROOT,
         env=environment(BENCHMARK_API_BASE=f"{api.url}/v1"),
         check=True,
-        timeout=100,
+        timeout=600,
     )
     return folder
 

@@ -207,15 +207,18 @@ def test_the_loop_learns_of_another_engine_by_its_metrics(tmp_path: Path) -> Non
         eventually(lambda: '"ready"' in proxy.metric("/ready"), DEADLINE_S, every_s=0.1)
         clients = Clients(proxy)
 
-        def has_learned() -> bool:
-            last = found.journal()[-1]
-            return any(each["decode"] > 1.4 for each in last["speeds"])
+        def learned() -> list[dict[str, Any]]:
+            """What was told of the server since its speed is known, while requests came."""
+            cycles = [
+                each["servers"]["chat"]
+                for each in found.journal()
+                if any(speed["decode"] > 1.4 for speed in each["speeds"])
+            ]
+            return [each for each in cycles if (each["predicted"]["itl_ms"] or 0) > 10]
 
-        clients.send(LOW_PER_S * 3, has_learned)
+        clients.send(LOW_PER_S * 3, lambda: bool(learned()))
         assert set(clients.answers()) == {TEXT}
-        told = found.journal()[-1]["servers"]["chat"]
-        assert told["measured"]["itl_ms"] == pytest.approx(1000 / TOKENS_PER_S)
-        assert told["predicted"]["itl_ms"] > 10
+        assert learned()[-1]["measured"]["itl_ms"] == pytest.approx(1000 / TOKENS_PER_S)
 
 
 def test_a_server_goes_from_1_to_0_and_back_and_no_request_is_lost(tmp_path: Path) -> None:

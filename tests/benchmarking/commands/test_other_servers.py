@@ -23,7 +23,7 @@ from lab.kit.scripted_server import Script, ScriptedServer, scripted
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
-QUICK = Script((0.02, 0.005, 0.005), (" a", " b", " c"), {"completion_tokens": 3})
+QUICK = Script((0.02, 0.02, 0.02), (" a", " b", " c"), {"completion_tokens": 3})
 ASKED = ("--input-tokens", "40", "--output-tokens", "3", "--max-concurrency", "2")
 
 
