@@ -33,17 +33,19 @@ def test_wrong_settings_end_the_start_with_every_fault(
     module: str, variable: str, service: str
 ) -> None:
     threads = f"{module.upper()}_THREADS"
-    ended = subprocess.run(
-        [sys.executable, "-m", module],
-        env=environment(**{variable: "none", threads: "0"}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode == 1
-    said, *faults = ended.stderr.splitlines()
-    assert said == f"{service} cannot start:"
-    assert [fault.partition("=")[0] for fault in faults] == [f"  - {variable}", f"  - {threads}"]
+    for command in ([module], ["gunicorn", "--config", f"{module}/gunicorn.conf.py"]):
+        ended = subprocess.run(
+            [sys.executable, "-m", *command],
+            env=environment(**{variable: "none", threads: "0"}),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == 1
+        said, *faults = ended.stderr.split("\n  - ")
+        assert said == f"{service} cannot start:"
+        assert [fault.partition("=")[0] for fault in faults] == [variable, threads]
 
 
 @pytest.mark.parametrize(
