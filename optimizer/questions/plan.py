@@ -89,7 +89,7 @@ def plan(system: System, allocated: frozenset[str]) -> PlanAnswer:
         change.place = place
     running = ((server.model, server.current_alloc) for server in system.servers.values())
     free = None if system.optimizer.unlimited else system.cards_left(running)
-    steps = _Way(changes, free).steps()
+    steps = _Schedule(changes, free).steps()
     blocked = [step for step in steps if step["action"] == "blocked"]
     current = sum(server.current_alloc.total_cost for server in planned)
     desired = sum(server.desired_alloc.total_cost for server in planned)
@@ -122,7 +122,7 @@ def _changes(system: System, server: ServerSpec) -> list[_Change]:
     ]
 
 
-class _Way:
+class _Schedule:
     """The changes still to be made. Owned by one call of `plan`.
 
     It takes about as long as it has steps: a start that lacks cards is tried again only when cards

@@ -44,13 +44,11 @@ class DirichletSampler:
         rng: np.random.Generator,
     ) -> list[Proposal]:
         """Returns independent draws, so pending trials do not matter."""
-        bounds = Bounds.of(problem)
         if len(observations) <= MIN_TRIALS:
-            model, drawn = "random", sample_uniform(bounds.lower, bounds.upper, count, rng)
-        else:
-            trials = trials_from(succeeded(observations, problem), problem)
-            best = trials.shares[np.argsort(trials.costs, kind="stable")[:BEST]]
-            concentration = most_likely_concentration(best)
-            model = "dirichlet_mle"
-            drawn = sample_dirichlet(concentration, bounds.lower, bounds.upper, count, rng)
-        return [Proposal(snapped(tuple(row), problem), model) for row in drawn.tolist()]
+            return RandomSampler().propose(problem, observations, pending, count, rng)
+        bounds = Bounds.of(problem)
+        trials = trials_from(succeeded(observations, problem), problem)
+        best = trials.shares[np.argsort(trials.costs, kind="stable")[:BEST]]
+        concentration = most_likely_concentration(best)
+        drawn = sample_dirichlet(concentration, bounds.lower, bounds.upper, count, rng)
+        return [Proposal(snapped(tuple(row), problem), "dirichlet_mle") for row in drawn.tolist()]
