@@ -11,22 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from inference_api.errors import StartupError, shown
-from inference_api.loading import drafting, hardware, hub
+from inference_api.loading import drafting, hardware, hub, memory
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.read import read_config
 from inference_api.loading.files import read_headers, shape_faults, unstacked, weight_files
 from inference_api.loading.gguf import SUFFIX, is_gguf, read_gguf
 from inference_api.loading.json_files import MAX_JSON_BYTES, read_json
 from inference_api.loading.layout import Tensors
-from inference_api.loading.memory import (
-    DRAFT,
-    Footprint,
-    all_within,
-    cache_faults,
-    cache_shares,
-    memory_faults,
-    weights_size,
-)
 from inference_api.loading.options import EngineOptions
 from inference_api.loading.quantised.formats import with_quantisation
 from inference_api.loading.settling import context_faults, cpu_faults, settle, weight_bits
@@ -63,15 +54,15 @@ def check_all(models: Sequence[Asked]) -> list[str]:
     device's, which only torch can do.
     """
     faults: list[str] = []
-    footprints: dict[str, Footprint] = {}
+    footprints: dict[str, memory.Footprint] = {}
     for asked in models:
         found, of_asked = _examined(asked)
         faults += found if len(models) == 1 else [f"{asked.name}: {fault}" for fault in found]
         footprints |= of_asked
-    return faults + memory_faults(footprints, hardware.available_memory_bytes())
+    return faults + memory.memory_faults(footprints, hardware.available_memory_bytes())
 
 
-Examined = tuple[list[str], Footprint | None]  # faults, and memory of all rows on the CPU
+Examined = tuple[list[str], memory.Footprint | None]  # faults, and memory of all rows on the CPU
 
 
 class Described(NamedTuple):
@@ -114,7 +105,7 @@ def _described(folder: Path, model: str) -> Described:
     return Described(folder, config, tensors, faults)
 
 
-def _examined(asked: Asked) -> tuple[list[str], Mapping[str, Footprint]]:
+def _examined(asked: Asked) -> tuple[list[str], Mapping[str, memory.Footprint]]:
     """Returns the faults of a model and of what drafts for it, and their memory on the CPU."""
     name, model, options, draft_model = asked
     try:
@@ -128,16 +119,18 @@ def _examined(asked: Asked) -> tuple[list[str], Mapping[str, Footprint]]:
     footprints = {name: footprint}
     if draft_model is not None and described.config is not None:
         try:
-            found, footprints[name + DRAFT] = _examined_draft(described, options, draft_model)
+            found, footprints[name + memory.DRAFT] = _examined_draft(
+                described, options, draft_model
+            )
         except StartupError as error:
             found = [*error.faults]
         faults += [each if DRAFT_MODEL in each else f"{DRAFT_MODEL}: {each}" for each in found]
     there = {each: needed for each, needed in footprints.items() if needed is not None}
     is_split = options.layers is not None  # then a rank's layers and the draft model share nothing
     together = [[each] for each in there.values()] if is_split else [[*there.values()]]
-    within = [one for each in together for one in all_within(each, options.kv_cache_bytes)]
+    within = [one for each in together for one in memory.all_within(each, options.kv_cache_bytes)]
     for each in together:
-        faults += cache_faults(each, options.kv_cache_bytes, cache_shares(each))
+        faults += memory.cache_faults(each, options.kv_cache_bytes, memory.cache_shares(each))
     return faults, dict(zip(there, within, strict=True))
 
 
@@ -171,8 +164,8 @@ def examined_assistant(
     if hardware.may_be_on_cuda(options.device):
         return faults, None
     own = settle(model.config, options, model.tensors).options
-    weights_bytes = weights_size(config, own.dtype, weight_bits(own), is_packed_file)
-    return faults, Footprint(weights_bytes, 1, num_pages=0, rows=1, context_tokens=0)
+    weights_bytes = memory.weights_size(config, own.dtype, weight_bits(own), is_packed_file)
+    return faults, memory.Footprint(weights_bytes, 1, num_pages=0, rows=1, context_tokens=0)
 
 
 def _fitted(described: Described, options: EngineOptions) -> Examined:

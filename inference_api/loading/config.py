@@ -120,10 +120,6 @@ class Quantisation:
         is_other = self.has_zeros or self.has_order or self.form == "mxfp4"
         return self.bits == 4 and not is_other and self.block[1] % GROUP == 0
 
-    @property
-    def is_nvfp4(self) -> bool:
-        return self.form in ("nvfp4", "nvfp4_packed")
-
 
 class RowFactor(NamedTuple):
     """A factor of some rows of a matrix; without rows, of all."""
@@ -226,8 +222,7 @@ class ModelConfig:
     kept_bits: Mapping[str, Bits] = field(default_factory=dict, hash=False)
     """Forms of the checkpoint's matrices that are used unchanged, by their names there."""
     experts_elsewhere: frozenset[int] = frozenset()  # layers whose experts are not here
-    has_mtp: bool = False
-    """Whether the layer that guesses further tokens is loaded, too: see `mtp`."""
+    has_mtp: bool = False  # whether the layer that guesses further tokens is loaded, too: see `mtp`
     backbone_size: int = 0
     """Hidden size of the model that this one drafts for, whose keys and values it uses; else 0."""
     window_margin: int = 0  # how many positions before its windows a model keeps for a drafter
@@ -313,12 +308,6 @@ class ModelConfig:
     def log_floats(self) -> int:
         """Floats that recurrent layers log about a guess."""
         return len(self.recurrent_layers) * (self.recurrent.log_floats if self.recurrent else 0)
-
-    @property
-    def max_ffn_size(self) -> int:
-        """Returns the size of the widest MLP that all tokens pass."""
-        shared = 0 if self.mixture is None else self.mixture.shared_ffn_size
-        return max(shared, *(shape.ffn_size for shape in self.layer_shapes))
 
     @property
     def num_groups(self) -> int:

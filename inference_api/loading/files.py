@@ -16,7 +16,7 @@ from inference_api.errors import StartupError, shown
 from inference_api.loading.config import ModelConfig, TensorNames
 from inference_api.loading.families.tensor_names import SCHEMES
 from inference_api.loading.gguf import is_gguf, read_gguf
-from inference_api.loading.json_files import MAX_JSON_BYTES, UnusableJson, parse_json, read_json
+from inference_api.loading.json_files import MAX_JSON_BYTES, parse_json, read_json
 from inference_api.loading.layout import (
     StoredTensor,
     Tensors,
@@ -60,14 +60,6 @@ def weight_files(folder: Path) -> list[Path]:
     )
 
 
-def read_header(file: Path, names: TensorNames) -> Tensors:
-    """Returns the tensors in one file, by their names in safetensors. Raises StartupError if the
-    file is cut short, or not of the format that its name says."""
-    if is_gguf(file):
-        return read_gguf(file).stored
-    return {name: place.stored for name, place in tensor_places(file, names).items()}
-
-
 class TensorLocation(NamedTuple):
     """A tensor of a safetensors file, and its range of bytes in the file. With `rows` it is only
     part of the tensor there."""
@@ -92,7 +84,7 @@ def stored_places(file: Path, rename: Callable[[str], str]) -> dict[str, TensorL
         if len(places) < len(entries):
             raise ValueError("two tensors would have the same name")
         return places
-    except (OSError, UnusableJson, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise StartupError(
             f"{file} is damaged or incomplete ({error}); get the file again."
         ) from None
@@ -126,23 +118,23 @@ def _unstacked(
 
 def read_entries(file: Path) -> tuple[int, dict[str, Any]]:
     """Returns the byte where the tensors of a safetensors file begin, and the header's entries.
-    Raises OSError, UnusableJson, ValueError, LookupError or TypeError."""
+    Raises OSError, ValueError, LookupError or TypeError."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
         if not 2 <= header_bytes <= min(size - LENGTH_BYTES, MAX_JSON_BYTES):
-            raise UnusableJson(
+            raise ValueError(
                 f"its header should have {header_bytes} bytes, at byte 0, and the file has {size}"
             )
         try:
             header = parse_json(stream.read(header_bytes))
-        except UnusableJson as error:
-            raise UnusableJson(f"its header, at byte {LENGTH_BYTES}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"its header, at byte {LENGTH_BYTES}: {error}") from None
     header.pop("__metadata__", None)
     start = LENGTH_BYTES + header_bytes
     end = start + max(entry["data_offsets"][1] for entry in header.values())
     if size != end:
-        raise UnusableJson(f"its tensors should end at byte {end}, and it ends at byte {size}")
+        raise ValueError(f"its tensors should end at byte {end}, and it ends at byte {size}")
     return start, header
 
 
@@ -165,10 +157,14 @@ def _place(name: str, entry: Any, start: int) -> TensorLocation:
 
 
 def read_headers(files: Sequence[Path], names: TensorNames) -> Tensors:
-    """Returns all tensors in `files`. Raises StartupError."""
+    """Returns all tensors in `files`, by their names in safetensors. Raises StartupError if a file
+    is cut short, or not of the format that its name says."""
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        tensors.update(read_header(file, names))
+        if is_gguf(file):
+            tensors |= read_gguf(file).stored
+        else:
+            tensors |= {name: place.stored for name, place in tensor_places(file, names).items()}
     return tensors
 
 
@@ -212,21 +208,14 @@ def tensor_faults(wanted: Sequence[Wanted], tensors: Tensors) -> list[str]:
         for each, stored in found
         if not each.dtypes and stored.dtype in NO_FLOATS
     ]
-    faults = []
-    if unread:
-        faults.append(f"{shown(unread)}; {REMEDY_OF_DTYPES}")
-    if missing:
-        faults.append(f"The weights lack {shown(missing)}; get the model again.")
-    if misshapen:
-        faults.append(
-            f"The weights do not fit config.json: {shown(misshapen)}; get the model again."
-        )
-    if mistyped:
-        faults.append(
-            "The weights are not as quantization_config in config.json says: "
-            f"{shown(mistyped)}; get the model again."
-        )
-    return faults
+    otherwise = "The weights are not as quantization_config in config.json says:"
+    faults = {
+        f"{shown(unread)}; {REMEDY_OF_DTYPES}": unread,
+        f"The weights lack {shown(missing)}; get the model again.": missing,
+        f"The weights do not fit config.json: {shown(misshapen)}; get the model again.": misshapen,
+        f"{otherwise} {shown(mistyped)}; get the model again.": mistyped,
+    }
+    return [fault for fault, names in faults.items() if names]
 
 
 def _file_names(folder: Path) -> list[str]:
@@ -257,9 +246,10 @@ def read_numbers(
     kind = place.stored.dtype
     if kind not in kinds:
         raise StartupError(f"{name} is {kind}; {REMEDY_OF_DTYPES}")
-    content = np.empty(place.end - place.begin, np.uint8)
     stream.seek(place.begin)
-    _read_into(content, stream)
+    content = np.fromfile(stream, np.uint8, place.end - place.begin)
+    if missing := place.end - place.begin - len(content):
+        raise EOFError(f"it lacks {missing} bytes of a tensor")
     return Numbers(kind, _shaped(content.view(DTYPES[kind]), place))
 
 
@@ -270,13 +260,3 @@ def _shaped(numbers: NDArray[Any], place: TensorLocation) -> NDArray[Any]:
     whole = [shape[0] * rows.step, *shape[1:]]
     matrix = numbers.reshape(whole[::-1]).T if rows.is_transposed else numbers.reshape(whole)
     return matrix[rows.first :: rows.step]
-
-
-def _read_into(content: NDArray[np.uint8], stream: FileIO) -> None:
-    """Raises EOFError."""
-    rest = content.data
-    while rest:
-        num_bytes = stream.readinto(rest)
-        if not num_bytes:
-            raise EOFError(f"it lacks {len(rest)} bytes of a tensor")
-        rest = rest[num_bytes:]

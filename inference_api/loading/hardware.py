@@ -38,11 +38,8 @@ def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | No
 
 def resident_memory_bytes(proc: Path = PROC) -> int | None:
     """Returns the resident memory of this process; None if it is not known."""
-    try:
-        _, resident_pages, *_ = (proc / "self" / "statm").read_text().split()
-    except OSError:
-        return None
-    return int(resident_pages) * mmap.PAGESIZE
+    counts = _contents(proc / "self" / "statm").split()
+    return int(counts[1]) * mmap.PAGESIZE if counts else None
 
 
 def physical_cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> int:
@@ -54,8 +51,11 @@ def physical_cores(cpus: Path = CPUS, cgroup: Path = CGROUP) -> int:
     """
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
-    cores = len({_core_of(cpu, cpus) for cpu in os.sched_getaffinity(0)})
-    return max(1, min(cores, _quota_cores(cgroup) or cores))
+    siblings = {  # what the hyper-threads of a core share
+        _contents(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
+        for cpu in os.sched_getaffinity(0)
+    }
+    return max(1, min(len(siblings), _quota_cores(cgroup) or len(siblings)))
 
 
 def has_nvidia_driver() -> bool:
@@ -92,32 +92,26 @@ def cuda_faults() -> list[str]:
 def _quota_cores(cgroup: Path) -> int | None:
     """Returns the whole cores of a container's CPU quota; None without a quota."""
     try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
+        quota, period = _contents(cgroup / "cpu.max").split()
         return None if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError):
         return None
-
-
-def _core_of(cpu: int, cpus: Path) -> str:
-    """Returns a name that the hyper-threads of a core share."""
-    try:
-        return (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
-    except OSError:
-        return str(cpu)
 
 
 def _table(path: Path) -> dict[str, int]:
     """Returns the lines `name[:] number …` of a kernel file; empty without such a file."""
-    try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
+    lines = [line.split() for line in _contents(path).splitlines()]
     return {line[0].rstrip(":"): int(line[1]) for line in lines if len(line) > 1}
 
 
 def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
+    text = _contents(path).strip()
     return int(text) if text.isdigit() else None  # a group without a limit says "max"
+
+
+def _contents(path: Path) -> str:
+    """Returns the contents of a kernel file; empty without such a file."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -10,10 +10,6 @@ from inference_api.errors import StartupError
 MAX_JSON_BYTES = 100_000_000  # limit of a safetensors header; tokenizer.json has up to 35 MB
 
 
-class UnusableJson(Exception):
-    """A fault of a JSON text, in a few words."""
-
-
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
     """Returns the object in a file; {} if the file is absent and not `required`. Raises
     StartupError that names the file."""
@@ -23,20 +19,16 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
         raise StartupError(f"{path.parent} has no {path.name}; get the model again.")
     try:
         return parse_json(read_bounded(path, MAX_JSON_BYTES))
-    except (OSError, ValueError, UnusableJson) as error:
+    except (OSError, ValueError) as error:
         raise StartupError(f"{path} cannot be read ({error}); get the file again.") from None
 
 
 def parse_json(content: bytes) -> dict[str, Any]:
-    """Returns the object in a text. Raises UnusableJson."""
-    if len(content) > MAX_JSON_BYTES:
-        raise UnusableJson(f"it has more than {MAX_JSON_BYTES} bytes")
+    """Returns the object in a text. Raises ValueError that says what is wrong, in a few words."""
     try:
         value = json.loads(content.decode())
-    except ValueError as error:
-        raise UnusableJson(str(error)) from None
     except RecursionError:
-        raise UnusableJson("its lists and objects are nested too deep") from None
+        raise ValueError("its lists and objects are nested too deep") from None
     if not isinstance(value, dict):
-        raise UnusableJson("it is not a JSON object")
+        raise ValueError("it is not a JSON object")
     return value

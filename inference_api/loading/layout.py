@@ -95,16 +95,11 @@ def weight_plan(config: ModelConfig) -> ParameterSources:
         plan[HEAD] = (SourceTensor("lm_head.weight", vocab),)
     elif config.backbone_size:  # it reads the other model's embeddings
         plan[HEAD] = (embedding,)
-    if config.backbone_size:
-        plan.update(_projections(config))
+    if config.backbone_size:  # from and to the hidden size of the model that this one drafts for
+        own, its = config.hidden_size, config.backbone_size
+        plan["pre_projection.weight"] = (SourceTensor("pre_projection.weight", (own, 2 * its)),)
+        plan["post_projection.weight"] = (SourceTensor("post_projection.weight", (its, own)),)
     return plan | (mtp_plan(config) if config.has_mtp else {})
-
-
-def _projections(config: ModelConfig) -> ParameterSources:
-    """Returns what goes from and to the hidden size of the model that this one drafts for."""
-    own, its = config.hidden_size, config.backbone_size
-    shapes = {"pre_projection.weight": (own, 2 * its), "post_projection.weight": (its, own)}
-    return {name: (SourceTensor(name, shape),) for name, shape in shapes.items()}
 
 
 def mtp_plan(config: ModelConfig) -> ParameterSources:
@@ -199,7 +194,8 @@ def held_bits(config: ModelConfig, tensors: Tensors, on_cuda: bool) -> dict[str,
 
 def _bits_in_file(part: SourceTensor, config: ModelConfig, tensors: Tensors) -> Bits | None:
     kind = tensors[part.name].dtype if part.name in tensors else ""
-    if config.quantisation is not None and config.quantisation.is_nvfp4 and kind in ("", "U8"):
+    form = config.quantisation and config.quantisation.form
+    if form in ("nvfp4", "nvfp4_packed") and kind in ("", "U8"):
         kind = NVFP4
     bits = KEPT_BITS.get(kind)
     if bits is None or kind != NVFP4:

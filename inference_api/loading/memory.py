@@ -196,14 +196,15 @@ def slot_bytes(weights_bytes: int, cache_bytes: int) -> int:
 def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
     """Returns an upper bound of the memory that a step of the kernels takes besides weights and
     cache, with `num_outputs` rows of logits. Models of a process step in turn and share it."""
-    shapes = config.layer_shapes
+    shapes, mixture = config.layer_shapes, config.mixture
+    shared_ffn_size = 0 if mixture is None else mixture.shared_ffn_size
     queries = config.num_heads * max(shape.head_dim for shape in shapes)
     token_floats = (
         max(config.qkv_size(shape) for shape in shapes)  # queries, keys and values
         + 2 * queries  # attention's outputs, then prepared for products
         + 3 * config.hidden_size  # the residual, and its norm for attention and for the MLP
         + config.has_output_norms * config.hidden_size  # outputs normalised before they are added
-        + config.max_ffn_size
+        + max(shared_ffn_size, *(shape.ffn_size for shape in shapes))
         + 2 * config.layer_inputs_size  # the vectors that layers read besides the residual
         + 2 * config.layer_input_size
         + 2 * max(shape.ffn_size * (shape.gate_cutoff is not None) for shape in shapes)
@@ -220,7 +221,6 @@ def scratch_bytes(config: ModelConfig, num_outputs: int) -> int:
         of_head = config.rotary_dim + 2 * latent.kv_rank + rows + latent.value_dim
         token_floats += 2 * (latent.query_rank or 0) + config.num_heads * of_head
     floats = STEP_TOKENS * token_floats + num_outputs * config.vocab_size
-    mixture = config.mixture
     if mixture is not None:
         rows = max(EXPERT_ROWS, mixture.experts_per_token)
         routed = 2 * config.hidden_size + 2 * mixture.num_experts  # norms, logits and their powers

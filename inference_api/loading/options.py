@@ -12,36 +12,27 @@ from inference_api.settings import ModelSettings
 class EngineOptions:
     """How an engine loads a model. Immutable."""
 
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    card: int = 0
-    """The number of the GPU, modulo those that there are."""
-    dtype: str = "auto"
-    """auto, float32 or bfloat16."""
+    device: str = "auto"  # auto, cpu or cuda
+    card: int = 0  # the number of the GPU, modulo those that there are
+    dtype: str = "auto"  # auto, float32 or bfloat16
     max_rows: int
     max_seq_len: int | None = None
     """None: the model's context, but at most 2048 if each row has memory of its own."""
-    quantization: str = "none"
-    """auto, none, int8 or int4."""
-    kv_cache_dtype: str = "auto"
-    """auto, float32, float16, int8 or int4; only for the kernels."""
+    quantization: str = "none"  # auto, none, int8 or int4
+    kv_cache_dtype: str = "auto"  # auto, float32, float16, int8 or int4; only for the kernels
     kv_cache_bytes: int | None = None
     """Most memory of pages, for the kernels; None: half of the memory free besides weights."""
-    num_runners: int = 1
-    """How many models share the free memory, draft models aside."""
+    num_runners: int = 1  # how many models share the free memory, draft models aside
     has_medusa: bool = False
-    medusa_heads: str | None = None
-    """The folder of the Medusa heads; None: the model's own."""
+    medusa_heads: str | None = None  # the folder of the Medusa heads; None: the model's own
     has_mtp: bool = False
     """Whether to load the layer that guesses further tokens, if the checkpoint has one."""
     assistant: Path | None = None
     """The folder of layers that draft with the model's own keys and values."""
-    num_guesses: int = 0
-    """The most guesses of a row in a step, which recurrent layers log."""
+    num_guesses: int = 0  # the most guesses of a row in a step, which recurrent layers log
     experts_on_cpu: int | None = 0
     """Layers whose experts a GPU leaves to the CPU; None: as many as it has no room for."""
-    layers: LayerRange | None = None
-    """The layers that this process holds; None: all."""
+    layers: LayerRange | None = None  # the layers that this process holds; None: all
 
     @classmethod
     def from_settings(cls, settings: ModelSettings) -> Self:

@@ -36,7 +36,9 @@ def settle(config: ModelConfig, asked: EngineOptions, tensors: Tensors) -> Settl
     options = _settled(config, asked, tensors)
     faults = _quantization_faults(config, options) + device_faults(config, options)
     faults += _experts_faults(config, options)
-    whole = _kept(_with_mtp(config, asked, tensors), asked, tensors)
+    wants_mtp = asked.has_mtp and asked.device != "cuda"
+    whole = replace(config, has_mtp=wants_mtp and has_mtp(tensors, config))
+    whole = _kept(whole, asked, tensors)
     return Settled(whole, options.on(device, _keeps_bfloat16(config, tensors)), faults)
 
 
@@ -63,13 +65,6 @@ def _settled(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> E
         return replace(options, quantization="none")
     is_kept = _kept(config, options, tensors).kept_bits
     return replace(options, quantization="file" if is_kept else "int8")
-
-
-def _with_mtp(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:
-    """Returns the config with the layer that guesses further tokens, if it is wanted, in the
-    checkpoint, and not on CUDA."""
-    is_wanted = options.has_mtp and options.device != "cuda"
-    return replace(config, has_mtp=is_wanted and has_mtp(tensors, config))
 
 
 def _kept(config: ModelConfig, options: EngineOptions, tensors: Tensors) -> ModelConfig:

@@ -21,7 +21,8 @@ _GRANITE_STACKS = {
     "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
     "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
 }
-# gpt-oss: end of a stack's name -> end of a single tensor's name, and its number of dimensions.
+# End of a stack's name -> end of a single tensor's name, and its number of dimensions. All but the
+# first are gpt-oss's.
 _ENDS = {
     "": ("weight", 2),
     "_bias": ("bias", 1),
@@ -61,42 +62,27 @@ def singles(
     if found is None or not shape or not 1 <= shape[0] <= MAX_EXPERTS:
         return None
     prefix, kinds, end = found[1], _STACKED[found[2]], found[3]
-    if names == "gpt_oss":
-        return _by_turns(prefix, kinds, end, shape, num_bytes)
-    if end or len(shape) != 3:
-        return None
-    num_experts, rows, columns = shape[0], shape[1] // len(kinds), shape[2]
-    count = num_experts * len(kinds)
-    if shape[1] % len(kinds) or num_bytes % count:
-        return None
-    ours = (f"{prefix}.{e}.{kind}.weight" for e in range(num_experts) for kind in kinds)
-    each = num_bytes // count
-    return (Single(n, (rows, columns), i * each, (i + 1) * each) for i, n in enumerate(ours))
-
-
-def _by_turns(
-    prefix: str, kinds: tuple[str, ...], end: str, shape: tuple[int, ...], num_bytes: int
-) -> Iterator[Single] | None:
-    """Returns the tensors in a stack of gpt-oss; None if it is invalid."""
-    ours, num_dimensions = _ENDS[end]
+    (ours, num_dimensions), step, by_turns = _ENDS[end], len(kinds), names == "gpt_oss"
     num_experts, *dimensions = shape
-    is_transposed, step = end == "", len(kinds)
+    is_transposed = by_turns and end == ""
     if is_transposed:
         dimensions.reverse()
-    if len(dimensions) != num_dimensions or dimensions[0] % step or num_bytes % num_experts:
+    if (end and not by_turns) or len(dimensions) != num_dimensions:
         return None
-    single = (dimensions[0] // step, *dimensions[1:])
+    if dimensions[0] % step or num_bytes % (num_experts * step):
+        return None
     each = num_bytes // num_experts
+    part, apart = (each, 0) if by_turns else (each // step, each // step)
     return (
         Single(
             f"{prefix}.{expert}.{kind}.{ours}",
-            single,
-            expert * each,
-            (expert + 1) * each,
-            Rows(first, step, is_transposed),
+            (dimensions[0] // step, *dimensions[1:]),
+            expert * each + at * apart,
+            expert * each + at * apart + part,
+            Rows(at, step, is_transposed) if by_turns else None,
         )
         for expert in range(num_experts)
-        for first, kind in enumerate(kinds)
+        for at, kind in enumerate(kinds)
     )
 
 

@@ -36,11 +36,8 @@ class Vocabulary(NamedTuple):
 def eos_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
     """Returns the EOS ids that any file of the folder names, and the special tokens that are known
     to end an answer. `config` is the content of config.json. Raises StartupError."""
-    described = (
-        config,
-        config.get("text_config"),
-        read_json(folder / GENERATION_CONFIG, required=False),
-    )
+    generation = read_json(folder / GENERATION_CONFIG, required=False)
+    described = (config, config.get("text_config"), generation)
     named = [each.get("eos_token_id") for each in described if isinstance(each, dict)]
     ids = frozenset[int]().union(*map(token_ids, named))
     if not any((folder / name).is_file() for name in (TOKENIZER, SENTENCE_PIECES)):

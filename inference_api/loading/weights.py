@@ -13,20 +13,9 @@ from numpy.typing import NDArray
 from inference_api.kernels.interface import Floats
 from inference_api.kernels.library import Kernels, PackedWeight
 from inference_api.kernels.packing import FLOAT_BITS, Bits
+from inference_api.loading import layout
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import SourceTensor
-from inference_api.loading.layout import (
-    EMBEDDING,
-    HEAD,
-    K_B,
-    KV_B,
-    MTP,
-    V_B,
-    TensorForm,
-    linear_weights,
-    parameter_forms,
-    weight_plan,
-)
 from inference_api.loading.numbers import Pack
 from inference_api.loading.packing.layout import ALIGNMENT_BYTES
 from inference_api.loading.packing.pages import anonymous
@@ -52,10 +41,10 @@ class Parameters:
     def of_mtp(self, num_guessed: int) -> "Parameters":
         """Returns the parameters of the layer that guesses further tokens, as a model with this
         one's embedding and head, cut to `num_guessed` logits."""
-        head = self.packed[HEAD].part(0, num_guessed)
-        ends = {EMBEDDING: self.packed[EMBEDDING], HEAD: head}
+        head = self.packed[layout.HEAD].part(0, num_guessed)
+        ends = {layout.EMBEDDING: self.packed[layout.EMBEDDING], layout.HEAD: head}
         return Parameters(
-            _behind(MTP, self.tensors), ends | _behind(MTP, self.packed), self.packing
+            _behind(layout.MTP, self.tensors), ends | _behind(layout.MTP, self.packed), self.packing
         )
 
     def qk_norm(self, config: ModelConfig, layer: int) -> Floats | None:
@@ -105,7 +94,7 @@ def empty_parameters(
     """Returns parameters in the forms of `layout.parameter_forms`, in `memory` or new memory.
 
     `dtype` is that of the embedding, unless the checkpoint has it in fewer bits."""
-    forms = parameter_forms(config, FLOAT_BITS[dtype] // 8, packing.bits)
+    forms = layout.parameter_forms(config, FLOAT_BITS[dtype] // 8, packing.bits)
     memory = memory or _huge_pages(forms)
     tensors: dict[str, Floats] = {}
     packed: dict[str, PackedWeight] = {}
@@ -115,12 +104,12 @@ def empty_parameters(
         else:
             outputs, inputs = form.shape
             packed[name] = PackedWeight.empty(form.bits, outputs, inputs, memory[name])
-    if EMBEDDING in packed and config.is_head_tied:
-        packed.setdefault(HEAD, packed[EMBEDDING])
+    if layout.EMBEDDING in packed and config.is_head_tied:
+        packed.setdefault(layout.HEAD, packed[layout.EMBEDDING])
     return Parameters(tensors, packed, packing)
 
 
-def _huge_pages(forms: Mapping[str, TensorForm]) -> Memory:
+def _huge_pages(forms: Mapping[str, layout.TensorForm]) -> Memory:
     """Returns one piece of memory for all parameters, so that small ones lie in huge pages, too: a
     step reads nearly all of them, and looking up small pages takes time."""
     sizes = [-(-form.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for form in forms.values()]
@@ -133,13 +122,15 @@ def _targets(parameters: Parameters, config: ModelConfig) -> Iterator[tuple[Sour
     pack, packed = parameters.packing.kernels.pack, parameters.packed
     writes = {name: partial(_copy, vector) for name, vector in parameters.tensors.items()}
     for name, weight in packed.items():
-        if K_B in name:
-            values = packed[name.replace(K_B, V_B)]
-            name = name.replace(K_B, KV_B)
+        if layout.K_B in name:
+            values = packed[name.replace(layout.K_B, layout.V_B)]
+            name = name.replace(layout.K_B, layout.KV_B)
             writes[name] = partial(_pack_heads, config, pack, weight, values)
-        elif V_B not in name and (name != HEAD or weight is not packed.get(EMBEDDING)):
+        elif layout.V_B not in name and (
+            name != layout.HEAD or weight is not packed.get(layout.EMBEDDING)
+        ):
             writes[name] = partial(_pack, pack, weight)
-    plan = weight_plan(config) | linear_weights(config)
+    plan = layout.weight_plan(config) | layout.linear_weights(config)
     for name, write in writes.items():
         first = 0
         for part in plan[name]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from inference_api.loading.config import LatentConfig, ModelConfig
-from inference_api.loading.families.defaults import GLM4_MOE
+from inference_api.loading.families.defaults import KIMI_LINEAR
 from inference_api.loading.families.fields import ConfigFields, Readers
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import TOP_TWO, read_deepseek_mixture
@@ -21,7 +21,7 @@ def _read_v3(fields: ConfigFields) -> ModelConfig:
 def read_mistral4(fields: ConfigFields) -> ModelConfig:
     """Softmax shares, groups scored by their best two experts, and queries that grow with their
     position."""
-    return _read_v3(fields.under({**fields.raw, "topk_method": TOP_TWO}))
+    return _read_v3(fields.replace(topk_method=TOP_TWO))
 
 
 def _read_latents(fields: ConfigFields) -> ModelConfig:
@@ -36,7 +36,7 @@ def _read_latents(fields: ConfigFields) -> ModelConfig:
     own = {"head_dim": head_dim, "num_key_value_heads": fields.raw.get("num_attention_heads")}
     for name in ("rope_scaling", "rope_parameters"):
         own[name] = {**fields.mapping(name), PARTIAL: None}
-    fields = fields.under({**fields.raw, **own, PARTIAL: None})
+    fields = fields.replace(**own, partial_rotary_factor=None)
     config = read_llama_like(fields, mixture=read_deepseek_mixture)
     rope = config.ropes[0]
     assert rope is not None
@@ -72,27 +72,21 @@ def _read_kimi_linear(fields: ConfigFields) -> ModelConfig:
     fields = fields.or_else({ours: fields.raw.get(its) for its, ours in _KIMI_NAMES.items()})
     delta = fields.mapping("linear_attn_config")
     named = {ours: delta.get(its) for its, ours in _KIMI_DELTA_NAMES.items()}
-    defaults = GLM4_MOE | _KIMI_DEFAULTS
-    fields = fields.under(named).or_else(fields.raw).or_else(defaults)
+    fields = fields.under(named).or_else(fields.raw).or_else(KIMI_LINEAR)
     heads, head_dim = fields.count("linear_num_heads"), fields.count("linear_head_dim")
+    config = _read_v3(fields)
+    full, layers = delta.get("full_attn_layers"), range(1, config.num_layers + 1)
+    full = full if isinstance(full, list) else layers[4::4]
+    kinds = [GLOBAL if layer in full else LINEAR for layer in layers]
     own = {f"linear_num_{kind}_heads": heads for kind in ("key", "value")}
     own |= {f"linear_{kind}_head_dim": head_dim for kind in ("key", "value")}
-    config = _read_v3(fields)
-    kinds = _kimi_kinds(delta.get("full_attn_layers"), config.num_layers)
-    fields = fields.under({**fields.raw, **own}).or_else({"layer_types": kinds})
+    fields = fields.replace(**own).or_else({"layer_types": kinds})
     return replace(
         config,
         ropes=(None,) * config.num_layers,
         tensor_names="kimi_linear",
         recurrent=replace(read_delta(fields, config), kind="kimi_delta", gate_rank=head_dim),
     )
-
-
-def _kimi_kinds(full: object, num_layers: int) -> list[str]:
-    """`full`: the layers with latent attention, counted from 1."""
-    if not isinstance(full, list):
-        full = range(5, num_layers + 1, 4)
-    return [GLOBAL if layer in full else LINEAR for layer in range(1, num_layers + 1)]
 
 
 _KIMI_NAMES = {  # our names of fields, by theirs
@@ -108,20 +102,6 @@ _KIMI_DELTA_NAMES = {
     "head_dim": "linear_head_dim",
     "num_heads": "linear_num_heads",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
-}
-_KIMI_DEFAULTS = {
-    "kv_lora_rank": 512,
-    "linear_conv_kernel_dim": 4,
-    "linear_head_dim": 128,
-    "linear_num_heads": 32,
-    "max_position_embeddings": 1_048_576,
-    "moe_intermediate_size": 1024,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "routed_scaling_factor": 2.446,
-    "v_head_dim": 128,
 }
 READERS: Readers = {
     "deepseek_v2": _read_latents,

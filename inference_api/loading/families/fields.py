@@ -33,6 +33,10 @@ class ConfigFields:
         inner.faults = self.faults
         return inner
 
+    def replace(self, **values: Any) -> Self:
+        """Returns access with these values instead."""
+        return self.under({**self.raw, **values})
+
     def or_else(self, defaults: Mapping[str, Any]) -> Self:
         """Returns access with these values for keys that are absent or null."""
         given = {name: value for name, value in self.raw.items() if value is not None}

@@ -13,15 +13,11 @@ from inference_api.loading.config import (
     ModelConfig,
     RopeConfig,
     RopeKind,
+    TensorNames,
 )
-from inference_api.loading.families.fields import (
-    ConfigFields,
-    Readers,
-    of_text,
-    text_fields,
-)
+from inference_api.loading.families.fields import ConfigFields, Readers, of_text, text_fields
 from inference_api.loading.families.llama_like import read_llama_like
-from inference_api.loading.families.mixtures import no_mixture, read_experts
+from inference_api.loading.families.mixtures import ReadMixture, no_mixture, read_experts
 from inference_api.loading.families.ropes import DEFAULT_THETA, KINDS, read_ropes_by_kind, rope_of
 from inference_api.loading.families.windows import (
     GLOBAL,
@@ -37,26 +33,29 @@ def read_gemma3_text(fields: ConfigFields) -> ModelConfig:
     for name in ("attn_logit_softcapping", "use_bidirectional_attention"):
         if fields.raw.get(name):
             fields.refuse(name, fields.raw[name], f"no {name}")
-    config = read_llama_like(
-        fields.under({**fields.raw, "hidden_act": fields.raw["hidden_activation"]}),
-        has_qk_norm=True,
-        tensor_names="gemma3",
-    )
-    are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
+    config = _read(fields, "gemma3")
+    are_local = are_local_but_every(fields, config.num_layers)
     [window, *_] = same_window(fields, config.num_layers)
     ropes = read_ropes_by_kind(fields, config, fields.number("rope_local_base_freq", 1.0))
     return replace(
         with_windows(config, are_local, window, ropes),
         attention_scale=fields.number("query_pre_attn_scalar", 1.0) ** -0.5,
-        embedding_multiplier=math.sqrt(config.hidden_size),
-        logits_softcap=_logits_softcap(fields),
-        has_output_norms=True,
     )
 
 
-def _logits_softcap(fields: ConfigFields) -> float | None:
+def _read(
+    fields: ConfigFields, tensor_names: TensorNames, mixture: ReadMixture = no_mixture
+) -> ModelConfig:
+    """Reads what all versions have."""
+    own = fields.replace(hidden_act=fields.raw["hidden_activation"])
+    config = read_llama_like(own, has_qk_norm=True, tensor_names=tensor_names, mixture=mixture)
     name = "final_logit_softcapping"
-    return None if fields.raw.get(name) is None else fields.number(name, 1.0)
+    return replace(
+        config,
+        embedding_multiplier=math.sqrt(config.hidden_size),
+        logits_softcap=None if fields.raw.get(name) is None else fields.number(name, 1.0),
+        has_output_norms=True,
+    )
 
 
 def read_gemma3n_text(fields: ConfigFields) -> ModelConfig:
@@ -68,19 +67,13 @@ def read_gemma3n_text(fields: ConfigFields) -> ModelConfig:
             fields.refuse(name, fields.raw[name], f"{name}={str(only).lower()}")
     num_layers = fields.count("num_hidden_layers")
     ffn_sizes = _by_layer(fields, "intermediate_size", num_layers)
-    own = {"hidden_act": fields.raw["hidden_activation"], "intermediate_size": ffn_sizes[0]}
-    config = read_llama_like(
-        fields.under({**fields.raw, **own}), has_qk_norm=True, tensor_names="gemma4"
-    )
-    are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
+    config = _read(fields.replace(intermediate_size=ffn_sizes[0]), "gemma4")
+    are_local = are_local_but_every(fields, config.num_layers)
     ropes = read_ropes_by_kind(fields, config, fields.number("rope_local_base_freq", 1.0))
     return replace(
         with_windows(config, are_local, fields.count("sliding_window"), ropes),
         shapes=_gemma3n_shapes(fields, config, are_local, ffn_sizes),
         attention_scale=1.0,
-        embedding_multiplier=math.sqrt(config.hidden_size),
-        logits_softcap=_logits_softcap(fields),
-        has_output_norms=True,
         has_value_norm=True,
         layer_input_size=fields.count("hidden_size_per_layer_input", least=0),
         layer_input_tokens=fields.count("vocab_size_per_layer_input"),
@@ -100,10 +93,10 @@ def _gemma3n_shapes(
     num_sparse = _SPARSE_LAYERS if num_layers > _SPARSE_LAYERS else 0
     usual = [_SPARSITY] * num_sparse + [0.0] * (num_layers - num_sparse)
     shares = _by_layer(fields.or_else({name: usual}), name, num_layers)
-    if not all(map(_is_share, shares)):
+    if not all(isinstance(share, int | float) and 0 <= share < 1 for share in shares):
         fields.refuse(name, shares, "shares from 0 to 1, without 1, there")
         shares = usual
-    alike = _gemma4_shapes(fields.under({**fields.raw, "per_layer_config": {}}), config, are_local)
+    alike = _gemma4_shapes(fields.replace(per_layer_config={}), config, are_local)
     return tuple(
         shape._replace(
             ffn_size=fields.under({"intermediate_size": size}).count("intermediate_size"),
@@ -123,13 +116,9 @@ def _by_layer(fields: ConfigFields, name: str, num_layers: int) -> list[Any]:
     return [1] * num_layers
 
 
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 1
-
-
 def read_gemma4_unified_text(fields: ConfigFields) -> ModelConfig:
     """Gemma 4 without embeddings per layer."""
-    return read_gemma4_text(fields.under({**fields.raw, "hidden_size_per_layer_input": None}))
+    return read_gemma4_text(fields.replace(hidden_size_per_layer_input=None))
 
 
 def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
@@ -137,14 +126,12 @@ def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
     others have heads of another size, with rope on part of each."""
     if fields.raw.get("use_bidirectional_attention") == "all":
         fields.refuse("use_bidirectional_attention", "all", "tokens that see those before them")
-    hidden_act = {"hidden_act": fields.raw["hidden_activation"]}
-    config = read_llama_like(
-        fields.under({**fields.raw, **hidden_act, "rope_parameters": None, "rope_scaling": None}),
-        has_qk_norm=True,
-        tensor_names="gemma4",
-        mixture=_read_gemma4_mixture if fields.flag("enable_moe_block") else no_mixture,
+    config = _read(
+        fields.replace(rope_parameters=None, rope_scaling=None),
+        "gemma4",
+        _read_gemma4_mixture if fields.flag("enable_moe_block") else no_mixture,
     )
-    are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
+    are_local = are_local_but_every(fields, config.num_layers)
     are_local = [*are_local[:-1], False]  # as in transformers, whatever the file says
     shapes = _gemma4_shapes(fields, config, are_local)
     window = fields.count("sliding_window")
@@ -154,9 +141,6 @@ def read_gemma4_text(fields: ConfigFields) -> ModelConfig:
         ropes=_gemma4_ropes(fields, config.max_positions, are_local, shapes),
         shapes=shapes,
         attention_scale=1.0,
-        embedding_multiplier=math.sqrt(config.hidden_size),
-        logits_softcap=_logits_softcap(fields),
-        has_output_norms=True,
         has_value_norm=True,
         has_layer_scalars=True,
         layer_input_size=fields.count("hidden_size_per_layer_input", 0, least=0),
@@ -169,7 +153,7 @@ def read_gemma4_assistant(fields: ConfigFields) -> ModelConfig:
     tokens (`use_ordered_embeddings`) only for speed, which is not read."""
     text = text_fields(fields, "gemma4_text")
     own = {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}
-    config = read_gemma4_text(text.under({**text.raw, **own, "vocab_size_per_layer_input": None}))
+    config = read_gemma4_text(text.replace(**own, vocab_size_per_layer_input=None))
     return replace(
         config,
         shapes=tuple(shape._replace(kv_source=0) for shape in config.shapes),

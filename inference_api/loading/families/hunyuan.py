@@ -9,10 +9,6 @@ from inference_api.loading.families.mixtures import ReadMixture, no_mixture, rea
 from inference_api.loading.families.ropes import DEFAULT_THETA
 
 
-def _read_dense(fields: ConfigFields) -> ModelConfig:
-    return _read(fields, no_mixture)
-
-
 def _read_moe(fields: ConfigFields) -> ModelConfig:
     """Experts in all layers, and an MLP as wide as one expert. Sizes that differ between layers are
     refused."""
@@ -22,16 +18,10 @@ def _read_moe(fields: ConfigFields) -> ModelConfig:
         if _same(fields, name) not in (None, wanted):
             fields.refuse(name, fields.raw[name], f"{name}={wanted}")
     own |= {"num_local_experts": own["num_experts"], "num_experts_per_tok": own["moe_topk"]}
-    return _read(fields.under({**fields.raw, **own}), _read_mixture)
+    return _read(fields.replace(**own), _read_mixture)
 
 
-READERS: Readers = {
-    "hunyuan_v1_dense": _read_dense,
-    "hunyuan_v1_moe": _read_moe,
-}
-
-
-def _read(fields: ConfigFields, mixture: ReadMixture) -> ModelConfig:
+def _read(fields: ConfigFields, mixture: ReadMixture = no_mixture) -> ModelConfig:
     config = read_llama_like(
         _with_plain_rope(fields), has_qk_norm=True, tensor_names="hunyuan", mixture=mixture
     )
@@ -69,4 +59,7 @@ def _with_plain_rope(fields: ConfigFields) -> ConfigFields:
     head_dim = max(4, fields.count("head_dim", max(1, usual)))
     theta *= scaling.number("alpha", 1.0) ** (head_dim / (head_dim - 2))
     rope = {"rope_type": "default", "rope_theta": theta}
-    return fields.under({**fields.raw, "rope_scaling": None, "rope_parameters": rope})
+    return fields.replace(rope_scaling=None, rope_parameters=rope)
+
+
+READERS: Readers = {"hunyuan_v1_dense": _read, "hunyuan_v1_moe": _read_moe}

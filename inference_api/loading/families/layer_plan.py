@@ -29,10 +29,8 @@ class SourceTensor:
     head_order: Sequence[int] = ()
     """For each of our rows, of a head or of the whole tensor, its index in the checkpoint; see
     `rotary_order`."""
-    offset: float = 0.0
-    """Added to each value."""
-    factors: tuple[RowFactor, ...] = ()
-    """Factors of rows, applied one after another."""
+    offset: float = 0.0  # added to each value
+    factors: tuple[RowFactor, ...] = ()  # factors of rows, applied one after another
 
     @property
     def row_factors(self) -> NDArray[np.float32]:
@@ -205,6 +203,7 @@ class _Layer:
             self.linear("shared_gate", names.shared_gate, 1, hidden)
 
     def _add_recurrent(self, recurrent: RecurrentConfig) -> None:
+        layer, self.theirs = self.theirs, f"{self.theirs}.{self._names.mixer}"
         names, hidden, heads = self._names, self._config.hidden_size, recurrent.heads
         keys, columns = recurrent.key_heads * recurrent.key_dim, recurrent.out_columns
         apart = (keys, keys, columns, columns)  # queries, keys, values and what gates them
@@ -239,8 +238,11 @@ class _Layer:
             vectors = {"decays": heads, "step_bias": heads, "skip": heads}
             if recurrent.has_norm:
                 vectors["head_norm"] = columns
+        theirs = {"decays": "A_log", "step_bias": "dt_bias", "skip": "D"}
+        theirs["head_norm"] = f"{names.head_norm}.weight"
         for name, size in vectors.items():
-            self.vector(name, getattr(names, name), size)
+            self.vector(name, theirs[name], size)
+        self.theirs = layer
 
     def _add_latent(self, latent: LatentConfig) -> None:
         """Latent attention. In the checkpoint, the turned dimensions are at the end of each head;

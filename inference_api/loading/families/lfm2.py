@@ -1,9 +1,10 @@
 """Reads the config.json of LFM2, whose layers have attention or a short convolution."""
 
 from dataclasses import replace
+from functools import partial
 
 from inference_api.loading.config import MixtureConfig, ModelConfig
-from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields
+from inference_api.loading.families.fields import MAX_CONV_WIDTH, ConfigFields, Readers
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.mixtures import ReadMixture, no_mixture, read_experts
 from inference_api.loading.families.recurrence import RecurrentConfig
@@ -13,7 +14,7 @@ CONV = "conv"  # the name of a layer without attention in `layer_types`
 LEAST_SUM = 1e-6
 
 
-def read_lfm2(fields: ConfigFields) -> ModelConfig:
+def _read_lfm2(fields: ConfigFields) -> ModelConfig:
     """LFM2 without experts. The MLP may be narrower than `intermediate_size` says."""
     size = "block_ff_dim" if fields.raw.get("block_ff_dim") is not None else "intermediate_size"
     ffn_size = fields.count(size)
@@ -23,18 +24,14 @@ def read_lfm2(fields: ConfigFields) -> ModelConfig:
             wanted = int(fields.number("block_ffn_dim_multiplier", 1.0) * ffn_size)
             multiple = fields.count("block_multiple_of", 256)
             ffn_size = -(-wanted // multiple) * multiple
-    return _read(fields.under({**fields.raw, "intermediate_size": ffn_size}), no_mixture)
-
-
-def read_lfm2_moe(fields: ConfigFields) -> ModelConfig:
-    return _read(fields, _read_mixture)
+    return _read(fields.replace(intermediate_size=ffn_size), no_mixture)
 
 
 def _read(fields: ConfigFields, mixture: ReadMixture) -> ModelConfig:
-    own = {"rms_norm_eps": fields.raw.get("norm_eps"), "attention_bias": False, "mlp_bias": False}
+    eps = fields.raw.get("norm_eps")
+    fields = fields.replace(rms_norm_eps=eps, attention_bias=False, mlp_bias=False)
     if fields.raw.get("tie_embedding") is not None:
-        own["tie_word_embeddings"] = fields.raw["tie_embedding"]
-    fields = fields.under({**fields.raw, **own})
+        fields = fields.replace(tie_word_embeddings=fields.raw["tie_embedding"])
     config = read_llama_like(fields, has_qk_norm=True, tensor_names="lfm2", mixture=mixture)
     recurrent = RecurrentConfig(
         "short_conv",
@@ -74,3 +71,6 @@ def _read_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
         scale=fields.number("routed_scaling_factor", 1.0),
         least_sum=LEAST_SUM,
     )
+
+
+READERS: Readers = {"lfm2": _read_lfm2, "lfm2_moe": partial(_read, mixture=_read_mixture)}

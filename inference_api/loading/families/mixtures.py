@@ -92,6 +92,23 @@ def read_deepseek_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfi
     )
 
 
+def read_ernie_mixture(fields: ConfigFields, num_layers: int) -> MixtureConfig:
+    """Experts in some layers, scored by softmax over all; biases only affect the choice."""
+    experts = read_experts(fields, num_layers, "moe_num_experts", "moe_k")
+    num_shared = fields.count("moe_num_shared_experts", 2, least=0, most=MAX_EXPERTS)
+    first = fields.count("moe_layer_start_index", 1, least=0)
+    interval = fields.count("moe_layer_interval", 1)
+    last = fields.count("moe_layer_end_index", -1, least=-1)
+    last = num_layers - 1 if last == -1 else last
+    sparse = (i for i in range(num_layers) if first <= i <= last and (i + 1) % interval == 0)
+    return replace(
+        experts,
+        dense_layers=frozenset(range(num_layers)) - frozenset(sparse),
+        has_selection_bias=True,
+        shared_ffn_size=num_shared * experts.ffn_size,
+    )
+
+
 def _dense_layers(fields: ConfigFields, num_layers: int) -> frozenset[int]:
     kinds = fields.raw.get("mlp_layer_types")
     if isinstance(kinds, list) and len(kinds) == num_layers:

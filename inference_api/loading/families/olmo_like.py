@@ -6,7 +6,7 @@ OLMo Hybrid has these in layers with attention alone, and the usual norms in the
 from dataclasses import replace
 
 from inference_api.loading.config import ModelConfig
-from inference_api.loading.families.fields import ConfigFields
+from inference_api.loading.families.fields import ConfigFields, Readers
 from inference_api.loading.families.llama_like import read_llama_like
 from inference_api.loading.families.qwen3_next import read_delta
 from inference_api.loading.families.ropes import DEFAULT_THETA, read_ropes_by_kind
@@ -16,23 +16,23 @@ _OLMO3_LOCAL_THETA = 500_000.0
 _DELTA_EPS = 1e-5  # a delta rule's norm has it, whatever other norms have
 
 
-def read_olmo2(fields: ConfigFields) -> ModelConfig:
+def _read_olmo2(fields: ConfigFields) -> ModelConfig:
     """All heads of the queries or keys are normalised as one."""
     if fields.raw.get("sliding_window"):
         fields.refuse("sliding_window", fields.raw["sliding_window"], "no sliding_window")
     return replace(_read(fields), is_qk_norm_whole=True)
 
 
-def read_olmo3(fields: ConfigFields) -> ModelConfig:
+def _read_olmo3(fields: ConfigFields) -> ModelConfig:
     """OLMo 2 with a window in three of four layers, and plain rope there."""
     config = replace(_read(fields), is_qk_norm_whole=True)
-    are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
+    are_local = are_local_but_every(fields, config.num_layers)
     [window, *_] = same_window(fields, config.num_layers)
     ropes = read_ropes_by_kind(fields, config, _OLMO3_LOCAL_THETA)
     return with_windows(config, are_local, window, ropes)
 
 
-def read_olmo_hybrid(fields: ConfigFields) -> ModelConfig:
+def _read_olmo_hybrid(fields: ConfigFields) -> ModelConfig:
     """OLMo 2's attention, without rope where its theta is null, in every fourth layer, and a gated
     delta rule in the others."""
     theta = fields.mapping("rope_parameters").get(
@@ -61,13 +61,13 @@ def read_olmo_hybrid(fields: ConfigFields) -> ModelConfig:
     )
 
 
-def read_exaone4(fields: ConfigFields) -> ModelConfig:
+def _read_exaone4(fields: ConfigFields) -> ModelConfig:
     """Each head is normalised. If most layers have a window, the others have no rope."""
     config = _read(fields)
     [window, *_] = same_window(fields, config.num_layers)
     if window is None:
         return config
-    are_local = are_local_but_every(fields, "sliding_window_pattern", config.num_layers)
+    are_local = are_local_but_every(fields, config.num_layers)
     return with_windows(config, are_local, window, (None, config.ropes[0]))
 
 
@@ -78,3 +78,11 @@ def _read(fields: ConfigFields) -> ModelConfig:
         has_mlp_norm=False,
         has_output_norms=True,
     )
+
+
+READERS: Readers = {
+    "exaone4": _read_exaone4,
+    "olmo2": _read_olmo2,
+    "olmo3": _read_olmo3,
+    "olmo_hybrid": _read_olmo_hybrid,
+}

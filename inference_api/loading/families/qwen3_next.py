@@ -30,9 +30,9 @@ def _read_qwen3_5_moe_text(fields: ConfigFields) -> ModelConfig:
     """Experts in all layers, with shares that sum to one, and no other MLP."""
     if fields.raw.get("mlp_only_layers"):
         fields.refuse("mlp_only_layers", fields.raw["mlp_only_layers"], "experts in all layers")
-    own = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
-    own["intermediate_size"] = fields.raw["moe_intermediate_size"]
-    return _read(fields.under({**fields.raw, **own}), "qwen3_5", _read_mixture)
+    size = fields.raw["moe_intermediate_size"]
+    fields = fields.replace(norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
+    return _read(fields.replace(intermediate_size=size), "qwen3_5", _read_mixture)
 
 
 READERS: Readers = {

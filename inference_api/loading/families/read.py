@@ -13,26 +13,19 @@ from inference_api.errors import StartupError
 from inference_api.loading.config import ModelConfig, SwiGluConfig
 from inference_api.loading.families.deepseek import READERS as OF_DEEPSEEK
 from inference_api.loading.families.deepseek import read_mistral4
-from inference_api.loading.families.ernie import READERS as OF_ERNIE
-from inference_api.loading.families.falcon_h1 import read_falcon_h1
 from inference_api.loading.families.fields import ConfigFields, Readers, text_fields
 from inference_api.loading.families.gemma import READERS as OF_GEMMA
-from inference_api.loading.families.granite_hybrid import read_granite_hybrid
 from inference_api.loading.families.hunyuan import READERS as OF_HUNYUAN
-from inference_api.loading.families.lfm2 import read_lfm2, read_lfm2_moe
+from inference_api.loading.families.lfm2 import READERS as OF_LFM2
 from inference_api.loading.families.llama_like import read_llama_like
+from inference_api.loading.families.mamba import READERS as OF_MAMBA
 from inference_api.loading.families.mixtures import (
+    read_ernie_mixture,
     read_gpt_oss_mixture,
     read_mixtral,
     read_qwen3_mixture,
 )
-from inference_api.loading.families.nemotron_h import read_nemotron_h
-from inference_api.loading.families.olmo_like import (
-    read_exaone4,
-    read_olmo2,
-    read_olmo3,
-    read_olmo_hybrid,
-)
+from inference_api.loading.families.olmo_like import READERS as OF_OLMO_LIKE
 from inference_api.loading.families.qwen3_next import READERS as OF_QWEN3_NEXT
 from inference_api.loading.families.ropes import PHI_KINDS
 from inference_api.loading.families.windows import (
@@ -98,6 +91,19 @@ _MISTRAL_TEXTS: Readers = {
 }
 
 
+def _read_ernie(fields: ConfigFields) -> ModelConfig:
+    """Llama with rotary pairs side by side. Either all projections have biases, or none."""
+    has_bias = fields.flag("use_bias")
+    fields = fields.replace(attention_bias=has_bias, mlp_bias=has_bias)
+    return read_llama_like(fields, tensor_names="ernie4_5")
+
+
+def _read_ernie_moe(fields: ConfigFields) -> ModelConfig:
+    if fields.flag("use_bias"):
+        fields.refuse("use_bias", True, "use_bias=false, as the published ones")
+    return read_llama_like(fields, tensor_names="ernie4_5", mixture=read_ernie_mixture)
+
+
 def _read_falcon(fields: ConfigFields) -> ModelConfig:
     """Falcon: 7B (one key-value head), 40B and 180B (grouped), and the old sequential layers."""
     if fields.flag("alibi"):
@@ -108,17 +114,17 @@ def _read_falcon(fields: ConfigFields) -> ModelConfig:
     num_kv_heads = fields.count("num_kv_heads", num_heads)
     if not is_new:
         num_kv_heads = 1 if fields.flag("multi_query", True) else num_heads
-    own = {
-        "attention_bias": has_bias,
-        "mlp_bias": has_bias,
-        "hidden_act": fields.activation("activation", "gelu"),
-        "intermediate_size": fields.count("ffn_hidden_size", 4 * fields.count("hidden_size")),
-        "num_key_value_heads": num_kv_heads,
-        "rms_norm_eps": fields.number("layer_norm_epsilon", 1e-5),
-        "tie_word_embeddings": fields.flag("tie_word_embeddings", True),
-    }
+    own = fields.replace(
+        attention_bias=has_bias,
+        mlp_bias=has_bias,
+        hidden_act=fields.activation("activation", "gelu"),
+        intermediate_size=fields.count("ffn_hidden_size", 4 * fields.count("hidden_size")),
+        num_key_value_heads=num_kv_heads,
+        rms_norm_eps=fields.number("layer_norm_epsilon", 1e-5),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
+    )
     return replace(
-        read_llama_like(fields.under({**fields.raw, **own}), tensor_names="falcon"),
+        read_llama_like(own, tensor_names="falcon"),
         norm="layer",
         is_mlp_gated=False,
         is_parallel=is_parallel,
@@ -158,26 +164,12 @@ def _read_gpt_oss(fields: ConfigFields) -> ModelConfig:
     """Experts with clamped gates, biases everywhere, attention sinks, and a window in every other
     layer."""
     config = read_llama_like(
-        fields,
-        windows=alternating_windows,
-        tensor_names="gpt_oss",
-        mixture=read_gpt_oss_mixture,
+        fields, windows=alternating_windows, tensor_names="gpt_oss", mixture=read_gpt_oss_mixture
     )
     if config.activation != "silu":
         fields.refuse("hidden_act", fields.raw["hidden_act"], "silu, which its gates are made of")
     limit, alpha = fields.number("swiglu_limit", 7.0), fields.number("swiglu_alpha", 1.702)
     return replace(config, has_sinks=True, swiglu=SwiGluConfig(limit, alpha))
-
-
-def _read_phi3(fields: ConfigFields) -> ModelConfig:
-    """Llama, perhaps with a window for all layers, partial rope, or rope for long contexts."""
-    return read_llama_like(
-        fields,
-        windows=same_window,
-        tensor_names="phi3",
-        rope_kinds=PHI_KINDS,
-        usual_rotary_share=1.0,
-    )
 
 
 def _read_glm4(fields: ConfigFields) -> ModelConfig:
@@ -193,29 +185,30 @@ def _read_seed_oss(fields: ConfigFields) -> ModelConfig:
 
 READERS: Readers = {
     **OF_DEEPSEEK,
-    **OF_ERNIE,
-    "exaone4": read_exaone4,
+    "ernie4_5": _read_ernie,
+    "ernie4_5_moe": _read_ernie_moe,
     "falcon": _read_falcon,
-    "falcon_h1": read_falcon_h1,
     **OF_GEMMA,
     "glm4": _read_glm4,
     "gpt_oss": _read_gpt_oss,
     "granite": read_llama_like,
-    "granitemoehybrid": read_granite_hybrid,
     **OF_HUNYUAN,
-    "lfm2": read_lfm2,
-    "lfm2_moe": read_lfm2_moe,
+    **OF_LFM2,
     "llama": read_llama_like,
+    **OF_MAMBA,
     **_MISTRAL_TEXTS,
     "mistral3": _read_mistral3,
-    "nemotron_h": read_nemotron_h,
     "mixtral": partial(
         read_llama_like, windows=same_window, tensor_names="mixtral", mixture=read_mixtral
     ),
-    "olmo2": read_olmo2,
-    "olmo3": read_olmo3,
-    "olmo_hybrid": read_olmo_hybrid,
-    "phi3": _read_phi3,
+    **OF_OLMO_LIKE,
+    "phi3": partial(
+        read_llama_like,
+        windows=same_window,
+        tensor_names="phi3",
+        rope_kinds=PHI_KINDS,
+        usual_rotary_share=1.0,
+    ),
     "qwen2": partial(read_llama_like, has_qkv_bias=True, windows=windows_by_layer),
     "qwen3": partial(read_llama_like, has_qk_norm=True, windows=windows_by_layer),
     "qwen3_moe": partial(

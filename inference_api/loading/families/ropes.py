@@ -14,12 +14,8 @@ from inference_api.loading.families.fields import ConfigFields
 from inference_api.loading.families.windows import GLOBAL, LOCAL
 from inference_api.settings.model import MIN_CONTEXT_TOKENS
 
-KINDS: Mapping[str, RopeKind] = {
-    "default": "default",
-    "linear": "linear",
-    "llama3": "llama3",
-    "yarn": "yarn",
-}
+_COMMON: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
+KINDS: Mapping[str, RopeKind] = {kind: kind for kind in _COMMON}
 PHI_KINDS: Mapping[str, RopeKind] = {  # two are older names of the third
     "default": "default",
     "longrope": "longrope",
@@ -52,10 +48,7 @@ def read_rotary_dim(fields: ConfigFields, head_dim: int, usual_share: float | No
 
 
 def read_rope(
-    fields: ConfigFields,
-    max_positions: int,
-    rotary_dim: int,
-    kinds: Mapping[str, RopeKind] = KINDS,
+    fields: ConfigFields, max_positions: int, rotary_dim: int, kinds: Mapping[str, RopeKind] = KINDS
 ) -> RopeConfig:
     """Returns the rotary embedding that all layers share."""
     context = fields.raw.get(ORIGINAL_POSITIONS)

@@ -21,189 +21,98 @@ class MtpNames(NamedTuple):
         return MtpNames(*(name.format(num_layers) for name in self))
 
 
+_NEXTN = ("", ".eh_proj", ".enorm", ".hnorm", ".shared_head.norm")
+_MTP = MtpNames(*(f"model.layers.{{}}{end}" for end in _NEXTN))
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_SEPARATE_CONV = ("q_conv1d", "k_conv1d", "v_conv1d")
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A naming scheme: a common prefix, the modules' names below it, and the tensors' layouts where
-    these differ between schemes: see `SourceTensor`."""
+    """A naming scheme, by default Llama's: a common prefix, the modules' names below it, and the
+    tensors' layouts where these differ between schemes: see `SourceTensor`."""
 
-    embedding: str
-    final_norm: str
-    layer: str
-    attention_norm: str
-    mlp_norm: str
-    qkv: tuple[str, ...]
-    out: str
-    up: tuple[str, ...]
-    down: str
+    embedding: str = "model.embed_tokens"
+    final_norm: str = "model.norm"
+    layer: str = "model.layers"
+    attention_norm: str = "input_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
     attention_output_norm: str = ""
     mlp_output_norm: str = ""
     is_qkv_grouped: bool = False
     is_interleaved: bool = False
     norm_offset: float = 0.0
-    router: str = ""  # from here to `expert_down`: only in a mixture
-    selection_bias: str = ""
+    router: str = "mlp.gate"  # from here to `expert_down`: only in a mixture
+    selection_bias: str = "mlp.gate.e_score_correction_bias"
     router_scale: str = ""
     expert_scales: str = ""
-    shared: str = ""  # prefix of the shared experts' modules
-    experts: str = ""  # prefix of an expert's number, which the next two names follow
-    expert_up: tuple[str, ...] = ()
-    expert_down: str = ""
+    shared: str = "mlp.shared_experts"  # prefix of the shared experts' modules
+    experts: str = "mlp.experts"  # prefix of an expert's number, which the next two names follow
+    expert_up: tuple[str, ...] = _MLP[:2]
+    expert_down: str = _MLP[2]
     sinks: str = ""
     layer_scalar: str = ""
     qk_norm: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
-    mixer_in: tuple[str, ...] = ()  # only in recurrent layers
-    conv: tuple[str, ...] = ()
-    mixer_out: str = ""
+    mixer: str = ""  # prefix of a recurrent mixer's modules, from here to `head_norm`
+    mixer_in: tuple[str, ...] = ("in_proj",)
+    conv: tuple[str, ...] = ("conv1d",)
+    mixer_out: str = "out_proj"
     steps: tuple[str, ...] = ()  # only in a delta rule; the next two in Kimi's
     gates: str = ""
     forgets: str = ""
-    decays: str = ""  # the next three in Mamba-2 too
-    step_bias: str = ""
-    head_norm: str = ""
-    skip: str = ""  # only in Mamba-2
+    head_norm: str = "norm"
     shared_up: tuple[str, ...] = ()  # if they differ from an expert's
     shared_down: str = ""
     shared_gate: str = ""
-    mtp: MtpNames | None = None
+    mtp: MtpNames | None = _MTP
     is_mlp_next: bool = False  # where a layer attends, its MLP is the checkpoint's next layer
     others: Mapping[str, str] = field(default_factory=dict)
     """Parts of names that transformers saves, and what published files have instead."""
 
 
-_NEXTN = (".eh_proj", ".enorm", ".hnorm", ".shared_head.norm")
-_MLP = ("gate_proj", "up_proj", "down_proj")
-_LLAMA = Names(
-    embedding="model.embed_tokens",
-    final_norm="model.norm",
-    layer="model.layers",
-    attention_norm="input_layernorm",
-    mlp_norm="post_attention_layernorm",
-    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    out="self_attn.o_proj",
-    up=("mlp.gate_proj", "mlp.up_proj"),
-    down="mlp.down_proj",
-    router="mlp.gate",
-    selection_bias="mlp.gate.e_score_correction_bias",
-    shared="mlp.shared_experts",
-    experts="mlp.experts",
-    expert_up=("gate_proj", "up_proj"),
-    expert_down="down_proj",
-    mtp=MtpNames(*(f"model.layers.{{}}{end}" for end in ("", *_NEXTN))),
-)
-_MIXTRAL = replace(
-    _LLAMA,
+_MIXTRAL = Names(
     router="block_sparse_moe.gate",
     experts="block_sparse_moe.experts",
     expert_up=("w1", "w3"),
     expert_down="w2",
 )
-_GPT_OSS = replace(_LLAMA, router="mlp.router", sinks="self_attn.sinks")
-_LFM2 = replace(
-    _LLAMA,
-    final_norm="model.embedding_norm",
-    attention_norm="operator_norm",
-    mlp_norm="ffn_norm",
-    out="self_attn.out_proj",
-    qk_norm=("self_attn.q_layernorm", "self_attn.k_layernorm"),
-    mixer_in=("conv.in_proj",),
-    conv=("conv.conv",),
-    mixer_out="conv.out_proj",
-    up=("feed_forward.w1", "feed_forward.w3"),
-    down="feed_forward.w2",
-    router="feed_forward.gate",
-    selection_bias="feed_forward.expert_bias",
-    experts="feed_forward.experts",
-    expert_up=("w1", "w3"),
-    expert_down="w2",
-)
-_QWEN3_5 = replace(
-    _LLAMA,
+_QWEN3_5 = Names(
     norm_offset=1.0,
     shared="mlp.shared_expert",
     shared_gate="mlp.shared_expert_gate",
-    mixer_in=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
-    conv=("linear_attn.conv1d",),
-    mixer_out="linear_attn.out_proj",
-    steps=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
-    decays="linear_attn.A_log",
-    step_bias="linear_attn.dt_bias",
-    head_norm="linear_attn.norm.weight",
+    mixer="linear_attn",
+    mixer_in=("in_proj_qkv", "in_proj_z"),
+    steps=("in_proj_b", "in_proj_a"),
     mtp=MtpNames(
-        "mtp.layers.0",
-        "mtp.fc",
-        "mtp.pre_fc_norm_embedding",
-        "mtp.pre_fc_norm_hidden",
-        "mtp.norm",
+        "mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"
     ),
 )
-_GRANITE_HYBRID = replace(
-    _LLAMA,
-    mixer_in=("mamba.in_proj",),
-    conv=("mamba.conv1d",),
-    mixer_out="mamba.out_proj",
-    decays="mamba.A_log",
-    step_bias="mamba.dt_bias",
-    head_norm="mamba.norm.weight",
-    skip="mamba.D",
-)
-_NEMOTRON_H = replace(
-    _LLAMA,
-    embedding="backbone.embeddings",
-    final_norm="backbone.norm_f",
-    layer="backbone.layers",
-    attention_norm="norm",
-    mlp_norm="norm",
-    qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
-    out="mixer.o_proj",
-    up=("mixer.up_proj",),
-    down="mixer.down_proj",
-    router="mixer.gate",
-    selection_bias="mixer.gate.e_score_correction_bias",
-    shared="mixer.shared_experts",
-    experts="mixer.experts",
-    expert_up=("up_proj",),
-    mixer_in=("mixer.in_proj",),
-    conv=("mixer.conv1d",),
-    mixer_out="mixer.out_proj",
-    decays="mixer.A_log",
-    step_bias="mixer.dt_bias",
-    head_norm="mixer.norm.weight",
-    skip="mixer.D",
-    is_mlp_next=True,
-    mtp=MtpNames(
-        "mtp.layers.0",
-        "mtp.layers.0.eh_proj",
-        "mtp.layers.0.enorm",
-        "mtp.layers.0.hnorm",
-        "mtp.layers.1.final_layernorm",
-    ),
-)
-_QWEN3_NEXT = replace(_QWEN3_5, steps=("linear_attn.in_proj_ba",))
-_FALCON = Names(
-    embedding="transformer.word_embeddings",
-    final_norm="transformer.ln_f",
-    layer="transformer.h",
-    attention_norm="input_layernorm",
-    mlp_norm="post_attention_layernorm",
-    qkv=("self_attention.query_key_value",),
-    out="self_attention.dense",
-    up=("mlp.dense_h_to_4h",),
-    down="mlp.dense_4h_to_h",
-    is_qkv_grouped=True,
-)
-_GEMMA = replace(
-    _LLAMA,
+_GRANITE_HYBRID = Names(mixer="mamba")
+_QWEN3_NEXT = replace(_QWEN3_5, steps=("in_proj_ba",))
+_GEMMA = Names(
     mlp_norm="pre_feedforward_layernorm",
     attention_output_norm="post_attention_layernorm",
     mlp_output_norm="post_feedforward_layernorm",
 )
 SCHEMES: dict[TensorNames, Names] = {
-    "ernie4_5": replace(
-        _LLAMA,
-        is_interleaved=True,
-        selection_bias="mlp.moe_statics.e_score_correction_bias",
+    "ernie4_5": Names(
+        is_interleaved=True, selection_bias="mlp.moe_statics.e_score_correction_bias"
     ),
-    "falcon": _FALCON,
+    "falcon": Names(
+        embedding="transformer.word_embeddings",
+        final_norm="transformer.ln_f",
+        layer="transformer.h",
+        qkv=("self_attention.query_key_value",),
+        out="self_attention.dense",
+        up=("mlp.dense_h_to_4h",),
+        down="mlp.dense_4h_to_h",
+        is_qkv_grouped=True,
+        mtp=None,
+    ),
     "falcon_h1": replace(
         _GRANITE_HYBRID,
         final_norm="model.final_layernorm",
@@ -221,14 +130,13 @@ SCHEMES: dict[TensorNames, Names] = {
         experts="experts",
         shared="mlp",
     ),
-    "glm4": replace(
-        _LLAMA,
+    "glm4": Names(
         up=("mlp.gate_up_proj",),
         attention_output_norm="post_self_attn_layernorm",
         mlp_output_norm="post_mlp_layernorm",
         is_interleaved=True,
     ),
-    "gpt_oss": _GPT_OSS,
+    "gpt_oss": Names(router="mlp.router", sinks="self_attn.sinks"),
     "granite_hybrid": replace(
         _GRANITE_HYBRID,
         up=("shared_mlp.input_linear",),
@@ -240,8 +148,7 @@ SCHEMES: dict[TensorNames, Names] = {
         shared_down="output_linear",
     ),
     "granite_hybrid_split": _GRANITE_HYBRID,  # GGUF's layout
-    "hunyuan": replace(
-        _LLAMA,
+    "hunyuan": Names(
         qk_norm=("self_attn.query_layernorm", "self_attn.key_layernorm"),
         router="mlp.gate.wg",
         shared="mlp.shared_mlp",
@@ -253,44 +160,79 @@ SCHEMES: dict[TensorNames, Names] = {
         shared_up=_MLP[:2],
         shared_down=_MLP[2],
         others={f".block_sparse_moe.{each}.": f".mlp.{each}." for each in _MLP},
-        mixer_in=_LLAMA.qkv,
-        conv=tuple(f"self_attn.{name}_conv1d" for name in "qkv"),
-        mixer_out=_LLAMA.out,
-        steps=tuple(f"self_attn.{name}_proj" for name in ("b", "g_a", "f_a")),
-        gates="self_attn.g_b_proj",
-        forgets="self_attn.f_b_proj",
-        decays="self_attn.A_log",
-        step_bias="self_attn.dt_bias",
-        head_norm="self_attn.o_norm.weight",
+        mixer="self_attn",
+        mixer_in=("q_proj", "k_proj", "v_proj"),
+        conv=_SEPARATE_CONV,
+        mixer_out="o_proj",
+        steps=("b_proj", "g_a_proj", "f_a_proj"),
+        gates="g_b_proj",
+        forgets="f_b_proj",
+        head_norm="o_norm",
         mtp=None,
     ),
-    "lfm2": _LFM2,
-    "llama": _LLAMA,
+    "lfm2": Names(
+        final_norm="model.embedding_norm",
+        attention_norm="operator_norm",
+        mlp_norm="ffn_norm",
+        out="self_attn.out_proj",
+        qk_norm=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+        mixer="conv",
+        conv=("conv",),
+        up=("feed_forward.w1", "feed_forward.w3"),
+        down="feed_forward.w2",
+        router="feed_forward.gate",
+        selection_bias="feed_forward.expert_bias",
+        experts="feed_forward.experts",
+        expert_up=("w1", "w3"),
+        expert_down="w2",
+    ),
+    "llama": Names(),
     "mixtral": _MIXTRAL,
-    "nemotron_h": _NEMOTRON_H,
-    "olmo2": replace(
-        _LLAMA,
+    "nemotron_h": Names(
+        embedding="backbone.embeddings",
+        final_norm="backbone.norm_f",
+        layer="backbone.layers",
+        attention_norm="norm",
+        mlp_norm="norm",
+        qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+        out="mixer.o_proj",
+        up=("mixer.up_proj",),
+        down="mixer.down_proj",
+        router="mixer.gate",
+        selection_bias="mixer.gate.e_score_correction_bias",
+        shared="mixer.shared_experts",
+        experts="mixer.experts",
+        expert_up=("up_proj",),
+        mixer="mixer",
+        is_mlp_next=True,
+        mtp=MtpNames(
+            "mtp.layers.0",
+            "mtp.layers.0.eh_proj",
+            "mtp.layers.0.enorm",
+            "mtp.layers.0.hnorm",
+            "mtp.layers.1.final_layernorm",
+        ),
+    ),
+    "olmo2": Names(
         attention_output_norm="post_attention_layernorm",
         mlp_output_norm="post_feedforward_layernorm",
     ),
-    "olmo_hybrid": replace(
-        _LLAMA,
+    "olmo_hybrid": Names(
         attention_norm="attention_layer_norm",
         mlp_norm="feedforward_layer_norm",
         attention_output_norm="post_attention_layernorm",
         mlp_output_norm="post_feedforward_layernorm",
-        mixer_in=tuple(f"linear_attn.{name}_proj" for name in "qkvg"),
-        conv=tuple(f"linear_attn.{name}_conv1d" for name in "qkv"),
-        mixer_out="linear_attn.o_proj",
-        steps=("linear_attn.b_proj", "linear_attn.a_proj"),
-        decays="linear_attn.A_log",
-        step_bias="linear_attn.dt_bias",
-        head_norm="linear_attn.o_norm.weight",
+        mixer="linear_attn",
+        mixer_in=("q_proj", "k_proj", "v_proj", "g_proj"),
+        conv=_SEPARATE_CONV,
+        mixer_out="o_proj",
+        steps=("b_proj", "a_proj"),
+        head_norm="o_norm",
         mtp=None,
     ),
     "qwen3_5": _QWEN3_5,
-    "qwen3_next": replace(_QWEN3_NEXT, mixer_in=("linear_attn.in_proj_qkvz",)),
+    "qwen3_next": replace(_QWEN3_NEXT, mixer_in=("in_proj_qkvz",)),
     "qwen3_next_split": _QWEN3_NEXT,  # GGUF's layout
-    "phi3": replace(_LLAMA, qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
+    "phi3": Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",)),
 }
 FALCON_PARALLEL_NORMS = ("ln_attn", "ln_mlp")  # for a parallel layer with two norms

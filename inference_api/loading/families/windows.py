@@ -51,16 +51,16 @@ def alternating_windows(fields: ConfigFields, num_layers: int) -> tuple[int | No
     return tuple(window if is_local else None for window, is_local in windows)
 
 
-def are_local_but_every(fields: ConfigFields, name: str, num_layers: int) -> Sequence[bool]:
-    """Returns whether each layer's attention is local, by `layer_types`, or else by the field
-    `name`: a number n means that every nth layer is global, and letters give a pattern in which G
-    is global."""
-    kinds, pattern = fields.raw.get("layer_types"), fields.raw.get(name)
+def are_local_but_every(fields: ConfigFields, num_layers: int) -> Sequence[bool]:
+    """Returns whether each layer's attention is local, by `layer_types`, or else by
+    `sliding_window_pattern`: a number n means that every nth layer is global, and letters give a
+    pattern in which G is global."""
+    kinds, pattern = fields.raw.get("layer_types"), fields.raw.get("sliding_window_pattern")
     if kinds is None and isinstance(pattern, str) and pattern:
         letters = [pattern[layer % len(pattern)] for layer in range(num_layers)]
         kinds = [GLOBAL if letter == "G" else LOCAL for letter in letters]
     elif kinds is None:
-        every = fields.count(name)
+        every = fields.count("sliding_window_pattern")
         kinds = [LOCAL if (layer + 1) % every else GLOBAL for layer in range(num_layers)]
     return are_local_layers(fields, kinds, num_layers)
 

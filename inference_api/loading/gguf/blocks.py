@@ -51,10 +51,6 @@ class GgufTensor(BlockTensor):
     factor: float = 1  # other than 1 only in NVFP4: see `factors`
 
     @staticmethod
-    def of(tensor: ReaderTensor) -> "GgufTensor":
-        return GgufTensor(tensor.tensor_type, tensor.data)
-
-    @staticmethod
     def read(file: Path, tensor: ReaderTensor, factor: float) -> "GgufTensor":
         """Returns a copy, which does not depend on the file. Raises OSError or ValueError."""
         view = tensor.data

@@ -12,7 +12,7 @@ from inference_api.errors import StartupError
 from inference_api.loading.families.qwen3_next import HAS_DECAYS, LINEAR
 from inference_api.loading.families.ropes import DEFAULT_THETA, ORIGINAL_POSITIONS, QUERY_GROWTH
 from inference_api.loading.families.windows import GLOBAL, LOCAL
-from inference_api.loading.gguf.hybrids import HYBRIDS, Shapes, by_layer
+from inference_api.loading.gguf.hybrids import HYBRIDS, OwnFields, Shapes, by_layer
 from inference_api.loading.gguf.names import ARCHITECTURES
 
 Metadata = Mapping[str, Any]
@@ -25,6 +25,13 @@ LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR = 1.0, 4.0  # llama3's rope has these; GGUF fi
 FACTOR_TOLERANCE = 1e-3
 _STILL_FACTOR = 1e29  # files have 1e30 for pairs that do not turn; above this a pair is still
 _LAYERS_OF_27B = 62  # layers of the only Gemma 3 size with another scale of queries
+_GLM_FLASH_LAYERS, _GLM_FLASH_VOCABULARY = (47, 48), 154_880
+_SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
+_MODEL_TYPES = {each: kind for kind, each in reversed(ARCHITECTURES.items())} | {
+    "nemotron_h_moe": "nemotron_h",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
+}
 
 
 def raw_config(
@@ -41,31 +48,34 @@ def raw_config(
 
     heads, kv_heads = value("attention.head_count"), value("attention.head_count_kv")
     kv_heads = heads if kv_heads is None else kv_heads
+    is_mixtral = architecture == "llama" and value("expert_count")
     raw: dict[str, Any] = {
-        "model_type": _model_type(architecture, has_experts=bool(value("expert_count"))),
+        "model_type": "mixtral" if is_mixtral else _MODEL_TYPES.get(architecture, architecture),
         "vocab_size": shapes.get("token_embd.weight", (0,))[0],
         "hidden_size": value("embedding_length"),
         "num_hidden_layers": value("block_count") - (value("nextn_predict_layers") or 0),
         "num_attention_heads": heads,
         "max_position_embeddings": value("context_length"),
         "tie_word_embeddings": "output.weight" not in shapes,
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
+        "layer_norm_epsilon": value("attention.layer_norm_epsilon"),
+        "num_experts": value("expert_count"),
+        "moe_intermediate_size": value("expert_feed_forward_length"),
+        "final_logit_softcapping": value("final_logit_softcapping"),
+        "hidden_size_per_layer_input": value("embedding_length_per_layer_input"),
         **_rope(value, factors, is_truncated=architecture != "gpt-oss"),
     }
+    own = _OWN_FIELDS[architecture](value, shapes) if architecture in _OWN_FIELDS else {}
     if architecture == "gemma4":
-        return raw | _gemma4(value, shapes, scaling=raw.pop("rope_scaling"))
+        of_all = {**raw.pop("rope_scaling"), "rope_theta": value("rope.freq_base")}
+        local = {"rope_type": "default", "rope_theta": value("rope.freq_base_swa")}
+        return raw | own | {"rope_parameters": {GLOBAL: of_all, LOCAL: local}}
     if architecture == "falcon":
-        return raw | {
-            "ffn_hidden_size": value("feed_forward_length"),
-            "num_kv_heads": kv_heads,
-            "layer_norm_epsilon": value("attention.layer_norm_epsilon"),
-            "new_decoder_architecture": kv_heads != 1,
-            "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in shapes else 1,
-        }
+        return raw | own | {"num_kv_heads": kv_heads, "new_decoder_architecture": kv_heads != 1}
     return raw | {
         "intermediate_size": value("feed_forward_length"),
         "num_key_value_heads": kv_heads,
         "head_dim": value("attention.key_length") or (heads and value("embedding_length") // heads),
-        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
         "attention_bias": "blk.0.attn_output.bias" in shapes,
         "mlp_bias": "blk.0.ffn_down.bias" in shapes,
         "attention_multiplier": value("attention.scale"),
@@ -73,75 +83,14 @@ def raw_config(
         "residual_multiplier": value("residual_scale"),
         "logits_scaling": value("logit_scale"),
         "num_local_experts": value("expert_count"),
+        "n_routed_experts": value("expert_count"),
         "num_experts_per_tok": value("expert_used_count"),
-        "moe_intermediate_size": value("expert_feed_forward_length"),
         "norm_topk_prob": True,  # as for qwen3moe; GGUF has no key for it
-        **_own_fields(architecture, value, shapes),
+        **own,
     }
 
 
-def _model_type(architecture: str, has_experts: bool) -> str:
-    if architecture == "llama" and has_experts:
-        return "mixtral"
-    return _MODEL_TYPES.get(architecture, architecture)
-
-
-_MODEL_TYPES = {each: kind for kind, each in reversed(ARCHITECTURES.items())} | {
-    "nemotron_h_moe": "nemotron_h",
-    "qwen35": "qwen3_5_text",
-    "qwen35moe": "qwen3_5_moe_text",
-}
-
-
-def _own_fields(architecture: str, value: Any, shapes: Shapes) -> dict[str, Any]:
-    """Returns further fields of some families."""
-    if architecture == "gemma3":
-        return _gemma3(value)
-    if architecture == "gemma3n":
-        return _gemma3n(value, shapes)
-    if architecture == "gpt-oss":
-        return _gpt_oss(value)
-    if architecture in HYBRIDS:
-        return HYBRIDS[architecture](value, shapes)
-    if architecture == "deepseek2":
-        return _deepseek(value, _usual_gating(value, shapes))
-    if architecture == "mistral4":
-        return _deepseek(value, _SOFTMAX) | {"model_type": "mistral4"}
-    if architecture == "kimi-linear":
-        return _deepseek(value, _SIGMOID) | _kimi_linear(value)
-    if architecture == "ernie4_5-moe":
-        return _ernie_moe(value, shapes)
-    if architecture == "hunyuan-moe":
-        width = value("expert_feed_forward_length") or value("feed_forward_length")
-        return {
-            "intermediate_size": width,
-            "moe_intermediate_size": width,
-            "moe_topk": value("expert_used_count"),
-            "num_experts": value("expert_count"),
-        }
-    if architecture == "glm4":
-        return {"attention_bias": "blk.0.attn_q.bias" in shapes}
-    if architecture == "glm4moe":
-        return {
-            "attention_bias": "blk.0.attn_q.bias" in shapes,
-            "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
-            **_deepseek_mixture(value, usual_gating=_SIGMOID),
-        }
-    if architecture == "olmo2":
-        windows = _windows(value)
-        return windows | {"model_type": "olmo3" if windows["sliding_window"] else "olmo2"}
-    if architecture == "exaone4":
-        return _windows(value)
-    if architecture == "seed_oss":
-        return {"attention_bias": "blk.0.attn_q.bias" in shapes}
-    if architecture == "ernie4_5":
-        return {"use_bias": "blk.0.attn_q.bias" in shapes}
-    if architecture == "phi3":
-        return {"sliding_window": value("attention.sliding_window")}
-    return {}
-
-
-def _windows(value: Any) -> dict[str, Any]:
+def _windows(value: Any, shapes: Shapes) -> dict[str, Any]:
     """Returns the window, and which layers have it."""
     pattern = value("attention.sliding_window_pattern")
     is_by_layer = isinstance(pattern, list)
@@ -152,16 +101,15 @@ def _windows(value: Any) -> dict[str, Any]:
     }
 
 
-def _gemma3(value: Any) -> dict[str, Any]:
+def _gemma3(value: Any, shapes: Shapes) -> dict[str, Any]:
     scalar = value("attention.key_length")
     if value("block_count") == _LAYERS_OF_27B:
         scalar = value("embedding_length") / value("attention.head_count")
     return {
-        **_windows(value),
+        **_windows(value, shapes),
         "model_type": "gemma3_text",
         "query_pre_attn_scalar": scalar,
         "rope_local_base_freq": value("rope.freq_base_swa"),
-        "final_logit_softcapping": value("final_logit_softcapping"),
         "attn_logit_softcapping": value("attn_logit_softcapping"),
     }
 
@@ -171,12 +119,10 @@ def _gemma3n(value: Any, shapes: Shapes) -> dict[str, Any]:
     cut; minus infinity cuts none."""
     cutoffs = value("activation_sparsity_scale")
     return {
-        **_windows(value),
+        **_windows(value, shapes),
         "model_type": "gemma3n_text",
         "rope_local_base_freq": value("rope.freq_base_swa"),
-        "final_logit_softcapping": value("final_logit_softcapping"),
         "num_kv_shared_layers": value("attention.shared_kv_layers"),
-        "hidden_size_per_layer_input": value("embedding_length_per_layer_input"),
         "vocab_size_per_layer_input": shapes.get("per_layer_token_embd.weight", (0,))[0],
         "altup_active_idx": value("altup.active_idx"),
         "altup_num_inputs": value("altup.num_inputs"),
@@ -185,10 +131,10 @@ def _gemma3n(value: Any, shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def _gemma4(value: Any, shapes: Shapes, scaling: dict[str, Any]) -> dict[str, Any]:
+def _gemma4(value: Any, shapes: Shapes) -> dict[str, Any]:
     """Layers with a window have heads of other sizes. If keys and values share a projection, the
-    file has one tensor. `scaling` belongs to layers without a window."""
-    kinds = _windows(value)
+    file has one tensor."""
+    kinds = _windows(value, shapes)
     num_layers, num_shared = value("block_count"), value("attention.shared_kv_layers") or 0
     kv_heads = by_layer(value, "attention.head_count_kv")
     ffn_sizes = by_layer(value, "feed_forward_length")
@@ -209,40 +155,25 @@ def _gemma4(value: Any, shapes: Shapes, scaling: dict[str, Any]) -> dict[str, An
         },
         "attention_k_eq_v": not all(have_values),
         "num_kv_shared_layers": num_shared,
-        "rms_norm_eps": value("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": {
-            GLOBAL: {**scaling, "rope_theta": value("rope.freq_base")},
-            LOCAL: {"rope_type": "default", "rope_theta": value("rope.freq_base_swa")},
-        },
-        "final_logit_softcapping": value("final_logit_softcapping"),
-        "hidden_size_per_layer_input": value("embedding_length_per_layer_input"),
         "vocab_size_per_layer_input": shapes.get("per_layer_token_embd.weight", (None,))[0],
         "enable_moe_block": bool(value("expert_count")),
-        "num_experts": value("expert_count"),
         "top_k_experts": value("expert_used_count"),
-        "moe_intermediate_size": value("expert_feed_forward_length"),
     }
 
 
-def _gpt_oss(value: Any) -> dict[str, Any]:
-    return {
-        "intermediate_size": value("expert_feed_forward_length"),
-        "sliding_window": value("attention.sliding_window"),
-    }
-
-
-def _usual_gating(value: Any, shapes: Shapes) -> int:
+def _deepseek2(value: Any, shapes: Shapes) -> dict[str, Any]:
     """Files of GLM-4.7-Flash do not say how experts are chosen."""
     vocab_size = shapes.get("token_embd.weight", (0,))[0]
     is_glm = value("block_count") in _GLM_FLASH_LAYERS and vocab_size == _GLM_FLASH_VOCABULARY
-    return _SIGMOID if is_glm else _SOFTMAX
+    return _deepseek(value, _SIGMOID if is_glm else _SOFTMAX)
 
 
-def _kimi_linear(value: Any) -> dict[str, Any]:
+def _kimi_linear(value: Any, shapes: Shapes) -> dict[str, Any]:
     """Layers without key-value heads have Kimi delta attention, with as many heads as attention.
     Files have the rates of decay, not their logarithms."""
     kv_heads = by_layer(value, "attention.head_count_kv")
     return {
+        **_deepseek(value, _SIGMOID),
         "model_type": "kimi_linear",
         "layer_types": [GLOBAL if each else LINEAR for each in kv_heads],
         "linear_conv_kernel_dim": value("ssm.conv_kernel"),
@@ -283,10 +214,6 @@ def _ernie_moe(value: Any, shapes: Shapes) -> dict[str, Any]:
     }
 
 
-_GLM_FLASH_LAYERS, _GLM_FLASH_VOCABULARY = (47, 48), 154_880
-_SOFTMAX, _SIGMOID = 1, 2  # values of expert_gating_func
-
-
 def _deepseek_mixture(value: Any, usual_gating: int) -> dict[str, Any]:
     """`usual_gating` is for older files, which do not give it."""
     num_groups = value("expert_group_count") or 1
@@ -297,12 +224,63 @@ def _deepseek_mixture(value: Any, usual_gating: int) -> dict[str, Any]:
         "topk_method": methods.get(gating, f"expert_gating_func {gating}"),
         "n_group": num_groups,
         "topk_group": value("expert_group_used_count") or 1,
-        "n_routed_experts": value("expert_count"),
         "n_shared_experts": value("expert_shared_count") or 0,
         "first_k_dense_replace": value("leading_dense_block_count") or 0,
         "routed_scaling_factor": value("expert_weights_scale") or 1.0,
         "norm_topk_prob": bool(value("expert_weights_norm")),
     }
+
+
+def _glm4_moe(value: Any, shapes: Shapes) -> dict[str, Any]:
+    return {
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in shapes,
+        **_query_biases(value, shapes),
+        **_deepseek_mixture(value, usual_gating=_SIGMOID),
+    }
+
+
+def _query_biases(value: Any, shapes: Shapes) -> dict[str, Any]:
+    has_biases = "blk.0.attn_q.bias" in shapes
+    return {"attention_bias": has_biases, "use_bias": has_biases}
+
+
+def _hunyuan_moe(value: Any, shapes: Shapes) -> dict[str, Any]:
+    width = value("expert_feed_forward_length") or value("feed_forward_length")
+    sizes = {"intermediate_size": width, "moe_intermediate_size": width}
+    return sizes | {"moe_topk": value("expert_used_count")}
+
+
+def _olmo2(value: Any, shapes: Shapes) -> dict[str, Any]:
+    windows = _windows(value, shapes)
+    return windows | {"model_type": "olmo3" if windows["sliding_window"] else "olmo2"}
+
+
+_OWN_FIELDS: Mapping[str, OwnFields] = {  # keys: architectures
+    **HYBRIDS,
+    "deepseek2": _deepseek2,
+    "ernie4_5": _query_biases,
+    "ernie4_5-moe": _ernie_moe,
+    "exaone4": _windows,
+    "falcon": lambda value, shapes: {
+        "ffn_hidden_size": value("feed_forward_length"),
+        "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in shapes else 1,
+    },
+    "gemma3": _gemma3,
+    "gemma3n": _gemma3n,
+    "gemma4": _gemma4,
+    "glm4": _query_biases,
+    "glm4moe": _glm4_moe,
+    "gpt-oss": lambda value, shapes: {
+        "intermediate_size": value("expert_feed_forward_length"),
+        "sliding_window": value("attention.sliding_window"),
+    },
+    "hunyuan-moe": _hunyuan_moe,
+    "kimi-linear": _kimi_linear,
+    "mistral4": lambda value, shapes: _deepseek(value, _SOFTMAX) | {"model_type": "mistral4"},
+    "olmo2": _olmo2,
+    "phi3": lambda value, shapes: {"sliding_window": value("attention.sliding_window")},
+    "seed_oss": _query_biases,
+}
 
 
 def _rope(value: Any, factors: Factors, is_truncated: bool) -> dict[str, Any]:

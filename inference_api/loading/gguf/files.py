@@ -317,18 +317,14 @@ def _check_tensors(
         for kind in ("k", "v", "k_norm")
     }
     unknown = sorted(tensors.keys() - wanted.keys() - ROPE_TENSORS - further - unused)
-    faults = []
-    if missing:
-        faults.append(f"{path} lacks the tensors {shown(missing)}; get the file again.")
-    if misshapen:
-        faults.append(f"{path} has tensors that do not fit: {shown(misshapen)}; get it again.")
-    if unknown:
-        faults.append(
-            f"{path} has tensors that its architecture should not have: {shown(unknown)}; choose "
-            "the model's safetensors or another model."
-        )
-    if faults:
-        raise StartupError(faults)
+    strange = f"{path} has tensors that its architecture should not have: {shown(unknown)}; choose"
+    faults = {
+        f"{path} lacks the tensors {shown(missing)}; get the file again.": missing,
+        f"{path} has tensors that do not fit: {shown(misshapen)}; get it again.": misshapen,
+        f"{strange} the model's safetensors or another model.": unknown,
+    }
+    if any(faults.values()):
+        raise StartupError([fault for fault, names in faults.items() if names])
 
 
 def layer_of(name: str) -> int:

@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inference_api.loading.families.lfm2 import CONV
-from inference_api.loading.families.nemotron_h import EXPERTS, MLP
+from inference_api.loading.families.mamba import EXPERTS, MLP
 from inference_api.loading.families.qwen3_next import HAS_DECAYS, IS_SPLIT, IS_TILED, LINEAR
 from inference_api.loading.families.windows import GLOBAL
 
 Shapes = Mapping[str, tuple[int, ...]]
+OwnFields = Callable[[Any, Shapes], dict[str, Any]]
+"""Returns the fields that a family has for itself, from a function of metadata keys to values, and
+the tensors' shapes by name."""
 
 
 def by_layer(value: Any, key: str) -> list[Any]:
@@ -27,7 +30,6 @@ def _lfm2(value: Any, shapes: Shapes) -> dict[str, Any]:
         "block_auto_adjust_ff_dim": False,
         "conv_L_cache": value("shortconv.l_cache"),
         "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in shapes),
-        "num_experts": value("expert_count"),
         "num_dense_layers": value("leading_dense_block_count"),
         "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in shapes),
         "routed_scaling_factor": value("expert_weights_scale"),
@@ -76,9 +78,7 @@ def _nemotron_h(value: Any, shapes: Shapes) -> dict[str, Any]:
         "layers_block_type": kinds,
         "num_key_value_heads": max(kv_heads),
         "intermediate_size": max(ffn_sizes) or None,
-        "layer_norm_epsilon": value("attention.layer_norm_epsilon"),
         "partial_rotary_factor": None,
-        "n_routed_experts": value("expert_count"),
         "moe_shared_expert_intermediate_size": value("expert_shared_feed_forward_length"),
         "moe_latent_size": value("moe_latent_size"),
         "routed_scaling_factor": value("expert_weights_scale"),
@@ -101,10 +101,6 @@ def _mamba(value: Any) -> dict[str, Any]:
     }
 
 
-def _qwen3_next(value: Any, shapes: Shapes) -> dict[str, Any]:
-    return _delta(value, shapes) | {IS_TILED: False}
-
-
 def _delta(value: Any, shapes: Shapes) -> dict[str, Any]:
     """Layers with a fused projection of queries, keys and values have a delta rule. Files have the
     rates of decay, not their logarithms; in Qwen3.5's files the value heads are interleaved."""
@@ -118,7 +114,6 @@ def _delta(value: Any, shapes: Shapes) -> dict[str, Any]:
         "linear_num_key_heads": value("ssm.group_count"),
         "linear_num_value_heads": heads,
         "linear_value_head_dim": value("ssm.inner_size") // heads,
-        "num_experts": value("expert_count"),
         "shared_expert_intermediate_size": value("expert_shared_feed_forward_length"),
         IS_SPLIT: any(name.endswith(".attn_qkv.weight") for name in shapes),
         IS_TILED: True,
@@ -126,9 +121,7 @@ def _delta(value: Any, shapes: Shapes) -> dict[str, Any]:
     }
 
 
-# Keys are architectures. A reader gets a function from metadata keys to values, and the tensors'
-# shapes by name.
-HYBRIDS: Mapping[str, Callable[[Any, Shapes], dict[str, Any]]] = {
+HYBRIDS: Mapping[str, OwnFields] = {  # keys: architectures
     "falcon-h1": _falcon_h1,
     "granitehybrid": _granite_hybrid,
     "lfm2": _lfm2,
@@ -137,5 +130,5 @@ HYBRIDS: Mapping[str, Callable[[Any, Shapes], dict[str, Any]]] = {
     "nemotron_h_moe": _nemotron_h,
     "qwen35": _delta,
     "qwen35moe": _delta,
-    "qwen3next": _qwen3_next,
+    "qwen3next": lambda value, shapes: _delta(value, shapes) | {IS_TILED: False},
 }

@@ -6,58 +6,39 @@ import gguf
 
 from inference_api.loading.config import ModelConfig
 from inference_api.loading.families.layer_plan import SourceTensor, rotary_order
+from inference_api.loading.families.read import READERS
 from inference_api.loading.families.tensor_names import SCHEMES
 from inference_api.loading.layout import weight_plan
 from inference_api.loading.stacks import in_stack
 
-# Keys are values of `model_type` in config.json. GGUF calls Mistral llama.
-ARCHITECTURES = {
+_NAMES = {  # GGUF's names of families, where they differ from `model_type` without its end
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
-    "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe",
-    "exaone4": "exaone4",
-    "falcon": "falcon",
     "falcon_h1": "falcon-h1",
-    "gemma3": "gemma3",
-    "gemma3_text": "gemma3",
-    "gemma3n": "gemma3n",
-    "gemma3n_text": "gemma3n",
-    "gemma4": "gemma4",
-    "gemma4_text": "gemma4",
-    "gemma4_unified": "gemma4",
-    "gemma4_unified_text": "gemma4",
-    "glm4": "glm4",
     "glm4_moe": "glm4moe",
     "glm4_moe_lite": "deepseek2",
     "gpt_oss": "gpt-oss",
-    "granite": "granite",
     "granitemoehybrid": "granitehybrid",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
     "kimi_linear": "kimi-linear",
-    "lfm2": "lfm2",
     "lfm2_moe": "lfm2moe",
-    "llama": "llama",
     "ministral3": "mistral3",
     "mistral": "llama",
-    "mistral3": "mistral3",
-    "mistral4": "mistral4",
     "mixtral": "llama",
-    "nemotron_h": "nemotron_h",
-    "olmo2": "olmo2",
     "olmo3": "olmo2",
-    "phi3": "phi3",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
     "qwen3_5": "qwen35",
     "qwen3_5_moe": "qwen35moe",
-    "qwen3_5_moe_text": "qwen35moe",
-    "qwen3_5_text": "qwen35",
     "qwen3_moe": "qwen3moe",
     "qwen3_next": "qwen3next",
-    "seed_oss": "seed_oss",
-    "smollm3": "smollm3",
+}
+_UNKNOWN = ("olmo_hybrid",)  # families that GGUF does not have
+ARCHITECTURES = {  # keys: values of `model_type`
+    kind: _NAMES.get(text, text)
+    for kind in READERS
+    for text in [kind.removesuffix("_text").removesuffix("_unified")]
+    if kind not in _UNKNOWN
 }
 ALSO_NAMED = {"nemotron_h": "nemotron_h_moe"}  # architectures with a second name
 KNOWN_ARCHITECTURES = frozenset({*ARCHITECTURES.values(), *ALSO_NAMED.values()})
@@ -65,7 +46,7 @@ _INTERLEAVED = (
     *("ernie4_5", "ernie4_5-moe", "glm4", "granite", "granitehybrid", "llama", "mistral3"),
     "smollm3",
 )
-_SUFFIXES, _SCALE = (".weight", ".bias"), ".scale"
+_SUFFIXES = (".weight", ".bias", ".scale")
 _KNOWN_ENDS = {  # ends of names that the package knows, by ends in safetensors
     ".mixer.dt_bias": ".mixer.dt.bias",
     "e_score_correction_bias": "e_score_correction.bias",
@@ -74,8 +55,9 @@ _KNOWN_ENDS = {  # ends of names that the package knows, by ends in safetensors
     ".feed_forward.experts.w1.weight": ".feed_forward.experts.gate_proj.weight",
     ".feed_forward.experts.w2.weight": ".feed_forward.experts.down_proj.weight",
     ".feed_forward.experts.w3.weight": ".feed_forward.experts.up_proj.weight",
+    ".router.scale": ".router.proj.scale",
+    ".router.per_expert_scale": ".experts.down_proj.scale",
 }
-_SCALES = {".router.scale": ".router.proj", ".router.per_expert_scale": ".experts.down_proj"}
 FUSED = ".ffn_gate_up_exps."  # the experts' gate and up projections in one stack
 _WITHOUT_SUFFIX = (".ffn_norm", ".ssm_a", ".ssm_d")
 # Architectures with the row order of safetensors.
@@ -106,15 +88,11 @@ def gguf_names(
         for end, known_end in _KNOWN_ENDS.items():
             if name.endswith(end):
                 name = name.removesuffix(end) + known_end
-        for end, scaled in _SCALES.items():
-            if name.endswith(end):
-                name = name.removesuffix(end) + scaled + _SCALE
-        suffixes = (*_SUFFIXES, _SCALE)
-        theirs = known.get_name(name, try_suffixes=suffixes)
+        theirs = known.get_name(name, try_suffixes=_SUFFIXES)
         if theirs is None and single is not None:
             theirs = _of_fused(known, name, tensors)
         theirs = theirs or name
-        is_whole = theirs.endswith((*suffixes, *_WITHOUT_SUFFIX))
+        is_whole = theirs.endswith((*_SUFFIXES, *_WITHOUT_SUFFIX))
         names[part.name] = theirs if is_whole else f"{theirs}{_SUFFIXES[0]}"
     return names
 

@@ -50,11 +50,7 @@ _FIELDS: Mapping[str, list[Any]] = {
     "Q4_1": [_TWO_UNITS, _HALVES],
     "Q5_0": [_UNITS, _FIFTHS, _HALVES],
     "Q5_1": [_TWO_UNITS, _FIFTHS, _HALVES],
-    "Q2_K": [
-        ("scales", np.uint8, (SMALL_GROUPS,)),
-        ("crumbs", np.uint8, (2, GROUP)),
-        _TWO_UNITS,
-    ],
+    "Q2_K": [("scales", np.uint8, (SMALL_GROUPS,)), ("crumbs", np.uint8, (2, GROUP)), _TWO_UNITS],
     "Q3_K": [
         ("high", np.uint8, (GROUP,)),
         ("crumbs", np.uint8, (2, GROUP)),

@@ -33,12 +33,7 @@ _SPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _split(pattern: str) -> Json:
-    return {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 def _sequence(*steps: Json) -> Json:
@@ -92,11 +87,8 @@ _CHINESE_AND_JAPANESE = "4e00-9fa5 3040-309f 30a0-30ff"
 
 def _class(ranges: str) -> str:
     """Returns a character class, from hexadecimal code points."""
-    return (
-        "["
-        + re.sub(r"[0-9a-f]+", lambda found: rf"\x{{{found[0]}}}", ranges).replace(" ", "")
-        + "]"
-    )
+    points = re.sub(r"[0-9a-f]+", lambda found: rf"\x{{{found[0]}}}", ranges)
+    return f"[{points.replace(' ', '')}]"
 
 
 _DEEPSEEK_V3 = _sequence(
@@ -108,18 +100,13 @@ _DEEPSEEK_V3 = _sequence(
     ),
     _BYTES_OF_PIECES,
 )
+_LLAMA_3 = _words_and_numbers("{1,3}")
 _LIKE_LLAMA = ("falcon-h1", "falcon3", "lfm2", "llama-v3", "llama3", "pixtral")
 # Keys are values of tokenizer.ggml.pre. Which of them mean the same follows llama-vocab.cpp.
 PRE_TOKENIZERS: dict[str, Json] = {
     "gpt-2": _BYTES,
-    "smollm": _sequence(_DIGITS, _BYTES),
-    "starcoder": _sequence(_DIGITS, _BYTES),
-    "refact": _sequence(_DIGITS, _BYTES),
-    "llama-bpe": _words_and_numbers("{1,3}"),
-    "dbrx": _words_and_numbers("{1,3}"),
-    "smaug-bpe": _words_and_numbers("{1,3}"),
-    "chatglm-bpe": _words_and_numbers("{1,3}"),
-    "glm4": _words_and_numbers("{1,3}"),
+    **dict.fromkeys(("smollm", "starcoder", "refact"), _sequence(_DIGITS, _BYTES)),
+    **dict.fromkeys(("llama-bpe", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _LLAMA_3),
     "gpt-4o": _cased_words(f"{_CONTRACTIONS}?", "{1,3}"),
     "kimi-k2": _cased_words(f"{_CONTRACTIONS}?", "{1,3}", has_han_apart=True),
     "tekken": _cased_words("", ""),
@@ -143,7 +130,7 @@ PRE_TOKENIZERS: dict[str, Json] = {
     ),
     "hunyuan": _words_and_numbers(""),
     "hunyuan-dense": _DEEPSEEK_V3,
-    **dict.fromkeys(_LIKE_LLAMA, _words_and_numbers("{1,3}")),
+    **dict.fromkeys(_LIKE_LLAMA, _LLAMA_3),
 }
 # A word that is a token needs no merges.
 _WHOLE_WORDS_FIRST = ("llama-bpe", *_LIKE_LLAMA, "tekken")
@@ -185,7 +172,12 @@ def tokenizer_json(metadata: Metadata) -> Json:
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            _added(token, number, is_special=types[number] != USER_DEFINED)
+            {
+                "id": number,
+                "content": token,
+                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+                "special": types[number] != USER_DEFINED,
+            }
             for token, number in vocab.items()
             if types[number] in (CONTROL, UNKNOWN, USER_DEFINED)
         ],
@@ -244,8 +236,10 @@ def _own_merges(metadata: Metadata, vocab: dict[str, int]) -> list[list[str]]:
 
 def _sentence_pieces(metadata: Metadata, vocab: dict[str, int]) -> Json:
     if metadata["tokenizer.ggml.model"] == "llama":
-        pieces, scores = _text_pieces(metadata, vocab), metadata["tokenizer.ggml.scores"]
-        merges = list(merges_from_scores(pieces, scores))
+        types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(vocab)
+        of_text = (NORMAL, USER_DEFINED)  # SentencePiece never makes others from text
+        pieces = {token: number for token, number in vocab.items() if types[number] in of_text}
+        merges = list(merges_from_scores(pieces, metadata["tokenizer.ggml.scores"]))
     else:
         merges = _own_merges(metadata, vocab)
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
@@ -272,14 +266,6 @@ def _sentence_pieces(metadata: Metadata, vocab: dict[str, int]) -> Json:
     }
 
 
-def _text_pieces(metadata: Metadata, vocab: dict[str, int]) -> dict[str, int]:
-    """Returns the vocabulary without tokens that SentencePiece never produces from text."""
-    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(vocab)
-    return {
-        token: number for token, number in vocab.items() if types[number] in (NORMAL, USER_DEFINED)
-    }
-
-
 def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> Iterator[list[str]]:
     """Yields the merges: all ways to cut a piece into two others, the best pieces first, because
     SentencePiece joins the two neighbours whose union has the best score."""
@@ -293,18 +279,6 @@ def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> Ite
 
 def _bpe(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> Json:
     return {"type": "BPE", "vocab": vocab, "merges": merges, **options}
-
-
-def _added(token: str, number: int, is_special: bool) -> Json:
-    return {
-        "id": number,
-        "content": token,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": is_special,
-    }
 
 
 def _post_processor(metadata: Metadata, is_byte_level: bool) -> Json | None:

@@ -94,11 +94,7 @@ def write_packed(path: Path, key: str, model: PackedModel, pause: Pause) -> Iden
 
 
 def read_packed(
-    path: Path,
-    key: str,
-    layout: PackedLayout,
-    checked: set[Identity],
-    pause: Pause,
+    path: Path, key: str, layout: PackedLayout, checked: set[Identity], pause: Pause
 ) -> mmap.mmap:
     """Read all of a packed file into memory, and return the map.
 

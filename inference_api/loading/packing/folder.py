@@ -48,8 +48,8 @@ class PackedFolder:
 
     def has(self, model: PackedModel) -> bool:
         """Returns whether the weights in their present state are packed. Raises StartupError."""
-        key = self._known_key(model)
-        return key is not None and self._path(key).exists()
+        known = [each for file in model.files if (each := self._sources.known_hash(file))]
+        return len(known) == len(model.files) and self._path(_key(model, known)).exists()
 
     def load(self, model: PackedModel, packing: Packing) -> Parameters:
         """Load the weights, after packing them if needed.
@@ -76,12 +76,6 @@ class PackedFolder:
     def _key(self, model: PackedModel) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
         return _key(model, [self._sources.file_hash(file) for file in model.files])
-
-    def _known_key(self, model: PackedModel) -> str | None:
-        """Returns the key; None if the sources in their present state have not been hashed."""
-        hashes = [self._sources.known_hash(file) for file in model.files]
-        known = [each for each in hashes if each is not None]
-        return _key(model, known) if len(known) == len(hashes) else None
 
     def _path(self, key: str) -> Path:
         return self._folder / (key + SUFFIX)

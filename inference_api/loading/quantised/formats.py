@@ -173,11 +173,6 @@ def _read_awq(given: _Description) -> Quantisation:
     return Quantisation("awq", bits, (1, given.group_size()), has_zeros=True)
 
 
-def _read_mxfp4(given: _Description) -> Quantisation:
-    """Covers only the experts of gpt-oss; its other tensors are not quantised."""
-    return Quantisation("mxfp4", 4, (1, MXFP4_BLOCK))
-
-
 def _read_compressed_tensors(given: _Description) -> Quantisation | None:
     sparsity = given.raw.get("sparsity_config")
     if sparsity and given.part("sparsity_config").raw.get("format") != "dense":
@@ -246,7 +241,8 @@ _READERS: dict[str, Callable[[_Description], Quantisation | None]] = {
     "fp8": _read_fp8,
     "gptq": _read_gptq,
     "modelopt": _read_modelopt,
-    "mxfp4": _read_mxfp4,
+    # Only the experts of gpt-oss; its other tensors are not quantised.
+    "mxfp4": lambda given: Quantisation("mxfp4", 4, (1, MXFP4_BLOCK)),
 }
 
 

@@ -21,14 +21,7 @@ from inference_api.loading.config import Quantisation, TensorNames
 from inference_api.loading.families.layer_plan import SourceTensor
 from inference_api.loading.files import opened, read_numbers, tensor_faults, tensor_places
 from inference_api.loading.gguf import NVFP4
-from inference_api.loading.numbers import (
-    DTYPES,
-    FLOATS,
-    MXFP4_BIAS,
-    MXFP4_VALUES,
-    Numbers,
-    Pack,
-)
+from inference_api.loading.numbers import DTYPES, FLOATS, MXFP4_BIAS, MXFP4_VALUES, Numbers, Pack
 from inference_api.loading.packing.blocks import (
     INT4_VALUES,
     INT8_VALUES,
@@ -36,13 +29,7 @@ from inference_api.loading.packing.blocks import (
     Scales,
     Values,
 )
-from inference_api.loading.quantised.formats import (
-    NVFP4_BLOCK,
-    WORD_BITS,
-    Wanted,
-    num_blocks,
-    wants,
-)
+from inference_api.loading.quantised import formats
 
 ROWS_AT_A_TIME = 256  # bounds the memory of a conversion; a multiple of any word's values
 MAX_HALF = np.finfo(np.float16).max
@@ -125,7 +112,7 @@ class Nvfp4Tensor(QuantisedTensor):
         for first in range(0, len(self.row_blocks), ROWS_AT_A_TIME):
             rows = slice(first, first + ROWS_AT_A_TIME)
             halves = _NVFP4_CODES[self.values.data[rows] + 12]
-            halves = halves.reshape(len(halves), -1, 4, 2, NVFP4_BLOCK // 2)
+            halves = halves.reshape(len(halves), -1, 4, 2, formats.NVFP4_BLOCK // 2)
             pairs = halves[:, :, :, 0] | halves[:, :, :, 1] << np.uint8(4)
             scales = self.codes[self.row_blocks[rows]].reshape(*pairs.shape[:3])
             blocks = np.concatenate((scales, pairs.reshape(*pairs.shape[:2], -1)), -1)
@@ -145,12 +132,12 @@ def read_quantised(
     one part, with a byte or two for each value, and of its tensors in the file."""
     places = {name: (file, at) for file in files for name, at in tensor_places(file, names).items()}
     stored = {name: place.stored for name, (_, place) in places.items()}
-    wanted = [(part, wants(part, quantisation, stored)) for part in parts.values()]
+    wanted = [(part, formats.wants(part, quantisation, stored)) for part in parts.values()]
     faults = tensor_faults([each for _, tensors in wanted for each in tensors if each], stored)
     if faults:
         raise StartupError(faults)
 
-    def read(tensor: Wanted) -> Numbers:
+    def read(tensor: formats.Wanted) -> Numbers:
         file, place = places[tensor.name]
         with opened(file) as stream:
             return read_numbers(stream, tensor.name, place, tensor.dtypes or FLOATS)
@@ -188,7 +175,7 @@ def _quantised(
     order: NDArray[np.int32] | None,
 ) -> QuantisedTensor:
     """Raises UnusableWeight."""
-    rows, columns = num_blocks(part, quantisation)
+    rows, columns = formats.num_blocks(part, quantisation)
     row_blocks, column_blocks = (
         np.arange(size) // (block or size)
         for size, block in zip(part.shape, quantisation.block, strict=True)
@@ -223,7 +210,7 @@ def _nvfp4(
 ) -> Nvfp4Tensor:
     """Raises UnusableWeight."""
     [number] = factor.floats().reshape(-1)
-    codes = scales.data.reshape(num_blocks(part, quantisation))
+    codes = scales.data.reshape(formats.num_blocks(part, quantisation))
     with np.errstate(all="ignore"):
         halved = Numbers(scales.kind, codes).floats() * np.float32(0.5)
         if quantisation.form == "nvfp4_packed":
@@ -234,7 +221,9 @@ def _nvfp4(
         raise UnusableWeight("it has scales that are not finite")
     values = Numbers("I8", MXFP4_VALUES[_halves(stored.data)])
     rows, columns = (np.arange(size) for size in part.shape)
-    return Nvfp4Tensor(values, of_blocks, rows, columns // NVFP4_BLOCK, codes, float(number))
+    return Nvfp4Tensor(
+        values, of_blocks, rows, columns // formats.NVFP4_BLOCK, codes, float(number)
+    )
 
 
 def _powers() -> Floats:
@@ -275,7 +264,7 @@ def _integers(
     for first in range(0, outputs, ROWS_AT_A_TIME):
         rows = slice(first, min(first + ROWS_AT_A_TIME, outputs))
         if quantisation.form == "awq":
-            per_word = WORD_BITS // bits
+            per_word = formats.WORD_BITS // bits
             some = words[:, first // per_word : -(-rows.stop // per_word)]
             unpacked = _unpacked(some, quantisation).T[: rows.stop - first]
         else:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference_api.loading.checkpoint import load_config
-from inference_api.loading.files import read_header, shape_faults
+from inference_api.loading.files import read_headers, shape_faults
 from inference_api.loading.stacks import singles
 from tests.inference_api.conftest import Tiny
 from tests.inference_api.parameters import numbers_of
@@ -40,7 +40,7 @@ def test_stacked_experts_are_the_single_ones(tiny_model: Tiny, tmp_path: Path) -
     folder = tiny_model("qwen3-moe")
     stacked(folder, tmp_path)
     config = load_config(folder)
-    assert shape_faults(read_header(tmp_path / WEIGHTS, config.tensor_names), config) == []
+    assert shape_faults(read_headers([tmp_path / WEIGHTS], config.tensor_names), config) == []
     expected, actual = (numbers_of(each) for each in (folder, tmp_path))
     assert expected.keys() == actual.keys()
     assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
